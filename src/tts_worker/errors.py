@@ -1,0 +1,201 @@
+"""One error family. Every failure a client can see has a code, says whether trying again can help, and what to do.
+
+The tables at the bottom are the only place where a code becomes an HTTP status or a WebSocket close code.
+Messages never contain text that was to be spoken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class ErrorCode(str, Enum):
+    INVALID_REQUEST = "invalid_request"
+    ILLEGAL_COMMAND = "illegal_command"
+    TEXT_TOO_LONG = "text_too_long"
+    UNSPEAKABLE_TEXT = "unspeakable_text"
+    UNKNOWN_VOICE = "unknown_voice"
+    UNKNOWN_MODEL = "unknown_model"
+    UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
+    OVER_CAPACITY = "over_capacity"
+    DRAINING = "draining"
+    NOT_READY = "not_ready"
+    SESSION_CLOSED = "session_closed"
+    SEND_TIMEOUT = "send_timeout"
+    MISSING_EXTRA = "missing_extra"
+    CONFIG = "config"
+    OUT_OF_MEMORY = "out_of_memory"
+    SYNTHESIS_FAILED = "synthesis_failed"
+    ENGINE_FAULT = "engine_fault"
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
+    """An error as data: what travels in events and over the wire."""
+
+    code: ErrorCode
+    message: str
+    retryable: bool = False
+    retry_after_s: float | None = None
+
+
+class TTSWorkerError(Exception):
+    """Base of all errors this package raises on purpose. Subclasses fix the code and whether a retry can help."""
+
+    code: ErrorCode = ErrorCode.INTERNAL
+    retryable: bool = False
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+    @property
+    def info(self) -> ErrorInfo:
+        return ErrorInfo(self.code, self.message, self.retryable, self.retry_after_s)
+
+
+class InvalidRequest(TTSWorkerError):
+    """A value is missing, of the wrong type or out of range."""
+
+    code = ErrorCode.INVALID_REQUEST
+
+
+class IllegalCommand(TTSWorkerError):
+    """The command is not allowed in this state; the state did not change."""
+
+    code = ErrorCode.ILLEGAL_COMMAND
+
+
+class TextTooLong(TTSWorkerError):
+    code = ErrorCode.TEXT_TOO_LONG
+
+
+class UnspeakableText(TTSWorkerError):
+    """There was text, but the voice has no sound for any of it (another script, say)."""
+
+    code = ErrorCode.UNSPEAKABLE_TEXT
+
+
+class UnknownVoice(TTSWorkerError):
+    code = ErrorCode.UNKNOWN_VOICE
+
+
+class UnknownModel(TTSWorkerError):
+    code = ErrorCode.UNKNOWN_MODEL
+
+
+class Unauthenticated(TTSWorkerError):
+    code = ErrorCode.UNAUTHENTICATED
+
+
+class Forbidden(TTSWorkerError):
+    code = ErrorCode.FORBIDDEN
+
+
+class OverCapacity(TTSWorkerError):
+    code = ErrorCode.OVER_CAPACITY
+    retryable = True
+
+
+class Draining(TTSWorkerError):
+    code = ErrorCode.DRAINING
+    retryable = True
+
+
+class NotReady(TTSWorkerError):
+    code = ErrorCode.NOT_READY
+    retryable = True
+
+
+class SessionClosed(TTSWorkerError):
+    code = ErrorCode.SESSION_CLOSED
+
+
+class SendTimeout(TTSWorkerError):
+    """The client stopped reading."""
+
+    code = ErrorCode.SEND_TIMEOUT
+
+
+class MissingExtra(TTSWorkerError):
+    """An optional part is not installed; the message holds the pip command."""
+
+    code = ErrorCode.MISSING_EXTRA
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(f'{feature} needs the extra "{extra}": pip install "tts-worker[{extra}]"')
+        self.extra = extra
+
+
+class ConfigError(TTSWorkerError):
+    """A setting is wrong; the message names the key."""
+
+    code = ErrorCode.CONFIG
+
+
+class OutOfMemory(TTSWorkerError):
+    """The device had no room for this utterance; the others go on."""
+
+    code = ErrorCode.OUT_OF_MEMORY
+    retryable = True
+
+
+class SynthesisFailed(TTSWorkerError):
+    """The engine could not finish this utterance; the engine itself is well."""
+
+    code = ErrorCode.SYNTHESIS_FAILED
+    retryable = True
+
+
+class EngineFault(TTSWorkerError):
+    """The engine itself is broken (sticky device error, hang); it is being restarted."""
+
+    code = ErrorCode.ENGINE_FAULT
+    retryable = True
+
+
+HTTP_STATUS: dict[ErrorCode, int] = {
+    ErrorCode.INVALID_REQUEST: 400,
+    ErrorCode.ILLEGAL_COMMAND: 409,
+    ErrorCode.TEXT_TOO_LONG: 413,
+    ErrorCode.UNSPEAKABLE_TEXT: 422,
+    ErrorCode.UNKNOWN_VOICE: 404,
+    ErrorCode.UNKNOWN_MODEL: 404,
+    ErrorCode.UNAUTHENTICATED: 401,
+    ErrorCode.FORBIDDEN: 403,
+    ErrorCode.OVER_CAPACITY: 503,
+    ErrorCode.DRAINING: 503,
+    ErrorCode.NOT_READY: 503,
+    ErrorCode.SESSION_CLOSED: 409,
+    ErrorCode.SEND_TIMEOUT: 408,
+    ErrorCode.MISSING_EXTRA: 501,
+    ErrorCode.CONFIG: 500,
+    ErrorCode.OUT_OF_MEMORY: 503,
+    ErrorCode.SYNTHESIS_FAILED: 500,
+    ErrorCode.ENGINE_FAULT: 503,
+    ErrorCode.INTERNAL: 500,
+}
+
+WEBSOCKET_CLOSE: dict[ErrorCode, int] = {
+    ErrorCode.INVALID_REQUEST: 1007,
+    ErrorCode.TEXT_TOO_LONG: 1009,
+    ErrorCode.UNAUTHENTICATED: 1008,
+    ErrorCode.FORBIDDEN: 1008,
+    ErrorCode.OVER_CAPACITY: 1013,
+    ErrorCode.DRAINING: 1012,
+    ErrorCode.NOT_READY: 1013,
+    ErrorCode.SEND_TIMEOUT: 1008,
+    ErrorCode.ENGINE_FAULT: 1011,
+    ErrorCode.INTERNAL: 1011,
+}
+
+
+def error_info(exc: BaseException) -> ErrorInfo:
+    """The data form of any exception; what is not ours becomes INTERNAL without its message (it may hold user text)."""
+    if isinstance(exc, TTSWorkerError):
+        return exc.info
+    return ErrorInfo(ErrorCode.INTERNAL, f"internal error ({type(exc).__name__})")
