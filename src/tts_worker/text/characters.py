@@ -1,0 +1,178 @@
+"""Facts about characters: which scripts write words without spaces, where a grapheme cluster may be cut, how long a
+character is when spoken.
+
+Owns the tables; knows nothing of streams, segments or markup. The cluster rules are a shortened form of Unicode
+Standard Annex 29 (extended grapheme clusters) that needs nothing beyond ``unicodedata``: they may keep two clusters
+together, never cut one apart, for the characters that people write.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from bisect import bisect_right
+
+ZERO_WIDTH_JOINER = "\u200d"
+
+# Scripts whose words are not set apart by spaces: (first, last) code points.
+_UNSPACED = (
+    (0x0E00, 0x0EFF),  # Thai, Lao
+    (0x1000, 0x109F),  # Myanmar
+    (0x1780, 0x17FF),  # Khmer
+    (0x3005, 0x3007),  # ideographic iteration mark, zero
+    (0x3021, 0x3029),
+    (0x3031, 0x3035),
+    (0x303B, 0x303C),
+    (0x3041, 0x30FA),  # kana
+    (0x30FC, 0x312F),  # kana, Bopomofo
+    (0x31A0, 0x31BF),
+    (0x31F0, 0x31FF),
+    (0x3400, 0x4DBF),  # Han
+    (0x4E00, 0x9FFF),
+    (0xA000, 0xA48C),  # Yi
+    (0xF900, 0xFAFF),
+    (0xFF66, 0xFF9F),  # half-width kana
+    (0x1B000, 0x1B16F),
+    (0x20000, 0x3FFFD),
+)
+_UNSPACED_FIRST = tuple(first for first, _ in _UNSPACED)
+
+_KANA = ((0x3041, 0x312F), (0x31F0, 0x31FF), (0xFF66, 0xFF9F), (0x1B000, 0x1B16F))
+
+# Letters by category that UAX 29 counts as spacing marks: Thai and Lao "am".
+_SPACING_LETTERS = "\u0e33\u0eb3"
+
+
+def is_unspaced(char: str) -> bool:
+    """Whether ``char`` belongs to a script that does not put spaces between words."""
+    code = ord(char)
+    if code < 0x0E00:
+        return False
+    place = bisect_right(_UNSPACED_FIRST, code) - 1
+    return code <= _UNSPACED[place][1]
+
+
+def is_emoji_modifier(char: str) -> bool:
+    return "\U0001f3fb" <= char <= "\U0001f3ff"
+
+
+def is_regional_indicator(char: str) -> bool:
+    return "\U0001f1e6" <= char <= "\U0001f1ff"
+
+
+def is_pictograph(char: str) -> bool:
+    """Whether ``char`` is drawn as a picture: emoji, dingbats, shapes. Circled digits are read, so they are not."""
+    code = ord(char)
+    if code < 0x2300:
+        return False
+    if code >= 0x1F000:
+        return code <= 0x1FBFF and not 0x1F100 <= code <= 0x1F10A
+    return (
+        (0x25A0 <= code <= 0x27BF and not 0x2776 <= code <= 0x2793)
+        or 0x2B00 <= code <= 0x2BFF
+        or 0x23E9 <= code <= 0x23FA
+        or code in (0x231A, 0x231B, 0x2328, 0x23CF, 0x3030, 0x303D, 0x3297, 0x3299)
+    )
+
+
+def extends(char: str) -> bool:
+    """Whether ``char`` belongs to the character before it: combining marks, joiners, variation selectors, tags."""
+    if char < "\u0300":
+        return False
+    return (
+        unicodedata.category(char) in ("Mn", "Me", "Mc")
+        or char in "\u200c\u200d"
+        or char in _SPACING_LETTERS
+        or is_emoji_modifier(char)
+        or "\U000e0020" <= char <= "\U000e007f"
+        or char in "\uff9e\uff9f"
+    )
+
+
+def _hangul_kind(char: str) -> str:
+    code = ord(char)
+    if 0x1100 <= code <= 0x115F or 0xA960 <= code <= 0xA97C:
+        return "L"
+    if 0x1160 <= code <= 0x11A7 or 0xD7B0 <= code <= 0xD7C6:
+        return "V"
+    if 0x11A8 <= code <= 0x11FF or 0xD7CB <= code <= 0xD7FB:
+        return "T"
+    if 0xAC00 <= code <= 0xD7A3:
+        return "LV" if (code - 0xAC00) % 28 == 0 else "LVT"
+    return ""
+
+
+_HANGUL_JOINS = {"L": ("L", "V", "LV", "LVT"), "LV": ("V", "T"), "V": ("V", "T"), "LVT": ("T",), "T": ("T",)}
+
+
+def _may_cut(text: str, index: int) -> bool:
+    """Whether a cluster ends before ``text[index]`` (``0 < index < len(text)``)."""
+    before, after = text[index - 1], text[index]
+    if before < "\u0300" and after < "\u0300":
+        return not (before == "\r" and after == "\n")
+    if extends(after):
+        return False
+    if "\ud800" <= before <= "\udbff" and "\udc00" <= after <= "\udfff":
+        return False
+    if before == ZERO_WIDTH_JOINER and is_pictograph(after):
+        return False
+    if unicodedata.combining(before) == 9:  # a virama joins the consonant that follows
+        return not unicodedata.category(after).startswith("L")
+    if is_regional_indicator(before) and is_regional_indicator(after):
+        first = index - 1
+        while first > 0 and is_regional_indicator(text[first - 1]):
+            first -= 1
+        return (index - first) % 2 == 0  # flags are pairs, counted from the start of the run
+    return _hangul_kind(after) not in _HANGUL_JOINS.get(_hangul_kind(before), ())
+
+
+def cluster_end(text: str, index: int) -> int:
+    """The smallest offset at or after ``index`` (clamped to the text) where no grapheme cluster is cut apart."""
+    index = max(0, min(index, len(text)))
+    while 0 < index < len(text) and not _may_cut(text, index):
+        index += 1
+    return index
+
+
+def cluster_start(text: str, index: int) -> int:
+    """The largest offset at or before ``index`` (clamped to the text) where no grapheme cluster is cut apart."""
+    index = max(0, min(index, len(text)))
+    while 0 < index < len(text) and not _may_cut(text, index):
+        index -= 1
+    return index
+
+
+def is_opener(char: str) -> bool:
+    """An opening bracket or quote: it belongs to what follows."""
+    return unicodedata.category(char) in ("Ps", "Pi") if char > "\x7f" else char in "([{"
+
+
+def is_closer(char: str) -> bool:
+    """A closing bracket or quote (the straight quotes count): it belongs to what came before."""
+    return unicodedata.category(char) in ("Pe", "Pf") if char > "\x7f" else char in ")]}\"'"
+
+
+def is_spoken(char: str) -> bool:
+    """Whether the character by itself has a sound: letters, digits and symbols do, punctuation and spaces do not."""
+    if char.isalnum():
+        return True
+    category = unicodedata.category(char)
+    return category[0] in "LNS" or char in "%&@#*"
+
+
+def spoken_weight(char: str) -> int:
+    """How long the character takes to say, in letters of Latin script (about 1/15 s each); 0 for punctuation."""
+    if char.isascii():
+        if char.isalpha():
+            return 1
+        if char.isdigit():
+            return 3
+        return 3 if char in "$%&@+=*#<>|~^/\\" else 0
+    if is_unspaced(char):
+        code = ord(char)
+        if any(first <= code <= last for first, last in _KANA):
+            return 2
+        return 1 if code < 0x1800 else 3
+    if _hangul_kind(char).startswith("LV"):
+        return 3
+    category = unicodedata.category(char)[0]
+    return 3 if category in "NS" else 1 if category in "L" else 0

@@ -1,0 +1,96 @@
+"""What holds for the alignment of any text."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tts_worker.text.alignment import project, split_spoken, spoken_words, spread
+from tts_worker.text.characters import cluster_end, is_spoken
+from tts_worker.types import Boundary, Segment, Span, WordTiming
+
+FRAGMENTS = st.one_of(
+    st.sampled_from(
+        ["$100", "one", "hundred", "Dr.", "doctor", "3.14", "—", "你好", "。", "a", "b", "e\u0301", "🇩🇪", "ก็"]
+    ),
+    st.text(max_size=6),
+)
+TEXTS = st.lists(FRAGMENTS, max_size=25).map(" ".join)
+
+
+@settings(deadline=None, max_examples=150)
+@given(TEXTS, TEXTS)
+def test_project_is_total_monotonic_and_inside_the_source(source: str, target: str) -> None:
+    ranges = project(source, target)
+    assert len(ranges) == len(target.split())
+    assert all(0 <= start <= end <= len(source) for start, end in ranges)
+    assert all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(ranges))
+
+
+@settings(deadline=None, max_examples=50)
+@given(TEXTS)
+def test_project_of_a_text_on_itself_is_its_words(text: str) -> None:
+    assert [text[start:end] for start, end in project(text, text)] == text.split()
+
+
+@st.composite
+def segments(draw: st.DrawFn) -> Segment:
+    spans: list[Span] = []
+    place = draw(st.integers(0, 3))
+    first = place
+    for _ in range(draw(st.integers(1, 6))):
+        text = draw(TEXTS)
+        if draw(st.booleans()):
+            spans.append(Span(text, place, place + len(text)))
+        else:
+            spans.append(Span(text, place, place + draw(st.integers(0, 9))))
+        place = spans[-1].end + draw(st.sampled_from([0, 0, 2]))
+    return Segment(0, tuple(spans), first, place, Boundary.END)
+
+
+@settings(deadline=None, max_examples=150)
+@given(segments(), st.integers(0, 10**6), st.integers(0, 10**6))
+def test_words_are_disjoint_increasing_and_timed_inside_the_range(segment: Segment, start: int, length: int) -> None:
+    words = spoken_words(segment)
+    covered = [(span.start, span.end) for span in segment.spans]
+    for word in words:
+        assert segment.start <= word.start_char < word.end_char <= segment.end
+        assert 0 <= word.spoken_start < word.spoken_end <= len(segment.text)
+        assert word.text == segment.text[word.spoken_start : word.spoken_end]
+        assert any(map(is_spoken, word.text))
+        assert all(
+            any(a <= place < b for a, b in covered) for place in range(word.start_char, word.end_char)
+        )  # nothing that a filter removed
+    for one, two in pairwise(words):
+        assert one.end_char <= two.start_char
+        assert one.spoken_end <= two.spoken_start
+    timings = spread(words, start, start + length)
+    assert [(t.start_char, t.end_char) for t in timings] == [(w.start_char, w.end_char) for w in words]
+    edges = [start, *(edge for t in timings for edge in (t.start_sample, t.end_sample)), start + length]
+    assert edges == sorted(edges)
+    if words:
+        assert (timings[0].start_sample, timings[-1].end_sample) == (start, start + length)
+
+
+@settings(deadline=None, max_examples=100)
+@given(TEXTS, st.integers(-10, 40_000), st.booleans())
+def test_a_receipt_cuts_between_clusters_and_grows_with_what_was_heard(text: str, position: int, all_: bool) -> None:
+    words = spread(spoken_words(Segment(0, (Span(text, 0, len(text)),), 0, len(text), Boundary.END)), 0, 30_000)
+    cut = split_spoken(text, words, position, all_)
+    assert 0 <= cut <= len(text)
+    assert cut == cluster_end(text, cut)
+    assert cut == len(text) if all_ else cut <= split_spoken(text, words, position + 1000, False)
+    if not all_:
+        heard = [word for word in words if word.end_char <= cut]
+        missing = [word for word in words if word.end_char > cut]
+        assert all(2 * position >= w.start_sample + w.end_sample for w in heard)
+        assert all(2 * max(position, 0) <= w.start_sample + w.end_sample for w in missing)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(0, 99), st.integers(0, 99)), max_size=5))
+def test_nonsense_from_an_engine_still_gives_a_cut(raw: list[tuple[int, int, int, int]]) -> None:
+    text = "some text of 24 letters."
+    assert 0 <= split_spoken(text, [WordTiming(*numbers) for numbers in raw], 50, False) <= len(text)

@@ -1,0 +1,205 @@
+"""The words of a segment, their times, and where a receipt cuts the text: by example."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tts_worker.text.alignment import SpokenWord, project, split_spoken, spoken_words, spread
+from tts_worker.types import Boundary, Segment, Span, WordTiming
+
+
+def segment_of(*spans: Span) -> Segment:
+    return Segment(0, spans, spans[0].start, spans[-1].end, Boundary.SENTENCE)
+
+
+def plain(text: str) -> Segment:
+    return segment_of(Span(text, 0, len(text)))
+
+
+def said(source: str, target: str) -> list[tuple[str, str]]:
+    return [(word, source[a:b]) for word, (a, b) in zip(target.split(), project(source, target), strict=True)]
+
+
+# -- project ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ("hello world", "hello world", ["hello", "world"]),
+        ("it costs $100 now", "it costs one hundred dollars now", ["it", "costs", "$100", "$100", "$100", "now"]),
+        ("Dr. Smith", "doctor Smith", ["Dr.", "Smith"]),
+        ("at 10:30 sharp", "at ten thirty sharp", ["at", "10:30", "10:30", "sharp"]),
+        ("you & me", "you and me", ["you", "&", "me"]),
+        ("Call 911, 112", "Call nine one one, one one two", ["Call", "911,", "911,", "911,", "112", "112", "112"]),
+        ("Über 5 Öfen", "über fünf öfen", ["Über", "5", "Öfen"]),
+        ("one two three", "one three", ["one", "three"]),
+        ("one three", "one two three", ["one", "", "three"]),
+        ("we met. Then we left", "we met then we left", ["we", "met.", "Then", "we", "left"]),
+        ("我有100元 ok", "我有一百元 ok", ["我有100元", "ok"]),
+        ("", "a b", ["", ""]),
+        ("a b", "", []),
+        ("12 34", "x", ["12 34"]),
+    ],
+)
+def test_every_spoken_word_knows_its_source(source: str, target: str, expected: list[str]) -> None:
+    assert said(source, target) == list(zip(target.split(), expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("a " * 5000, "b " * 5000),
+        ("a " * 5000, "a b " * 2500),
+        ("x" * 10_000, "y" * 10_000),
+        ("你" * 10_000, "我 你" * 5000),
+        (" ".join(map(str, range(3000))), " ".join(map(str, reversed(range(3000))))),
+    ],
+)
+def test_long_hostile_texts_are_aligned_quickly(source: str, target: str) -> None:
+    began = time.process_time()
+    assert len(project(source, target)) == len(target.split())
+    assert time.process_time() - began < 2.0
+
+
+# -- words of a segment -----------------------------------------------------------------------------------------------
+
+
+def words_of(segment: Segment, original: str) -> list[tuple[str, str]]:
+    return [(original[word.start_char : word.end_char], word.text) for word in spoken_words(segment)]
+
+
+def test_words_keep_their_punctuation() -> None:
+    text = 'Well, he said "no (really)."'
+    assert words_of(plain(text), text) == [(word, word) for word in text.split()]
+
+
+def test_a_rewritten_word_stays_one_original_word() -> None:
+    original = "I paid $100, thanks"
+    segment = segment_of(Span("I paid ", 0, 7), Span("one hundred dollars", 7, 11), Span(", thanks", 11, 19))
+    assert words_of(segment, original) == [
+        ("I", "I"),
+        ("paid", "paid"),
+        ("$100,", "one hundred dollars,"),
+        ("thanks", "thanks"),
+    ]
+
+
+def test_filtered_characters_belong_to_no_word() -> None:
+    original = "see **this**, ok"
+    segment = segment_of(Span("see ", 0, 4), Span("this", 6, 10), Span(", ok", 12, 16))
+    assert words_of(segment, original) == [("see", "see"), ("this", "this,"), ("ok", "ok")]
+
+
+def test_inserted_words_belong_to_the_word_before() -> None:
+    original = "on 3 May"
+    segment = segment_of(Span("on ", 0, 3), Span("the ", 3, 3), Span("third of", 3, 4), Span(" May", 4, 8))
+    assert words_of(segment, original) == [("on", "on"), ("3", "the third of"), ("May", "May")]
+
+
+def test_punctuation_alone_is_no_word() -> None:
+    original = "- one — two ..."
+    assert words_of(plain(original), original) == [("one", "- one —"), ("two", "two ...")]
+
+
+def test_scripts_without_spaces_have_a_word_per_character() -> None:
+    original = "他说：「你好」，ok吗"
+    assert words_of(plain(original), original) == [
+        ("他", "他"),
+        ("说：", "说："),
+        ("「你", "「你"),
+        ("好」，", "好」，"),
+        ("ok", "ok"),
+        ("吗", "吗"),
+    ]
+
+
+def test_a_combining_mark_stays_with_its_character() -> None:
+    original = "กำลัง が"  # Thai with a vowel sign, kana with a combining voicing mark
+    assert [word for word, _ in words_of(plain(original), original)] == ["กำ", "ลั", "ง", "が"]
+
+
+def test_phonemes_make_a_word_of_their_span() -> None:
+    original = "New York, yes"
+    segment = segment_of(Span("New York", 0, 8, phonemes="nuː jɔːk"), Span(", yes", 8, 13))
+    assert words_of(segment, original) == [("New York,", "New York,"), ("yes", "yes")]
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+
+def test_time_follows_the_spoken_weight() -> None:
+    timings = spread(spoken_words(plain("a extraordinary, 1984 b")), 1000, 25_000)
+    length = [timing.end_sample - timing.start_sample for timing in timings]
+    assert timings[0].start_sample == 1000
+    assert timings[-1].end_sample == 25_000
+    assert length[0] < length[1]  # more letters take longer
+    assert length[2] > 4 * length[0]  # four digits are four words
+    assert timings[2].start_sample > timings[1].end_sample  # the comma is a pause
+
+
+def test_a_rewritten_word_takes_the_time_of_what_is_said() -> None:
+    segment = segment_of(Span("one hundred dollars", 0, 4), Span(" ok", 4, 7))
+    long, short = spread(spoken_words(segment), 0, 24_000)
+    assert long.end_sample - long.start_sample > 4 * (short.end_sample - short.start_sample)
+
+
+def test_words_without_text_are_spread_by_their_length() -> None:
+    timings = spread([SpokenWord(0, 1, 0, 1), SpokenWord(2, 11, 2, 11)], 0, 1200)
+    assert [(t.start_sample, t.end_sample) for t in timings] == [(0, 200), (200, 1200)]
+
+
+def test_no_words_have_no_times() -> None:
+    assert spread((), 0, 100) == ()
+
+
+# -- receipts ---------------------------------------------------------------------------------------------------------
+
+TEXT = 'He said "**stop**" — 你好'
+WORDS = (
+    WordTiming(0, 2, 0, 1000),
+    WordTiming(3, 7, 1000, 2000),
+    WordTiming(11, 15, 2500, 3500),
+    WordTiming(21, 22, 4000, 5000),
+    WordTiming(22, 23, 5000, 6000),
+)
+
+
+@pytest.mark.parametrize(
+    ("position", "heard_all", "spoken"),
+    [
+        (0, False, ""),
+        (499, False, ""),
+        (500, False, "He"),
+        (1499, False, "He"),
+        (1500, False, "He said"),
+        (2400, False, "He said"),
+        (3000, False, 'He said "**stop**"'),
+        (4500, False, 'He said "**stop**" — 你'),
+        (9999, False, TEXT),
+        (10, True, TEXT),
+        (-5, False, ""),
+    ],
+)
+def test_half_a_word_is_a_word(position: int, heard_all: bool, spoken: str) -> None:
+    assert TEXT[: split_spoken(TEXT, WORDS, position, heard_all)] == spoken
+
+
+def test_a_word_of_no_length_is_not_heard_before_it_begins() -> None:
+    words = (WordTiming(0, 1, 0, 0), WordTiming(2, 3, 700, 700))
+    assert [split_spoken("a b", words, position, False) for position in (0, 1, 699, 700)] == [0, 1, 1, 3]
+
+
+def test_a_cut_never_splits_what_is_one_character_to_a_reader() -> None:
+    family = "👨‍👩‍👧"
+    text = "a" + family + "e\u0301🇩🇪🇫🇷각"
+    allowed = {0, 1, 1 + len(family), 3 + len(family), 5 + len(family), 7 + len(family), len(text)}
+    for end in range(len(text) + 1):
+        words = (WordTiming(0, end, 0, 100), WordTiming(end, len(text), 100, 200))
+        assert split_spoken(text, words, 100, False) in allowed
+
+
+def test_words_beyond_the_text_do_not_carry_the_cut_beyond_it() -> None:
+    assert split_spoken("ab", (WordTiming(0, 9, 0, 10), WordTiming(11, 19, 10, 20)), 10, False) == 2
