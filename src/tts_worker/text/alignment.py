@@ -1,31 +1,20 @@
 """What has been said so far: ties spoken text, original text and samples together.
 
-Owns the mapping of rewritten words to their source (``project``), the original words of a segment (``spoken_words``),
-the honest guess of their times (``spread``) and where a receipt cuts the text (``split_spoken``). Pure functions over
-strings and integers; knows no stream, no engine, no clock, and never sees sound.
+Owns the original words of a segment (``spoken_words``), the honest guess of their times (``spread``) and where a
+receipt cuts the text (``split_spoken``); ``project`` ties a rewriting to its source. Pure functions over strings and
+integers; knows no stream, no engine, no clock, and never sees sound.
 """
 
 from __future__ import annotations
 
-import unicodedata
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tts_worker.text.characters import (
-    cluster_end,
-    extends,
-    is_closer,
-    is_opener,
-    is_spoken,
-    is_unspaced,
-    spoken_weight,
-)
+from tts_worker.text.characters import cluster_end, is_closer, is_opener, is_spoken
+from tts_worker.text.projection import breaks_before, project, word_weight
 from tts_worker.types import Segment, WordTiming
 
-# Beyond this many cells the exact alignment of a gap gives way to blocks, so that hostile text stays linear.
-_EXACT_CELLS = 64 * 64
-_LANDMARK_DEPTH = 4
+__all__ = ["SpokenWord", "project", "split_spoken", "spoken_words", "spread"]
 
 # Pauses after a word, in the unit of ``spoken_weight`` (about 1/15 s).
 _CLAUSE_PAUSE = 2
@@ -42,259 +31,6 @@ class SpokenWord:
     spoken_start: int
     spoken_end: int
     text: str = ""
-
-
-# -- words ------------------------------------------------------------------------------------------------------------
-
-
-def units(text: str) -> list[tuple[int, int]]:
-    """The words of ``text`` as ranges: runs without whitespace; one grapheme cluster each in scripts without spaces
-    (punctuation stays with its neighbour). Runs of punctuation alone count as words here."""
-    found: list[tuple[int, int]] = []
-    start = -1
-    glue = False  # the word so far is opening punctuation only: it waits for what it opens
-    for index, char in enumerate(text):
-        if char.isspace():
-            if start >= 0:
-                found.append((start, index))
-            start = -1
-        elif start < 0:
-            start, glue = index, is_opener(char)
-        elif not glue and _breaks(text[index - 1], char):
-            found.append((start, index))
-            start, glue = index, is_opener(char)
-        else:
-            glue = glue and is_opener(char)
-    if start >= 0:
-        found.append((start, len(text)))
-    return found
-
-
-def _breaks(before: str, char: str) -> bool:
-    """Whether a new word begins at ``char`` although no space is there."""
-    if extends(char):
-        return False
-    if is_unspaced(char):
-        return not is_opener(before)
-    # After ideographs: letters, digits and opening brackets begin a word, other punctuation hangs on.
-    return _tail_is_unspaced(before) and (is_spoken(char) or is_opener(char))
-
-
-def _tail_is_unspaced(char: str) -> bool:
-    # Ideographic punctuation ends a word as surely as the ideograph before it.
-    return is_unspaced(char) or "\u3000" <= char <= "\u303f" or "\uff00" <= char <= "\uff0f" or char in "：；？！"
-
-
-def _key(word: str) -> str:
-    """What must agree for two words to be the same: letters and digits, without case or accents."""
-    decomposed = unicodedata.normalize("NFKD", word.casefold())
-    return "".join(char for char in decomposed if char.isalnum()) or word
-
-
-def _likeness(source: str, target: str) -> int:
-    """How sure it is that ``target`` says ``source``: identical words anchor, abbreviations help, others may pair."""
-    if source == target:
-        return 8 + min(len(source), 8)
-    if source[0] != target[0] or source.isdigit() or not source.isalnum():
-        return 0
-    short, long = sorted((source, target), key=len)
-    remaining = iter(long)
-    if all(char in remaining for char in short):  # "dr" in "doctor", "jan" in "january"
-        return 3 + min(len(short), 4)
-    return 0
-
-
-# -- project ----------------------------------------------------------------------------------------------------------
-
-
-def align(source: str, target: str) -> list[tuple[int, int, int, int]]:
-    """Which part of ``source`` every word of ``target`` says: ``(target_start, target_end, source_start, source_end)``.
-
-    Words are those of ``units`` (characters in scripts without spaces). The list covers every word of ``target`` in
-    order; source ranges are monotonic (starts and ends never go back) and empty for words that were inserted where no
-    source word is free. Total: any two strings are aligned. Time grows linearly with the text beyond some 60 words.
-    """
-    source_units, target_units = units(source), units(target)
-    source_keys = [_key(source[a:b]) for a, b in source_units]
-    target_keys = [_key(target[a:b]) for a, b in target_units]
-    pairs = list(_anchors(source_keys, target_keys, 0, 0))
-    pairs.append((len(source_keys), len(target_keys)))
-    ranges: list[tuple[int, int]] = []
-    place = 0  # source offset up to which everything is spoken for
-    s = t = 0
-    for s_anchor, t_anchor in pairs:
-        gap = source_units[s:s_anchor]
-        words = [target[a:b] for a, b in target_units[t:t_anchor]]
-        ranges += _share(source, gap, words, place)
-        if s_anchor < len(source_units):
-            ranges.append(source_units[s_anchor])
-            place = source_units[s_anchor][1]
-        s, t = s_anchor + 1, t_anchor + 1
-    return [(*spoken, *said) for spoken, said in zip(target_units, ranges, strict=True)]
-
-
-def project(source: str, target: str) -> list[tuple[int, int]]:
-    """The range of ``source`` that every whitespace-separated word of ``target`` came from.
-
-    ``target`` is a rewriting of ``source`` (numbers spelled out, abbreviations expanded, symbols replaced); result
-    ``i`` is the half-open range for ``target.split()[i]``. Identical words anchor the alignment, what lies between
-    anchors is shared out in order. Ranges are monotonic; a word that was inserted has an empty range. Never raises;
-    linear time for long text.
-    """
-    result: list[tuple[int, int]] = []
-    last_end = -1
-    for target_start, target_end, start, end in align(source, target):
-        if target_start == last_end:  # the same whitespace-separated word goes on (a script without spaces)
-            before, until = result[-1]
-            result[-1] = (start if before == until else before, max(until, end))
-        else:
-            result.append((start, end))
-        last_end = target_end
-    return result
-
-
-def _anchors(source: list[str], target: list[str], s0: int, t0: int) -> Iterator[tuple[int, int]]:
-    """Pairs of indices (offset by ``s0, t0``) of words that say each other, both strictly increasing."""
-    head = 0
-    while head < len(source) and head < len(target) and source[head] == target[head]:
-        yield s0 + head, t0 + head
-        head += 1
-    source, target, s0, t0 = source[head:], target[head:], s0 + head, t0 + head
-    tail = 0
-    while tail < len(source) and tail < len(target) and source[-1 - tail] == target[-1 - tail]:
-        tail += 1
-    s_end, t_end = len(source) - tail, len(target) - tail
-    yield from _inner_anchors(source[:s_end], target[:t_end], s0, t0)
-    for step in range(tail):
-        yield s0 + s_end + step, t0 + t_end + step
-
-
-def _inner_anchors(source: list[str], target: list[str], s0: int, t0: int, depth: int = 0) -> Iterator[tuple[int, int]]:
-    if not source or not target:
-        return
-    if len(source) * len(target) <= _EXACT_CELLS:
-        yield from ((s0 + s, t0 + t) for s, t in _best_pairs(source, target))
-        return
-    unique = _unique_pairs(source, target) if depth < _LANDMARK_DEPTH else []
-    if not unique:
-        # No landmark: cut both into as many blocks, of at most 32 words, and align block by block.
-        blocks = max(len(source), len(target)) // 32 + 1
-        s = t = 0
-        for number in range(1, blocks + 1):
-            s_cut, t_cut = len(source) * number // blocks, len(target) * number // blocks
-            yield from ((s0 + s + a, t0 + t + b) for a, b in _best_pairs(source[s:s_cut], target[t:t_cut]))
-            s, t = s_cut, t_cut
-        return
-    s = t = 0
-    for s_anchor, t_anchor in [*unique, (len(source), len(target))]:
-        yield from _inner_anchors(source[s:s_anchor], target[t:t_anchor], s0 + s, t0 + t, depth + 1)
-        if s_anchor < len(source):
-            yield s0 + s_anchor, t0 + t_anchor
-        s, t = s_anchor + 1, t_anchor + 1
-
-
-def _unique_pairs(source: list[str], target: list[str]) -> list[tuple[int, int]]:
-    """Words that occur exactly once on both sides, in the longest order that agrees (patience alignment)."""
-    once_source = _singles(source)
-    once_target = _singles(target)
-    pairs = [(index, once_target[word]) for word, index in once_source.items() if word in once_target]
-    tops: list[int] = []
-    chain: list[int] = []
-    previous = [-1] * len(pairs)
-    for number, (_, t) in enumerate(pairs):  # source indices are increasing already
-        pile = bisect_left(tops, t)
-        if pile == len(tops):
-            tops.append(t)
-            chain.append(number)
-        else:
-            tops[pile] = t
-            chain[pile] = number
-        previous[number] = chain[pile - 1] if pile else -1
-    kept: list[tuple[int, int]] = []
-    number = chain[-1] if chain else -1
-    while number >= 0:
-        kept.append(pairs[number])
-        number = previous[number]
-    return kept[::-1]
-
-
-def _singles(words: list[str]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for word in words:
-        counts[word] = counts.get(word, 0) + 1
-    return {word: index for index, word in enumerate(words) if counts[word] == 1}
-
-
-def _best_pairs(source: list[str], target: list[str]) -> list[tuple[int, int]]:
-    """The pairing of greatest total likeness, by dynamic programming over ``len(source) * len(target)`` cells."""
-    width = len(target) + 1
-    best = [[0] * width for _ in range(len(source) + 1)]
-    likeness = [[_likeness(s, t) for t in target] for s in source]
-    for s in range(len(source) - 1, -1, -1):
-        row, below, like = best[s], best[s + 1], likeness[s]
-        for t in range(len(target) - 1, -1, -1):
-            skip = max(below[t], row[t + 1])
-            row[t] = max(skip, like[t] + below[t + 1]) if like[t] else skip
-    pairs: list[tuple[int, int]] = []
-    s = t = 0
-    while s < len(source) and t < len(target):
-        if likeness[s][t] and best[s][t] == likeness[s][t] + best[s + 1][t + 1]:
-            pairs.append((s, t))
-            s, t = s + 1, t + 1
-        elif best[s][t] == best[s + 1][t]:
-            s += 1
-        else:
-            t += 1
-    return pairs
-
-
-def _share(source: str, gap: list[tuple[int, int]], words: list[str], place: int) -> list[tuple[int, int]]:
-    """Ranges for target ``words`` that lie between two anchors, from the source words in ``gap`` between the same two.
-
-    In order and by weight: where words outnumber the source several share one, else one word says several. With no
-    source word free, the words were inserted at ``place``.
-    """
-    if not words:
-        return []
-    if not gap:
-        return [(place, place)] * len(words)
-    said = [_weight(source[a:b]) for a, b in gap]
-    spoken = [_weight(word) for word in words]
-    if len(words) >= len(gap):
-        return [gap[group] for group in _deal(spoken, said)]
-    groups = _deal(said, spoken)
-    ranges: list[tuple[int, int]] = []
-    for number in range(len(words)):
-        first = bisect_left(groups, number)
-        last = bisect_left(groups, number + 1) - 1
-        ranges.append((gap[first][0], gap[last][1]))
-    return ranges
-
-
-def _deal(items: list[int], groups: list[int]) -> list[int]:
-    """A group number for every item: in order, every group gets at least one, shares as near as may be to ``groups``.
-
-    ``len(items) >= len(groups) >= 1``; all weights are positive.
-    """
-    item_total, group_total = sum(items), sum(groups)
-    result: list[int] = []
-    group = 0
-    done = 0  # weight of the items dealt
-    limit = groups[0]  # weight of the groups up to and with the present one
-    for number, item in enumerate(items):
-        left = len(items) - number
-        must = len(groups) - 1 - group >= left  # the other groups need all that is left
-        middle_is_beyond = (2 * done + item) * group_total > 2 * limit * item_total
-        if result and group + 1 < len(groups) and result[-1] == group and (must or middle_is_beyond):
-            group += 1
-            limit += groups[group]
-        result.append(group)
-        done += item
-    return result
-
-
-def _weight(word: str) -> int:
-    return 1 + sum(map(spoken_weight, word))
 
 
 # -- the words of a segment -------------------------------------------------------------------------------------------
@@ -357,7 +93,7 @@ def _pieces(segment: Segment) -> Iterator[tuple[int, int, int, int, bool]]:
                 if run is not None:
                     yield run
                 run = None
-            elif run is None or place != run[1] or (last_char and not glue and _breaks(last_char, char)):
+            elif run is None or place != run[1] or (last_char and not glue and breaks_before(last_char, char)):
                 if run is not None:
                     yield run
                 run = (place, place + 1, offset + step, offset + step + 1, is_spoken(char))
@@ -382,7 +118,7 @@ def spread(words: Sequence[SpokenWord], start_sample: int, end_sample: int) -> t
     last word to its end; say ``Alignment.ESTIMATED`` with it.
     """
     end_sample = max(start_sample, end_sample)
-    shares = [(_weight(word.text) if word.text else 1 + word.spoken_end - word.spoken_start) for word in words]
+    shares = [(word_weight(word.text) if word.text else 1 + word.spoken_end - word.spoken_start) for word in words]
     pauses = [_pause(word.text) for word in words[:-1]] + [0]
     total = sum(shares) + sum(pauses)
     length = end_sample - start_sample
