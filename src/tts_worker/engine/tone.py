@@ -1,0 +1,271 @@
+"""A deterministic stand-in engine: text becomes tones, one note a word.
+
+It keeps every promise of ``Engine`` exactly, costs what it is told to cost, and fails when it is told to fail. Tests,
+benchmarks and front-end developers use it where speech would only be in the way. It must not know sessions or sockets.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from tts_worker.engine.outlet import Outlet
+from tts_worker.engine.schedule import Job, pick
+from tts_worker.errors import InvalidRequest, OutOfMemory, SynthesisFailed, UnknownVoice, UnspeakableText
+from tts_worker.text.alignment import spoken_words
+from tts_worker.types import (
+    SAMPLE_RATE_HZ,
+    Alignment,
+    Boundary,
+    Cancel,
+    Command,
+    Credit,
+    Done,
+    EndText,
+    EngineInfo,
+    Event,
+    Failed,
+    Hold,
+    Open,
+    Release,
+    Segment,
+    SynthesisParams,
+    Text,
+    UtteranceKey,
+    WordTiming,
+)
+
+VOICES: dict[str, float] = {"tone": 1.0, "tone-low": 0.5, "tone-high": 2.0}
+"""Voice name -> factor on the pitch."""
+
+_PAUSE_MS: dict[Boundary, int] = {Boundary.CLAUSE: 60, Boundary.SENTENCE: 120, Boundary.PARAGRAPH: 200}
+_RAMP_SAMPLES = SAMPLE_RATE_HZ // 200  # 5 ms, so that notes begin and end without a click
+_AMPLITUDE = 8_000
+
+
+class Fault(Enum):
+    """What can be made to go wrong, per utterance and chunk."""
+
+    FAIL = "fail"  # this utterance ends with Failed
+    OUT_OF_MEMORY = "out_of_memory"  # this utterance finds no room
+    RAISE = "raise"  # the engine breaks: step() raises
+    HANG = "hang"  # the engine breaks: step() does not return
+
+
+@dataclass(frozen=True, slots=True)
+class ToneSettings:
+    """How the tones come. ``cost_per_audio_s`` is the engine time one second of sound takes (0.02 = 50 streams fill
+    the engine); ``spend`` waits it out and is replaced by a virtual clock in tests."""
+
+    ms_per_char: int = 60
+    chunk_samples: int = SAMPLE_RATE_HZ // 10
+    cost_per_audio_s: float = 0.0
+    max_utterances: int = 256
+    spend: Callable[[float], None] = field(default_factory=lambda: _wait_out)
+    fault: Callable[[UtteranceKey, int], Fault | None] = field(default_factory=lambda: _no_fault)
+    hang: threading.Event = field(default_factory=threading.Event)  # set it to end a hang
+    policy: Callable[[Sequence[Job], int], Job | None] = pick
+
+
+def _wait_out(seconds: float) -> None:
+    if seconds > 0:
+        threading.Event().wait(seconds)
+
+
+def _no_fault(key: UtteranceKey, chunk: int) -> Fault | None:
+    return None
+
+
+@dataclass(slots=True)
+class _Note:
+    samples: int
+    hz: float  # 0: silence
+    text_range: tuple[int, int]
+    word: tuple[int, int] | None = None  # original characters; the note's first sample starts the word
+    done: int = 0
+
+
+class _Utterance:
+    def __init__(self, command: Open) -> None:
+        self.params: SynthesisParams = command.params
+        self.outlet = Outlet(command.key, command.credit_samples)
+        self.notes: deque[_Note] = deque()
+        self.pause: _Note | None = None
+        self.ended = False
+        self.held = False
+        self.text_seen = False
+        self.waiting_since_us: int | None = None
+        self.chunks = 0
+
+    @property
+    def finished(self) -> bool:
+        return self.ended and not self.notes and self.outlet.waiting_samples == 0
+
+    @property
+    def ready(self) -> bool:
+        if self.held:
+            return False
+        return self.finished or (self.outlet.credit_samples > 0 and bool(self.notes))
+
+
+class ToneEngine:
+    """See the module. Source of the sound: sine notes, pitch from the word's letters, length from their number."""
+
+    def __init__(self, settings: ToneSettings | None = None) -> None:
+        self._settings = settings or ToneSettings()
+        self._utterances: dict[UtteranceKey, _Utterance] = {}
+        self._refused: list[Failed] = []
+        self.info = EngineInfo(
+            name="tone",
+            voices=tuple(VOICES),
+            languages=("mul",),
+            alignment=Alignment.MEASURED,
+            max_utterances=self._settings.max_utterances,
+            speed_range=(0.25, 4.0),
+        )
+
+    @property
+    def live(self) -> int:
+        """Utterances that hold anything."""
+        return len(self._utterances)
+
+    def warm_up(self) -> None:
+        """Nothing is lazy here; one note is made so that numpy is."""
+        _render(_Note(480, 440.0, (0, 0)), 480, seed=0)
+
+    def handle(self, command: Command) -> None:
+        if isinstance(command, Open):
+            self._open(command)
+            return
+        utterance = self._utterances.get(command.key)
+        if utterance is None:
+            return
+        if isinstance(command, Text):
+            self._add_text(utterance, command.segment)
+        elif isinstance(command, EndText):
+            utterance.ended = True
+            utterance.pause = None
+        elif isinstance(command, Credit):
+            utterance.outlet.grant(command.samples)
+        elif isinstance(command, Hold):
+            utterance.held = True
+        elif isinstance(command, Release):
+            utterance.held = False
+        elif isinstance(command, Cancel):
+            del self._utterances[command.key]
+
+    def _open(self, command: Open) -> None:
+        if command.params.voice not in VOICES:
+            error = UnknownVoice(f'the tone engine has no voice "{command.params.voice}"; it has {", ".join(VOICES)}')
+            self._refused.append(Failed(command.key, error.info))
+        elif not self.info.speed_range[0] <= command.params.speed <= self.info.speed_range[1]:
+            self._refused.append(Failed(command.key, InvalidRequest("speed must be 0.25 to 4").info))
+        elif len(self._utterances) >= self.info.max_utterances:
+            self._refused.append(Failed(command.key, OutOfMemory("all utterance slots are taken").info))
+        else:
+            self._utterances[command.key] = _Utterance(command)
+
+    def _add_text(self, utterance: _Utterance, segment: Segment) -> None:
+        utterance.text_seen = True
+        text_range = (segment.start, segment.end)
+        speed = utterance.params.speed
+        spoken = segment.text
+        for word in spoken_words(segment):
+            letters = [c for c in spoken[word.spoken_start : word.spoken_end] if c.isalnum()]
+            if not letters:
+                continue
+            if utterance.pause is not None:
+                utterance.notes.append(utterance.pause)
+                utterance.pause = None
+            hz = (220.0 + 20.0 * (sum(map(ord, letters)) % 32)) * VOICES[utterance.params.voice]
+            samples = round(len(letters) * self._settings.ms_per_char * SAMPLE_RATE_HZ / 1000 / speed)
+            utterance.notes.append(_Note(samples, hz, text_range, (word.start_char, word.end_char)))
+        pause_ms = _PAUSE_MS.get(segment.boundary, 0)
+        if pause_ms and (utterance.notes or utterance.outlet.rendered_samples):
+            # Held back until more is said: an utterance does not end in silence.
+            utterance.pause = _Note(round(pause_ms * SAMPLE_RATE_HZ / 1000 / speed), 0.0, text_range)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._refused) or any(u.ready for u in self._utterances.values())
+
+    def step(self, now_s: float) -> Sequence[Event]:
+        if self._refused:
+            refused, self._refused = list(self._refused), []
+            return refused
+        now_us = int(now_s * 1e6)
+        jobs: list[Job] = []
+        for key, utterance in list(self._utterances.items()):
+            if not utterance.ready:
+                utterance.waiting_since_us = None
+            elif utterance.finished:
+                return [self._finish(key, utterance)]
+            else:
+                if utterance.waiting_since_us is None:
+                    utterance.waiting_since_us = now_us
+                started = utterance.outlet.emitted_samples > 0
+                jobs.append(Job(key, utterance.outlet.lead_samples, utterance.waiting_since_us, started))
+        job = self._settings.policy(jobs, now_us)
+        if job is None:
+            return []
+        return self._serve(job.key, self._utterances[job.key])
+
+    def _finish(self, key: UtteranceKey, utterance: _Utterance) -> Event:
+        del self._utterances[key]
+        if utterance.text_seen and not utterance.outlet.rendered_samples:
+            return Failed(key, UnspeakableText("the text holds no letters or digits to make tones of").info)
+        return Done(key)
+
+    def _serve(self, key: UtteranceKey, utterance: _Utterance) -> list[Event]:
+        fault = self._settings.fault(key, utterance.chunks)
+        if fault is Fault.HANG:
+            self._settings.hang.wait()
+        if fault in (Fault.RAISE, Fault.HANG):
+            raise RuntimeError("the tone engine was told to break")
+        if fault is not None:
+            del self._utterances[key]
+            error = OutOfMemory("told to") if fault is Fault.OUT_OF_MEMORY else SynthesisFailed("told to fail")
+            return [Failed(key, error.info)]
+        outlet = utterance.outlet
+        budget = min(self._settings.chunk_samples, outlet.credit_samples)
+        made = 0
+        while made < budget and utterance.notes:
+            note = utterance.notes[0]
+            begin = outlet.rendered_samples
+            words = []
+            if note.word is not None and note.done == 0:
+                words.append(WordTiming(*note.word, begin, begin + note.samples))
+            samples = min(budget - made, note.samples - note.done)
+            outlet.render(_render(note, samples, utterance.params.seed), words, text_range=note.text_range)
+            note.done += samples
+            made += samples
+            if note.done == note.samples:
+                utterance.notes.popleft()
+        self._settings.spend(self._settings.cost_per_audio_s * made / SAMPLE_RATE_HZ)
+        utterance.chunks += 1
+        utterance.waiting_since_us = None
+        events: list[Event] = []
+        while (audio := outlet.emit(budget)) is not None:
+            events.append(audio)
+        if utterance.finished:
+            events.append(self._finish(key, utterance))
+        return events
+
+    def close(self) -> None:
+        self._utterances.clear()
+        self._refused.clear()
+
+
+def _render(note: _Note, samples: int, seed: int) -> bytes:
+    """Samples ``[note.done, note.done + samples)`` of a note, s16le: independent of how the note is cut."""
+    if note.hz == 0.0:
+        return bytes(2 * samples)
+    index = np.arange(note.done, note.done + samples)
+    ramp = np.minimum(np.minimum(index, note.samples - 1 - index) / _RAMP_SAMPLES, 1.0)
+    phase = 2 * np.pi * note.hz * index / SAMPLE_RATE_HZ + (seed % 628) / 100
+    return (np.sin(phase) * ramp * _AMPLITUDE).astype("<i2").tobytes()

@@ -1,0 +1,59 @@
+"""When sound may leave, sans-IO: the clock is a parameter.
+
+What has left the worker cannot be recalled, so a real-time stream is sent only a little ahead of the listener. The
+pacer models that listener: it begins to play with the first frame, plays at the sample rate, and waits where nothing
+came (an underrun). It must not know what is in a frame, who asks, or why nothing came.
+"""
+
+from __future__ import annotations
+
+
+class Pacer:
+    """Paces one session at ``rate_hz``, at most ``lead_s`` ahead of its listener; ``lead_s=None`` does not pace (a
+    download, or a track that pulls by its own clock) but still counts underruns.
+
+    ``underruns`` and ``underrun_s`` count the holes the listener heard inside utterances.
+    """
+
+    def __init__(self, rate_hz: int, lead_s: float | None) -> None:
+        self._rate_hz = rate_hz
+        self._lead_s = lead_s
+        self._runs_dry_at_s: float | None = None  # when the listener will have played all that was sent
+        self._gap_expected = True
+        self.underruns = 0
+        self.underrun_s = 0.0
+        self.longest_underrun_s = 0.0
+
+    def due_at_s(self, now_s: float) -> float:
+        """When the next frame may leave: not later than ``now_s`` means now."""
+        if self._lead_s is None or self._runs_dry_at_s is None:
+            return now_s
+        return self._runs_dry_at_s - self._lead_s
+
+    def sent(self, samples: int, now_s: float) -> float:
+        """A frame left. Returns the hole in seconds that the listener heard before it (0.0 if none)."""
+        dry_at_s = self._runs_dry_at_s
+        hole_s = 0.0
+        if dry_at_s is None or dry_at_s < now_s:
+            if dry_at_s is not None and not self._gap_expected:
+                hole_s = now_s - dry_at_s
+                self.underruns += 1
+                self.underrun_s += hole_s
+                self.longest_underrun_s = max(self.longest_underrun_s, hole_s)
+            dry_at_s = now_s
+        self._gap_expected = False
+        self._runs_dry_at_s = dry_at_s + samples / self._rate_hz
+        return hole_s
+
+    def expect_gap(self) -> None:
+        """Silence before the next frame is no underrun: an utterance ended, or the caller paused."""
+        self._gap_expected = True
+
+    def drop(self) -> None:
+        """STOP: the listener throws away what it has not played."""
+        self._runs_dry_at_s = None
+        self._gap_expected = True
+
+    def lead_at_s(self, now_s: float) -> float:
+        """Seconds of sound that were sent and, by this model, not played yet."""
+        return 0.0 if self._runs_dry_at_s is None else max(0.0, self._runs_dry_at_s - now_s)

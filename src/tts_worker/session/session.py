@@ -1,0 +1,309 @@
+"""A session as transports, plug-ins and tests see it, and its local form: the machine with a clock and an engine.
+
+``Session`` is the one protocol of the house: a local session and a remote one (``client.py``) have the same shape.
+Control methods return at once and never wait for anything; what became of them comes out of ``next()`` as notices, in
+order with the sound. All methods belong to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tts_worker.session.machine import SessionMachine, State
+from tts_worker.session.pacer import Pacer
+from tts_worker.types import (
+    SAMPLE_RATE_HZ,
+    Acknowledged,
+    Command,
+    ControlName,
+    Ended,
+    Event,
+    Output,
+    PcmFrame,
+    Started,
+    SynthesisParams,
+    UtteranceKey,
+)
+
+
+class Session(Protocol):
+    """One conversation with the worker: many utterances, one after the other."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def sample_rate_hz(self) -> int: ...
+    @property
+    def state(self) -> State: ...
+
+    def speak(self, text: str | bytes) -> UtteranceKey:
+        """Add text to the utterance being written, or begin one. Raises SessionClosed, TextTooLong, IllegalCommand."""
+        ...
+
+    def flush(self) -> None:
+        """Speak what has been written so far without ending the utterance."""
+        ...
+
+    def end_text(self) -> None:
+        """The utterance is complete. Raises IllegalCommand if none is being written."""
+        ...
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+    def stop(self, reason: str = "stop", played_samples: int | None = None) -> None:
+        """End all utterances now; the receipt comes as ``Ended``."""
+        ...
+
+    def played(self, samples: int) -> None:
+        """Tell how much of the current utterance the listener heard."""
+        ...
+
+    def configure(self, params: SynthesisParams) -> None:
+        """Params of the utterances that begin from now on."""
+        ...
+
+    def close(self, reason: str = "closed") -> None:
+        """End the session and free everything it holds. Closing twice changes nothing."""
+        ...
+
+    async def next(self) -> Output | None:
+        """The next frame or notice, as soon as it is due; None once the session is closed and everything was taken."""
+        ...
+
+    def poll(self) -> Output | None:
+        """The same without waiting: None if nothing is due now."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[Output]: ...
+
+
+class EnginePort(Protocol):
+    """The seam to the engine: ``engine.loop.EngineLoop`` or anything that carries the same messages."""
+
+    def post(self, command: Command) -> None: ...
+    def subscribe(self, session: str, callback: Callable[[Event], None]) -> None: ...
+    def unsubscribe(self, session: str) -> None: ...
+
+
+class SessionObserver(Protocol):
+    """Who wants to know, for metrics. Called on the event loop; must be cheap and must not raise."""
+
+    def first_audio(self, seconds: float) -> None: ...
+    def underrun(self, seconds: float) -> None: ...
+    def control(self, command: ControlName, seconds: float) -> None: ...
+    def ended(self, event: Ended) -> None: ...
+    def closed(self, session: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTimeouts:
+    """``pause_s``: a pause that nobody resumes ends as a stop with reason "pause_timeout". ``text_idle_s``: an
+    utterance whose writer falls silent is ended where it is ("text_idle_timeout" in the log, its sound still plays)."""
+
+    pause_s: float = 30.0
+    text_idle_s: float = 300.0
+
+
+@dataclass(slots=True)
+class _Clocks:
+    """When things happened, for the observer. Seconds of the event loop's clock."""
+
+    text_at_s: dict[UtteranceKey, float] = field(default_factory=dict)
+    control_at_s: dict[ControlName, float] = field(default_factory=dict)
+
+
+class LocalSession:
+    """A session on an engine in this process. Build it through ``SessionHub.open``."""
+
+    def __init__(
+        self,
+        machine: SessionMachine,
+        engine: EnginePort,
+        *,
+        lead_s: float | None,
+        observer: SessionObserver,
+        timeouts: SessionTimeouts | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        self.id = machine.session
+        self.sample_rate_hz = SAMPLE_RATE_HZ
+        self.labels = dict(labels or {})
+        self.pacer = Pacer(SAMPLE_RATE_HZ, lead_s)
+        self._machine = machine
+        self._engine = engine
+        self._observer = observer
+        self._timeouts = timeouts or SessionTimeouts()
+        self._loop = asyncio.get_running_loop()
+        self._wakeup = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None  # ends a pause
+        self._text_timer: asyncio.TimerHandle | None = None  # ends a writer's silence
+        self._text_at_s = 0.0
+        self._clocks = _Clocks()
+        engine.subscribe(self.id, self._on_engine)
+
+    @property
+    def state(self) -> State:
+        return self._machine.state
+
+    @property
+    def params(self) -> SynthesisParams:
+        return self._machine.params
+
+    @property
+    def buffered_samples(self) -> int:
+        """Sound made and not yet taken."""
+        return self._machine.buffered_samples
+
+    # -- commands -----------------------------------------------------------------------------------------------------
+
+    def speak(self, text: str | bytes) -> UtteranceKey:
+        key = self._machine.speak(text)
+        self._text_at_s = self._loop.time()
+        self._clocks.text_at_s.setdefault(key, self._text_at_s)
+        if self._text_timer is None:
+            self._text_timer = self._loop.call_later(self._timeouts.text_idle_s, self._on_text_idle)
+        self._changed()
+        return key
+
+    def flush(self) -> None:
+        self._machine.flush()
+        self._changed()
+
+    def end_text(self) -> None:
+        self._machine.end_text()
+        self._changed()
+
+    def pause(self) -> None:
+        self._control(ControlName.PAUSE)
+        self._machine.pause()
+        self.pacer.expect_gap()
+        if self._timer is None and self._machine.state is State.PAUSED:
+            self._timer = self._loop.call_later(self._timeouts.pause_s, self._on_pause_timeout)
+        self._changed()
+
+    def resume(self) -> None:
+        self._control(ControlName.RESUME)
+        self._machine.resume()
+        self._cancel_pause_timer()
+        self._changed()
+
+    def stop(self, reason: str = "stop", played_samples: int | None = None) -> None:
+        self._control(ControlName.STOP)
+        self._machine.stop(reason, played_samples)
+        self.pacer.drop()
+        self._cancel_pause_timer()
+        self._changed()
+
+    def played(self, samples: int) -> None:
+        self._machine.played(samples)
+
+    def configure(self, params: SynthesisParams) -> None:
+        self._machine.configure(params)
+
+    def close(self, reason: str = "closed") -> None:
+        if self._machine.state is State.CLOSED:
+            return
+        self._machine.close(reason)
+        self._cancel_pause_timer()
+        if self._text_timer is not None:
+            self._text_timer.cancel()
+        self._changed()
+        self._engine.unsubscribe(self.id)
+        self._observer.closed(self.id)
+
+    def _control(self, command: ControlName) -> None:
+        self._clocks.control_at_s.setdefault(command, self._loop.time())
+
+    def _changed(self) -> None:
+        for command in self._machine.take_commands():
+            self._engine.post(command)
+        self._wakeup.set()
+
+    # -- what arrives by itself ---------------------------------------------------------------------------------------
+
+    def _on_engine(self, event: Event) -> None:
+        self._machine.on_engine(event)
+        self._changed()
+
+    def _on_pause_timeout(self) -> None:
+        self._timer = None
+        if self._machine.state is State.PAUSED:
+            self.stop("pause_timeout")
+
+    def _on_text_idle(self) -> None:
+        """Re-armed lazily: text only moves a time stamp, the timer looks at it when it fires."""
+        self._text_timer = None
+        if self._machine.writing is None:
+            return
+        left_s = self._text_at_s + self._timeouts.text_idle_s - self._loop.time()
+        if left_s > 0:
+            self._text_timer = self._loop.call_later(left_s, self._on_text_idle)
+        else:
+            self.end_text()
+
+    def _cancel_pause_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # -- the way out --------------------------------------------------------------------------------------------------
+
+    def poll(self) -> Output | None:
+        now_s = self._loop.time()
+        item = self._machine.poll(audio=self.pacer.due_at_s(now_s) <= now_s)
+        if item is None:
+            return None
+        self._note(item, now_s)
+        for command in self._machine.take_commands():
+            self._engine.post(command)
+        return item
+
+    async def next(self) -> Output | None:
+        while True:
+            self._wakeup.clear()
+            item = self.poll()
+            if item is not None:
+                return item
+            if self._machine.state is State.CLOSED:
+                return None
+            if self._machine.has_audio:
+                timer = self._loop.call_at(self.pacer.due_at_s(self._loop.time()), self._wakeup.set)
+                try:
+                    await self._wakeup.wait()
+                finally:
+                    timer.cancel()
+            else:
+                await self._wakeup.wait()
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        while (item := await self.next()) is not None:
+            yield item
+
+    def _note(self, item: Output, now_s: float) -> None:
+        """Keep the pacer and the observer informed of what just left."""
+        if isinstance(item, PcmFrame):
+            hole_s = self.pacer.sent(item.samples, now_s)
+            if hole_s > 0:
+                self._observer.underrun(hole_s)
+            if item.index == 0:
+                text_at_s = self._clocks.text_at_s.get(item.key)
+                if text_at_s is not None:
+                    self._observer.first_audio(now_s - text_at_s)
+        elif isinstance(item, Acknowledged):
+            self._note_control(item.command, now_s)
+        elif isinstance(item, Ended):
+            self._note_control(ControlName.STOP, now_s)
+            self._clocks.text_at_s.pop(item.key, None)
+            self.pacer.expect_gap()
+            self._observer.ended(item)
+        elif isinstance(item, Started):
+            self.pacer.expect_gap()
+
+    def _note_control(self, command: ControlName, now_s: float) -> None:
+        asked_at_s = self._clocks.control_at_s.pop(command, None)
+        if asked_at_s is not None:
+            self._observer.control(command, now_s - asked_at_s)

@@ -1,0 +1,283 @@
+"""What a session promises, over random interleavings of commands, engine events and reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fakes.engine import HandEngine, pcm_of
+from tests.fakes.text import WordText
+from tts_worker.errors import ErrorCode, ErrorInfo, TTSWorkerError
+from tts_worker.session.machine import MachineConfig, SessionMachine, State
+from tts_worker.types import (
+    Acknowledged,
+    Audio,
+    ChunkMeta,
+    Ended,
+    Failed,
+    Outcome,
+    PcmFrame,
+    Started,
+    SynthesisParams,
+    UtteranceKey,
+    Words,
+)
+
+CONFIG = MachineConfig(
+    window_samples=900, credit_quantum_samples=200, frame_samples=160, max_text_chars=400, max_queued_utterances=3
+)
+
+texts = st.text(alphabet="ab c", max_size=12)
+actions = st.one_of(
+    st.tuples(st.just("speak"), texts),
+    st.tuples(st.just("end")),
+    st.tuples(st.just("flush")),
+    st.tuples(st.just("pause")),
+    st.tuples(st.just("resume")),
+    st.tuples(st.just("stop"), st.none() | st.integers(0, 2_000)),
+    st.tuples(st.just("emit"), st.integers(0, 3), st.integers(1, 700)),
+    st.tuples(st.just("emit"), st.integers(0, 3), st.integers(1, 700)),
+    st.tuples(st.just("fail"), st.integers(0, 3)),
+    st.tuples(st.just("stale"), st.integers(1, 5)),
+    st.tuples(st.just("poll"), st.integers(1, 8)),
+    st.tuples(st.just("poll"), st.integers(1, 8)),
+)
+
+
+@dataclass
+class Seen:
+    """What the client got of one utterance."""
+
+    pcm: bytes = b""
+    frames: int = 0
+    words: list[int] = field(default_factory=list)
+    ended: Ended | None = None
+
+
+class Driver:
+    """Plays both sides of a machine and checks every promise at every step."""
+
+    def __init__(self, config: MachineConfig = CONFIG) -> None:
+        self.config = config
+        self.machine = SessionMachine("s", SynthesisParams("v"), lambda params: WordText(), config)
+        self.engine = HandEngine()
+        self.text_in: dict[UtteranceKey, str] = {}
+        self.seen: dict[UtteranceKey, Seen] = {}
+        self.retired: set[UtteranceKey] = set()
+        self.failed: set[UtteranceKey] = set()
+        self.pauses = 0
+
+    def do(self, action: tuple) -> None:
+        before = self.machine.state
+        name = action[0]
+        try:
+            if name == "speak":
+                key = self.machine.speak(action[1])
+                self.text_in[key] = self.text_in.get(key, "") + action[1]
+                self.seen.setdefault(key, Seen())
+            elif name == "end":
+                self.machine.end_text()
+            elif name == "flush":
+                self.machine.flush()
+            elif name == "pause":
+                self.machine.pause()
+                assert self.machine.state in (State.PAUSED, State.IDLE)
+            elif name == "resume":
+                self.machine.resume()
+                assert self.machine.state in (State.SPEAKING, State.IDLE)
+            elif name == "stop":
+                self.retire()
+                self.machine.stop("test", action[1])
+                assert self.machine.state is State.IDLE
+            elif name == "emit":
+                self.emit(action[1], action[2])
+            elif name == "fail":
+                self.fail(action[1])
+            elif name == "stale":
+                self.stale(action[1])
+            elif name == "poll":
+                for _ in range(action[1]):
+                    self.poll()
+        except TTSWorkerError:
+            assert self.machine.state is before, "an illegal command changed the state"
+        self.engine.take(self.machine.take_commands())
+
+    def retire(self) -> None:
+        self.retired |= {utterance.key for utterance in self.machine._utterances}
+
+    def emit(self, which: int, samples: int) -> None:
+        live = self.engine.live()
+        if live:
+            event = self.engine.emit(live[which % len(live)], samples)
+            if event is not None:
+                self.machine.on_engine(event)
+
+    def fail(self, which: int) -> None:
+        live = [k for k in self.engine.live() if not self.engine.utterances[k].held]
+        if live:
+            key = live[which % len(live)]
+            self.engine.utterances[key].done = True
+            self.failed.add(key)
+            self.machine.on_engine(Failed(key, ErrorInfo(ErrorCode.SYNTHESIS_FAILED, "no", True)))
+
+    def stale(self, generation: int) -> None:
+        """The engine had not heard of the end yet."""
+        key = UtteranceKey("s", generation)
+        if key in self.retired:
+            self.machine.on_engine(Audio(key, b"\x01\x02" * 50, ChunkMeta(0, 0, 0, 0, 0.0)))
+
+    def poll(self) -> bool:
+        paused = self.machine.state is State.PAUSED
+        item = self.machine.poll()
+        if item is None:
+            return False
+        if isinstance(item, Acknowledged):
+            return True
+        seen = self.seen[item.key]
+        if isinstance(item, PcmFrame):
+            assert not paused, "a frame left while paused"
+            assert item.key not in self.retired, "a frame of an old generation left"
+            assert seen.ended is None, "a frame after the end"
+            assert item.index == seen.frames
+            assert item.start_sample == len(seen.pcm) // 2, "a hole or a repeat"
+            assert 0 < item.samples <= (self.config.frame_samples or 10**9)
+            for word in self.engine.utterances[item.key].words:
+                if word.start_sample < item.start_sample + item.samples:
+                    assert word.start_sample in seen.words, "a word later than its sound"
+            seen.frames += 1
+            seen.pcm += item.pcm
+        elif isinstance(item, Words):
+            assert item.key not in self.retired
+            for word in item.words:
+                assert word.text == self.text_in[item.key][word.start_char : word.end_char]
+                assert not seen.words or word.start_sample >= seen.words[-1]
+                seen.words.append(word.start_sample)
+        elif isinstance(item, Ended):
+            assert seen.ended is None, "two terminal events"
+            seen.ended = item
+            self.check_receipt(item, seen)
+        else:
+            assert isinstance(item, Started)
+        return True
+
+    def check_receipt(self, item: Ended, seen: Seen) -> None:
+        receipt = item.receipt
+        assert receipt.text_spoken + receipt.text_remaining == self.text_in[item.key]
+        assert receipt.samples_sent == len(seen.pcm) // 2
+        assert receipt.samples_sent <= receipt.samples_generated
+        assert receipt.samples_played is None or receipt.samples_played <= receipt.samples_sent
+        assert all(w.end_char <= len(receipt.text_spoken) for w in receipt.words)
+        if item.outcome is Outcome.DONE:
+            made = self.engine.utterances[item.key].made if item.key in self.engine.utterances else 0
+            assert receipt.samples_sent == made, "finished before all sound was delivered"
+            assert receipt.text_remaining == ""
+        if item.outcome is Outcome.ERROR:
+            assert item.key in self.failed
+            assert item.error is not None
+        assert item.outcome is not Outcome.STOPPED or item.key in self.retired
+        assert self.machine.current != item.key
+
+    def drain(self) -> None:
+        """Let everything come to its end."""
+        if self.machine.state is State.PAUSED:
+            self.do(("resume",))
+        if self.machine.writing is not None:
+            self.do(("end",))
+        for _ in range(10_000):
+            progress = self.poll()
+            self.engine.take(self.machine.take_commands())
+            for key in self.engine.live():
+                event = self.engine.emit(key, 500)
+                if event is not None:
+                    self.machine.on_engine(event)
+                    progress = True
+            self.engine.take(self.machine.take_commands())
+            if not progress:
+                return
+        raise AssertionError("never came to an end")
+
+    def check_credit(self) -> None:
+        for key, played in self.engine.utterances.items():
+            seen = self.seen[key]
+            assert played.granted - played.emitted == played.credit
+            if key not in self.failed:
+                assert played.emitted - len(seen.pcm) // 2 <= self.config.window_samples, "too far ahead"
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.lists(actions, max_size=60), st.sampled_from([160, None]))
+def test_every_promise_over_random_interleavings(script: list[tuple], frame_samples: int | None) -> None:
+    driver = Driver(MachineConfig(**{**_fields(CONFIG), "frame_samples": frame_samples}))
+    for action in script:
+        driver.do(action)
+        driver.check_credit()
+    driver.drain()
+    driver.check_credit()
+    assert driver.machine.state is State.IDLE
+    assert not driver.engine.live(), "an utterance was left on the engine"
+    for key, seen in driver.seen.items():
+        assert seen.ended is not None, f"{key} never ended"
+        assert seen.pcm == pcm_of(key, 0, len(seen.pcm) // 2), "sound was changed, lost or repeated"
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(actions, max_size=40))
+def test_close_ends_everything_and_frees_the_engine(script: list[tuple]) -> None:
+    driver = Driver()
+    for action in script:
+        driver.do(action)
+    driver.retire()
+    driver.machine.close()
+    driver.machine.close()
+    driver.engine.take(driver.machine.take_commands())
+    while driver.poll():
+        pass
+    assert not driver.engine.live()
+    assert all(seen.ended is not None for seen in driver.seen.values())
+    before = len(driver.engine.log)
+    for call in (driver.machine.pause, driver.machine.resume, driver.machine.stop, driver.machine.end_text):
+        try:
+            call()
+        except TTSWorkerError as error:
+            assert error.code is ErrorCode.SESSION_CLOSED
+        else:
+            raise AssertionError("a closed session took a command")
+    assert driver.machine.state is State.CLOSED
+    assert len(driver.engine.log) == before
+    assert not driver.machine.take_commands()
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.text(alphabet="ab c", min_size=1, max_size=40),
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=8),
+)
+def test_pauses_change_no_byte(text: str, pauses: list[tuple[int, int]]) -> None:
+    def run(pauses: list[tuple[int, int]]) -> bytes:
+        driver = Driver()
+        key = driver.machine.speak(text)
+        driver.text_in[key] = text
+        driver.seen[key] = Seen()
+        driver.machine.end_text()
+        driver.engine.take(driver.machine.take_commands())
+        for polls, steps in pauses:
+            for _ in range(polls):
+                driver.do(("emit", 0, 130))
+                driver.do(("poll", 1))
+            driver.do(("pause",))
+            held = {k: p.emitted for k, p in driver.engine.utterances.items()}
+            for _ in range(steps):
+                driver.do(("emit", 0, 130))
+                driver.do(("poll", 1))
+            assert held == {k: p.emitted for k, p in driver.engine.utterances.items()}, "worked while paused"
+            driver.do(("resume",))
+        driver.drain()
+        return driver.seen[key].pcm
+
+    assert run(pauses) == run([])
+
+
+def _fields(config: MachineConfig) -> dict[str, object]:
+    return {name: getattr(config, name) for name in MachineConfig.__dataclass_fields__}

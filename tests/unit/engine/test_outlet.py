@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tts_worker.engine.outlet import Outlet
+from tts_worker.types import UtteranceKey, WordTiming
+
+KEY = UtteranceKey("s", 1)
+
+
+def sound(start: int, samples: int) -> bytes:
+    return b"".join(((start + i) % 30_000).to_bytes(2, "little") for i in range(samples))
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 400),
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("render"), st.integers(0, 300)),
+            st.tuples(st.just("grant"), st.integers(1, 300)),
+            st.tuples(st.just("emit"), st.integers(1, 200)),
+        ),
+        max_size=50,
+    ),
+)
+def test_credit_is_never_exceeded_and_nothing_is_lost(credit: int, script: list[tuple[str, int]]) -> None:
+    outlet = Outlet(KEY, credit)
+    granted, out, words_in, words_out, index = credit, b"", [], [], 0
+    for action, n in script:
+        if action == "render":
+            start = outlet.rendered_samples
+            words = [WordTiming(start, start + 1, start, start + n)] if n else []
+            words_in += words
+            outlet.render(sound(start, n), words)
+        elif action == "grant":
+            outlet.grant(n)
+            granted += n
+        else:
+            audio = outlet.emit(n)
+            if audio is None:
+                assert outlet.waiting_samples == 0 or outlet.credit_samples == 0
+                continue
+            assert 0 < audio.samples <= n
+            assert audio.meta.index == index
+            assert audio.meta.start_sample == len(out) // 2
+            index += 1
+            out += audio.pcm
+            words_out += audio.words
+            assert all(w.start_sample < outlet.emitted_samples for w in words_out)
+            assert [w for w in words_in if w.start_sample < outlet.emitted_samples] == words_out
+        assert outlet.emitted_samples <= granted
+        assert outlet.credit_samples == granted - outlet.emitted_samples
+        assert outlet.waiting_samples == outlet.rendered_samples - outlet.emitted_samples
+    outlet.grant(10_000_000)
+    while (audio := outlet.emit(77)) is not None:
+        out += audio.pcm
+    assert out == sound(0, outlet.rendered_samples)
+
+
+def test_the_cost_of_a_piece_is_reported_once() -> None:
+    outlet = Outlet(KEY, 1_000)
+    outlet.render(sound(0, 30), wall_ms=12.5, stages_ms=(("net", 12.5),), text_range=(3, 9))
+    metas = [audio.meta for _ in range(3) if (audio := outlet.emit(10)) is not None]
+    assert [m.wall_ms for m in metas] == [12.5, 0.0, 0.0]
+    assert [m.stages_ms for m in metas] == [(("net", 12.5),), (), ()]
+    assert {(m.text_start, m.text_end) for m in metas} == {(3, 9)}
+
+
+def test_a_word_without_sound_at_the_end_travels_with_the_last_chunk() -> None:
+    outlet = Outlet(KEY, 1_000)
+    silent = WordTiming(5, 6, 20, 20)
+    outlet.render(sound(0, 20), [WordTiming(0, 4, 0, 20), silent])
+    audio = outlet.emit(100, last=True)
+    assert audio is not None
+    assert audio.words[-1] == silent
+
+
+def test_the_lead_counts_what_was_made_and_not_taken() -> None:
+    outlet = Outlet(KEY, 100)
+    outlet.render(sound(0, 250))
+    outlet.emit(100)
+    assert (outlet.lead_samples, outlet.waiting_samples) == (250, 150)
+    outlet.grant(60)
+    assert outlet.lead_samples == 190
