@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.engine import HandEngine, pcm_of
 from tests.fakes.text import WordText
-from tts_worker.errors import ErrorCode, ErrorInfo, TTSWorkerError
+from tts_worker.errors import ErrorCode, ErrorInfo, SessionClosed, TTSWorkerError
 from tts_worker.session.machine import MachineConfig, SessionMachine, State
 from tts_worker.types import (
     Acknowledged,
@@ -238,12 +239,8 @@ def test_close_ends_everything_and_frees_the_engine(script: list[tuple]) -> None
     assert all(seen.ended is not None for seen in driver.seen.values())
     before = len(driver.engine.log)
     for call in (driver.machine.pause, driver.machine.resume, driver.machine.stop, driver.machine.end_text):
-        try:
+        with pytest.raises(SessionClosed):
             call()
-        except TTSWorkerError as error:
-            assert error.code is ErrorCode.SESSION_CLOSED
-        else:
-            raise AssertionError("a closed session took a command")
     assert driver.machine.state is State.CLOSED
     assert len(driver.engine.log) == before
     assert not driver.machine.take_commands()

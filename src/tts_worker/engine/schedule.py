@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from tts_worker.types import SAMPLE_RATE_HZ, UtteranceKey
 
-FIRST_AUDIO_TARGET_SAMPLES = SAMPLE_RATE_HZ // 10
-"""A stream that has not begun starts with 100 ms of slack ..."""
+FIRST_AUDIO_TARGET_SAMPLES = SAMPLE_RATE_HZ // 4
+"""A stream that has not begun starts with 250 ms of slack: it overtakes every stream that has more than that ..."""
 
-FIRST_AUDIO_FLOOR_SAMPLES = SAMPLE_RATE_HZ // 50
-"""... which runs down to 20 ms and no further: below that the running streams come first."""
+FIRST_AUDIO_FLOOR_SAMPLES = 3 * SAMPLE_RATE_HZ // 20
+"""... which runs down to 150 ms and no further: streams with less are safe from newcomers for several steps."""
 
 
 @dataclass(frozen=True, slots=True)

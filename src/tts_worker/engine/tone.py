@@ -59,11 +59,16 @@ class Fault(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ToneSettings:
-    """How the tones come. ``cost_per_audio_s`` is the engine time one second of sound takes (0.02 = 50 streams fill
-    the engine); ``spend`` waits it out and is replaced by a virtual clock in tests."""
+    """How the tones come.
+
+    ``cost_per_audio_s`` is the engine time one second of sound takes (0.02 = 50 streams fill the engine); ``spend``
+    waits it out and is replaced by a virtual clock in tests. ``whole_segments`` renders a segment in one step, as
+    engines do that speak clause by clause; else a step renders ``chunk_samples``.
+    """
 
     ms_per_char: int = 60
     chunk_samples: int = SAMPLE_RATE_HZ // 10
+    whole_segments: bool = False
     cost_per_audio_s: float = 0.0
     max_utterances: int = 256
     spend: Callable[[float], None] = field(default_factory=lambda: _wait_out)
@@ -110,7 +115,7 @@ class _Utterance:
     def ready(self) -> bool:
         if self.held:
             return False
-        return self.finished or (self.outlet.credit_samples > 0 and bool(self.notes))
+        return self.finished or self.outlet.can_emit or (self.outlet.credit_samples > 0 and bool(self.notes))
 
 
 class ToneEngine:
@@ -205,6 +210,8 @@ class ToneEngine:
                 utterance.waiting_since_us = None
             elif utterance.finished:
                 return [self._finish(key, utterance)]
+            elif utterance.outlet.can_emit:
+                return self._emit(key, utterance)
             else:
                 if utterance.waiting_since_us is None:
                     utterance.waiting_since_us = now_us
@@ -232,7 +239,11 @@ class ToneEngine:
             error = OutOfMemory("told to") if fault is Fault.OUT_OF_MEMORY else SynthesisFailed("told to fail")
             return [Failed(key, error.info)]
         outlet = utterance.outlet
-        budget = min(self._settings.chunk_samples, outlet.credit_samples)
+        if self._settings.whole_segments:
+            text_range = utterance.notes[0].text_range
+            budget = sum(n.samples - n.done for n in utterance.notes if n.text_range == text_range)
+        else:
+            budget = min(self._settings.chunk_samples, outlet.credit_samples)
         made = 0
         while made < budget and utterance.notes:
             note = utterance.notes[0]
@@ -249,8 +260,13 @@ class ToneEngine:
         self._settings.spend(self._settings.cost_per_audio_s * made / SAMPLE_RATE_HZ)
         utterance.chunks += 1
         utterance.waiting_since_us = None
+        return self._emit(key, utterance)
+
+    def _emit(self, key: UtteranceKey, utterance: _Utterance) -> list[Event]:
+        """What was rendered and has credit."""
+        outlet = utterance.outlet
         events: list[Event] = []
-        while (audio := outlet.emit(budget)) is not None:
+        while (audio := outlet.emit(self._settings.chunk_samples)) is not None:
             events.append(audio)
         if utterance.finished:
             events.append(self._finish(key, utterance))

@@ -12,7 +12,7 @@ from tts_worker.engine.schedule import (
     pick,
     slack_samples,
 )
-from tts_worker.types import UtteranceKey
+from tts_worker.types import SAMPLE_RATE_HZ, UtteranceKey
 
 keys = st.builds(UtteranceKey, st.sampled_from("abcd"), st.integers(1, 50))
 jobs = st.lists(
@@ -47,8 +47,7 @@ def test_a_first_chunk_never_overtakes_a_stream_about_to_fall_silent() -> None:
 
 def test_a_first_chunk_becomes_more_urgent_while_it_waits() -> None:
     new = job("new", since_us=0, started=False)
-    half_way_us = 50_000
-    assert slack_samples(new, half_way_us) == FIRST_AUDIO_TARGET_SAMPLES // 2
+    assert slack_samples(new, 50_000) == FIRST_AUDIO_TARGET_SAMPLES - SAMPLE_RATE_HZ // 20
     assert slack_samples(new, 10**9) == FIRST_AUDIO_FLOOR_SAMPLES
 
 

@@ -1,0 +1,109 @@
+"""The whole core under a simulated clock: machines, pacers and an engine, without threads, sleeping or asyncio.
+
+Listeners take sound in real time of the simulation; while the engine spends a step's cost, the listeners go on. What
+comes out is what a listener would have heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tests.fakes.text import WordText
+from tts_worker.engine.schedule import Job
+from tts_worker.engine.tone import ToneEngine, ToneSettings
+from tts_worker.session.machine import MachineConfig, SessionMachine
+from tts_worker.session.pacer import Pacer
+from tts_worker.types import SAMPLE_RATE_HZ, Ended, Outcome, PcmFrame, SynthesisParams
+
+TICK_S = 0.005
+
+
+@dataclass
+class Listener:
+    machine: SessionMachine
+    pacer: Pacer
+    starts_at_s: float
+    text: str
+    first_audio_s: float | None = None
+    samples: int = 0
+    outcome: Outcome | None = None
+    longest_lead_s: float = 0.0
+
+
+@dataclass
+class Simulation:
+    """``streams``: (start in seconds, text). ``cost_per_audio_s``: engine time per second of sound."""
+
+    streams: Sequence[tuple[float, str]]
+    cost_per_audio_s: float
+    policy: Callable[[Sequence[Job], int], Job | None]
+    ms_per_char: int = 60
+    whole_segments: bool = True
+    listeners: list[Listener] = field(init=False)
+    now_s: float = 0.0
+    busy_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.spent_s = 0.0
+        self.engine = ToneEngine(
+            ToneSettings(
+                ms_per_char=self.ms_per_char,
+                whole_segments=self.whole_segments,
+                cost_per_audio_s=self.cost_per_audio_s,
+                spend=self._spend,
+                policy=self.policy,
+            )
+        )
+        config = MachineConfig()
+        self.listeners = [
+            Listener(
+                SessionMachine(f"s{i:02}", SynthesisParams("tone"), lambda params: WordText(), config),
+                Pacer(SAMPLE_RATE_HZ, lead_s=0.06),
+                start_s,
+                text,
+            )
+            for i, (start_s, text) in enumerate(self.streams)
+        ]
+
+    def _spend(self, seconds: float) -> None:
+        self.spent_s += seconds
+
+    def run(self, until_s: float) -> Simulation:
+        while self.now_s < until_s and not all(p.outcome for p in self.listeners):
+            self._listen()
+            if not self.engine.has_work:
+                self.now_s += TICK_S
+                continue
+            self.spent_s = 0.0
+            events = self.engine.step(self.now_s)
+            self.busy_s += self.spent_s
+            ends_s = self.now_s + self.spent_s
+            while self.now_s + TICK_S < ends_s:
+                self.now_s += TICK_S
+                self._listen()
+            self.now_s = max(ends_s, self.now_s)
+            for event in events:
+                listener = next(p for p in self.listeners if p.machine.session == event.key.session)
+                listener.machine.on_engine(event)
+        return self
+
+    def _listen(self) -> None:
+        for listener in self.listeners:
+            machine = listener.machine
+            if listener.starts_at_s <= self.now_s and listener.text:
+                machine.speak(listener.text)
+                machine.end_text()
+                listener.text = ""
+            while (item := machine.poll(audio=listener.pacer.due_at_s(self.now_s) <= self.now_s)) is not None:
+                if isinstance(item, PcmFrame):
+                    listener.pacer.sent(item.samples, self.now_s)
+                    listener.samples += item.samples
+                    if listener.first_audio_s is None:
+                        listener.first_audio_s = self.now_s - listener.starts_at_s
+                elif isinstance(item, Ended):
+                    listener.outcome = item.outcome
+            lead_s = machine.buffered_samples / SAMPLE_RATE_HZ + listener.pacer.lead_at_s(self.now_s)
+            listener.longest_lead_s = max(listener.longest_lead_s, lead_s)
+            for command in machine.take_commands():
+                self.engine.handle(command)
