@@ -69,7 +69,6 @@ def _pieces(segment: Segment) -> Iterator[tuple[int, int, int, int, bool]]:
     """``(start_char, end_char, spoken_start, spoken_end, sounds)`` of every run of non-space original characters."""
     run: tuple[int, int, int, int, bool] | None = None
     last_char = ""  # of the run, where it is original text; "" after a rewritten span
-    glue = False  # the run is opening punctuation so far
     offset = 0
     for span in segment.spans:
         if not span.text:
@@ -77,6 +76,11 @@ def _pieces(segment: Segment) -> Iterator[tuple[int, int, int, int, bool]]:
         if span.phonemes is not None or len(span.text) != span.end - span.start:
             # Rewritten or inserted: said as a whole.
             offset += len(span.text)
+            if span.text.isspace() and span.phonemes is None:
+                if run is not None and span.end > span.start:
+                    yield run
+                    run = None
+                continue
             sounds = span.phonemes is not None or any(map(is_spoken, span.text))
             begins = offset - len(span.text)
             if run is not None and span.start == run[1]:
@@ -85,7 +89,7 @@ def _pieces(segment: Segment) -> Iterator[tuple[int, int, int, int, bool]]:
                 if run is not None:
                     yield run
                 run = (span.start, span.end, begins, offset, sounds and span.end > span.start)
-            last_char, glue = "", False
+            last_char = ""
             continue
         for step, char in enumerate(span.text):
             place = span.start + step
@@ -93,14 +97,12 @@ def _pieces(segment: Segment) -> Iterator[tuple[int, int, int, int, bool]]:
                 if run is not None:
                     yield run
                 run = None
-            elif run is None or place != run[1] or (last_char and not glue and breaks_before(last_char, char)):
+            elif run is None or place != run[1] or (last_char and breaks_before(last_char, char)):
                 if run is not None:
                     yield run
                 run = (place, place + 1, offset + step, offset + step + 1, is_spoken(char))
-                glue = is_opener(char)
             else:
                 run = (run[0], place + 1, run[2], offset + step + 1, run[4] or is_spoken(char))
-                glue = glue and is_opener(char)
             last_char = char
         offset += len(span.text)
     if run is not None:

@@ -26,19 +26,16 @@ def units(text: str) -> list[tuple[int, int]]:
     (punctuation stays with its neighbour). Runs of punctuation alone count as words here."""
     found: list[tuple[int, int]] = []
     start = -1
-    glue = False  # the word so far is opening punctuation only: it waits for what it opens
     for index, char in enumerate(text):
         if char.isspace():
             if start >= 0:
                 found.append((start, index))
             start = -1
         elif start < 0:
-            start, glue = index, is_opener(char)
-        elif not glue and breaks_before(text[index - 1], char):
+            start = index
+        elif breaks_before(text[index - 1], char):
             found.append((start, index))
-            start, glue = index, is_opener(char)
-        else:
-            glue = glue and is_opener(char)
+            start = index
     if start >= 0:
         found.append((start, len(text)))
     return found
@@ -46,10 +43,10 @@ def units(text: str) -> list[tuple[int, int]]:
 
 def breaks_before(before: str, char: str) -> bool:
     """Whether a new word begins at ``char`` although no space is there."""
-    if extends(char):
+    if extends(char) or is_opener(before):
         return False
     if is_unspaced(char):
-        return not is_opener(before)
+        return True
     # After ideographs: letters, digits and opening brackets begin a word, other punctuation hangs on.
     return _tail_is_unspaced(before) and (is_spoken(char) or is_opener(char))
 

@@ -1,0 +1,89 @@
+"""When a full stop does not end a sentence: titles, abbreviations, initials, ordinals.
+
+Owns the word lists by language and the judgement of one stop, from the word before it and the first character of the
+word after it. It knows nothing of streams: the segmenter asks when it has seen enough.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Stop(Enum):
+    """What a full stop after a word is, before the next word is known."""
+
+    ENDS = "ends"
+    OPEN = "open"  # depends on the next word: ask ``continues``
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# A name or number follows, whatever its case: never the end of a sentence.
+_TITLES = _words(
+    "mr mrs ms dr prof rev hon gen col capt cpt lt sgt cmdr adm gov sen rep pres supt insp messrs mme mlle st mt ft "
+    "vs cf viz al"
+)
+# May end a sentence: they do if the next word begins with a capital.
+_MAY_END = _words(
+    "etc inc ltd co corp llc bros jr sr esq dept univ assn no nos fig figs vol pp ch sec eq approx est ext tel ed eds "
+    "ave blvd rd min max avg misc jan feb mar apr jun jul aug sept sep oct nov dec mon tue tues wed thu thurs fri sat "
+    "sun oz lb lbs hr hrs mi km"
+)
+# More of the first kind by language. Nouns have a capital in German, so none of its list ends a sentence.
+_TITLES_BY_LANGUAGE: dict[str, frozenset[str]] = {
+    "de": _words(
+        "hr fr frl dipl ing nr bzw evtl ggf vgl inkl exkl ca str abs art bd hrsg jh sog zzgl abzgl mind tel mio mrd "
+        "bspw geb gest allg max"
+    ),
+    "fr": _words("m mm mgr bd av env chap tél réf"),
+    "es": _words("sr sra srta dra ud uds pág págs núm art avda av tel"),
+    "it": _words("sig sigg dott ing avv arch pag art tel ecc"),
+    "pt": _words("sr sra dra exmo pág núm av tel"),
+    "nl": _words("dhr mevr mw drs ir bijv blz nr ca incl excl"),
+    "pl": _words("ul np tzn godz nr inż mgr"),
+}
+# Abbreviations written with stops inside ("e.g."), which a sentence goes on after in any case.
+_DOTTED_OPEN = _words("e.g i.e z.b d.h u.a p.ex p.ej b.v m.a.w a.k.a")
+_DOTTED_MAY_END = _words("a.m p.m a.d b.c u.s.w")
+_ORDINAL_STOPS = _words("de da nb nn no fi cs sk pl hu hr sl sr tr et lv")
+_PHRASES_OF_LETTERS = _words("de pl cs nl")  # "z. B.", "d. h.": a space between the letters
+
+
+class StopRules:
+    """The judgement for one language (a BCP-47 tag or None; lists of English hold everywhere)."""
+
+    def __init__(self, language: str | None) -> None:
+        primary = (language or "").replace("_", "-").split("-")[0].lower()
+        self._titles = _TITLES | _TITLES_BY_LANGUAGE.get(primary, frozenset())
+        self._ordinals = primary in _ORDINAL_STOPS
+        self._letters = primary in _PHRASES_OF_LETTERS
+
+    def after(self, word: str) -> Stop:
+        """Whether the stop after ``word`` (without it) surely ends a sentence."""
+        if word.isdigit():
+            return Stop.OPEN if len(word) <= 2 else Stop.ENDS
+        lower = word.lower()
+        if lower in self._titles or lower in _MAY_END:
+            return Stop.OPEN
+        letters = [part for part in word.split(".") if part]
+        if all(len(part) <= 3 and part.isalpha() for part in letters) and (len(letters) > 1 or len(word) == 1):
+            return Stop.ENDS if word == "I" else Stop.OPEN
+        return Stop.ENDS
+
+    def continues(self, word: str, following: str, *, at_start: bool) -> bool:
+        """Whether the sentence goes on after ``word`` and its stop, an OPEN one, with a word that begins so.
+        ``at_start``: nothing precedes the word, so a number is that of a list item."""
+        if following.islower() or following.isdigit():
+            return True
+        if word.isdigit():
+            return at_start or self._ordinals
+        lower = word.lower()
+        if lower in self._titles or lower in _DOTTED_OPEN:
+            return True
+        if lower in _MAY_END or lower in _DOTTED_MAY_END:
+            return False
+        if len(word) == 1 and word.islower():
+            return self._letters
+        return following.isupper()  # initials and acronyms: "J. Smith", "the U.S. Army"

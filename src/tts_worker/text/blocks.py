@@ -1,0 +1,289 @@
+"""The second stage of the filter: what Markdown writes at the start of lines.
+
+Owns headings, list markers, block quotes, rules, tables and fenced code; it drops their marks, turns table pipes into
+commas and says where a line break is meant (``PARAGRAPH``). It knows nothing of emphasis or links (``inline``). An
+automaton over single characters: what it does never depends on how the stream was cut. It holds back at most a line's
+marker (some 64 characters) or the first 100 characters after a fence; fenced code is dropped, not held.
+"""
+
+from __future__ import annotations
+
+from tts_worker.text.cleaning import PARAGRAPH, SOFT_SPACE, Push
+
+_BULLETS = "-+*•‣⁃"
+_MARKERS = _BULLETS + "_="
+_RUN_LIMIT = 64
+_DELIMITER_LIMIT = 200
+_INFO_LIMIT = 100
+_FENCE = 3
+
+
+class BlockFilter:
+    """Pushes inline text to ``out``. A fence that never closes drops what follows it, as Markdown has it."""
+
+    def __init__(self, out: Push) -> None:
+        self._out = out
+        self._state: Push = self._indent
+        self._staged: list[tuple[str, int]] = []
+        self._after_bullet = False
+        self._heading = False
+        self._row = False
+        self._cell_seen = False  # the row has a cell with content
+        self._pipe: int | None = None  # the pipe that separates it from the next
+        self._fence_char = ""
+        self._fence_length = 0
+        self._fence_run = 0
+        self._fence_line_open = False  # nothing but fence characters on this line so far
+        self._inline_ticks = 0  # a long code span opened on this line with so many backticks
+
+    def push(self, char: str, index: int) -> None:
+        self._state(char, index)
+
+    def settle(self) -> None:
+        """Decide what is held as if the line ended here. Fences stay open."""
+        state = self._state
+        if state == self._ticks and len(self._staged) >= _FENCE:
+            self._begin_info()
+        elif state in (self._number, self._ticks, self._checkbox) or self._is_sign():
+            self._release()
+        elif state == self._fence and self._fence_line_open and self._fence_run >= self._fence_length:
+            self._state = self._body
+        elif state not in (self._info, self._fence, self._indent):
+            self._staged.clear()
+            self._state = self._body
+
+    def _is_sign(self) -> bool:
+        return self._state == self._marker and len(self._staged) == 1 and self._staged[0][0] in "-+"
+
+    def _release(self) -> None:
+        """What was held is ordinary text."""
+        staged, self._staged = self._staged, []
+        self._state = self._body
+        for char, index in staged:
+            self._out(char, index)
+
+    def _release_before(self, char: str, index: int) -> None:
+        self._release()
+        self._body(char, index)
+
+    def _end_line(self, mark: str, index: int) -> None:
+        self._staged.clear()
+        self._heading = self._row = self._after_bullet = False
+        self._inline_ticks = 0
+        self._state = self._indent
+        self._out(mark, index)
+
+    # -- at the start of a line -----------------------------------------------------------------------------------
+
+    def _indent(self, char: str, index: int) -> None:
+        if char in (" ", SOFT_SPACE):
+            return
+        if char == "\n":
+            self._end_line(PARAGRAPH, index)
+        elif char == ">" and not self._after_bullet:
+            return
+        elif char == "#":
+            self._stage(self._hashes, char, index)
+        elif char in _MARKERS:
+            self._stage(self._marker, char, index)
+        elif "0" <= char <= "9":
+            self._stage(self._number, char, index)
+        elif char in "`~":
+            self._fence_char = char
+            self._stage(self._ticks, char, index)
+        elif char == "[" and self._after_bullet:
+            self._stage(self._checkbox, char, index)
+        elif char == "|" and not self._after_bullet:
+            self._out(PARAGRAPH, index)
+            self._row, self._cell_seen, self._pipe = True, False, None
+            self._state = self._cell
+        else:
+            self._state = self._body
+            self._body(char, index)
+
+    def _stage(self, state: Push, char: str, index: int) -> None:
+        self._staged.append((char, index))
+        self._state = state
+
+    def _hashes(self, char: str, index: int) -> None:
+        if char == "#" and len(self._staged) < 6:
+            self._staged.append((char, index))
+        elif char == " ":
+            self._out(PARAGRAPH, self._staged[0][1])
+            self._staged.clear()
+            self._heading = True
+            self._state = self._body
+        elif char == "\n":
+            self._end_line(PARAGRAPH, index)
+        else:
+            self._release_before(char, index)
+
+    def _marker(self, char: str, index: int) -> None:
+        """A run of bullet or rule characters: ``- item``, ``---``, ``**bold**``, ``-- text``."""
+        mark, first = self._staged[0]
+        length = len(self._staged)
+        if char == mark and self._staged[-1][0] == mark:
+            if length < _RUN_LIMIT:
+                self._staged.append((char, index))
+        elif char in (" ", SOFT_SPACE):
+            if length == 1 and mark in _BULLETS:
+                self._staged.clear()
+                self._after_bullet = True
+                self._state = self._indent
+                self._out(PARAGRAPH, first)
+            elif self._staged[-1][0] == mark:
+                self._staged.append((" ", index))
+        elif char == "\n":
+            self._end_line(PARAGRAPH, index)
+        elif char in "|:" and mark == "-" and length > 1:
+            self._stage(self._delimiter, char, index)
+        elif mark in "•‣⁃":
+            self._staged.clear()
+            self._out(PARAGRAPH, first)
+            self._state = self._body
+            self._body(char, index)
+        else:
+            self._release_before(char, index)
+
+    def _number(self, char: str, index: int) -> None:
+        """``1. item``: the number is read, the line is an item."""
+        last = self._staged[-1][0]
+        if last.isdigit() and ("0" <= char <= "9" or char in ".)") and len(self._staged) < 10:
+            self._staged.append((char, index))
+        elif char == " " and last in ".)":
+            self._out(PARAGRAPH, self._staged[0][1])
+            self._release_before(char, index)
+        else:
+            self._release_before(char, index)
+
+    def _checkbox(self, char: str, index: int) -> None:
+        """``- [x] item``"""
+        want = ("[", " xX", "]", " ")[len(self._staged)]
+        if char not in want:
+            self._release_before(char, index)
+        elif len(self._staged) == 3:
+            self._staged.clear()
+            self._state = self._body
+        else:
+            self._staged.append((char, index))
+
+    def _delimiter(self, char: str, index: int) -> None:
+        """``--- | :--:``, the line under a table's head that has no outer pipes."""
+        if char == "\n":
+            self._end_line(PARAGRAPH, index)
+        elif char in "-:| " and len(self._staged) < _DELIMITER_LIMIT:
+            self._staged.append((char, index))
+        else:
+            self._release_before(char, index)
+
+    # -- within a line --------------------------------------------------------------------------------------------
+
+    def _body(self, char: str, index: int) -> None:
+        if char == "\n":
+            self._end_line(PARAGRAPH if self._heading or self._row else "\n", index)
+        elif char == "`":
+            self._fence_char = char
+            self._stage(self._ticks, char, index)
+        elif char == "\\":
+            self._out(char, index)
+            self._state = self._escaped
+        elif char == "|" and self._row:
+            self._pipe = index
+            self._state = self._cell
+        elif char == "#" and self._heading:
+            self._stage(self._closing, char, index)
+        else:
+            self._out(char, index)
+
+    def _escaped(self, char: str, index: int) -> None:
+        self._state = self._body
+        if char == "\n":
+            self._body(char, index)
+        else:
+            self._out(char, index)
+
+    def _closing(self, char: str, index: int) -> None:
+        """``# Heading ##``"""
+        if char == "\n":
+            self._end_line(PARAGRAPH, index)
+        elif char in "# " and len(self._staged) < _RUN_LIMIT:
+            self._staged.append((char, index))
+        else:
+            self._release_before(char, index)
+
+    def _cell(self, char: str, index: int) -> None:
+        """After a pipe: the comma waits for a cell with content; ``|---|`` has none."""
+        if char == "\n":
+            self._end_line(PARAGRAPH, index)
+        elif char == "|":
+            self._staged.clear()
+        elif char in "-:":
+            if len(self._staged) < _RUN_LIMIT:
+                self._staged.append((char, index))
+        elif char in (" ", SOFT_SPACE):
+            if self._staged and self._staged[-1][0] != " ":
+                self._staged.append((" ", index))
+        else:
+            begin = self._staged[0][1] if self._staged else index
+            if self._pipe is not None and self._cell_seen:
+                self._out(",", self._pipe)
+                if begin > self._pipe + 1:
+                    self._out(" ", begin - 1)
+            self._cell_seen = True
+            self._release_before(char, index)
+
+    # -- code -----------------------------------------------------------------------------------------------------
+
+    def _ticks(self, char: str, index: int) -> None:
+        if char == self._fence_char:
+            if len(self._staged) < _RUN_LIMIT:
+                self._staged.append((char, index))
+        elif len(self._staged) < _FENCE:
+            self._release_before(char, index)
+        elif self._fence_char == "`" and self._inline_ticks == len(self._staged):
+            self._inline_ticks = 0
+            self._release_before(char, index)
+        else:
+            self._begin_info()
+            self._info(char, index)
+
+    def _begin_info(self) -> None:
+        self._fence_length = len(self._staged)
+        self._state = self._info
+
+    def _info(self, char: str, index: int) -> None:
+        """The rest of the line after an opening fence. More backticks, or too much of it: it was a code span."""
+        if char == "\n":
+            self._staged.clear()
+            self._fence_run, self._fence_line_open = 0, True
+            self._state = self._fence
+        elif char == self._fence_char == "`":
+            self._release()
+            self._out(char, index)
+            self._state = self._closing_ticks
+        elif len(self._staged) - self._fence_length < _INFO_LIMIT:
+            self._staged.append((char, index))
+        else:
+            self._inline_ticks = self._fence_length
+            self._release_before(char, index)
+
+    def _closing_ticks(self, char: str, index: int) -> None:
+        if char == "`":
+            self._out(char, index)
+        else:
+            self._state = self._body
+            self._body(char, index)
+
+    def _fence(self, char: str, index: int) -> None:
+        if char == "\n":
+            if self._fence_line_open and self._fence_run >= self._fence_length:
+                self._end_line(PARAGRAPH, index)
+            self._fence_run, self._fence_line_open = 0, True
+        elif self._fence_line_open:
+            if char == self._fence_char:
+                self._fence_run += 1
+            elif char in (" ", SOFT_SPACE) and self._fence_run >= self._fence_length:
+                self._state = self._body
+                self._out(PARAGRAPH, index)
+            elif char not in (" ", SOFT_SPACE, ">") or self._fence_run:
+                self._fence_line_open = False

@@ -1,0 +1,86 @@
+"""The first stage of the filter: characters that nobody reads aloud.
+
+Owns which single characters are dropped (emoji and their joiners, keycaps, control, zero-width and bidi characters,
+variation selectors, private use, lone surrogates) and which are folded to a plain space or line break. It knows
+nothing of Markdown, words or segments. One character of look-ahead: an emoji selector changes what came before it.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable
+
+from tts_worker.text.characters import is_pictograph
+
+Push = Callable[[str, int], None]
+"""A stage's input: one character and its offset in the original text. Offsets strictly increase."""
+
+SOFT_SPACE = "\u200b"
+"""Stands for what was dropped between two characters: a space if it would otherwise join two words, else nothing."""
+
+PARAGRAPH = "\u2029"
+"""A line break that is meant: blank line, list item, heading, table row. A plain line break stays a line feed."""
+
+_LINE_BREAKS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
+_KEYCAP = "\u20e3"
+_EMOJI_SELECTOR = "\ufe0f"
+_TEXT_SELECTOR = "\ufe0e"
+_MAY_BECOME_EMOJI = frozenset("0123456789#*©®‼⁉™ℹ↔↕↖↗↘↙↩↪Ⓜ")
+# Blank or meaningless although their category says otherwise: combining grapheme joiner, Hangul fillers, object and
+# decoding replacement characters; daggers mark footnotes.
+_SILENT = frozenset("\u034f\u115f\u1160\u3164\uffa0\ufffc\ufffd†‡" + _KEYCAP)
+
+
+def is_filtered(char: str) -> bool:
+    """Whether ``char`` is dropped wherever it stands. Line breaks and spaces are folded, not dropped."""
+    if char.isascii():
+        return (char < " " or char == "\x7f") and not char.isspace()
+    if char.isspace():
+        return False
+    return (
+        char in _SILENT
+        or is_pictograph(char)
+        or unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Cn")
+        or "\ufe00" <= char <= "\ufe0f"
+        or "\U000e0100" <= char <= "\U000e01ef"
+        or "\u180b" <= char <= "\u180f"
+    )
+
+
+class Cleaner:
+    """Pushes the characters that remain to ``out``, spaces as ``" "``, line breaks as ``"\\n"``."""
+
+    def __init__(self, out: Push) -> None:
+        self._out = out
+        self._held: tuple[str, int] | None = None  # may turn out to be the base of an emoji
+        self._after_return = False
+
+    def push(self, char: str, index: int) -> None:
+        if self._held is not None:
+            held, self._held = self._held, None
+            if char in (_EMOJI_SELECTOR, _KEYCAP):
+                self._out(SOFT_SPACE, held[1])
+                return
+            self._out(*held)
+        if char in _MAY_BECOME_EMOJI:
+            self._held = (char, index)
+        elif " " <= char <= "~":
+            self._out(char, index)
+        elif char in _LINE_BREAKS:
+            if not (char == "\n" and self._after_return):
+                self._out("\n", index)
+            self._after_return = char == "\r"
+            return
+        elif char.isspace() or char == "\u2800":
+            self._out(" ", index)
+        elif is_pictograph(char):
+            self._out(SOFT_SPACE, index)
+        elif not is_filtered(char):
+            self._out(char, index)
+        self._after_return = False
+
+    def settle(self) -> None:
+        """Decide what is held as if the text ended here."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._out(*held)

@@ -1,0 +1,387 @@
+"""The third stage of the filter: marks within a line.
+
+Owns emphasis, code spans, links, images, footnotes, tags, entities and escapes. Emphasis marks are judged by
+their neighbours alone, so nothing waits for a closing one; an open ``[`` or ``<`` holds text back for at most some
+hundred characters and is then read as it stands. An automaton over single characters: linear in the text, and what it
+does never depends on how the stream was cut. It knows nothing of lines (``blocks``), words or segments.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+
+from tts_worker.text.cleaning import PARAGRAPH, SOFT_SPACE, Push, is_filtered
+from tts_worker.text.holdback import Holdback
+from tts_worker.text.scanners import (
+    BREAKING_TAGS,
+    CELL_TAGS,
+    Step,
+    TagScanner,
+    TargetScanner,
+)
+
+_SPACES = frozenset((" ", "\n", SOFT_SPACE, PARAGRAPH))
+_ESCAPABLE = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
+_CITATION = re.compile(r"\d{1,3}(?:[,–-] ?\d{1,3})*")
+_RUN_LIMIT = 64
+_COMMENT_LIMIT = 2000
+_ENTITY_LIMIT = 10
+_REFERENCE_LIMIT = 60
+
+
+def _is_word(char: str) -> bool:
+    return char.isalnum()
+
+
+class InlineFilter:
+    """Pushes readable text to ``out``."""
+
+    def __init__(self, out: Push) -> None:
+        self._out = Holdback(out)
+        self._break = out
+        self._state: Push = self._text
+        self._previous = " "  # the character before, as written
+        self._fresh = True  # nothing was read on this line yet
+        self._code = 0  # backticks that opened the code span we are in
+        self._open: set[str] = set()  # emphasis marks that await their other half
+        self._staged: list[tuple[str, int]] = []
+        self._eat_angle = False  # the ">" of <name@example.com>
+        self._closed_at = 0
+        self._tag = TagScanner()
+        self._comment_tail = ""
+        self._comment_length = 0
+        self._target = TargetScanner()
+        self._code_handlers: dict[str, Push] = {"\n": self._line_end, PARAGRAPH: self._line_end, "`": self._tick}
+        self._handlers: dict[str, Push] = {
+            **self._code_handlers,
+            **dict.fromkeys("*_~", self._mark),
+            "!": self._stager(self._bang),
+            "\\": self._stager(self._escape),
+            "&": self._stager(self._entity),
+            "[": self._bracket,
+            "]": self._close,
+            "<": self._angle,
+            ">": self._close_angle,
+            "|": self._stager(self._pipe),
+        }
+
+    def push(self, char: str, index: int) -> None:
+        self._state(char, index)
+
+    def settle(self) -> None:
+        """Decide what is held as if the text ended here."""
+        while self._state != self._text:  # what was held may itself begin something, a few times at most
+            state = self._state
+            if state == self._run:
+                self._resolve_run(" ")
+            elif state == self._ticks:
+                self._resolve_ticks()
+            elif state == self._after_close:
+                self._resolve_close(" ")
+                self._state = self._text
+            elif state == self._in_target:
+                self._not_a_link()
+            elif state == self._reference:
+                self._not_a_reference()
+            elif state in (self._pipe, self._comment):
+                self._staged.clear()
+                self._state = self._text
+            else:
+                self._reread()
+        self._out.give_up()
+
+    def _emit(self, char: str, index: int) -> None:
+        self._fresh = False
+        self._previous = char
+        self._out.push(char, index)
+
+    def _reread(self) -> None:
+        """The first held character meant nothing; what follows it may. What is held never holds another of its kind,
+        so a character is read three times at most."""
+        staged, self._staged = self._staged, []
+        self._state = self._text
+        self._emit(*staged[0])
+        for char, index in staged[1:]:
+            self._state(char, index)
+
+    def _reread_before(self, char: str, index: int) -> None:
+        self._reread()
+        self._state(char, index)
+
+    def _stager(self, state: Push) -> Push:
+        def stage(char: str, index: int) -> None:
+            self._staged = [(char, index)]
+            self._state = state
+
+        return stage
+
+    # -- plain text -----------------------------------------------------------------------------------------------
+
+    def _text(self, char: str, index: int) -> None:
+        handler = (self._code_handlers if self._code else self._handlers).get(char)
+        if handler is not None:
+            handler(char, index)
+        elif char in _SPACES:
+            self._previous = char
+            self._eat_angle = False
+            self._out.push(char, index)
+        else:
+            self._emit(char, index)
+
+    def _line_end(self, char: str, index: int) -> None:
+        self._out.give_up()
+        self._code = 0
+        self._eat_angle = False
+        if char == PARAGRAPH:
+            self._open.clear()
+        self._previous, self._fresh = " ", True
+        self._break(char, index)
+
+    def _bang(self, char: str, index: int) -> None:
+        """``![alt](picture)``"""
+        if char == "[":
+            self._out.open([*self._staged, (char, index)], image=True, fresh=self._fresh)
+            self._staged.clear()
+            self._previous = char
+            self._state = self._text
+        else:
+            self._reread_before(char, index)
+
+    def _escape(self, char: str, index: int) -> None:
+        if char in _ESCAPABLE:
+            self._staged.clear()
+            self._state = self._text
+            self._emit(char, index)
+        else:
+            self._reread_before(char, index)
+
+    def _entity(self, char: str, index: int) -> None:
+        if char == ";" and len(self._staged) > 1:
+            begin = self._staged[0][1]
+            written = "".join(c for c, _ in self._staged) + ";"
+            meant = html.unescape(written)
+            if meant == written or len(meant) != 1:
+                self._reread_before(char, index)
+                return
+            self._staged.clear()
+            self._state = self._text
+            if meant.isspace():
+                self._text(" ", begin)
+            elif not is_filtered(meant):
+                self._emit(meant, begin)
+        elif ((char.isascii() and char.isalnum()) or char == "#") and len(self._staged) <= _ENTITY_LIMIT:
+            self._staged.append((char, index))
+        else:
+            self._reread_before(char, index)
+
+    def _pipe(self, char: str, index: int) -> None:
+        """``a | b``: a table without outer pipes, or a separator: a pause. ``a|b`` stays."""
+        spaced = self._previous == " "
+        _, begin = self._staged[0]
+        if spaced and char in _SPACES:
+            self._staged.clear()
+            self._state = self._text
+            if char == " " and not self._fresh:
+                self._emit(",", begin)
+            self._text(char, index)
+        else:
+            self._reread_before(char, index)
+
+    # -- emphasis and code ----------------------------------------------------------------------------------------
+
+    def _mark(self, char: str, index: int) -> None:
+        self._staged = [(char, index)]
+        self._state = self._run
+
+    def _run(self, char: str, index: int) -> None:
+        if char == self._staged[0][0]:
+            if len(self._staged) < _RUN_LIMIT:
+                self._staged.append((char, index))
+            return
+        self._resolve_run(char)
+        self._text(char, index)
+
+    def _resolve_run(self, following: str) -> None:
+        mark = self._staged[0][0]
+        staged, self._staged = self._staged, []
+        self._state = self._text
+        if self._is_text(mark, len(staged), following):
+            for char, index in staged:
+                self._emit(char, index)
+        self._previous = mark
+
+    def _is_text(self, mark: str, length: int, following: str) -> bool:
+        """Whether a run of ``mark`` is to be read: ``2*3``, ``snake_case``, ``~5``; if not, note what it opens."""
+        before = self._previous
+        spaced_left, spaced_right = before in " \n", following in _SPACES - {SOFT_SPACE}
+        kind = mark * min(length, 2)
+        within = _is_word(before) and _is_word(following)
+        if mark == "~":
+            return length == 1
+        if mark == "_":
+            return within
+        if spaced_left and spaced_right:
+            return length == 1
+        if before.isdigit() and following.isdigit():
+            return True
+        if kind not in self._open:
+            if length == 1 and (_is_word(before) or before in ")]") and (_is_word(following) or following in "(["):
+                return True  # a*b, (a+b)*c
+            if length == 2 and within and following.isdigit():
+                return True  # x**2
+            if not spaced_right:
+                self._open.add(kind)
+        else:
+            self._open.discard(kind)
+        return False
+
+    def _tick(self, char: str, index: int) -> None:
+        self._staged = [(char, index)]
+        self._state = self._ticks
+
+    def _ticks(self, char: str, index: int) -> None:
+        if char == "`":
+            if len(self._staged) < _RUN_LIMIT:
+                self._staged.append((char, index))
+            return
+        self._resolve_ticks()
+        self._text(char, index)
+
+    def _resolve_ticks(self) -> None:
+        """Backticks are never read. In code, only as many as opened it close it."""
+        if not self._code:
+            self._code = len(self._staged)
+        elif self._code == len(self._staged):
+            self._code = 0
+        self._staged.clear()
+        self._previous = "`"
+        self._state = self._text
+
+    # -- brackets -------------------------------------------------------------------------------------------------
+
+    def _bracket(self, char: str, index: int) -> None:
+        self._out.open([(char, index)], image=False, fresh=self._fresh)
+        self._previous = char
+
+    def _close(self, char: str, index: int) -> None:
+        if not self._out.is_open:
+            self._emit(char, index)
+            return
+        self._closed_at = index
+        self._state = self._after_close
+
+    def _after_close(self, char: str, index: int) -> None:
+        if char == "(" and not self._out.content().startswith("^"):
+            self._staged = [(char, index)]
+            self._target = TargetScanner()
+            self._state = self._in_target
+        elif char == "[" and not self._is_note():
+            self._staged = [(char, index)]
+            self._state = self._reference
+        else:
+            definition = self._resolve_close(char)
+            self._state = self._text
+            if not definition:
+                self._text(char, index)
+
+    def _is_note(self) -> bool:
+        """``[^1]`` and ``[1]``, ``[2, 3]``: footnotes and citations."""
+        content = self._out.content()
+        return content.startswith("^") or _CITATION.fullmatch(content) is not None
+
+    def _resolve_close(self, following: str) -> bool:
+        """The bracket has no target. True if ``following`` is the colon of a footnote's own text."""
+        if self._out.is_image or not self._is_note():
+            self._out.keep()
+            self._emit("]", self._closed_at)
+            return False
+        definition = following == ":" and self._out.is_fresh
+        self._out.drop()
+        return definition
+
+    def _in_target(self, char: str, index: int) -> None:
+        step = self._target.feed(char)
+        if step is Step.MORE:
+            if not self._target.is_long:
+                self._staged.append((char, index))
+        elif step is Step.DONE:
+            self._staged.clear()
+            if self._out.is_image or self._is_note():
+                self._out.drop()
+            else:
+                self._out.unwrap()
+            self._previous = char
+            self._state = self._text
+        else:
+            self._not_a_link()
+            self._state(char, index)
+
+    def _not_a_link(self) -> None:
+        self._out.keep()
+        self._emit("]", self._closed_at)
+        if self._target.is_long:
+            del self._staged[1:]
+        self._reread()
+
+    def _reference(self, char: str, index: int) -> None:
+        """``[text][label]``"""
+        if char == "]":
+            self._staged.clear()
+            if self._out.is_image:
+                self._out.drop()
+            else:
+                self._out.unwrap()
+            self._previous = char
+            self._state = self._text
+        elif char in ("[", "\n", PARAGRAPH) or len(self._staged) > _REFERENCE_LIMIT:
+            self._not_a_reference()
+            self._state(char, index)
+        else:
+            self._staged.append((char, index))
+
+    def _not_a_reference(self) -> None:
+        self._out.keep()
+        self._emit("]", self._closed_at)
+        self._reread()
+
+    # -- tags -----------------------------------------------------------------------------------------------------
+
+    def _angle(self, char: str, index: int) -> None:
+        self._staged = [(char, index)]
+        self._tag = TagScanner()
+        self._state = self._in_tag
+
+    def _close_angle(self, char: str, index: int) -> None:
+        if self._eat_angle:
+            self._eat_angle = False
+        else:
+            self._emit(char, index)
+
+    def _in_tag(self, char: str, index: int) -> None:
+        step = self._tag.feed(char)
+        if step is Step.MORE:
+            self._staged.append((char, index))
+        elif step is Step.FAIL:
+            if char == "@" and self._tag.name:  # <name@example.com>
+                del self._staged[0]
+                self._eat_angle = True
+            self._reread_before(char, index)
+        elif self._tag.comment:
+            self._staged = []
+            self._comment_tail = ""
+            self._comment_length = 0
+            self._state = self._comment
+        else:
+            self._staged.clear()
+            self._state = self._text
+            if self._tag.name.lower() in BREAKING_TAGS:
+                self._line_end(PARAGRAPH, index)
+            elif self._tag.name.lower() in CELL_TAGS:
+                self._text(" ", index)
+
+    def _comment(self, char: str, index: int) -> None:
+        self._comment_tail = (self._comment_tail + char)[-3:]
+        self._comment_length += 1
+        if self._comment_tail == "-->" or self._comment_length >= _COMMENT_LIMIT:
+            self._state = self._text

@@ -1,0 +1,127 @@
+"""Numbers, dates and symbols as words, where an engine does not do it itself: the optional package ``wetext``.
+
+Owns the call of that package and the places of its words in the original text. Off unless asked for. It runs on whole
+segments, so its result does not depend on how the stream was cut. Languages without rules pass unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from tts_worker.errors import MissingExtra
+from tts_worker.text.projection import align
+from tts_worker.types import Segment, Span
+
+Normalise = Callable[[str, str | None], str]
+"""``(text, language) -> text``: how a run of spoken text is written out in words."""
+
+LANGUAGES = ("en", "zh")
+"""Primary BCP-47 tags that ``wetext`` has rules for."""
+
+
+def load_normaliser() -> Normalise:
+    """The ``wetext`` rules as a function. Its tables are read on the first text of a language (some 0.5 s).
+
+    Raises MissingExtra if the package is not installed.
+    """
+    try:
+        from wetext import Normalizer
+    except ImportError as exc:
+        raise MissingExtra("text normalisation", "normalise") from exc
+    rules = {language: Normalizer(lang=language, operator="tn") for language in LANGUAGES}
+
+    def normalise(text: str, language: str | None) -> str:
+        primary = (language or "").replace("_", "-").split("-")[0].lower()
+        if primary not in rules:
+            return text
+        try:
+            written = rules[primary].normalize(text)
+        except Exception:  # the grammars reject odd text by assertions; as it stands it can still be spoken
+            return text
+        return str(written) or text
+
+    return normalise
+
+
+def normalise_segment(segment: Segment, normalise: Normalise, language: str | None) -> Segment:
+    """``segment`` with its plain text written out; what the lexicon said stays as it is. Every new span ranges over the
+    original words that it says, and words that need no rewriting keep a place for each character."""
+    spans: list[Span] = []
+    run: list[Span] = []
+    for span in segment.spans:
+        if _is_plain(span):
+            run.append(span)
+            continue
+        spans += _rewritten(run, normalise, language)
+        spans.append(span)
+        run = []
+    spans += _rewritten(run, normalise, language)
+    return replace(segment, spans=tuple(spans))
+
+
+def _is_plain(span: Span) -> bool:
+    return span.phonemes is None and len(span.text) == span.end - span.start
+
+
+def _rewritten(run: list[Span], normalise: Normalise, language: str | None) -> list[Span]:
+    source = "".join(span.text for span in run)
+    core = source.strip()
+    if not any(map(str.isalnum, core)):
+        return run
+    target = " ".join(normalise(core, language).split())
+    if target == core or not any(map(str.isalnum, target)):
+        return run
+    places = [place for span in run for place in range(span.start, span.end)]
+    first = source.index(core)
+    spans = _characters(source[:first], places[:first])
+    for text, start, end in _groups(core, target):
+        if text == core[start:end]:
+            spans += _characters(text, places[first + start : first + end])
+        else:
+            spans.append(Span(text, places[first + start], places[first + end - 1] + 1))
+    tail = first + len(core)
+    return _joined(spans + _characters(source[tail:], places[tail:]))
+
+
+def _characters(text: str, places: list[int]) -> list[Span]:
+    return [Span(char, place, place + 1) for char, place in zip(text, places, strict=True)]
+
+
+def _groups(source: str, target: str) -> list[tuple[str, int, int]]:
+    """``target`` in pieces that cover it, each with the non-empty range of ``source`` that it says. Pieces that say the
+    same words are one; a single space between words stands for the space in the source where there is one."""
+    words: list[list[int]] = []
+    for target_start, target_end, start, end in align(source, target):
+        if words and (start == end or start < words[-1][3]):  # inserted, or more of the same words
+            words[-1][1] = target_end
+        elif words and words[-1][2] == words[-1][3]:  # the first words were inserted: they belong to what follows
+            words[-1][1:] = [target_end, start, end]
+        else:
+            words.append([target_start, target_end, start, end])
+    if words[0][2] == words[0][3]:  # nothing but insertions
+        words[0][2:] = [0, len(source)]
+    groups: list[tuple[str, int, int]] = []
+    for number, (target_start, target_end, start, end) in enumerate(words):
+        groups.append((target[target_start:target_end], start, end))
+        following = words[number + 1] if number + 1 < len(words) else None
+        if following is None or following[0] == target_end:
+            continue
+        space = source.find(" ", end, following[2])
+        if space >= 0:
+            groups.append((" ", space, space + 1))
+        else:
+            groups[-1] = (target[target_start : following[0]], start, end)
+    return groups
+
+
+def _joined(spans: list[Span]) -> list[Span]:
+    """Neighbouring single characters as one span."""
+    joined: list[Span] = []
+    for span in spans:
+        last = joined[-1] if joined else None
+        if last is not None and _is_plain(last) and _is_plain(span) and last.end == span.start:
+            joined[-1] = Span(last.text + span.text, last.start, span.end)
+        else:
+            joined.append(span)
+    return joined

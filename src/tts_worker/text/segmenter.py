@@ -1,0 +1,350 @@
+"""Cuts filtered text into the pieces that are spoken, while it is being written.
+
+Owns where a segment ends: first clause early, later ones longer, sentences always, never inside numbers, abbreviations
+or words unless too long. An automaton over single characters, so the segments are the same however the text was cut.
+It knows nothing of Markdown (the filter's work), voices or time.
+
+Delay: a sentence is out with the space after its stop; with the next letter after a stop that may belong to an
+abbreviation, an ellipsis or a quote; in scripts without spaces with the next character.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tts_worker.errors import InvalidRequest
+from tts_worker.text.abbreviations import Stop, StopRules
+from tts_worker.text.characters import extends, is_closer, is_spoken, is_unspaced, spoken_weight
+from tts_worker.text.projection import breaks_before
+from tts_worker.types import Boundary, Segment, Span
+
+_SENTENCE = frozenset(".!?…。！？｡．।॥؟۔።။։")
+_CLAUSE = frozenset(",;:—–-，、；：،؛፣၊")
+# Need no space after them.
+_WIDE = frozenset("。！？｡।॥؟۔።။։，、；：،؛፣၊—")
+_WORD_LIMIT = 24  # how far back an abbreviation is looked for
+
+
+@dataclass(frozen=True, slots=True)
+class SegmenterOptions:
+    """Sizes are spoken sizes: a Latin letter, space or mark counts 1 (about 1/15 s), a digit or Han character 3.
+
+    ``first_clause_chars``: the first segment may end at a comma from here; the minimum doubles with every segment up
+    to ``clause_chars``. ``first_max_chars``, ``max_chars``: no segment is longer; without punctuation it is cut at a
+    space. ``by_word``: segments are words, and only the maxima count.
+    Raises InvalidRequest if they are not increasing from 1 or ``first_max_chars`` is below 20.
+    """
+
+    first_clause_chars: int = 12
+    clause_chars: int = 60
+    first_max_chars: int = 90
+    max_chars: int = 180
+    by_word: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.first_clause_chars <= self.clause_chars <= self.max_chars:
+            raise InvalidRequest("segment sizes: 1 <= first_clause_chars <= clause_chars <= max_chars must hold")
+        if not max(20, self.first_clause_chars) <= self.first_max_chars <= self.max_chars:
+            raise InvalidRequest("segment sizes: 20, first_clause_chars <= first_max_chars <= max_chars must hold")
+
+
+@dataclass(slots=True)
+class _Piece:
+    """One character, or what the lexicon made of several."""
+
+    text: str
+    start: int
+    end: int
+    size: int
+    said: bool = False  # the lexicon's
+    phonemes: str | None = None
+
+    @property
+    def speaks(self) -> bool:
+        return self.phonemes is not None or any(map(str.isalnum, self.text))
+
+
+@dataclass(slots=True)
+class _Cut:
+    """A place where the segment may end: after ``length`` pieces, if what follows agrees."""
+
+    first: int  # the piece where the mark begins
+    length: int
+    boundary: Boundary
+    mark: str  # without closing quotes and brackets
+    spaced: bool = False  # a space has followed: only the next letter is missing
+
+    @property
+    def is_dash(self) -> bool:
+        return self.mark[0] in "-–"
+
+    @property
+    def is_closed(self) -> bool:
+        """A quote or bracket was closed behind the mark."""
+        return self.length - self.first > len(self.mark)
+
+    @property
+    def is_ellipsis(self) -> bool:
+        return self.mark[0] == "…" or self.mark.startswith("..")
+
+
+class Segmenter:
+    """Takes filtered characters (see ``LexiconSink``); finished segments gather in ``ready``.
+
+    Ranges tile the original text: each segment begins where the last ended, so what was filtered belongs to the segment
+    after it. Text with nothing to say makes no segment and joins the next one; what follows the last segment and says
+    nothing joins it if it is still to come, else it belongs to none.
+    """
+
+    def __init__(self, options: SegmenterOptions | None = None, language: str | None = None) -> None:
+        self._options = options or SegmenterOptions()
+        self._rules = StopRules(language)
+        self.ready: list[Segment] = []
+        self.count = 0
+        self._pieces: list[_Piece] = []
+        self._size = 0
+        self._start = 0  # of the present segment, in the original
+        self._speaks = False
+        self._cut: _Cut | None = None
+        self._last_space = 0  # pieces before the last space
+        self._last_clause = 0  # pieces up to and with the last mark where one may breathe
+        self._take = self._take_word if self._options.by_word else self._take_clause
+
+    # -- input ------------------------------------------------------------------------------------------------------
+
+    def push(self, char: str, index: int) -> None:
+        self._take(_Piece(char, index, index + 1, max(1, spoken_weight(char))))
+
+    def push_said(self, text: str, start: int, end: int, phonemes: str | None) -> None:
+        size = sum(max(1, spoken_weight(char)) for char in text)
+        self._take(_Piece(text, start, end, min(size, self._options.first_max_chars // 2), True, phonemes))
+
+    def space_follows(self) -> None:
+        if self._options.by_word:
+            self._end_word()
+        elif self._cut is not None and not self._cut.spaced:
+            self._space_after_cut(self._cut)
+
+    def finish(self, boundary: Boundary, end: int) -> None:
+        """Speak what is there (FLUSH or END); the segment ranges to ``end``, the length of the original text."""
+        self._emit(len(self._pieces), boundary, end)
+
+    # -- by clause --------------------------------------------------------------------------------------------------
+
+    def _take_clause(self, piece: _Piece) -> None:
+        if self._cut is not None and self._judge(self._cut, piece):
+            return
+        if piece.text == "\n" and not piece.said:
+            self._pieces.append(piece)
+            self._emit(len(self._pieces), Boundary.PARAGRAPH, piece.end)
+            return
+        if self._pieces and self._size + piece.size > self._limit():
+            self._force(piece)
+            self._take_clause(piece)
+            return
+        self._append(piece)
+        if not piece.said and self._cut is None:
+            self._note_mark(piece.text)
+
+    def _append(self, piece: _Piece) -> None:
+        if piece.text == " ":
+            self._last_space = len(self._pieces)
+        self._pieces.append(piece)
+        self._size += piece.size
+        self._speaks = self._speaks or piece.speaks
+
+    def _limit(self) -> int:
+        return self._options.max_chars if self.count else self._options.first_max_chars
+
+    def _clause_minimum(self) -> int:
+        return min(self._options.clause_chars, self._options.first_clause_chars << min(self.count, 16))
+
+    def _note_mark(self, char: str) -> None:
+        """The last piece may be the mark that ends a segment."""
+        length = len(self._pieces)
+        if char in _SENTENCE:
+            self._cut = _Cut(length - 1, length, Boundary.SENTENCE, char)
+        elif char in _CLAUSE:
+            self._cut = _Cut(length - 1, length, Boundary.CLAUSE, char)
+
+    def _judge(self, cut: _Cut, piece: _Piece) -> bool:
+        """The piece after a possible end decides it. True if the piece was used up as part of the mark."""
+        char = piece.text
+        if char == "\n":
+            self._cut = None
+        elif char == " ":
+            if not cut.spaced:
+                self._space_after_cut(cut)
+        elif cut.spaced:
+            self._cut = None
+            if self._ends_before(cut, char[0]):
+                self._end_at(cut)
+        elif not piece.said and self._prolongs(cut, char) and self._size + piece.size <= self._limit():
+            self._append(piece)
+            cut.length = len(self._pieces)
+            if not is_closer(char):
+                cut.mark += char
+                if char in _SENTENCE:
+                    cut.boundary = Boundary.SENTENCE
+            return True
+        else:
+            self._cut = None
+            if self._needs_no_space(cut, char[0]):
+                self._end_at(cut)
+        return False
+
+    def _prolongs(self, cut: _Cut, char: str) -> bool:
+        """Whether ``char`` belongs to the mark: "?!", "...", ".)", '."', "--"."""
+        if cut.is_dash:
+            return char == cut.mark[-1]
+        return is_closer(char) or char in _SENTENCE or (char in _CLAUSE and char == cut.mark[-1])
+
+    def _needs_no_space(self, cut: _Cut, following: str) -> bool:
+        if cut.is_dash:  # word--word, but not --option
+            return len(cut.mark) > 1 and not self._space_before(cut)
+        return cut.mark[-1] in _WIDE or (is_unspaced(following) and not self._is_open(cut))
+
+    def _space_before(self, cut: _Cut) -> bool:
+        return cut.first == 0 or self._pieces[cut.first - 1].text == " "
+
+    def _space_after_cut(self, cut: _Cut) -> None:
+        """The mark is followed by a space: that settles it, unless the next word matters."""
+        if cut.is_dash and not self._space_before(cut) and len(cut.mark) == 1:
+            self._cut = None  # "pre- and post-war"
+        elif cut.is_ellipsis or cut.is_dash or cut.is_closed or self._is_open(cut):
+            cut.spaced = True
+        else:
+            self._cut = None
+            self._end_at(cut)
+
+    def _is_open(self, cut: _Cut) -> bool:
+        """Whether the mark is a stop that may belong to an abbreviation or a number."""
+        if cut.mark != ".":
+            return False
+        word, _ = self._word_before(cut.first)
+        return word is not None and self._rules.after(word) is Stop.OPEN
+
+    def _ends_before(self, cut: _Cut, following: str) -> bool:
+        """Whether a mark that waited for the next word ends the segment before it."""
+        if cut.is_ellipsis:
+            if following.islower():
+                cut.boundary = Boundary.CLAUSE
+            return True
+        if cut.is_dash:
+            return not following.isdigit()  # "15 - 3"
+        if self._is_open(cut):
+            word, at_start = self._word_before(cut.first)
+            return not self._rules.continues(word or "", following, at_start=at_start)
+        return cut.boundary is Boundary.CLAUSE or not following.islower()  # "Yes!" he said.
+
+    def _word_before(self, length: int) -> tuple[str | None, bool]:
+        """The word that ends the first ``length`` pieces, without opening marks; whether the segment begins with it.
+        None if it is the lexicon's or long: no abbreviation."""
+        first = length
+        while first > 0 and self._pieces[first - 1].text != " ":
+            if self._pieces[first - 1].said or length - first >= _WORD_LIMIT:
+                return None, False
+            first -= 1
+        at_start = not any(piece.speaks for piece in self._pieces[:first])
+        while first < length and not self._pieces[first].text.isalnum():
+            first += 1
+        return "".join(piece.text for piece in self._pieces[first:length]), at_start
+
+    def _end_at(self, cut: _Cut) -> None:
+        if cut.boundary is Boundary.CLAUSE:
+            self._last_clause = cut.length
+            size = sum(piece.size for piece in self._pieces[: cut.length])
+            if size < self._clause_minimum():
+                return
+        self._emit(cut.length, cut.boundary, self._pieces[cut.length - 1].end)
+
+    def _force(self, piece: _Piece) -> None:
+        """The segment would grow too long: cut at the last mark, else at the last space, else here."""
+        enough = self._limit() // 3
+        self._cut = None
+        for place, boundary in ((self._last_clause, Boundary.CLAUSE), (self._last_space, Boundary.FORCED)):
+            if place and sum(p.size for p in self._pieces[:place]) >= enough and self._says(place):
+                self._emit(place, boundary, self._pieces[place - 1].end)
+                return
+        place = self._last_space if self._says(self._last_space) else len(self._pieces)
+        if place == len(self._pieces) and not piece.said and extends(piece.text):
+            base = place - 1  # a mark may not be parted from its letter
+            while base > 0 and extends(self._pieces[base].text):
+                base -= 1
+            place = base or place
+        self._emit(place, Boundary.FORCED, self._pieces[place - 1].end)
+
+    def _says(self, length: int) -> bool:
+        return any(piece.speaks for piece in self._pieces[:length])
+
+    # -- word by word -----------------------------------------------------------------------------------------------
+
+    def _take_word(self, piece: _Piece) -> None:
+        if piece.text in (" ", "\n") and not piece.said:
+            self._end_word(Boundary.WORD if piece.text == " " else Boundary.PARAGRAPH)
+            piece.text = " "
+        elif self._pieces and breaks_before(self._pieces[-1].text[-1], piece.text[0]):
+            self._end_word()
+        if self._pieces and self._size + piece.size > self._limit():
+            self._emit(len(self._pieces), Boundary.FORCED, self._pieces[-1].end)
+        self._append(piece)
+
+    def _end_word(self, boundary: Boundary = Boundary.WORD) -> None:
+        if self._speaks:
+            self._emit(len(self._pieces), boundary, self._pieces[-1].end)
+
+    # -- output -----------------------------------------------------------------------------------------------------
+
+    def _emit(self, length: int, boundary: Boundary, end: int) -> None:
+        """The first ``length`` pieces are a segment up to ``end``; the rest is read again. Silent pieces are dropped,
+        their range stays with the next segment."""
+        pieces, rest = self._pieces[:length], self._pieces[length:]
+        self._pieces = []
+        self._size = 0
+        self._speaks = False
+        self._cut = None
+        self._last_space = self._last_clause = 0
+        if any(piece.speaks for piece in pieces):
+            spans = _spans(pieces, strip=not self._options.by_word)
+            self.ready.append(Segment(self.count, spans, self._start, end, boundary))
+            self.count += 1
+            self._start = end
+        for piece in rest:
+            self._take(piece)
+
+
+def _first_word(pieces: list[_Piece]) -> int:
+    """Where the first word begins that is more than punctuation: "... ok", "— and"."""
+    first = 0
+    for place, piece in enumerate(pieces):
+        if piece.text.isspace():
+            first = place + 1
+        elif piece.said or is_spoken(piece.text):
+            break
+    return first
+
+
+def _spans(pieces: list[_Piece], *, strip: bool) -> tuple[Span, ...]:
+    """Runs of neighbouring original characters become one span each; what the lexicon said stays apart."""
+    first, last = 0, len(pieces)
+    if strip:
+        first = _first_word(pieces)
+        while pieces[last - 1].text.isspace():
+            last -= 1
+    spans: list[Span] = []
+    run: list[str] = []
+    start = end = -1
+    for piece in pieces[first:last]:
+        if run and (piece.said or piece.start != end):
+            spans.append(Span("".join(run), start, end))
+            run = []
+        if piece.said:
+            spans.append(Span(piece.text, piece.start, piece.end, piece.phonemes))
+            continue
+        if not run:
+            start = piece.start
+        run.append(piece.text)
+        end = piece.end
+    if run:
+        spans.append(Span("".join(run), start, end))
+    return tuple(spans)

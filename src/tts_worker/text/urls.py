@@ -1,0 +1,147 @@
+"""The filter's stage for bare URLs: nobody wants to hear one spelled out.
+
+Owns where a URL begins (``http://``, ``https://``, ``ftp://``, ``www.``, ``mailto:``, with or without angle brackets),
+where it ends (punctuation at its end belongs to the sentence) and what is read in its place. An automaton over single
+characters; before it is sure of a URL it holds back at most nine. It knows nothing of Markdown.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from tts_worker.text.characters import is_unspaced
+from tts_worker.text.cleaning import SOFT_SPACE, Push
+
+_PREFIXES = ("http://", "https://", "ftp://", "www.", "mailto:")
+_FIRST_LETTERS = frozenset(prefix[0] for prefix in _PREFIXES) | frozenset(prefix[0].upper() for prefix in _PREFIXES)
+_NOT_IN_URL = frozenset('<>"`{}|\\^[]')
+_TAIL = frozenset(".,;:!?'*_~(")
+_HOST_LIMIT = 253
+_TAIL_LIMIT = 32
+
+
+class UrlMode(str, Enum):
+    """What becomes of a bare URL. The text of a Markdown link is read in any case, its target never."""
+
+    DROP = "drop"
+    HOST = "host"  # "https://www.example.com/a?b" is read as "example.com"
+    KEEP = "keep"
+
+
+class UrlFilter:
+    """Pushes everything but URLs to ``out``: nothing (``SOFT_SPACE``) or the host name in their place."""
+
+    def __init__(self, out: Push, *, host: bool) -> None:
+        self._out = out
+        self._reads_host = host
+        self._state: Push = self._text
+        self._previous = " "
+        self._held: list[tuple[str, int]] = []  # a prefix so far; within a URL: punctuation that may end it
+        self._written = ""  # the prefix so far, in lower case
+        self._angle = False  # the URL stands in angle brackets
+        self._depth = 0  # parentheses open within the URL
+        self._host: list[tuple[str, int]] | None = None
+
+    def push(self, char: str, index: int) -> None:
+        self._state(char, index)
+
+    def settle(self) -> None:
+        """Decide what is held as if the text ended here."""
+        if self._state == self._in_url:
+            self._end()
+        elif self._state != self._text:
+            self._release()
+
+    def _text(self, char: str, index: int) -> None:
+        if char == "<" or (char in _FIRST_LETTERS and not self._previous.isalnum()):
+            self._held = [(char, index)]
+            self._angle = char == "<"
+            self._written = "" if self._angle else char.lower()
+            self._state = self._prefix
+        else:
+            self._previous = char
+            self._out(char, index)
+
+    def _release(self) -> None:
+        held, self._held = self._held, []
+        self._state = self._text
+        for char, index in held:
+            self._previous = char
+            self._out(char, index)
+
+    def _prefix(self, char: str, index: int) -> None:
+        self._written += char.lower()
+        if self._written == "mailto:":  # the address is read
+            held, self._held = self._held, []
+            self._state = self._text
+            self._previous = " "
+            if self._angle:
+                self._out(*held[0])
+        elif self._written == "www.":
+            self._held.append((char, index))
+            self._state = self._after_www
+        elif self._written in _PREFIXES:
+            self._begin()
+        elif any(prefix.startswith(self._written) for prefix in _PREFIXES):
+            self._held.append((char, index))
+        else:
+            self._release()
+            self._text(char, index)
+
+    def _after_www(self, char: str, index: int) -> None:
+        if char.isalnum():
+            self._begin()
+            self._in_url(char, index)
+        else:
+            self._release()
+            self._text(char, index)
+
+    def _begin(self) -> None:
+        if not self._reads_host:
+            self._out(SOFT_SPACE, self._held[0][1])
+        self._held.clear()
+        self._host = [] if self._reads_host else None
+        self._depth = 0
+        self._state = self._in_url
+
+    def _in_url(self, char: str, index: int) -> None:
+        if self._ends(char):
+            if self._angle and char == ">":
+                self._held.clear()
+                self._end()
+            else:
+                self._end()
+                self._state(char, index)
+            return
+        self._depth += (char == "(") - (char == ")")
+        if char in _TAIL and len(self._held) < _TAIL_LIMIT:
+            self._held.append((char, index))
+            return
+        if self._host is not None:
+            if char == "@":  # what came before was a user's name
+                self._host = []
+            elif char in "/#?&=%" or len(self._host) >= _HOST_LIMIT or (self._held and self._held[-1][0] == ":"):
+                self._read_host()
+            else:
+                self._host += [*self._held, (char, index)]
+        self._held.clear()
+
+    def _ends(self, char: str) -> bool:
+        if char <= " " or char in _NOT_IN_URL or (char == ")" and not self._depth):
+            return True
+        return char > "~" and (is_unspaced(char) or not char.isalnum())
+
+    def _read_host(self) -> None:
+        host, self._host = self._host or [], None
+        if "".join(char for char, _ in host[:4]).lower() == "www.":
+            host = host[4:]
+        for char, index in host:
+            self._out(char, index)
+
+    def _end(self) -> None:
+        self._read_host()
+        self._previous = "/"
+        tail, self._held = self._held, []
+        self._state = self._text
+        for char, index in tail:
+            self._state(char, index)
