@@ -28,12 +28,15 @@ def to_pcm(samples: Floats) -> bytes:
     scaled *= FULL_SCALE
     np.rint(scaled, out=scaled)
     np.minimum(scaled, FULL_SCALE - 1, out=scaled)
-    return np.nan_to_num(scaled, copy=False, nan=0.0).astype("<i2").tobytes()
+    whole: NDArray[np.int16] = np.nan_to_num(scaled, copy=False, nan=0.0).astype("<i2")
+    return whole.tobytes()
 
 
 def to_float(pcm: bytes) -> Floats:
     """s16le as float samples ``[N]`` in [-1, 1). Raises ValueError for half a sample."""
-    return np.frombuffer(pcm, "<i2").astype(np.float32) / np.float32(FULL_SCALE)
+    samples: Floats = np.frombuffer(pcm, "<i2").astype(np.float32)
+    samples /= FULL_SCALE
+    return samples
 
 
 def silence(samples: int) -> bytes:
@@ -44,7 +47,8 @@ def silence(samples: int) -> bytes:
 def fade_curve(samples: int) -> Floats:
     """A raised-cosine rise ``[samples]``, strictly between 0 and 1: neither its ends nor their slopes jump."""
     phase = (np.arange(samples, dtype=np.float32) + 0.5) * np.float32(np.pi / max(samples, 1))
-    return (0.5 - 0.5 * np.cos(phase)).astype(np.float32)
+    curve: Floats = (0.5 - 0.5 * np.cos(phase)).astype(np.float32)
+    return curve
 
 
 def fade_in(samples: Floats, fade_samples: int) -> Floats:

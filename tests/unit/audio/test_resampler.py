@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import soxr
@@ -16,7 +18,7 @@ RATES = [8_000, 11_025, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000]
 def resample(pcm: bytes, source_hz: int, target_hz: int, cuts: list[int]) -> bytes:
     resampler = Resampler(source_hz, target_hz)
     edges = [0, *sorted(2 * (cut % (len(pcm) // 2 + 1)) for cut in cuts), len(pcm)]
-    pieces = [resampler.process(pcm[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [resampler.process(pcm[a:b]) for a, b in pairwise(edges)]
     return b"".join([*pieces, resampler.flush()])
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,7 +24,7 @@ def recording(*parts: tuple[int, float]) -> Floats:
 def trim_in_pieces(samples: Floats, cuts: list[int], keep_until_sample: int = 0) -> tuple[Floats, int | None]:
     trimmer = SpeechTrimmer(OPTIONS)
     edges = [0, *sorted(cut % (len(samples) + 1) for cut in cuts), len(samples)]
-    out = [trimmer.push(samples[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    out = [trimmer.push(samples[a:b]) for a, b in pairwise(edges)]
     out.append(trimmer.finish(keep_until_sample))
     assert trimmer.pending_samples == 0
     return np.concatenate(out), trimmer.start_sample
