@@ -68,7 +68,7 @@ def spoken_words(segment: Segment) -> tuple[SpokenWord, ...]:
 def _pieces(segment: Segment) -> Iterator[tuple[int, int, int, int, bool]]:
     """``(start_char, end_char, spoken_start, spoken_end, sounds)`` of every run of non-space original characters."""
     run: tuple[int, int, int, int, bool] | None = None
-    last_char = ""  # of the run, where it is original text; "" after a rewritten span
+    last_char = ""  # of the run
     offset = 0
     for span in segment.spans:
         if not span.text:
@@ -83,13 +83,14 @@ def _pieces(segment: Segment) -> Iterator[tuple[int, int, int, int, bool]]:
                 continue
             sounds = span.phonemes is not None or any(map(is_spoken, span.text))
             begins = offset - len(span.text)
-            if run is not None and span.start == run[1]:
-                run = (run[0], span.end, run[2], offset, run[4] or (sounds and span.end > span.start))
+            inserted = span.end == span.start
+            if run is not None and span.start == run[1] and (inserted or not breaks_before(last_char, span.text[0])):
+                run = (run[0], span.end, run[2], offset, run[4] or (sounds and not inserted))
             else:
                 if run is not None:
                     yield run
-                run = (span.start, span.end, begins, offset, sounds and span.end > span.start)
-            last_char = ""
+                run = (span.start, span.end, begins, offset, sounds and not inserted)
+            last_char = span.text[-1]
             continue
         for step, char in enumerate(span.text):
             place = span.start + step
@@ -97,7 +98,7 @@ def _pieces(segment: Segment) -> Iterator[tuple[int, int, int, int, bool]]:
                 if run is not None:
                     yield run
                 run = None
-            elif run is None or place != run[1] or (last_char and breaks_before(last_char, char)):
+            elif run is None or place != run[1] or breaks_before(last_char, char):
                 if run is not None:
                     yield run
                 run = (place, place + 1, offset + step, offset + step + 1, is_spoken(char))

@@ -32,6 +32,7 @@ class BlockFilter:
         self._pipe: int | None = None  # the pipe that separates it from the next
         self._fence_char = ""
         self._fence_length = 0
+        self._info_length = 0  # characters after the opening fence
         self._fence_run = 0
         self._fence_line_open = False  # nothing but fence characters on this line so far
         self._inline_ticks = 0  # a long code span opened on this line with so many backticks
@@ -44,6 +45,8 @@ class BlockFilter:
         state = self._state
         if state == self._ticks and len(self._staged) >= _FENCE:
             self._begin_info()
+        if self._state == self._info:  # still open, and what was held cannot be read out of its place later
+            self._staged.clear()
         elif state in (self._number, self._ticks, self._checkbox) or self._is_sign():
             self._release()
         elif state == self._fence and self._fence_line_open and self._fence_run >= self._fence_length:
@@ -249,6 +252,7 @@ class BlockFilter:
 
     def _begin_info(self) -> None:
         self._fence_length = len(self._staged)
+        self._info_length = 0
         self._state = self._info
 
     def _info(self, char: str, index: int) -> None:
@@ -261,7 +265,8 @@ class BlockFilter:
             self._release()
             self._out(char, index)
             self._state = self._closing_ticks
-        elif len(self._staged) - self._fence_length < _INFO_LIMIT:
+        elif self._info_length < _INFO_LIMIT:
+            self._info_length += 1
             self._staged.append((char, index))
         else:
             self._inline_ticks = self._fence_length

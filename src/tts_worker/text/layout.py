@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from tts_worker.text.characters import is_unspaced
 from tts_worker.text.cleaning import PARAGRAPH, SOFT_SPACE
 
 WRAP_CHARS = 40
@@ -82,10 +83,12 @@ class Layout:
     def _decide(self, char: str, index: int) -> None:
         kind, place, self._pending = self._pending, self._pending_at, ""
         if kind == SOFT_SPACE:
-            if self._last.isalnum() and char.isalnum():
+            joins = self._last.isalnum() and char.isalnum()
+            if joins and not (is_unspaced(self._last) and is_unspaced(char)):
                 self._out.push(" ", place)
         elif kind == "\n":
             self._line_chars = 0
             self._out.push(" " if char.islower() else "\n", place)
         elif not (char == "," or (char in _CLOSE_UP and index > place + 1)):
+            self._line_chars += 1
             self._out.push(" ", place)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 from tts_worker.errors import InvalidRequest
@@ -59,7 +60,7 @@ class Lexicon:
         """A lexicon from what a YAML or JSON file holds: ``{"nginx": "engine x", "Siobhan": "/ʃɪˈvɔːn/"}``.
 
         A value is a spelling, phonemes between slashes, or ``{say: ..., case_sensitive: bool}``. Without the latter a
-        key matches in any case unless it has a capital after its first character ("NASA", "iOS"). ``name`` (where the
+        key matches in any case unless it has a capital inside a word ("NASA", "iOS"). ``name`` (where the
         data stands, for example ``voice.lexicon``) goes into messages.
 
         Raises InvalidRequest that names the key: wrong type, empty, too long, or more than MAX_ENTRIES entries.
@@ -97,7 +98,7 @@ def _entry(key: object, value: object, name: str) -> Entry:
     if len(written) > MAX_WRITTEN_CHARS:
         raise InvalidRequest(f"{place}...: a key has at most {MAX_WRITTEN_CHARS} characters")
     _check_characters(written, place)
-    case_sensitive = any(char.isupper() for char in written[1:])
+    case_sensitive = any(before.isalnum() and char.isupper() for before, char in pairwise(written))
     if isinstance(value, Mapping):
         unknown = sorted(str(option) for option in value if option not in ("say", "case_sensitive"))
         if unknown or "say" not in value:

@@ -7,9 +7,10 @@ how the text was cut; time and memory are linear in it. It knows nothing of sess
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass
 
-from tts_worker.errors import IllegalCommand
+from tts_worker.errors import IllegalCommand, InvalidRequest
 from tts_worker.text.decoding import TextDecoder
 from tts_worker.text.filter import TextFilter, UrlMode
 from tts_worker.text.lexicon import Lexicon, LexiconStage
@@ -17,17 +18,41 @@ from tts_worker.text.normaliser import Normalise, normalise_segment
 from tts_worker.text.segmenter import Segmenter, SegmenterOptions
 from tts_worker.types import Boundary, Segment
 
+_LANGUAGE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{1,8})*")
+_TAIL_PARTS = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """How text is read. ``language``: a BCP-47 tag, for abbreviations and normalisation; None: English habits, no
-    normalisation. ``normalise``: write numbers and dates out in words before the engine sees them."""
+    """How text is read.
+
+    ``markdown``: leave out Markdown and tags. ``urls``: what becomes of bare URLs. ``language``: a BCP-47 tag, for
+    abbreviations and normalisation; None means English habits and no normalisation. ``normalise``: write numbers and
+    dates out in words before the engine sees them. The others are those of ``SegmenterOptions``.
+    Raises InvalidRequest if a value is out of range.
+    """
 
     markdown: bool = True
     urls: UrlMode = UrlMode.DROP
     language: str | None = None
     normalise: bool = False
-    segmenter: SegmenterOptions = field(default_factory=SegmenterOptions)
+    by_word: bool = False
+    first_clause_chars: int = 12
+    clause_chars: int = 60
+    first_max_chars: int = 90
+    max_chars: int = 180
+
+    def __post_init__(self) -> None:
+        if self.urls not in tuple(UrlMode):
+            raise InvalidRequest(f"urls must be one of {', '.join(mode.value for mode in UrlMode)}")
+        if self.language is not None and not _LANGUAGE.fullmatch(self.language):
+            raise InvalidRequest('language must be a BCP-47 tag such as "en" or "zh-CN"')
+        self.segmenter_options()
+
+    def segmenter_options(self) -> SegmenterOptions:
+        return SegmenterOptions(
+            self.first_clause_chars, self.clause_chars, self.first_max_chars, self.max_chars, self.by_word
+        )
 
 
 class TextPipeline:
@@ -43,19 +68,29 @@ class TextPipeline:
         self._language = options.language
         self._normalise = normalise if options.normalise else None
         self._decoder = TextDecoder()
-        self._segmenter = Segmenter(options.segmenter, options.language)
+        self._segmenter = Segmenter(options.segmenter_options(), options.language)
         self._lexicon = LexiconStage(lexicon, self._segmenter) if lexicon else None
-        self._filter = TextFilter(self._lexicon or self._segmenter, markdown=options.markdown, urls=options.urls)
+        self._filter = TextFilter(
+            self._lexicon or self._segmenter, markdown=options.markdown, urls=UrlMode(options.urls)
+        )
         self._parts: list[str] = []
+        self._tail: list[str] = []  # the latest deltas; joined from time to time, for there may be one per character
         self._length = 0
+        self._spoken_chars = 0
         self._ended = False
 
     @property
     def source(self) -> str:
         """The original text so far. Offsets index it; receipts are cut from it."""
-        if len(self._parts) > 1:
-            self._parts = ["".join(self._parts)]
+        if self._tail or len(self._parts) > 1:
+            self._parts = ["".join([*self._parts, *self._tail])]
+            self._tail.clear()
         return self._parts[0] if self._parts else ""
+
+    @property
+    def spoken_chars(self) -> int:
+        """How many characters of spoken text came out so far."""
+        return self._spoken_chars
 
     @property
     def has_speech(self) -> bool:
@@ -97,8 +132,11 @@ class TextPipeline:
         push = self._filter.push
         for index, char in enumerate(text, self._length):
             push(char, index)
-        self._parts.append(text)
         self._length += len(text)
+        self._tail.append(text)
+        if len(self._tail) == _TAIL_PARTS:
+            self._parts.append("".join(self._tail))
+            self._tail.clear()
 
     def _finish(self, boundary: Boundary) -> list[Segment]:
         if self._lexicon:
@@ -111,6 +149,7 @@ class TextPipeline:
         if not ready:
             return []
         self._segmenter.ready = []
-        if self._normalise is None:
-            return ready
-        return [normalise_segment(segment, self._normalise, self._language) for segment in ready]
+        if self._normalise is not None:
+            ready = [normalise_segment(segment, self._normalise, self._language) for segment in ready]
+        self._spoken_chars += sum(len(segment.text) for segment in ready)
+        return ready

@@ -53,7 +53,7 @@ class UrlFilter:
             self._release()
 
     def _text(self, char: str, index: int) -> None:
-        if char == "<" or (char in _FIRST_LETTERS and not self._previous.isalnum()):
+        if char == "<" or (char in _FIRST_LETTERS and self._begins_word()):
             self._held = [(char, index)]
             self._angle = char == "<"
             self._written = "" if self._angle else char.lower()
@@ -61,6 +61,9 @@ class UrlFilter:
         else:
             self._previous = char
             self._out(char, index)
+
+    def _begins_word(self) -> bool:
+        return not self._previous.isalnum() or is_unspaced(self._previous)
 
     def _release(self) -> None:
         held, self._held = self._held, []

@@ -1,0 +1,121 @@
+"""Numbers as words, with every word still knowing which original characters it says."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tts_worker.errors import MissingExtra
+from tts_worker.text.alignment import spoken_words
+from tts_worker.text.lexicon import Lexicon
+from tts_worker.text.normaliser import Normalise, load_normaliser, normalise_segment
+from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.types import Boundary, Segment, Span
+
+
+def rewriting(table: dict[str, str]) -> Normalise:
+    def normalise(text: str, language: str | None) -> str:
+        for written, said in table.items():
+            text = text.replace(written, said)
+        return text
+
+    return normalise
+
+
+def plain(text: str) -> Segment:
+    return Segment(0, (Span(text, 0, len(text)),), 0, len(text), Boundary.END)
+
+
+def test_spans_range_over_what_they_say() -> None:
+    rules = rewriting({"$100": "one hundred dollars", "Dr.": "doctor", "&": "and"})
+    segment = normalise_segment(plain("Dr. No paid $100, & left"), rules, "en")
+    assert segment.text == "doctor No paid one hundred dollars, and left"
+    assert segment.spans == (
+        Span("doctor", 0, 3),
+        Span(" No paid ", 3, 12),
+        Span("one hundred dollars,", 12, 17),
+        Span(" ", 17, 18),
+        Span("and", 18, 19),
+        Span(" left", 19, 24),
+    )
+    words = spoken_words(segment)
+    assert [(word.start_char, word.end_char) for word in words] == [
+        (0, 3),
+        (4, 6),
+        (7, 11),
+        (12, 17),
+        (18, 19),
+        (20, 24),
+    ]
+
+
+def test_inserted_words_belong_to_a_neighbour() -> None:
+    original = "on 3 May"
+    segment = normalise_segment(plain(original), rewriting({"3 May": "the third of May"}), "en")
+    assert segment.text == "on the third of May"
+    assert all(span.start < span.end for span in segment.spans)
+    assert [original[word.start_char : word.end_char] for word in spoken_words(segment)] == ["on", "3", "May"]
+
+
+def test_scripts_without_spaces_keep_a_place_per_character() -> None:
+    original = "我有100元。"
+    segment = normalise_segment(plain(original), rewriting({"100": "一百"}), "zh")
+    assert segment.text == "我有一百元。"
+    assert [original[word.start_char : word.end_char] for word in spoken_words(segment)] == ["我", "有", "100", "元。"]
+
+
+def test_what_the_lexicon_said_is_left_alone() -> None:
+    segment = Segment(0, (Span("5 ", 0, 2), Span("5", 2, 3, phonemes="faɪv"), Span(" 5", 3, 5)), 0, 5, Boundary.END)
+    result = normalise_segment(segment, rewriting({"5": "five"}), "en")
+    assert [span.text for span in result.spans] == ["five", " ", "5", " ", "five"]
+
+
+@pytest.mark.parametrize("said", ["", "  ", "!!", "x y z a b c"])
+def test_a_rewriting_that_makes_no_sense_still_gives_speech(said: str) -> None:
+    segment = normalise_segment(plain("a 1 b"), lambda text, language: said, "en")
+    assert segment.text == (said if said.strip(" !") else "a 1 b")
+    assert [span.start for span in segment.spans] == sorted(span.start for span in segment.spans)
+
+
+def test_the_pipeline_normalises_only_when_asked() -> None:
+    rules = rewriting({"5": "five"})
+
+    def text(options: TextOptions, lexicon: Lexicon | None = None) -> str:
+        pipeline = TextPipeline(options, lexicon, rules)
+        return "".join(segment.text for segment in pipeline.feed("take 5 now") + pipeline.end())
+
+    assert text(TextOptions(normalise=True)) == "take five now"
+    assert text(TextOptions()) == "take 5 now"
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wetext", None)
+    with pytest.raises(MissingExtra, match=r"tts-worker\[normalise\]"):
+        load_normaliser()
+
+
+@pytest.fixture(scope="module")
+def wetext() -> Normalise:
+    pytest.importorskip("wetext", reason='needs the extra "normalise"')
+    return load_normaliser()
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "expected"),
+    [
+        ("en-US", "I paid $100 at 10:30.", "I paid one hundred dollars at ten thirty."),
+        ("zh", "我有100元", "我有一百元"),
+        ("de", "Für 5 Öfen", "Für 5 Öfen"),
+        (None, "5 apples", "5 apples"),
+        ("en", "Hello   world!  ok", "Hello   world!  ok"),
+    ],
+)
+def test_the_rules_of_wetext(wetext: Normalise, language: str | None, text: str, expected: str) -> None:
+    assert wetext(text, language) == expected
+
+
+@pytest.mark.parametrize("text", ["", " ", "!", "\\", '"{', "a" * 500, "\x00", '{ } name: "x"', "&<>|~^"])
+def test_odd_text_is_survived(wetext: Normalise, text: str) -> None:
+    assert isinstance(wetext(text, "en"), str)
+    assert isinstance(wetext(text, "zh"), str)

@@ -1,0 +1,140 @@
+"""The pipeline's own promises: flush, end, source, options, and that a long text costs no more per character."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tts_worker.errors import IllegalCommand, InvalidRequest
+from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.types import Boundary
+
+
+def test_flush_speaks_what_is_there() -> None:
+    pipeline = TextPipeline()
+    assert pipeline.feed("Hello, *you") == []
+    (segment,) = pipeline.flush()
+    assert (segment.text, segment.boundary, segment.start, segment.end) == ("Hello, you", Boundary.FLUSH, 0, 11)
+    assert pipeline.flush() == []
+    (last,) = pipeline.feed("* there") + pipeline.end()
+    assert (last.text, last.boundary, last.start, last.end) == ("there", Boundary.END, 11, 18)
+
+
+def test_a_flush_between_the_halves_of_a_character_keeps_them_together() -> None:
+    pipeline = TextPipeline()
+    pipeline.feed(b"caf" + "é".encode()[:1])
+    assert [segment.text for segment in pipeline.flush()] == ["caf"]
+    (last,) = pipeline.feed("é".encode()[1:]) + pipeline.end()
+    assert (last.text, pipeline.source) == ("é", "café")
+
+
+def test_a_flush_inside_a_code_fence_reads_none_of_it() -> None:
+    pipeline = TextPipeline()
+    pipeline.feed("Look:\n```py")
+    pipeline.flush()
+    pipeline.feed("thon\nx = 1\n")
+    assert pipeline.flush() == []
+    assert [segment.text for segment in pipeline.feed("```\nDone.") + pipeline.end()] == ["Done."]
+
+
+def test_filtered_text_belongs_to_the_segment_after_it() -> None:
+    text = "👋 **Hi.** ![x](y) There.\n```\ncode\n```\n"
+    pipeline = TextPipeline()
+    segments = pipeline.feed(text) + pipeline.end()
+    assert [text[segment.start : segment.end] for segment in segments] == ["👋 **Hi.", "** ![x](y) There.\n"]
+
+
+def test_the_last_segment_ranges_to_the_end_if_it_was_not_out_before() -> None:
+    pipeline = TextPipeline()
+    assert [segment.end for segment in pipeline.feed("Hello 🎉 ") + pipeline.end()] == [8]
+
+
+@pytest.mark.parametrize("text", ["", " \n", "🎉👨‍👩‍👧", "```\ncode", "https://x.com", "...!?", "**", "<br>"])
+def test_text_with_nothing_to_say_makes_no_segment(text: str) -> None:
+    pipeline = TextPipeline()
+    assert pipeline.feed(text) + pipeline.flush() + pipeline.end() == []
+    assert not pipeline.has_speech
+    assert pipeline.source == text
+
+
+def test_nothing_may_come_after_the_end() -> None:
+    pipeline = TextPipeline()
+    pipeline.end()
+    for call in (pipeline.end, pipeline.flush, lambda: pipeline.feed("x")):
+        with pytest.raises(IllegalCommand):
+            call()
+
+
+@pytest.mark.parametrize(
+    "sizes", [(0, 60, 90, 180), (70, 60, 90, 180), (12, 60, 10, 180), (12, 60, 190, 180), (1, 9, 20, 8)]
+)
+def test_sizes_that_cannot_be_met_are_refused(sizes: tuple[int, int, int, int]) -> None:
+    with pytest.raises(InvalidRequest, match="must hold"):
+        TextOptions(first_clause_chars=sizes[0], clause_chars=sizes[1], first_max_chars=sizes[2], max_chars=sizes[3])
+
+
+def test_values_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="urls must be one of drop, host, keep"):
+        TextOptions(urls="maybe")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="BCP-47"):
+        TextOptions(language="English, please")
+
+
+def test_a_text_of_many_deltas_is_kept_in_few_pieces() -> None:
+    pipeline = TextPipeline()
+    text = "word " * 2000
+    for char in text:
+        pipeline.feed(char)
+    assert pipeline.source == text
+    assert pipeline.spoken_chars > 9000
+
+
+LATENCIES = [
+    # text, what has to be out when all of it has come, and how many characters follow it
+    ("Hello there. ", "Hello there."),
+    ("Hello there! ", "Hello there!"),
+    ("Good morning to you, ", "Good morning to you,"),
+    ("Hello there\n", "Hello there"),
+    ("Hello there.\n", "Hello there."),
+    ("Visit https://x.com/a. ", "Visit."),
+    ("It is **done.** ", "It is done."),
+    ("See [this](x). ", "See this."),
+    ("It is 5 p.m. T", "It is 5 p.m."),
+    ("It is 25. T", "It is 25."),
+    ("Wait... T", "Wait..."),
+    ('He said "no." T', 'He said "no."'),
+    ("你好。再", "你好。"),
+    ("「你好。」再", "「你好。」"),
+]
+
+
+@pytest.mark.parametrize(("text", "segment"), LATENCIES)
+def test_a_segment_is_out_one_character_after_it_can_be_known(text: str, segment: str) -> None:
+    """... and not before, because a character before it was still open."""
+    pipeline = TextPipeline()
+    assert pipeline.feed(text[:-1]) == []
+    assert [found.text for found in pipeline.feed(text[-1])] == [segment]
+
+
+def test_a_long_text_in_single_bytes_takes_linear_time() -> None:
+    data = ("Some words that follow each other, 3.14 times. **Bold** 👋 and so on; " * 900).encode()
+    began = time.process_time()
+    pipeline = TextPipeline()
+    count = sum(len(pipeline.feed(data[place : place + 1])) for place in range(len(data)))
+    assert (time.process_time() - began) < 20 * len(data) / 1e6 + 1
+    assert count > 900
+    assert len(pipeline.source.encode()) == len(data)
+
+
+@pytest.mark.parametrize(
+    "mark", ["a", "Dr. ", "1. ", ". ", "- ", "a--", "a.'", "你", "a\u0301", "\u0301", "...", '"', "a" * 170 + " "]
+)
+@pytest.mark.parametrize("by_word", [False, True])
+def test_hostile_text_is_cut_in_linear_time(mark: str, by_word: bool) -> None:
+    text = (mark * 20_000)[:20_000]
+    pipeline = TextPipeline(TextOptions(by_word=by_word))
+    began = time.process_time()
+    segments = pipeline.feed(text) + pipeline.end()
+    assert (time.process_time() - began) * 50 < 60  # seconds per million characters
+    assert max((len(segment.text) for segment in segments), default=0) <= 180

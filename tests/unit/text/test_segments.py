@@ -1,0 +1,185 @@
+"""What is spoken, segment by segment: a table of texts as they come from people and language models."""
+
+from __future__ import annotations
+
+import pytest
+
+from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.types import Boundary
+
+C, S, P, X, E = Boundary.CLAUSE, Boundary.SENTENCE, Boundary.PARAGRAPH, Boundary.FORCED, Boundary.END
+
+CASES: list[tuple[str, list[tuple[str, Boundary]]]] = [
+    ("Hello world.", [("Hello world.", E)]),
+    ("Hello. How are you? Fine!", [("Hello.", S), ("How are you?", S), ("Fine!", E)]),
+    ("Sure, I can do that.", [("Sure, I can do that.", E)]),
+    (
+        "Well, of course, I can help you with that today.",
+        [("Well, of course,", C), ("I can help you with that today.", E)],
+    ),
+    ("Dr. Smith met Mr. Jones.", [("Dr. Smith met Mr. Jones.", E)]),
+    ("Dr. Smith, Ph.D., is here. Ask him.", [("Dr. Smith, Ph.D.,", C), ("is here.", S), ("Ask him.", E)]),
+    ("J. R. R. Tolkien wrote it. Read it.", [("J. R. R. Tolkien wrote it.", S), ("Read it.", E)]),
+    ("Use plan B. It works.", [("Use plan B. It works.", E)]),
+    ("We use tools, e.g. hammers. They help.", [("We use tools,", C), ("e.g. hammers.", S), ("They help.", E)]),
+    ("He lives in the U.S. and works.", [("He lives in the U.S. and works.", E)]),
+    ("The U.S. Army came. It left.", [("The U.S. Army came.", S), ("It left.", E)]),
+    ("See you at 5 p.m. We start then.", [("See you at 5 p.m.", S), ("We start then.", E)]),
+    ("At 9 a.m. sharp we go.", [("At 9 a.m. sharp we go.", E)]),
+    ("Bring pens, paper, etc. and come.", [("Bring pens, paper,", C), ("etc. and come.", E)]),
+    ("Bring pens, etc. Then come.", [("Bring pens, etc.", S), ("Then come.", E)]),
+    ("Apple Inc. is big. Yes.", [("Apple Inc. is big.", S), ("Yes.", E)]),
+    ("No. I do not.", [("No.", S), ("I do not.", E)]),
+    ("See No. 5 there. Ok.", [("See No. 5 there.", S), ("Ok.", E)]),
+    ("Born Jan. 5 in Rome. Yes.", [("Born Jan. 5 in Rome.", S), ("Yes.", E)]),
+    ("Pi is 3.14 exactly. Good.", [("Pi is 3.14 exactly.", S), ("Good.", E)]),
+    ("It costs 1,000,000 dollars, or more.", [("It costs 1,000,000 dollars,", C), ("or more.", E)]),
+    ("At 10:30 we go. Then home.", [("At 10:30 we go.", S), ("Then home.", E)]),
+    ("Version 1.2.3 is out. Get it.", [("Version 1.2.3 is out.", S), ("Get it.", E)]),
+    ("It is 25. Then 26.", [("It is 25.", S), ("Then 26.", E)]),
+    ("I have 3. apples", [("I have 3. apples", E)]),
+    ("In 1999. Then 2000.", [("In 1999.", S), ("Then 2000.", E)]),
+    ("Wait... what is this?", [("Wait... what is this?", E)]),
+    ("Wait... What is this?", [("Wait...", S), ("What is this?", E)]),
+    ("So… yes. No…", [("So… yes.", S), ("No…", E)]),
+    ("... and then we left.", [("and then we left.", E)]),
+    ("What?! No way!!! Yes.", [("What?!", S), ("No way!!!", S), ("Yes.", E)]),
+    ('"Stop!" he said. "Go." She left.', [('"Stop!" he said.', S), ('"Go."', S), ("She left.", E)]),
+    ("He said (really.) that. (See above.) Next.", [("He said (really.) that.", S), ("(See above.)", S), ("Next.", E)]),
+    ("It's 'fine.' Ok.", [("It's 'fine.'", S), ("Ok.", E)]),
+    ("“Well.” Next", [("“Well.”", S), ("Next", E)]),
+    ("Mail joe.doe@example.com now. Thanks.", [("Mail joe.doe@example.com now.", S), ("Thanks.", E)]),
+    ("Use node.js or example.com today. Ok.", [("Use node.js or example.com today.", S), ("Ok.", E)]),
+    ("Look: one, two; three. End", [("Look: one, two;", C), ("three.", S), ("End", E)]),
+    (
+        "A long first clause goes here, and a second one follows, and a third one ends.",
+        [("A long first clause goes here,", C), ("and a second one follows,", C), ("and a third one ends.", E)],
+    ),
+    ("He paused — then he spoke again.", [("He paused — then he spoke again.", E)]),
+    ("a well-known fact - so they say - is this", [("a well-known fact -", C), ("so they say - is this", E)]),
+    ("What is 15 - 3 today?", [("What is 15 - 3 today?", E)]),
+    ("run foo --bar now", [("run foo --bar now", E)]),
+    ("pages 10–20 and so on", [("pages 10–20 and so on", E)]),
+    ("One\nTwo\nThree", [("One", P), ("Two", P), ("Three", E)]),
+    ("Title\n\nBody text here.", [("Title", P), ("Body text here.", E)]),
+    (
+        "Soft wrapped lines that are long enough to wrap\ngo on in lower case. Yes.",
+        [("Soft wrapped lines that are long enough to wrap go on in lower case.", S), ("Yes.", E)],
+    ),
+    ("Line one.\r\nLine two.", [("Line one.", P), ("Line two.", E)]),
+    ("你好，世界。今天很好！", [("你好，世界。", S), ("今天很好！", E)]),
+    ("今天天气很好，我们去公园玩吧，好不好？", [("今天天气很好，", C), ("我们去公园玩吧，好不好？", E)]),
+    ("「好的。」他说。", [("「好的。」", S), ("他说。", E)]),
+    ("价格是3.5元。好", [("价格是3.5元。", S), ("好", E)]),
+    ("1.苹果\n2.香蕉", [("1.苹果", P), ("2.香蕉", E)]),
+    ("Hello，你好。Bye", [("Hello，你好。", S), ("Bye", E)]),
+    ("これはペンです。はい、そうです。", [("これはペンです。", S), ("はい、そうです。", E)]),
+    ("안녕하세요. 반갑습니다.", [("안녕하세요.", S), ("반갑습니다.", E)]),
+    ("नमस्ते। आप कैसे हैं?", [("नमस्ते।", S), ("आप कैसे हैं?", E)]),
+    ("مرحبا، كيف حالك؟ بخير.", [("مرحبا، كيف حالك؟", S), ("بخير.", E)]),
+    ("สวัสดีครับ ยินดีต้อนรับ", [("สวัสดีครับ ยินดีต้อนรับ", E)]),
+    ("# Heading\nText under it.", [("Heading", P), ("Text under it.", E)]),
+    ("- one\n- two\n- three", [("one", P), ("two", P), ("three", E)]),
+    ("1. first\n2. second", [("1. first", P), ("2. second", E)]),
+    ("* item with **bold**\n* next", [("item with bold", P), ("next", E)]),
+    ("> quoted text\nmore", [("quoted text", P), ("more", E)]),
+    ("| Name | Age |\n|---|---|\n| Bob | 5 |", [("Name, Age", P), ("Bob, 5", E)]),
+    ("Use `pip install` now. Done.", [("Use pip install now.", S), ("Done.", E)]),
+    ("Before:\n```python\nprint(1)\n```\nAfter.", [("Before:", P), ("After.", E)]),
+    ("See [the docs](https://x.com/a). Ok.", [("See the docs.", S), ("Ok.", E)]),
+    ("![logo](a.png)Look here.", [("Look here.", E)]),
+    ("Visit https://example.com/a.b?c=1. Then call.", [("Visit.", S), ("Then call.", E)]),
+    ("Great 👍🏽! Thanks 🎉", [("Great!", S), ("Thanks", E)]),
+    (
+        "\U0001f468\u200d\U0001f469\u200d\U0001f467 Family \U0001f1e9\U0001f1ea flag 1\ufe0f\u20e3 one",
+        [("Family flag one", E)],
+    ),
+    ('<speak>Hello <break time="1s"/> there.</speak>', [("Hello", P), ("there.", E)]),
+    ("Fact[1]. Other fact[^2].", [("Fact.", S), ("Other fact.", E)]),
+    ("2*3*4 is 24. snake_case_name too.", [("2*3*4 is 24. snake_case_name too.", E)]),
+    ("if a < b and 5 > 3 then", [("if a < b and 5 > 3 then", E)]),
+    ("Open C:\\x now. Ok.", [("Open C:\\x now.", S), ("Ok.", E)]),
+    ("~5 minutes ~~not~~ left", [("~5 minutes not left", E)]),
+    ("AT&amp;T and R&D. Yes.", [("AT&T and R&D.", S), ("Yes.", E)]),
+    ("", []),
+    ("   ", []),
+    ("🎉🎉", []),
+    ("...", []),
+    ("```\ncode only\n```", []),
+    ("Hello 🎉", [("Hello", E)]),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), CASES)
+def test_segments(text: str, expected: list[tuple[str, Boundary]]) -> None:
+    pipeline = TextPipeline()
+    segments = pipeline.feed(text) + pipeline.end()
+    assert [(segment.text, segment.boundary) for segment in segments] == expected
+
+
+GERMAN: list[tuple[str, list[str]]] = [
+    ("Am 3. Oktober kam er. Dann ging er.", ["Am 3. Oktober kam er.", "Dann ging er."]),
+    ("Das ist z. B. gut. Ja.", ["Das ist z. B. gut.", "Ja."]),
+    ("Siehe Nr. 5 bzw. Abs. 3. Ende.", ["Siehe Nr. 5 bzw. Abs. 3. Ende."]),
+    ("Größe: schön. Übung!", ["Größe: schön.", "Übung!"]),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), GERMAN)
+def test_german_ordinals_and_abbreviations(text: str, expected: list[str]) -> None:
+    pipeline = TextPipeline(TextOptions(language="de-DE"))
+    assert [segment.text for segment in pipeline.feed(text) + pipeline.end()] == expected
+
+
+def test_clauses_grow_longer() -> None:
+    """The first clause is out early; later ones are longer, so that speech flows."""
+    pipeline = TextPipeline()
+    segments = pipeline.feed("and four words too, " * 12) + pipeline.end()
+    sizes = [len(segment.text) for segment in segments]
+    assert sizes[0] < 25
+    assert sizes[0] < sizes[1] < max(sizes[2:])
+    assert {segment.boundary for segment in segments[:-1]} == {C}
+
+
+def test_text_without_punctuation_is_cut_at_spaces_the_first_time_early() -> None:
+    pipeline = TextPipeline()
+    segments = pipeline.feed("word " * 100) + pipeline.end()
+    assert [len(segment.text) for segment in segments] == [89, 174, 174, 59]
+    assert [segment.boundary for segment in segments] == [X, X, X, E]
+    assert " ".join(segment.text for segment in segments) == ("word " * 100).strip()
+
+
+def test_a_long_word_is_cut_where_it_must_be() -> None:
+    pipeline = TextPipeline(TextOptions(first_clause_chars=5, clause_chars=10, first_max_chars=20, max_chars=30))
+    segments = pipeline.feed("so " + "x" * 70) + pipeline.end()
+    assert [segment.text for segment in segments] == ["so", "x" * 29, "x" * 30, "x" * 11]
+
+
+def test_a_forced_cut_prefers_a_comma() -> None:
+    pipeline = TextPipeline(TextOptions(first_clause_chars=40, first_max_chars=60, max_chars=80))
+    segments = pipeline.feed("one short clause here, then many words without any mark at all follow") + pipeline.end()
+    assert [(segment.text, segment.boundary) for segment in segments] == [
+        ("one short clause here,", C),
+        ("then many words without any mark at all follow", E),
+    ]
+
+
+def test_word_by_word_for_engines_that_take_text_while_it_is_written() -> None:
+    pipeline = TextPipeline(TextOptions(by_word=True))
+    segments = pipeline.feed("Dr. Smith *paid* $3.14,\nok? 你好。 Yes") + pipeline.end()
+    assert [segment.text for segment in segments] == [
+        "Dr.", " Smith", " paid", " $3.14,", " ok?", " 你", "好。", " Yes",
+    ]  # fmt: skip
+    assert [segment.boundary for segment in segments] == [
+        *[Boundary.WORD] * 3,
+        P,
+        *[Boundary.WORD] * 3,
+        E,
+    ]
+
+
+def test_a_word_is_out_with_the_space_after_it() -> None:
+    pipeline = TextPipeline(TextOptions(by_word=True))
+    assert pipeline.feed("Hello") == []
+    assert [segment.text for segment in pipeline.feed(" ")] == ["Hello"]
+    assert [segment.text for segment in pipeline.feed("you ")] == [" you"]
