@@ -88,6 +88,9 @@ class Simulation:
                 listener.machine.on_engine(event)
         return self
 
+    def _due(self, listener: Listener) -> bool:
+        return listener.pacer.due_at_s(listener.machine.next_frame_samples, self.now_s) <= self.now_s
+
     def _listen(self) -> None:
         for listener in self.listeners:
             machine = listener.machine
@@ -95,7 +98,7 @@ class Simulation:
                 machine.speak(listener.text)
                 machine.end_text()
                 listener.text = ""
-            while (item := machine.poll(audio=listener.pacer.due_at_s(self.now_s) <= self.now_s)) is not None:
+            while (item := machine.poll(audio=self._due(listener))) is not None:
                 if isinstance(item, PcmFrame):
                     listener.pacer.sent(item.samples, self.now_s)
                     listener.samples += item.samples

@@ -242,6 +242,8 @@ class SessionMachine:
         while self._utterances:
             utterance = self._utterances.popleft()
             self._forget_on_engine(utterance)
+            if not utterance.text_ended:
+                utterance.text.end()  # half a character may be pending: it counts in the receipt
             receipt = utterance.receipt(reason, Outcome.STOPPED, self._config.alignment)
             self._notices.append(Ended(utterance.key, Outcome.STOPPED, receipt))
 
@@ -251,6 +253,10 @@ class SessionMachine:
 
     def _acknowledge(self, command: ControlName, applied: bool) -> None:
         self._notices.append(Acknowledged(command, applied, self.current, self.sent_samples))
+
+    @property
+    def _speaking(self) -> bool:
+        return self.state is State.SPEAKING
 
     def _require_open(self) -> None:
         if self.state is State.CLOSED:
@@ -345,7 +351,7 @@ class SessionMachine:
         """
         if self._notices:
             return self._notices.popleft()
-        if not audio or self.state is not State.SPEAKING:
+        if not audio or not self._speaking:
             return None
         utterance = self._utterances[0]
         samples = utterance.next_frame_samples(self._config.frame_samples)
@@ -360,9 +366,9 @@ class SessionMachine:
         return bool(self._notices)
 
     @property
-    def has_audio(self) -> bool:
-        """Whether a frame (or the word times before it) could be taken now."""
-        return self.state is State.SPEAKING and self._utterances[0].next_frame_samples(self._config.frame_samples) > 0
+    def next_frame_samples(self) -> int:
+        """Size of the frame that could be taken now, 0 if there is none."""
+        return self._utterances[0].next_frame_samples(self._config.frame_samples) if self._speaking else 0
 
     def _take_frame(self, utterance: Utterance, samples: int) -> PcmFrame:
         frame = utterance.take_frame(samples)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 
 class Pacer:
-    """Paces one session at ``rate_hz``, at most ``lead_s`` ahead of its listener; ``lead_s=None`` does not pace (a
-    download, or a track that pulls by its own clock) but still counts underruns.
+    """Paces one session at ``rate_hz``: after a frame has left, the listener holds at most ``lead_s`` of sound (or that
+    one frame, if it is longer). ``lead_s=None`` does not pace (a download, or a track that pulls by its own clock) but
+    still counts underruns.
 
     ``underruns`` and ``underrun_s`` count the holes the listener heard inside utterances.
     """
@@ -24,11 +25,11 @@ class Pacer:
         self.underrun_s = 0.0
         self.longest_underrun_s = 0.0
 
-    def due_at_s(self, now_s: float) -> float:
-        """When the next frame may leave: not later than ``now_s`` means now."""
+    def due_at_s(self, samples: int, now_s: float) -> float:
+        """When a frame of ``samples`` may leave: not later than ``now_s`` means now."""
         if self._lead_s is None or self._runs_dry_at_s is None:
             return now_s
-        return self._runs_dry_at_s - self._lead_s
+        return self._runs_dry_at_s - max(0.0, self._lead_s - samples / self._rate_hz)
 
     def sent(self, samples: int, now_s: float) -> float:
         """A frame left. Returns the hole in seconds that the listener heard before it (0.0 if none)."""

@@ -8,7 +8,8 @@ order with the sound. All methods belong to one event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from tts_worker.session.pacer import Pacer
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Acknowledged,
+    Audio,
     Command,
     ControlName,
     Ended,
@@ -25,6 +27,7 @@ from tts_worker.types import (
     PcmFrame,
     Started,
     SynthesisParams,
+    Text,
     UtteranceKey,
 )
 
@@ -93,10 +96,10 @@ class SessionObserver(Protocol):
     """Who wants to know, for metrics. Called on the event loop; must be cheap and must not raise."""
 
     def first_audio(self, seconds: float) -> None: ...
+    def queue_wait(self, seconds: float) -> None: ...
     def underrun(self, seconds: float) -> None: ...
     def control(self, command: ControlName, seconds: float) -> None: ...
     def ended(self, event: Ended) -> None: ...
-    def closed(self, session: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,7 @@ class _Clocks:
     """When things happened, for the observer. Seconds of the event loop's clock."""
 
     text_at_s: dict[UtteranceKey, float] = field(default_factory=dict)
+    posted_at_s: dict[UtteranceKey, float] = field(default_factory=dict)
     control_at_s: dict[ControlName, float] = field(default_factory=dict)
 
 
@@ -127,15 +131,15 @@ class LocalSession:
         lead_s: float | None,
         observer: SessionObserver,
         timeouts: SessionTimeouts | None = None,
-        labels: Mapping[str, str] | None = None,
+        on_close: Callable[[str], None] = lambda session: None,
     ) -> None:
         self.id = machine.session
         self.sample_rate_hz = SAMPLE_RATE_HZ
-        self.labels = dict(labels or {})
         self.pacer = Pacer(SAMPLE_RATE_HZ, lead_s)
         self._machine = machine
         self._engine = engine
         self._observer = observer
+        self._on_close = on_close
         self._timeouts = timeouts or SessionTimeouts()
         self._loop = asyncio.get_running_loop()
         self._wakeup = asyncio.Event()
@@ -143,6 +147,7 @@ class LocalSession:
         self._text_timer: asyncio.TimerHandle | None = None  # ends a writer's silence
         self._text_at_s = 0.0
         self._clocks = _Clocks()
+        self._farewell: deque[Output] = deque()
         engine.subscribe(self.id, self._on_engine)
 
     @property
@@ -208,24 +213,37 @@ class LocalSession:
         if self._machine.state is State.CLOSED:
             return
         self._machine.close(reason)
+        # The reader may be gone already: what happened is noted now, and kept for a reader that still comes.
+        now_s = self._loop.time()
+        while (item := self._machine.poll(audio=False)) is not None:
+            self._note(item, now_s)
+            self._farewell.append(item)
         self._cancel_pause_timer()
         if self._text_timer is not None:
             self._text_timer.cancel()
         self._changed()
         self._engine.unsubscribe(self.id)
-        self._observer.closed(self.id)
+        self._on_close(self.id)
 
     def _control(self, command: ControlName) -> None:
         self._clocks.control_at_s.setdefault(command, self._loop.time())
 
     def _changed(self) -> None:
-        for command in self._machine.take_commands():
-            self._engine.post(command)
+        self._post()
         self._wakeup.set()
+
+    def _post(self) -> None:
+        for command in self._machine.take_commands():
+            if isinstance(command, Text) and command.segment.index == 0:
+                self._clocks.posted_at_s[command.key] = self._loop.time()
+            self._engine.post(command)
 
     # -- what arrives by itself ---------------------------------------------------------------------------------------
 
     def _on_engine(self, event: Event) -> None:
+        posted_at_s = self._clocks.posted_at_s.pop(event.key, None)
+        if posted_at_s is not None and isinstance(event, Audio):
+            self._observer.queue_wait(max(0.0, self._loop.time() - posted_at_s - event.meta.wall_ms / 1000))
         self._machine.on_engine(event)
         self._changed()
 
@@ -253,31 +271,39 @@ class LocalSession:
     # -- the way out --------------------------------------------------------------------------------------------------
 
     def poll(self) -> Output | None:
+        self._wakeup.clear()
+        if self._farewell:
+            return self._farewell.popleft()
         now_s = self._loop.time()
-        item = self._machine.poll(audio=self.pacer.due_at_s(now_s) <= now_s)
+        item = self._machine.poll(audio=self.pacer.due_at_s(self._machine.next_frame_samples, now_s) <= now_s)
         if item is None:
             return None
         self._note(item, now_s)
-        for command in self._machine.take_commands():
-            self._engine.post(command)
+        self._post()
         return item
 
     async def next(self) -> Output | None:
         while True:
-            self._wakeup.clear()
             item = self.poll()
-            if item is not None:
+            if item is not None or self._machine.state is State.CLOSED:
                 return item
-            if self._machine.state is State.CLOSED:
-                return None
-            if self._machine.has_audio:
-                timer = self._loop.call_at(self.pacer.due_at_s(self._loop.time()), self._wakeup.set)
-                try:
-                    await self._wakeup.wait()
-                finally:
-                    timer.cancel()
-            else:
+            await self.wait()
+
+    async def wait(self) -> None:
+        """Until ``poll`` may have something, or ``wake`` is called. For a reader that also has other things to send."""
+        samples = self._machine.next_frame_samples
+        if not samples:
+            await self._wakeup.wait()
+        else:
+            timer = self._loop.call_at(self.pacer.due_at_s(samples, self._loop.time()), self._wakeup.set)
+            try:
                 await self._wakeup.wait()
+            finally:
+                timer.cancel()
+
+    def wake(self) -> None:
+        """End a ``wait`` that is going on."""
+        self._wakeup.set()
 
     async def __aiter__(self) -> AsyncIterator[Output]:
         while (item := await self.next()) is not None:
@@ -298,6 +324,7 @@ class LocalSession:
         elif isinstance(item, Ended):
             self._note_control(ControlName.STOP, now_s)
             self._clocks.text_at_s.pop(item.key, None)
+            self._clocks.posted_at_s.pop(item.key, None)
             self.pacer.expect_gap()
             self._observer.ended(item)
         elif isinstance(item, Started):

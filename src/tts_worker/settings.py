@@ -1,0 +1,223 @@
+"""Every setting, in one tree: YAML file < environment < command-line flags.
+
+Read once, in ``app.py`` or ``cli.py``; everybody else gets the part they need. A wrong value is a ConfigError whose
+message names the key. Environment: ``TTS_WORKER_SERVER__PORT=9000`` sets ``server.port``.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from tts_worker.errors import ConfigError
+
+_ENV_PREFIX = "TTS_WORKER_"
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Milliseconds = Annotated[float, Field(ge=0, le=60_000)]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server bound to ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ServerSettings(_Section):
+    """Where the server listens and what it accepts. Sizes are checked before any work is done."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8080, ge=0, le=65_535)
+    api_keys: tuple[SecretStr, ...] = ()
+    allow_unauthenticated: bool = False
+    allowed_origins: tuple[str, ...] = ()
+    max_request_bytes: int = Field(1_048_576, ge=1_024)
+    max_input_chars: int = Field(20_000, ge=1)
+    send_timeout_s: Seconds = 10.0
+    heartbeat_s: Seconds = 20.0
+    drain_s: Seconds = 30.0
+    web_page: bool = True
+
+    @model_validator(mode="after")
+    def _guard(self) -> ServerSettings:
+        if not self.api_keys and not self.allow_unauthenticated and not is_loopback(self.host):
+            raise ValueError(
+                f"host {self.host} is reachable from outside: set api_keys, or allow_unauthenticated: true if "
+                "something in front of the worker checks who calls"
+            )
+        if any(len(key.get_secret_value()) < 8 for key in self.api_keys):
+            raise ValueError("api_keys need at least 8 characters each")
+        return self
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(key.get_secret_value() for key in self.api_keys)
+
+
+class SessionSettings(_Section):
+    """Bounds of every session. ``lead_ms``: how far ahead of real time sound is sent; ``window_ms``: how far the engine
+    may be ahead of that."""
+
+    max_sessions: int = Field(64, ge=1, le=100_000)
+    lead_ms: Milliseconds = 40.0
+    window_ms: Annotated[float, Field(ge=100, le=60_000)] = 1_500.0
+    frame_ms: Annotated[int, Field(ge=5, le=200)] = 20
+    pause_timeout_s: Seconds = 30.0
+    text_idle_timeout_s: Seconds = 300.0
+    max_message_chars: int = Field(100_000, ge=1)
+    max_utterance_chars: int = Field(200_000, ge=1)
+    max_queued_utterances: int = Field(16, ge=0, le=1_000)
+
+
+class UrlReading(str, Enum):
+    DROP = "drop"
+    HOST = "host"
+
+
+class TextSettings(_Section):
+    """How text is read unless the session says otherwise. ``lexicon``: word -> spelling or /phonemes/."""
+
+    markdown: bool = True
+    urls: UrlReading = UrlReading.DROP
+    normalise: bool = False
+    lexicon: dict[str, Any] = Field(default_factory=dict)
+    lexicon_file: Path | None = None
+
+
+class HibariSettings(_Section):
+    kind: Literal["hibari"] = "hibari"
+    max_utterances: int = Field(64, ge=1)
+
+
+class ToneEngineSettings(_Section):
+    kind: Literal["tone"] = "tone"
+    max_utterances: int = Field(256, ge=1)
+    ms_per_char: int = Field(60, ge=1, le=1_000)
+    chunk_ms: int = Field(100, ge=1, le=5_000)
+    cost_per_audio_s: float = Field(0.0, ge=0, le=10)
+
+
+EngineSettings = Annotated[HibariSettings | ToneEngineSettings, Field(discriminator="kind")]
+
+
+def _default_engines() -> dict[str, HibariSettings | ToneEngineSettings]:
+    return {"hibari": HibariSettings()}
+
+
+class VoiceSettings(_Section):
+    """``default``: voice of requests that name none; None takes the first engine's first voice. ``aliases``: other
+    names for voices, so that a client with fixed names can be served on purpose."""
+
+    default: str | None = None
+    directory: Path | None = None
+    aliases: dict[str, str] = Field(default_factory=dict)
+
+
+class Settings(BaseSettings):
+    """See the module. ``engines``: what runs in this process, by name."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=_ENV_PREFIX,
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        nested_model_default_partial_update=True,
+    )
+
+    server: ServerSettings = ServerSettings()
+    session: SessionSettings = SessionSettings()
+    text: TextSettings = TextSettings()
+    voices: VoiceSettings = VoiceSettings()
+    engines: dict[str, EngineSettings] = Field(default_factory=_default_engines, min_length=1)
+    hang_timeout_s: Seconds = 30.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
+    """The settings from ``file`` (YAML), then the environment, then ``flags`` (a nested mapping).
+
+    Raises ConfigError: the file is missing or no YAML, a key is unknown, a value is wrong; the message names the key.
+    """
+    from_file = _read_yaml(file) if file is not None else {}
+    _check_environment()
+
+    class _WithFile(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=from_file)
+
+    try:
+        return _WithFile(**dict(flags or {}))
+    except ValidationError as error:
+        raise ConfigError(_explain(error, file)) from None
+    except SettingsError as error:
+        raise ConfigError(f"the environment holds a setting that cannot be read: {error}") from None
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(file.read_text("utf-8"))
+    except yaml.YAMLError as error:
+        mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise ConfigError(f"{file} is not valid YAML{place}") from None
+    except OSError as error:
+        raise ConfigError(f"the config file {file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file} is not UTF-8 text") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise ConfigError(f"{file} must hold a mapping of settings, such as 'server: {{port: 8080}}'")
+    return data
+
+
+def _check_environment() -> None:
+    """A misspelt variable is an error like a misspelt key: else it is the setting that silently does nothing."""
+    for name in os.environ:
+        if name.upper().startswith(_ENV_PREFIX):
+            section = name[len(_ENV_PREFIX) :].split("__")[0].lower()
+            if section not in Settings.model_fields:
+                raise ConfigError(f"the environment variable {name} sets nothing: there is no setting {section!r}")
+
+
+def _explain(error: ValidationError, file: Path | None) -> str:
+    lines = []
+    for problem in error.errors():
+        key = ".".join(str(part) for part in problem["loc"]) or "(top level)"
+        if problem["type"] == "extra_forbidden":
+            message = "there is no such setting"
+        else:
+            message = problem["msg"].removeprefix("Value error, ")
+        lines.append(f"{key}: {message}")
+    where = f" ({file}, environment, flags)" if file is not None else ""
+    return f"wrong settings{where}: " + "; ".join(lines)

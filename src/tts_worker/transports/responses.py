@@ -1,0 +1,99 @@
+"""HTTP answers: errors in one shape, and a stream that notices at once when the client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from tts_worker.errors import HTTP_STATUS, ErrorCode, ErrorInfo, SendTimeout, TTSWorkerError
+
+
+def error_response(error: ErrorInfo, status: int | None = None) -> JSONResponse:
+    """An error as OpenAI's SDKs read it: ``{"error": {message, type, param, code}}``, with our ``retryable``."""
+    status = HTTP_STATUS[error.code] if status is None else status
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    if error.code in (ErrorCode.OVER_CAPACITY, ErrorCode.DRAINING, ErrorCode.NOT_READY):
+        kind = "overloaded_error"
+    body = {
+        "error": {
+            "message": error.message,
+            "type": kind,
+            "param": None,
+            "code": error.code.value,
+            "retryable": error.retryable,
+        }
+    }
+    return JSONResponse(body, status, headers)
+
+
+class LiveStream(Response):
+    """A streamed body that ends as soon as the client disconnects, whether or not a byte was sent.
+
+    ``body`` yields chunks; when the client leaves, it is closed, so that its ``finally`` frees what it holds. The first
+    chunk decides the status: a TTSWorkerError before it becomes an error response. An error after it breaks the
+    connection off without the final chunk, so that the client sees an error and not an end. A client that takes nothing
+    for ``send_timeout_s`` is cut off.
+    """
+
+    def __init__(
+        self,
+        body: AsyncGenerator[bytes, None],
+        media_type: str,
+        headers: Mapping[str, str],
+        *,
+        send_timeout_s: float = 10.0,
+    ) -> None:
+        super().__init__(media_type=media_type)
+        del self.headers["content-length"]
+        self.headers["content-type"] = media_type  # Starlette adds a charset to text/*
+        for name, value in headers.items():
+            self.headers[name] = value
+        self._chunks = body
+        self._send_timeout_s = send_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._stream(scope, receive, send))
+        leaving = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            if not sending.done():
+                sending.cancel()
+            await asyncio.wait({sending, leaving})
+        if not sending.cancelled():
+            sending.result()
+
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            try:
+                first = await anext(self._chunks, None)
+            except TTSWorkerError as error:
+                await error_response(error.info)(scope, receive, send)
+                return
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            if first is not None:
+                await self._send(send, first)
+                async for chunk in self._chunks:
+                    await self._send(send, chunk)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            await self._chunks.aclose()
+
+    async def _send(self, send: Send, chunk: bytes) -> None:
+        message = {"type": "http.response.body", "body": chunk, "more_body": True}
+        try:
+            await asyncio.wait_for(send(message), self._send_timeout_s)
+        except asyncio.TimeoutError:
+            raise SendTimeout(f"the client took nothing for {self._send_timeout_s:g} s") from None
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,154 @@
+"""Who may call, from where, and how much at once: checked before any work is done.
+
+Plain ASGI middleware around the whole application. An API key is compared in constant time; a browser page of another
+origin is refused; without a key only loopback names are served, so that a hostile page cannot reach a worker on
+somebody's laptop through a name it controls. Keys are never logged.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tts_worker.errors import HTTP_STATUS, Forbidden, InvalidRequest, TextTooLong, TTSWorkerError, Unauthenticated
+from tts_worker.settings import is_loopback
+from tts_worker.transports.responses import error_response
+
+OPEN_PATHS = ("/", "/health/live", "/health/ready")
+OPEN_FOLDER = "/static/"
+"""Served without a key: they hold nothing of anybody."""
+
+KEY_SUBPROTOCOL = "key."
+"""A browser cannot set headers on a WebSocket: it offers the subprotocols ``tts-worker`` and ``key.<API key>``."""
+
+SUBPROTOCOL = "tts-worker"
+
+
+class Gate:
+    """Wraps ``app``. ``max_body_bytes`` bounds every HTTP request body, declared or not."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        api_keys: Iterable[str] = (),
+        allowed_origins: Iterable[str] = (),
+        loopback_only: bool = True,
+        max_body_bytes: int = 1_048_576,
+    ) -> None:
+        self._app = app
+        self._keys = tuple(key.encode() for key in api_keys)
+        self._origins = {origin.rstrip("/").lower() for origin in allowed_origins}
+        self._loopback_only = loopback_only and not self._keys
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._check(scope)
+        except TTSWorkerError as error:
+            await self._refuse(error, scope, receive, send)
+            return
+        if scope["type"] == "http":
+            receive = _Bounded(receive, self._max_body_bytes)
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        origin = headers.get("origin")
+        allowed = origin is not None and origin.rstrip("/").lower() in self._origins
+        if self._loopback_only and not allowed and not is_loopback(_host_name(host)):
+            raise Forbidden("this worker serves loopback names only: set an API key to serve others")
+        if origin is not None and not allowed and _authority(origin) != host.lower():
+            raise Forbidden("requests from pages of another origin are refused: see server.allowed_origins")
+        path = scope["path"]
+        if self._keys and not any(
+            path == p or (len(p) > 1 and p[-1] == "/" and path.startswith(p)) for p in OPEN_PATHS
+        ):
+            self._check_key(_offered_key(headers))
+        if scope["type"] == "http":
+            declared = headers.get("content-length", "0")
+            if not declared.isascii() or not declared.isdigit():
+                raise InvalidRequest("Content-Length is not a number")
+            if int(declared[:20]) > self._max_body_bytes:
+                raise TextTooLong(f"a request may have at most {self._max_body_bytes} bytes")
+
+    def _check_key(self, offered: str | None) -> None:
+        if offered is None:
+            raise Unauthenticated("this worker needs an API key: Authorization: Bearer <key>")
+        # Every key is compared, so the time tells nothing about which one came close.
+        matches = [hmac.compare_digest(offered.encode(), key) for key in self._keys]
+        if not any(matches):
+            raise Unauthenticated("the API key is not valid")
+
+    async def _refuse(self, error: TTSWorkerError, scope: Scope, receive: Receive, send: Send) -> None:
+        response = error_response(error.info, HTTP_STATUS[error.code])
+        if isinstance(error, Unauthenticated):
+            response.headers["WWW-Authenticate"] = "Bearer"
+        if scope["type"] == "http":
+            await response(scope, receive, send)
+            return
+        if "websocket.http.response" in scope.get("extensions", {}):
+            await _deny_upgrade(response.status_code, response.raw_headers, bytes(response.body), send)
+        else:
+            await send({"type": "websocket.close", "code": 1008, "reason": error.message[:120]})
+
+
+async def _deny_upgrade(status: int, headers: list[tuple[bytes, bytes]], body: bytes, send: Send) -> None:
+    """Answer a WebSocket handshake with an ordinary HTTP response (ASGI extension ``websocket.http.response``)."""
+    await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": body})
+
+
+class _Bounded:
+    """Counts the body as it arrives: a client that declares no length is bounded too."""
+
+    def __init__(self, receive: Receive, limit: int) -> None:
+        self._receive = receive
+        self._left = limit
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._left -= len(message.get("body", b""))
+            if self._left < 0:
+                raise TextTooLong("the request is too large")
+        return message
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
+
+
+def _offered_key(headers: Headers) -> str | None:
+    authorization = headers.get("authorization", "")
+    if authorization[:7].lower() == "bearer ":
+        return authorization[7:].strip()
+    if (key := headers.get("x-api-key")) is not None:
+        return key
+    for protocol in headers.get("sec-websocket-protocol", "").split(","):
+        if protocol.strip().startswith(KEY_SUBPROTOCOL):
+            return protocol.strip()[len(KEY_SUBPROTOCOL) :]
+    return None
+
+
+def _host_name(host: str) -> str:
+    """The name in a Host header, without port and brackets."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _authority(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""

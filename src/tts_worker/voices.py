@@ -1,0 +1,129 @@
+"""Which voices there are, what engine speaks them, and what a voicepack says about them.
+
+A voicepack is a folder ``voicepacks/<family>/<name>/`` with a ``metadata.yaml`` that is checked against ``VoicePack``
+and only ever read as data. Nothing here loads a model or opens an audio file. A name that is not known is an error,
+never another voice.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tts_worker.errors import ConfigError, InvalidRequest, UnknownVoice
+from tts_worker.text.lexicon import Lexicon
+from tts_worker.types import EngineInfo
+
+log = logging.getLogger(__name__)
+
+
+class VoicePack(BaseModel):
+    """``metadata.yaml``. ``family``: the kind of engine that speaks it; ``lexicon``: word -> spelling or /phonemes/."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    family: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")
+    description: str = Field("", max_length=500)
+    languages: tuple[str, ...] = ()
+    gender: str | None = Field(None, max_length=32)
+    license: str | None = Field(None, max_length=200)
+    lexicon: dict[str, Any] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """A voice that can be asked for now."""
+
+    name: str
+    engine: str
+    info: EngineInfo
+    languages: tuple[str, ...]
+    description: str = ""
+    lexicon: Lexicon = field(default_factory=Lexicon)
+
+
+class VoiceCatalog:
+    """The voices of all running engines. ``engines``: name -> (family, info)."""
+
+    def __init__(
+        self,
+        engines: Mapping[str, tuple[str, EngineInfo]],
+        *,
+        packs: tuple[VoicePack, ...] = (),
+        default: str | None = None,
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
+        self._voices: dict[str, Voice] = {}
+        described = {(pack.family, pack.name): pack for pack in packs}
+        for engine, (family, info) in engines.items():
+            for name in info.voices:
+                if name in self._voices:
+                    raise ConfigError(f"engines.{engine}: the voice {name} is already spoken by another engine")
+                pack = described.get((family, name), VoicePack(name=name, family=family))
+                self._voices[name] = Voice(
+                    name=name,
+                    engine=engine,
+                    info=info,
+                    languages=pack.languages or info.languages,
+                    description=pack.description,
+                    lexicon=Lexicon.from_mapping(pack.lexicon, name=f"voicepack {name}: lexicon"),
+                )
+        self._aliases = dict(aliases or {})
+        for alias, name in self._aliases.items():
+            if name not in self._voices:
+                raise ConfigError(f"voices.aliases.{alias}: there is no voice {name!r}")
+            if alias in self._voices:
+                raise ConfigError(f"voices.aliases.{alias}: a voice has that name already")
+        if default is not None and default not in self._voices:
+            raise ConfigError(f"voices.default: there is no voice {default!r}; there are {', '.join(self._voices)}")
+        self.default = default or next(iter(self._voices), None)
+
+    def __iter__(self) -> Any:
+        return iter(self._voices.values())
+
+    def __len__(self) -> int:
+        return len(self._voices)
+
+    def get(self, name: str | None) -> Voice:
+        """The voice of that name, the default for None. Raises UnknownVoice; there is no fallback."""
+        wanted = name if name is not None else self.default
+        if wanted is None:
+            raise UnknownVoice("no engine with a voice is running")
+        voice = self._voices.get(self._aliases.get(wanted, wanted))
+        if voice is None:
+            near = difflib.get_close_matches(wanted[:64], self._voices, n=1)
+            hint = f'; did you mean "{near[0]}"?' if near else f"; there are: {', '.join(sorted(self._voices)[:20])}"
+            raise UnknownVoice(f'there is no voice "{wanted[:64]}"{hint}')
+        return voice
+
+
+def read_voicepacks(directory: Path) -> tuple[VoicePack, ...]:
+    """All ``<family>/<name>/metadata.yaml`` below ``directory``.
+
+    Raises ConfigError naming file and key where one is wrong: a voice that is half there would be a surprise later.
+    """
+    packs = []
+    for file in sorted(directory.glob("*/*/metadata.yaml")):
+        try:
+            pack = VoicePack.model_validate(yaml.safe_load(file.read_text("utf-8")))
+            Lexicon.from_mapping(pack.lexicon)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            key = ".".join(str(part) for part in problem["loc"]) or "(top level)"
+            raise ConfigError(f"{file}: {key}: {problem['msg']}") from None
+        except (yaml.YAMLError, UnicodeDecodeError):
+            raise ConfigError(f"{file} is not valid YAML") from None
+        except InvalidRequest as error:
+            raise ConfigError(f"{file}: {error.message}") from None
+        if (pack.family, pack.name) != (file.parent.parent.name, file.parent.name):
+            raise ConfigError(f"{file}: name and family must be those of its folders")
+        packs.append(pack)
+    return tuple(packs)
