@@ -9,7 +9,6 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections.abc import Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,6 +23,7 @@ from pydantic_settings import (
 )
 
 from tts_worker.errors import ConfigError
+from tts_worker.text.urls import UrlMode
 
 _ENV_PREFIX = "TTS_WORKER_"
 
@@ -91,16 +91,11 @@ class SessionSettings(_Section):
     max_queued_utterances: int = Field(16, ge=0, le=1_000)
 
 
-class UrlReading(str, Enum):
-    DROP = "drop"
-    HOST = "host"
-
-
 class TextSettings(_Section):
     """How text is read unless the session says otherwise. ``lexicon``: word -> spelling or /phonemes/."""
 
     markdown: bool = True
-    urls: UrlReading = UrlReading.DROP
+    urls: UrlMode = UrlMode.DROP
     normalise: bool = False
     lexicon: dict[str, Any] = Field(default_factory=dict)
     lexicon_file: Path | None = None
@@ -160,7 +155,7 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = No
 
     Raises ConfigError: the file is missing or no YAML, a key is unknown, a value is wrong; the message names the key.
     """
-    from_file = _read_yaml(file) if file is not None else {}
+    from_file = read_yaml(file) if file is not None else {}
     _check_environment()
 
     class _WithFile(Settings):
@@ -183,7 +178,8 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = No
         raise ConfigError(f"the environment holds a setting that cannot be read: {error}") from None
 
 
-def _read_yaml(file: Path) -> dict[str, Any]:
+def read_yaml(file: Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds. Raises ConfigError naming file, line and column."""
     try:
         data = yaml.safe_load(file.read_text("utf-8"))
     except yaml.YAMLError as error:

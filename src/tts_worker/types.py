@@ -30,7 +30,7 @@ FRAME_SAMPLES = 480
 
 @dataclass(frozen=True, slots=True, order=True)
 class UtteranceKey:
-    """The only identity of work. A STOP retires a key for ever; whatever still carries it is dropped where it is seen."""
+    """The only identity of work. STOP retires a key for ever; whatever still carries it is dropped where it is seen."""
 
     session: str
     generation: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,42 +51,58 @@ class Voice:
 
 
 class VoiceCatalog:
-    """The voices of all running engines. ``engines``: name -> (family, info)."""
+    """The voices of the engines that run now. ``default`` answers for requests that name none (else the first voice);
+    ``aliases``: other names, on purpose."""
 
     def __init__(
         self,
-        engines: Mapping[str, tuple[str, EngineInfo]],
+        packs: Iterable[VoicePack] = (),
         *,
-        packs: tuple[VoicePack, ...] = (),
         default: str | None = None,
         aliases: Mapping[str, str] | None = None,
     ) -> None:
+        self._packs = {(pack.family, pack.name): pack for pack in packs}
         self._voices: dict[str, Voice] = {}
-        described = {(pack.family, pack.name): pack for pack in packs}
-        for engine, (family, info) in engines.items():
-            for name in info.voices:
-                if name in self._voices:
-                    raise ConfigError(f"engines.{engine}: the voice {name} is already spoken by another engine")
-                pack = described.get((family, name), VoicePack(name=name, family=family))
-                self._voices[name] = Voice(
-                    name=name,
-                    engine=engine,
-                    info=info,
-                    languages=pack.languages or info.languages,
-                    description=pack.description,
-                    lexicon=Lexicon.from_mapping(pack.lexicon, name=f"voicepack {name}: lexicon"),
-                )
+        self._wanted_default = default
         self._aliases = dict(aliases or {})
+
+    def add(self, engine: str, family: str, info: EngineInfo) -> None:
+        """The voices of an engine that has started. Raises ConfigError if another engine has one of their names."""
+        for name in info.voices:
+            if name in self._voices:
+                taken_by = self._voices[name].engine
+                raise ConfigError(f"engines.{engine}: voice {name} is spoken by engine {taken_by} already")
+        for name in info.voices:
+            pack = self._packs.get((family, name), VoicePack(name=name, family=family))
+            self._voices[name] = Voice(
+                name=name,
+                engine=engine,
+                info=info,
+                languages=pack.languages or info.languages,
+                description=pack.description,
+                lexicon=Lexicon.from_mapping(pack.lexicon, name=f"voicepack {name}: lexicon"),
+            )
+
+    def remove(self, engine: str) -> None:
+        """The engine is gone, and its voices with it."""
+        self._voices = {name: voice for name, voice in self._voices.items() if voice.engine != engine}
+
+    def check(self) -> None:
+        """Once all engines are there: raises ConfigError if the default or an alias names a voice that is not."""
+        known = ", ".join(sorted(self._voices)) or "none"
+        if self._wanted_default is not None and self._wanted_default not in self._voices:
+            raise ConfigError(f"voices.default: there is no voice {self._wanted_default!r}; there are: {known}")
         for alias, name in self._aliases.items():
             if name not in self._voices:
-                raise ConfigError(f"voices.aliases.{alias}: there is no voice {name!r}")
+                raise ConfigError(f"voices.aliases.{alias}: there is no voice {name!r}; there are: {known}")
             if alias in self._voices:
                 raise ConfigError(f"voices.aliases.{alias}: a voice has that name already")
-        if default is not None and default not in self._voices:
-            raise ConfigError(f"voices.default: there is no voice {default!r}; there are {', '.join(self._voices)}")
-        self.default = default or next(iter(self._voices), None)
 
-    def __iter__(self) -> Any:
+    @property
+    def default(self) -> str | None:
+        return self._wanted_default or next(iter(self._voices), None)
+
+    def __iter__(self) -> Iterator[Voice]:
         return iter(self._voices.values())
 
     def __len__(self) -> int:

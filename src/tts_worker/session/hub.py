@@ -20,7 +20,7 @@ from tts_worker.text.filter import UrlMode
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.normaliser import Normalise
 from tts_worker.text.pipeline import TextOptions, TextPipeline
-from tts_worker.types import SAMPLE_RATE_HZ, SynthesisParams
+from tts_worker.types import SAMPLE_RATE_HZ, EngineInfo, SynthesisParams
 from tts_worker.voices import Voice, VoiceCatalog
 
 RETRY_AFTER_S = 1.0
@@ -32,6 +32,8 @@ class HubEngine(EnginePort, Protocol):
 
     @property
     def ready(self) -> bool: ...
+    @property
+    def info(self) -> EngineInfo: ...
 
 
 class HubObserver(SessionObserver, Protocol):
@@ -81,24 +83,23 @@ class SessionOptions:
 
 
 class SessionHub:
-    """See the module. ``engines``: by the name that ``Voice.engine`` holds."""
+    """See the module. It begins without engines and is not ready until it has one (``add_engine``)."""
 
-    def __init__(
-        self,
-        engines: Mapping[str, HubEngine],
-        voices: VoiceCatalog,
-        observer: HubObserver,
-        config: HubConfig | None = None,
-    ) -> None:
+    def __init__(self, voices: VoiceCatalog, observer: HubObserver, config: HubConfig | None = None) -> None:
         self.voices = voices
         self.config = config or HubConfig()
-        self._engines = dict(engines)
+        self._engines: dict[str, HubEngine] = {}
         self._observer = observer
         self._sessions: dict[str, LocalSession] = {}
         self._names = itertools.count(1)
         self._prefix = secrets.token_hex(4)
         self._draining = False
         self._empty = asyncio.Event()
+
+    def add_engine(self, name: str, family: str, engine: HubEngine) -> None:
+        """Take sessions for the voices of an engine that has started. Raises ConfigError if one is there already."""
+        self.voices.add(name, family, engine.info)
+        self._engines[name] = engine
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -140,6 +141,8 @@ class SessionHub:
     def _open(self, options: SessionOptions, replaces: LocalSession | None) -> LocalSession:
         if self._draining:
             raise Draining("the worker is shutting down; use another one", retry_after_s=RETRY_AFTER_S)
+        if not self._engines:
+            raise NotReady("the worker is still starting", retry_after_s=RETRY_AFTER_S)
         params = self.params(options)
         voice = self.voices.get(params.voice)
         engine = self._engines[voice.engine]
@@ -212,6 +215,7 @@ class SessionHub:
                 urls=defaults.urls if options.urls is None else options.urls,
                 language=params.language or voice.languages[0],
                 normalise=normalise,
+                by_word=voice.info.text_by_word,
             )
             return TextPipeline(text, Lexicon.merged(*levels) if levels else None, self.config.normalise)
 

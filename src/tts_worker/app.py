@@ -1,0 +1,263 @@
+"""The composition root: the only place that builds everything and knows every part.
+
+``Worker`` is a running worker: engines on their threads, the hub, the metrics. ``serve`` puts the ASGI application on a
+port until a signal drains it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from tts_worker.engine.base import Engine
+from tts_worker.engine.loop import EngineLoop
+from tts_worker.errors import ConfigError, InvalidRequest
+from tts_worker.metrics import Metrics
+from tts_worker.session.hub import HubConfig, SessionHub
+from tts_worker.session.session import SessionTimeouts
+from tts_worker.settings import (
+    EngineSettings,
+    HibariSettings,
+    Settings,
+    TextSettings,
+    ToneEngineSettings,
+    is_loopback,
+    read_yaml,
+)
+from tts_worker.text.lexicon import Lexicon
+from tts_worker.text.normaliser import load_normaliser
+from tts_worker.text.pipeline import TextOptions
+from tts_worker.transports.http import HttpConfig, create_app
+from tts_worker.types import SAMPLE_RATE_HZ
+from tts_worker.voices import VoiceCatalog, read_voicepacks
+
+log = logging.getLogger(__name__)
+
+_SWITCH_INTERVAL_S = 0.0005
+"""How long the engine's Python code may keep the event loop waiting for the interpreter lock (the default is 5 ms)."""
+
+
+class Worker:
+    """Engines, hub and metrics of one process. The hub is there from the beginning and not ready until ``start`` has
+    finished. Build it on the event loop that it runs on. Raises ConfigError."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.engines = {
+            name: EngineLoop(engine_factory(engine), name=name, hang_timeout_s=settings.hang_timeout_s)
+            for name, engine in settings.engines.items()
+        }
+        packs = read_voicepacks(settings.voices.directory) if settings.voices.directory is not None else ()
+        self.hub = SessionHub(
+            VoiceCatalog(packs, default=settings.voices.default, aliases=settings.voices.aliases),
+            self.metrics,
+            _hub_config(settings),
+        )
+        self._lag: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start and warm up every engine. Raises what an engine's start raises, and ConfigError."""
+        for name, engine in self.engines.items():
+            await engine.start()
+            self._watch(name, engine)
+        for name, engine in self.engines.items():
+            self.hub.add_engine(name, self.settings.engines[name].kind, engine)
+        self.hub.voices.check()
+        self.metrics.watch_hub(lambda: self.hub.live_sessions, lambda: self.hub.buffered_s, lambda: self.hub.ready)
+        self._lag = asyncio.get_running_loop().create_task(self.metrics.measure_loop_lag(), name="loop-lag")
+        # What was built until now lives for ever: the collector need not look at it again, so its pauses stay short.
+        gc.collect()
+        gc.freeze()
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+
+    async def stop(self) -> None:
+        """Close the sessions that are live and stop the engines."""
+        if self._lag is not None:
+            self._lag.cancel()
+        await self.hub.drain(timeout_s=0.0)
+        for engine in self.engines.values():
+            await engine.stop()
+        gc.unfreeze()
+
+    def _watch(self, name: str, engine: EngineLoop) -> None:
+        stats = engine.stats
+        self.metrics.watch_engine(
+            name, lambda: stats.steps, lambda: stats.busy_s, lambda: stats.faults, lambda: stats.stale_events
+        )
+
+
+@asynccontextmanager
+async def running_worker(settings: Settings) -> AsyncIterator[SessionHub]:
+    """A worker from start to stop; yields its hub."""
+    worker = Worker(settings)
+    try:
+        await worker.start()
+        yield worker.hub
+    finally:
+        await worker.stop()
+
+
+def _hub_config(settings: Settings) -> HubConfig:
+    session, text = settings.session, settings.text
+    return HubConfig(
+        max_sessions=session.max_sessions,
+        lead_ms=session.lead_ms,
+        window_ms=session.window_ms,
+        frame_ms=session.frame_ms,
+        max_utterance_chars=session.max_utterance_chars,
+        max_queued_utterances=session.max_queued_utterances,
+        timeouts=SessionTimeouts(session.pause_timeout_s, session.text_idle_timeout_s),
+        text=TextOptions(markdown=text.markdown, urls=text.urls, normalise=text.normalise),
+        lexicon=_server_lexicon(text),
+        normalise=load_normaliser() if text.normalise else None,
+    )
+
+
+def _server_lexicon(text: TextSettings) -> Lexicon:
+    try:
+        levels = [Lexicon.from_mapping(text.lexicon, name="text.lexicon")]
+        if text.lexicon_file is not None:
+            levels.insert(0, Lexicon.from_mapping(read_yaml(text.lexicon_file), name="text.lexicon_file"))
+    except InvalidRequest as error:
+        raise ConfigError(error.message) from None
+    return Lexicon.merged(*levels)
+
+
+def engine_factory(settings: EngineSettings) -> Callable[[], Engine]:
+    """How to build an engine, on its own thread. Heavy imports happen there."""
+    if isinstance(settings, HibariSettings):
+        return lambda: _hibari(settings)
+    return lambda: _tone(settings)
+
+
+def _hibari(settings: HibariSettings) -> Engine:
+    from tts_worker.engine.hibari import HibariEngine
+
+    return HibariEngine(max_utterances=settings.max_utterances)
+
+
+def _tone(settings: ToneEngineSettings) -> Engine:
+    from tts_worker.engine.tone import ToneEngine, ToneSettings
+
+    return ToneEngine(
+        ToneSettings(
+            ms_per_char=settings.ms_per_char,
+            chunk_samples=settings.chunk_ms * SAMPLE_RATE_HZ // 1000,
+            cost_per_audio_s=settings.cost_per_audio_s,
+            max_utterances=settings.max_utterances,
+        )
+    )
+
+
+# -- serving ----------------------------------------------------------------------------------------------------------
+
+
+def create_application(worker: Worker) -> ASGIApp:
+    """The ASGI application over ``worker``; its routes answer 503 until the worker has started."""
+    server, session = worker.settings.server, worker.settings.session
+    return create_app(
+        worker.hub,
+        worker.metrics,
+        HttpConfig(
+            api_keys=server.keys,
+            allowed_origins=server.allowed_origins,
+            loopback_only=is_loopback(server.host),
+            max_request_bytes=server.max_request_bytes,
+            max_input_chars=server.max_input_chars,
+            max_message_chars=session.max_message_chars,
+            send_timeout_s=server.send_timeout_s,
+            web_page=server.web_page,
+        ),
+    )
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn with our drain: the first signal lets running turns end, the second ends them."""
+
+    def __init__(self, config: uvicorn.Config, on_exit: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_exit = on_exit
+        self._asked = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._asked:
+            self.should_exit = self.force_exit = True
+        else:
+            self._asked = True
+            self._on_exit()
+
+
+async def serve(settings: Settings, on_listening: Callable[[str], None], on_ready: Callable[[], None]) -> None:
+    """Run the server until SIGINT or SIGTERM. ``on_listening`` gets the address, before the engines are warm.
+
+    Raises ConfigError (a wrong setting, a port that is taken) and what an engine's start raises.
+    """
+    worker = Worker(settings)
+    host, port = settings.server.host, settings.server.port
+    try:
+        listener = socket.create_server((host, port), family=_family(host), backlog=1024)
+    except OSError as error:
+        raise ConfigError(f"server.port: cannot listen on {host}:{port}: {error.strerror}") from None
+    loop = asyncio.get_running_loop()
+    drained: set[asyncio.Task[None]] = set()
+
+    def begin_drain() -> None:
+        log.info("draining: running turns may end within %.0f s", settings.server.drain_s)
+        loop.call_soon_threadsafe(lambda: drained.add(loop.create_task(drain())))
+
+    async def drain() -> None:
+        await worker.hub.drain(settings.server.drain_s)
+        server.should_exit = True
+
+    server = _Server(
+        uvicorn.Config(
+            create_application(worker),
+            log_config=None,
+            access_log=False,
+            ws_max_size=settings.server.max_request_bytes,
+            ws_ping_interval=settings.server.heartbeat_s,
+            ws_ping_timeout=settings.server.heartbeat_s,
+            ws_per_message_deflate=False,  # sound does not compress; it would only cost time
+            timeout_graceful_shutdown=5,
+            lifespan="off",
+        ),
+        on_exit=begin_drain,
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+    try:
+        on_listening(f"http://{_in_url(host)}:{listener.getsockname()[1]}")
+        await worker.start()
+        on_ready()
+        await serving
+    finally:
+        server.should_exit = True
+        await worker.stop()
+        await asyncio.wait({serving})
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def run(coroutine: Coroutine[object, object, None]) -> None:
+    """Run to the end on the fastest event loop there is (uvloop where it is installed)."""
+    try:
+        import uvloop
+    except ImportError:  # not on Windows
+        asyncio.run(coroutine)
+    else:
+        uvloop.run(coroutine)

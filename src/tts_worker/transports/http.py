@@ -1,0 +1,126 @@
+"""The ASGI application: health, metrics, voices, the web page, and the routes of the other transports.
+
+``create_app`` puts them on one port behind the ``Gate``. It sees the hub and the metrics, never an engine.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import FastAPI, Request, WebSocket
+from starlette.exceptions import HTTPException
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from tts_worker import __version__
+from tts_worker.errors import ErrorCode, ErrorInfo, TTSWorkerError
+from tts_worker.metrics import Metrics
+from tts_worker.session.hub import SessionHub
+from tts_worker.transports import openai
+from tts_worker.transports.responses import error_response
+from tts_worker.transports.security import Gate
+from tts_worker.transports.websocket import StreamLimits, stream
+
+log = logging.getLogger(__name__)
+
+_PAGE = Path(__file__).parent / "page"
+_PAGE_POLICY = "default-src 'self'; connect-src 'self' ws: wss:; img-src 'self' data:; base-uri 'none'"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """What the application accepts; see ``settings.ServerSettings``."""
+
+    api_keys: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    loopback_only: bool = True
+    max_request_bytes: int = 1_048_576
+    max_input_chars: int = 20_000
+    max_message_chars: int = 100_000
+    send_timeout_s: float = 10.0
+    web_page: bool = True
+
+
+def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig) -> ASGIApp:
+    """The application over a running hub."""
+    app = FastAPI(title="tts-worker", version=__version__, docs_url=None, redoc_url=None)
+    limits = StreamLimits(config.max_message_chars, config.send_timeout_s)
+    _add_errors(app)
+
+    @app.get("/health/live", summary="The process runs")
+    async def live() -> Response:
+        return JSONResponse({"status": "live"})
+
+    @app.get("/health/ready", summary="Sessions are taken: 200 after warm-up, 503 after an engine fault or in a drain")
+    async def ready() -> Response:
+        status = "ready" if hub.ready else "draining" if hub.draining else "not_ready"
+        return JSONResponse({"status": status}, 200 if hub.ready else 503)
+
+    @app.get("/metrics", summary="Prometheus")
+    async def scrape() -> Response:
+        return Response(metrics.render(), media_type=metrics.content_type)
+
+    @app.get("/v1/voices", summary="The voices that can be asked for")
+    @app.get("/v1/audio/voices", include_in_schema=False)
+    async def voices() -> Response:
+        return JSONResponse({"voices": [_voice_json(hub, voice.name) for voice in hub.voices]})
+
+    @app.websocket("/v1/stream")
+    async def v1_stream(websocket: WebSocket) -> None:
+        await stream(websocket, hub, limits)
+
+    app.include_router(openai.router(hub, max_input_chars=config.max_input_chars, send_timeout_s=config.send_timeout_s))
+    if config.web_page:
+        _add_page(app)
+    return Gate(
+        app,
+        api_keys=config.api_keys,
+        allowed_origins=config.allowed_origins,
+        loopback_only=config.loopback_only,
+        max_body_bytes=config.max_request_bytes,
+    )
+
+
+def _voice_json(hub: SessionHub, name: str) -> dict[str, object]:
+    voice = hub.voices.get(name)
+    return {
+        "id": voice.name,
+        "name": voice.name,
+        "engine": voice.engine,
+        "languages": list(voice.languages),
+        "description": voice.description,
+        "sample_rate": voice.info.sample_rate_hz,
+        "alignment": voice.info.alignment.value,
+        "speed_range": list(voice.info.speed_range),
+        "default": voice.name == hub.voices.default,
+    }
+
+
+def _add_page(app: FastAPI) -> None:
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return FileResponse(_PAGE / "index.html", headers={"Content-Security-Policy": _PAGE_POLICY})
+
+    app.mount("/static", StaticFiles(directory=_PAGE), name="static")
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Every error leaves in the one shape of ``error_response``."""
+
+    @app.exception_handler(TTSWorkerError)
+    async def ours(request: Request, error: Exception) -> Response:
+        assert isinstance(error, TTSWorkerError)
+        return error_response(error.info)
+
+    @app.exception_handler(HTTPException)
+    async def theirs(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return error_response(ErrorInfo(ErrorCode.INVALID_REQUEST, str(error.detail)), error.status_code)
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return error_response(ErrorInfo(ErrorCode.INTERNAL, "internal error"))

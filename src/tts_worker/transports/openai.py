@@ -1,0 +1,195 @@
+"""OpenAI's speech API: ``POST /v1/audio/speech`` and ``GET /v1/models``, so that its SDKs work with another base URL.
+
+Source of the shapes: OpenAI's public API reference, as its Python SDK sends and reads them. Fields we do not know are
+ignored. Beyond the standard: ``seed``, ``language``, ``lexicon``, ``sample_rate``. ``aac`` is not offered.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+from collections.abc import AsyncGenerator
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.responses import JSONResponse, Response
+
+from tts_worker.audio.encoders import AudioFormat, Encoder, open_encoder
+from tts_worker.audio.resampler import Resampler
+from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerError, UnknownModel, UnspeakableText
+from tts_worker.session.hub import SessionHub, SessionOptions
+from tts_worker.transports import wire
+from tts_worker.transports.responses import LiveStream, error_response
+from tts_worker.types import SAMPLE_RATE_HZ, Ended, Outcome, PcmFrame
+
+OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
+"""Model names that OpenAI's clients send by default. The voice decides what speaks; these names choose nothing."""
+
+
+class VoiceId(BaseModel):
+    id: str
+
+
+class SpeechRequest(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    model: str = Field("tts-1", max_length=128)
+    input: str
+    voice: str | VoiceId | None = None
+    response_format: Literal["mp3", "opus", "flac", "wav", "pcm", "mulaw", "alaw"] = "mp3"
+    speed: float = 1.0
+    instructions: str | None = Field(None, max_length=4_096)
+    stream_format: Literal["audio", "sse"] = "audio"
+    seed: int = 0
+    language: str | None = Field(None, max_length=35)
+    lexicon: dict[str, Any] | None = None
+    sample_rate: int | None = Field(None, ge=8_000, le=48_000)
+
+    @property
+    def voice_name(self) -> str | None:
+        return self.voice.id if isinstance(self.voice, VoiceId) else self.voice
+
+
+def router(hub: SessionHub, *, max_input_chars: int, send_timeout_s: float) -> APIRouter:
+    """The two routes over ``hub``."""
+    routes = APIRouter()
+
+    @routes.post("/v1/audio/speech", summary="Text to speech, streamed", openapi_extra=_body_schema())
+    async def speech(request: Request) -> Response:
+        try:
+            wanted = _parse(await request.body())
+            if len(wanted.input) > max_input_chars:
+                raise TextTooLong(f"input may have at most {max_input_chars} characters")
+            _check_model(wanted, hub)
+            rate_hz = _rate_hz(wanted)
+            encoder = open_encoder(AudioFormat(wanted.response_format), rate_hz)
+        except TTSWorkerError as error:
+            return error_response(error.info)
+        sound = _sound(hub, wanted, encoder, rate_hz)
+        sse = wanted.stream_format == "sse"
+        return LiveStream(
+            _as_events(sound, wanted) if sse else sound,
+            "text/event-stream" if sse else encoder.content_type,
+            {"x-request-id": secrets.token_hex(8), "x-sample-rate": str(rate_hz), "x-synthetic": "true"},
+            send_timeout_s=send_timeout_s,
+        )
+
+    @routes.get("/v1/models", summary="The engines that run here")
+    async def models() -> Response:
+        names = (*sorted({voice.engine for voice in hub.voices}), *OPENAI_MODELS)
+        data = [{"id": name, "object": "model", "created": 0, "owned_by": "tts-worker"} for name in names]
+        return JSONResponse({"object": "list", "data": data})
+
+    return routes
+
+
+def _body_schema() -> dict[str, Any]:
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": SpeechRequest.model_json_schema()}},
+        }
+    }
+
+
+def _parse(body: bytes) -> SpeechRequest:
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError):
+        raise InvalidRequest("the body is not valid JSON") from None
+    try:
+        return SpeechRequest.model_validate(data)
+    except ValidationError as error:
+        raise InvalidRequest(wire.explain(error)) from None
+
+
+def _check_model(wanted: SpeechRequest, hub: SessionHub) -> None:
+    """A model that names an engine must be the voice's engine; the voice is checked when the session opens."""
+    if wanted.model in OPENAI_MODELS:
+        return
+    if wanted.model not in {voice.engine for voice in hub.voices}:
+        raise UnknownModel(f'there is no model "{wanted.model[:64]}"; GET /v1/models lists them')
+    voice = hub.voices.get(wanted.voice_name)
+    if voice.engine != wanted.model:
+        raise InvalidRequest(f"voice {voice.name} belongs to model {voice.engine}, not {wanted.model}")
+
+
+def _rate_hz(wanted: SpeechRequest) -> int:
+    if wanted.sample_rate is not None:
+        return wanted.sample_rate
+    return 8_000 if wanted.response_format in ("mulaw", "alaw") else SAMPLE_RATE_HZ
+
+
+async def _sound(hub: SessionHub, wanted: SpeechRequest, encoder: Encoder, rate_hz: int) -> AsyncGenerator[bytes, None]:
+    """The encoded sound. Whoever closes this generator frees the session at once."""
+    session = hub.open(
+        SessionOptions(
+            voice=wanted.voice_name,
+            speed=wanted.speed,
+            seed=wanted.seed,
+            language=wanted.language,
+            instruct=wanted.instructions,
+            lexicon=wanted.lexicon,
+            realtime=False,
+            raw_chunks=True,
+        )
+    )
+    resampler = Resampler(SAMPLE_RATE_HZ, rate_hz) if rate_hz != SAMPLE_RATE_HZ else None
+    try:
+        session.speak(wanted.input)
+        session.end_text()
+        async for item in session:
+            if isinstance(item, PcmFrame):
+                pcm = item.pcm if resampler is None else resampler.process(item.pcm)
+                if data := encoder.encode(pcm):
+                    yield data
+            elif isinstance(item, Ended):
+                _raise_for(item)
+                break
+        rest = encoder.encode(resampler.flush()) if resampler is not None else b""
+        if data := rest + encoder.finish():
+            yield data
+    finally:
+        session.close("disconnected")
+
+
+class _Broken(TTSWorkerError):
+    """Carries an utterance's error through the generator."""
+
+    def __init__(self, error: ErrorInfo) -> None:
+        super().__init__(error.message, retry_after_s=error.retry_after_s)
+        self.code = error.code
+        self.retryable = error.retryable
+
+
+def _raise_for(ended: Ended) -> None:
+    """A download ends well or not at all: HTTP has no other way to say that sound is missing."""
+    if ended.error is not None:
+        raise _Broken(ended.error)
+    if ended.receipt.reason == "nothing_to_speak":
+        raise UnspeakableText("the input has nothing that can be spoken")
+    if ended.outcome is Outcome.STOPPED:
+        raise InvalidRequest(f"the utterance was stopped: {ended.receipt.reason}")
+
+
+async def _as_events(sound: AsyncGenerator[bytes, None], wanted: SpeechRequest) -> AsyncGenerator[bytes, None]:
+    """``stream_format: "sse"``. Usage is counted in what there is to count: characters in, encoded bytes out."""
+    sent = 0
+    try:
+        async for data in sound:
+            sent += len(data)
+            yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
+        usage = {"input_tokens": len(wanted.input), "output_tokens": sent, "total_tokens": len(wanted.input) + sent}
+        yield _event({"type": "speech.audio.done", "usage": usage})
+    except TTSWorkerError as error:
+        if sent == 0:
+            raise  # nothing was sent: an ordinary error response
+        yield _event({"type": "error", "error": wire.error_json(error.info)})
+    finally:
+        await sound.aclose()
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
