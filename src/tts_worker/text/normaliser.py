@@ -99,8 +99,6 @@ def _groups(source: str, target: str) -> list[tuple[str, int, int]]:
             words[-1][1:] = [target_end, start, end]
         else:
             words.append([target_start, target_end, start, end])
-    if words[0][2] == words[0][3]:  # nothing but insertions
-        words[0][2:] = [0, len(source)]
     groups: list[tuple[str, int, int]] = []
     for number, (target_start, target_end, start, end) in enumerate(words):
         groups.append((target[target_start:target_end], start, end))

@@ -33,6 +33,8 @@ def spoken(text: str, lexicon: Lexicon, cut: int | None = None) -> str:
         ("café is no cafe\u0301", "café is no cafe\u0301"),
         ("New New York", "New noo york"),
         ("nginx", "engine x"),
+        ("in New York Ci", "in noo york Ci"),
+        ("a new new yor", "a new new yor"),
     ],
 )
 def test_whole_words_and_the_longest_entry(text: str, expected: str) -> None:
@@ -75,6 +77,11 @@ def test_an_entry_of_several_words_is_one_word_to_engines_that_take_words() -> N
     assert [segment.text for segment in segments] == ["In", " noo york", " now"]
 
 
+def test_one_phoneme_is_enough() -> None:
+    (entry,) = Lexicon.from_mapping({"a": "/ə/"})
+    assert (entry.phonemes, entry.said) == ("ə", None)
+
+
 def test_later_levels_win() -> None:
     server = Lexicon.from_mapping({"nginx": "server", "US": "exact", "a b": "server"})
     voice = Lexicon.from_mapping({"NGINX": {"say": "voice", "case_sensitive": False}})
@@ -107,6 +114,7 @@ def test_no_lexicon_is_an_empty_lexicon() -> None:
         ({"word": None}, "voice.lexicon['word'] must be a spelling"),
         ({"word": ""}, "voice.lexicon['word'] must say something"),
         ({"word": "//"}, "voice.lexicon['word'] must say something"),
+        ({"word": "/"}, "voice.lexicon['word'] must say something"),
         ({"word": "x" * (MAX_SAID_CHARS + 1)}, "at most 256 characters"),
         ({"word": "a\x00b"}, "never read aloud"),
         ({"wo\u200brd": "ab"}, "never read aloud"),
