@@ -18,9 +18,10 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
+from tts_worker.adapter import TTSWorker
 from tts_worker.engine.base import Engine
 from tts_worker.engine.loop import EngineLoop
-from tts_worker.errors import ConfigError, InvalidRequest
+from tts_worker.errors import ConfigError, InvalidRequest, UnknownModel
 from tts_worker.metrics import Metrics
 from tts_worker.session.hub import HubConfig, SessionHub
 from tts_worker.session.session import SessionTimeouts
@@ -53,10 +54,8 @@ class Worker:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.metrics = Metrics()
-        self.engines = {
-            name: EngineLoop(engine_factory(engine), name=name, hang_timeout_s=settings.hang_timeout_s)
-            for name, engine in settings.engines.items()
-        }
+        self.engines: dict[str, EngineLoop] = {}
+        self._loading: dict[str, asyncio.Task[None]] = {}
         packs = read_voicepacks(settings.voices.directory) if settings.voices.directory is not None else ()
         self.hub = SessionHub(
             VoiceCatalog(packs, default=settings.voices.default, aliases=settings.voices.aliases),
@@ -66,45 +65,92 @@ class Worker:
         self._lag: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start and warm up every engine. Raises what an engine's start raises, and ConfigError."""
-        for name, engine in self.engines.items():
-            await engine.start()
-            self._watch(name, engine)
-        for name, engine in self.engines.items():
-            self.hub.add_engine(name, self.settings.engines[name].kind, engine)
+        """Load every engine of the settings. Raises what an engine's start raises, and ConfigError."""
+        for name in self.settings.engines:
+            await self.load(name)
         self.hub.voices.check()
-        self.metrics.watch_hub(lambda: self.hub.live_sessions, lambda: self.hub.buffered_s, lambda: self.hub.ready)
-        self._lag = asyncio.get_running_loop().create_task(self.metrics.measure_loop_lag(), name="loop-lag")
+        self.run_housekeeping()
         # What was built until now lives for ever: the collector need not look at it again, so its pauses stay short.
         gc.collect()
         gc.freeze()
-        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+
+    def run_housekeeping(self) -> None:
+        """Metrics that are read from others, and the interpreter's patience with the engine thread."""
+        if self._lag is None:
+            self.metrics.watch_hub(lambda: self.hub.live_sessions, lambda: self.hub.buffered_s, lambda: self.hub.ready)
+            self._lag = asyncio.get_running_loop().create_task(self.metrics.measure_loop_lag(), name="loop-lag")
+            sys.setswitchinterval(_SWITCH_INTERVAL_S)
+
+    def loaded(self, name: str) -> bool:
+        """Whether an engine runs."""
+        return name in self.engines
+
+    async def load(self, name: str) -> None:
+        """Start and warm up the engine of that name in the settings, once however many ask at the same time.
+
+        Raises UnknownModel, and what the engine's start raises.
+        """
+        if name not in self.settings.engines:
+            known = ", ".join(self.settings.engines)
+            raise UnknownModel(f'there is no engine "{name[:64]}" in the settings; there are: {known}')
+        if name in self.engines:
+            return
+        task = self._loading.get(name)
+        if task is None:
+            task = self._loading[name] = asyncio.create_task(self._load(name), name=f"load-{name}")
+            task.add_done_callback(lambda _: self._loading.pop(name, None))
+        await asyncio.shield(task)
+
+    async def _load(self, name: str) -> None:
+        settings = self.settings.engines[name]
+        engine = EngineLoop(engine_factory(settings), name=name, hang_timeout_s=self.settings.hang_timeout_s)
+        await engine.start()
+        try:
+            self.hub.add_engine(name, settings.kind, engine)
+        except ConfigError:
+            await engine.stop()
+            raise
+        self.engines[name] = engine
+        stats = engine.stats
+        self.metrics.watch_engine(
+            name, lambda: stats.steps, lambda: stats.busy_s, lambda: stats.faults, lambda: stats.stale_events
+        )
+
+    async def unload(self, name: str) -> None:
+        """Stop an engine and free what it holds. Raises IllegalCommand while sessions use it; one that is not loaded
+        is fine."""
+        if name in self.engines:
+            self.hub.remove_engine(name)
+            await self.engines.pop(name).stop()
 
     async def stop(self) -> None:
         """Close the sessions that are live and stop the engines."""
         if self._lag is not None:
             self._lag.cancel()
         await self.hub.drain(timeout_s=0.0)
+        for task in self._loading.values():
+            task.cancel()
         for engine in self.engines.values():
             await engine.stop()
         gc.unfreeze()
 
-    def _watch(self, name: str, engine: EngineLoop) -> None:
-        stats = engine.stats
-        self.metrics.watch_engine(
-            name, lambda: stats.steps, lambda: stats.busy_s, lambda: stats.faults, lambda: stats.stale_events
-        )
-
 
 @asynccontextmanager
-async def running_worker(settings: Settings) -> AsyncIterator[SessionHub]:
-    """A worker from start to stop; yields its hub."""
+async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
+    """A worker from start to stop."""
     worker = Worker(settings)
     try:
         await worker.start()
-        yield worker.hub
+        yield worker
     finally:
         await worker.stop()
+
+
+@asynccontextmanager
+async def running_adapter(settings: Settings) -> AsyncIterator[TTSWorker]:
+    """The same behind the TTS worker protocol."""
+    async with running_worker(settings) as worker:
+        yield TTSWorker(worker)
 
 
 def _hub_config(settings: Settings) -> HubConfig:
@@ -238,7 +284,8 @@ async def serve(settings: Settings, on_listening: Callable[[str], None], on_read
         on_listening(f"http://{_in_url(host)}:{listener.getsockname()[1]}")
         await worker.start()
         on_ready()
-        await serving
+        await asyncio.wait({serving})
+        serving.result()
     finally:
         server.should_exit = True
         await worker.stop()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from tts_worker.errors import Draining, InvalidRequest, NotReady, OverCapacity, TTSWorkerError
+from tts_worker.errors import Draining, IllegalCommand, InvalidRequest, NotReady, OverCapacity, TTSWorkerError
 from tts_worker.session.machine import MachineConfig, SessionMachine
 from tts_worker.session.session import EnginePort, LocalSession, SessionObserver, SessionTimeouts
 from tts_worker.text.filter import UrlMode
@@ -91,6 +91,7 @@ class SessionHub:
         self._engines: dict[str, HubEngine] = {}
         self._observer = observer
         self._sessions: dict[str, LocalSession] = {}
+        self._engine_of: dict[str, str] = {}
         self._names = itertools.count(1)
         self._prefix = secrets.token_hex(4)
         self._draining = False
@@ -100,6 +101,14 @@ class SessionHub:
         """Take sessions for the voices of an engine that has started. Raises ConfigError if one is there already."""
         self.voices.add(name, family, engine.info)
         self._engines[name] = engine
+
+    def remove_engine(self, name: str) -> None:
+        """Take no more sessions for its voices. Raises IllegalCommand while sessions use it; an unknown name is fine."""
+        live = sum(engine == name for engine in self._engine_of.values())
+        if live:
+            raise IllegalCommand(f"engine {name} is in use by {live} sessions")
+        self.voices.remove(name)
+        self._engines.pop(name, None)
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -183,6 +192,7 @@ class SessionHub:
             on_close=self._closed,
         )
         self._sessions[session.id] = session
+        self._engine_of[session.id] = voice.engine
         return session
 
     def params(self, options: SessionOptions) -> SynthesisParams:
@@ -223,6 +233,7 @@ class SessionHub:
 
     def _closed(self, session: str) -> None:
         self._sessions.pop(session, None)
+        self._engine_of.pop(session, None)
         if not self._sessions:
             self._empty.set()
 

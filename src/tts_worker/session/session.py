@@ -159,6 +159,11 @@ class LocalSession:
         return self._machine.params
 
     @property
+    def writing(self) -> UtteranceKey | None:
+        """The utterance that takes text."""
+        return self._machine.writing
+
+    @property
     def buffered_samples(self) -> int:
         """Sound made and not yet taken."""
         return self._machine.buffered_samples

@@ -1,0 +1,57 @@
+"""Fixtures that many tests share: a worker with the tone engine, and a real server on a real port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tts_worker.app import Worker, running_worker, serve
+from tts_worker.settings import Settings, load_settings
+
+TONE: dict[str, Any] = {"engines": {"tone": {"kind": "tone"}}}
+
+
+def tone_settings(**sections: Any) -> Settings:
+    """Settings with the tone engine; ``session={"max_sessions": 2}`` and the like on top."""
+    return load_settings(flags={**TONE, **sections})
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[Worker]:
+    async with running_worker(tone_settings()) as running:
+        yield running
+
+
+Serving = Callable[..., AbstractAsyncContextManager[str]]
+
+
+@asynccontextmanager
+async def serving(**sections: Any) -> AsyncIterator[str]:
+    """A real server, ready, on a free port of loopback; yields ``host:port``."""
+    server = {"port": 0, **sections.pop("server", {})}
+    ready, address = asyncio.Event(), ""
+
+    def on_listening(url: str) -> None:
+        nonlocal address
+        address = url.removeprefix("http://")
+
+    task = asyncio.create_task(serve(tone_settings(server=server, **sections), on_listening, ready.set))
+    waiting = asyncio.create_task(ready.wait())
+    await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        waiting.cancel()
+        task.result()
+    try:
+        yield address
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+@pytest.fixture
+def serve_tone() -> Serving:
+    return serving

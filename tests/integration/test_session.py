@@ -1,0 +1,261 @@
+"""Local sessions on a real engine thread: what the machine promises, with clocks."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.conftest import tone_settings
+from tts_worker.app import Worker, running_worker
+from tts_worker.engine.loop import EngineLoop
+from tts_worker.engine.tone import Fault, ToneEngine, ToneSettings
+from tts_worker.errors import Draining, ErrorCode, InvalidRequest, NotReady, OverCapacity, UnknownVoice
+from tts_worker.metrics import Metrics
+from tts_worker.session.hub import HubConfig, SessionHub, SessionOptions
+from tts_worker.session.machine import State
+from tts_worker.session.session import LocalSession
+from tts_worker.types import Acknowledged, Ended, Outcome, Output, PcmFrame, Started, Words
+from tts_worker.voices import VoiceCatalog
+
+FAST = SessionOptions(realtime=False)
+TEXT = "Hello there, my friend. How are you today? I am fine."
+
+
+async def to_end(session: LocalSession) -> tuple[bytes, Ended]:
+    pcm = b""
+    async for item in session:
+        if isinstance(item, PcmFrame):
+            pcm += item.pcm
+        elif isinstance(item, Ended):
+            return pcm, item
+    raise AssertionError("the session closed without an end")
+
+
+async def say(worker: Worker, text: str, options: SessionOptions = FAST) -> tuple[bytes, Ended]:
+    session = worker.hub.open(options)
+    session.speak(text)
+    session.end_text()
+    try:
+        return await to_end(session)
+    finally:
+        session.close()
+
+
+async def until(session: LocalSession, kind: type[Output]) -> Output:
+    while not isinstance(item := await session.next(), kind):
+        assert item is not None
+    return item
+
+
+async def test_text_becomes_sound_and_the_receipt_says_so(worker: Worker) -> None:
+    pcm, ended = await say(worker, TEXT)
+    assert ended.outcome is Outcome.DONE
+    assert ended.receipt.samples_sent == len(pcm) // 2 > 24_000
+    assert (ended.receipt.text_spoken, ended.receipt.text_remaining) == (TEXT, "")
+    assert [word.text for word in ended.receipt.words] == TEXT.split()
+
+
+@pytest.mark.parametrize("text", ["", "   ", "🎉🎉", "***", "```\ncode\n```"])
+async def test_nothing_to_say_ends_at_once_and_well(worker: Worker, text: str) -> None:
+    pcm, ended = await say(worker, text)
+    assert (pcm, ended.outcome, ended.receipt.reason) == (b"", Outcome.DONE, "nothing_to_speak")
+    assert ended.receipt.text_spoken + ended.receipt.text_remaining == text
+
+
+async def test_pause_frees_the_engine_and_resume_changes_no_byte(worker: Worker) -> None:
+    expected, _ = await say(worker, TEXT)
+    engine = worker.engines["tone"]
+    session = worker.hub.open(FAST)
+    session.speak(TEXT)
+    session.end_text()
+    got = b""
+    for _ in range(10):
+        while not isinstance(item := await session.next(), PcmFrame):
+            pass
+        got += item.pcm
+        session.pause()
+        ack = await until(session, Acknowledged)
+        assert isinstance(ack, Acknowledged)
+        assert ack.applied
+        assert ack.position_samples == len(got) // 2
+        assert session.poll() is None
+        # Another utterance passes through the engine; the paused one took no step meanwhile.
+        before = engine.stats.steps
+        await say(worker, "a")
+        assert engine.stats.steps - before <= 3
+        session.resume()
+    rest, ended = await to_end(session)
+    assert got + rest == expected
+    assert ended.outcome is Outcome.DONE
+    session.close()
+
+
+async def test_no_old_frame_after_stop_in_many_races(worker: Worker) -> None:
+    """STOP and a new turn at once, at every stage of the old one."""
+    session = worker.hub.open(FAST)
+    for turn in range(300):
+        old = session.speak("Some words to be cut off at some point, whatever it is. ")
+        for _ in range(turn % 7):
+            await asyncio.sleep(0)
+            session.poll()
+        session.stop()
+        new = session.speak("New.")
+        session.end_text()
+        heard_stop = False
+        while True:
+            item = await session.next()
+            assert item is not None
+            if isinstance(item, Ended) and item.key == old:
+                heard_stop = True
+                assert item.outcome is Outcome.STOPPED
+            elif isinstance(item, Ended):
+                assert (item.key, item.outcome) == (new, Outcome.DONE)
+                break
+            if heard_stop and isinstance(item, PcmFrame | Words):
+                assert item.key == new
+        assert heard_stop
+    session.close()
+    assert worker.engines["tone"].live_utterances == 0
+
+
+async def test_real_time_sound_is_never_far_ahead(worker: Worker) -> None:
+    session = worker.hub.open(SessionOptions(lead_ms=40))
+    session.speak("Some words. " * 10)
+    session.end_text()
+    loop = asyncio.get_running_loop()
+    first_s, samples = None, 0
+    while samples < 24_000:
+        item = await session.next()
+        if isinstance(item, PcmFrame):
+            first_s = loop.time() if first_s is None else first_s
+            samples += item.samples
+            assert samples / 24_000 - (loop.time() - first_s) <= 0.040 + 0.002
+    session.close()
+
+
+async def test_a_pause_that_nobody_resumes_ends_by_itself(worker: Worker) -> None:
+    session = worker.hub.open(SessionOptions(pause_timeout_s=0.05))
+    session.speak(TEXT)
+    session.pause()
+    ended = await until(session, Ended)
+    assert isinstance(ended, Ended)
+    assert (ended.outcome, ended.receipt.reason) == (Outcome.STOPPED, "pause_timeout")
+    assert session.state is State.IDLE
+    session.close()
+
+
+async def test_a_writer_that_falls_silent_ends_the_utterance_where_it_is(worker: Worker) -> None:
+    session = worker.hub.open(SessionOptions(realtime=False, text_idle_timeout_s=0.05))
+    session.speak("Said this and then")
+    _, ended = await to_end(session)
+    assert ended.outcome is Outcome.DONE
+    assert ended.receipt.text_spoken == "Said this and then"
+    session.close()
+
+
+async def test_utterances_follow_each_other_and_all_end(worker: Worker) -> None:
+    session = worker.hub.open(FAST)
+    keys = []
+    for i in range(5):
+        keys.append(session.speak(f"Turn number {i}. "))
+        session.end_text()
+    order = []
+    while len(order) < 10:
+        item = await session.next()
+        if isinstance(item, Started | Ended):
+            order.append((type(item), item.key))
+    assert order == [entry for key in keys for entry in ((Started, key), (Ended, key))]
+    session.close()
+
+
+async def test_closing_frees_everything_and_ends_the_iteration(worker: Worker) -> None:
+    session = worker.hub.open(FAST)
+    session.speak(TEXT * 20)
+    await until(session, PcmFrame)
+    session.close()
+    session.close()
+    assert worker.hub.live_sessions == 0
+    assert worker.engines["tone"].live_utterances == 0
+    kinds = [type(item) async for item in session]
+    assert kinds == [Ended]
+
+
+async def test_every_voice_name_is_checked(worker: Worker) -> None:
+    with pytest.raises(UnknownVoice, match="tone-high"):
+        worker.hub.open(SessionOptions(voice="tone-hihg"))
+    with pytest.raises(InvalidRequest, match="speed"):
+        worker.hub.open(SessionOptions(speed=float("nan")))
+    with pytest.raises(InvalidRequest, match="seed"):
+        worker.hub.open(SessionOptions(seed=-1))
+    with pytest.raises(InvalidRequest, match="lexicon"):
+        worker.hub.open(SessionOptions(lexicon={"a": 5}))
+    with pytest.raises(InvalidRequest, match="normalisation"):
+        worker.hub.open(SessionOptions(normalise=True))
+    assert worker.hub.live_sessions == 0
+
+
+async def test_over_capacity_is_refused_and_recovers() -> None:
+    async with running_worker(tone_settings(session={"max_sessions": 2})) as worker:
+        first, second = worker.hub.open(), worker.hub.open()
+        with pytest.raises(OverCapacity) as refused:
+            worker.hub.open()
+        assert refused.value.retry_after_s
+        replacement = worker.hub.open(replaces=second)
+        assert second.state is State.CLOSED
+        first.close()
+        worker.hub.open().close()
+        replacement.close()
+
+
+async def test_drain_lets_turns_end_and_takes_no_new_ones(worker: Worker) -> None:
+    session = worker.hub.open(FAST)
+    session.speak(TEXT)
+    session.end_text()
+    draining = asyncio.create_task(worker.hub.drain(timeout_s=5))
+    await asyncio.sleep(0)
+    assert not worker.hub.ready
+    with pytest.raises(Draining):
+        worker.hub.open()
+    _, ended = await to_end(session)
+    assert ended.outcome is Outcome.DONE
+    session.close()
+    await draining
+
+
+async def test_an_engine_fault_reaches_the_client_and_turns_readiness_off() -> None:
+    settings = ToneSettings(fault=lambda key, chunk: Fault.RAISE if chunk == 3 else None)
+    engine = EngineLoop(lambda: ToneEngine(settings), restart_backoff_s=(30.0, 30.0))
+    await engine.start()
+    hub = SessionHub(VoiceCatalog(), Metrics(), HubConfig())
+    hub.add_engine("tone", "tone", engine)
+    session = hub.open(FAST)
+    session.speak(TEXT)
+    session.end_text()
+    _, ended = await to_end(session)
+    assert ended.outcome is Outcome.ERROR
+    assert ended.error is not None
+    assert (ended.error.code, ended.error.retryable) == (ErrorCode.ENGINE_FAULT, True)
+    assert not hub.ready
+    with pytest.raises(NotReady):
+        hub.open()
+    session.close()
+    await engine.stop()
+
+
+async def test_metrics_count_what_happened(worker: Worker) -> None:
+    await say(worker, TEXT)
+    session = worker.hub.open(FAST)
+    session.speak(TEXT)
+    await until(session, PcmFrame)
+    session.stop()
+    await until(session, Ended)
+    text = worker.metrics.render().decode()
+    session.close()
+    assert 'tts_utterances_total{code="",outcome="done"} 1.0' in text
+    assert 'tts_utterances_total{code="",outcome="stopped"} 1.0' in text
+    assert "tts_first_audio_seconds_count 2.0" in text
+    assert "tts_queue_wait_seconds_count 2.0" in text
+    assert 'tts_control_seconds_count{command="stop"} 1.0' in text
+    assert "tts_sessions 1.0" in text
+    assert "Hello" not in text
