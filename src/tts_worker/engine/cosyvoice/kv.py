@@ -1,0 +1,166 @@
+"""Preallocated memory of the networks: where keys, values and convolution contexts of many utterances live.
+
+Owns the tensors and where in them things go. Everything here can run inside a CUDA graph: positions, slots and pages
+are index tensors, nothing grows, nothing is read back to the host. It must not know what an utterance is, who holds a
+slot or a page, or what the numbers mean.
+With ``checked=True`` memory is filled with NaN, so that reading what nobody wrote shows in the very next output.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class SlotPool:
+    """Keys and values of the language model: one row (slot) per utterance, ``[layers, 2, slots, heads, len+1, dim]``.
+
+    The extra last position is a bin: padding writes there, nobody reads it.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        slots: int,
+        heads: int,
+        max_tokens: int,
+        head_dim: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        checked: bool = False,
+    ) -> None:
+        fill = float("nan") if checked else 0.0
+        self.max_tokens = max_tokens
+        self.checked = checked
+        self.data = torch.full([layers, 2, slots, heads, max_tokens + 1, head_dim], fill, dtype=dtype, device=device)
+        self.lengths = torch.zeros(slots, dtype=torch.long, device=device)  # [slots] tokens written
+
+    def reset(self, slots: Tensor) -> None:
+        """Forget what ``slots`` ``[B]`` hold."""
+        self.lengths[slots] = 0
+        if self.checked:
+            self.data[:, :, slots] = float("nan")
+
+    def write(self, layer: int, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store ``k, v [B, T, heads, dim]`` of ``slots [B]`` at ``positions [B, T]``."""
+        rows = slots[:, None]
+        self.data[layer, 0, rows, :, positions] = k
+        self.data[layer, 1, rows, :, positions] = v
+
+    def read(self, layer: int, slots: Tensor, context: int) -> Tensor:
+        """The first ``context`` positions of ``slots [B]``: ``[2, B, heads, context, dim]``."""
+        kv = self.data[layer, :, :, :, :context].index_select(1, slots)
+        if self.checked:  # beyond its length a slot holds NaN, and NaN times an attention weight of zero is NaN
+            known = torch.arange(context, device=kv.device) < self.lengths[slots][:, None]  # [B, context]
+            kv = kv.masked_fill(~known[None, :, None, :, None], 0.0)
+        return kv
+
+
+class Memory(Protocol):
+    """What a streaming network asks of its past. Sites are numbered in the order in which the network visits them."""
+
+    @property
+    def branches(self) -> int:
+        """How many rows of the batch belong to one utterance (2 under guidance), branch-major."""
+        ...
+
+    def left(self, site: int, x: Tensor) -> Tensor:
+        """``x [N, C, T]`` with the left context of convolution ``site`` before it; the end of ``x`` is remembered."""
+        ...
+
+    def keys_values(self, site: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values up to and with ``k, v [B, heads, T, dim]``, each ``[B, heads, context, dim]``."""
+        ...
+
+
+class NoPast:
+    """The whole sequence at once: zeros before its start, and attention over itself. Remembers nothing."""
+
+    branches = 1
+
+    def __init__(self, tails: list[tuple[int, int]]) -> None:
+        self._widths = [width for _, width in tails]
+
+    def left(self, site: int, x: Tensor) -> Tensor:
+        return F.pad(x, (self._widths[site], 0))
+
+    def keys_values(self, site: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return k, v
+
+
+class PagedMemory:
+    """Past of a chunked network. A page is one chunk of the trained mask, so a page once written never changes and a
+    voice's pages can be shared by all who speak with it. Page 0 stays zero: it fills the tables of short utterances.
+
+    ``rows`` are the guided solver steps (1 for an encoder); keys and values are
+    ``[2, rows, layers, heads, pages, page, dim]``, the context of convolution ``i`` is ``[rows, slots, C_i, width_i]``.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        layers: int,
+        heads: int,
+        head_dim: int,
+        page: int,
+        tails: list[tuple[int, int]],
+        *,
+        pages: int,
+        slots: int,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        checked: bool = False,
+    ) -> None:
+        self.page = page
+        fill = float("nan") if checked else 0.0
+        self.data = torch.full([2, rows, layers, heads, pages, page, head_dim], fill, dtype=dtype, device=device)
+        self.data[..., 0, :, :] = 0.0
+        self.tails = [torch.full([rows, slots, c, w], fill, dtype=dtype, device=device) for c, w in tails]
+
+    def reset(self, slots: Tensor) -> None:
+        """Start ``slots [B]`` anew: before the first sample there is silence."""
+        for tail in self.tails:
+            tail[:, slots] = 0.0
+
+    def copy_tails(self, source: int, target: int) -> None:
+        """Let slot ``target`` go on where slot ``source`` stands (its pages are shared through the page table)."""
+        for tail in self.tails:
+            tail[:, target] = tail[:, source]
+
+    def view(self, slots: Tensor, table: Tensor, fresh: Tensor, rows: slice = slice(0, 1)) -> PagedView:
+        """The past of ``slots [B]``: pages ``table [B, m]`` in time order (0 where an utterance is shorter), of which
+        ``fresh [B, n]`` are written by this call."""
+        return PagedView(self, slots, table, fresh, rows)
+
+
+class PagedView:
+    """A ``Memory`` over some utterances and solver rows of a ``PagedMemory``."""
+
+    def __init__(self, memory: PagedMemory, slots: Tensor, table: Tensor, fresh: Tensor, rows: slice) -> None:
+        self._memory, self._slots, self._rows = memory, slots, rows
+        self._table, self._fresh = table.flatten(), fresh.flatten()
+        self._batch = slots.shape[0]
+        self.branches = rows.stop - rows.start
+
+    def left(self, site: int, x: Tensor) -> Tensor:
+        tail = self._memory.tails[site][self._rows]  # [R, slots, C, w]
+        past = tail.index_select(1, self._slots).flatten(0, 1)  # [R*B, C, w]
+        x = torch.cat([past.to(x.dtype), x], dim=2)  # [R*B, C, w+T]
+        last = x[:, :, -tail.shape[3] :].unflatten(0, (self.branches, self._batch))
+        tail.index_copy_(1, self._slots, last.to(tail.dtype))
+        return x
+
+    def keys_values(self, site: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        page, rows, out = self._memory.page, self.branches, []
+        for which, x in enumerate((k, v)):  # [B, R*H, n*page, D]
+            store = self._memory.data[which, self._rows, site]  # [R, H, pages, page, D]
+            new = x.unflatten(2, (-1, page)).unflatten(1, (rows, -1)).permute(1, 2, 0, 3, 4, 5)  # [R, H, B, n, page, D]
+            store.index_copy_(2, self._fresh, new.flatten(2, 3).to(store.dtype))
+            past = store.index_select(2, self._table)  # [R, H, B*m, page, D]
+            past = past.unflatten(2, (self._batch, -1)).flatten(3, 4)  # [R, H, B, m*page, D]
+            out.append(past.flatten(0, 1).transpose(0, 1).to(x.dtype))  # [B, R*H, m*page, D]
+        return out[0], out[1]

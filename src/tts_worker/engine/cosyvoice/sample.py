@@ -1,0 +1,106 @@
+"""Repetition-aware sampling of speech tokens, for many utterances at once and without asking the host.
+
+A token is drawn from the nucleus (top-p within top-k); if it occurs among the last few of its utterance it is drawn
+again from everything else (VALL-E 2, https://arxiv.org/abs/2406.05370, section 3.2). Randomness is a hash of (seed,
+step, id): the same text and seed give the same tokens alone, in a crowd, on a CPU or a GPU.
+``reference_draw`` is the other way, one utterance at a time through torch's default generator, for parity only.
+It must not know what the ids mean: which of them may be drawn now comes in as a mask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_M1, _M2, _GOLDEN = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15, -0x61C8864680B583EB  # as signed 64-bit integers
+
+
+@dataclass(frozen=True)
+class SampleRule:
+    """``top_p`` of the probability and at most ``top_k`` ids make the nucleus; an id that is at least ``window * tau``
+    of the last ``window`` ids is drawn again."""
+
+    top_p: float
+    top_k: int
+    window: int
+    tau: float
+
+    @property
+    def repeats(self) -> int:
+        return max(1, math.ceil(self.window * self.tau))
+
+
+class DrawState:
+    """What the draws of up to ``slots`` utterances depend on: seed, number of draws, the last ids (a ring)."""
+
+    def __init__(self, slots: int, rule: SampleRule, device: str | torch.device = "cpu") -> None:
+        self.rule = rule
+        self.seeds = torch.zeros(slots, dtype=torch.long, device=device)  # [slots]
+        self.steps = torch.zeros(slots, dtype=torch.long, device=device)  # [slots]
+        self.recent = torch.full([slots, rule.window], -1, dtype=torch.long, device=device)  # [slots, window]
+
+    def start(self, slots: Tensor, seeds: Tensor) -> None:
+        self.seeds[slots] = seeds
+        self.steps[slots] = 0
+        self.recent[slots] = -1
+
+    def record(self, slots: Tensor, ids: Tensor) -> None:
+        """Make ``ids [B]`` the newest of ``slots [B]`` (drawn, or forced by a schedule)."""
+        self.recent[slots, self.steps[slots] % self.rule.window] = ids
+        self.steps[slots] += 1
+
+
+def mix(x: Tensor) -> Tensor:
+    """splitmix64's finaliser (Steele, Lea and Flood 2014) on int64, whose products wrap."""
+    x = (x ^ (x >> 30 & 0x3FFFFFFFF)) * _M1
+    x = (x ^ (x >> 27 & 0x1FFFFFFFFF)) * _M2
+    return x ^ (x >> 31 & 0x1FFFFFFFF)
+
+
+def uniform(keys: Tensor, ids: Tensor) -> Tensor:
+    """Numbers in (0, 1) that depend on ``keys [...]`` and ``ids [...]`` alone: float32, 23 bits."""
+    return ((mix(keys + ids * _GOLDEN) >> 41 & 0x7FFFFF).float() + 0.5) * 2.0**-23
+
+
+def draw(scores: Tensor, allowed: Tensor, state: DrawState, slots: Tensor) -> Tensor:
+    """Draw the next id of ``slots [B]`` from ``scores [B, V]`` (any log-probabilities) among the ids that are
+    ``allowed [B, V]`` (at least one each). Returns ``[B]``; the caller records what it keeps."""
+    rule = state.rule
+    key = mix(mix(state.seeds[slots]) + state.steps[slots] * 2)[:, None]  # [B, 1]
+    ids = torch.arange(scores.shape[1], device=scores.device)
+    scores = scores.float().masked_fill(~allowed, -torch.inf)
+    top, top_ids = scores.softmax(-1).topk(min(rule.top_k, scores.shape[1]), dim=-1)  # [B, k], falling
+    top = top * (top.cumsum(-1) - top < rule.top_p)  # the id that crosses top_p belongs to the nucleus
+    # argmax of p / e with e ~ Exp(1) draws from p: no cumulative sum over the vocabulary, no host.
+    first = (top / -uniform(key, top_ids).log()).argmax(-1, keepdim=True)  # [B, 1]
+    first = top_ids.gather(1, first)
+    repeated = (state.recent[slots] == first).sum(-1) >= rule.repeats  # [B]
+    rest = scores.scatter(1, first, -torch.inf)
+    again = (rest.softmax(-1) / -uniform(mix(key + 1), ids).log()).argmax(-1)  # [B]
+    repeated &= rest.amax(-1) > -torch.inf  # nothing else allowed: keep it
+    return torch.where(repeated, again, first[:, 0])
+
+
+def nucleus(scores: Tensor, rule: SampleRule) -> tuple[Tensor, Tensor]:
+    """The reference's candidate set of one utterance: ``scores [V]`` to (ids, probabilities), most likely first."""
+    probs, ids = scores.softmax(dim=0).sort(descending=True, stable=True)
+    probs, ids = probs[: rule.top_k], ids[: rule.top_k]
+    before = np.cumsum(probs.numpy(), dtype=np.float32)  # added up one by one in float32, as the reference does
+    keep = 1 + int((before[:-1] < np.float32(rule.top_p)).sum())
+    return ids[:keep], probs[:keep]
+
+
+def reference_draw(scores: Tensor, history: Sequence[int], rule: SampleRule) -> int:
+    """One id from ``scores [V]`` with the reference's own calls on torch's default CPU generator."""
+    ids, probs = nucleus(scores, rule)
+    chosen = int(ids[probs.multinomial(1, replacement=True)])
+    if list(history[-rule.window :]).count(chosen) >= rule.window * rule.tau:
+        scores = scores.clone()
+        scores[chosen] = -torch.inf
+        chosen = int(scores.softmax(dim=0).multinomial(1, replacement=True))
+    return chosen
