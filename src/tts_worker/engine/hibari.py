@@ -18,7 +18,7 @@ import numpy as np
 from tts_worker.audio.pcm import silence, to_pcm
 from tts_worker.engine.hibari_model import HibariModel
 from tts_worker.engine.hibari_speech import POST_ROLL_SAMPLES, PRE_ROLL_SAMPLES, Speech
-from tts_worker.engine.hibari_text import Phrase, Reader
+from tts_worker.engine.hibari_text import Phrase
 from tts_worker.engine.outlet import Outlet
 from tts_worker.engine.schedule import Job, pick
 from tts_worker.errors import (
@@ -150,7 +150,6 @@ class HibariEngine:
     def __init__(self, settings: HibariSettings | None = None, model: HibariModel | None = None) -> None:
         self._settings = settings or HibariSettings()
         self._model = model or HibariModel(threads=self._settings.threads)
-        self._reader: Reader | None = None
         self._utterances: dict[UtteranceKey, _Utterance] = {}
         self._refused: list[Failed] = []
         self._sent_only = False  # the last step made nothing new
@@ -290,7 +289,7 @@ class HibariEngine:
         """Find the next phrase, in one bounded piece of text."""
         if utterance.reading is None:
             utterance.segment = utterance.segments.popleft()
-            utterance.reading = self._reading(utterance.segment)
+            utterance.reading = self._model.reader.read(utterance.segment)
             utterance.phrases_begun = 0
         try:
             utterance.phrase = next(utterance.reading)
@@ -298,11 +297,6 @@ class HibariEngine:
             utterance.reading = None
             if utterance.segment is not None:
                 utterance.pause(utterance.segment.boundary)
-
-    def _reading(self, segment: Segment) -> Iterator[Phrase | None]:
-        if self._reader is None:
-            self._reader = self._model.reader()
-        return self._reader.read(segment)
 
     def _begin(self, utterance: _Utterance) -> None:
         phrase, segment = utterance.phrase, utterance.segment

@@ -69,9 +69,16 @@ class HibariModel:
             raise EngineFault(f"the voice model {path.name} is not the one this version was made for; {REPAIR}")
         self._assets = assets
         self._session = _open_session(model + _output_tap(_DURATIONS), threads)
+        self._reader: Reader | None = None
 
+    @property
     def reader(self) -> Reader:
-        """A reader for this network's phonemes. Takes half a second: it loads the dictionaries."""
+        """Reads text as this network's phonemes. The first use takes half a second: it loads the dictionaries."""
+        if self._reader is None:
+            self._reader = self._load_reader()
+        return self._reader
+
+    def _load_reader(self) -> Reader:
         from hibari.g2p import G2P
         from hibari.g2p.normalize import normalize
         from hibari.g2p.token import Tok

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.contract.engine_contract import CONTRACT, Promise, Subject, segments
+from tts_worker.engine.hibari import VOICE, HibariEngine, HibariSettings
+from tts_worker.engine.hibari_model import HibariModel
+from tts_worker.types import Boundary, SynthesisParams
+
+
+@pytest.mark.parametrize("promise", CONTRACT, ids=lambda promise: promise.__name__)
+def test_the_cpu_voice_keeps(promise: Promise, hibari_model: HibariModel) -> None:
+    promise(
+        Subject(
+            make=lambda: HibariEngine(HibariSettings(max_utterances=10), hibari_model),
+            params=SynthesisParams(VOICE, speed=1.5, seed=3),
+            segments=segments(("Yes, ", Boundary.CLAUSE), ("it is $5.", Boundary.SENTENCE), (" 好 Bye!", Boundary.END)),
+            unspeakable=segments(("你好。", Boundary.SENTENCE), ("… 😀", Boundary.END)),
+        )
+    )
