@@ -137,6 +137,12 @@ class ConfigError(TTSWorkerError):
     code = ErrorCode.CONFIG
 
 
+class BundleError(TTSWorkerError):
+    """A model directory, a weight file or a stored voice is incomplete, damaged or hostile; the message names it."""
+
+    code = ErrorCode.CONFIG
+
+
 class OutOfMemory(TTSWorkerError):
     """The device had no room for this utterance; the others go on."""
 
