@@ -80,10 +80,9 @@ class Memory(Protocol):
 class NoPast:
     """The whole sequence at once: zeros before its start, and attention over itself. Remembers nothing."""
 
-    branches = 1
-
-    def __init__(self, tails: list[tuple[int, int]]) -> None:
+    def __init__(self, tails: list[tuple[int, int]], branches: int = 1) -> None:
         self._widths = [width for _, width in tails]
+        self.branches = branches
 
     def left(self, site: int, x: Tensor) -> Tensor:
         return F.pad(x, (self._widths[site], 0))

@@ -1,0 +1,94 @@
+"""What the flow's networks share: the chunk mask, attention over a past, causal convolution, the look-ahead layer.
+
+Batches are ``[N, T, C]``. ``N`` is branches x utterances, branch-major (guidance runs two branches of each utterance);
+masks and start positions are per utterance ``[B]``. Nothing here knows tokens, mel frames or the solver.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tts_worker.engine.cosyvoice.dims import LookaheadDims
+from tts_worker.engine.cosyvoice.kv import Memory
+
+
+def chunk_mask(start: Tensor, total: Tensor, span: int, context: int, chunk: int) -> Tensor:
+    """Who may look at whom: queries ``start [B] + 0..span`` see every key before the end of their own chunk and before
+    ``total [B]``; ``chunk`` 0 means all keys. ``[B, 1, span, context]``, True = may look."""
+    end = total[:, None]  # [B, 1]
+    if chunk:
+        query = start[:, None] + torch.arange(span, device=start.device)  # [B, T]
+        end = torch.minimum((query // chunk + 1) * chunk, end)
+    return (torch.arange(context, device=start.device) < end[:, :, None])[:, None].expand(-1, -1, span, -1)
+
+
+def sinusoid(t: Tensor, dim: int, scale: float = 1000.0) -> Tensor:
+    """Time embedding: ``t [S]`` in 0..1 to ``[S, dim]``, sines first."""
+    half = dim // 2
+    rates = torch.exp(torch.arange(half, device=t.device).float() * -(math.log(10000) / (half - 1)))
+    angle = scale * t[:, None] * rates
+    return torch.cat([angle.sin(), angle.cos()], dim=-1)
+
+
+def split_heads(x: Tensor, heads: int, branches: int) -> Tensor:
+    """``[R*B, T, H*d] -> [B, R*H, T, d]``: branches become heads, so that an utterance's mask serves them all."""
+    return x.unflatten(0, (branches, -1)).unflatten(-1, (heads, -1)).permute(1, 0, 3, 2, 4).flatten(1, 2)
+
+
+def join_heads(x: Tensor, heads: int, branches: int) -> Tensor:
+    """``[B, R*H, T, d] -> [R*B, T, H*d]``."""
+    return x.unflatten(1, (branches, heads)).permute(1, 0, 3, 2, 4).flatten(0, 1).flatten(2)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor, site: int, memory: Memory) -> Tensor:
+    """Attention of ``q, k, v [N, T, H*d]`` over the past and themselves: ``[N, T, H*d]``."""
+    q, k, v = (split_heads(x, heads, memory.branches) for x in (q, k, v))
+    k, v = memory.keys_values(site, k, v)  # [B, R*H, L, d]
+    return join_heads(F.scaled_dot_product_attention(q, k, v, mask), heads, memory.branches)
+
+
+class Sites:
+    """Numbers the places of a network that look at the past, while it is built."""
+
+    def __init__(self) -> None:
+        self.tails: list[tuple[int, int]] = []  # (channels, width) of each causal convolution
+        self.attentions = 0
+
+    def conv(self, channels: int, width: int) -> int:
+        self.tails.append((channels, width))
+        return len(self.tails) - 1
+
+    def attention(self) -> int:
+        self.attentions += 1
+        return self.attentions - 1
+
+
+class CausalConv(nn.Conv1d):
+    """Convolution that sees only its own and earlier positions: ``[N, C, T] -> [N, C', T]``."""
+
+    def __init__(self, sites: Sites, in_channels: int, out_channels: int, kernel: int, groups: int = 1) -> None:
+        super().__init__(in_channels, out_channels, kernel, groups=groups)
+        self.site = sites.conv(in_channels, kernel - 1)
+
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:  # type: ignore[override]
+        return super().forward(memory.left(self.site, x))
+
+
+class Lookahead(nn.Module):
+    """Lets a token see the next few: a convolution to the right, one to the left, and the token itself."""
+
+    def __init__(self, dims: LookaheadDims, sites: Sites) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv1d(dims.in_channels, dims.channels, dims.lookahead_tokens + 1)
+        self.conv2 = CausalConv(sites, dims.channels, dims.in_channels, 3)
+        self.tokens = dims.lookahead_tokens
+
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+        """``x [B, T+A, C]``, the last A vectors being context only: ``[B, T, C]``."""
+        y = F.leaky_relu(self.conv1(x.transpose(1, 2)))  # [B, C', T]
+        y = self.conv2(y, memory).transpose(1, 2)  # [B, T, C]
+        return y + x[:, : y.shape[1]]

@@ -1,0 +1,165 @@
+"""CosyVoice2's token encoder: a conformer without convolution modules, upsampled from 25 to 50 vectors a second.
+
+Owns its weights and the table of relative positions. Runs over whole sequences or over chunks with a past; under the
+chunk mask both give the same numbers. Positions are relative (Transformer-XL, https://arxiv.org/abs/1901.02860, section
+3.3), so keys of the past stay valid. It must not know the solver, the speaker or where its past is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tts_worker.engine.cosyvoice.dims import EncoderDims
+from tts_worker.engine.cosyvoice.flow.blocks import CausalConv, Lookahead, Sites, chunk_mask, join_heads, split_heads
+from tts_worker.engine.cosyvoice.kv import Memory
+
+
+class RelativeAttention(nn.Module):
+    """Attention with learned content and position biases."""
+
+    def __init__(self, dim: int, heads: int, site: int) -> None:
+        super().__init__()
+        self.heads, self.site = heads, site
+        self.linear_q = nn.Linear(dim, dim)
+        self.linear_k = nn.Linear(dim, dim)
+        self.linear_v = nn.Linear(dim, dim)
+        self.linear_out = nn.Linear(dim, dim)
+        self.linear_pos = nn.Linear(dim, dim, bias=False)
+        self.pos_bias_u = nn.Parameter(torch.zeros(heads, dim // heads))
+        self.pos_bias_v = nn.Parameter(torch.zeros(heads, dim // heads))
+        self.positions = torch.zeros(0)  # [H, d, 2M-1]: distance M-1 .. -(M-1) through linear_pos
+
+    def prepare(self, sinusoids: Tensor) -> None:
+        """Tabulate ``linear_pos`` for ``sinusoids [2M-1, D]``: the weights are fixed, so is this."""
+        self.positions = self.linear_pos(sinusoids.to(self.linear_pos.weight)).unflatten(-1, (self.heads, -1))
+        self.positions = self.positions.permute(1, 2, 0).contiguous()
+
+    def forward(self, x: Tensor, mask: Tensor, column: Tensor, memory: Memory) -> Tensor:
+        """``x [B, T, D]``, ``mask, column [B, 1, T, L]``, the latter as a column of the slice below: ``[B, T, D]``."""
+        first = self.positions.shape[-1] // 2 - mask.shape[-1] + 1  # column of the largest distance, L-1
+        q, k, v = (split_heads(f(x), self.heads, 1) for f in (self.linear_q, self.linear_k, self.linear_v))
+        k, v = memory.keys_values(self.site, k, v)  # [B, H, L, d]
+        positions = self.positions[:, :, first : first + mask.shape[-1] + x.shape[1] - 1]  # [H, d, L+T-1]
+        by_position = (q + self.pos_bias_v[:, None]) @ positions  # [B, H, T, L+T-1]
+        bias = by_position.gather(-1, column.expand(-1, self.heads, -1, -1))  # [B, H, T, L]
+        bias = (bias / math.sqrt(q.shape[-1])).masked_fill(~mask, -torch.inf)
+        out = F.scaled_dot_product_attention(q + self.pos_bias_u[:, None], k, v, bias)
+        return self.linear_out(join_heads(out, self.heads, 1))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, dim: int, inner: int) -> None:
+        super().__init__()
+        self.w_1 = nn.Linear(dim, inner)
+        self.w_2 = nn.Linear(inner, dim)
+
+    def forward(self, x: Tensor) -> Tensor:  # [B, T, D] -> [B, T, D]
+        return self.w_2(F.silu(self.w_1(x)))
+
+
+class Layer(nn.Module):
+    def __init__(self, dims: EncoderDims, site: int) -> None:
+        super().__init__()
+        self.self_attn = RelativeAttention(dims.output_size, dims.heads, site)
+        self.feed_forward = FeedForward(dims.output_size, dims.linear_units)
+        self.norm_mha = nn.LayerNorm(dims.output_size, eps=1e-12)
+        self.norm_ff = nn.LayerNorm(dims.output_size, eps=1e-12)
+
+    def forward(self, x: Tensor, mask: Tensor, column: Tensor, memory: Memory) -> Tensor:  # [B, T, D]
+        x = x + self.self_attn(self.norm_mha(x), mask, column, memory)
+        return x + self.feed_forward(self.norm_ff(x))
+
+
+class Embed(nn.Module):
+    """Linear, layer norm and the scale that keeps content above position."""
+
+    def __init__(self, in_size: int, dim: int) -> None:
+        super().__init__()
+        self.out = nn.Sequential(nn.Linear(in_size, dim), nn.LayerNorm(dim, eps=1e-5))
+
+    def forward(self, x: Tensor) -> Tensor:  # [B, T, C] -> [B, T, D]
+        x = self.out(x)
+        return x * math.sqrt(x.shape[-1])
+
+
+class Upsample(nn.Module):
+    """Every vector several times, then a causal convolution over them."""
+
+    def __init__(self, dim: int, factor: int, sites: Sites) -> None:
+        super().__init__()
+        self.factor = factor
+        self.conv = CausalConv(sites, dim, dim, 2 * factor + 1)
+
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:  # [B, T, D] -> [B, factor*T, D]
+        x = x.repeat_interleave(self.factor, dim=1).transpose(1, 2)
+        return self.conv(x, memory).transpose(1, 2)
+
+
+def relative_sinusoids(length: int, dim: int) -> Tensor:
+    """Position vectors of distances ``length-1 .. -(length-1)``: ``[2*length-1, dim]``, sine and cosine in turn."""
+    position = torch.arange(length - 1, -length, -1, dtype=torch.float32)[:, None]
+    rates = torch.exp(torch.arange(0, dim, 2, dtype=torch.float32) * -(math.log(10000.0) / dim))
+    return torch.stack([(position * rates).sin(), (position * rates).cos()], dim=-1).flatten(1)
+
+
+@dataclass(frozen=True)
+class EncoderPast:
+    """The past before and after upsampling."""
+
+    tokens: Memory
+    frames: Memory
+
+
+class Encoder(nn.Module):
+    """Tokens to vectors at mel rate. ``token_sites`` and ``frame_sites`` say what past it keeps."""
+
+    def __init__(self, dims: EncoderDims) -> None:
+        super().__init__()
+        self.dims = dims
+        self.token_sites, self.frame_sites = Sites(), Sites()
+        self.embed = Embed(dims.input_size, dims.output_size)
+        self.pre_lookahead_layer = Lookahead(dims.lookahead, self.token_sites)
+        self.encoders = nn.ModuleList(Layer(dims, self.token_sites.attention()) for _ in range(dims.layers))
+        self.up_layer = Upsample(dims.output_size, dims.upsample, self.frame_sites)
+        self.up_embed = Embed(dims.input_size, dims.output_size)
+        self.up_encoders = nn.ModuleList(Layer(dims, self.frame_sites.attention()) for _ in range(dims.up_layers))
+        self.after_norm = nn.LayerNorm(dims.output_size, eps=1e-5)
+        self.reach_tokens = 0
+
+    def prepare(self, tokens: int) -> None:
+        """Tabulate relative positions for sequences of up to ``tokens``. Does nothing if that was done."""
+        if tokens <= self.reach_tokens:
+            return
+        self.reach_tokens = max(tokens, 2 * self.reach_tokens)
+        for layers, reach in ((self.encoders, 1), (self.up_encoders, self.dims.upsample)):
+            table = relative_sinusoids(self.reach_tokens * reach, self.dims.output_size)
+            for layer in layers:
+                layer.self_attn.prepare(table.to(self.after_norm.weight.device))
+
+    def _run(self, layers: nn.ModuleList, x: Tensor, at: tuple[Tensor, Tensor, int, int], memory: Memory) -> Tensor:
+        start, total, context, chunk = at
+        mask = chunk_mask(start, total, x.shape[1], context, chunk)  # [B, 1, T, L]
+        query = start[:, None] + torch.arange(x.shape[1], device=x.device)  # [B, T]
+        distance = query[:, :, None] - torch.arange(context, device=x.device)  # [B, T, L], keys left of the query > 0
+        column = (context - 1 - distance).clamp(0, context + x.shape[1] - 2)[:, None]  # [B, 1, T, L]
+        for layer in layers:
+            x = layer(x, mask, column, memory)
+        return x
+
+    def forward(self, x: Tensor, known: Tensor, start: Tensor, context: int, chunked: bool, past: EncoderPast) -> Tensor:
+        """``x [B, T+A, C]``: embedded tokens from position ``start [B]``, the last A as look-ahead only; of these
+        ``known [B]`` exist, the rest is silence after the end. ``context`` >= start + T, in tokens. ``[B, 2T, D]``."""
+        span, up, chunk = x.shape[1] - self.dims.lookahead.lookahead_tokens, self.dims.upsample, self.dims.chunk_tokens
+        exists = torch.arange(x.shape[1], device=x.device) < known[:, None]  # [B, T+A]
+        total = start + known.clamp(max=span)  # [B]
+        x = self.embed(x).masked_fill(~exists[:, :, None], 0.0)  # [B, T+A, D]
+        x = self.pre_lookahead_layer(x, past.tokens)  # [B, T, D]
+        x = self._run(self.encoders, x, (start, total, context, chunk * chunked), past.tokens)
+        x = self.up_embed(self.up_layer(x, past.frames))  # [B, 2T, D]
+        x = self._run(self.up_encoders, x, (start * up, total * up, context * up, chunk * up * chunked), past.frames)
+        return self.after_norm(x)

@@ -1,0 +1,192 @@
+"""Speech tokens to mel: conditioning, the guided Euler solver, and the two ways to run it.
+
+``Flow.mel`` computes a whole sequence; ``Flow.chunk`` computes the next chunk of many utterances from their past and
+gives, under the chunk mask, the same numbers. All state comes in and goes out; what is kept here derives from weights
+and constants (time tables, initial noise). It must not know when a chunk is due, voices, or what sound becomes of mel.
+Flow matching: https://arxiv.org/abs/2210.02747; guidance: https://arxiv.org/abs/2207.12598.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tts_worker.engine.cosyvoice.dims import FlowDims
+from tts_worker.engine.cosyvoice.flow.blocks import Lookahead, Sites, chunk_mask
+from tts_worker.engine.cosyvoice.flow.dit import Dit
+from tts_worker.engine.cosyvoice.flow.encoder import Encoder, EncoderPast
+from tts_worker.engine.cosyvoice.flow.unet import Unet
+from tts_worker.engine.cosyvoice.kv import Memory, NoPast
+
+NOISE_FRAMES = 15_000  # 300 s; the reference ends there, we begin again
+
+
+def solver_times(steps: int) -> Tensor:
+    """Cosine schedule as ``[steps, 2]``: time and step width. The time is added up in float32 as the reference does, so
+    that it carries the same rounding."""
+    ends = 1 - torch.cos(torch.linspace(0, 1, steps + 1) * 0.5 * torch.pi)
+    t, dt, rows = ends[0], ends[1] - ends[0], []
+    for step in range(1, steps + 1):
+        rows.append(torch.stack([t, dt]))
+        t = t + dt
+        dt = ends[min(step + 1, steps)] - t
+    return torch.stack(rows)
+
+
+def initial_noise(mel: int) -> Tensor:
+    """The fixed noise every solve starts from, by absolute frame: ``[NOISE_FRAMES, mel]``."""
+    return torch.randn([1, mel, NOISE_FRAMES], generator=torch.Generator().manual_seed(0))[0].T.contiguous()
+
+
+@dataclass(frozen=True)
+class ChunkPast:
+    """The past of a batch of utterances: of the front (v3: its look-ahead; v2: the encoder) and, by solver rows, of the
+    estimator. ``null_velocity [B, T, mel]`` is the unguided velocity of the first step where it is tabulated: it depends
+    on the position only. Row 0 is then the first step's guided branch, rows 2s-1 and 2s the two branches of step s."""
+
+    front: Memory | EncoderPast
+    estimator: Callable[[slice], Memory]
+    null_velocity: Tensor | None = None
+
+
+class _Decoder(nn.Module):
+    """A level of the official key names."""
+
+    def __init__(self, estimator: nn.Module) -> None:
+        super().__init__()
+        self.estimator = estimator
+
+
+class Flow(nn.Module):
+    """CosyVoice2's (encoder and UNet) or CosyVoice3's (look-ahead and DiT) flow."""
+
+    times: Tensor
+    noise: Tensor
+    time_tables: Tensor
+
+    def __init__(self, dims: FlowDims) -> None:
+        super().__init__()
+        self.dims = dims
+        self.input_embedding = nn.Embedding(dims.vocab, dims.input_size)
+        self.spk_embed_affine_layer = nn.Linear(dims.spk_embed, dims.mel)
+        self.front_sites = Sites()
+        if dims.encoder is not None:
+            self.encoder = Encoder(dims.encoder)
+            self.encoder_proj = nn.Linear(dims.encoder.output_size, dims.mel)
+        if dims.lookahead is not None:
+            self.pre_lookahead_layer = Lookahead(dims.lookahead, self.front_sites)
+        estimator = Unet(dims.unet) if dims.unet is not None else Dit(dims.dit)  # type: ignore[arg-type]
+        self.decoder = _Decoder(estimator)
+        self.chunk_frames = (dims.unet or dims.dit).chunk_frames  # type: ignore[union-attr]
+        self.register_buffer("times", solver_times(dims.steps), persistent=False)  # [steps, 2]
+        self.register_buffer("noise", torch.zeros(0), persistent=False)
+        self.register_buffer("time_tables", torch.zeros(0), persistent=False)
+
+    @property
+    def estimator(self) -> Unet | Dit:
+        return self.decoder.estimator  # type: ignore[return-value]
+
+    @torch.inference_mode()
+    def prepare(self, tokens: int) -> Flow:
+        """Tabulate what depends on weights and constants only. Call once the weights are loaded; ``tokens`` is the
+        longest sequence expected (longer ones extend the tables themselves)."""
+        weight = self.spk_embed_affine_layer.weight
+        self.noise = initial_noise(self.dims.mel).to(weight.device)
+        self.time_tables = self.estimator.tables(self.times[:, 0].to(weight.device))  # [steps, K, D]
+        if self.dims.encoder is not None:
+            self.encoder.prepare(tokens)
+        return self
+
+    def speaker(self, embedding: Tensor) -> Tensor:
+        """Speaker embedding ``[B, spk_embed]`` to the condition ``[B, mel]``."""
+        return self.spk_embed_affine_layer(F.normalize(embedding.to(self.spk_embed_affine_layer.weight), dim=1))
+
+    def mu(self, tokens: Tensor, known: Tensor, start: Tensor, context: int, chunked: bool, front: Memory | EncoderPast) -> Tensor:
+        """``tokens [B, T+A]`` from position ``start [B]``, the last A look-ahead only; ``known [B]`` of them exist.
+        ``context`` >= start + T tokens. The mean that the flow starts out from: ``[B, T*frames_per_token, mel]``."""
+        x = self.input_embedding(tokens.clamp(min=0))  # [B, T+A, C]
+        if isinstance(front, EncoderPast):
+            return self.encoder_proj(self.encoder(x, known, start, context, chunked, front))
+        exists = torch.arange(x.shape[1], device=x.device) < known[:, None]
+        x = self.pre_lookahead_layer(x.masked_fill(~exists[:, :, None], 0.0), front)  # [B, T, mel]
+        return x.repeat_interleave(self.dims.frames_per_token, dim=1)
+
+    def noise_at(self, start: Tensor, frames: int) -> Tensor:
+        """Initial noise of ``frames`` from absolute frame ``start [B]``: ``[B, frames, mel]``."""
+        return self.noise[(start[:, None] + torch.arange(frames, device=start.device)) % NOISE_FRAMES]
+
+    def solve(self, mu: Tensor, spk: Tensor, cond: Tensor, start: Tensor, mask: Tensor, past: ChunkPast) -> Tensor:
+        """Guided Euler steps from noise to mel: ``mu, cond [B, T, mel]``, ``spk [B, mel]``, ``start [B]`` in frames,
+        ``mask [B, 1, T, L]``. Returns ``[B, T, mel]`` in float32."""
+        x, guidance, dtype = self.noise_at(start, mu.shape[1]), self.dims.guidance, mu.dtype
+        two = [torch.cat([y, torch.zeros_like(y)]) for y in (mu, spk, cond)]  # guided branch, then free branch
+        for step in range(self.dims.steps):
+            table, dt = self.time_tables[step : step + 1], self.times[step, 1]
+            if step == 0 and past.null_velocity is not None:
+                guided = self.estimator(x.to(dtype), mu, spk, cond, table, start, mask, past.estimator(slice(0, 1))).float()
+                free = past.null_velocity
+            else:
+                memory = past.estimator(slice(2 * step - 1, 2 * step + 1))
+                velocity = self.estimator(x.to(dtype).repeat(2, 1, 1), *two, table, start, mask, memory)
+                guided, free = velocity.float().chunk(2)
+            x = x + dt * ((1.0 + guidance) * guided - guidance * free)
+        return x
+
+    def _no_past(self) -> ChunkPast:
+        if self.dims.encoder is not None:
+            encoder = self.encoder
+            front: Memory | EncoderPast = EncoderPast(
+                NoPast(encoder.token_sites.tails), NoPast(encoder.frame_sites.tails)
+            )
+        else:
+            front = NoPast(self.front_sites.tails)
+        tails = self.estimator.sites.tails
+        return ChunkPast(front, lambda rows: NoPast(tails, rows.stop - rows.start))
+
+    @torch.inference_mode()
+    def mel(
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        prompt_mel: Tensor,
+        prompt_frames: Tensor,
+        spk: Tensor,
+        *,
+        chunked: bool,
+        final: bool,
+    ) -> Tensor:
+        """Whole sequences. ``tokens [B, L]`` (prompt and speech, of which ``lengths [B]`` count; if not ``final``, the
+        last ones are look-ahead only), ``prompt_mel [B, P, mel]`` of which ``prompt_frames [B]`` count, ``spk [B, mel]``.
+        Returns ``[B, L'*frames_per_token, mel]`` with the prompt, L' = L or, if not final, L less the look-ahead."""
+        ahead = self.dims.lookahead_tokens
+        tokens = F.pad(tokens, (0, ahead)) if final else tokens
+        span, start = tokens.shape[1] - ahead, torch.zeros_like(lengths)
+        total = lengths if final else lengths - ahead  # [B] tokens that become sound
+        if self.dims.encoder is not None:
+            self.encoder.prepare(span)
+        past = self._no_past()
+        mu = self.mu(tokens, lengths, start, span, chunked, past.front)  # [B, T, mel]
+        frames = mu.shape[1]
+        cond = F.pad(prompt_mel, (0, 0, 0, max(0, frames - prompt_mel.shape[1])))[:, :frames].to(mu)
+        given = torch.arange(frames, device=mu.device) < prompt_frames[:, None]
+        cond = cond.masked_fill(~given[:, :, None], 0.0)
+        total_frames = total * self.dims.frames_per_token
+        mask = chunk_mask(start, total_frames, frames, frames, self.chunk_frames * chunked)
+        return self.solve(mu, spk.to(mu), cond, start, mask, past)
+
+    @torch.inference_mode()
+    def chunk(
+        self, tokens: Tensor, known: Tensor, start: Tensor, context: int, spk: Tensor, cond: Tensor, past: ChunkPast
+    ) -> Tensor:
+        """The next chunk of each utterance. ``tokens [B, T+A]`` from token ``start [B]`` (a multiple of the chunk), of
+        which ``known [B]`` exist; ``spk [B, mel]``, ``cond [B, T*frames_per_token, mel]``; ``context`` tokens are in
+        the page tables. Returns ``[B, T*frames_per_token, mel]``; what lies after the end is noise."""
+        ratio, span = self.dims.frames_per_token, tokens.shape[1] - self.dims.lookahead_tokens
+        mu = self.mu(tokens, known, start, context, True, past.front)
+        total = (start + known.clamp(max=span)) * ratio
+        mask = chunk_mask(start * ratio, total, span * ratio, context * ratio, self.chunk_frames)
+        return self.solve(mu, spk.to(mu), cond.to(mu), start * ratio, mask, past)

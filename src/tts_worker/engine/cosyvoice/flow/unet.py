@@ -1,0 +1,164 @@
+"""CosyVoice2's estimator: a causal UNet without resampling, residual convolutions and transformer blocks in turn.
+
+Owns its weights; gives the velocity of the flow at a solver time. Runs over whole sequences or chunks with a past.
+What depends on the time only is computed once for the solver's few times (``tables``), not in every call.
+It must not know guidance, the solver or where its past is kept.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tts_worker.engine.cosyvoice.dims import UnetDims
+from tts_worker.engine.cosyvoice.flow.blocks import CausalConv, Sites, attend, sinusoid
+from tts_worker.engine.cosyvoice.kv import Memory
+
+
+class CausalBlock(nn.Module):
+    """Causal convolution, layer norm over channels, Mish: ``[N, C, T] -> [N, C', T]``."""
+
+    def __init__(self, sites: Sites, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.block = nn.ModuleDict(
+            {"0": CausalConv(sites, in_channels, out_channels, 3), "2": nn.LayerNorm(out_channels)}
+        )
+
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+        x = self.block["0"](x, memory).transpose(1, 2)
+        return F.mish(self.block["2"](x)).transpose(1, 2)
+
+
+class Residual(nn.Module):
+    """Two causal blocks with the time added between them, and a 1x1 shortcut."""
+
+    def __init__(self, sites: Sites, in_channels: int, out_channels: int, time_channels: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Mish(), nn.Linear(time_channels, out_channels))
+        self.block1 = CausalBlock(sites, in_channels, out_channels)
+        self.block2 = CausalBlock(sites, out_channels, out_channels)
+        self.res_conv = nn.Conv1d(in_channels, out_channels, 1)
+
+    def forward(self, x: Tensor, time: Tensor, memory: Memory) -> Tensor:
+        """``x [N, C, T]``, ``time [N or 1, C']`` already through ``mlp``: ``[N, C', T]``."""
+        y = self.block1(x, memory) + time[:, :, None]
+        return self.block2(y, memory) + self.res_conv(x)
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, sites: Sites, dims: UnetDims) -> None:
+        super().__init__()
+        inner = dims.heads * dims.head_dim
+        self.heads, self.site = dims.heads, sites.attention()
+        self.to_q = nn.Linear(dims.channels, inner, bias=False)
+        self.to_k = nn.Linear(dims.channels, inner, bias=False)
+        self.to_v = nn.Linear(dims.channels, inner, bias=False)
+        self.to_out = nn.ModuleList([nn.Linear(inner, dims.channels)])
+
+    def forward(self, x: Tensor, mask: Tensor, memory: Memory) -> Tensor:  # [N, T, C] -> [N, T, C]
+        return self.to_out[0](attend(self.to_q(x), self.to_k(x), self.to_v(x), self.heads, mask, self.site, memory))
+
+
+class Projected(nn.Module):
+    """The first half of the feed-forward, under the name that the official weights give it."""
+
+    def __init__(self, in_size: int, out_size: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(in_size, out_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(self.proj(x))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.net = nn.Sequential(Projected(dim, 4 * dim), nn.Identity(), nn.Linear(4 * dim, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+class TransformerBlock(nn.Module):
+    def __init__(self, sites: Sites, dims: UnetDims) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dims.channels)
+        self.attn1 = SelfAttention(sites, dims)
+        self.norm3 = nn.LayerNorm(dims.channels)
+        self.ff = FeedForward(dims.channels)
+
+    def forward(self, x: Tensor, mask: Tensor, memory: Memory) -> Tensor:  # [N, T, C] -> [N, T, C]
+        x = x + self.attn1(self.norm1(x), mask, memory)
+        return x + self.ff(self.norm3(x))
+
+
+class TimeMlp(nn.Module):
+    def __init__(self, in_size: int, out_size: int) -> None:
+        super().__init__()
+        self.linear_1 = nn.Linear(in_size, out_size)
+        self.linear_2 = nn.Linear(out_size, out_size)
+
+    def forward(self, t: Tensor) -> Tensor:  # [S, in] -> [S, out]
+        return self.linear_2(F.silu(self.linear_1(t)))
+
+
+class Unet(nn.Module):
+    """One stage down, the middle, one stage up with the skip; all at the same rate."""
+
+    def __init__(self, dims: UnetDims) -> None:
+        super().__init__()
+        self.dims, self.sites = dims, Sites()
+        width, time = dims.channels, 4 * dims.channels
+
+        def stage(in_channels: int, sampler: bool) -> nn.ModuleList:
+            parts: list[nn.Module] = [Residual(self.sites, in_channels, width, time)]
+            parts.append(nn.ModuleList(TransformerBlock(self.sites, dims) for _ in range(dims.blocks)))
+            return nn.ModuleList([*parts, CausalConv(self.sites, width, width, 3)] if sampler else parts)
+
+        self.time_mlp = TimeMlp(dims.in_channels, time)
+        self.down_blocks = nn.ModuleList([stage(dims.in_channels, sampler=True)])
+        self.mid_blocks = nn.ModuleList(stage(width, sampler=False) for _ in range(dims.mid_blocks))
+        self.up_blocks = nn.ModuleList([stage(2 * width, sampler=True)])
+        self.final_block = CausalBlock(self.sites, width, width)
+        self.final_proj = nn.Conv1d(width, dims.out_channels, 1)
+
+    def _stages(self) -> list[nn.Module]:
+        return [*self.down_blocks, *self.mid_blocks, *self.up_blocks]
+
+    def time_embedding(self, t: Tensor) -> Tensor:  # [S] -> [S, 4C]
+        return self.time_mlp(sinusoid(t, self.dims.in_channels).to(self.final_proj.weight.dtype))
+
+    def tables(self, t: Tensor) -> Tensor:
+        """What the times ``t [S]`` add in each stage: ``[S, stages, C]``."""
+        time = self.time_embedding(t)
+        return torch.stack([stage[0].mlp(time) for stage in self._stages()], dim=1)
+
+    def forward(
+        self,
+        x: Tensor,
+        mu: Tensor,
+        spk: Tensor,
+        cond: Tensor,
+        table: Tensor,
+        start: Tensor,
+        mask: Tensor,
+        memory: Memory,
+    ) -> Tensor:
+        """``x, mu, cond [N, T, mel]``, ``spk [N, mel]``, ``table [N or 1, stages, C]``, ``start [B]`` (unused: positions
+        come from causality alone), ``mask [B, 1, T, L]``: velocity ``[N, T, mel]``."""
+        spk = spk[:, None].expand(-1, x.shape[1], -1)
+        x = torch.cat([x, mu, spk, cond], dim=-1).transpose(1, 2)  # [N, 4*mel, T]
+        skip = x
+        for i, stage in enumerate(self._stages()):
+            if i == len(table[0]) - 1:
+                x = torch.cat([x, skip], dim=1)  # [N, 2C, T]
+            x = stage[0](x, table[:, i], memory).transpose(1, 2)  # [N, T, C]
+            for block in stage[1]:
+                x = block(x, mask, memory)
+            x = x.transpose(1, 2)  # [N, C, T]
+            if i == 0:
+                skip = x
+            if len(stage) == 3:
+                x = stage[2](x, memory)
+        return self.final_proj(self.final_block(x, memory)).transpose(1, 2)
