@@ -1,0 +1,154 @@
+"""Chunk by chunk: who holds which slot and which pages of the flow's preallocated memory.
+
+``FlowPool`` owns the memory and its free lists, ``FlowState`` is what one utterance (or one voice's prompt) holds.
+Host bookkeeping only: it turns states into the index tensors that ``Flow.chunk`` runs on. It must not know sessions,
+schedules or sound. Pages of a voice's prompt are shared by every utterance opened on it and never written again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tts_worker.engine.cosyvoice.flow.blocks import Sites, chunk_mask
+from tts_worker.engine.cosyvoice.flow.model import ChunkPast, Flow
+from tts_worker.engine.cosyvoice.flow.encoder import EncoderPast
+from tts_worker.engine.cosyvoice.kv import Memory, PagedMemory
+from tts_worker.errors import OutOfMemory
+
+
+@dataclass
+class FlowState:
+    """One utterance in the pool: its convolution slot, its pages in time order, the tokens computed so far."""
+
+    slot: int
+    pages: list[int] = field(default_factory=list)
+    shared: int = 0  # how many of the first pages belong to the voice
+    tokens: int = 0
+
+
+class FlowPool:
+    """Memory for up to ``slots`` utterances and voices, with ``pages`` chunks among them, the longest ``max_chunks``."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        *,
+        slots: int,
+        pages: int,
+        max_chunks: int,
+        dtype: torch.dtype = torch.float32,
+        checked: bool = False,
+    ) -> None:
+        dims, device = flow.dims, flow.noise.device
+        self.flow, self.device, self.max_chunks = flow, device, max_chunks
+        self.chunk_tokens = flow.chunk_frames // dims.frames_per_token
+        self._slots = list(range(slots))[::-1]
+        self._pages = list(range(pages, 0, -1))  # page 0 is the empty one
+        shape = dims.unet or dims.dit
+        assert shape is not None
+        heads, head_dim, sites = shape.heads, shape.head_dim, flow.estimator.sites
+
+        def memory(rows: int, site: Sites, heads: int, head_dim: int, page: int, slots: int, pages: int) -> PagedMemory:
+            return PagedMemory(
+                rows, site.attentions, heads, head_dim, page, site.tails,
+                pages=pages + 1, slots=slots, dtype=dtype, device=device, checked=checked,
+            )  # fmt: skip
+
+        if dims.encoder is not None:
+            size, n = dims.encoder.heads, dims.encoder.output_size // dims.encoder.heads
+            self._front = [
+                memory(1, flow.encoder.token_sites, size, n, self.chunk_tokens, slots, pages),
+                memory(1, flow.encoder.frame_sites, size, n, flow.chunk_frames, slots, pages),
+            ]
+            flow.encoder.prepare((max_chunks + 1) * self.chunk_tokens)
+        else:
+            self._front = [memory(1, flow.front_sites, 1, 1, 1, slots, 0)]
+        self._estimator = memory(2 * dims.steps - 1, sites, heads, head_dim, flow.chunk_frames, slots, pages)
+        # The first step's free branch depends on the position only: one past for all, slot c as it stands before chunk c.
+        self._null = memory(1, sites, heads, head_dim, flow.chunk_frames, max_chunks + 2, max_chunks + 1)
+        self._null.reset(torch.zeros(1, dtype=torch.long, device=device))
+        self._null_velocity: list[Tensor] = []  # per chunk [1, chunk_frames, mel]
+
+    @property
+    def free_pages(self) -> int:
+        return len(self._pages)
+
+    def open(self, voice: FlowState | None = None) -> FlowState:
+        """A new utterance, or one that goes on where ``voice`` stands. Raises OutOfMemory."""
+        if not self._slots:
+            raise OutOfMemory("all flow slots are taken: end an utterance or configure more slots")
+        state = FlowState(self._slots.pop())
+        for memory in (*self._front, self._estimator):
+            if voice is None:
+                memory.reset(torch.tensor([state.slot], device=self.device))
+            else:
+                memory.copy_tails(voice.slot, state.slot)
+        if voice is not None:
+            state.pages, state.shared, state.tokens = list(voice.pages), len(voice.pages), voice.tokens
+        return state
+
+    def close(self, state: FlowState) -> None:
+        """Give back what ``state`` holds of its own. Idempotent."""
+        if state.slot >= 0:
+            self._slots.append(state.slot)
+            self._pages.extend(reversed(state.pages[state.shared :]))
+            state.slot, state.pages, state.shared = -1, [], 0
+
+    def _null_at(self, chunk: int, frames: int) -> Tensor:
+        """The free velocity of the first step in ``chunk``, of which ``frames`` exist: ``[1, chunk_frames, mel]``."""
+        while len(self._null_velocity) <= chunk:
+            done = len(self._null_velocity)
+            self._null.copy_tails(done, done + 1)
+            self._null_velocity.append(self._null_run(done, done + 1, self.flow.chunk_frames))
+            # the run left slot done+1 as it stands after the chunk
+        if frames == self.flow.chunk_frames:
+            return self._null_velocity[chunk]
+        spare = self.max_chunks + 1  # a last, partial chunk sees fewer keys: computed, and not kept
+        self._null.copy_tails(chunk, spare)
+        return self._null_run(chunk, spare, frames)
+
+    def _null_run(self, chunk: int, slot: int, frames: int) -> Tensor:
+        size, mel = self.flow.chunk_frames, self.flow.dims.mel
+        page = chunk + 1 if frames == size else self.max_chunks + 1
+        index = torch.tensor([[*range(1, chunk + 1), page]], device=self.device)
+        start = torch.tensor([chunk * size], device=self.device)
+        mask = chunk_mask(start, start + frames, size, index.shape[1] * size, size)
+        memory = self._null.view(torch.tensor([slot], device=self.device), index, index[:, -1:])
+        dtype = self.flow.time_tables.dtype
+        x, nothing = self.flow.noise_at(start, size).to(dtype), torch.zeros(1, size, mel, dtype=dtype, device=self.device)
+        table = self.flow.time_tables[:1]
+        return self.flow.estimator(x, nothing, nothing[:, 0], nothing, table, start, mask, memory).float()
+
+    @torch.inference_mode()
+    def advance(self, states: list[FlowState], tokens: Tensor, known: list[int], spk: Tensor, cond: Tensor) -> Tensor:
+        """Compute the next chunk of each utterance: ``tokens [B, chunk+A]`` from where each stands, of which ``known``
+        exist (fewer than chunk+A only at the end), ``spk [B, mel]``, ``cond [B, chunk_frames, mel]`` (prompt mel, else 0).
+        Returns mel ``[B, chunk_frames, mel]``. Raises OutOfMemory before anything changed."""
+        size, ratio = self.chunk_tokens, self.flow.dims.frames_per_token
+        if len(self._pages) < len(states):
+            raise OutOfMemory("all flow pages are taken: end an utterance or configure more pages")
+        if any(len(state.pages) >= self.max_chunks for state in states):
+            raise OutOfMemory(f"an utterance may last {self.max_chunks} chunks here: end it or configure more")
+        for state in states:
+            state.pages.append(self._pages.pop())
+        longest = max(len(state.pages) for state in states)
+        table = torch.tensor([s.pages + [0] * (longest - len(s.pages)) for s in states], device=self.device)
+        fresh = torch.tensor([[s.pages[-1]] for s in states], device=self.device)
+        slots = torch.tensor([s.slot for s in states], device=self.device)
+        start = torch.tensor([s.tokens for s in states], device=self.device)
+        null = [
+            self._null_at(s.tokens // size, min(n, size) * ratio) for s, n in zip(states, known, strict=True)
+        ]
+        views = [memory.view(slots, table, fresh) for memory in self._front]
+        front: Memory | EncoderPast = EncoderPast(*views) if len(views) == 2 else views[0]
+        past = ChunkPast(
+            front, lambda rows: self._estimator.view(slots, table, fresh, rows), torch.cat(null)
+        )
+        counts = torch.tensor(known, device=self.device)
+        mel = self.flow.chunk(tokens, counts, start, longest * size, spk, cond, past)
+        for state, n in zip(states, known, strict=True):
+            state.tokens += min(n, size)
+        return mel
