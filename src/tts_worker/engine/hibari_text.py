@@ -34,7 +34,8 @@ _LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD_CHARS + 1},}}")
 _INNER_BREAK = re.compile(r"(?<=[^\w\s])(?=\w)")
 _LONG_PIECE = re.compile(rf"\S{{{_WORD_PIECE_CHARS}}}(?=\S)")
 _CLAUSE_MARKS = frozenset(",;:.!?—…")
-_NO_SOUND = frozenset(' ;:,.!?—…"()“”ˈˌː↓→↗↘')
+_STRESSES = frozenset("ˈˌ")
+_NO_SOUND = frozenset(' ;:,.!?—…"()“”ː↓→↗↘')
 _SENTENCE_MARKS = frozenset(".!?…")
 
 
@@ -85,7 +86,8 @@ class Reader:
         self._normalise = normalise
         self._make_token = make_token
         self._vocabulary = dict(vocabulary)
-        self._silent_ids = frozenset(vocabulary[char] for char in _NO_SOUND if char in vocabulary)
+        self._silent_ids = frozenset(vocabulary[char] for char in _NO_SOUND | _STRESSES if char in vocabulary)
+        self._stress_ids = frozenset(vocabulary[char] for char in _STRESSES if char in vocabulary)
 
     def read(self, segment: Segment) -> Iterator[Phrase | None]:
         """The phrases of a segment, lazily: each item costs a bounded piece of work. None is work without a phrase
@@ -165,7 +167,10 @@ class Reader:
                 ids.append(self._vocabulary[" "])
             sounding = [index for index, phoneme in enumerate(said, len(ids)) if phoneme not in self._silent_ids]
             if sounding:
-                placed.append((unit.start, unit.end, sounding[0], sounding[-1] + 1))
+                first = sounding[0]
+                while first > len(ids) and said[first - 1 - len(ids)] in self._stress_ids:
+                    first -= 1  # the network gives part of a stressed sound's time to the mark before it
+                placed.append((unit.start, unit.end, first, sounding[-1] + 1))
             ids += said
         ids.append(_PAD_ID)
         if placed:

