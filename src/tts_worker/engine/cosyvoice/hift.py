@@ -1,0 +1,370 @@
+"""Mel frames to sound: HiFT, a neural source filter with an inverse Fourier transform at its end.
+
+Owns CosyVoice2's vocoder and CosyVoice3's causal one, offline (``forward``) and in a stream (``stream``), where a window
+of past frames and the running phase replace the whole past. Noise comes from outside, by absolute sample.
+It must not know tokens, schedules or who listens. HiFTNet: https://arxiv.org/abs/2309.09493; the harmonic source:
+https://arxiv.org/abs/1904.12088.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import weight_norm
+
+from tts_worker.engine.cosyvoice.dims import HiftDims
+from tts_worker.engine.cosyvoice.sample import mix, uniform
+
+HISTORY_FRAMES = 24  # frames of past that a window needs: beyond 22 nothing changes (8e-7)
+HELD_FRAMES = 8  # v2: frames kept back until more is known; as many as the reference holds for its cross-fade
+BLEND_FRAMES = 2  # v2: the sound of the held frames passes over into its better version within these
+
+
+class Noise(Protocol):
+    def __call__(self, start: Tensor, samples: int, harmonics: int) -> Tensor:
+        """Noise of each harmonic from absolute sample ``start [B]``: ``[B, samples, harmonics]`` float32."""
+        ...
+
+
+class HashedNoise:
+    """Noise as a hash of (seed, sample, harmonic): no memory, the same however the sound is cut. Uniform in 0..1 for
+    the causal vocoder, normal for the other, as each was trained."""
+
+    def __init__(self, seeds: Tensor, normal: bool) -> None:
+        self._keys, self._normal = mix(mix(seeds) + 0x5EED), normal
+
+    def __call__(self, start: Tensor, samples: int, harmonics: int) -> Tensor:
+        where = (start[:, None] + torch.arange(samples, device=start.device))[:, :, None] * harmonics  # [B, L, 1]
+        where = where + torch.arange(harmonics, device=start.device)  # [B, L, H]
+        u = uniform(self._keys[:, None, None], where)
+        return torch.special.ndtri(u) if self._normal else u
+
+
+class GivenNoise:
+    """Noise from a buffer ``[samples, harmonics]``; silence beyond its end."""
+
+    def __init__(self, buffer: Tensor) -> None:
+        self._buffer = buffer
+
+    def __call__(self, start: Tensor, samples: int, harmonics: int) -> Tensor:
+        return torch.stack([F.pad(self._buffer[s:], (0, 0, 0, samples))[:samples] for s in start.tolist()])
+
+
+class DefaultGeneratorNoise:
+    """The reference's draws for CosyVoice2: per call, from torch's default CPU generator, in its order and layout."""
+
+    def __call__(self, start: Tensor, samples: int, harmonics: int) -> Tensor:
+        torch.rand(1, harmonics)  # a phase that has no effect, but moves the generator
+        noise = torch.empty(1, harmonics, samples).transpose(1, 2).normal_()
+        torch.randn(1, samples, 1)  # never used either
+        return noise
+
+
+class Conv(nn.Conv1d):
+    """Convolution over ``[B, C, T]`` with its own zeros to the left and right."""
+
+    def __init__(self, i: int, o: int, kernel: int, pad: tuple[int, int], stride: int = 1, dilation: int = 1) -> None:
+        even = pad[0] if pad[0] == pad[1] else 0
+        super().__init__(i, o, kernel, stride, padding=even, dilation=dilation)
+        self.pad = (pad[0] - even, pad[1] - even)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.pad(x, self.pad) if any(self.pad) else x)
+
+
+def same(kernel: int, dilation: int, causal: bool) -> tuple[int, int]:
+    """Padding that keeps the length: all of it to the left, or half and half."""
+    reach = (kernel - 1) * dilation
+    return (reach, 0) if causal else (reach // 2, reach - reach // 2)
+
+
+class RepeatConv(Conv):
+    """Causal upsampling: every sample several times, then a convolution that looks left."""
+
+    def __init__(self, i: int, o: int, kernel: int, rate: int) -> None:
+        super().__init__(i, o, kernel, (kernel - 1, 0))
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:  # [B, C, T] -> [B, C', rate*T]
+        return super().forward(x.repeat_interleave(self.rate, dim=2))
+
+
+class Snake(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        alpha = self.alpha[:, None]
+        return x + (1.0 / (alpha + 1e-9)) * (x * alpha).sin().square()
+
+
+class ResBlock(nn.Module):
+    """Dilated residual convolutions: ``[B, C, T] -> [B, C, T]``."""
+
+    def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...], causal: bool) -> None:
+        super().__init__()
+
+        def convs(widths: tuple[int, ...]) -> nn.ModuleList:
+            pads = [(d, same(kernel, d, causal)) for d in widths]
+            return nn.ModuleList(weight_norm(Conv(channels, channels, kernel, pad, dilation=d)) for d, pad in pads)
+
+        self.convs1 = convs(dilations)
+        self.convs2 = convs((1,) * len(dilations))
+        self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
+        self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for a1, c1, a2, c2 in zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True):
+            x = x + c2(a2(c1(a1(x))))
+        return x
+
+
+class F0Predictor(nn.Module):
+    """Mel to pitch in Hz, 0 to some hundreds: ``[B, mel, T] -> [B, T - ahead]``."""
+
+    def __init__(self, dims: HiftDims) -> None:
+        super().__init__()
+        channels = dims.f0_channels
+        self.ahead = 3 if dims.causal else 0
+        self.left = 8 if dims.causal else 5
+        first = Conv(dims.in_channels, channels, 4, (0, 0)) if dims.causal else Conv(dims.in_channels, channels, 3, (1, 1))
+        layers: list[nn.Module] = [weight_norm(first), nn.ELU()]
+        for _ in range(4):
+            layers += [weight_norm(Conv(channels, channels, 3, same(3, 1, dims.causal))), nn.ELU()]
+        self.condnet = nn.Sequential(*layers)
+        self.classifier = nn.Linear(channels, 1)
+
+    def forward(self, mel: Tensor, final: bool = True) -> Tensor:
+        """``final``: silence follows, all frames get a pitch; else the last ``ahead`` frames are look-ahead only."""
+        x = mel.to(self.classifier.weight.dtype)
+        x = self.condnet(F.pad(x, (0, self.ahead if final else 0)))
+        return self.classifier(x.transpose(1, 2)).squeeze(-1).abs().to(mel.dtype)
+
+
+class Source(nn.Module):
+    """Pitch to excitation: harmonics and noise, merged by learned weights."""
+
+    def __init__(self, dims: HiftDims, exact_phase: bool) -> None:
+        super().__init__()
+        self.dims, self.exact_phase = dims, exact_phase
+        self.l_linear = nn.Linear(dims.nb_harmonics + 1, 1)
+
+    def turns(self, f0: Tensor) -> Tensor:
+        """Turns per sample of each harmonic: ``[B, F] -> [B, F, H]``, float32 as in the reference."""
+        number = torch.arange(1, self.dims.nb_harmonics + 2, device=f0.device, dtype=f0.dtype)
+        return (f0[:, :, None] * number / self.dims.sample_rate_hz) % 1
+
+    def harmonics(self, f0: Tensor, phase: Tensor) -> Tensor:
+        """Sines of each harmonic, amplitude 1, from turns ``phase [B, H]`` (float64): ``[B, F*frame, H]``."""
+        frame = self.dims.frame_samples
+        turns = phase[:, None] + self.turns(f0).double().cumsum(1)  # [B, F, H], in turns / frame
+        # The reference keeps the phase in float32: it coarsens as the sound goes on (0.03 in harmonic 9 after 30 s).
+        angle = turns * frame if self.exact_phase else turns.float() * 2 * math.pi * frame
+        if self.dims.causal:  # the phase stands still within a frame: so was it trained
+            angle = angle.repeat_interleave(frame, dim=1)
+        else:
+            angle = F.interpolate(angle.transpose(1, 2), scale_factor=frame, mode="linear").transpose(1, 2)
+        return ((angle % 1) * (2 * math.pi)).float().sin() if self.exact_phase else angle.sin()
+
+    def forward(self, f0: Tensor, phase: Tensor, noise: Tensor) -> Tensor:
+        """``f0 [B, F]``, ``phase [B, H]``, ``noise [B, F*frame, H]``: excitation ``[B, 1, F*frame]``."""
+        dims = self.dims
+        sines = self.harmonics(f0, phase) * dims.nsf_alpha
+        voiced = (f0 > dims.nsf_voiced_threshold).to(f0.dtype).repeat_interleave(dims.frame_samples, 1)[:, :, None]
+        level = voiced * dims.nsf_sigma + (1 - voiced) * dims.nsf_alpha / 3
+        return self.l_linear(sines * voiced + level * noise).tanh().transpose(1, 2)
+
+
+class Fourier(nn.Module):
+    """Short-time Fourier transform and back as convolutions with fixed kernels: exact, and every back end has them."""
+
+    forward_kernel: Tensor
+    inverse_kernel: Tensor
+    window_square: Tensor
+
+    def __init__(self, n_fft: int, hop: int) -> None:
+        super().__init__()
+        self.n_fft, self.hop, bins = n_fft, hop, n_fft // 2 + 1
+        window = torch.hann_window(n_fft, periodic=True, dtype=torch.float64)
+        angle = torch.arange(bins)[:, None] * torch.arange(n_fft) * (2 * math.pi / n_fft)
+        basis = torch.cat([angle.double().cos(), -angle.double().sin()]) * window  # [2*bins, n_fft]
+        twice = torch.full([bins, 1], 2.0).index_fill_(0, torch.tensor([0, bins - 1]), 1.0).repeat(2, 1)
+        for name, kernel in (
+            ("forward_kernel", basis), ("inverse_kernel", basis * twice / n_fft), ("window_square", window[None] ** 2)
+        ):  # fmt: skip
+            self.register_buffer(name, kernel[:, None].float(), persistent=False)
+
+    def analyse(self, x: Tensor) -> Tensor:
+        """``[B, 1, L] -> [B, 2*bins, L/hop + 1]``: real parts, then imaginary parts."""
+        return F.conv1d(F.pad(x, (self.n_fft // 2, self.n_fft // 2), mode="reflect"), self.forward_kernel, stride=self.hop)
+
+    def synthesise(self, magnitude: Tensor, phase: Tensor) -> Tensor:
+        """``[B, bins, T]`` each to ``[B, (T-1)*hop]``."""
+        spectrum = torch.cat([magnitude * phase.cos(), magnitude * phase.sin()], dim=1)
+        x = F.conv_transpose1d(spectrum, self.inverse_kernel, stride=self.hop)  # [B, 1, (T-1)*hop + n_fft]
+        weight = F.conv_transpose1d(torch.ones_like(magnitude[:1, :1]), self.window_square, stride=self.hop)
+        return (x / weight.clamp(min=1e-11))[:, 0, self.n_fft // 2 : -(self.n_fft // 2)]
+
+
+@dataclass
+class HiftState:
+    """What a stream must remember. A batch of streams has equally many kept frames; start and phase differ."""
+
+    mel: Tensor  # [B, mel, K] frames kept
+    f0: Tensor  # [B, K'] pitch of the first of them, as far as it is settled
+    phase: Tensor  # [B, H] float64, turns / frame before the first kept frame
+    start: Tensor  # [B] absolute number of the first kept frame
+    heard: int = 0  # how many of the kept frames were emitted
+    tail: Tensor | None = None  # [B, samples] v2: sound of the next frames, to pass over from
+
+
+class Hift(nn.Module):
+    """The vocoder of either family. Call ``fold`` once the weights are loaded."""
+
+    def __init__(self, dims: HiftDims, exact_phase: bool = True) -> None:
+        super().__init__()
+        self.dims, base, causal = dims, dims.base_channels, dims.causal
+        self.m_source = Source(dims, exact_phase)
+        self.fourier = Fourier(dims.n_fft, dims.hop)
+        pre = dims.conv_pre_look_right
+        self.conv_pre = weight_norm(Conv(dims.in_channels, base, pre + 1 if causal else 7, (0, 0) if causal else (3, 3)))
+        self.ups, self.source_downs = nn.ModuleList(), nn.ModuleList()
+        self.source_resblocks, self.resblocks = nn.ModuleList(), nn.ModuleList()
+        rates, bins = dims.upsample_rates, dims.n_fft + 2
+        for i, (rate, kernel) in enumerate(zip(rates, dims.upsample_kernel_sizes, strict=True)):
+            inner, outer = base >> i, base >> (i + 1)
+            up = nn.ConvTranspose1d(inner, outer, kernel, rate, padding=(kernel - rate) // 2)
+            self.ups.append(weight_norm(RepeatConv(inner, outer, kernel, rate) if causal else up))
+            down = math.prod(rates[i + 1 :])  # from the source's rate to this stage's
+            pad = (down - 1, 0) if causal else (down // 2, down // 2)
+            self.source_downs.append(
+                Conv(bins, outer, 1, (0, 0)) if down == 1 else Conv(bins, outer, 2 * down, pad, stride=down)
+            )
+            source = dims.source_resblock_kernel_sizes[i], dims.source_resblock_dilation_sizes[i]
+            self.source_resblocks.append(ResBlock(outer, *source, causal))
+            for k, d in zip(dims.resblock_kernel_sizes, dims.resblock_dilation_sizes, strict=True):
+                self.resblocks.append(ResBlock(outer, k, d, causal))
+        self.conv_post = weight_norm(Conv(base >> len(rates), bins, 7, same(7, 1, causal)))
+        self.f0_predictor = F0Predictor(dims)
+
+    def fold(self) -> Hift:
+        """Turn weight norm into plain weights; the causal pitch predictor goes to float64, on which the reference
+        relies. Afterwards the state dict no longer has the official names."""
+        if self.dims.causal:
+            self.f0_predictor.double()
+        for module in list(self.modules()):
+            if isinstance(module, nn.Conv1d | nn.ConvTranspose1d) and parametrize.is_parametrized(module):
+                parametrize.remove_parametrizations(module, "weight")
+        return self
+
+    @property
+    def held(self) -> int:
+        """Frames that a stream keeps back until their future is known."""
+        return self.f0_predictor.ahead + self.dims.conv_pre_look_right + 1 if self.dims.causal else HELD_FRAMES
+
+    def decode(self, mel: Tensor, source: Tensor, final: bool = True) -> Tensor:
+        """``mel [B, mel, T]``, ``source [B, 1, T*frame]`` to sound ``[B, T*frame]``. Causal and not ``final``: the last
+        frames are look-ahead only, and one more is dropped whose transform is not complete."""
+        dims, stages = self.dims, len(self.ups)
+        spectrum = self.fourier.analyse(source)  # [B, n_fft+2, T*frame/hop + 1]
+        ahead = dims.conv_pre_look_right if dims.causal else 0
+        if final:
+            mel = F.pad(mel, (0, ahead))
+        else:
+            spectrum = spectrum[:, :, : spectrum.shape[2] - ahead * dims.frame_samples // dims.hop]
+        x = self.conv_pre(mel)  # [B, base, T']
+        for i, (up, down, merge) in enumerate(zip(self.ups, self.source_downs, self.source_resblocks, strict=True)):
+            x = up(F.leaky_relu(x, dims.lrelu_slope))  # [B, base/2^(i+1), T'*rates]
+            if i == stages - 1:
+                x = F.pad(x, (1, 0), mode="reflect")
+            x = x + merge(down(spectrum))
+            blocks = self.resblocks[i * len(self.resblocks) // stages : (i + 1) * len(self.resblocks) // stages]
+            x = sum(block(x) for block in blocks) / len(blocks)
+        x = self.conv_post(F.leaky_relu(x))  # [B, n_fft+2, T'*frame/hop + 1]
+        magnitude, phase = x.chunk(2, dim=1)
+        sound = self.fourier.synthesise(magnitude.exp().clamp(max=100.0), phase.sin())
+        if dims.causal and not final:
+            sound = sound[:, : -dims.frame_samples]
+        return sound.clamp(-dims.audio_limit, dims.audio_limit)
+
+    def start(self, batch: int, device: torch.device | str = "cpu") -> HiftState:
+        """The state before the first frame."""
+        zeros = torch.zeros(batch, self.dims.nb_harmonics + 1, dtype=torch.float64, device=device)
+        mel = torch.zeros(batch, self.dims.in_channels, 0, device=device)
+        return HiftState(mel, mel[:, 0], zeros, torch.zeros(batch, dtype=torch.long, device=device))
+
+    @torch.inference_mode()
+    def forward(self, mel: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        """All of ``mel [B, mel, T]`` at once: sound ``[B, T*frame]`` and excitation ``[B, 1, T*frame]``."""
+        state = self.start(mel.shape[0], mel.device)
+        f0 = self.f0_predictor(mel)
+        given = noise(state.start, mel.shape[2] * self.dims.frame_samples, self.dims.nb_harmonics + 1).to(mel)
+        source = self.m_source(f0, state.phase, given)
+        return self.decode(mel, source), source
+
+    @torch.inference_mode()
+    def stream(self, mel: Tensor, state: HiftState, noise: Noise, final: bool) -> tuple[Tensor, HiftState]:
+        """Go on with ``mel [B, mel, T]``: the sound that is settled now ``[B, n*frame]``, and the state after it.
+        Exact for the causal vocoder; the other needs more future than it waits for, so the sound of the held frames
+        passes over into its better version when that is known."""
+        frame, predictor = self.dims.frame_samples, self.f0_predictor
+        mel = torch.cat([state.mel, mel], dim=2)  # [B, mel, n]
+        frames, known = mel.shape[2], state.f0.shape[1]
+        first = max(0, known - predictor.left)
+        fresh = predictor(mel[:, :, first:], final)[:, known - first :]
+        f0 = torch.cat([state.f0, fresh], dim=1)  # [B, n - ahead]
+        end = frames if final else frames - self.held
+        samples = f0.shape[1] * frame
+        given = noise(state.start * frame, samples, self.dims.nb_harmonics + 1).to(mel)
+        sound = self.decode(mel[:, :, : f0.shape[1]], self.m_source(f0, state.phase, given), final)
+        out = sound[:, state.heard * frame : max(end, state.heard) * frame]
+        if state.tail is not None and out.shape[1]:
+            n = min(state.tail.shape[1], out.shape[1])
+            rise = torch.linspace(0, 1, n + 2, device=out.device)[1:-1]
+            out = torch.cat([state.tail[:, :n] * (1 - rise) + out[:, :n] * rise, out[:, n:]], dim=1)
+        end = max(end, state.heard)
+        keep = max(0, end - HISTORY_FRAMES)
+        phase = state.phase + self.m_source.turns(f0[:, :keep]).double().sum(1)
+        tail = None if final or self.dims.causal else sound[:, end * frame : (end + BLEND_FRAMES) * frame]
+        settled = f0.shape[1] if self.dims.causal else end
+        return out, HiftState(mel[:, :, keep:], f0[:, keep:settled], phase, state.start + keep, end - keep, tail)
+
+
+@dataclass
+class FadeState:
+    """The reference's memory between chunks of CosyVoice2: last frames, their excitation and their sound."""
+
+    mel: Tensor  # [1, mel, held]
+    source: Tensor  # [1, 1, held*frame]
+    sound: Tensor  # [1, held*frame]
+
+
+@torch.inference_mode()
+def reference_fade(
+    hift: Hift, mel: Tensor, state: FadeState | None, noise: Noise, final: bool
+) -> tuple[Tensor, FadeState | None]:
+    """One chunk of CosyVoice2 as the reference vocodes it: the last held frames again, their excitation pasted in, the
+    phase starting anew after it, and a cross-fade whose halves add up to 1.08. For parity only."""
+    n = HELD_FRAMES * hift.dims.frame_samples
+    if state is not None:
+        mel = torch.cat([state.mel, mel], dim=2)
+    f0 = hift.f0_predictor(mel)
+    begin = hift.start(1)
+    given = noise(begin.start, f0.shape[1] * hift.dims.frame_samples, hift.dims.nb_harmonics + 1)
+    source = hift.m_source(f0, begin.phase, given)
+    if state is not None:
+        source[:, :, :n] = state.source
+    sound = hift.decode(mel, source)
+    if state is not None:
+        window = torch.hamming_window(2 * n, periodic=False, dtype=torch.float64)
+        sound[:, :n] = (sound[:, :n] * window[:n] + state.sound * window[n:]).float()
+    if final:
+        return sound, None
+    return sound[:, :-n], FadeState(mel[:, :, -HELD_FRAMES:], source[:, :, -n:], sound[:, -n:])
