@@ -82,10 +82,10 @@ class Reader:
         make_token: Callable[..., Any],
         vocabulary: Mapping[str, int],
     ) -> None:
-        self._g2p = g2p
+        self.g2p = g2p
         self._normalise = normalise
-        self._make_token = make_token
-        self._vocabulary = dict(vocabulary)
+        self.make_token = make_token
+        self.vocabulary = vocabulary
         self._silent_ids = frozenset(vocabulary[char] for char in _NO_SOUND | _STRESSES if char in vocabulary)
         self._stress_ids = frozenset(vocabulary[char] for char in _STRESSES if char in vocabulary)
 
@@ -115,14 +115,14 @@ class Reader:
         glued = False  # the last chunk goes on: no space has come since
         for run in runs:
             if run.phonemes is not None:
-                token = self._make_token(run.text, "NN", "", phonemes=run.phonemes[:_MAX_SPAN_PHONEMES], rating=5)
+                token = self.make_token(run.text, "NN", "", phonemes=run.phonemes[:_MAX_SPAN_PHONEMES], rating=5)
                 fresh, ranges = [token], [(run.start, run.start + len(run.text))]
                 opens = glued
             else:
                 said = self._normalise(_bounded(run.text))
-                pairs = self._g2p.tokenizer(said)
-                tags = self._g2p.tagger([text for text, _ in pairs]) if pairs else []
-                fresh = [self._make_token(text, tag, space) for (text, space), tag in zip(pairs, tags, strict=True)]
+                pairs = self.g2p.tokenizer(said)
+                tags = self.g2p.tagger([text for text, _ in pairs]) if pairs else []
+                fresh = [self.make_token(text, tag, space) for (text, space), tag in zip(pairs, tags, strict=True)]
                 ranges = [(run.start + start, run.start + end) for start, end in project(run.text, said)]
                 opens = glued and not run.text[:1].isspace()
             if glued and not opens:
@@ -138,7 +138,7 @@ class Reader:
                 tokens[-1].whitespace = "" if glued else " "
             elif run.text[-1:].isspace():
                 glued = False
-        return list(_units(self._g2p.phonemize_tokens(tokens), chunks)) if tokens else []
+        return list(_units(self.g2p.phonemize_tokens(tokens), chunks)) if tokens else []
 
     # -- phrases ------------------------------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class Reader:
         line: list[tuple[_Unit, list[int]]] = []
         length = 0
         for unit in units:
-            ids = [self._vocabulary[char] for char in unit.phonemes if char in self._vocabulary]
+            ids = [self.vocabulary[char] for char in unit.phonemes if char in self.vocabulary]
             for start in range(0, len(ids), MAX_PHONEMES):
                 part = ids[start : start + MAX_PHONEMES]
                 if line and length + 1 + len(part) > MAX_PHONEMES:
@@ -164,7 +164,7 @@ class Reader:
         placed: list[tuple[int, int, int, int]] = []  # source range, range of the ids that sound
         for unit, said in line:
             if len(ids) > 1:
-                ids.append(self._vocabulary[" "])
+                ids.append(self.vocabulary[" "])
             sounding = [index for index, phoneme in enumerate(said, len(ids)) if phoneme not in self._silent_ids]
             if sounding:
                 first = sounding[0]
@@ -281,10 +281,16 @@ def _pieces(segment: Segment) -> Iterator[list[_Run]]:
 
 
 def _cut_before(text: str, room: int) -> int:
-    """Where to cut ``text`` so that at most ``room`` characters come before; 0 where the next piece begins better."""
-    for index in range(room, 0, -1):
-        if text[index - 1].isspace():
+    """Where to cut ``text`` so that at most ``room`` characters come before: after the last clause if that leaves half
+    of the room used, else after the last space. 0 where the next piece begins better."""
+    spaces = [index for index in range(1, room + 1) if text[index - 1].isspace()]
+    for index in reversed(spaces):
+        if 2 * index < room:
+            break
+        if text[index - 2] in _CLAUSE_MARKS:
             return index
+    if spaces:
+        return spaces[-1]
     return room if room == MAX_READ_CHARS else 0
 
 

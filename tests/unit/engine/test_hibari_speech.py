@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice, pairwise
+from typing import cast
+
+import numpy as np
+import pytest
+
+from tests.unit.engine.test_hibari_text import plain
+from tts_worker.audio.pcm import Floats
+from tts_worker.audio.trim import TrimOptions, speech_range
+from tts_worker.engine.hibari_model import FRAME_SAMPLES, HibariModel, Spectra
+from tts_worker.engine.hibari_speech import POST_ROLL_SAMPLES, PRE_ROLL_SAMPLES, Speech
+from tts_worker.engine.hibari_text import Phrase
+from tts_worker.errors import SynthesisFailed
+from tts_worker.types import SAMPLE_RATE_HZ, WordTiming
+
+MS = SAMPLE_RATE_HZ // 1000
+TEXTS = ["Yes.", "Hello there,", "I like cats", "Fish and chips, please!", "What is his", "Open the old oak door: now."]
+
+
+def phrase_of(model: HibariModel, text: str) -> Phrase:
+    (phrase,) = (item for item in model.reader.read(plain(text)) if item is not None)
+    return phrase
+
+
+def say(
+    model: HibariModel, text: str, speed: float = 1.0, *, seed: int = 0, park: bool = False
+) -> tuple[Floats, tuple[WordTiming, ...], list[int]]:
+    """The sound, its words, and the lengths of its blocks."""
+    speech = Speech(model, phrase_of(model, text), speed, np.random.default_rng(seed))
+    blocks: list[Floats] = []
+    words: tuple[WordTiming, ...] = ()
+    while not speech.finished:
+        block = speech.next_block()
+        blocks.append(block.sound)
+        assert not (words and block.words), "words are told once"
+        words = words or block.words
+        if park:
+            speech.park()
+            assert speech.parked
+    sound = np.concatenate(blocks)
+    assert len(sound) == speech.samples
+    return sound, words, [len(block) for block in blocks]
+
+
+@pytest.mark.parametrize("speed", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("text", TEXTS)
+def test_speech_begins_and_ends_where_the_waveform_does(text: str, speed: float, hibari_model: HibariModel) -> None:
+    """The cut is made before there is a waveform; a detector that listens must agree."""
+    sound, _, _ = say(hibari_model, text, speed)
+    found = speech_range(sound, TrimOptions(pre_roll_ms=0, post_roll_ms=0))
+    assert found is not None
+    assert found[0] <= PRE_ROLL_SAMPLES + 2 * FRAME_SAMPLES
+    assert len(sound) - found[1] <= POST_ROLL_SAMPLES + 2 * FRAME_SAMPLES
+    # Nothing audible was cut off: it begins and ends in quiet.
+    edge = 5 * MS
+    assert max(np.sqrt(np.mean(sound[:edge] ** 2)), np.sqrt(np.mean(sound[-edge:] ** 2))) < 0.003
+
+
+def test_nothing_of_the_raw_speech_is_lost(hibari_model: HibariModel) -> None:
+    from hibari import Hibari
+
+    library = Hibari(threads=1, g2p=hibari_model.reader.g2p)
+    for text in TEXTS:
+        sound, _, _ = say(hibari_model, text)
+        found = speech_range(library(text, seed=0), TrimOptions(pre_roll_ms=0, post_roll_ms=0))
+        assert found is not None
+        spoken = found[1] - found[0]
+        assert (
+            spoken - 2 * FRAME_SAMPLES
+            <= len(sound) - PRE_ROLL_SAMPLES - POST_ROLL_SAMPLES
+            <= spoken + 2 * FRAME_SAMPLES
+        )
+
+
+def test_the_first_block_is_small_and_audible(hibari_model: HibariModel) -> None:
+    _, _, lengths = say(hibari_model, "The first block of a long sentence does not wait for all the others to be made.")
+    assert 150 * MS <= lengths[0] <= 300 * MS
+    assert set(lengths[1:-1]) == {SAMPLE_RATE_HZ}
+
+
+@pytest.mark.parametrize("speed", [0.6, 1.0, 1.7])
+def test_words_begin_where_pauses_end(speed: float, hibari_model: HibariModel) -> None:
+    """Commas make pauses that can be seen in the waveform: the word after one begins where sound begins again."""
+    text = "Sunday, Monday, Tuesday, Thursday, and the others."
+    sound, words, _ = say(hibari_model, text, speed)
+    assert [text[word.start_char : word.end_char] for word in words] == text.split()
+    assert words[0].start_sample <= PRE_ROLL_SAMPLES + 2 * FRAME_SAMPLES
+    assert len(sound) - words[-1].end_sample <= POST_ROLL_SAMPLES + 2 * FRAME_SAMPLES
+    checked = 0
+    for before, word in pairwise(words):
+        pause = sound[before.end_sample : word.start_sample]
+        if len(pause) > 60 * MS:
+            checked += 1
+            inside = pause[15 * MS : -15 * MS]  # the edges are known to a frame, 12.5 ms
+            assert np.sqrt(np.mean(inside**2)) < 0.005, "quiet between the words"
+            onset = sound[word.start_sample - 5 * MS : word.start_sample + 40 * MS]
+            assert np.sqrt(np.mean(onset**2)) > 0.003, "sound where the word begins"
+    assert checked
+
+
+def test_durations_tile_the_spectra(hibari_model: HibariModel) -> None:
+    for text in TEXTS:
+        phrase = phrase_of(hibari_model, text)
+        for speed in (0.5, 1.0, 2.0):
+            spectra = hibari_model.predict(phrase.ids, speed)
+            assert len(spectra.duration_frames) == len(phrase.ids)
+            assert spectra.duration_frames.sum() == spectra.frames
+
+
+def test_the_seed_decides_about_the_noise_alone(hibari_model: HibariModel) -> None:
+    one, words, _ = say(hibari_model, "Fish and chips.", seed=1)
+    same, _, _ = say(hibari_model, "Fish and chips.", seed=1)
+    other, other_words, _ = say(hibari_model, "Fish and chips.", seed=2)
+    assert np.array_equal(one, same)
+    assert not np.array_equal(one, other)
+    assert words == other_words
+
+
+def test_parking_between_blocks_changes_nothing(hibari_model: HibariModel) -> None:
+    text = "Half of this is said before a pause, and the other half is said much later."
+    sound, words, _ = say(hibari_model, text)
+    parked, parked_words, _ = say(hibari_model, text, park=True)
+    assert np.array_equal(sound, parked)
+    assert words == parked_words
+
+
+class Tampered:
+    """The network with something done to what it says."""
+
+    def __init__(self, model: HibariModel, tamper: Callable[[Spectra], Spectra]) -> None:
+        self._model = model
+        self._tamper = tamper
+
+    def predict(self, ids: tuple[int, ...], speed: float) -> Spectra:
+        return self._tamper(self._model.predict(ids, speed))
+
+
+def tampered(model: HibariModel, text: str, tamper: Callable[[Spectra], Spectra]) -> Speech:
+    return Speech(cast(HibariModel, Tampered(model, tamper)), phrase_of(model, text), 1.0, np.random.default_rng(0))
+
+
+def test_what_is_no_number_is_no_sound(hibari_model: HibariModel) -> None:
+    def tamper(spectra: Spectra) -> Spectra:
+        noise = spectra.noise.copy()
+        noise[101, spectra.frames // 2] = np.nan
+        return replace(spectra, noise=noise)
+
+    speech = tampered(hibari_model, "Hello there.", tamper)
+    blocks = iter(speech.next_block, None)
+    with pytest.raises(SynthesisFailed, match="no sound"):
+        list(islice(blocks, 10))
+
+
+def test_a_phrase_that_the_network_says_in_silence_has_no_samples(hibari_model: HibariModel) -> None:
+    def mute(spectra: Spectra) -> Spectra:
+        silent = np.full_like(spectra.noise, -20)
+        return replace(spectra, harmonic=silent, noise=silent, free=silent)
+
+    speech = tampered(hibari_model, "Hello there.", mute)
+    assert speech.samples == 0
+    assert speech.finished
