@@ -1,0 +1,199 @@
+"""When which tokens are due: the pure arithmetic of chunks and the order in which text and speech interleave.
+
+Counts and ids in, decisions out: no torch, no clock, no I/O. Chunk boundaries are counted from the start of the prompt,
+because the chunk mask is; a boundary is where sound can be computed once and for all.
+It must not know networks, sessions or what a token sounds like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from tts_worker.engine.cosyvoice.compat import Compat
+from tts_worker.errors import SynthesisFailed
+
+MAX_HOP_TOKENS = 100  # the reference's hops double up to here
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Generated tokens ``[begin, end)`` become sound now; tokens up to ``known`` exist to look ahead."""
+
+    begin: int
+    end: int
+    known: int
+    final: bool
+
+
+def first_hop(prompt_tokens: int, chunk_tokens: int) -> int:
+    """Generated tokens until the first boundary: 1..chunk."""
+    return chunk_tokens - prompt_tokens % chunk_tokens
+
+
+def trimmed_prompt(prompt_tokens: int, chunk_tokens: int, first_tokens: int) -> int:
+    """How many tokens to drop from the start of a flow prompt so that the first boundary comes after ``first_tokens``
+    generated ones (less than a chunk is dropped; none if the prompt is shorter than that)."""
+    drop = (prompt_tokens + first_tokens) % chunk_tokens
+    return drop if drop < prompt_tokens else 0
+
+
+def next_chunk(done: int, available: int, ended: bool, hop: int, ahead: int) -> Chunk | None:
+    """The chunk that is due when ``done`` tokens were computed and ``available`` generated: ``hop`` tokens once their
+    look-ahead is there, everything that is left when the end is known; None while more must come."""
+    if available - done >= hop + ahead:
+        return Chunk(done, done + hop, done + hop + ahead, False)
+    return Chunk(done, available, available, True) if ended else None
+
+
+@dataclass
+class Hop:
+    """The reference's growing chunk size. Shared between requests it grows once and for all."""
+
+    tokens: int
+
+    def grow(self) -> None:
+        self.tokens = min(MAX_HOP_TOKENS, 2 * self.tokens)
+
+
+class ReferencePlan:
+    """The reference's chunks of one utterance."""
+
+    def __init__(self, prompt_tokens: int, hop: Hop, ahead: int) -> None:
+        self._hop, self._ahead, self._done = hop, ahead, 0
+        self._pad = -prompt_tokens % hop.tokens
+
+    def next(self, available: int, ended: bool) -> Chunk | None:
+        """The chunk that is due, which counts as computed from then on."""
+        hop = self._hop.tokens + (self._pad if self._done == 0 else 0)
+        chunk = next_chunk(self._done, available, ended, hop, self._ahead)
+        if chunk is not None and not chunk.final:
+            self._done = chunk.end
+            self._hop.grow()
+        return chunk
+
+
+class GridPlan:
+    """Our chunks of one utterance: every boundary of the trained grid, the first as soon as the prompt allows."""
+
+    def __init__(self, prompt_tokens: int, chunk_tokens: int, ahead: int) -> None:
+        self._hop, self._chunk, self._ahead, self._done = first_hop(prompt_tokens, chunk_tokens), chunk_tokens, ahead, 0
+
+    def next(self, available: int, ended: bool) -> Chunk | None:
+        chunk = next_chunk(self._done, available, ended, self._hop, self._ahead)
+        if chunk is not None and not chunk.final:
+            self._done, self._hop = chunk.end, self._chunk
+        return chunk
+
+
+class Kind(str, Enum):
+    """What an input of the language model is."""
+
+    TEXT = "T"
+    SPEECH = "S"
+    SOS = "SOS"
+    TASK = "TASK"
+
+
+Item = tuple[Kind, int]
+
+
+class Draw(Enum):
+    """How the id after a feed comes about."""
+
+    FORCED_FILL = "fill"  # not drawn: it is time for text
+    MIDDLE = "middle"  # speech or a fill id
+    FINAL = "final"  # speech or the end
+
+
+@dataclass(frozen=True)
+class InterleaveRule:
+    """``text`` tokens of text, then ``speech`` tokens of speech, in turn; ids from ``speech_tokens`` on are special."""
+
+    speech_tokens: int
+    fill_id: int
+    eos_id: int
+    text: int = 5
+    speech: int = 15
+    max_ratio: int = 20
+
+
+class Interleave:
+    """Decides what is fed when, as the text arrives token by token.
+
+    While ``wants_text``, call ``push`` or ``end``; else feed ``feed()``'s items, and ``take`` the id that follows, until
+    ``done``. What comes out depends on the text and the ids, never on when or in what portions they came.
+    """
+
+    def __init__(
+        self,
+        rule: InterleaveRule,
+        prefix: Sequence[int],
+        prompt_text: Sequence[int],
+        prompt_speech: Sequence[int],
+        compat: Compat,
+    ) -> None:
+        """``prefix``: text that is fed before everything (CosyVoice3: the instruction up to its end tag)."""
+        self._rule, self._compat = rule, compat
+        self._pending: list[Item] = [(Kind.SOS, 0), *((Kind.TEXT, i) for i in prefix)]
+        self._text, self._prompt = list(prompt_text), list(prompt_speech)
+        self._next_fill = (len(prompt_speech) // rule.speech + 1) * rule.speech - len(prompt_speech)
+        self._drawn = self._pushed = 0
+        self._waits_for_group = compat.speaks_before_text is False or not prefix
+        self._after_fill = False
+        self._final = False
+        self.wants_text, self.done, self.truncated = True, False, False
+
+    def _group(self) -> list[Item]:
+        group, self._text = self._text[: self._rule.text], self._text[self._rule.text :]
+        return [(Kind.TEXT, i) for i in group]
+
+    def push(self, token: int) -> None:
+        """One more token of text."""
+        self._text.append(token)
+        self._pushed += 1
+        while self._prompt and len(self._text) >= self._rule.text:
+            speech, self._prompt = self._prompt[: self._rule.speech], self._prompt[self._rule.speech :]
+            self._pending += [*self._group(), *((Kind.SPEECH, i) for i in speech)]
+            self._waits_for_group = False
+        if self._prompt or ((self._after_fill or self._waits_for_group) and len(self._text) < self._rule.text):
+            return
+        if self._after_fill:
+            self._pending = self._group()
+        elif self._waits_for_group:
+            self._pending += self._group()
+        self._after_fill = self._waits_for_group = self.wants_text = False
+
+    def end(self) -> None:
+        """No more text: what is left is fed at once, and speech goes on to its end."""
+        if self._after_fill and not self._compat.token_fed_twice:
+            self._pending = []
+        rest = [] if self._compat.unread_prompt_dropped else self._prompt
+        self._pending += [*((Kind.TEXT, i) for i in self._text), (Kind.TASK, 0), *((Kind.SPEECH, i) for i in rest)]
+        self._text, self._final, self.wants_text = [], True, False
+
+    def feed(self) -> tuple[tuple[Item, ...], Draw]:
+        """What to feed now, and how the next id comes about."""
+        if self._final:
+            return tuple(self._pending), Draw.FINAL
+        return tuple(self._pending), Draw.FORCED_FILL if self._drawn == self._next_fill else Draw.MIDDLE
+
+    def take(self, token: int) -> bool:
+        """The id that was drawn (the fill id where it was forced). True if it is sound. Raises SynthesisFailed for a
+        special id that has no business here."""
+        rule = self._rule
+        if token == rule.fill_id and not self._final:
+            self._next_fill = self._drawn + rule.speech + 1
+            self._after_fill = self.wants_text = True
+        elif token == rule.eos_id and self._final:
+            self.done = True
+        elif token >= rule.speech_tokens:
+            raise SynthesisFailed(f"the language model said {token}, which has no place here: try another seed")
+        else:
+            self._pending = [(Kind.SPEECH, token)]
+        self._drawn += 1
+        if self._final and not self._compat.endless_interleave and self._drawn >= rule.max_ratio * self._pushed:
+            self.truncated = not self.done
+            self.done = True
+        return token < rule.speech_tokens
