@@ -185,25 +185,24 @@ class Source(nn.Module):
 class Fourier(nn.Module):
     """Short-time Fourier transform and back as convolutions with fixed kernels: exact, and every back end has them."""
 
-    forward_kernel: Tensor
-    inverse_kernel: Tensor
-    window_square: Tensor
-
     def __init__(self, n_fft: int, hop: int) -> None:
         super().__init__()
-        self.n_fft, self.hop, bins = n_fft, hop, n_fft // 2 + 1
-        window = torch.hann_window(n_fft, periodic=True, dtype=torch.float64)
-        angle = torch.arange(bins)[:, None] * torch.arange(n_fft) * (2 * math.pi / n_fft)
-        basis = torch.cat([angle.double().cos(), -angle.double().sin()]) * window  # [2*bins, n_fft]
-        twice = torch.full([bins, 1], 2.0).index_fill_(0, torch.tensor([0, bins - 1]), 1.0).repeat(2, 1)
-        for name, kernel in (
-            ("forward_kernel", basis), ("inverse_kernel", basis * twice / n_fft), ("window_square", window[None] ** 2)
-        ):  # fmt: skip
-            self.register_buffer(name, kernel[:, None].float(), persistent=False)
+        self.n_fft, self.hop = n_fft, hop
+        self.forward_kernel = self.inverse_kernel = self.window_square = torch.zeros(0)  # by ``prepare``
+
+    def prepare(self, device: torch.device) -> None:
+        n, bins = self.n_fft, self.n_fft // 2 + 1
+        window = torch.hann_window(n, periodic=True, dtype=torch.float64)
+        angle = (torch.arange(bins)[:, None] * torch.arange(n)).double() * (2 * math.pi / n)
+        basis = torch.cat([angle.cos(), -angle.sin()])[:, None] * window  # [2*bins, 1, n_fft]
+        twice = torch.full([bins, 1, 1], 2.0).index_fill_(0, torch.tensor([0, bins - 1]), 1.0).repeat(2, 1, 1)
+        self.forward_kernel = basis.float().to(device)
+        self.inverse_kernel = (basis * twice / n).float().to(device)
+        self.window_square = (window[None, None] ** 2).float().to(device)
 
     def analyse(self, x: Tensor) -> Tensor:
         """``[B, 1, L] -> [B, 2*bins, L/hop + 1]``: real parts, then imaginary parts."""
-        return F.conv1d(F.pad(x, (self.n_fft // 2, self.n_fft // 2), mode="reflect"), self.forward_kernel, stride=self.hop)
+        return F.conv1d(F.pad(x, (self.n_fft // 2,) * 2, mode="reflect"), self.forward_kernel, stride=self.hop)
 
     def synthesise(self, magnitude: Tensor, phase: Tensor) -> Tensor:
         """``[B, bins, T]`` each to ``[B, (T-1)*hop]``."""
@@ -226,7 +225,7 @@ class HiftState:
 
 
 class Hift(nn.Module):
-    """The vocoder of either family. Call ``fold`` once the weights are loaded."""
+    """The vocoder of either family. Call ``prepare`` once the weights are loaded."""
 
     def __init__(self, dims: HiftDims, exact_phase: bool = True) -> None:
         super().__init__()
@@ -254,9 +253,10 @@ class Hift(nn.Module):
         self.conv_post = weight_norm(Conv(base >> len(rates), bins, 7, same(7, 1, causal)))
         self.f0_predictor = F0Predictor(dims)
 
-    def fold(self) -> Hift:
-        """Turn weight norm into plain weights; the causal pitch predictor goes to float64, on which the reference
-        relies. Afterwards the state dict no longer has the official names."""
+    def prepare(self) -> Hift:
+        """Once the weights are loaded: weight norm becomes plain weights, the causal pitch predictor float64, on which
+        the reference relies. Afterwards the state dict no longer has the official names."""
+        self.fourier.prepare(self.conv_post.bias.device)
         if self.dims.causal:
             self.f0_predictor.double()
         for module in list(self.modules()):

@@ -64,10 +64,6 @@ class _Decoder(nn.Module):
 class Flow(nn.Module):
     """CosyVoice2's (encoder and UNet) or CosyVoice3's (look-ahead and DiT) flow."""
 
-    times: Tensor
-    noise: Tensor
-    time_tables: Tensor
-
     def __init__(self, dims: FlowDims) -> None:
         super().__init__()
         self.dims = dims
@@ -82,9 +78,7 @@ class Flow(nn.Module):
         estimator = Unet(dims.unet) if dims.unet is not None else Dit(dims.dit)  # type: ignore[arg-type]
         self.decoder = _Decoder(estimator)
         self.chunk_frames = (dims.unet or dims.dit).chunk_frames  # type: ignore[union-attr]
-        self.register_buffer("times", solver_times(dims.steps), persistent=False)  # [steps, 2]
-        self.register_buffer("noise", torch.zeros(0), persistent=False)
-        self.register_buffer("time_tables", torch.zeros(0), persistent=False)
+        self.times = self.noise = self.time_tables = torch.zeros(0)  # by ``prepare``
 
     @property
     def estimator(self) -> Unet | Dit:
@@ -94,9 +88,10 @@ class Flow(nn.Module):
     def prepare(self, tokens: int) -> Flow:
         """Tabulate what depends on weights and constants only. Call once the weights are loaded; ``tokens`` is the
         longest sequence expected (longer ones extend the tables themselves)."""
-        weight = self.spk_embed_affine_layer.weight
-        self.noise = initial_noise(self.dims.mel).to(weight.device)
-        self.time_tables = self.estimator.tables(self.times[:, 0].to(weight.device))  # [steps, K, D]
+        device = self.spk_embed_affine_layer.weight.device
+        self.times = solver_times(self.dims.steps).to(device)  # [steps, 2]
+        self.noise = initial_noise(self.dims.mel).to(device)  # [NOISE_FRAMES, mel]
+        self.time_tables = self.estimator.tables(self.times[:, 0])  # [steps, K, D]
         if self.dims.encoder is not None:
             self.encoder.prepare(tokens)
         return self
