@@ -11,6 +11,7 @@ import re
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,7 @@ _DIGITS = re.compile(rf"\d{{{_MOST_DIGITS + 1},}}")
 _LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD_CHARS + 1},}}")
 _INNER_BREAK = re.compile(r"(?<=[^\w\s])(?=\w)")
 _LONG_PIECE = re.compile(rf"\S{{{_WORD_PIECE_CHARS}}}(?=\S)")
+_READ_NUMERALS = "½¼¾²³"
 _CLAUSE_MARKS = frozenset(",;:.!?—…")
 _STRESSES = frozenset("ˈˌ")
 _NO_SOUND = frozenset(' ;:,.!?—…"()“”ː↓→↗↘')
@@ -95,7 +97,7 @@ class Reader:
         words = _Words(spoken_words(segment))
         pending: Phrase | None = None
         for runs in _pieces(segment):
-            units = self._read_piece(runs)
+            units = self._read_safely(runs)
             said = False
             for phrase in self._phrases(units, words):
                 if pending is not None:
@@ -107,6 +109,18 @@ class Reader:
             yield Phrase(pending.ids, pending.marks, segment.boundary)
 
     # -- reading ------------------------------------------------------------------------------------------------------
+
+    def _read_safely(self, runs: Sequence[_Run]) -> list[_Unit]:
+        """The words of some runs of text. What the G2P cannot take is left out, so that one word does not silence the
+        rest: its dictionaries and rules are large, and nobody has read all of Unicode to them."""
+        try:
+            return self._read_piece(runs)
+        except Exception:
+            units: list[_Unit] = []
+            for alone in _single_words(runs):
+                with suppress(Exception):
+                    units += self._read_piece([alone])
+            return units
 
     def _read_piece(self, runs: Sequence[_Run]) -> list[_Unit]:
         """The words of some runs of text, with their phonemes. Raises what the G2P raises."""
@@ -310,6 +324,15 @@ def _runs(segment: Segment) -> Iterator[_Run]:
         yield _Run(text, begin)
 
 
+def _single_words(runs: Sequence[_Run]) -> Iterator[_Run]:
+    for run in runs:
+        if run.phonemes is not None:
+            yield run
+        else:
+            for word in re.finditer(r"\S+", run.text):
+                yield _Run(word.group(), run.start + word.start())
+
+
 def _bounded(text: str) -> str:
     """``text`` in a form whose reading takes bounded time: no word beyond 30 characters, no number without a name, no
     control or format characters. The G2P's own markup is not an issue: the reader never uses the entry that knows it.
@@ -323,4 +346,11 @@ def _harmless(char: str) -> str:
     category = unicodedata.category(char)
     if category == "Cf":  # joiners and direction marks lie within words
         return ""
-    return " " if category in ("Cc", "Cs") else char
+    if category in ("Cc", "Cs"):
+        return " "
+    if category in ("Nd", "No") and not char.isascii() and char not in _READ_NUMERALS:
+        # The G2P takes every digit of Unicode for a number, but counts in ASCII only.
+        return str(unicodedata.digit(char, " "))
+    if len(char.lower()) != 1:  # "İ": the G2P looks at lower-case letters one by one
+        return unicodedata.normalize("NFKD", char)[0]
+    return char

@@ -209,3 +209,22 @@ def test_the_work_between_two_phrases_is_bounded(text: str, hibari_model: Hibari
 
 def test_a_word_of_a_hundred_digits_is_spelled_out(hibari_model: HibariModel) -> None:
     assert "".join(Reading(hibari_model, plain("1" * 100)).lines).count("wˈʌn") == 100
+
+
+def test_a_word_that_the_g2p_trips_over_does_not_silence_the_others(hibari_model: HibariModel) -> None:
+    reader = hibari_model.reader
+
+    def normalise(text: str) -> str:
+        if "trap" in text:
+            raise IndexError("somewhere deep in the rules")
+        return text
+
+    fragile = Reader(reader.g2p, normalise, reader.make_token, reader.vocabulary)
+    text = "mind the trap here"
+    (phrase,) = (item for item in fragile.read(plain(text)) if item is not None)
+    assert [text[mark.start_char : mark.end_char] for mark in phrase.marks] == ["mind", "the", "here"]
+
+
+@pytest.mark.parametrize("text", ["¹A", "٣ apples", "x₂", "İstanbul", "①", "４２"])
+def test_letters_and_digits_of_other_scripts_are_read_like_ours(text: str, hibari_model: HibariModel) -> None:
+    assert Reading(hibari_model, plain(text)).phrases
