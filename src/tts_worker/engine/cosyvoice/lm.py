@@ -15,6 +15,11 @@ from tts_worker.engine.cosyvoice.dims import LmDims
 from tts_worker.engine.cosyvoice.kv import SlotPool
 
 
+def embedding(rows: int, dim: int) -> nn.Embedding:
+    """A table without initial values: they come from a file, and making them up would load half a compiler."""
+    return nn.Embedding(rows, dim, _weight=torch.empty(rows, dim))
+
+
 class RMSNorm(nn.Module):
     """Root mean square norm, computed in float32 whatever the weights are."""
 
@@ -101,7 +106,7 @@ class Qwen2(nn.Module):
 
     def __init__(self, cfg: LmDims) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(cfg.text_vocab, cfg.hidden_size)
+        self.embed_tokens = embedding(cfg.text_vocab, cfg.hidden_size)
         self.layers = nn.ModuleList(Layer(cfg, i) for i in range(cfg.layers))
         self.norm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
 
@@ -122,9 +127,9 @@ class SpeechLM(nn.Module):
         self.llm.model.lm_head = nn.Linear(cfg.hidden_size, cfg.text_vocab, bias=False)
         self.llm.model.lm_head.weight = self.llm.model.model.embed_tokens.weight  # tied; unused, but part of the official file
         self.llm_decoder = nn.Linear(cfg.hidden_size, cfg.speech_rows, bias=cfg.decoder_bias)
-        self.speech_embedding = nn.Embedding(cfg.speech_rows, cfg.hidden_size)
+        self.speech_embedding = embedding(cfg.speech_rows, cfg.hidden_size)
         if cfg.own_special_rows:
-            self.llm_embedding = nn.Embedding(2, cfg.hidden_size)
+            self.llm_embedding = embedding(2, cfg.hidden_size)
 
     @property
     def body(self) -> Qwen2:

@@ -6,13 +6,13 @@ It must not know files (bundle.py) nor what is said with the networks (pipeline.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.flow.model import Flow
 from tts_worker.engine.cosyvoice.hift import HashedNoise, Hift
@@ -20,17 +20,7 @@ from tts_worker.engine.cosyvoice.kv import SlotPool
 from tts_worker.engine.cosyvoice.lm import SpeechLM
 from tts_worker.errors import BundleError
 
-LM_HEAD = "llm.model.lm_head.weight"
 LARGEST_MEL, LEAST_SOUND = 100.0, 1e-6  # log magnitudes live in -12..5; a sound that never moves is no sound
-
-
-class Weights(Protocol):
-    """What is needed of a bundle."""
-
-    @property
-    def config(self) -> CosyVoiceConfig: ...
-
-    def load_weights(self, part: str) -> Mapping[str, Tensor]: ...
 
 
 _Network = TypeVar("_Network", bound=nn.Module)
@@ -56,7 +46,7 @@ class Networks:
     @classmethod
     def load(
         cls,
-        bundle: Weights,
+        bundle: Bundle,
         *,
         device: str | torch.device = "cpu",
         lm_dtype: torch.dtype = torch.float32,
@@ -65,14 +55,12 @@ class Networks:
         """Raises BundleError if the weights do not fit or make nonsense."""
         config, device = bundle.config, torch.device(device)
         with torch.device("meta"):  # no memory, no time for numbers that are thrown away
-            lm, flow, hift = SpeechLM(config.lm), Flow(config.flow), Hift(config.hift, not float32_phase)
-        weights = dict(bundle.load_weights("llm"))
-        weights.setdefault(LM_HEAD, weights["llm.model.model.embed_tokens.weight"])
-        lm = _fill(lm, weights, "the language model", device)
+            lm, flow = SpeechLM(config.lm), Flow(config.flow)
+        hift = Hift(config.hift, not float32_phase)
+        lm = _fill(lm, bundle.load_weights("llm", lm_dtype), "the language model", device)
         lm.llm.model.lm_head.weight = lm.body.embed_tokens.weight
-        lm = lm.to(lm_dtype)
-        flow = _fill(flow, {k: v.float() for k, v in bundle.load_weights("flow").items()}, "the flow", device)
-        hift = _fill(hift, {k: v.float() for k, v in bundle.load_weights("hift").items()}, "the vocoder", device)
+        flow = _fill(flow, bundle.load_weights("flow"), "the flow", device)
+        hift = _fill(hift, bundle.load_weights("hift"), "the vocoder", device)
         networks = cls(config, lm, flow.prepare(config.flow.chunk_tokens), hift.prepare())
         networks.check()
         return networks

@@ -21,6 +21,7 @@ from tts_worker.engine.cosyvoice.flow.dit import Dit
 from tts_worker.engine.cosyvoice.flow.encoder import Encoder, EncoderPast
 from tts_worker.engine.cosyvoice.flow.unet import Unet
 from tts_worker.engine.cosyvoice.kv import Memory, NoPast
+from tts_worker.engine.cosyvoice.lm import embedding
 
 NOISE_FRAMES = 15_000  # 300 s; the reference ends there, we begin again
 
@@ -67,7 +68,7 @@ class Flow(nn.Module):
     def __init__(self, dims: FlowDims) -> None:
         super().__init__()
         self.dims = dims
-        self.input_embedding = nn.Embedding(dims.vocab, dims.input_size)
+        self.input_embedding = embedding(dims.vocab, dims.input_size)
         self.spk_embed_affine_layer = nn.Linear(dims.spk_embed, dims.mel)
         self.front_sites = Sites()
         if dims.encoder is not None:
