@@ -1,0 +1,135 @@
+"""An official model directory: what is in it, where, and whether it can be served.
+
+    bundle = Bundle.open("CosyVoice2-0.5B")          # reads the YAML and config.json, no weights
+    bundle.config                                     # CosyVoiceConfig: every dimension, rate and id
+    bundle.load_weights("llm" | "flow" | "hift")      # dict[str, Tensor], current spelling, checked, float32 by default
+    bundle.validate()                                 # Report: everything missing, mis-shaped or damaged
+
+Owns file names and their fallbacks (``.safetensors`` beside ``.pt``, ``llm.rl``). It must not build a network.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tts_worker.engine.cosyvoice.config import V3, YAML_NAMES, CosyVoiceConfig
+from tts_worker.engine.cosyvoice.shapes import PARTS
+from tts_worker.engine.cosyvoice.weights import check_tensors, check_values, complete, normalise_keys
+from tts_worker.engine.tensor_files import read_tensors
+from tts_worker.errors import BundleError
+from tts_worker.voicepack.onnx_file import check_onnx
+from tts_worker.voicepack.report import Problem, Report
+
+TEXT_MODEL_DIR = "CosyVoice-BlankEN"
+MAX_TEXT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """``rl``: speak with ``llm.rl.pt``, the reinforcement-tuned language model of CosyVoice3."""
+
+    path: Path
+    config: CosyVoiceConfig
+    rl: bool = False
+
+    @classmethod
+    def open(cls, path: str | Path, *, rl: bool = False) -> Bundle:
+        """Raises BundleError naming the file and key: no such directory, no YAML, a YAML that does not make sense."""
+        path = Path(path)
+        if not path.is_dir():
+            raise BundleError(f"{path}: no such model directory; get one with: tts-worker voicepack pull")
+        name = next((name for name in YAML_NAMES if (path / name).is_file()), None)
+        if name is None:
+            raise BundleError(f"{path}: holds none of {', '.join(YAML_NAMES)}; not a CosyVoice model directory")
+        if name == "cosyvoice.yaml":
+            raise BundleError(f"{path / name}: CosyVoice-300M (v1) is not supported; use CosyVoice2 or CosyVoice3")
+        qwen_file = path / TEXT_MODEL_DIR / "config.json"
+        try:
+            qwen = json.loads(_read_text(qwen_file))
+        except (ValueError, RecursionError):
+            raise BundleError(f"{qwen_file}: is not valid JSON") from None
+        config = CosyVoiceConfig.from_files(_read_text(path / name), qwen, str(path / name))
+        if config.family != YAML_NAMES[name]:
+            raise BundleError(f"{path / name}: describes a {config.family} model; the file name says otherwise")
+        return cls(path, config, rl)
+
+    @property
+    def text_model_dir(self) -> Path:
+        """``vocab.json``, ``merges.txt``, ``tokenizer_config.json``, ``config.json``."""
+        return self.path / TEXT_MODEL_DIR
+
+    @property
+    def campplus(self) -> Path:
+        return self.path / "campplus.onnx"
+
+    @property
+    def speech_tokenizer(self) -> Path:
+        return self.path / f"speech_tokenizer_{'v3' if self.config.family == V3 else 'v2'}.onnx"
+
+    @property
+    def speaker_info(self) -> Path:
+        """Optional: speakers that the model was tuned for."""
+        return self.path / "spk2info.pt"
+
+    def weight_file(self, part: str) -> Path:
+        """``part``: ``llm``, ``flow`` or ``hift``; the safetensors form if it is there."""
+        stem = "llm.rl" if part == "llm" and self.rl else part
+        converted = self.path / f"{stem}.safetensors"
+        return converted if converted.is_file() else self.path / f"{stem}.pt"
+
+    def load_weights(self, part: str, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+        """Checked weights with exactly the keys of ``expected_shapes``, on the CPU, backed by the file where possible.
+
+        Raises BundleError if anything is missing, mis-shaped, not finite or of absurd size.
+        """
+        tensors, problems = self._read(part)
+        problems += check_values(tensors, self.weight_file(part).name)
+        Report(self.path, tuple(problems)).raise_if_bad()
+        return complete(part, tensors, self.config, dtype)
+
+    def validate(self, *, values: bool = True) -> Report:
+        """Look at every file that serving needs. ``values``: also read all weights, for NaN and nonsense."""
+        return Report(self.path, tuple(self._problems(values)))
+
+    def _problems(self, values: bool) -> Iterator[Problem]:
+        for part in PARTS:
+            try:
+                tensors, problems = self._read(part)
+            except BundleError as error:
+                yield Problem(self.weight_file(part).name, error.message)
+                continue
+            yield from problems
+            if values:
+                yield from check_values(tensors, self.weight_file(part).name)
+        for name in ("vocab.json", "merges.txt"):
+            if not (self.text_model_dir / name).is_file():
+                yield Problem(f"{TEXT_MODEL_DIR}/{name}", "is missing: no text can be read")
+        for file in (self.campplus, self.speech_tokenizer):
+            if problem := check_onnx(file):
+                # Stored voices speak without them.
+                yield Problem(file.name, f"{problem}: no voice can be added", fatal=file.exists())
+
+    def _read(self, part: str) -> tuple[dict[str, Tensor], list[Problem]]:
+        file = self.weight_file(part)
+        tensors = normalise_keys(part, read_tensors(file), str(file))
+        return tensors, check_tensors(self.config, part, tensors, file.name)
+
+
+def _read_text(file: Path) -> str:
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(MAX_TEXT_BYTES + 1)
+        text = raw.decode("utf-8")
+    except FileNotFoundError:
+        raise BundleError(f"{file}: is missing") from None
+    except (OSError, UnicodeDecodeError):
+        raise BundleError(f"{file}: is not a readable UTF-8 text") from None
+    if len(raw) > MAX_TEXT_BYTES:
+        raise BundleError(f"{file}: is larger than {MAX_TEXT_BYTES} bytes; that is no configuration")
+    return text
