@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
-from tts_worker.engine.cosyvoice.dims import HiftDims
+from tts_worker.engine.cosyvoice.dims import FlowDims, HiftDims
+from tts_worker.engine.cosyvoice.flow.model import NOISE_FRAMES
 from tts_worker.engine.cosyvoice.sample import mix, uniform
 
 HISTORY_FRAMES = 24  # frames of past that a window needs: beyond 22 nothing changes (8e-7)
@@ -64,6 +65,27 @@ class DefaultGeneratorNoise:
         noise = torch.empty(1, harmonics, samples).transpose(1, 2).normal_()
         torch.randn(1, samples, 1)  # never used either
         return noise
+
+
+class NaturalNoise:
+    """The noise that the reference's CosyVoice3 happens to have: what is left of torch's stream with seed 0 after it drew
+    the flow's initial noise, the first flow layers and the pitch predictor. Grows as more is asked for."""
+
+    def __init__(self, flow: FlowDims, hift: HiftDims) -> None:
+        self._flow, self._hift, self._buffer = flow, hift, torch.zeros(0, hift.nb_harmonics + 1)
+
+    def __call__(self, start: Tensor, samples: int, harmonics: int) -> Tensor:
+        needed = int(start.max()) + samples
+        if needed > len(self._buffer):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                torch.randn(1, self._flow.mel, NOISE_FRAMES)
+                nn.Embedding(self._flow.vocab, self._flow.input_size)
+                nn.Linear(self._flow.spk_embed, self._flow.mel)
+                F0Predictor(self._hift)
+                torch.rand(1, harmonics)
+                self._buffer = torch.rand(max(needed, 2 * len(self._buffer), 4096), harmonics)
+        return GivenNoise(self._buffer)(start, samples, harmonics)
 
 
 class Conv(nn.Conv1d):

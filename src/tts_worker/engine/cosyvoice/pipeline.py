@@ -1,0 +1,311 @@
+"""The offline path: one utterance at a time, from ids (or text) to sound, in every mode, whole or chunk by chunk.
+
+The plain way to use the networks, and under ``Compat.reference()`` the reference's numbers. Serving many callers at
+once is the streaming engine's work. It must not know sessions, transports or files.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tts_worker.engine.cosyvoice.chunks import (
+    Chunk,
+    Draw,
+    GridPlan,
+    Hop,
+    Interleave,
+    InterleaveRule,
+    Item,
+    Kind,
+    ReferencePlan,
+)
+from tts_worker.engine.cosyvoice.compat import SILENT_TOKENS, Compat, SilenceFilter
+from tts_worker.engine.cosyvoice.hift import (
+    DefaultGeneratorNoise,
+    FadeState,
+    HashedNoise,
+    NaturalNoise,
+    Noise,
+    reference_fade,
+)
+from tts_worker.engine.cosyvoice.kv import SlotPool
+from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.sample import DrawState, draw, reference_draw
+from tts_worker.errors import InvalidRequest
+
+LEAST_RATIO, MOST_RATIO = 2, 20  # speech tokens per text token
+INTERLEAVED_TOKENS = 4096  # longest interleaved sequence, text and speech together
+MAX_SEED = 1 << 63
+
+
+@dataclass(frozen=True)
+class Request:
+    """What an utterance is made from. Ids as tuples; ``prompt_mel [P, mel]`` and ``embedding [spk_embed]`` float32."""
+
+    text: tuple[int, ...]
+    embedding: Tensor
+    prompt_text: tuple[int, ...] = ()
+    lm_prompt: tuple[int, ...] = ()  # speech of the prompt, for the language model
+    flow_prompt: tuple[int, ...] = ()  # the same for the flow, with its mel
+    prompt_mel: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+
+
+@dataclass(frozen=True)
+class AudioChunk:
+    """Sound ``samples [n]`` (float32, -1..1) made from generated tokens ``[first_token, end_token)``; ``flow_tokens``
+    went into the flow for it, ``frames`` came out. ``truncated``: the speech ended before the text did."""
+
+    index: int
+    samples: Tensor
+    start_sample: int
+    first_token: int
+    end_token: int
+    flow_tokens: int
+    frames: int
+    chunked: bool
+    final: bool
+    truncated: bool
+    stages_ms: tuple[tuple[str, float], ...]
+    mel: Tensor  # [mel, frames] all that the flow returned after the prompt
+
+
+Progress = Callable[[int, int], None]
+"""Called with the speech tokens and the samples made so far."""
+
+
+class Decoding:
+    """One utterance in the language model: feeds, draws, remembers. ``truncated`` once a limit ended it."""
+
+    def __init__(self, networks: Networks, compat: Compat, seed: int, capacity: int) -> None:
+        lm, dims, rule = networks.lm, networks.config.lm, networks.config.sampling
+        weight = lm.llm_decoder.weight
+        self._lm, self._dims, self._compat, self._rule = lm, dims, compat, rule
+        self._pool = SlotPool(
+            dims.layers, 1, dims.kv_heads, capacity, dims.head_dim, dtype=weight.dtype, device=weight.device
+        )  # fmt: skip
+        self._slot = torch.zeros(1, dtype=torch.long, device=weight.device)
+        self._draws = DrawState(1, rule, weight.device)
+        self._draws.start(self._slot, torch.tensor([seed % MAX_SEED], device=weight.device))
+        self._ids = torch.arange(dims.speech_rows, device=weight.device)[None]  # [1, V]
+        self._length, self._history, self.truncated = 0, list[int](), False
+
+    def embed(self, items: Iterable[Item]) -> Tensor:
+        """Inputs to vectors ``[1, T, D]``."""
+        device, rows = self._ids.device, []
+        for kind, i in items:
+            if kind in (Kind.SOS, Kind.TASK):
+                rows.append(self._lm.embed_special(self._dims.sos_row if kind is Kind.SOS else self._dims.task_row))
+            else:
+                table = self._lm.embed_text if kind is Kind.TEXT else self._lm.embed_speech
+                rows.append(table(torch.tensor([i], device=device)))
+        return torch.cat(rows)[None]
+
+    def feed(self, items: Sequence[Item]) -> Tensor:
+        """Feed ``items``; scores for what follows ``[1, V]``."""
+        self._length += len(items)
+        count = torch.tensor([len(items)], device=self._slot.device)
+        return self._lm(self.embed(items), count, self._slot, self._pool, self._length)
+
+    def draw(self, scores: Tensor, special: int | None) -> int:
+        """The next id: speech, or ``special`` (the end or a fill id) where it may come."""
+        speech = self._ids < self._dims.speech_tokens
+        allowed = speech if special is None else speech | (self._ids == special)
+        if not self._compat.torch_draws:
+            token = int(draw(scores, allowed, self._draws, self._slot))
+        else:
+            row = scores[0].cpu().clone()
+            if not self._compat.eos_masked_by_wrong_id:
+                row[~allowed[0].cpu()] = -torch.inf
+            elif special != self._dims.eos_id:  # where no end may come, the reference masks the first special id
+                row[self._dims.speech_tokens] = -torch.inf
+            token = reference_draw(row, self._history, self._rule)
+        self.record(token)
+        return token
+
+    def record(self, token: int) -> None:
+        """``token`` is the newest of the history."""
+        self._history.append(token)
+        self._draws.record(self._slot, torch.tensor([token], device=self._slot.device))
+
+    @torch.inference_mode()
+    def plain(self, request: Request) -> Iterator[int]:
+        """Speech tokens of text that is known in full."""
+        items: list[Item] = [(Kind.SOS, 0), *((Kind.TEXT, i) for i in (*request.prompt_text, *request.text))]
+        items += [(Kind.TASK, 0), *((Kind.SPEECH, i) for i in request.lm_prompt)]
+        for step in range(MOST_RATIO * len(request.text)):
+            may_end = step >= LEAST_RATIO * len(request.text)
+            token = self.draw(self.feed(items), self._dims.eos_id if may_end else None)
+            if token >= self._dims.speech_tokens:
+                return
+            yield token
+            items = [(Kind.SPEECH, token)]
+        self.truncated = True
+
+    @torch.inference_mode()
+    def interleaved(self, machine: Interleave, text: Iterator[int]) -> Iterator[int]:
+        """Speech tokens of text that is still being written. Raises SynthesisFailed where the reference does."""
+        while not machine.done:
+            if machine.wants_text:
+                token = next(text, None)
+                machine.end() if token is None else machine.push(token)
+                continue
+            items, how = machine.feed()
+            if self._length + len(items) > self._pool.max_tokens:
+                self.truncated = True
+                return
+            scores = self.feed(items)
+            if how is Draw.FORCED_FILL:
+                token = self._dims.fill_id
+                self.record(token)
+            else:
+                token = self.draw(scores, self._dims.fill_id if how is Draw.MIDDLE else self._dims.eos_id)
+            if machine.take(token):
+                yield token
+        self.truncated = machine.truncated
+
+
+class OfflinePipeline:
+    """Speaks requests with the networks of one model directory."""
+
+    def __init__(self, networks: Networks, compat: Compat | None = None, noise: Noise | None = None) -> None:
+        """``noise`` replaces the vocoder's noise in every utterance (parity sets it to silence)."""
+        self.networks, self.compat, self._noise = networks, compat or Compat(), noise
+        self._hop = Hop(networks.config.flow.chunk_tokens)
+
+    def interleave(self, request: Request, prefix_end: int | None) -> Interleave:
+        """The order of feeds for ``request``, whose text comes later. ``prefix_end``: the text id that ends CosyVoice3's
+        instruction. Raises InvalidRequest if it is not in the prompt text."""
+        dims, prompt = self.networks.config.lm, request.prompt_text
+        cut = 0
+        if prefix_end is not None:
+            if prefix_end not in prompt:
+                raise InvalidRequest("CosyVoice3 needs <|endofprompt|> in the prompt text")
+            cut = prompt.index(prefix_end) + 1
+        text, speech = self.networks.config.mix_ratio
+        rule = InterleaveRule(dims.speech_tokens, dims.fill_id, dims.eos_id, text, speech, MOST_RATIO)
+        return Interleave(rule, prompt[:cut], prompt[cut:], request.lm_prompt, self.compat)
+
+    def speak(
+        self,
+        request: Request,
+        *,
+        text: tuple[Interleave, Iterator[int]] | None = None,
+        seed: int = 0,
+        stream: bool = False,
+        speed: float = 1.0,
+        progress: Progress | None = None,
+    ) -> Iterator[AudioChunk]:
+        """Text to sound. ``text``: the order of feeds and the ids as they come, instead of ``request.text``."""
+        if text is None:
+            given = len(request.prompt_text) + len(request.lm_prompt) + (1 + MOST_RATIO) * len(request.text) + 2
+            decoding = Decoding(self.networks, self.compat, seed, given)
+            tokens = decoding.plain(request)
+        else:
+            decoding = Decoding(self.networks, self.compat, seed, INTERLEAVED_TOKENS)
+            tokens = decoding.interleaved(*text)
+        silence = SilenceFilter(SILENT_TOKENS[self.networks.config.family], self.compat.silence_limit_tokens)
+        voiced = (token for token in tokens if silence.keeps(token))
+        yield from self.sound(
+            request, voiced, seed=seed, stream=stream, speed=speed, progress=progress, truncated=lambda: decoding.truncated
+        )
+
+    def sound(
+        self,
+        request: Request,
+        tokens: Iterable[int],
+        *,
+        seed: int = 0,
+        stream: bool = False,
+        speed: float = 1.0,
+        progress: Progress | None = None,
+        truncated: Callable[[], bool] = lambda: False,
+    ) -> Iterator[AudioChunk]:
+        """Speech tokens to sound (of a recording: voice conversion). Nothing comes of no tokens."""
+        if stream and speed != 1.0:
+            raise InvalidRequest("speed needs the whole utterance: switch streaming off")
+        if not 0.1 <= speed <= 10:
+            raise InvalidRequest("speed must be between 0.1 and 10")
+        flow = self.networks.config.flow
+        vocode = self._vocoder(seed, stream, speed)
+        source, heard, ended, index, samples = iter(tokens), list[int](), False, 0, 0
+        plan: GridPlan | ReferencePlan = GridPlan(len(request.flow_prompt), flow.chunk_tokens, flow.lookahead_tokens)
+        if self.compat.growing_hop:
+            hop = self._hop if self.compat.hop_shared_by_requests else Hop(flow.chunk_tokens)
+            plan = ReferencePlan(len(request.flow_prompt), hop, flow.lookahead_tokens)
+        began = time.perf_counter()
+        while True:
+            if stream:
+                chunk = plan.next(len(heard), ended)
+            else:
+                chunk = Chunk(0, len(heard), len(heard), True) if ended else None
+            if chunk is None:
+                token = next(source, None)
+                ended = token is None
+                if token is not None:
+                    heard.append(token)
+                continue
+            if chunk.begin == chunk.end:
+                return
+            decoded = time.perf_counter()
+            chunked = stream and not (chunk.final and self.compat.full_mask_in_last_chunk)
+            mel = self._mel(request, heard[: chunk.known], chunk.final, chunked)
+            flowed = time.perf_counter()
+            audio = vocode(mel[:, :, chunk.begin * flow.frames_per_token :], chunk.final)[0].cpu()
+            done = time.perf_counter()
+            stages = (("lm", decoded - began), ("flow", flowed - decoded), ("vocoder", done - flowed))
+            yield AudioChunk(
+                index, audio, samples, chunk.begin, chunk.end, chunk.known, mel.shape[2], chunked, chunk.final,
+                chunk.final and truncated(), tuple((name, s * 1000) for name, s in stages), mel[0],
+            )  # fmt: skip
+            index, samples, began = index + 1, samples + len(audio), time.perf_counter()
+            if progress is not None:
+                progress(len(heard), samples)
+            if chunk.final:
+                return
+
+    def _mel(self, request: Request, heard: list[int], final: bool, chunked: bool) -> Tensor:
+        """Mel of all of ``heard``, without the prompt: ``[1, mel, T]``."""
+        flow = self.networks.flow
+        device, ratio = flow.noise.device, flow.dims.frames_per_token
+        prompt = request.prompt_mel.reshape(1, -1, flow.dims.mel).to(device)
+        if not self.compat.vc_prompt_uncut:
+            prompt = prompt[:, : len(request.flow_prompt) * ratio]
+        tokens = torch.tensor([[*request.flow_prompt, *heard]], device=device)
+        lengths, frames = (torch.tensor([x.shape[1]], device=device) for x in (tokens, prompt))
+        spk = flow.speaker(request.embedding.reshape(1, -1).to(device))
+        mel = flow.mel(tokens, lengths, prompt, frames, spk, chunked=chunked, final=final)
+        return mel[:, prompt.shape[1] :].transpose(1, 2)
+
+    def _vocoder(self, seed: int, stream: bool, speed: float) -> Callable[[Tensor, bool], Tensor]:
+        """Mel ``[1, mel, T]`` (and whether it is the last) to sound ``[1, n]``, with a memory of its own."""
+        hift, config = self.networks.hift, self.networks.config
+        device = self.networks.flow.noise.device
+        noise = self._noise or HashedNoise(torch.tensor([seed % MAX_SEED], device=device), not config.hift.causal)
+        if self._noise is None and self.compat.torch_draws:
+            noise = NaturalNoise(config.flow, config.hift) if config.hift.causal else DefaultGeneratorNoise()
+        if not stream:
+
+            def whole(mel: Tensor, final: bool) -> Tensor:
+                if speed != 1.0:
+                    mel = F.interpolate(mel, size=int(mel.shape[2] / speed), mode="linear")
+                return hift(mel, noise)[0]
+
+            return whole
+        state = hift.start(1, device)
+        fade: FadeState | None = None
+
+        def chunk(mel: Tensor, final: bool) -> Tensor:
+            nonlocal state, fade
+            if self.compat.loud_cross_fade and not config.hift.causal:
+                sound, fade = reference_fade(hift, mel, fade, noise, final)
+            else:
+                sound, state = hift.stream(mel, state, noise, final)
+            return sound
+
+        return chunk
