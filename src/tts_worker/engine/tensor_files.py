@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -54,8 +55,10 @@ def read_pickled(path: Path) -> Any:
     """What ``torch.save`` wrote, as far as it is tensors and plain containers. Code in the file is refused, not run."""
     _must_be_file(path)
     try:
-        # mmap works on the zip format only, which is what torch has written since 1.6.
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's advice is for whoever wrote the file
+            # mmap works on the zip format only, which is what torch has written since 1.6.
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError:
         raise BundleError(
             f"{path}: holds code or objects that are not tensors, or is not a PyTorch file; it was not run. "

@@ -1,0 +1,78 @@
+"""Copies of the tiny bundles that a test may damage."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
+
+DATA = Path(__file__).parents[2] / "data" / "cosyvoice"
+FAMILIES = ("cosyvoice2", "cosyvoice3")
+GOLDEN = {"cosyvoice2": DATA / "golden" / "v2", "cosyvoice3": DATA / "golden" / "v3"}
+
+
+def tiny(family: str) -> Path:
+    return DATA / f"{family}-tiny"
+
+
+def copy_of(family: str, target: Path) -> Path:
+    """A tiny bundle that may be changed."""
+    return Path(shutil.copytree(tiny(family), target / family))
+
+
+def yaml_of(family: str) -> str:
+    return (tiny(family) / f"{family}.yaml").read_text("utf-8")
+
+
+def qwen_of(family: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((tiny(family) / "CosyVoice-BlankEN" / "config.json").read_text("utf-8"))
+    return loaded
+
+
+def fullsize() -> dict[str, Any]:
+    """Keys and shapes of the official models, ``cosyvoice2/flow`` and so on, and the text model's ``config.json``."""
+    loaded: dict[str, Any] = json.loads((DATA / "fullsize_keys.json").read_text("utf-8"))
+    return loaded
+
+
+OFFICIAL_SIZES = {
+    "cosyvoice2": [
+        ("llm_input_size: 32", "llm_input_size: 896"),
+        ("llm_output_size: 32", "llm_output_size: 896"),
+        ("input_size: 48", "input_size: 512"),
+        ("output_size: 48", "output_size: 512"),
+        ("attention_heads: 4", "attention_heads: 8"),
+        ("linear_units: 96", "linear_units: 2048"),
+        ("num_blocks: 2", "num_blocks: 6"),
+        ("channels: [32]", "channels: [256]"),
+        ("attention_head_dim: 16", "attention_head_dim: 64"),
+        ("n_blocks: 1", "n_blocks: 4"),
+        ("num_mid_blocks: 2", "num_mid_blocks: 12"),
+        ("num_heads: 2", "num_heads: 8"),
+        ("base_channels: 32", "base_channels: 512"),
+        ("cond_channels: 16", "cond_channels: 512"),
+    ],
+    "cosyvoice3": [
+        ("llm_input_size: 32", "llm_input_size: 896"),
+        ("llm_output_size: 32", "llm_output_size: 896"),
+        ("        channels: 64", "        channels: 1024"),
+        ("dim: 64", "dim: 1024"),
+        ("depth: 3", "depth: 22"),
+        ("heads: 4", "heads: 16"),
+        ("dim_head: 16", "dim_head: 64"),
+        ("base_channels: 32", "base_channels: 512"),
+        ("cond_channels: 16", "cond_channels: 512"),
+    ],
+}
+"""What the official YAML files say where the tiny ones differ."""
+
+
+def official_config(family: str) -> CosyVoiceConfig:
+    text = yaml_of(family)
+    for tiny_text, official_text in OFFICIAL_SIZES[family]:
+        assert tiny_text in text, tiny_text
+        text = text.replace(tiny_text, official_text)
+    return CosyVoiceConfig.from_files(text, fullsize()[f"{family}/qwen_config"], f"{family}.yaml")

@@ -1,0 +1,141 @@
+"""The configuration comes from the files alone, in every spelling they were published in, and impossible ones stop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.unit.cosyvoice.bundles import FAMILIES, fullsize, official_config, qwen_of, tiny, yaml_of
+from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
+from tts_worker.engine.cosyvoice.shapes import PARTS, expected_shapes
+from tts_worker.errors import BundleError
+
+
+def config_of(family: str, *changes: tuple[str, str]) -> CosyVoiceConfig:
+    text = yaml_of(family)
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new)
+    return CosyVoiceConfig.from_files(text, qwen_of(family), "model.yaml")
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_official_dimensions_ask_for_the_official_keys_and_shapes(family: str, part: str) -> None:
+    expected = expected_shapes(official_config(family), part)
+
+    assert {key: list(shape) for key, shape in expected.items()} == fullsize()[f"{family}/{part}"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tiny_dimensions_ask_for_the_tiny_keys_and_shapes(family: str, part: str) -> None:
+    saved = torch.load(tiny(family) / f"{part}.pt", weights_only=True)
+
+    assert expected_shapes(config_of(family), part) == {key: tuple(value.shape) for key, value in saved.items()}
+
+
+def test_families_differ_where_the_reference_does() -> None:
+    v2, v3 = config_of("cosyvoice2"), config_of("cosyvoice3")
+
+    assert (v2.lm.eos_id, v2.lm.fill_id, v2.lm.speech_rows, v2.lm.sos_row, v2.lm.task_row) == (6561, 6563, 6564, 0, 1)
+    assert (v3.lm.eos_id, v3.lm.fill_id, v3.lm.speech_rows) == (6562, 6564, 6761)
+    assert (v3.lm.sos_row, v3.lm.task_row) == (6561, 6563)
+    assert (v2.mel.fmax_hz, v3.mel.fmax_hz) == (8000, None)
+    assert (v2.tokenizer_version, v3.tokenizer_version) == ("cosyvoice2", "cosyvoice3")
+    assert v2.token_samples == v3.token_samples == 960
+    assert v2.flow.dit is None
+    assert v3.flow.unet is None
+
+
+def test_the_older_cosyvoice2_yaml_means_the_same_network() -> None:
+    older = config_of(
+        "cosyvoice2",
+        ("qwen_pretrain_path", "model_path"),
+        ("chunk_size: 25\nnum_decoding_left_chunks: -1\n", ""),
+        ("            static_chunk_size: !ref <chunk_size> * <token_mel_ratio>\n", ""),
+        ("            num_decoding_left_chunks: !ref <num_decoding_left_chunks>\n", ""),
+        ("        static_chunk_size: !ref <chunk_size>\n", "        use_dynamic_chunk: True\n"),
+        ("CausalConditionalDecoder\n", "ConditionalDecoder\n            causal: True\n"),
+    )
+    newer = config_of("cosyvoice2")
+
+    assert newer.flow.encoder
+    assert newer.flow.encoder.chunk_tokens == 25
+    assert older == replace(newer, flow=replace(newer.flow, encoder=replace(newer.flow.encoder, chunk_tokens=0)))
+
+
+def test_training_sections_are_ignored() -> None:
+    training = "hifigan: !new:a.b.HiFiGan\n    generator: !ref <hift>\ntrain_conf: {lr: 1e-5}\ndata: [!ref <hift>,\n]\n"
+
+    assert config_of("cosyvoice3", ("allowed_special: 'all'\n", training)) == config_of("cosyvoice3")
+
+
+@pytest.mark.parametrize(
+    ("family", "old", "new", "complaint"),
+    [
+        ("cosyvoice2", "!new:cosyvoice.llm.llm.Qwen2LM", "!new:os.system", "llm: is the class 'system'"),
+        ("cosyvoice2", "!new:cosyvoice.llm.llm.Qwen2LM", "!apply:os.system", "llm: is the class 'system'"),
+        ("cosyvoice2", "!new:cosyvoice.llm.llm.Qwen2LM", "", "llm: is a plain mapping"),
+        ("cosyvoice2", "llm.Qwen2LM", "llm.TransformerLM", "supported here: Qwen2LM, CosyVoice3LM"),
+        ("cosyvoice2", "CausalMaskedDiffWithXvec", "CausalMaskedDiffWithDiT", "flow: is the class"),
+        ("cosyvoice3", "CausalHiFTGenerator", "HiFTGenerator", "hift: is the class"),
+        ("cosyvoice3", "ras_sampling", "nucleus_sampling", "llm.sampling: is the class"),
+        ("cosyvoice2", "CausalConditionalDecoder", "ConditionalDecoder", "estimator.causal: must be True"),
+        ("cosyvoice2", "channels: [32]", "channels: [32, 32]", "flow.decoder.estimator.channels"),
+        ("cosyvoice2", "output_size: 48", "output_size: many", "flow.encoder.output_size: must be a whole number"),
+        (
+            "cosyvoice2",
+            "output_size: 48",
+            "output_size: 99999999999",
+            "flow.encoder.output_size: must be a whole number",
+        ),
+        ("cosyvoice2", "attention_heads: 4", "attention_heads: 5", "attention_heads: does not divide"),
+        ("cosyvoice2", "llm_input_size: 32", "llm_input_size: 64", "llm.llm_input_size: is not hidden_size"),
+        ("cosyvoice2", "upsample_rates: [8, 5, 3]", "upsample_rates: [8, 5, 4]", "640 samples per frame"),
+        ("cosyvoice2", "upsample_rates: [8, 5, 3]", "upsample_rates: [8, 5]", "as many entries as upsample_rates"),
+        ("cosyvoice2", "token_frame_rate: 25", "token_frame_rate: 50", "token_frame_rate: times"),
+        ("cosyvoice2", "num_mels: 80", "num_mels: 100", "flow.output_size: differs"),
+        ("cosyvoice3", "    inference_cfg_rate: 0.7", "    inference_cfg_rate: much", "must be a number"),
+        ("cosyvoice3", "inference_cfg_rate: 0.7", "inference_cfg_rate: .nan", "must be a number"),
+        ("cosyvoice3", "t_scheduler: 'cosine'", "t_scheduler: 'linear'", "t_scheduler: must be one of: cosine"),
+        ("cosyvoice3", "mix_ratio: [5, 15]", "mix_ratio: [5]", "mix_ratio: must be two numbers"),
+        ("cosyvoice3", "version: cosyvoice3", "version: cosyvoice9", "get_tokenizer.version: must be one of"),
+        ("cosyvoice3", "    estimator:", "    elsewhere:", "flow.decoder.estimator: is missing"),
+    ],
+)
+def test_what_cannot_be_is_named_by_key(family: str, old: str, new: str, complaint: str) -> None:
+    with pytest.raises(BundleError) as raised:
+        config_of(family, (old, new))
+
+    assert complaint in raised.value.message
+    assert "model.yaml" in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "complaint"),
+    [
+        ("hidden_size", None, "hidden_size: is missing"),
+        ("hidden_size", "32", "must be a whole number"),
+        ("num_attention_heads", 5, "does not divide hidden_size"),
+        ("hidden_act", "gelu", "must be one of: silu"),
+        ("vocab_size", True, "must be a whole number"),
+        ("rope_theta", [], "must be a number"),
+    ],
+)
+def test_the_text_model_is_checked_too(key: str, value: object, complaint: str) -> None:
+    qwen = {**qwen_of("cosyvoice2"), key: value}
+
+    with pytest.raises(BundleError, match=f"config.json.*{complaint}"):
+        CosyVoiceConfig.from_files(yaml_of("cosyvoice2"), qwen, "model.yaml")
+
+
+def test_newer_transformers_nest_the_rotary_base() -> None:
+    qwen = qwen_of("cosyvoice2")
+    qwen["rope_parameters"] = {"rope_theta": qwen.pop("rope_theta"), "rope_type": "default"}
+
+    nested = CosyVoiceConfig.from_files(yaml_of("cosyvoice2"), qwen, "model.yaml")
+
+    assert nested == config_of("cosyvoice2")
