@@ -138,19 +138,14 @@ def _word_times(
     """
     ends = np.cumsum(spectra.duration_frames) * FRAME_SAMPLES
     lead = round(_SOUND_LEAD_SAMPLES / speed)
-    audible = np.flatnonzero(loud)
     times: list[WordTiming] = []
-    for index, mark in enumerate(phrase.marks):
+    for mark in phrase.marks:
         first = (int(ends[mark.first - 1]) - lead) // FRAME_SAMPLES
         last = (int(ends[max(mark.first, mark.last) - 1]) - lead) // FRAME_SAMPLES
         first, last = max(0, first), max(0, last)
         heard = np.flatnonzero(loud[first:last])
         if len(heard):
             first, last = _onset(loud, first + int(heard[0])), first + int(heard[-1]) + 1
-        if len(audible) and index == 0:
-            first = int(audible[0])  # a first consonant may sound well before its place
-        if len(audible) and index == len(phrase.marks) - 1:
-            last = int(audible[-1]) + 1
         earliest = times[-1].end_sample if times else 0
         start_sample = max(earliest, min(first * FRAME_SAMPLES, end) - begin)
         end_sample = max(start_sample, min(last * FRAME_SAMPLES, end) - begin)

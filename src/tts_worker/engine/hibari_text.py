@@ -28,7 +28,6 @@ _PAD_ID = 0
 _LONGEST_WORD_CHARS = 30  # the G2P's time grows with the cube of what stands without a space
 _WORD_PIECE_CHARS = 24
 _MOST_DIGITS = 15  # longer numbers are read digit by digit; the G2P has no names for them
-_MAX_SPAN_PHONEMES = 120
 
 _DIGITS = re.compile(rf"\d{{{_MOST_DIGITS + 1},}}")
 _LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD_CHARS + 1},}}")
@@ -129,7 +128,7 @@ class Reader:
         glued = False  # the last chunk goes on: no space has come since
         for run in runs:
             if run.phonemes is not None:
-                token = self.make_token(run.text, "NN", "", phonemes=run.phonemes[:_MAX_SPAN_PHONEMES], rating=5)
+                token = self.make_token(run.text, "NN", "", phonemes=run.phonemes, rating=5)
                 fresh, ranges = [token], [(run.start, run.start + len(run.text))]
                 opens = glued
             else:

@@ -51,6 +51,13 @@ def test_a_tone_keeps_its_pitch_and_level(target_hz: int) -> None:
     assert np.max(np.abs(out[middle] - expected[: len(out)][middle])) < 0.001
 
 
+@pytest.mark.parametrize("target_hz", [rate for rate in RATES if rate != 24_000])
+def test_a_constant_stays_one(target_hz: int) -> None:
+    """Phases of unequal weight would be heard as a whine."""
+    out = np.frombuffer(resample(np.full(4800, 20_000, "<i2").tobytes(), 24_000, target_hz, []), "<i2")
+    assert set(out[len(out) // 4 : len(out) * 3 // 4]) == {20_000}
+
+
 def test_what_the_target_cannot_hold_is_removed_not_folded() -> None:
     out = to_float(resample(sine(7000, 24_000), 24_000, 8_000, []))
     middle = out[len(out) // 4 : len(out) * 3 // 4]

@@ -164,9 +164,20 @@ def test_a_silent_segment_does_not_add_its_pause_to_the_other(hibari_model: Hiba
     assert longer.samples == pytest.approx(plain.samples, abs=20 * MS)
 
 
+def test_pauses_inside_a_segment_that_is_said_in_several_phrases(hibari_model: HibariModel) -> None:
+    """Where the network cannot say it at once, the cut sounds like the punctuation that it follows."""
+    part = "the committee will publish its report on the new bridges and the old roads before the end of this long year"
+    heard = speak(hibari_model, (f"{part}, {part}. {part}", Boundary.END))
+    first_words = [word for word in heard.words if word.start_char in (len(part) + 2, 2 * len(part) + 4)]
+    gaps = quiet_stretches(heard.pcm, 80)
+    clause, sentence = (max(b - a for a, b in gaps if abs(b - word.start_sample) < 40 * MS) for word in first_words)
+    assert clause == pytest.approx(120 * MS, abs=30 * MS)
+    assert sentence == pytest.approx(280 * MS, abs=30 * MS)
+
+
 def test_it_begins_at_once(hibari_model: HibariModel) -> None:
-    for text in ("Hello.", "Fine.", "Shall we?", "🙂 So be it."):
-        heard = speak(hibari_model, (text, Boundary.END))
+    for parts in (("Hello.",), ("Fine.",), ("Shall we?",), ("🙂 So be it.",), ("🙂.", " Very well.")):
+        heard = speak(hibari_model, *((text, Boundary.SENTENCE) for text in parts))
         found = speech_range(to_float(heard.pcm), TrimOptions(threshold_dbfs=-45, pre_roll_ms=0))
         assert found is not None
         assert found[0] <= 60 * MS
