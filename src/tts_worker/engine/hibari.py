@@ -18,7 +18,7 @@ import numpy as np
 from tts_worker.audio.pcm import silence, to_pcm
 from tts_worker.engine.hibari_model import HibariModel
 from tts_worker.engine.hibari_speech import POST_ROLL_SAMPLES, PRE_ROLL_SAMPLES, Speech
-from tts_worker.engine.hibari_text import Phrase
+from tts_worker.engine.hibari_text import MAX_PHONEMES, Phrase
 from tts_worker.engine.outlet import Outlet
 from tts_worker.engine.schedule import Job, pick
 from tts_worker.errors import (
@@ -289,7 +289,9 @@ class HibariEngine:
         """Find the next phrase, in one bounded piece of text."""
         if utterance.reading is None:
             utterance.segment = utterance.segments.popleft()
-            utterance.reading = self._model.reader.read(utterance.segment)
+            # Slow speech is long speech: fewer phonemes take the network as much time.
+            most_phonemes = round(MAX_PHONEMES * min(1.0, utterance.params.speed))
+            utterance.reading = self._model.reader.read(utterance.segment, most_phonemes)
             utterance.phrases_begun = 0
         try:
             utterance.phrase = next(utterance.reading)

@@ -19,7 +19,7 @@ from tts_worker.text.alignment import SpokenWord, project, spoken_words
 from tts_worker.types import Boundary, Segment
 
 MAX_PHONEMES = 200
-"""Of one phrase: some 12 s of speech, 40 ms of one core in the network."""
+"""Of one phrase at normal pace: some 12 s of speech, 40 ms of one core in the network."""
 
 MAX_READ_CHARS = 250
 """Of one reading: the G2P takes about a millisecond for so much."""
@@ -90,7 +90,7 @@ class Reader:
         self._silent_ids = frozenset(vocabulary[char] for char in _NO_SOUND | _STRESSES if char in vocabulary)
         self._stress_ids = frozenset(vocabulary[char] for char in _STRESSES if char in vocabulary)
 
-    def read(self, segment: Segment) -> Iterator[Phrase | None]:
+    def read(self, segment: Segment, most_phonemes: int = MAX_PHONEMES) -> Iterator[Phrase | None]:
         """The phrases of a segment, lazily: each item costs a bounded piece of work. None is work without a phrase
         (nothing in this piece of text has a sound). The last phrase carries the segment's boundary, if it is said."""
         words = _Words(spoken_words(segment))
@@ -98,7 +98,7 @@ class Reader:
         for runs in _pieces(segment):
             units = self._read_safely(runs)
             said = False
-            for phrase in self._phrases(units, words):
+            for phrase in self._phrases(units, words, most_phonemes):
                 if pending is not None:
                     yield pending
                 pending, said = phrase, True
@@ -155,15 +155,15 @@ class Reader:
 
     # -- phrases ------------------------------------------------------------------------------------------------------
 
-    def _phrases(self, units: Sequence[_Unit], words: _Words) -> Iterator[Phrase]:
-        """Pack words into phrases of at most ``MAX_PHONEMES``, cut after punctuation where there is some."""
+    def _phrases(self, units: Sequence[_Unit], words: _Words, most: int) -> Iterator[Phrase]:
+        """Pack words into phrases of at most ``most`` phonemes, cut after punctuation where there is some."""
         line: list[tuple[_Unit, list[int]]] = []
         length = 0
         for unit in units:
             ids = [self.vocabulary[char] for char in unit.phonemes if char in self.vocabulary]
-            for start in range(0, len(ids), MAX_PHONEMES):
-                part = ids[start : start + MAX_PHONEMES]
-                if line and length + 1 + len(part) > MAX_PHONEMES:
+            for start in range(0, len(ids), most):
+                part = ids[start : start + most]
+                while line and length + 1 + len(part) > most:
                     cut = _best_cut(line)
                     yield from self._phrase(line[:cut], words)
                     line = line[cut:]

@@ -228,3 +228,20 @@ def test_a_word_that_the_g2p_trips_over_does_not_silence_the_others(hibari_model
 @pytest.mark.parametrize("text", ["¹A", "٣ apples", "x₂", "İstanbul", "①", "４２"])
 def test_letters_and_digits_of_other_scripts_are_read_like_ours(text: str, hibari_model: HibariModel) -> None:
     assert Reading(hibari_model, plain(text)).phrases
+
+
+def test_no_phrase_is_too_long_after_a_cut_at_punctuation(hibari_model: HibariModel) -> None:
+    """What is left after the comma and the long number do not fit together either."""
+    words = "the committee will publish its report on the new bridges and the old roads before the end"
+    said = plain(f"{words}, {words} 777777777777777")
+    phrases = Reading(hibari_model, said).phrases
+    check(phrases, said)
+    assert len(phrases) >= 2
+
+
+@pytest.mark.parametrize("most", [20, 100])
+def test_the_longest_phrase_is_the_callers_choice(most: int, hibari_model: HibariModel) -> None:
+    said = plain("the committee will publish its report, and then the mayor will read it aloud to all " * 3)
+    phrases = [phrase for phrase in hibari_model.reader.read(said, most) if phrase is not None]
+    assert max(len(phrase.ids) for phrase in phrases) <= most + 2
+    assert sum(len(phrase.marks) for phrase in phrases) == len(said.text.split())
