@@ -1,0 +1,159 @@
+"""The reference's text normaliser and sentence splitter, rule by rule: what CosyVoice itself does to a text.
+
+Owns the rules that decide which text the language model was given when parity numbers were made; the worker's streaming
+path has its own segmenter and does not come here. Where the reference would crash (nothing but blanks, a number of 40
+digits, a quote with nothing before it) this goes on. It must not know tokens: it is told how to count them.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+from itertools import groupby
+
+from tts_worker.errors import MissingExtra
+
+MAX_LENGTH, MIN_LENGTH, GLUE_LENGTH = 80, 60, 20  # Chinese: characters; English: tokens
+
+_CHINESE = re.compile("[\u4e00-\u9fff]")
+_DROPPED = str.maketrans({**dict.fromkeys("（）【】`"), "\n": None})
+_STOPS = {True: "。？！；：、.?!;", False: ".?!;:"}
+_NUMBERS = """
+zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
+nineteen twenty thirty forty fifty sixty seventy eighty ninety
+"""
+_POWERS = """
+thousand million billion trillion quadrillion quintillion sextillion septillion octillion nonillion decillion
+"""
+_ONES, _TENS = tuple(_NUMBERS.split()[:20]), ("", "", *_NUMBERS.split()[20:])
+_SCALES = ("", *(f" {power}" for power in _POWERS.split()))
+
+Rewriter = Callable[[str, bool], str]
+"""Writes numbers, dates and the like as words: (text, whether it is Chinese) -> text."""
+
+
+def wetext_rewriter() -> Rewriter:
+    """What the reference uses where it is installed. Raises MissingExtra."""
+    try:
+        from wetext import Normalizer
+    except ImportError:
+        raise MissingExtra("wetext normalisation", "normalise") from None
+    chinese, english = Normalizer(remove_erhua=False), Normalizer()
+    return lambda text, is_chinese: str((chinese if is_chinese else english).normalize(text))
+
+
+def contains_chinese(text: str) -> bool:
+    return bool(_CHINESE.search(text))
+
+
+def normalise(text: str, *, rewrite: Rewriter | None = None, enabled: bool = True) -> str:
+    """``text`` as the reference hands it on unsplit: unchanged if it holds a ``<|tag|>`` or if not ``enabled``."""
+    return _normalise(text, rewrite)[0] if _applies(text, enabled) else text
+
+
+def normalise_and_split(
+    text: str, count_tokens: Callable[[str], int], *, rewrite: Rewriter | None = None, enabled: bool = True
+) -> list[str]:
+    """The pieces of ``text`` that the reference speaks one after the other; none if there is nothing but punctuation.
+
+    ``count_tokens`` measures pieces of English."""
+    if not _applies(text, enabled):
+        return [text]
+    text, chinese = _normalise(text, rewrite)
+    length = len if chinese else count_tokens
+    return [
+        piece for piece in _merge(_sentences(text, _STOPS[chinese], chinese), length) if not is_only_punctuation(piece)
+    ]
+
+
+def _applies(text: str, enabled: bool) -> bool:
+    return enabled and text != "" and not ("<|" in text and "|>" in text)
+
+
+def _normalise(text: str, rewrite: Rewriter | None) -> tuple[str, bool]:
+    text = text.strip()
+    chinese = contains_chinese(text)
+    if rewrite:
+        text = rewrite(text, chinese)
+    if not chinese:
+        return spell_out_numbers(text), False
+    text = _without_blanks(text.replace("\n", ""))
+    text = text.replace("²", "平方").replace("³", "立方").replace(".", "。").replace(" - ", "，")
+    text = text.translate(_DROPPED).replace("——", " ")
+    return re.sub("[，,、]+$", "。", text), True
+
+
+def _without_blanks(text: str) -> str:
+    """Spaces stay only between two ASCII characters that are no spaces themselves."""
+
+    def solid(i: int) -> bool:
+        # The reference looks at text[-1] before the first character, and past the end after the last.
+        return i < len(text) and text[i].isascii() and text[i] != " "
+
+    return "".join(c for i, c in enumerate(text) if c != " " or (solid(i + 1) and solid(i - 1)))
+
+
+def _sentences(text: str, stops: str, chinese: bool) -> list[str]:
+    """Cut after every stop; a closing quote stays with its sentence, a stop with nothing before it is lost."""
+    if text and text[-1] not in stops:
+        text += "。" if chinese else "."
+    pieces: list[str] = []
+    start = 0
+    for i, c in enumerate(text):
+        if c not in stops:
+            continue
+        if i > start:
+            pieces.append(text[start : i + 1])
+        start = i + 1
+        if text[i + 1 : i + 2] in ('"', "”") and i + 1 < len(text):
+            pieces.append((pieces.pop() if pieces else "") + text[i + 1])
+            start = i + 2
+    return pieces
+
+
+def _merge(sentences: list[str], length: Callable[[str], int]) -> list[str]:
+    """As long as they fit, sentences make one piece; a short last one joins the piece before it."""
+    merged: list[str] = []
+    current = ""
+    for sentence in sentences:
+        if length(current + sentence) > MAX_LENGTH and length(current) > MIN_LENGTH:
+            merged.append(current)
+            current = ""
+        current += sentence
+    if current and merged and length(current) < GLUE_LENGTH:
+        merged[-1] += current
+    elif current:
+        merged.append(current)
+    return merged
+
+
+def is_only_punctuation(text: str) -> bool:
+    return all(unicodedata.category(c)[0] in "PS" for c in text)
+
+
+def spell_out_numbers(text: str) -> str:
+    """Every run of digits as English words. A run of superscripts is "zero", as in the reference."""
+    runs = ((is_digits, "".join(run)) for is_digits, run in groupby(text, str.isdigit))
+    return "".join(_number("".join(filter(str.isdecimal, run))) if is_digits else run for is_digits, run in runs)
+
+
+def _number(digits: str) -> str:
+    digits = "".join(str(unicodedata.decimal(c)) for c in digits).lstrip("0") or "0"
+    if len(digits) > 3 * len(_SCALES):
+        return " ".join(_ONES[int(digit)] for digit in digits)
+    if int(digits) < 20:
+        return _ONES[int(digits)]
+    groups = [int(digits[max(0, end - 3) : end]) for end in range(len(digits), 0, -3)]  # least significant first
+    parts = [_below_thousand(group) + _SCALES[i] for i, group in enumerate(groups) if group][::-1]
+    if len(parts) > 1 and 0 < groups[0] < 100:
+        parts[-2:] = [f"{parts[-2]} and {parts[-1]}"]
+    return ", ".join(parts)
+
+
+def _below_thousand(value: int) -> str:
+    hundreds, rest = divmod(value, 100)
+    low = _ONES[rest] if rest < 20 else _TENS[rest // 10] + (f"-{_ONES[rest % 10]}" if rest % 10 else "")
+    if not hundreds:
+        return low
+    return f"{_ONES[hundreds]} hundred" + (f" and {low}" if rest else "")

@@ -1,0 +1,126 @@
+"""Text to the ids of the language model: Qwen2's byte-level BPE and the special tokens of the two families.
+
+Owns the list of special tokens and their order (an id is a position in it) and the rule that what a user wrote is
+plain text: ``<|endofprompt|>`` in it is read as characters, unless the caller allows special tokens.
+It must not know what a prompt looks like (prompting.py) nor normalise anything (text_frontend.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.config import V3
+from tts_worker.errors import BundleError, MissingExtra
+
+END_OF_PROMPT = "<|endofprompt|>"
+
+# Qwen2's way to cut text into words: https://huggingface.co/docs/transformers/model_doc/qwen2 (tokenizer).
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_BASE = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_SOUNDS = f"""
+{END_OF_PROMPT} [breath] <strong> </strong> [noise] [laughter] [cough] [clucking] [accent] [quick_breath] <laughter>
+</laughter> [hissing] [sigh] [vocalized-noise] [lipsmack] [mn]
+"""
+_PHONEMES = """
+AA AA0 AA1 AA2 AE AE0 AE1 AE2 AH AH0 AH1 AH2 AO AO0 AO1 AO2 AW AW0 AW1 AW2 AY AY0 AY1 AY2 B CH D DH EH EH0 EH1 EH2
+ER ER0 ER1 ER2 EY EY0 EY1 EY2 F G HH IH IH0 IH1 IH2 IY IY0 IY1 IY2 JH K L M N NG OW OW0 OW1 OW2 OY OY0 OY1 OY2 P R S
+SH T TH UH UH0 UH1 UH2 UW UW0 UW1 UW2 V W Y Z ZH a ai an ang ao b c ch d e ei en eng f g h i ian in ing iu ià iàn
+iàng iào iá ián iáng iáo iè ié iòng ióng iù iú iā iān iāng iāo iē iě iōng iū iǎ iǎn iǎng iǎo iǒng iǔ j k l m n o ong
+ou p q r s sh t u uang ue un uo uà uài uàn uàng uá uái uán uáng uè ué uì uí uò uó uā uāi uān uāng uē uě uī uō uǎ uǎi
+uǎn uǎng uǐ uǒ vè w x y z zh à ài àn àng ào á ái án áng áo è èi èn èng èr é éi én éng ér ì ìn ìng í ín íng ò òng òu
+ó óng óu ù ùn ú ún ā āi ān āng āo ē ēi ēn ēng ě ěi ěn ěng ěr ī īn īng ō ōng ōu ū ūn ǎ ǎi ǎn ǎng ǎo ǐ ǐn ǐng ǒ ǒng ǒu
+ǔ ǔn ǘ ǚ ǜ
+"""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def special_tokens(version: str) -> tuple[str, ...]:
+    """What a model of ``version`` (``cosyvoice2`` or ``cosyvoice3``) knows beyond the text vocabulary, in id order."""
+    extra = ("<|endofsystem|>", *(f"[{sound}]" for sound in _PHONEMES.split())) if version == V3 else ()
+    return (*_BASE, *_SOUNDS.split(), *extra)
+
+
+class TextTokenizer:
+    """Two encoders over one vocabulary: one sees special tokens in the text, one does not. Thread-safe."""
+
+    def __init__(self, directory: Path, version: str, text_rows: int) -> None:
+        """``directory``: vocab.json, merges.txt and, if there, tokenizer_config.json. ``text_rows``: rows of the text
+        embedding, which every id must fit. Raises BundleError, or MissingExtra without the tokenizers library."""
+        try:
+            from tokenizers import AddedToken
+        except ImportError:
+            raise MissingExtra("CosyVoice's text tokenizer", "cosyvoice") from None
+        for name in ("vocab.json", "merges.txt"):
+            if not (directory / name).is_file():
+                raise BundleError(f"{directory / name}: is missing")
+        self._plain, self._special = _encoders(directory)
+        named = _named_in_config(directory / "tokenizer_config.json")
+        tokens = list(dict.fromkeys([*named.values(), *special_tokens(version)]))
+        self._special.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in tokens])
+        self.special_ids = {token: self._special.token_to_id(token) for token in tokens}
+        wrong = [token for number, token in named.items() if self.special_ids[token] != number]
+        if wrong:
+            raise BundleError(
+                f"{directory}: tokenizer_config.json gives {wrong[0]!r} an id that vocab.json does not leave"
+            )
+        if len(self) > text_rows:
+            raise BundleError(f"{directory}: {len(self)} tokens, but the model has {text_rows} rows for them")
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> TextTokenizer:
+        return cls(bundle.text_model_dir, bundle.config.tokenizer_version, bundle.config.lm.text_vocab)
+
+    def __len__(self) -> int:
+        return int(self._special.get_vocab_size())
+
+    @property
+    def end_of_prompt_id(self) -> int:
+        """What separates instructions from text."""
+        return self.special_ids[END_OF_PROMPT]
+
+    def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
+        """Ids of ``text``, nothing added. Half a surrogate pair, which no model has seen, becomes U+FFFD."""
+        encoder = self._special if allow_special else self._plain
+        return list(encoder.encode(_SURROGATE.sub("\ufffd", text), add_special_tokens=False).ids)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ``ids`` without special tokens."""
+        return str(self._special.decode(list(ids), skip_special_tokens=True))
+
+
+def _encoders(directory: Path) -> tuple[Any, Any]:
+    from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+    from tokenizers.models import BPE
+
+    try:
+        model = BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt"))
+    except Exception as error:  # the library raises nothing more precise
+        raise BundleError(f"{directory}: vocab.json and merges.txt are no byte-pair vocabulary ({error})") from None
+    encoders = []
+    for _ in range(2):
+        encoder = Tokenizer(model)
+        encoder.normalizer = normalizers.NFC()
+        split = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
+        encoder.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+        encoder.decoder = decoders.ByteLevel()
+        encoders.append(encoder)
+    return encoders[0], encoders[1]
+
+
+def _named_in_config(file: Path) -> dict[int, str]:
+    """Special tokens with ids from tokenizer_config.json, in id order."""
+    if not file.is_file():
+        return {}
+    try:
+        table = json.loads(file.read_text("utf-8")).get("added_tokens_decoder", {})
+        return {int(number): str(table[number]["content"]) for number in sorted(table, key=int)}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise BundleError(f"{file}: is not a tokenizer configuration") from None

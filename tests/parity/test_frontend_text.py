@@ -1,0 +1,221 @@
+"""What the language model reads: token ids and normalised text, equal to the reference's in every recorded case."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.cosyvoice.bundles import DATA, FAMILIES, tiny
+
+from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.text_frontend import (
+    contains_chinese,
+    is_only_punctuation,
+    normalise,
+    normalise_and_split,
+    spell_out_numbers,
+    wetext_rewriter,
+)
+from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer, special_tokens
+from tts_worker.errors import BundleError
+
+TEXT = DATA / "golden" / "text"
+REAL_VOCABULARY = DATA / "qwen2-tokenizer"
+"""Qwen's vocab.json and merges.txt are not ours to ship; put them here to test against them."""
+
+
+def golden(name: str) -> Any:
+    return json.loads((TEXT / name).read_text("utf-8"))
+
+
+def tokenizer_of(name: str) -> TextTokenizer:
+    family = f"cosyvoice{name[-1]}"
+    if name.startswith("tiny"):
+        return TextTokenizer.of(Bundle.open(tiny(family)))
+    if not REAL_VOCABULARY.is_dir():
+        pytest.skip(f"{REAL_VOCABULARY} is not there: third-party data, not part of this repository")
+    return TextTokenizer(REAL_VOCABULARY, family, 151_936)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def tokenizer(request: pytest.FixtureRequest) -> TextTokenizer:
+    return TextTokenizer.of(Bundle.open(tiny(request.param)))
+
+
+@pytest.mark.parametrize("name", ["tiny_v2", "tiny_v3", "qwen2_v2", "qwen2_v3"])
+def test_ids_are_those_of_the_reference(name: str) -> None:
+    expected, tokenizer = golden("tokenizer.json")[name], tokenizer_of(name)
+
+    assert len(tokenizer) == expected["len"]
+    assert tokenizer.special_ids == expected["special_ids"]
+    for text, ids in expected["encode"]:
+        assert tokenizer.encode(text, allow_special=True) == ids
+    for ids, text in expected["decode"]:
+        assert tokenizer.decode(ids) == text
+
+
+texts = st.text(st.characters(codec="utf-8"), max_size=30)
+
+
+@settings(deadline=None, max_examples=60)
+@given(parts=st.lists(st.one_of(texts, st.sampled_from(special_tokens("cosyvoice3"))), max_size=6))
+def test_what_a_user_writes_never_becomes_a_special_token(tokenizer: TextTokenizer, parts: list[str]) -> None:
+    text = "".join(parts)
+
+    ids = tokenizer.encode(text)
+
+    assert not set(ids) & set(tokenizer.special_ids.values())
+    assert all(0 <= i < len(tokenizer) for i in ids)
+
+
+@settings(deadline=None, max_examples=60)
+@given(text=st.text(st.characters(codec="utf-8", max_codepoint=0x2FF), max_size=40))
+def test_bytes_survive_the_round_trip(tokenizer: TextTokenizer, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text)) == unicodedata.normalize("NFC", text)
+
+
+def test_allowed_special_tokens_stand_for_themselves(tokenizer: TextTokenizer) -> None:
+    text = f"style{END_OF_PROMPT}words"
+
+    ids = tokenizer.encode(text, allow_special=True)
+
+    assert ids == [*tokenizer.encode("style"), tokenizer.end_of_prompt_id, *tokenizer.encode("words")]
+    assert tokenizer.decode(ids) == "stylewords"
+
+
+def test_half_a_surrogate_pair_is_read_as_an_unknown_character(tokenizer: TextTokenizer) -> None:
+    assert tokenizer.encode("a\ud83db") == tokenizer.encode("a\ufffdb")
+
+
+def write(directory: Path, vocab: object, merges: str, config: object | None = None) -> Path:
+    (directory / "vocab.json").write_text(json.dumps(vocab), "utf-8")
+    (directory / "merges.txt").write_text(merges, "utf-8")
+    if config is not None:
+        (directory / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
+    return directory
+
+
+TWO = {"a": 0, "b": 1}
+
+
+@pytest.mark.parametrize(
+    ("vocab", "merges", "config", "complaint"),
+    [
+        (["a"], "", None, "no byte-pair vocabulary"),
+        (TWO, "a c\n", None, "no byte-pair vocabulary"),
+        (TWO, "", [1], "not a tokenizer configuration"),
+        (TWO, "", {"added_tokens_decoder": {"2": 7}}, "not a tokenizer configuration"),
+        (
+            TWO,
+            "",
+            {"added_tokens_decoder": {"7": {"content": "<|endoftext|>"}}},
+            "an id that vocab.json does not leave",
+        ),
+    ],
+)
+def test_a_vocabulary_that_cannot_be_is_refused(
+    tmp_path: Path, vocab: object, merges: str, config: object, complaint: str
+) -> None:
+    with pytest.raises(BundleError, match=complaint):
+        TextTokenizer(write(tmp_path, vocab, merges, config), "cosyvoice2", 1000)
+
+
+def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="22 tokens, but the model has 21 rows"):
+        TextTokenizer(write(tmp_path, TWO, ""), "cosyvoice2", 21)
+    with pytest.raises(BundleError, match=r"vocab\.json: is missing"):
+        TextTokenizer(tmp_path / "nowhere", "cosyvoice2", 21)
+
+
+@pytest.mark.parametrize("normaliser", ["none", "wetext"])
+@pytest.mark.parametrize("name", ["tiny_v2", "qwen2_v2"])
+def test_normalised_text_is_that_of_the_reference(name: str, normaliser: str) -> None:
+    """Cases with wetext were recorded with the version that this project uses; the reference pins an older one."""
+    tokenizer = tokenizer_of(name)
+    rewrite = wetext_rewriter() if normaliser == "wetext" else None
+
+    def count(piece: str) -> int:
+        return len(tokenizer.encode(piece, allow_special=True))
+
+    recorded = golden("normalize.json")["cases"]
+    cases = [case for case in recorded if (case["tokenizer"], case["normalizer"]) == (name, normaliser)]
+    assert len(cases) == 35
+    for case in cases:
+        assert normalise_and_split(case["text"], count, rewrite=rewrite) == case["split"]
+        assert normalise(case["text"], rewrite=rewrite) == case["nosplit"]
+        assert normalise_and_split(case["text"], count, enabled=False) == case["frontend_off"]
+
+
+def test_the_parts_of_the_normaliser_are_those_of_the_reference() -> None:
+    units = golden("normalize.json")["units"]
+
+    assert [[text, spell_out_numbers(text)] for text, _ in units["spell_out_number"]] == units["spell_out_number"]
+    assert [[text, is_only_punctuation(text)] for text, _ in units["is_only_punctuation"]] == units[
+        "is_only_punctuation"
+    ]
+    assert [[text, contains_chinese(text)] for text, _ in units["contains_chinese"]] == units["contains_chinese"]
+
+
+TO_TWELVE = "zero one two three four five six seven eight nine ten eleven twelve"
+TEENS, TENS = "thir four fif six seven eigh nine", "twen thir for fif six seven eigh nine"
+SMALL = {
+    **{word: i for i, word in enumerate(TO_TWELVE.split())},
+    **{f"{word}teen": 13 + i for i, word in enumerate(TEENS.split())},
+    **{f"{word}ty": 20 + 10 * i for i, word in enumerate(TENS.split())},
+}
+POWERS = "thousand million billion trillion quadrillion quintillion sextillion septillion octillion nonillion decillion"
+
+
+def read_back(words: str) -> int:
+    """The number that English words say."""
+    total = group = 0
+    for word in words.replace(",", "").replace("-", " ").split():
+        if word in POWERS.split():
+            total, group = total + group * 1000 ** (1 + POWERS.split().index(word)), 0
+        elif word == "hundred":
+            group *= 100
+        elif word != "and":
+            group += SMALL[word]
+    return total + group
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.one_of(st.integers(0, 10**36 - 1), st.integers(0, 10**7)))
+def test_number_words_say_the_number(number: int) -> None:
+    assert read_back(spell_out_numbers(str(number))) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "spoken"),
+    [
+        ("2000000017", "two billion and seventeen"),
+        ("1100", "one thousand, one hundred"),
+        ("90021 x 0", "ninety thousand and twenty-one x zero"),
+        ("٣ m²", "three mzero"),
+        ("1" * 37, " ".join(["one"] * 37)),
+        ("9" * 5000, " ".join(["nine"] * 5000)),
+    ],
+)
+def test_number_words_follow_the_reference(text: str, spoken: str) -> None:
+    assert spell_out_numbers(text) == spoken
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.text(st.one_of(st.sampled_from('中文。，、！"”.?!;: \n\t12aB-—（）`'), st.characters()), max_size=80))
+def test_any_text_is_split_into_pieces_that_can_be_spoken(text: str) -> None:
+    pieces = normalise_and_split(text, len)
+
+    if text and not ("<|" in text and "|>" in text):
+        assert not any(is_only_punctuation(piece) for piece in pieces)
+    if text.strip() and not any(c in text for c in '.。?!;:？！；：、"”'):
+        assert len(pieces) <= 1
+
+
+@pytest.mark.parametrize("text", ["   ", "...", '."', "？”", "，", "\n\n"])
+def test_text_that_normalises_to_nothing_gives_no_piece(text: str) -> None:
+    assert normalise_and_split(text, len) == []
