@@ -132,7 +132,7 @@ class Flow(nn.Module):
             x = x + dt * ((1.0 + guidance) * guided - guidance * free)
         return x
 
-    def _no_past(self) -> ChunkPast:
+    def no_past(self) -> ChunkPast:
         if self.dims.encoder is not None:
             encoder = self.encoder
             front: Memory | EncoderPast = EncoderPast(
@@ -164,7 +164,7 @@ class Flow(nn.Module):
         total = lengths if final else lengths - ahead  # [B] tokens that become sound
         if self.dims.encoder is not None:
             self.encoder.prepare(span)
-        past = self._no_past()
+        past = self.no_past()
         mu = self.mu(tokens, lengths, start, span, chunked, past.front)  # [B, T, mel]
         frames = mu.shape[1]
         cond = F.pad(prompt_mel, (0, 0, 0, max(0, frames - prompt_mel.shape[1])))[:, :frames].to(mu)

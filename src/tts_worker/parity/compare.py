@@ -1,0 +1,120 @@
+"""Golden files and how our numbers are held against them.
+
+A ``Golden`` remembers which of its tensors were used, so that nothing is skipped in silence; a ``Bench`` collects the
+checks. Limits are those of the project's promise. It must not know networks or stages.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tts_worker.engine.tensor_files import read_safetensors
+from tts_worker.parity.report import Check, Status
+
+SCORES = MEL = FEATURES = 1e-4  # log-probabilities, mu and mel, front-end features
+PITCH_HZ = 1e-3
+DECODE = 1e-5
+SHORT_WAVE = 1e-3
+LONG_WAVE_DB = 45.0
+SHORT_WAVE_S = 1.0
+
+
+class Golden:
+    """One golden file: tensors and what its header says (``meta``)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, path.stem
+        self._tensors, header = read_safetensors(path)
+        self.meta: dict[str, Any] = json.loads(header.get("meta", "{}"))
+        self._unused = set(self._tensors)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._tensors
+
+    def __getitem__(self, key: str) -> Tensor:
+        self._unused.discard(key)
+        return self._tensors[key]
+
+    def keys(self) -> list[str]:
+        return list(self._tensors)
+
+    def ids(self, key: str) -> tuple[int, ...]:
+        """A tensor of ids as a tuple; empty if it is not there."""
+        return tuple(self[key].flatten().tolist()) if key in self else ()
+
+    @property
+    def unused(self) -> list[str]:
+        return sorted(self._unused)
+
+
+class Bench:
+    """Collects checks. ``rate_hz`` tells short waves from long ones."""
+
+    def __init__(self, rate_hz: int) -> None:
+        self.rate_hz = rate_hz
+        self.checks: list[Check] = []
+
+    def add(self, file: str, name: str, good: bool, note: str = "") -> None:
+        self.checks.append(Check(file, name, Status.PASS if good else Status.FAIL, note=note))
+
+    def info(self, file: str, name: str, note: str) -> None:
+        """Not binding, for this reason."""
+        self.checks.append(Check(file, name, Status.INFO, note=note))
+
+    def fail(self, file: str, name: str, note: str) -> None:
+        self.checks.append(Check(file, name, Status.FAIL, note=note))
+
+    def equal(self, file: str, name: str, got: object, expected: object) -> None:
+        """Ids, sizes, schedules: identical or wrong."""
+        note = "" if got == expected else _difference(got, expected)
+        self.checks.append(Check(file, name, Status.FAIL if note else Status.PASS, note=note or "identical"))
+
+    def ids(self, golden: Golden, key: str, got: Sequence[int]) -> None:
+        self.equal(golden.name, key, list(got), golden[key].flatten().tolist())
+
+    def close(self, golden: Golden, key: str, got: Tensor, limit: float, unit: str = "") -> None:
+        """Largest absolute difference to a golden tensor. Equal infinities count as equal."""
+        self.measure(golden.name, key, got, golden[key], limit, unit)
+
+    def measure(self, file: str, name: str, got: Tensor, expected: Tensor, limit: float, unit: str = "") -> None:
+        if got.shape != expected.shape:
+            return self.fail(file, name, f"shape {list(got.shape)}, expected {list(expected.shape)}")
+        got, expected = got.detach().cpu().double(), expected.double()
+        difference = torch.where(got == expected, 0.0, (got - expected).abs())
+        error = float(difference.max()) if difference.numel() else 0.0
+        good = error <= limit  # NaN is not
+        self.checks.append(Check(file, name, Status.PASS if good else Status.FAIL, error, limit, unit))
+
+    def wave(self, golden: Golden, key: str, got: Tensor) -> None:
+        """A short wave by its largest difference, a long one by its distance from the difference in dB: phase amplifies
+        rounding with time."""
+        expected = golden[key].flatten()
+        got = got.detach().cpu().flatten()
+        if got.shape != expected.shape or len(expected) < SHORT_WAVE_S * self.rate_hz:
+            return self.measure(golden.name, key, got, expected, SHORT_WAVE)
+        noise = float((got.double() - expected.double()).square().sum())
+        signal = float(expected.double().square().sum())
+        ratio_db = math.inf if noise == 0 else 10 * math.log10(max(signal, 1e-300) / noise) if noise == noise else -math.inf
+        status = Status.PASS if ratio_db > LONG_WAVE_DB else Status.FAIL
+        self.checks.append(Check(golden.name, key, status, ratio_db, LONG_WAVE_DB, "dB"))
+
+    def finish(self, golden: Golden) -> None:
+        """What no stage looked at is a failure, not a silence."""
+        for key in golden.unused:
+            self.fail(golden.name, key, "nothing compares this tensor")
+
+
+def _difference(got: object, expected: object) -> str:
+    if isinstance(got, list) and isinstance(expected, list):
+        if len(got) != len(expected):
+            return f"{len(got)} entries, expected {len(expected)}"
+        first = next(i for i, (a, b) in enumerate(zip(got, expected, strict=True)) if a != b)
+        return f"differs from entry {first} on"
+    return f"got {got!r:.80}, expected {expected!r:.80}"

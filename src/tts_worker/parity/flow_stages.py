@@ -1,0 +1,142 @@
+"""Flow stages: encoder or look-ahead, estimator, solver, whole inference."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from contextlib import contextmanager
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tts_worker.engine.cosyvoice.flow.blocks import chunk_mask
+from tts_worker.engine.cosyvoice.flow.encoder import EncoderPast, relative_sinusoids
+from tts_worker.engine.cosyvoice.flow.model import Flow
+from tts_worker.engine.cosyvoice.kv import Memory, NoPast
+from tts_worker.parity.compare import FEATURES, MEL, Bench, Golden
+
+EXACT = 1e-6
+
+
+@contextmanager
+def outputs_of(module: nn.Module, paths: list[str]) -> Iterator[dict[str, Tensor]]:
+    """What the submodules at ``paths`` return while the block runs."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(path: str) -> nn.Module:
+        part = module.get_submodule(path)
+        handles.append(part.register_forward_hook(lambda _m, _i, out: seen.update({path: out})))
+        return part
+
+    handles: list[torch.utils.hooks.RemovableHandle] = []
+    for path in paths:
+        keep(path)
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def run_estimator(flow: Flow, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, t: Tensor, chunked: bool) -> Tensor:
+    """Velocity ``[N, mel, T]`` for inputs ``[N, mel, T]``, ``spk [N, mel]``, ``t [N]``."""
+    x, mu, cond = (y.transpose(1, 2) for y in (x, mu, cond))
+    frames, start = x.shape[1], torch.zeros(len(x), dtype=torch.long)
+    mask = chunk_mask(start, start + frames, frames, frames, flow.chunk_frames * chunked)
+    tables = flow.estimator.tables(t)
+    memory = NoPast(flow.estimator.sites.tails)
+    return flow.estimator(x, mu, spk, cond, tables, start, mask, memory).transpose(1, 2)
+
+
+def whole_past(flow: Flow) -> Memory | EncoderPast:
+    if flow.dims.encoder is None:
+        return NoPast(flow.front_sites.tails)
+    return EncoderPast(NoPast(flow.encoder.token_sites.tails), NoPast(flow.encoder.frame_sites.tails))
+
+
+def check_encoder(bench: Bench, golden: Golden, flow: Flow) -> None:
+    tokens = golden["token"].long()
+    ahead, ids = flow.dims.lookahead_tokens, tokens.clamp(min=0)
+    if "embedded" in golden:
+        bench.close(golden, "embedded", flow.input_embedding(ids), EXACT)
+    if "spk_in" in golden:
+        bench.close(golden, "spk_out", flow.speaker(golden["spk_in"]), FEATURES)
+    if flow.dims.encoder is not None:
+        encoder = flow.encoder
+        embedded = encoder.embed(flow.input_embedding(ids))
+        if "embed_out" in golden:
+            bench.close(golden, "embed_out", embedded, FEATURES)
+        if "pos_emb" in golden:
+            table = relative_sinusoids(tokens.shape[1], flow.dims.encoder.output_size)[None]
+            bench.close(golden, "pos_emb", table, FEATURES)
+        if "lookahead_out" in golden:
+            past = NoPast(encoder.token_sites.tails)
+            bench.close(golden, "lookahead_out", encoder.pre_lookahead_layer(F.pad(embedded, (0, 0, 0, ahead)), past), FEATURES)
+    for key in golden.keys():
+        if not (found := re.fullmatch(r"(h|mu)_final([01])(?:_stream([01]))?", key)):
+            continue
+        what, final, chunked = found.group(1), found.group(2) == "1", found.group(3) == "1"
+        given = F.pad(tokens, (0, ahead)) if final else tokens
+        known, start, span = torch.tensor([tokens.shape[1]]), torch.zeros(1, dtype=torch.long), given.shape[1] - ahead
+        past = whole_past(flow)
+        if flow.dims.encoder is not None:
+            flow.encoder.prepare(span)
+        if what == "h" and isinstance(past, EncoderPast):
+            got = flow.encoder(flow.input_embedding(given.clamp(min=0)), known, start, span, chunked, past)
+        else:
+            got = flow.mu(given, known, start, span, chunked, past)
+        bench.close(golden, key, got, MEL)
+
+
+def check_estimator(bench: Bench, golden: Golden, flow: Flow) -> None:
+    if "time_in" in golden:
+        bench.close(golden, "time_emb", flow.estimator.time_embedding(golden["time_in"]), FEATURES)
+    for key in golden.keys():
+        if found := re.fullmatch(r"(out|input_embed)_(\d+)(?:_stream([01]))?", key):
+            what, size, chunked = found.group(1), found.group(2), found.group(3) == "1"
+            given = [golden[f"{name}_{size}"] for name in ("x", "mu", "spks", "cond", "t")]
+            with outputs_of(flow.estimator, ["input_embed"] if what == "input_embed" else []) as seen:
+                got = run_estimator(flow, *given, chunked)
+            bench.close(golden, key, seen.get("input_embed", got), MEL)
+
+
+def check_solver(bench: Bench, golden: Golden, flow: Flow) -> None:
+    noise = flow.noise.T[None]  # [1, mel, NOISE_FRAMES]
+    if "t_dt" in golden:
+        bench.close(golden, "t_dt", flow.times, EXACT)
+    if "t_span" in golden:
+        ends = torch.cat([torch.zeros(1), flow.times[:, 0] + flow.times[:, 1]])
+        bench.close(golden, "t_span", ends, EXACT)
+    for key in golden.keys():
+        if found := re.fullmatch(r"noise_(first|last)_(\d+)_frames", key):
+            count = int(found.group(2))
+            bench.close(golden, key, noise[:, :, :count] if found.group(1) == "first" else noise[:, :, -count:], EXACT)
+        if found := re.fullmatch(r"out_stream([01])", key):
+            mu, spk, cond = golden["mu"].transpose(1, 2), golden["spks"], golden["cond"].transpose(1, 2)
+            frames, start = mu.shape[1], torch.zeros(len(mu), dtype=torch.long)
+            chunk = flow.chunk_frames * int(found.group(1))
+            mask = chunk_mask(start, start + frames, frames, frames, chunk)
+            got = flow.solve(mu, spk, cond, start, mask, flow.no_past())
+            bench.close(golden, key, got.transpose(1, 2), MEL)
+    if "noise_shape" in golden.meta:
+        bench.equal(golden.name, "noise_shape", list(noise.shape), golden.meta["noise_shape"])
+    if digest := golden.meta.get("noise_sha256"):
+        same = hashlib.sha256(noise.contiguous().numpy().tobytes()).hexdigest() == digest
+        bench.info(golden.name, "noise_sha256", "identical" if same else "differs in last bits, as on another processor")
+
+
+def check_inference(bench: Bench, golden: Golden, flow: Flow) -> None:
+    spk = flow.speaker(golden["embedding"])
+    for key in golden.keys():
+        if not (found := re.fullmatch(r"mel_(noprompt_)?(\d+)_stream([01])_final([01])", key)):
+            continue
+        prompt, mel = golden["prompt_token"].long(), golden["prompt_feat"]
+        if found.group(1):
+            prompt, mel = prompt[:, :0], mel[:, :0]
+        tokens = torch.cat([prompt, golden[f"token_{found.group(2)}"].long()], dim=1)
+        lengths, frames = torch.tensor([tokens.shape[1]]), torch.tensor([mel.shape[1]])
+        chunked, final = found.group(3) == "1", found.group(4) == "1"
+        got = flow.mel(tokens, lengths, mel, frames, spk, chunked=chunked, final=final)[:, mel.shape[1] :]
+        bench.close(golden, key, got.transpose(1, 2), MEL)
