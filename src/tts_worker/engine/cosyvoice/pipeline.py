@@ -200,8 +200,9 @@ class OfflinePipeline:
         stream: bool = False,
         speed: float = 1.0,
         progress: Progress | None = None,
+        on_token: Callable[[int], None] | None = None,
     ) -> Iterator[AudioChunk]:
-        """Text to sound. ``text``: the order of feeds and the ids as they come, instead of ``request.text``."""
+        """Text to sound. ``on_token`` is told each speech token that becomes sound. ``text``: the order of feeds and the ids as they come, instead of ``request.text``."""
         if text is None:
             given = len(request.prompt_text) + len(request.lm_prompt) + (1 + MOST_RATIO) * len(request.text) + 2
             decoding = Decoding(self.networks, self.compat, seed, given)
@@ -210,9 +211,16 @@ class OfflinePipeline:
             decoding = Decoding(self.networks, self.compat, seed, INTERLEAVED_TOKENS)
             tokens = decoding.interleaved(*text)
         silence = SilenceFilter(SILENT_TOKENS[self.networks.config.family], self.compat.silence_limit_tokens)
-        voiced = (token for token in tokens if silence.keeps(token))
+
+        def voiced() -> Iterator[int]:
+            for token in tokens:
+                if silence.keeps(token):
+                    if on_token is not None:
+                        on_token(token)
+                    yield token
+
         yield from self.sound(
-            request, voiced, seed=seed, stream=stream, speed=speed, progress=progress, truncated=lambda: decoding.truncated
+            request, voiced(), seed=seed, stream=stream, speed=speed, progress=progress, truncated=lambda: decoding.truncated
         )
 
     def sound(
