@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.cosyvoice.bundles import DATA, FAMILIES, tiny
 
 from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.text_frontend import (
+from tts_worker.text.reference_normaliser import (
     contains_chinese,
     is_only_punctuation,
     normalise,

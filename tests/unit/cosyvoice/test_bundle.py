@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tests.unit.cosyvoice.bundles import FAMILIES, copy_of, tiny
 from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.shapes import PARTS, expected_shapes
+from tts_worker.engine.cosyvoice.weights import PARTS, expected_shapes
 from tts_worker.engine.tensor_files import read_safetensors, read_tensors, write_safetensors
 from tts_worker.errors import BundleError
 
@@ -191,7 +191,7 @@ ALPHA = "resblocks.0.activations1.0.alpha"
         (cut("flow.pt", 0.0), "flow.pt: cannot be read"),
         (cut("campplus.onnx", 0.7), "campplus.onnx: was cut off"),
         (swap, "flow.pt: this is a vocoder (hift.pt)"),
-        (of_the_other_family("flow"), "'s flow (flow.pt), not what"),
+        (of_the_other_family("flow"), "'s flow (flow.pt), not what belongs here"),
         (of_the_other_family("llm"), "llm_decoder.weight is [6"),
         (of_the_other_family("hift"), "wrong shape (8): "),
         (damage("hift", lambda s: s.pop(ALPHA)), f"missing (1): {ALPHA}"),

@@ -9,7 +9,7 @@ import torch
 
 from tests.unit.cosyvoice.bundles import FAMILIES, fullsize, official_config, qwen_of, tiny, yaml_of
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
-from tts_worker.engine.cosyvoice.shapes import PARTS, expected_shapes
+from tts_worker.engine.cosyvoice.weights import PARTS, expected_shapes
 from tts_worker.errors import BundleError
 
 

@@ -19,8 +19,15 @@ import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.config import V3, YAML_NAMES, CosyVoiceConfig
-from tts_worker.engine.cosyvoice.shapes import PARTS
-from tts_worker.engine.cosyvoice.weights import check_tensors, check_values, complete, normalise_keys
+from tts_worker.engine.cosyvoice.weights import (
+    PARTS,
+    Shape,
+    check_tensors,
+    check_values,
+    complete,
+    expected_shapes,
+    normalise_keys,
+)
 from tts_worker.engine.tensor_files import read_tensors
 from tts_worker.errors import BundleError
 from tts_worker.voicepack.onnx_file import check_onnx
@@ -88,10 +95,11 @@ class Bundle:
 
         Raises BundleError if anything is missing, mis-shaped, not finite or of absurd size.
         """
-        tensors, problems = self._read(part)
+        expected = expected_shapes(self.config, part)
+        tensors, problems = self._read(part, expected)
         problems += check_values(tensors, self.weight_file(part).name)
         Report(self.path, tuple(problems)).raise_if_bad()
-        return complete(part, tensors, self.config, dtype)
+        return complete(expected, tensors, dtype)
 
     def validate(self, *, values: bool = True) -> Report:
         """Look at every file that serving needs. ``values``: also read all weights, for NaN and nonsense."""
@@ -100,7 +108,7 @@ class Bundle:
     def _problems(self, values: bool) -> Iterator[Problem]:
         for part in PARTS:
             try:
-                tensors, problems = self._read(part)
+                tensors, problems = self._read(part, expected_shapes(self.config, part))
             except BundleError as error:
                 yield Problem(self.weight_file(part).name, error.message)
                 continue
@@ -115,10 +123,10 @@ class Bundle:
                 # Stored voices speak without them.
                 yield Problem(file.name, f"{problem}: no voice can be added", fatal=file.exists())
 
-    def _read(self, part: str) -> tuple[dict[str, Tensor], list[Problem]]:
+    def _read(self, part: str, expected: dict[str, Shape]) -> tuple[dict[str, Tensor], list[Problem]]:
         file = self.weight_file(part)
         tensors = normalise_keys(part, read_tensors(file), str(file))
-        return tensors, check_tensors(self.config, part, tensors, file.name)
+        return tensors, check_tensors(expected, tensors, file.name)
 
 
 def _read_text(file: Path) -> str:

@@ -2,7 +2,7 @@
 
 Owns the list of special tokens and their order (an id is a position in it) and the rule that what a user wrote is
 plain text: ``<|endofprompt|>`` in it is read as characters, unless the caller allows special tokens.
-It must not know what a prompt looks like (prompting.py) nor normalise anything (text_frontend.py).
+It must not know what a prompt looks like (enrol.py) nor normalise anything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The weights of a bundle: brought to one spelling, compared with what the configuration asks for, looked at for sense.
 
 Owns the old and new key names and what makes weights fit to serve: complete, of the right shapes, finite, of a sane
-size. It must not know the networks; ``shapes.py`` says what they need.
+size. Which tensors there must be is asked of the networks themselves, built without memory from the configuration.
+It must not know files (tensor_files.py, bundle.py).
 """
 
 from __future__ import annotations
@@ -12,11 +13,17 @@ import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
-from tts_worker.engine.cosyvoice.shapes import OPTIONAL_KEYS, expected_shapes
+from tts_worker.engine.cosyvoice.flow.model import Flow
+from tts_worker.engine.cosyvoice.hift import Hift
+from tts_worker.engine.cosyvoice.lm import SpeechLM
 from tts_worker.engine.tensor_files import finite_range
 from tts_worker.errors import BundleError
 from tts_worker.voicepack.report import Problem, listed
 
+Shape = tuple[int, ...]
+PARTS = ("llm", "flow", "hift")
+OPTIONAL_KEYS = frozenset({"llm.model.lm_head.weight", "decoder.estimator.rotary_embed.inv_freq"})
+"""Not learned: tied to the text embedding, and a constant. A file without them is complete."""
 MAX_ABS = 1e5  # trained weights stay far below, also the largest norms and biases of Qwen2
 
 # A key that only one kind of file has: to say what a foreign file is.
@@ -27,6 +34,18 @@ _MARKS = {
     "decoder.estimator.transformer_blocks.0.attn.to_q.weight": "CosyVoice3's flow (flow.pt)",
     "conv_post.bias": "a vocoder (hift.pt)",
 }
+
+
+def expected_shapes(config: CosyVoiceConfig, part: str) -> dict[str, Shape]:
+    """Keys and shapes of ``part`` (``llm``, ``flow`` or ``hift``) in the current spelling."""
+    with torch.device("meta"):
+        if part == "llm":
+            state = SpeechLM(config.lm).state_dict()
+        elif part == "flow":
+            state = Flow(config.flow).state_dict()
+        else:
+            state = Hift(config.hift).state_dict()
+    return {key: tuple(tensor.shape) for key, tensor in state.items()}
 
 
 def normalise_keys(part: str, tensors: Mapping[str, Tensor], file: str) -> dict[str, Tensor]:
@@ -48,9 +67,8 @@ def normalise_keys(part: str, tensors: Mapping[str, Tensor], file: str) -> dict[
     return renamed
 
 
-def check_tensors(config: CosyVoiceConfig, part: str, tensors: Mapping[str, Tensor], file: str) -> list[Problem]:
+def check_tensors(expected: Mapping[str, Shape], tensors: Mapping[str, Tensor], file: str) -> list[Problem]:
     """Missing, unknown, mis-shaped or non-floating tensors; keys in the current spelling."""
-    expected = expected_shapes(config, part)
     missing = [key for key in expected if key not in tensors and key not in OPTIONAL_KEYS]
     unknown = [key for key in tensors if key not in expected]
     common = [key for key in expected if key in tensors]
@@ -58,7 +76,7 @@ def check_tensors(config: CosyVoiceConfig, part: str, tensors: Mapping[str, Tens
         is_what = next(
             (what for key, what in _MARKS.items() if key in tensors and key not in expected), "something else"
         )
-        return [Problem(file, f"this is {is_what}, not what {config.family} needs here; was it swapped or mixed up?")]
+        return [Problem(file, f"this is {is_what}, not what belongs here; was it swapped or of another family?")]
     wrong_shape = [
         f"{key} is {list(tensors[key].shape)}, not {list(expected[key])}"
         for key in common
@@ -93,16 +111,14 @@ def check_values(tensors: Mapping[str, Tensor], file: str) -> list[Problem]:
     return [Problem(file, listed(what, items), fatal) for items, what, fatal in found if items]
 
 
-def complete(
-    part: str, tensors: Mapping[str, Tensor], config: CosyVoiceConfig, dtype: torch.dtype
-) -> dict[str, Tensor]:
-    """Exactly the expected keys in ``dtype``, in the order of ``expected_shapes``. What is not learned does not come
-    from the file: the text model's output layer is its embedding (tied, unused), the rotary frequencies a formula."""
+def complete(expected: Mapping[str, Shape], tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Exactly the expected keys in ``dtype``. What is not learned does not come from the file: the text model's output
+    layer is its embedding (tied, unused), the rotary frequencies are a formula."""
     full: dict[str, Tensor] = {}
-    for key, shape in expected_shapes(config, part).items():
+    for key, shape in expected.items():
         if key not in OPTIONAL_KEYS:
             full[key] = tensors[key].to(dtype)
-        elif part == "llm":
+        elif key.startswith("llm."):
             full[key] = full["llm.model.model.embed_tokens.weight"]
         else:
             full[key] = 1.0 / 10_000.0 ** (torch.arange(shape[0], dtype=torch.float32) / shape[0])

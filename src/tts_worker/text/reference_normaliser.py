@@ -1,4 +1,4 @@
-"""The reference's text normaliser and sentence splitter, rule by rule: what CosyVoice itself does to a text.
+"""CosyVoice's own text normaliser and sentence splitter, rule by rule: what the reference does to a text.
 
 Owns the rules that decide which text the language model was given when parity numbers were made; the worker's streaming
 path has its own segmenter and does not come here. Where the reference would crash (nothing but blanks, a number of 40

@@ -1,0 +1,66 @@
+"""Recordings to samples: whatever libsndfile reads, one channel, bounded before it is decoded.
+
+Owns the limits (bytes, seconds) and plain words for what is wrong with a file. It must not know what the sound is for.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tts_worker.audio.pcm import Floats
+from tts_worker.errors import InvalidRequest, MissingExtra
+
+MAX_DECODED_S = 600.0
+MAX_AUDIO_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One channel: ``samples [n]`` float32, about -1..1."""
+
+    samples: Floats
+    rate_hz: int
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / self.rate_hz
+
+
+def read_recording(audio: Path | str | bytes, max_s: float = MAX_DECODED_S) -> Recording:
+    """Decode WAV, FLAC, Ogg or MP3, a path or the bytes themselves; channels are averaged.
+
+    Raises InvalidRequest with a plain message: no file, not audio, damaged, empty, too long or too large, not finite.
+    """
+    try:
+        import soundfile
+    except ImportError:
+        raise MissingExtra("reading prompt audio (soundfile)", "cosyvoice") from None
+    source: io.BytesIO | str
+    if isinstance(audio, bytes):
+        source, size_bytes = io.BytesIO(audio), len(audio)
+    else:
+        path = Path(audio)
+        if not path.is_file():
+            raise InvalidRequest(f"{path.name}: no such audio file")
+        source, size_bytes = str(path), path.stat().st_size
+    if size_bytes > MAX_AUDIO_BYTES:
+        raise InvalidRequest(f"the audio has {size_bytes >> 20} MiB; at most {MAX_AUDIO_BYTES >> 20} are read")
+    try:
+        with soundfile.SoundFile(source) as file:
+            rate_hz = int(file.samplerate)
+            limit = int(max_s * rate_hz)
+            # One sample more than allowed tells "too long" without trusting the header or decoding the rest.
+            samples = file.read(limit + 1, dtype="float32", always_2d=True)  # [n, channels]
+    except (soundfile.LibsndfileError, ValueError, RuntimeError):
+        raise InvalidRequest("the audio cannot be read: it must be a whole WAV, FLAC, Ogg or MP3 file") from None
+    if len(samples) > limit:
+        raise InvalidRequest(f"the audio is longer than {max_s:g} s")
+    if not len(samples):
+        raise InvalidRequest("the audio holds no sound")
+    if not np.isfinite(samples).all():
+        raise InvalidRequest("the audio holds values that are not numbers; export it again as 16-bit WAV")
+    return Recording(samples.mean(axis=1, dtype=np.float32), rate_hz)

@@ -1,0 +1,151 @@
+"""What speech models hear: resampling and the three spectrograms that prompts go through, number for number.
+
+Owns the signal processing, each step in the order and precision of the library that the models were trained with, so
+that log features agree to about 1e-5. All sound is float32 in [-1, 1], one channel, ``[1, samples]``.
+It must not know files, models or what the features are for.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+WHISPER_RATE_HZ = 16_000
+
+
+class SincResampler:
+    """Windowed-sinc polyphase resampling as torchaudio's default: Hann window, 6 zero crossings, roll-off 0.99.
+
+    https://ccrma.stanford.edu/~jos/resample/ (theory of ideal bandlimited interpolation).
+    """
+
+    def __init__(self, source_hz: int, target_hz: int, crossings: int = 6, rolloff: float = 0.99) -> None:
+        common = math.gcd(source_hz, target_hz)
+        self.source, self.target = source_hz // common, target_hz // common
+        cutoff = min(self.source, self.target) * rolloff
+        self.width = math.ceil(crossings * self.source / cutoff)
+        offsets = torch.arange(-self.width, self.width + self.source, dtype=torch.float64) / self.source
+        phases = torch.arange(0, -self.target, -1)[:, None] / self.target  # float32, as in torchaudio
+        t = ((phases + offsets) * cutoff).clamp(-crossings, crossings)  # [target, taps]
+        window = torch.cos(t * math.pi / crossings / 2) ** 2
+        t = t * math.pi
+        kernel = torch.where(t == 0, torch.ones((), dtype=t.dtype), t.sin() / t) * window * (cutoff / self.source)
+        self.kernel = kernel.float()[:, None]  # [target, 1, taps]
+
+    def __call__(self, sound: Tensor) -> Tensor:
+        """``[1, n] -> [1, ceil(n * target / source)]``."""
+        if self.source == self.target:
+            return sound
+        samples = sound.shape[1]
+        padded = F.pad(sound, (self.width, self.width + self.source))
+        out = F.conv1d(padded[:, None], self.kernel, stride=self.source)  # [1, target, m]
+        # float32 on purpose: the length is rounded where torchaudio rounds it
+        length = int(torch.ceil(torch.as_tensor(self.target * samples / self.source)))
+        return out.transpose(1, 2).reshape(1, -1)[:, :length]
+
+
+def slaney_filters(rate_hz: int, n_fft: int, bins: int, low_hz: float, high_hz: float | None) -> Tensor:
+    """Triangular filters on Slaney's mel scale with equal area, as in librosa: ``[bins, n_fft // 2 + 1]``."""
+    linear_hz, knee_hz, log_step = 200.0 / 3, 1000.0, math.log(6.4) / 27.0
+    knee_mel = knee_hz / linear_hz
+
+    def to_mel(hz: float) -> float:
+        return hz / linear_hz if hz < knee_hz else knee_mel + math.log(hz / knee_hz) / log_step
+
+    mels = np.linspace(to_mel(low_hz), to_mel(rate_hz / 2 if high_hz is None else high_hz), bins + 2)
+    edges = np.where(mels < knee_mel, mels * linear_hz, knee_hz * np.exp(log_step * (mels - knee_mel)))
+    ramps = edges[:, None] - np.linspace(0, rate_hz / 2, n_fft // 2 + 1)[None]  # [bins + 2, freqs]
+    widths = np.diff(edges)
+    rising, falling = -ramps[:-2] / widths[:-1, None], ramps[2:] / widths[1:, None]
+    triangles = np.maximum(0, np.minimum(rising, falling)).astype(np.float32)
+    return torch.from_numpy((triangles * (2.0 / (edges[2:] - edges[:-2]))[:, None]).astype(np.float32))
+
+
+class MelSpectrogram:
+    """Log mel magnitudes, frames aligned with hops (HiFi-GAN's form): the acoustic features of the flow."""
+
+    def __init__(
+        self, rate_hz: int, n_fft: int, window: int, hop: int, bins: int, low_hz: float, high_hz: float | None
+    ) -> None:
+        self.n_fft, self.hop = n_fft, hop
+        self.filters = slaney_filters(rate_hz, n_fft, bins, low_hz, high_hz)
+        self.window = torch.hann_window(window)
+
+    @property
+    def least_samples(self) -> int:
+        """Sound must be longer than what is mirrored at its ends."""
+        return (self.n_fft - self.hop) // 2 + 1
+
+    def __call__(self, sound: Tensor) -> Tensor:
+        """``[1, n] -> [1, n // hop, bins]``, natural logarithm, floor 1e-5."""
+        pad = (self.n_fft - self.hop) // 2
+        padded = F.pad(sound[:, None], (pad, pad), mode="reflect")[:, 0]
+        spectrum = torch.stft(
+            padded,
+            self.n_fft,
+            hop_length=self.hop,
+            win_length=len(self.window),
+            window=self.window,
+            center=False,
+            return_complex=True,
+        )
+        magnitude = torch.sqrt(torch.view_as_real(spectrum).pow(2).sum(-1) + 1e-9)  # [1, freqs, T]
+        return torch.log(torch.clamp(self.filters @ magnitude, min=1e-5)).transpose(1, 2)
+
+
+class WhisperMel:
+    """Whisper's log mel, without its padding to 30 s: what the speech tokenizer reads. 16 kHz."""
+
+    n_fft, hop, least_samples = 400, 160, 201
+
+    def __init__(self, bins: int = 128) -> None:
+        self.filters = slaney_filters(WHISPER_RATE_HZ, self.n_fft, bins, 0, None)
+        self.window = torch.hann_window(self.n_fft)
+
+    def __call__(self, sound: Tensor) -> Tensor:
+        """``[1, n] -> [1, bins, n // hop]``, about -1..1."""
+        spectrum = torch.stft(sound, self.n_fft, self.hop, window=self.window, return_complex=True)
+        power = spectrum[..., :-1].abs() ** 2
+        log = torch.clamp(self.filters @ power, min=1e-10).log10()
+        return (torch.maximum(log, log.max() - 8.0) + 4.0) / 4.0
+
+
+class KaldiFbank:
+    """Kaldi's log mel filter bank with its default options and no dither: what the speaker encoder reads. 16 kHz.
+
+    25 ms windows every 10 ms that lie wholly inside the sound, mean removed, pre-emphasis 0.97, Povey window.
+    https://kaldi-asr.org/doc/feat.html
+    """
+
+    window, hop, n_fft, low_hz = 400, 160, 512, 20.0
+
+    def __init__(self, bins: int = 80) -> None:
+        def to_mel(hz: float) -> float:
+            return 1127.0 * math.log(1.0 + hz / 700.0)
+
+        low, high = to_mel(self.low_hz), to_mel(WHISPER_RATE_HZ / 2)
+        step, index = (high - low) / (bins + 1), torch.arange(bins)[:, None]
+        left, centre, right = low + index * step, low + (index + 1.0) * step, low + (index + 2.0) * step
+        hz = WHISPER_RATE_HZ / self.n_fft * torch.arange(self.n_fft // 2)
+        mel = (1127.0 * (1.0 + hz / 700.0).log())[None]
+        triangles = torch.minimum((mel - left) / (centre - left), (right - mel) / (right - centre)).clamp(min=0)
+        self.filters = F.pad(triangles, (0, 1))  # [bins, n_fft / 2 + 1]; nothing at the Nyquist frequency
+        self.povey = torch.hann_window(self.window, periodic=False).pow(0.85)
+
+    @property
+    def least_samples(self) -> int:
+        return self.window
+
+    def __call__(self, sound: Tensor) -> Tensor:
+        """``[1, n] -> [1 + (n - 400) // 160, bins]``, natural logarithm."""
+        frames = sound[0].unfold(0, self.window, self.hop)  # [T, window]
+        frames = frames - frames.mean(dim=1, keepdim=True)
+        before = F.pad(frames[None], (1, 0), mode="replicate")[0, :, :-1]
+        frames = (frames - 0.97 * before) * self.povey
+        # In float64: the FFT is where libraries and processors differ most, and quiet bands are its rounding error.
+        power = torch.fft.rfft(F.pad(frames, (0, self.n_fft - self.window)).double()).abs().pow(2.0).float()
+        return torch.clamp(power @ self.filters.T, min=torch.finfo(torch.float32).eps).log()
