@@ -1,0 +1,207 @@
+"""A stored voice: two files in a folder of its name, ``voice.json`` and ``voice.safetensors``, tied by a hash.
+
+Owns the format and the distrust: names, sizes, shapes, numbers and the hash are checked before anything is used, and
+nothing in a voice can name another file or run code. Needs numpy only, so that any part of the worker can list voices.
+It must not know how a voice is made (the engine enrols) nor what an engine does with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tts_worker.errors import BundleError, InvalidRequest, UnknownVoice
+from tts_worker.voicepack.safetensors_header import encode_header, read_header
+
+FORMAT = 1
+MAX_JSON_BYTES = 64 << 10
+MAX_TENSOR_BYTES = 8 << 20  # 30 s of 100 mel bins and much room
+MAX_TEXT_CHARS = 4000
+MAX_ABS = 1000.0  # log magnitudes and embeddings are two orders below
+
+_NAME = re.compile(r"\w[\w.-]{0,63}")
+_FIELDS = {"format", "family", "prompt_text", "seconds", "gain_db", "notes", "content_hash"}
+_TENSORS = {"prompt_text_ids": "I32", "tokens": "I32", "mel": "F32", "embedding": "F32"}
+_DTYPES = {"I32": np.dtype("<i4"), "F32": np.dtype("<f4")}
+
+
+@dataclass(frozen=True)
+class Voice:
+    """What a model needs to speak with a voice. A voice without ``tokens`` has an embedding only (a speaker that the
+    model was tuned for); one without ``prompt_text`` cannot continue its prompt, only borrow its sound.
+
+    ``prompt_text_ids [P]``: the transcript as the language model reads it, prefix included. ``tokens [N]``, ``mel
+    [M, bins]``, ``embedding [spk]``. ``seconds``: of prompt audio; ``gain_db``: what enrolment changed its level by.
+    """
+
+    family: str
+    prompt_text: str
+    prompt_text_ids: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+    mel: NDArray[np.float32]
+    embedding: NDArray[np.float32]
+    seconds: float = 0.0
+    gain_db: float = 0.0
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def content_hash(self) -> str:
+        """SHA-256 over everything that shapes the sound, as 64 hex digits. The name is not part of it."""
+        digest = hashlib.sha256()
+        told = {"family": self.family, "prompt_text": self.prompt_text}
+        digest.update(json.dumps(told, sort_keys=True).encode())
+        for name, array in self.tensors().items():
+            digest.update(f"{name}{array.shape}".encode())
+            digest.update(array.tobytes())
+        return digest.hexdigest()
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """By name, little-endian and contiguous."""
+        arrays = (self.prompt_text_ids, self.tokens, self.mel, self.embedding)
+        return {
+            name: np.ascontiguousarray(array, dtype=_DTYPES[dtype])
+            for (name, dtype), array in zip(_TENSORS.items(), arrays, strict=True)
+        }
+
+    def check(self, *, text_rows: int, speech_tokens: int, mel_bins: int, spk_size: int, frames_per_token: int) -> None:
+        """Raises BundleError if the voice does not fit a model of these sizes."""
+        if self.mel.shape[1:] != (mel_bins,) or self.embedding.shape != (spk_size,):
+            raise BundleError("the voice was made for a model of other dimensions; add it again with this model")
+        for ids, rows in ((self.prompt_text_ids, text_rows), (self.tokens, speech_tokens)):
+            if ids.size and not (int(ids.min()) >= 0 and int(ids.max()) < rows):
+                raise BundleError("the voice holds ids that this model does not have; add it again with this model")
+        if abs(len(self.mel) - frames_per_token * len(self.tokens)) > frames_per_token:
+            raise BundleError("the voice's mel and speech tokens are not equally long; add it again")
+
+
+def voice_folder(root: Path, name: str) -> Path:
+    """``root/name`` for a name that is only a name. Raises InvalidRequest for anything that could lead elsewhere."""
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest("a voice's name has up to 64 letters, digits, _ . or -, and begins with a letter or digit")
+    return root / name
+
+
+def stored_voices(root: Path) -> list[str]:
+    """Names of the complete voices below ``root``, sorted."""
+    if not root.is_dir():
+        return []
+    return sorted(path.parent.name for path in root.glob("*/voice.json") if _NAME.fullmatch(path.parent.name))
+
+
+def save_voice(root: Path, name: str, voice: Voice, *, replace: bool = False) -> Path:
+    """Write both files; the JSON comes last and makes the voice complete. Returns the folder.
+
+    Raises InvalidRequest for a bad name or one that is taken, BundleError if the disk refuses.
+    """
+    folder = voice_folder(root, name)
+    if (folder / "voice.json").exists() and not replace:
+        raise InvalidRequest(f"there is a voice {name!r} already; choose another name or say that it be replaced")
+    about = {
+        "format": FORMAT,
+        "family": voice.family,
+        "prompt_text": voice.prompt_text,
+        "seconds": round(voice.seconds, 3),
+        "gain_db": round(voice.gain_db, 2),
+        "notes": list(voice.notes),
+        "content_hash": voice.content_hash,
+    }
+    tensors = voice.tensors()
+    header = encode_header({key: (_TENSORS[key], array.shape) for key, array in tensors.items()}, {})
+    body = b"".join([header, *(array.tobytes() for array in tensors.values())])
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _replace(folder / "voice.safetensors", body)
+        _replace(folder / "voice.json", (json.dumps(about, indent=2, ensure_ascii=False) + "\n").encode())
+    except OSError as error:
+        raise BundleError(f"{folder}: the voice cannot be written ({error.strerror})") from None
+    return folder
+
+
+def load_voice(root: Path, name: str) -> Voice:
+    """Raises UnknownVoice if there is none of that name, BundleError naming the file for one that cannot be trusted."""
+    folder = voice_folder(root, name)
+    if not (folder / "voice.json").is_file():
+        raise UnknownVoice(
+            f'there is no stored voice "{name}"; there are: {", ".join(stored_voices(root)[:20]) or "none"}'
+        )
+    about_file, tensor_file = folder / "voice.json", folder / "voice.safetensors"
+    about = _read_about(about_file)
+    tensors = _read_arrays(tensor_file)
+    voice = Voice(
+        about["family"], about["prompt_text"], tensors["prompt_text_ids"], tensors["tokens"], tensors["mel"],
+        tensors["embedding"], about["seconds"], about["gain_db"], tuple(about["notes"]),
+    )  # fmt: skip
+    if voice.content_hash != about["content_hash"]:
+        raise BundleError(f"{folder}: the hash does not match; the voice was changed or damaged. Add it again")
+    return voice
+
+
+def _replace(file: Path, body: bytes) -> None:
+    partial = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        partial.write_bytes(body)
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _read_about(file: Path) -> dict[str, Any]:
+    def fail(problem: str) -> NoReturn:
+        raise BundleError(f"{file}: {problem}")
+
+    with file.open("rb") as stream:
+        raw = stream.read(MAX_JSON_BYTES + 1)
+    if len(raw) > MAX_JSON_BYTES:
+        fail(f"is larger than {MAX_JSON_BYTES} bytes")
+    try:
+        about = json.loads(raw)
+    except (ValueError, RecursionError):
+        fail("is not valid JSON")
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        fail(f"is not a voice of format {FORMAT}; it may be of a newer version")
+    if about.keys() != _FIELDS:
+        fail(f"must have exactly these keys: {', '.join(sorted(_FIELDS))}")
+    texts = (about["family"], about["prompt_text"], about["content_hash"])
+    notes = about["notes"]
+    if not all(isinstance(text, str) and len(text) <= MAX_TEXT_CHARS for text in texts):
+        fail("has a text that is too long or none")
+    if not isinstance(notes, list) or len(notes) > 20 or not all(isinstance(note, str) for note in notes):
+        fail("has notes that are not a list of texts")
+    for key in ("seconds", "gain_db"):
+        if isinstance(about[key], bool) or not isinstance(about[key], (int, float)) or not abs(about[key]) < MAX_ABS:
+            fail(f"{key} is not a sensible number")
+    return about
+
+
+def _read_arrays(file: Path) -> Mapping[str, NDArray[Any]]:
+    def fail(problem: str) -> NoReturn:
+        raise BundleError(f"{file}: {problem}")
+
+    if not file.is_file():
+        fail("is missing")
+    with file.open("rb") as stream:
+        raw = stream.read(MAX_TENSOR_BYTES + 1)
+    if len(raw) > MAX_TENSOR_BYTES:
+        fail(f"is larger than {MAX_TENSOR_BYTES} bytes; that is no voice")
+    header = read_header(io.BytesIO(raw), len(raw), str(file))
+    if {name: entry.dtype for name, entry in header.entries.items()} != _TENSORS:
+        fail(f"must hold exactly these tensors: {', '.join(f'{name} ({dtype})' for name, dtype in _TENSORS.items())}")
+    arrays = {}
+    for name, entry in header.entries.items():
+        array = np.frombuffer(raw[entry.start : entry.end], dtype=_DTYPES[entry.dtype]).reshape(entry.shape)
+        if array.ndim != (2 if name == "mel" else 1):
+            fail(f"{name} has {array.ndim} dimensions")
+        if entry.dtype == "F32" and not bool((np.abs(array) < MAX_ABS).all()):
+            fail(f"{name} holds NaN, infinite or absurd values")
+        arrays[name] = array
+    return arrays
