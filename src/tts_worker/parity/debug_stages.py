@@ -4,11 +4,13 @@ tensor is found by its path; where our network has no such module the tensor is 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
+from tts_worker.engine.cosyvoice.flow.dit import Dit
 from tts_worker.engine.cosyvoice.kv import SlotPool
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.parity.compare import DECODE, FEATURES, MEL, PITCH_HZ, SCORES, Bench, Golden
@@ -18,7 +20,7 @@ NO_MODULE = "no such module here"
 
 
 def _parts(golden: Golden, prefix: str) -> list[str]:
-    return [key.removeprefix(prefix) for key in golden.keys() if key.startswith(prefix)]
+    return [key.removeprefix(prefix) for key in golden if key.startswith(prefix)]
 
 
 def _check_modules(
@@ -30,7 +32,8 @@ def _check_modules(
         run()
     for path in paths:
         got, key = seen.get(path), f"{prefix}{path}"
-        if got is None or got.shape != golden[key].shape:
+        expected = golden[key]
+        if got is None or got.shape != expected.shape:
             bench.info(golden.name, key, NO_MODULE if got is None else "our module of this name holds something else")
         else:
             bench.close(golden, key, got, limit)
@@ -47,19 +50,25 @@ def check_layers(bench: Bench, golden: Golden, networks: Networks) -> None:
             bench.close(golden, "est.out_stream", run_estimator(flow, x, mu, spk, cond, t, True), MEL)
         if "est.rope_freqs" in golden:
             start = torch.zeros(1, dtype=torch.long)
-            bench.close(golden, "est.rope_freqs", flow.estimator.rotary_embed.angles(start, x.shape[2]), FEATURES)  # type: ignore[union-attr]
+            bench.close(
+                golden, "est.rope_freqs", cast("Dit", flow.estimator).rotary_embed.angles(start, x.shape[2]), FEATURES
+            )
     if "enc.in" in golden:
         given, ahead = golden["enc.in"], flow.dims.lookahead_tokens
         span, past = given.shape[1], whole_past(flow)
         flow.encoder.prepare(span)
         known, start = torch.tensor([span]), torch.zeros(1, dtype=torch.long)
 
-        def encode() -> Tensor:
-            return flow.encoder(F.pad(given, (0, 0, 0, ahead)), known, start, span, True, past)  # type: ignore[no-any-return]
-
         # The embedding runs over the look-ahead, too, and so is longer than the reference's: cut to compare.
         bench.close(golden, "enc_stream.embed", flow.encoder.embed(given), MEL)
-        _check_modules(bench, golden, "enc_stream.", flow.encoder, MEL, encode)
+        _check_modules(
+            bench,
+            golden,
+            "enc_stream.",
+            flow.encoder,
+            MEL,
+            lambda: flow.encoder(F.pad(given, (0, 0, 0, ahead)), known, start, span, True, past),
+        )
     if "hift.mel" in golden:
         mel = golden["hift.mel"]
         _check_modules(bench, golden, "f0.", hift.f0_predictor, PITCH_HZ, lambda: hift.f0_predictor(mel))

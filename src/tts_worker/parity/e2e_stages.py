@@ -51,7 +51,7 @@ def check_token2wav(bench: Bench, golden: Golden, networks: Networks) -> None:
     tokens = golden.ids("token")
     runs = [Run(key.removesuffix("_flow_calls"), calls) for key, calls in meta.items() if key.endswith("_flow_calls")]
     named = {f"{run.name}_wav" for run in runs}
-    for key in golden.keys():
+    for key in golden:
         if key.endswith("_wav") and key not in named:
             bench.fail(file, key, "its header does not say how it was made")
     made: dict[str, tuple[OfflinePipeline, list[AudioChunk]]] = {}
@@ -84,7 +84,7 @@ def check_token2wav(bench: Bench, golden: Golden, networks: Networks) -> None:
 
 
 def _check_mels(bench: Bench, golden: Golden, made: dict[str, list[AudioChunk]]) -> None:
-    for key in golden.keys():
+    for key in golden:
         if not (found := re.fullmatch(r"(\w+?)_mel(?:_call(\d+))?", key)):
             continue
         # The mel of a run does not depend on its noise, so it is recorded without the noise's name.
@@ -102,7 +102,7 @@ def check_text2wav(
     """Text to sound with the prompt features of ``frontend``. Texts are in the header; the voice has no noise."""
     texts = golden.meta["texts"]
     quiet = noise_named("zero", networks.config.hift.nb_harmonics + 1, 0)
-    modes = sorted({key.rpartition("_")[0] for key in golden.keys()})
+    modes = sorted({key.rpartition("_")[0] for key in golden})
     for mode in modes:
         request = _request(mode, texts, frontend, networks, bundle, tokenizer)
         if request is None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,14 +26,10 @@ def outputs_of(module: nn.Module, paths: list[str]) -> Iterator[dict[str, Tensor
     """What the submodules at ``paths`` return while the block runs."""
     seen: dict[str, Tensor] = {}
 
-    def keep(path: str) -> nn.Module:
-        part = module.get_submodule(path)
-        handles.append(part.register_forward_hook(lambda _m, _i, out: seen.update({path: out})))
-        return part
+    def keep(path: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        return lambda _module, _inputs, output: seen.update({path: output})
 
-    handles: list[torch.utils.hooks.RemovableHandle] = []
-    for path in paths:
-        keep(path)
+    handles = [module.get_submodule(path).register_forward_hook(keep(path)) for path in paths]
     try:
         yield seen
     finally:
@@ -46,8 +43,8 @@ def run_estimator(flow: Flow, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, 
     frames, start = x.shape[1], torch.zeros(len(x), dtype=torch.long)
     mask = chunk_mask(start, start + frames, frames, frames, flow.chunk_frames * chunked)
     tables = flow.estimator.tables(t)
-    memory = NoPast(flow.estimator.sites.tails)
-    return flow.estimator(x, mu, spk, cond, tables, start, mask, memory).transpose(1, 2)
+    velocity: Tensor = flow.estimator(x, mu, spk, cond, tables, start, mask, NoPast(flow.estimator.sites.tails))
+    return velocity.transpose(1, 2)
 
 
 def whole_past(flow: Flow) -> Memory | EncoderPast:
@@ -72,9 +69,9 @@ def check_encoder(bench: Bench, golden: Golden, flow: Flow) -> None:
             table = relative_sinusoids(tokens.shape[1], flow.dims.encoder.output_size)[None]
             bench.close(golden, "pos_emb", table, FEATURES)
         if "lookahead_out" in golden:
-            past = NoPast(encoder.token_sites.tails)
-            bench.close(golden, "lookahead_out", encoder.pre_lookahead_layer(F.pad(embedded, (0, 0, 0, ahead)), past), FEATURES)
-    for key in golden.keys():
+            seen = encoder.pre_lookahead_layer(F.pad(embedded, (0, 0, 0, ahead)), NoPast(encoder.token_sites.tails))
+            bench.close(golden, "lookahead_out", seen, FEATURES)
+    for key in golden:
         if not (found := re.fullmatch(r"(h|mu)_final([01])(?:_stream([01]))?", key)):
             continue
         what, final, chunked = found.group(1), found.group(2) == "1", found.group(3) == "1"
@@ -93,12 +90,12 @@ def check_encoder(bench: Bench, golden: Golden, flow: Flow) -> None:
 def check_estimator(bench: Bench, golden: Golden, flow: Flow) -> None:
     if "time_in" in golden:
         bench.close(golden, "time_emb", flow.estimator.time_embedding(golden["time_in"]), FEATURES)
-    for key in golden.keys():
+    for key in golden:
         if found := re.fullmatch(r"(out|input_embed)_(\d+)(?:_stream([01]))?", key):
             what, size, chunked = found.group(1), found.group(2), found.group(3) == "1"
-            given = [golden[f"{name}_{size}"] for name in ("x", "mu", "spks", "cond", "t")]
+            x, mu, spk, cond, t = (golden[f"{name}_{size}"] for name in ("x", "mu", "spks", "cond", "t"))
             with outputs_of(flow.estimator, ["input_embed"] if what == "input_embed" else []) as seen:
-                got = run_estimator(flow, *given, chunked)
+                got = run_estimator(flow, x, mu, spk, cond, t, chunked)
             bench.close(golden, key, seen.get("input_embed", got), MEL)
 
 
@@ -109,7 +106,7 @@ def check_solver(bench: Bench, golden: Golden, flow: Flow) -> None:
     if "t_span" in golden:
         ends = torch.cat([torch.zeros(1), flow.times[:, 0] + flow.times[:, 1]])
         bench.close(golden, "t_span", ends, EXACT)
-    for key in golden.keys():
+    for key in golden:
         if found := re.fullmatch(r"noise_(first|last)_(\d+)_frames", key):
             count = int(found.group(2))
             bench.close(golden, key, noise[:, :, :count] if found.group(1) == "first" else noise[:, :, -count:], EXACT)
@@ -124,12 +121,13 @@ def check_solver(bench: Bench, golden: Golden, flow: Flow) -> None:
         bench.equal(golden.name, "noise_shape", list(noise.shape), golden.meta["noise_shape"])
     if digest := golden.meta.get("noise_sha256"):
         same = hashlib.sha256(noise.contiguous().numpy().tobytes()).hexdigest() == digest
-        bench.info(golden.name, "noise_sha256", "identical" if same else "differs in last bits, as on another processor")
+        note = "identical" if same else "differs in last bits, as on another processor"
+        bench.info(golden.name, "noise_sha256", note)
 
 
 def check_inference(bench: Bench, golden: Golden, flow: Flow) -> None:
     spk = flow.speaker(golden["embedding"])
-    for key in golden.keys():
+    for key in golden:
         if not (found := re.fullmatch(r"mel_(noprompt_)?(\d+)_stream([01])_final([01])", key)):
             continue
         prompt, mel = golden["prompt_token"].long(), golden["prompt_feat"]

@@ -17,7 +17,7 @@ from tts_worker.parity.compare import DECODE, FEATURES, PITCH_HZ, SHORT_WAVE, Be
 def seed_of(meta: dict[str, Any]) -> int:
     """The seed that a golden file says it was made with."""
     found = re.search(r"manual_seed\((\d+)\)", json.dumps(meta))
-    return int(meta.get("seed", found.group(1) if found else 0))
+    return int(meta["seed"]) if "seed" in meta else int(found.group(1)) if found else 0
 
 
 def noise_named(name: str, harmonics: int, samples: int) -> Noise:
@@ -31,7 +31,8 @@ def noise_named(name: str, harmonics: int, samples: int) -> Noise:
 def seeded_run(seed: int, hift: Hift, mel: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return hift(mel, noise)
+        sound, source = hift(mel, noise)
+        return sound, source
 
 
 def check_hift(bench: Bench, golden: Golden, networks: Networks) -> None:
@@ -41,13 +42,12 @@ def check_hift(bench: Bench, golden: Golden, networks: Networks) -> None:
     first, start = hift.start(1).phase, torch.zeros(1, dtype=torch.long)
     pitch_key = next(key for key in ("f0", "f0_final1") if key in golden)
     pitch = golden[pitch_key]
-    for key in golden.keys():
+    for key in golden:
         final, ahead = not key.endswith("_final0"), hift.f0_predictor.ahead
         if key in ("f0", "f0_final0", "f0_final1"):
             bench.close(golden, key, hift.f0_predictor(mel, final), PITCH_HZ, "Hz")
         elif key == "uv":
-            voiced = (pitch > dims.nsf_voiced_threshold).float()[:, :, None]
-            bench.close(golden, key, voiced.expand_as(golden[key]) if golden[key].shape[1] == pitch.shape[1] else voiced, 0.0)
+            bench.close(golden, key, (pitch > dims.nsf_voiced_threshold).float()[:, :, None], 0.0)
         elif key == "sine_waves_zero_noise":
             voiced = (pitch > dims.nsf_voiced_threshold).float().repeat_interleave(dims.frame_samples, 1)[:, :, None]
             bench.close(golden, key, hift.m_source.harmonics(pitch, first) * dims.nsf_alpha * voiced, SHORT_WAVE)
@@ -85,4 +85,5 @@ def check_hift(bench: Bench, golden: Golden, networks: Networks) -> None:
     if isinstance(natural, dict) and "sine_first" in natural:
         given = torch.tensor(natural["sine_first"])
         got = NaturalNoise(networks.config.flow, dims)(start, len(given), harmonics)[0]
-        bench.info(golden.name, "natural noise", "identical" if torch.equal(got, given) else "another order of building")
+        note = "identical" if torch.equal(got, given) else "another order of building"
+        bench.info(golden.name, "natural noise", note)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -71,7 +72,7 @@ def run_parity(
         if path.suffix == ".safetensors":
             _run(bench, path, stages)
         elif path.name == "silent_tokens.json":
-            _guarded(bench, path.stem, lambda path=path: check_silence(bench, path, networks))
+            _guarded(bench, path.stem, partial(check_silence, bench, path, networks))
         elif path.name == "manifest.json":
             _check_manifest(bench, path)
         elif path.name == "metrics.json":
@@ -112,5 +113,5 @@ def _check_manifest(bench: Bench, path: Path) -> None:
             bench.fail(path.stem, name, "listed, but not there")
         elif file.suffix == ".safetensors":
             golden = Golden(file)
-            there = {key: list(golden[key].shape) for key in golden.keys()}
+            there = {key: list(golden[key].shape) for key in golden}
             bench.equal(path.stem, name, there, {key: shape for key, (shape, _) in entry["tensors"].items()})

@@ -122,7 +122,7 @@ class InterleaveRule:
 class Interleave:
     """Decides what is fed when, as the text arrives token by token.
 
-    While ``wants_text``, call ``push`` or ``end``; else feed ``feed()``'s items, and ``take`` the id that follows, until
+    While ``wants_text``, call ``push`` or ``end``; else feed ``feed()``'s items and ``take`` the id that follows, until
     ``done``. What comes out depends on the text and the ids, never on when or in what portions they came.
     """
 

@@ -1,8 +1,8 @@
 """Every quirk of the reference that shapes the sound, by name, with a switch. The default is what sounds right and
 streams consistently; ``Compat.reference()`` is the reference number for number.
 
-A quirk that is part of how the weights were trained is no switch and stands where it is computed: the rotation of head 0
-only (flow/dit.py), the phase that stands still within a frame (hift.py).
+A quirk that is part of how the weights were trained is no switch and stands where it is computed: the rotation of
+head 0 only (flow/dit.py), the phase that stands still within a frame (hift.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Compat:
     hop_shared_by_requests: bool = False
     """Let the growing chunk size of one request be the first of the next."""
     growing_hop: bool = False
-    """Recompute from the start in chunks of 25, 50, 100, 100... tokens, the first filling up the prompt's last chunk."""
+    """Compute chunks of 25, 50, 100, 100... tokens, the first with what completes the prompt's last chunk."""
     token_fed_twice: bool = False
     """Interleaved text: feed the last input again when the text ends right after a fill id."""
     speaks_before_text: bool = False

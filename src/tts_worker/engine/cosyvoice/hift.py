@@ -1,7 +1,7 @@
 """Mel frames to sound: HiFT, a neural source filter with an inverse Fourier transform at its end.
 
-Owns CosyVoice2's vocoder and CosyVoice3's causal one, offline (``forward``) and in a stream (``stream``), where a window
-of past frames and the running phase replace the whole past. Noise comes from outside, by absolute sample.
+Owns CosyVoice2's vocoder and CosyVoice3's causal one, offline (``forward``) and in a stream (``stream``), where a
+window of past frames and the running phase replace the whole past. Noise comes from outside, by absolute sample.
 It must not know tokens, schedules or who listens. HiFTNet: https://arxiv.org/abs/2309.09493; the harmonic source:
 https://arxiv.org/abs/1904.12088.
 """
@@ -68,8 +68,8 @@ class DefaultGeneratorNoise:
 
 
 class NaturalNoise:
-    """The noise that the reference's CosyVoice3 happens to have: what is left of torch's stream with seed 0 after it drew
-    the flow's initial noise, the first flow layers and the pitch predictor. Grows as more is asked for."""
+    """The noise that the reference's CosyVoice3 happens to have: what is left of torch's stream with seed 0 after it
+    drew the flow's initial noise, the first flow layers and the pitch predictor. Grows as more is asked for."""
 
     def __init__(self, flow: FlowDims, hift: HiftDims) -> None:
         self._flow, self._hift, self._buffer = flow, hift, torch.zeros(0, hift.nb_harmonics + 1)
@@ -156,7 +156,8 @@ class F0Predictor(nn.Module):
         channels = dims.f0_channels
         self.ahead = 3 if dims.causal else 0
         self.left = 8 if dims.causal else 5
-        first = Conv(dims.in_channels, channels, 4, (0, 0)) if dims.causal else Conv(dims.in_channels, channels, 3, (1, 1))
+        kernel, pad = (4, (0, 0)) if dims.causal else (3, (1, 1))
+        first = Conv(dims.in_channels, channels, kernel, pad)
         layers: list[nn.Module] = [weight_norm(first), nn.ELU()]
         for _ in range(4):
             layers += [weight_norm(Conv(channels, channels, 3, same(3, 1, dims.causal))), nn.ELU()]
@@ -254,8 +255,8 @@ class Hift(nn.Module):
         self.dims, base, causal = dims, dims.base_channels, dims.causal
         self.m_source = Source(dims, exact_phase)
         self.fourier = Fourier(dims.n_fft, dims.hop)
-        pre = dims.conv_pre_look_right
-        self.conv_pre = weight_norm(Conv(dims.in_channels, base, pre + 1 if causal else 7, (0, 0) if causal else (3, 3)))
+        kernel, pad = (dims.conv_pre_look_right + 1, (0, 0)) if causal else (7, (3, 3))
+        self.conv_pre = weight_norm(Conv(dims.in_channels, base, kernel, pad))
         self.ups, self.source_downs = nn.ModuleList(), nn.ModuleList()
         self.source_resblocks, self.resblocks = nn.ModuleList(), nn.ModuleList()
         rates, bins = dims.upsample_rates, dims.n_fft + 2

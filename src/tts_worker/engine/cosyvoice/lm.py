@@ -111,8 +111,25 @@ class Qwen2(nn.Module):
         self.norm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
 
 
-class _Named(nn.Module):
-    """A level of the official key names that does nothing itself."""
+class _CausalLm(nn.Module):
+    """A level of the official key names. The text head is tied and unused, but part of the official file."""
+
+    def __init__(self, cfg: LmDims) -> None:
+        super().__init__()
+        self.model = Qwen2(cfg)
+        self.lm_head = nn.Linear(cfg.hidden_size, cfg.text_vocab, bias=False)
+        self.tie()
+
+    def tie(self) -> None:
+        self.lm_head.weight = self.model.embed_tokens.weight
+
+
+class _Backbone(nn.Module):
+    """Another level of the official key names."""
+
+    def __init__(self, cfg: LmDims) -> None:
+        super().__init__()
+        self.model = _CausalLm(cfg)
 
 
 class SpeechLM(nn.Module):
@@ -121,11 +138,7 @@ class SpeechLM(nn.Module):
     def __init__(self, cfg: LmDims) -> None:
         super().__init__()
         self.cfg = cfg
-        self.llm = _Named()
-        self.llm.model = _Named()
-        self.llm.model.model = Qwen2(cfg)
-        self.llm.model.lm_head = nn.Linear(cfg.hidden_size, cfg.text_vocab, bias=False)
-        self.llm.model.lm_head.weight = self.llm.model.model.embed_tokens.weight  # tied; unused, but part of the official file
+        self.llm = _Backbone(cfg)
         self.llm_decoder = nn.Linear(cfg.hidden_size, cfg.speech_rows, bias=cfg.decoder_bias)
         self.speech_embedding = embedding(cfg.speech_rows, cfg.hidden_size)
         if cfg.own_special_rows:

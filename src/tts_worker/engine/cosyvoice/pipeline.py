@@ -179,8 +179,8 @@ class OfflinePipeline:
         self._hop = Hop(networks.config.flow.chunk_tokens)
 
     def interleave(self, request: Request, prefix_end: int | None) -> Interleave:
-        """The order of feeds for ``request``, whose text comes later. ``prefix_end``: the text id that ends CosyVoice3's
-        instruction. Raises InvalidRequest if it is not in the prompt text."""
+        """The order of feeds for ``request``, whose text comes later. ``prefix_end``: the text id that ends the
+        instruction (CosyVoice3). Raises InvalidRequest if it is not in the prompt text."""
         dims, prompt = self.networks.config.lm, request.prompt_text
         cut = 0
         if prefix_end is not None:
@@ -202,7 +202,8 @@ class OfflinePipeline:
         progress: Progress | None = None,
         on_token: Callable[[int], None] | None = None,
     ) -> Iterator[AudioChunk]:
-        """Text to sound. ``on_token`` is told each speech token that becomes sound. ``text``: the order of feeds and the ids as they come, instead of ``request.text``."""
+        """Text to sound. ``text``: the order of feeds and the ids as they come, instead of ``request.text``.
+        ``on_token`` is told each speech token that becomes sound."""
         if text is None:
             given = len(request.prompt_text) + len(request.lm_prompt) + (1 + MOST_RATIO) * len(request.text) + 2
             decoding = Decoding(self.networks, self.compat, seed, given)
@@ -220,8 +221,9 @@ class OfflinePipeline:
                     yield token
 
         yield from self.sound(
-            request, voiced(), seed=seed, stream=stream, speed=speed, progress=progress, truncated=lambda: decoding.truncated
-        )
+            request, voiced(), seed=seed, stream=stream, speed=speed, progress=progress,
+            truncated=lambda: decoding.truncated,
+        )  # fmt: skip
 
     def sound(
         self,

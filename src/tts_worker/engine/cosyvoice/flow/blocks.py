@@ -27,10 +27,10 @@ def chunk_mask(start: Tensor, total: Tensor, span: int, context: int, chunk: int
 
 
 def sinusoid(t: Tensor, dim: int, scale: float = 1000.0) -> Tensor:
-    """Time embedding: ``t [S]`` in 0..1 to ``[S, dim]``, sines first."""
-    half = dim // 2
-    rates = torch.exp(torch.arange(half, device=t.device).float() * -(math.log(10000) / (half - 1)))
-    angle = scale * t[:, None] * rates
+    """Time embedding: ``t [S]`` in 0..1 to ``[S, dim]``, sines first. The rates are rounded from float64: a last bit in
+    them is 1e-4 in the sine, and exponentials differ in last bits from one processor to the next."""
+    rates = torch.exp(torch.arange(dim // 2, device=t.device).double() * -(math.log(10000) / (dim // 2 - 1)))
+    angle = scale * t[:, None] * rates.float()
     return torch.cat([angle.sin(), angle.cos()], dim=-1)
 
 

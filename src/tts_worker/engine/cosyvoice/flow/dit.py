@@ -7,6 +7,8 @@ It must not know guidance, the solver or where its past is kept.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,7 +26,7 @@ class TimeEmbed(nn.Module):
         self.time_mlp = nn.Sequential(nn.Linear(TIME_SINUSOIDS, dim), nn.SiLU(), nn.Linear(dim, dim))
 
     def forward(self, t: Tensor) -> Tensor:  # [S] -> [S, D]
-        return self.time_mlp(sinusoid(t, TIME_SINUSOIDS).to(self.time_mlp[0].weight.dtype))
+        return self.time_mlp(sinusoid(t, TIME_SINUSOIDS).to(next(self.parameters()).dtype))
 
 
 class ConvPosition(nn.Module):
@@ -52,8 +54,10 @@ class InputEmbed(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Rotary positions in the interleaved form. The reference rotates the *un-split* query and key with a table one head
-    wide, so only head 0 carries positions; the weights were trained that way."""
+    """Rotary positions in the interleaved form. The reference rotates the *un-split* query and key with a table one
+    head wide, so only head 0 carries positions; the weights were trained that way."""
+
+    inv_freq: Tensor
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
@@ -147,9 +151,8 @@ class Dit(nn.Module):
 
     def tables(self, t: Tensor) -> Tensor:
         """What the times ``t [S]`` steer: ``[S, 6*depth + 2, D]``, the last two being scale and shift of the output."""
-        time = self.time_embed(t)
-        steering = [block.attn_norm for block in self.transformer_blocks]
-        return torch.cat([part(time) for part in [*steering, self.norm_out]], dim=1)
+        time, blocks = self.time_embed(t), cast("list[Block]", self.transformer_blocks)
+        return torch.cat([part(time) for part in (*(block.attn_norm for block in blocks), self.norm_out)], dim=1)
 
     def forward(
         self,
@@ -162,8 +165,8 @@ class Dit(nn.Module):
         mask: Tensor,
         memory: Memory,
     ) -> Tensor:
-        """``x, mu, cond [N, T, mel]``, ``spk [N, mel]``, ``table [N or 1, 6*depth+2, D]``, ``start [B]`` (position of the
-        first frame), ``mask [B, 1, T, L]``: velocity ``[N, T, mel]``."""
+        """``x, mu, cond [N, T, mel]``, ``spk [N, mel]``, ``table [N or 1, 6*depth+2, D]``, ``start [B]`` (position of
+        the first frame), ``mask [B, 1, T, L]``: velocity ``[N, T, mel]``."""
         angles = self.rotary_embed.angles(start, x.shape[1])  # [B, T, d]
         angles = angles.repeat(x.shape[0] // start.shape[0], 1, 1)  # [N, T, d]
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -138,7 +139,7 @@ class Encoder(nn.Module):
         self.reach_tokens = max(tokens, 2 * self.reach_tokens)
         for layers, reach in ((self.encoders, 1), (self.up_encoders, self.dims.upsample)):
             table = relative_sinusoids(self.reach_tokens * reach, self.dims.output_size)
-            for layer in layers:
+            for layer in cast("list[Layer]", layers):
                 layer.self_attn.prepare(table.to(self.after_norm.weight.device))
 
     def _run(self, layers: nn.ModuleList, x: Tensor, at: tuple[Tensor, Tensor, int, int], memory: Memory) -> Tensor:
@@ -151,7 +152,9 @@ class Encoder(nn.Module):
             x = layer(x, mask, column, memory)
         return x
 
-    def forward(self, x: Tensor, known: Tensor, start: Tensor, context: int, chunked: bool, past: EncoderPast) -> Tensor:
+    def forward(
+        self, x: Tensor, known: Tensor, start: Tensor, context: int, chunked: bool, past: EncoderPast
+    ) -> Tensor:
         """``x [B, T+A, C]``: embedded tokens from position ``start [B]``, the last A as look-ahead only; of these
         ``known [B]`` exist, the rest is silence after the end. ``context`` >= start + T, in tokens. ``[B, 2T, D]``."""
         span, up, chunk = x.shape[1] - self.dims.lookahead.lookahead_tokens, self.dims.upsample, self.dims.chunk_tokens

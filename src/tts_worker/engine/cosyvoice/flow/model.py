@@ -45,9 +45,9 @@ def initial_noise(mel: int) -> Tensor:
 
 @dataclass(frozen=True)
 class ChunkPast:
-    """The past of a batch of utterances: of the front (v3: its look-ahead; v2: the encoder) and, by solver rows, of the
-    estimator. ``null_velocity [B, T, mel]`` is the unguided velocity of the first step where it is tabulated: it depends
-    on the position only. Row 0 is then the first step's guided branch, rows 2s-1 and 2s the two branches of step s."""
+    """The past of a batch of utterances: of the front (v3: its look-ahead; v2: the encoder) and, by solver rows, of
+    the estimator. ``null_velocity [B, T, mel]`` is the free velocity of the first step where it is tabulated: it
+    depends on the position only. Row 0 is then the first step's guided branch, rows 2s-1 and 2s both of step s."""
 
     front: Memory | EncoderPast
     estimator: Callable[[slice], Memory]
@@ -101,7 +101,9 @@ class Flow(nn.Module):
         """Speaker embedding ``[B, spk_embed]`` to the condition ``[B, mel]``."""
         return self.spk_embed_affine_layer(F.normalize(embedding.to(self.spk_embed_affine_layer.weight), dim=1))
 
-    def mu(self, tokens: Tensor, known: Tensor, start: Tensor, context: int, chunked: bool, front: Memory | EncoderPast) -> Tensor:
+    def mu(
+        self, tokens: Tensor, known: Tensor, start: Tensor, context: int, chunked: bool, front: Memory | EncoderPast
+    ) -> Tensor:
         """``tokens [B, T+A]`` from position ``start [B]``, the last A look-ahead only; ``known [B]`` of them exist.
         ``context`` >= start + T tokens. The mean that the flow starts out from: ``[B, T*frames_per_token, mel]``."""
         x = self.input_embedding(tokens.clamp(min=0))  # [B, T+A, C]
@@ -123,7 +125,8 @@ class Flow(nn.Module):
         for step in range(self.dims.steps):
             table, dt = self.time_tables[step : step + 1], self.times[step, 1]
             if step == 0 and past.null_velocity is not None:
-                guided = self.estimator(x.to(dtype), mu, spk, cond, table, start, mask, past.estimator(slice(0, 1))).float()
+                memory = past.estimator(slice(0, 1))
+                guided = self.estimator(x.to(dtype), mu, spk, cond, table, start, mask, memory).float()
                 free = past.null_velocity
             else:
                 memory = past.estimator(slice(2 * step - 1, 2 * step + 1))
@@ -156,7 +159,7 @@ class Flow(nn.Module):
         final: bool,
     ) -> Tensor:
         """Whole sequences. ``tokens [B, L]`` (prompt and speech, of which ``lengths [B]`` count; if not ``final``, the
-        last ones are look-ahead only), ``prompt_mel [B, P, mel]`` of which ``prompt_frames [B]`` count, ``spk [B, mel]``.
+        last ones are look-ahead only), ``prompt_mel [B, P, mel]`` of which ``prompt_frames [B]`` count, ``spk``.
         Returns ``[B, L'*frames_per_token, mel]`` with the prompt, L' = L or, if not final, L less the look-ahead."""
         ahead = self.dims.lookahead_tokens
         tokens = F.pad(tokens, (0, ahead)) if final else tokens

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.flow.blocks import Sites, chunk_mask
-from tts_worker.engine.cosyvoice.flow.model import ChunkPast, Flow
 from tts_worker.engine.cosyvoice.flow.encoder import EncoderPast
+from tts_worker.engine.cosyvoice.flow.model import ChunkPast, Flow
 from tts_worker.engine.cosyvoice.kv import Memory, PagedMemory
 from tts_worker.errors import OutOfMemory
 
@@ -30,7 +30,8 @@ class FlowState:
 
 
 class FlowPool:
-    """Memory for up to ``slots`` utterances and voices, with ``pages`` chunks among them, the longest ``max_chunks``."""
+    """Memory for up to ``slots`` utterances and voices, with ``pages`` chunks among them, the longest of
+    ``max_chunks``."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class FlowPool:
         else:
             self._front = [memory(1, flow.front_sites, 1, 1, 1, slots, 0)]
         self._estimator = memory(2 * dims.steps - 1, sites, heads, head_dim, flow.chunk_frames, slots, pages)
-        # The first step's free branch depends on the position only: one past for all, slot c as it stands before chunk c.
+        # The first step's free branch depends on the position only: one past for all, slot c = before chunk c.
         self._null = memory(1, sites, heads, head_dim, flow.chunk_frames, max_chunks + 2, max_chunks + 1)
         self._null.reset(torch.zeros(1, dtype=torch.long, device=device))
         self._null_velocity: list[Tensor] = []  # per chunk [1, chunk_frames, mel]
@@ -118,14 +119,14 @@ class FlowPool:
         mask = chunk_mask(start, start + frames, size, index.shape[1] * size, size)
         memory = self._null.view(torch.tensor([slot], device=self.device), index, index[:, -1:])
         dtype = self.flow.time_tables.dtype
-        x, nothing = self.flow.noise_at(start, size).to(dtype), torch.zeros(1, size, mel, dtype=dtype, device=self.device)
-        table = self.flow.time_tables[:1]
+        x, table = self.flow.noise_at(start, size).to(dtype), self.flow.time_tables[:1]
+        nothing = torch.zeros(1, size, mel, dtype=dtype, device=self.device)
         return self.flow.estimator(x, nothing, nothing[:, 0], nothing, table, start, mask, memory).float()
 
     @torch.inference_mode()
     def advance(self, states: list[FlowState], tokens: Tensor, known: list[int], spk: Tensor, cond: Tensor) -> Tensor:
         """Compute the next chunk of each utterance: ``tokens [B, chunk+A]`` from where each stands, of which ``known``
-        exist (fewer than chunk+A only at the end), ``spk [B, mel]``, ``cond [B, chunk_frames, mel]`` (prompt mel, else 0).
+        exist (fewer than chunk+A only at the end), ``spk [B, mel]``, ``cond [B, chunk_frames, mel]`` (prompt mel or 0).
         Returns mel ``[B, chunk_frames, mel]``. Raises OutOfMemory before anything changed."""
         size, ratio = self.chunk_tokens, self.flow.dims.frames_per_token
         if len(self._pages) < len(states):
@@ -139,14 +140,10 @@ class FlowPool:
         fresh = torch.tensor([[s.pages[-1]] for s in states], device=self.device)
         slots = torch.tensor([s.slot for s in states], device=self.device)
         start = torch.tensor([s.tokens for s in states], device=self.device)
-        null = [
-            self._null_at(s.tokens // size, min(n, size) * ratio) for s, n in zip(states, known, strict=True)
-        ]
+        null = [self._null_at(s.tokens // size, min(n, size) * ratio) for s, n in zip(states, known, strict=True)]
         views = [memory.view(slots, table, fresh) for memory in self._front]
         front: Memory | EncoderPast = EncoderPast(*views) if len(views) == 2 else views[0]
-        past = ChunkPast(
-            front, lambda rows: self._estimator.view(slots, table, fresh, rows), torch.cat(null)
-        )
+        past = ChunkPast(front, lambda rows: self._estimator.view(slots, table, fresh, rows), torch.cat(null))
         counts = torch.tensor(known, device=self.device)
         mel = self.flow.chunk(tokens, counts, start, longest * size, spk, cond, past)
         for state, n in zip(states, known, strict=True):

@@ -7,6 +7,8 @@ It must not know guidance, the solver or where its past is kept.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -123,7 +125,8 @@ class Unet(nn.Module):
         self.final_block = CausalBlock(self.sites, width, width)
         self.final_proj = nn.Conv1d(width, dims.out_channels, 1)
 
-    def _stages(self) -> list[nn.Module]:
+    def _stages(self) -> list[Any]:
+        """Residual block, transformer blocks and, at the ends, a convolution."""
         return [*self.down_blocks, *self.mid_blocks, *self.up_blocks]
 
     def time_embedding(self, t: Tensor) -> Tensor:  # [S] -> [S, 4C]
@@ -145,20 +148,19 @@ class Unet(nn.Module):
         mask: Tensor,
         memory: Memory,
     ) -> Tensor:
-        """``x, mu, cond [N, T, mel]``, ``spk [N, mel]``, ``table [N or 1, stages, C]``, ``start [B]`` (unused: positions
-        come from causality alone), ``mask [B, 1, T, L]``: velocity ``[N, T, mel]``."""
+        """``x, mu, cond [N, T, mel]``, ``spk [N, mel]``, ``table [N or 1, stages, C]``, ``start [B]`` (unused:
+        positions come from causality alone), ``mask [B, 1, T, L]``: velocity ``[N, T, mel]``."""
         spk = spk[:, None].expand(-1, x.shape[1], -1)
         x = torch.cat([x, mu, spk, cond], dim=-1).transpose(1, 2)  # [N, 4*mel, T]
-        skip = x
-        for i, stage in enumerate(self._stages()):
-            if i == len(table[0]) - 1:
+        skip, stages = x, self._stages()
+        for i, (residual, blocks, *sampler) in enumerate(stages):
+            if i == len(stages) - 1:
                 x = torch.cat([x, skip], dim=1)  # [N, 2C, T]
-            x = stage[0](x, table[:, i], memory).transpose(1, 2)  # [N, T, C]
-            for block in stage[1]:
+            x = residual(x, table[:, i], memory).transpose(1, 2)  # [N, T, C]
+            for block in blocks:
                 x = block(x, mask, memory)
             x = x.transpose(1, 2)  # [N, C, T]
-            if i == 0:
-                skip = x
-            if len(stage) == 3:
-                x = stage[2](x, memory)
+            skip = x if i == 0 else skip
+            for conv in sampler:
+                x = conv(x, memory)
         return self.final_proj(self.final_block(x, memory)).transpose(1, 2)
