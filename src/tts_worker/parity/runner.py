@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,6 +20,7 @@ from tts_worker.parity.compare import Bench, Golden
 from tts_worker.parity.debug_stages import check_layers
 from tts_worker.parity.e2e_stages import check_text2wav, check_token2wav
 from tts_worker.parity.flow_stages import check_encoder, check_estimator, check_inference, check_solver
+from tts_worker.parity.front_stages import check_frontend, check_normaliser, check_speakers, check_tokenizer
 from tts_worker.parity.hift_stages import check_hift
 from tts_worker.parity.lm_stages import check_bistream, check_free_run, check_llm, check_sampling, check_silence
 from tts_worker.parity.report import ParityReport
@@ -64,6 +66,7 @@ def run_parity(
         ("hift", lambda g: check_hift(bench, g, networks)),
         ("e2e_token2wav", lambda g: check_token2wav(bench, g, networks)),
         ("e2e_text2wav", text2wav),
+        ("frontend", lambda g: check_frontend(bench, g, bundle, tokenizer)),
         ("debug_layers", lambda g: check_layers(bench, g, networks)),
     ]
     for path in sorted(folder.iterdir()):
@@ -73,6 +76,10 @@ def run_parity(
             _run(bench, path, stages)
         elif path.name == "silent_tokens.json":
             _guarded(bench, path.stem, partial(check_silence, bench, path, networks))
+        elif path.name.startswith("spk2info") and path.suffix == ".pt":
+            beside = folder / "frontend.safetensors"
+            golden = Golden(beside) if beside.is_file() else None
+            _guarded(bench, path.name, partial(check_speakers, bench, path, bundle, golden))
         elif path.name == "manifest.json":
             _check_manifest(bench, path)
         elif path.name == "metrics.json":
@@ -81,7 +88,30 @@ def run_parity(
             bench.info(path.name, "", "an input")
         else:
             bench.fail(path.name, "", "no stage knows this file")
+    _check_texts(bench, folder.parent / "text", tokenizer, networks.config.tokenizer_version)
     return ParityReport(networks.config.family, tuple(bench.checks))
+
+
+def _check_texts(bench: Bench, folder: Path, tokenizer: TextTokenizer, version: str) -> None:
+    if not folder.is_dir():
+        return bench.info("text", "", "there is no folder text beside this one: tokenizer and normaliser not compared")
+    short = "v3" if version == V3 else "v2"
+    tables = folder / "tokenizer.json"
+    own = {name for name, entry in _json(tables).items() if entry["len"] == len(tokenizer)}
+    # The normaliser's cases name one family's tokenizer; both families read plain text alike.
+    own |= {f"{name.rpartition('_')[0]}_v2" for name in own}
+    for path in sorted(folder.iterdir()):
+        if path == tables:
+            _guarded(bench, f"text/{path.stem}", partial(check_tokenizer, bench, path, tokenizer, short))
+        elif path.name == "normalize.json":
+            _guarded(bench, f"text/{path.stem}", partial(check_normaliser, bench, path, tokenizer, own))
+        else:
+            bench.fail(f"text/{path.name}", "", "no stage knows this file")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return loaded
 
 
 def _run(bench: Bench, path: Path, stages: list[tuple[str, Stage]]) -> None:
@@ -106,8 +136,7 @@ def _guarded(bench: Bench, file: str, compare: Callable[[], None]) -> None:
 
 
 def _check_manifest(bench: Bench, path: Path) -> None:
-    listed = json.loads(path.read_text("utf-8"))
-    for name, entry in listed.items():
+    for name, entry in _json(path).items():
         file = path.parent / (name if "." in name else f"{name}.safetensors")
         if not file.is_file():
             bench.fail(path.stem, name, "listed, but not there")
