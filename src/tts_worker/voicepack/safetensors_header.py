@@ -84,7 +84,7 @@ def _entry(name: str, value: Any, data_start: int, fail: Any) -> Entry:
         dtype, shape, (start, end) = value["dtype"], value["shape"], value["data_offsets"]
     except (TypeError, KeyError, ValueError):
         fail(f"does not describe the tensor {name[:80]!r}")
-    if dtype not in ITEM_BYTES or not isinstance(dtype, str):
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         fail(f"has the tensor {name[:80]!r} in an unsupported number format")
     numbers = [*shape, start, end] if isinstance(shape, list) and len(shape) <= 8 else [-1]
     if any(isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < 1 << 48 for n in numbers):

@@ -80,7 +80,7 @@ class Voice:
         for ids, rows in ((self.prompt_text_ids, text_rows), (self.tokens, speech_tokens)):
             if ids.size and not (int(ids.min()) >= 0 and int(ids.max()) < rows):
                 raise BundleError("the voice holds ids that this model does not have; add it again with this model")
-        if abs(len(self.mel) - frames_per_token * len(self.tokens)) > frames_per_token:
+        if abs(len(self.mel) - frames_per_token * len(self.tokens)) >= frames_per_token:
             raise BundleError("the voice's mel and speech tokens are not equally long; add it again")
 
 

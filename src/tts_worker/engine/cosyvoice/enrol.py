@@ -30,7 +30,7 @@ from tts_worker.voicepack.voice_file import Voice, load_voice
 
 LEAST_S, MOST_S = 3.0, 30.0
 MAX_TRANSCRIPT_CHARS = 1000
-SILENT_DBFS, TARGET_DBFS, TOLERANCE_DB, MAX_GAIN_DB = -50.0, -20.0, 6.0, 30.0
+SILENT_DBFS, TARGET_DBFS, TOLERANCE_DB, MAX_GAIN_DB = -50.0, -22.0, 6.0, 30.0
 PEAK = 0.95
 SPEECH_BELOW_LOUD_DB = 35.0  # what is so much quieter than the loud parts is not speech
 CHARS_PER_S = (1.0, 35.0)  # of a transcript that can belong to a recording, from slow Chinese to fast English
@@ -84,7 +84,7 @@ def prepare(recording: Recording) -> tuple[Recording, float]:
             f"the audio is {recording.seconds:.1f} s long; use {LEAST_S:g} to {MOST_S:g} s of clear speech"
         )
     samples = recording.samples - recording.samples.mean(dtype=np.float64).astype(np.float32)
-    loud_dbfs = _loud_dbfs(samples, recording.rate_hz)
+    loud_dbfs, speech_dbfs = _levels(samples, recording.rate_hz)
     if loud_dbfs < SILENT_DBFS:
         raise InvalidRequest("the audio is silent, or nearly so; is it the right channel?")
     options = TrimOptions(loud_dbfs - SPEECH_BELOW_LOUD_DB, 10, 100, 200, 0, recording.rate_hz)
@@ -93,18 +93,22 @@ def prepare(recording: Recording) -> tuple[Recording, float]:
     speech = Recording(samples, recording.rate_hz)
     if speech.seconds < LEAST_S:
         raise InvalidRequest(f"the audio has {speech.seconds:.1f} s of speech; use {LEAST_S:g} to {MOST_S:g} s")
-    if abs(loud_dbfs - TARGET_DBFS) <= TOLERANCE_DB:
+    if abs(speech_dbfs - TARGET_DBFS) <= TOLERANCE_DB:
         return speech, 0.0
     room_db = 20 * np.log10(PEAK / float(np.abs(samples).max()))
-    gain_db = float(min(TARGET_DBFS - loud_dbfs, MAX_GAIN_DB, max(room_db, 0.0)))
+    gain_db = float(min(TARGET_DBFS - speech_dbfs, MAX_GAIN_DB, max(room_db, 0.0)))
     return replace(speech, samples=samples * np.float32(10 ** (gain_db / 20))), gain_db
 
 
-def _loud_dbfs(samples: Floats, rate_hz: int) -> float:
-    """Level of the loud parts: the 90th percentile of 20 ms windows."""
+def _levels(samples: Floats, rate_hz: int) -> tuple[float, float]:
+    """In dB of full scale: the loudest 20 ms windows (but for a click or two), and the mean of all that is speech."""
     window = max(1, rate_hz // 50)
     power = np.square(samples[: len(samples) // window * window], dtype=np.float64).reshape(-1, window).mean(axis=1)
-    return 10 * float(np.log10(np.percentile(power, 90) + 1e-12)) if len(power) else -np.inf
+    if not len(power):
+        return -np.inf, -np.inf
+    loud = np.percentile(power, 98)
+    speech = power[power >= loud * 10 ** (-SPEECH_BELOW_LOUD_DB / 20)].mean()
+    return 10 * float(np.log10(loud + 1e-12)), 10 * float(np.log10(speech + 1e-12))
 
 
 def plain_transcript(text: str) -> str:

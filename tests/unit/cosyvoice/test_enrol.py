@@ -1,0 +1,320 @@
+"""Recordings become voices or a plain message; texts get what the models want around them and nothing leaks in."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.cosyvoice.bundles import FAMILIES, tiny
+from tts_worker.audio.decode import Recording, read_recording
+from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
+from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.enrol import (
+    Mode,
+    Speaker,
+    bundled_voices,
+    enrol,
+    instruct_ids,
+    plain_transcript,
+    prepare,
+)
+from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer
+from tts_worker.errors import BundleError, InvalidRequest, TextTooLong, UnknownVoice
+from tts_worker.voicepack.voice_file import Voice, save_voice
+
+SAID = "The quick brown fox jumps over the lazy dog, and so on."
+
+
+def speech(
+    seconds: float, rate_hz: int = 24_000, level: float = 0.1, before_s: float = 0.0, after_s: float = 0.0
+) -> Recording:
+    """Syllables of a buzzing voice over faint noise, with near-silence at the ends."""
+    t = np.arange(int(seconds * rate_hz)) / rate_hz
+    buzz = sum(np.sin(2 * np.pi * 120 * h * t) / h for h in range(1, 20))
+    sound = level * buzz * np.clip(np.sin(2 * np.pi * 3 * t + 0.5) + 0.6, 0.05, None)
+    silence = [np.zeros(int(s * rate_hz)) for s in (before_s, after_s)]
+    sound = np.concatenate([silence[0], sound, silence[1]])
+    sound += np.random.default_rng(0).normal(size=len(sound)) * 1e-4
+    return Recording(sound.astype(np.float32), rate_hz)
+
+
+def wav(recording: Recording, channels: int = 1, kind: str = "WAV") -> bytes:
+    out = io.BytesIO()
+    soundfile.write(out, np.stack([recording.samples] * channels, axis=1), recording.rate_hz, format=kind)
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def bundle(request: pytest.FixtureRequest) -> Bundle:
+    return Bundle.open(tiny(request.param))
+
+
+@pytest.fixture(scope="module")
+def frontend(bundle: Bundle) -> PromptFrontend:
+    return PromptFrontend(bundle)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(bundle: Bundle) -> TextTokenizer:
+    return TextTokenizer.of(bundle)
+
+
+@pytest.fixture(scope="module")
+def voice(bundle: Bundle, frontend: PromptFrontend) -> Voice:
+    return enrol(bundle, frontend, speech(4), SAID)
+
+
+def test_a_good_recording_makes_a_voice_that_fits_its_model(
+    bundle: Bundle, voice: Voice, tokenizer: TextTokenizer
+) -> None:
+    speaker = Speaker(voice, bundle.config, tokenizer)
+
+    assert 90 <= len(voice.tokens) <= 101
+    assert voice.mel.shape == (2 * len(voice.tokens), 80)
+    assert voice.embedding.shape == (192,)
+    assert (voice.prompt_text, voice.notes, voice.gain_db) == (SAID, (), 0.0)
+    assert speaker.mode is Mode.ZERO_SHOT
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG", "MP3"])
+def test_every_usual_kind_of_file_is_read(
+    bundle: Bundle, frontend: PromptFrontend, tmp_path: Path, kind: str, channels: int
+) -> None:
+    file = tmp_path / "prompt"
+    file.write_bytes(wav(speech(3.5, 44_100), channels, kind))
+
+    voice = enrol(bundle, frontend, file, SAID)
+
+    assert 3.2 <= voice.seconds <= 3.7
+
+
+def test_the_same_recording_makes_the_same_voice(bundle: Bundle, frontend: PromptFrontend, voice: Voice) -> None:
+    assert enrol(bundle, frontend, speech(4), SAID).content_hash == voice.content_hash
+    assert enrol(bundle, frontend, speech(4), SAID + " More.").content_hash != voice.content_hash
+
+
+@settings(deadline=None, max_examples=20)
+@given(before_s=st.floats(0, 4), after_s=st.floats(0, 4), level=st.floats(0.02, 0.3))
+def test_silence_at_the_ends_is_cut_but_not_the_speech(before_s: float, after_s: float, level: float) -> None:
+    ready, _ = prepare(speech(4, level=level, before_s=before_s, after_s=after_s))
+
+    assert 3.9 <= ready.seconds <= 4.0 + min(before_s, 0.1) + min(after_s, 0.2) + 0.05
+
+
+@settings(deadline=None, max_examples=20)
+@given(level=st.floats(0.006, 0.35))
+def test_an_odd_level_is_brought_near_the_usual_one_and_never_clips(level: float) -> None:
+    original = speech(3.5, level=level)
+
+    ready, gain_db = prepare(original)
+
+    loudest = float(np.abs(ready.samples).max())
+    assert loudest <= max(0.951, float(np.abs(original.samples).max()) + 0.01)
+    if gain_db > 0:
+        assert loudest <= 0.951
+    if level < 0.02:
+        assert gain_db > 6
+    if gain_db == 0:
+        assert 0.03 <= float(np.sqrt(np.square(ready.samples).mean())) <= 0.5 or loudest > 0.9
+
+
+@pytest.mark.parametrize(
+    ("audio", "complaint"),
+    [
+        (wav(speech(1)), r"1\.0 s of speech; use 3 to 30 s"),
+        (wav(speech(1, before_s=3, after_s=3)), r"1\.\d s of speech; use 3 to 30 s"),
+        (wav(speech(300, 16_000)), r"300\.0 s long; use 3 to 30 s"),
+        (wav(speech(5, 8_000)), "8000 samples a second; a prompt needs at least 16000"),
+        (wav(Recording(np.zeros(120_000, np.float32), 24_000)), "silent"),
+        (wav(Recording(np.full(120_000, 0.5, np.float32), 24_000)), "silent"),
+        (wav(speech(5, level=1e-5)), "silent"),
+        (wav(Recording(np.zeros(0, np.float32), 24_000)), "holds no sound"),
+        (wav(speech(5))[:30], "cannot be read"),
+        (b"RIFF\x00\x00\x00\x00WAVEgarbage", "cannot be read"),
+        (b"", "cannot be read"),
+        (b"\x80\x04\x95" + b"not audio" * 100, "cannot be read"),
+        (b"x" * (65 << 20), "65 MiB"),
+    ],
+)
+def test_a_bad_recording_is_refused_in_plain_words(
+    bundle: Bundle, frontend: PromptFrontend, audio: bytes, complaint: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=complaint):
+        enrol(bundle, frontend, audio, SAID)
+
+
+def test_a_float_file_with_values_that_are_no_numbers_is_refused() -> None:
+    samples = speech(4).samples
+    samples[1000] = np.nan
+    out = io.BytesIO()
+    soundfile.write(out, samples, 24_000, format="WAV", subtype="FLOAT")
+
+    with pytest.raises(InvalidRequest, match="not numbers"):
+        read_recording(out.getvalue())
+    with pytest.raises(InvalidRequest, match="no such audio file"):
+        read_recording("/nowhere/prompt.wav")
+    with pytest.raises(InvalidRequest, match="longer than 2 s"):
+        read_recording(wav(speech(3)), max_s=2)
+
+
+@pytest.mark.parametrize(
+    ("recording", "text", "note"),
+    [
+        (speech(4, 16_000), SAID, "duller"),
+        (Recording(np.clip(speech(4, level=0.6).samples, -1, 1), 24_000), SAID, "clipped"),
+        (speech(4), "", "no transcript"),
+        (speech(4), "  \n ", "no transcript"),
+        (speech(4), "x" * 400, "as long as the audio"),
+        (speech(10), "Hi.", "as long as the audio"),
+    ],
+)
+def test_what_is_doubtful_becomes_a_note(
+    bundle: Bundle, frontend: PromptFrontend, recording: Recording, text: str, note: str
+) -> None:
+    assert any(note in said for said in enrol(bundle, frontend, recording, text).notes)
+
+
+def test_a_voice_without_transcript_lends_its_sound(bundle: Bundle, voice: Voice, tokenizer: TextTokenizer) -> None:
+    mute = replace(voice, prompt_text="", prompt_text_ids=np.zeros(0, np.int32))
+    speaker = Speaker(mute, bundle.config, tokenizer)
+
+    assert speaker.mode is Mode.CROSS_LINGUAL
+    assert speaker.request("Hello").lm_prompt == ()
+    with pytest.raises(InvalidRequest, match="no transcript"):
+        speaker.request("Hello", mode=Mode.ZERO_SHOT)
+
+
+def test_users_who_come_from_the_reference_may_leave_its_tags_in() -> None:
+    assert plain_transcript(f"You are a helpful assistant.{END_OF_PROMPT} What\nwas  said. ") == "What was said."
+    with pytest.raises(TextTooLong):
+        plain_transcript("x" * 1001)
+
+
+def spelled(tokenizer: TextTokenizer, ids: tuple[int, ...]) -> str:
+    """The text of ``ids`` with the end of prompt shown as |."""
+    end, parts, current = tokenizer.end_of_prompt_id, [], list[int]()
+    for i in ids:
+        if i == end:
+            parts.append(tokenizer.decode(current) + "|")
+            current = []
+        else:
+            current.append(i)
+    return "".join(parts) + tokenizer.decode(current)
+
+
+SYSTEM = {"cosyvoice2": "", "cosyvoice3": "You are a helpful assistant.|"}
+
+
+def test_each_mode_gives_the_networks_what_the_reference_gives_them(
+    bundle: Bundle, voice: Voice, tokenizer: TextTokenizer
+) -> None:
+    speaker, system = Speaker(voice, bundle.config, tokenizer), SYSTEM[bundle.config.family]
+    tokens = tuple(voice.tokens.tolist())
+
+    for mode, prompt_text, lm_prompt, flow_prompt in (
+        (Mode.ZERO_SHOT, system + SAID, tokens, tokens),
+        (Mode.CROSS_LINGUAL, system, (), tokens),
+        (Mode.SFT, system, (), ()),
+        (Mode.INSTRUCT, system.rstrip("|") + (" " if system else "") + "Speak softly|", (), tokens),
+    ):
+        instruction = "Speak softly" if mode is Mode.INSTRUCT else ""
+        request = speaker.request("Hello there", mode=mode, instruction=instruction)
+        assert spelled(tokenizer, request.text) == "Hello there"
+        assert spelled(tokenizer, request.prompt_text) == prompt_text
+        assert (request.lm_prompt, request.flow_prompt) == (lm_prompt, flow_prompt)
+        assert request.prompt_mel.shape == (2 * len(flow_prompt), 80)
+        assert torch.equal(request.embedding, torch.from_numpy(voice.embedding))
+    assert speaker.request("x", instruction="y").lm_prompt == ()
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    ["Speak softly", f"Speak softly{END_OF_PROMPT}", f"You are a helpful assistant. Speak softly{END_OF_PROMPT}"],
+)
+def test_an_instruction_is_the_same_with_and_without_the_tags(
+    bundle: Bundle, tokenizer: TextTokenizer, instruction: str
+) -> None:
+    assert instruct_ids(tokenizer, bundle.config, instruction) == instruct_ids(tokenizer, bundle.config, "Speak softly")
+
+
+@settings(deadline=None, max_examples=40)
+@given(text=st.lists(st.sampled_from([END_OF_PROMPT, "<|im_end|>", "[laughter]", "Hello ", "你好", "<|"]), max_size=6))
+def test_what_is_to_be_spoken_cannot_become_an_instruction(
+    bundle: Bundle, voice: Voice, tokenizer: TextTokenizer, text: list[str]
+) -> None:
+    request = Speaker(voice, bundle.config, tokenizer).request("".join(text))
+
+    assert not set(request.text) & set(tokenizer.special_ids.values())
+    assert spelled(tokenizer, request.text) == "".join(text)
+
+
+def test_special_tokens_may_be_allowed(bundle: Bundle, voice: Voice, tokenizer: TextTokenizer) -> None:
+    request = Speaker(voice, bundle.config, tokenizer).request("[laughter]", allow_special=True)
+
+    assert request.text == (tokenizer.special_ids["[laughter]"],)
+
+
+@pytest.mark.parametrize(
+    ("mode", "instruction", "complaint"),
+    [(Mode.ZERO_SHOT, "do", "need each other"), (Mode.INSTRUCT, "", "need each other")],
+)
+def test_modes_that_contradict_are_refused(
+    bundle: Bundle, voice: Voice, tokenizer: TextTokenizer, mode: Mode, instruction: str, complaint: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=complaint):
+        Speaker(voice, bundle.config, tokenizer).request("x", mode=mode, instruction=instruction)
+
+
+def test_a_stored_voice_speaks_with_its_own_model_only(
+    bundle: Bundle, voice: Voice, tokenizer: TextTokenizer, tmp_path: Path
+) -> None:
+    save_voice(tmp_path, "zoe", voice)
+    other = "cosyvoice2" if bundle.config.family == "cosyvoice3" else "cosyvoice3"
+
+    loaded = Speaker.load(bundle, tokenizer, tmp_path, "zoe").request("Hello")
+
+    direct = Speaker(voice, bundle.config, tokenizer).request("Hello")
+    assert replace(loaded, embedding=direct.embedding, prompt_mel=direct.prompt_mel) == direct
+    assert torch.equal(loaded.prompt_mel, direct.prompt_mel)
+    with pytest.raises(BundleError, match=f"made for {bundle.config.family}, not {other}"):
+        Speaker.load(Bundle.open(tiny(other)), tokenizer, tmp_path, "zoe")
+    with pytest.raises(UnknownVoice):
+        Speaker.load(bundle, tokenizer, tmp_path, "zoë")
+
+
+def test_speakers_of_the_bundle_have_no_prompt(bundle: Bundle, tokenizer: TextTokenizer) -> None:
+    speaker = Speaker(bundled_voices(bundle.speaker_info, bundle.config)["tiny_spk"], bundle.config, tokenizer)
+
+    assert speaker.mode is Mode.SFT
+    assert speaker.request("Hello").flow_prompt == ()
+    with pytest.raises(InvalidRequest, match="no prompt audio"):
+        speaker.request("Hello", mode=Mode.CROSS_LINGUAL)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ([1], "no table of speakers"),
+        ({"a": 1}, "'a' is not of a form"),
+        ({"a": {}}, "'a' is not of a form"),
+        ({"a": {"embedding": "x"}}, "'a' is not of a form"),
+        ({"a": {"embedding": torch.tensor([float("nan")] * 192)}}, "'a' holds values that are not numbers"),
+        ({"a": {"embedding": torch.ones(192), "prompt_speech_feat": torch.ones(1, 7)}}, "'a' is not of a form"),
+    ],
+)
+def test_speaker_files_that_make_no_sense_name_the_speaker(
+    bundle: Bundle, tmp_path: Path, content: object, complaint: str
+) -> None:
+    torch.save(content, tmp_path / "spk2info.pt")
+
+    with pytest.raises(BundleError, match=complaint):
+        bundled_voices(tmp_path / "spk2info.pt", bundle.config)

@@ -1,0 +1,283 @@
+"""A stored voice comes back as it was, and one that was made to harm is refused at once and touches nothing."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tts_worker.errors import BundleError, InvalidRequest, TTSWorkerError, UnknownVoice
+from tts_worker.voicepack.safetensors_header import encode_header
+from tts_worker.voicepack.voice_file import Voice, load_voice, save_voice, stored_voices, voice_folder
+
+SIZES: dict[str, int] = {
+    "text_rows": 100,
+    "speech_tokens": 6561,
+    "mel_bins": 80,
+    "spk_size": 192,
+    "frames_per_token": 2,
+}
+BAD_NAMES = ["", ".", "..", "../x", "a/b", "/etc", "a\\b", ".hidden", "x" * 65, "a\0b", "a\n", "a b", "C:x"]
+
+
+def voice(tokens: int = 10) -> Voice:
+    random = np.random.default_rng(tokens)
+    return Voice(
+        family="cosyvoice3",
+        prompt_text="what was said",
+        prompt_text_ids=random.integers(0, 100, 5).astype(np.int32),
+        tokens=random.integers(0, 6561, tokens).astype(np.int32),
+        mel=random.normal(size=(2 * tokens, 80)).astype(np.float32),
+        embedding=random.normal(size=192).astype(np.float32),
+        seconds=tokens / 25,
+        notes=("a note",),
+    )
+
+
+def equal(a: Voice, b: Voice) -> bool:
+    same = all(np.array_equal(x, y) for x, y in zip(a.tensors().values(), b.tensors().values(), strict=True))
+    return same and (a.family, a.prompt_text, a.seconds, a.notes) == (b.family, b.prompt_text, b.seconds, b.notes)
+
+
+floats = hnp.from_dtype(np.dtype(np.float32), min_value=-999, max_value=999, allow_nan=False, allow_infinity=False)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    text=st.text(st.characters(codec="utf-8"), max_size=40),
+    ids=hnp.arrays(np.int32, st.integers(0, 20)),
+    mel=hnp.arrays(np.float32, st.tuples(st.integers(0, 6), st.integers(1, 5)), elements=floats),
+    embedding=hnp.arrays(np.float32, st.integers(0, 9), elements=floats),
+)
+def test_any_voice_comes_back_as_it_was(
+    tmp_path_factory: pytest.TempPathFactory, text: str, ids: Any, mel: Any, embedding: Any
+) -> None:
+    root = tmp_path_factory.mktemp("voices")
+    saved = Voice("cosyvoice2", text, ids, ids[::-1], mel, embedding, 3.25, -1.5)
+
+    save_voice(root, "x", saved)
+
+    assert equal(load_voice(root, "x"), saved)
+    assert load_voice(root, "x").content_hash == saved.content_hash
+
+
+def test_the_hash_is_of_the_content_and_not_of_the_name(tmp_path: Path) -> None:
+    save_voice(tmp_path, "a", voice())
+    save_voice(tmp_path, "b", voice())
+
+    assert load_voice(tmp_path, "a").content_hash == load_voice(tmp_path, "b").content_hash
+    for changed in (
+        replace(voice(), family="cosyvoice2"),
+        replace(voice(), prompt_text="other"),
+        replace(voice(), tokens=voice().tokens[::-1]),
+        replace(voice(), embedding=voice().embedding * 2),
+        replace(voice(), prompt_text_ids=voice().tokens, tokens=voice().prompt_text_ids),
+    ):
+        assert changed.content_hash != voice().content_hash
+
+
+def test_names_are_listed_and_taken_names_kept(tmp_path: Path) -> None:
+    save_voice(tmp_path, "zoe", voice())
+    save_voice(tmp_path, "中文女", voice())
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "voice.safetensors").write_bytes(b"")
+
+    assert stored_voices(tmp_path) == ["zoe", "中文女"]
+    assert stored_voices(tmp_path / "nowhere") == []
+    with pytest.raises(InvalidRequest, match="already"):
+        save_voice(tmp_path, "zoe", voice(5))
+    save_voice(tmp_path, "zoe", voice(5), replace=True)
+    assert len(load_voice(tmp_path, "zoe").tokens) == 5
+    with pytest.raises(UnknownVoice, match="there are: zoe"):
+        load_voice(tmp_path, "half")
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_a_name_leads_nowhere_else(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "above" / "voices"
+    for use in (voice_folder, load_voice, lambda root, name: save_voice(root, name, voice())):
+        with pytest.raises(InvalidRequest, match="name"):
+            use(root, name)
+    assert list(tmp_path.rglob("*")) == []
+
+
+def change_json(key: str, value: object) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        about = json.loads((folder / "voice.json").read_text("utf-8"))
+        about[key] = value
+        (folder / "voice.json").write_text(json.dumps(about))
+
+    return apply
+
+
+def drop_key(folder: Path) -> None:
+    about = json.loads((folder / "voice.json").read_text("utf-8"))
+    del about["notes"]
+    (folder / "voice.json").write_text(json.dumps(about))
+
+
+def json_is(raw: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / "voice.json").write_bytes(raw)
+
+
+def tensors_are(raw: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / "voice.safetensors").write_bytes(raw)
+
+
+class Code:
+    def __reduce__(self) -> Any:
+        return pytest.fail, ("the voice ran code",)
+
+
+def zip_bomb(folder: Path) -> None:
+    with zipfile.ZipFile(folder / "voice.safetensors", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("../../escaped", b"\0" * 50_000_000)
+
+
+def header(table: object) -> bytes:
+    text = json.dumps(table).encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+def arrays(**changed: Any) -> bytes:
+    """The file of a voice with some tensors replaced, by arrays of the same or another form."""
+    tensors = {**voice().tensors(), **changed}
+    names = {"int32": "I32", "float32": "F32", "int64": "I64", "float64": "F64"}
+    entries = {name: (names[array.dtype.name], array.shape) for name, array in tensors.items()}
+    return encode_header(entries, {}) + b"".join(array.tobytes() for array in tensors.values())
+
+
+def spoiled(value: float) -> bytes:
+    mel = voice().mel.copy()
+    mel[3, 4] = value
+    return arrays(mel=mel)
+
+
+ONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+
+
+@pytest.mark.parametrize(
+    ("harm", "complaint"),
+    [
+        (json_is(b"{"), "not valid JSON"),
+        (json_is(b"[" * 60_000), "not valid JSON"),
+        (json_is(b'{"a":' * 8_000 + b"1" + b"}" * 8_000), "not valid JSON"),
+        (json_is(b"x" * 70_000), "larger than"),
+        (json_is(b"[]"), "not a voice of format"),
+        (json_is(b"\xff\xfe"), "not valid JSON"),
+        (change_json("format", 2), "not a voice of format"),
+        (change_json("weights", "../../../etc/passwd"), "exactly these keys"),
+        (drop_key, "exactly these keys"),
+        (change_json("prompt_text", "x" * 5000), "text that is too long"),
+        (change_json("prompt_text", 7), "text that is too long"),
+        (change_json("seconds", "3"), "seconds is not a sensible number"),
+        (change_json("gain_db", 1e308), "gain_db is not a sensible number"),
+        (change_json("notes", "x"), "notes that are not"),
+        (change_json("content_hash", "0" * 64), "hash does not match"),
+        (change_json("family", "cosyvoice2"), "hash does not match"),
+        (lambda folder: (folder / "voice.safetensors").unlink(), "is missing"),
+        (tensors_are(b""), "cut off"),
+        (tensors_are(pickle.dumps(Code())), "cut off in its header|header of|not accepted"),
+        (zip_bomb, "cut off in its header|not accepted|header"),
+        (tensors_are(struct.pack("<Q", 1 << 40) + b"{}"), "cut off in its header"),
+        (tensors_are(b"\0" * (9 << 20)), "larger than"),
+        (tensors_are(struct.pack("<Q", 8 << 20) + b" " * (8 << 20)), "larger than"),
+        (tensors_are(header({"mel": ONE})), "was cut off or added to"),
+        (tensors_are(header({"mel": ONE}) + b"\0" * 4), "exactly these tensors"),
+        (tensors_are(header({"mel": {**ONE, "shape": [1 << 60]}}) + b"\0" * 4), "impossible shape"),
+        (tensors_are(header({"mel": {**ONE, "shape": [2]}}) + b"\0" * 4), "not as long as its data"),
+        (tensors_are(header({"mel": {**ONE, "shape": [-1]}}) + b"\0" * 4), "impossible shape"),
+        (tensors_are(header({"mel": {**ONE, "shape": "x"}}) + b"\0" * 4), "impossible shape"),
+        (tensors_are(header({"mel": {**ONE, "dtype": "F33"}}) + b"\0" * 4), "unsupported number format"),
+        (tensors_are(header({"mel": {**ONE, "dtype": ["F32"]}}) + b"\0" * 4), "unsupported number format|describe"),
+        (tensors_are(header({"mel": 7}) + b"\0" * 4), "does not describe"),
+        (tensors_are(header({"a\x01b": ONE}) + b"\0" * 4), "impossible name"),
+        (tensors_are(header({"a": ONE, "b": ONE}) + b"\0" * 8), "overlap"),
+        (tensors_are(header({"a": {**ONE, "data_offsets": [4, 8]}}) + b"\0" * 8), "hole"),
+        (tensors_are(header([1])), "not a table"),
+        (tensors_are(header({"__metadata__": {"a": 1}})), "metadata"),
+        (tensors_are(struct.pack("<Q", 22) + b'{"a":{"x":1},"a":null}'), "not valid JSON"),
+        (tensors_are(arrays(mel=voice().mel.astype(np.float64))), "exactly these tensors"),
+        (tensors_are(arrays(extra=voice().mel)), "exactly these tensors"),
+        (tensors_are(arrays(mel=voice().mel.reshape(-1))), "mel has 1 dimensions"),
+        (tensors_are(arrays(tokens=voice().tokens.reshape(2, 5))), "tokens has 2 dimensions"),
+        (tensors_are(spoiled(float("nan"))), "NaN"),
+        (tensors_are(spoiled(float("inf"))), "NaN, infinite"),
+        (tensors_are(spoiled(1e9)), "absurd"),
+        (tensors_are(arrays(tokens=voice().tokens[::-1])), "hash does not match"),
+        (lambda folder: (folder / "voice.safetensors").write_bytes(arrays()[:-1]), "cut off or added to"),
+    ],
+)
+def test_a_hostile_voice_is_refused_at_once(tmp_path: Path, harm: Callable[[Path], object], complaint: str) -> None:
+    folder = save_voice(tmp_path / "voices", "x", voice())
+    harm(folder)
+    before = sorted(tmp_path.rglob("*"))
+    started = time.perf_counter()
+
+    with pytest.raises(BundleError, match=complaint):
+        load_voice(tmp_path / "voices", "x")
+
+    assert time.perf_counter() - started < 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@settings(deadline=None, max_examples=100)
+@given(at=st.integers(0, 10_000), byte=st.integers(0, 255), length=st.integers(0, 10_000), cut=st.booleans())
+def test_any_changed_byte_is_noticed(
+    tmp_path_factory: pytest.TempPathFactory, at: int, byte: int, length: int, cut: bool
+) -> None:
+    root = tmp_path_factory.mktemp("voices")
+    file = save_voice(root, "x", voice()) / "voice.safetensors"
+    raw = bytearray(file.read_bytes())
+    if cut:
+        changed = bytes(raw[: length % len(raw)])
+    else:
+        raw[at % len(raw)] ^= byte or 1
+        changed = bytes(raw)
+    file.write_bytes(changed)
+
+    try:
+        loaded = load_voice(root, "x")
+    except BundleError:
+        return
+    # What did not matter (a blank of the padding, say) may differ; what is spoken may not.
+    assert equal(loaded, voice())
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        (replace(voice(), mel=voice().mel[:, :79]), "other dimensions"),
+        (replace(voice(), embedding=voice().embedding[:5]), "other dimensions"),
+        (replace(voice(), tokens=voice().tokens + 6561), "ids that this model does not have"),
+        (replace(voice(), tokens=-voice().tokens), "ids that this model does not have"),
+        (replace(voice(), prompt_text_ids=np.array([100], np.int32)), "ids that this model does not have"),
+        (replace(voice(), mel=voice().mel[:-2]), "not equally long"),
+    ],
+)
+def test_a_voice_of_another_model_is_told_apart(changed: Voice, complaint: str) -> None:
+    voice().check(**SIZES)
+    replace(voice(), mel=voice().mel[:-1]).check(**SIZES)  # voice conversion of the reference leaves one frame
+    with pytest.raises(BundleError, match=complaint):
+        changed.check(**SIZES)
+
+
+def test_a_disk_that_refuses_is_our_error_and_leaves_no_voice(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"a file where the folder should be")
+
+    with pytest.raises(TTSWorkerError, match="cannot be written"):
+        save_voice(tmp_path, "x", voice())
+
+    assert stored_voices(tmp_path) == []
