@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.hift import DefaultGeneratorNoise, GivenNoise, Hift, NaturalNoise, Noise
+from tts_worker.engine.cosyvoice.hift import Hift, Noise
 from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.offline.reference import DefaultGeneratorNoise, GivenNoise, NaturalNoise
 from tts_worker.parity.compare import DECODE, FEATURES, PITCH_HZ, SHORT_WAVE, Bench, Golden
 
 

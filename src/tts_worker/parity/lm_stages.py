@@ -12,8 +12,9 @@ import torch
 from tts_worker.engine.cosyvoice.chunks import Draw, Item, Kind
 from tts_worker.engine.cosyvoice.compat import SILENT_TOKENS, Compat, SilenceFilter
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.pipeline import LEAST_RATIO, MOST_RATIO, Decoding, OfflinePipeline, Request
-from tts_worker.engine.cosyvoice.sample import nucleus, reference_draw
+from tts_worker.engine.cosyvoice.request import Request
+from tts_worker.engine.offline.pipeline import LEAST_RATIO, MOST_RATIO, Decoding, OfflinePipeline
+from tts_worker.engine.offline.reference import nucleus, reference_draw
 from tts_worker.errors import SynthesisFailed
 from tts_worker.parity.compare import SCORES, Bench, Golden
 

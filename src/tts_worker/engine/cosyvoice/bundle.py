@@ -34,6 +34,7 @@ from tts_worker.voicepack.onnx_file import check_onnx
 from tts_worker.voicepack.report import Problem, Report
 
 TEXT_MODEL_DIR = "CosyVoice-BlankEN"
+RANDOM_MARK = "RANDOM_WEIGHTS.txt"
 MAX_TEXT_BYTES = 1 << 20
 
 
@@ -65,6 +66,11 @@ class Bundle:
         if config.family != YAML_NAMES[name]:
             raise BundleError(f"{path / name}: describes a {config.family} model; the file name says otherwise")
         return cls(path, config, rl)
+
+    @property
+    def speaks_noise(self) -> bool:
+        """The weights are random: whoever listens should be told."""
+        return (self.path / RANDOM_MARK).is_file()
 
     @property
     def text_model_dir(self) -> Path:

@@ -14,8 +14,6 @@ from enum import Enum
 from tts_worker.engine.cosyvoice.compat import Compat
 from tts_worker.errors import SynthesisFailed
 
-MAX_HOP_TOKENS = 100  # the reference's hops double up to here
-
 
 @dataclass(frozen=True)
 class Chunk:
@@ -45,33 +43,6 @@ def next_chunk(done: int, available: int, ended: bool, hop: int, ahead: int) -> 
     if available - done >= hop + ahead:
         return Chunk(done, done + hop, done + hop + ahead, False)
     return Chunk(done, available, available, True) if ended else None
-
-
-@dataclass
-class Hop:
-    """The reference's growing chunk size. Shared between requests it grows once and for all."""
-
-    tokens: int
-
-    def grow(self) -> None:
-        self.tokens = min(MAX_HOP_TOKENS, 2 * self.tokens)
-
-
-class ReferencePlan:
-    """The reference's chunks of one utterance."""
-
-    def __init__(self, prompt_tokens: int, hop: Hop, ahead: int) -> None:
-        self._hop, self._ahead, self._done = hop, ahead, 0
-        self._pad = -prompt_tokens % hop.tokens
-
-    def next(self, available: int, ended: bool) -> Chunk | None:
-        """The chunk that is due, which counts as computed from then on."""
-        hop = self._hop.tokens + (self._pad if self._done == 0 else 0)
-        chunk = next_chunk(self._done, available, ended, hop, self._ahead)
-        if chunk is not None and not chunk.final:
-            self._done = chunk.end
-            self._hop.grow()
-        return chunk
 
 
 class GridPlan:

@@ -22,7 +22,7 @@ from tts_worker.audio.trim import TrimOptions, speech_range
 from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import V3, CosyVoiceConfig
-from tts_worker.engine.cosyvoice.pipeline import Request
+from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer
 from tts_worker.engine.tensor_files import read_pickled
 from tts_worker.errors import BundleError, InvalidRequest, TextTooLong

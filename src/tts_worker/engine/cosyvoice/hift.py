@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
-from tts_worker.engine.cosyvoice.dims import FlowDims, HiftDims
-from tts_worker.engine.cosyvoice.flow.model import NOISE_FRAMES
+from tts_worker.engine.cosyvoice.dims import HiftDims
 from tts_worker.engine.cosyvoice.sample import mix, uniform
 
 HISTORY_FRAMES = 24  # frames of past that a window needs: beyond 22 nothing changes (8e-7)
@@ -45,47 +44,6 @@ class HashedNoise:
         where = where + torch.arange(harmonics, device=start.device)  # [B, L, H]
         u = uniform(self._keys[:, None, None], where)
         return torch.special.ndtri(u) if self._normal else u
-
-
-class GivenNoise:
-    """Noise from a buffer ``[samples, harmonics]``; silence beyond its end."""
-
-    def __init__(self, buffer: Tensor) -> None:
-        self._buffer = buffer
-
-    def __call__(self, start: Tensor, samples: int, harmonics: int) -> Tensor:
-        return torch.stack([F.pad(self._buffer[s:], (0, 0, 0, samples))[:samples] for s in start.tolist()])
-
-
-class DefaultGeneratorNoise:
-    """The reference's draws for CosyVoice2: per call, from torch's default CPU generator, in its order and layout."""
-
-    def __call__(self, start: Tensor, samples: int, harmonics: int) -> Tensor:
-        torch.rand(1, harmonics)  # a phase that has no effect, but moves the generator
-        noise = torch.empty(1, harmonics, samples).transpose(1, 2).normal_()
-        torch.randn(1, samples, 1)  # never used either
-        return noise
-
-
-class NaturalNoise:
-    """The noise that the reference's CosyVoice3 happens to have: what is left of torch's stream with seed 0 after it
-    drew the flow's initial noise, the first flow layers and the pitch predictor. Grows as more is asked for."""
-
-    def __init__(self, flow: FlowDims, hift: HiftDims) -> None:
-        self._flow, self._hift, self._buffer = flow, hift, torch.zeros(0, hift.nb_harmonics + 1)
-
-    def __call__(self, start: Tensor, samples: int, harmonics: int) -> Tensor:
-        needed = int(start.max()) + samples
-        if needed > len(self._buffer):
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                torch.randn(1, self._flow.mel, NOISE_FRAMES)
-                nn.Embedding(self._flow.vocab, self._flow.input_size)
-                nn.Linear(self._flow.spk_embed, self._flow.mel)
-                F0Predictor(self._hift)
-                torch.rand(1, harmonics)
-                self._buffer = torch.rand(max(needed, 2 * len(self._buffer), 4096), harmonics)
-        return GivenNoise(self._buffer)(start, samples, harmonics)
 
 
 class Conv(nn.Conv1d):
@@ -114,7 +72,7 @@ class RepeatConv(Conv):
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:  # [B, C, T] -> [B, C', rate*T]
-        return super().forward(x.repeat_interleave(self.rate, dim=2))
+        return super().forward(F.interpolate(x, scale_factor=float(self.rate), mode="nearest"))
 
 
 class Snake(nn.Module):
@@ -358,36 +316,3 @@ class Hift(nn.Module):
         tail = None if final or self.dims.causal else sound[:, end * frame : (end + BLEND_FRAMES) * frame]
         settled = f0.shape[1] if self.dims.causal else end
         return out, HiftState(mel[:, :, keep:], f0[:, keep:settled], phase, state.start + keep, end - keep, tail)
-
-
-@dataclass
-class FadeState:
-    """The reference's memory between chunks of CosyVoice2: last frames, their excitation and their sound."""
-
-    mel: Tensor  # [1, mel, held]
-    source: Tensor  # [1, 1, held*frame]
-    sound: Tensor  # [1, held*frame]
-
-
-@torch.inference_mode()
-def reference_fade(
-    hift: Hift, mel: Tensor, state: FadeState | None, noise: Noise, final: bool
-) -> tuple[Tensor, FadeState | None]:
-    """One chunk of CosyVoice2 as the reference vocodes it: the last held frames again, their excitation pasted in, the
-    phase starting anew after it, and a cross-fade whose halves add up to 1.08. For parity only."""
-    n = HELD_FRAMES * hift.dims.frame_samples
-    if state is not None:
-        mel = torch.cat([state.mel, mel], dim=2)
-    f0 = hift.f0_predictor(mel)
-    begin = hift.start(1)
-    given = noise(begin.start, f0.shape[1] * hift.dims.frame_samples, hift.dims.nb_harmonics + 1)
-    source = hift.m_source(f0, begin.phase, given)
-    if state is not None:
-        source[:, :, :n] = state.source
-    sound = hift.decode(mel, source)
-    if state is not None:
-        window = torch.hamming_window(2 * n, periodic=False, dtype=torch.float64)
-        sound[:, :n] = (sound[:, :n] * window[:n] + state.sound * window[n:]).float()
-    if final:
-        return sound, None
-    return sound[:, :-n], FadeState(mel[:, :, -HELD_FRAMES:], source[:, :, -n:], sound[:, -n:])

@@ -7,6 +7,8 @@ It must not know how ids are drawn (sample.py), in which order inputs are fed (c
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -111,34 +113,15 @@ class Qwen2(nn.Module):
         self.norm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
 
 
-class _CausalLm(nn.Module):
-    """A level of the official key names. The text head is tied and unused, but part of the official file."""
-
-    def __init__(self, cfg: LmDims) -> None:
-        super().__init__()
-        self.model = Qwen2(cfg)
-        self.lm_head = nn.Linear(cfg.hidden_size, cfg.text_vocab, bias=False)
-        self.tie()
-
-    def tie(self) -> None:
-        self.lm_head.weight = self.model.embed_tokens.weight
-
-
-class _Backbone(nn.Module):
-    """Another level of the official key names."""
-
-    def __init__(self, cfg: LmDims) -> None:
-        super().__init__()
-        self.model = _CausalLm(cfg)
-
-
 class SpeechLM(nn.Module):
     """CosyVoice2's and CosyVoice3's language model; the family decides where the special rows lie."""
 
     def __init__(self, cfg: LmDims) -> None:
         super().__init__()
         self.cfg = cfg
-        self.llm = _Backbone(cfg)
+        head = nn.Linear(cfg.hidden_size, cfg.text_vocab, bias=False)  # unused, but part of the official file
+        self.llm = nn.ModuleDict({"model": nn.ModuleDict({"model": Qwen2(cfg), "lm_head": head})})
+        self.tie()
         self.llm_decoder = nn.Linear(cfg.hidden_size, cfg.speech_rows, bias=cfg.decoder_bias)
         self.speech_embedding = embedding(cfg.speech_rows, cfg.hidden_size)
         if cfg.own_special_rows:
@@ -146,7 +129,11 @@ class SpeechLM(nn.Module):
 
     @property
     def body(self) -> Qwen2:
-        return self.llm.model.model
+        return cast(Qwen2, self.get_submodule("llm.model.model"))
+
+    def tie(self) -> None:
+        """The text head shares its weight with the text table."""
+        self.get_submodule("llm.model.lm_head").weight = self.body.embed_tokens.weight
 
     def embed_text(self, ids: Tensor) -> Tensor:  # [...] -> [..., D]
         return F.embedding(ids, self.body.embed_tokens.weight)

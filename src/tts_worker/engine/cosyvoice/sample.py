@@ -3,17 +3,14 @@
 A token is drawn from the nucleus (top-p within top-k); if it occurs among the last few of its utterance it is drawn
 again from everything else (VALL-E 2, https://arxiv.org/abs/2406.05370, section 3.2). Randomness is a hash of (seed,
 step, id): the same text and seed give the same tokens alone, in a crowd, on a CPU or a GPU.
-``reference_draw`` is the other way, one utterance at a time through torch's default generator, for parity only.
 It must not know what the ids mean: which of them may be drawn now comes in as a mask.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -84,23 +81,3 @@ def draw(scores: Tensor, allowed: Tensor, state: DrawState, slots: Tensor) -> Te
     again = (rest.softmax(-1) / -uniform(mix(key + 1), ids).log()).argmax(-1)  # [B]
     repeated &= rest.amax(-1) > -torch.inf  # nothing else allowed: keep it
     return torch.where(repeated, again, first[:, 0])
-
-
-def nucleus(scores: Tensor, rule: SampleRule) -> tuple[Tensor, Tensor]:
-    """The reference's candidate set of one utterance: ``scores [V]`` to (ids, probabilities), most likely first."""
-    probs, ids = scores.softmax(dim=0).sort(descending=True, stable=True)
-    probs, ids = probs[: rule.top_k], ids[: rule.top_k]
-    before = np.cumsum(probs.numpy(), dtype=np.float32)  # added up one by one in float32, as the reference does
-    keep = 1 + int((before[:-1] < np.float32(rule.top_p)).sum())
-    return ids[:keep], probs[:keep]
-
-
-def reference_draw(scores: Tensor, history: Sequence[int], rule: SampleRule) -> int:
-    """One id from ``scores [V]`` with the reference's own calls on torch's default CPU generator."""
-    ids, probs = nucleus(scores, rule)
-    chosen = int(ids[probs.multinomial(1, replacement=True)])
-    if list(history[-rule.window :]).count(chosen) >= rule.window * rule.tau:
-        scores = scores.clone()
-        scores[chosen] = -torch.inf
-        chosen = int(scores.softmax(dim=0).multinomial(1, replacement=True))
-    return chosen

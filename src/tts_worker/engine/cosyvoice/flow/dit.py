@@ -67,7 +67,8 @@ class Rotary(nn.Module):
     def angles(self, start: Tensor, span: int) -> Tensor:
         """``start [B]`` to ``[B, span, head_dim]``: each frequency twice, side by side."""
         where = start[:, None] + torch.arange(span, device=start.device)  # [B, T]
-        return (where[:, :, None].float() * self.inv_freq.float()).repeat_interleave(2, dim=-1)
+        angle = where[:, :, None].float() * self.inv_freq.float()
+        return torch.stack([angle, angle], dim=-1).flatten(-2)
 
 
 def rotate_first_head(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -115,9 +116,14 @@ class Steering(nn.Module):
         return self.linear(F.silu(time)).unflatten(-1, (self.parts, -1))
 
 
-def steer(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """Layer norm with given scale and shift: ``x [N, T, D]``, ``shift, scale [N or 1, D]``."""
-    return F.layer_norm(x, x.shape[-1:], eps=1e-6) * (1 + scale[:, None]) + shift[:, None]
+class Steered(nn.LayerNorm):
+    """Layer norm with scale and shift from outside: ``x [N, T, D]``, ``shift, scale [N or 1, D]``."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, eps=1e-6, elementwise_affine=False)
+
+    def forward(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x) * (1 + scale[:, None]) + shift[:, None]
 
 
 class Block(nn.Module):
@@ -126,11 +132,12 @@ class Block(nn.Module):
         self.attn_norm = Steering(dims.dim, 6)
         self.attn = SelfAttention(dims, sites)
         self.ff = FeedForward(dims)
+        self.norm = Steered(dims.dim)
 
     def forward(self, x: Tensor, table: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, memory: Memory) -> Tensor:
         """``x [N, T, D]``, ``table [N or 1, 6, D]``: shift, scale, gate of attention, then of the feed-forward."""
-        x = x + table[:, 2, None] * self.attn(steer(x, table[:, 0], table[:, 1]), cos, sin, mask, memory)
-        return x + table[:, 5, None] * self.ff(steer(x, table[:, 3], table[:, 4]))
+        x = x + table[:, 2, None] * self.attn(self.norm(x, table[:, 0], table[:, 1]), cos, sin, mask, memory)
+        return x + table[:, 5, None] * self.ff(self.norm(x, table[:, 3], table[:, 4]))
 
 
 class Dit(nn.Module):
@@ -144,6 +151,7 @@ class Dit(nn.Module):
         self.rotary_embed = Rotary(dims.head_dim)
         self.transformer_blocks = nn.ModuleList(Block(dims, self.sites) for _ in range(dims.depth))
         self.norm_out = Steering(dims.dim, 2)
+        self.norm = Steered(dims.dim)
         self.proj_out = nn.Linear(dims.dim, dims.mel)
 
     def time_embedding(self, t: Tensor) -> Tensor:  # [S] -> [S, D]
@@ -155,23 +163,15 @@ class Dit(nn.Module):
         return torch.cat([part(time) for part in (*(block.attn_norm for block in blocks), self.norm_out)], dim=1)
 
     def forward(
-        self,
-        x: Tensor,
-        mu: Tensor,
-        spk: Tensor,
-        cond: Tensor,
-        table: Tensor,
-        start: Tensor,
-        mask: Tensor,
-        memory: Memory,
+        self, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, table: Tensor, start: Tensor, mask: Tensor, past: Memory
     ) -> Tensor:
         """``x, mu, cond [N, T, mel]``, ``spk [N, mel]``, ``table [N or 1, 6*depth+2, D]``, ``start [B]`` (position of
         the first frame), ``mask [B, 1, T, L]``: velocity ``[N, T, mel]``."""
         angles = self.rotary_embed.angles(start, x.shape[1])  # [B, T, d]
         angles = angles.repeat(x.shape[0] // start.shape[0], 1, 1)  # [N, T, d]
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-        x = self.input_embed(x, cond, mu, spk, memory)  # [N, T, D]
+        x = self.input_embed(x, cond, mu, spk, past)  # [N, T, D]
         for i, block in enumerate(self.transformer_blocks):
-            x = block(x, table[:, 6 * i : 6 * i + 6], cos, sin, mask, memory)
+            x = block(x, table[:, 6 * i : 6 * i + 6], cos, sin, mask, past)
         scale, shift = table[:, -2], table[:, -1]
-        return self.proj_out(steer(x, shift, scale))
+        return self.proj_out(self.norm(x, shift, scale))

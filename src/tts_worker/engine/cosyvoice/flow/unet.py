@@ -7,6 +7,7 @@ It must not know guidance, the solver or where its past is kept.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -62,23 +63,13 @@ class SelfAttention(nn.Module):
         return self.to_out[0](attend(self.to_q(x), self.to_k(x), self.to_v(x), self.heads, mask, self.site, memory))
 
 
-class Projected(nn.Module):
-    """The first half of the feed-forward, under the name that the official weights give it."""
-
-    def __init__(self, in_size: int, out_size: int) -> None:
-        super().__init__()
-        self.proj = nn.Linear(in_size, out_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(self.proj(x))
-
-
 class FeedForward(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.net = nn.Sequential(Projected(dim, 4 * dim), nn.Identity(), nn.Linear(4 * dim, dim))
+        first = nn.Sequential(OrderedDict(proj=nn.Linear(dim, 4 * dim)))  # one level more, as the official weights have
+        self.net = nn.Sequential(first, nn.GELU(), nn.Linear(4 * dim, dim))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # [N, T, C] -> [N, T, C]
         return self.net(x)
 
 
@@ -138,15 +129,7 @@ class Unet(nn.Module):
         return torch.stack([stage[0].mlp(time) for stage in self._stages()], dim=1)
 
     def forward(
-        self,
-        x: Tensor,
-        mu: Tensor,
-        spk: Tensor,
-        cond: Tensor,
-        table: Tensor,
-        start: Tensor,
-        mask: Tensor,
-        memory: Memory,
+        self, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, table: Tensor, start: Tensor, mask: Tensor, past: Memory
     ) -> Tensor:
         """``x, mu, cond [N, T, mel]``, ``spk [N, mel]``, ``table [N or 1, stages, C]``, ``start [B]`` (unused:
         positions come from causality alone), ``mask [B, 1, T, L]``: velocity ``[N, T, mel]``."""
@@ -156,11 +139,11 @@ class Unet(nn.Module):
         for i, (residual, blocks, *sampler) in enumerate(stages):
             if i == len(stages) - 1:
                 x = torch.cat([x, skip], dim=1)  # [N, 2C, T]
-            x = residual(x, table[:, i], memory).transpose(1, 2)  # [N, T, C]
+            x = residual(x, table[:, i], past).transpose(1, 2)  # [N, T, C]
             for block in blocks:
-                x = block(x, mask, memory)
+                x = block(x, mask, past)
             x = x.transpose(1, 2)  # [N, C, T]
             skip = x if i == 0 else skip
             for conv in sampler:
-                x = conv(x, memory)
-        return self.final_proj(self.final_block(x, memory)).transpose(1, 2)
+                x = conv(x, past)
+        return self.final_proj(self.final_block(x, past)).transpose(1, 2)

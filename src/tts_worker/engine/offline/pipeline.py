@@ -8,52 +8,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.chunks import (
-    Chunk,
-    Draw,
-    GridPlan,
-    Hop,
-    Interleave,
-    InterleaveRule,
-    Item,
-    Kind,
-    ReferencePlan,
-)
+from tts_worker.engine.cosyvoice.chunks import Chunk, Draw, GridPlan, Interleave, InterleaveRule, Item, Kind
 from tts_worker.engine.cosyvoice.compat import SILENT_TOKENS, Compat, SilenceFilter
-from tts_worker.engine.cosyvoice.hift import (
-    DefaultGeneratorNoise,
-    FadeState,
-    HashedNoise,
-    NaturalNoise,
-    Noise,
-    reference_fade,
-)
+from tts_worker.engine.cosyvoice.hift import HashedNoise, Noise
 from tts_worker.engine.cosyvoice.kv import SlotPool
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.sample import DrawState, draw, reference_draw
+from tts_worker.engine.cosyvoice.request import Request
+from tts_worker.engine.cosyvoice.sample import DrawState, draw
+from tts_worker.engine.offline.reference import (
+    DefaultGeneratorNoise,
+    FadeState,
+    Hop,
+    NaturalNoise,
+    ReferencePlan,
+    reference_draw,
+    reference_fade,
+)
 from tts_worker.errors import InvalidRequest
 
 LEAST_RATIO, MOST_RATIO = 2, 20  # speech tokens per text token
 INTERLEAVED_TOKENS = 4096  # longest interleaved sequence, text and speech together
 MAX_SEED = 1 << 63
-
-
-@dataclass(frozen=True)
-class Request:
-    """What an utterance is made from. Ids as tuples; ``prompt_mel [P, mel]`` and ``embedding [spk_embed]`` float32."""
-
-    text: tuple[int, ...]
-    embedding: Tensor
-    prompt_text: tuple[int, ...] = ()
-    lm_prompt: tuple[int, ...] = ()  # speech of the prompt, for the language model
-    flow_prompt: tuple[int, ...] = ()  # the same for the flow, with its mel
-    prompt_mel: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
 
 
 @dataclass(frozen=True)
@@ -110,7 +91,8 @@ class Decoding:
         """Feed ``items``; scores for what follows ``[1, V]``."""
         self._length += len(items)
         count = torch.tensor([len(items)], device=self._slot.device)
-        return self._lm(self.embed(items), count, self._slot, self._pool, self._length)
+        scores: Tensor = self._lm(self.embed(items), count, self._slot, self._pool, self._length)
+        return scores
 
     def draw(self, scores: Tensor, special: int | None) -> int:
         """The next id: speech, or ``special`` (the end or a fill id) where it may come."""
@@ -304,7 +286,8 @@ class OfflinePipeline:
             def whole(mel: Tensor, final: bool) -> Tensor:
                 if speed != 1.0:
                     mel = F.interpolate(mel, size=int(mel.shape[2] / speed), mode="linear")
-                return hift(mel, noise)[0]
+                sound: Tensor = hift(mel, noise)[0]
+                return sound
 
             return whole
         state = hift.start(1, device)

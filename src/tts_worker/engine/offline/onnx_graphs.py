@@ -1,0 +1,186 @@
+"""Flow estimator and vocoder as ONNX graphs, and the two run by ONNX Runtime in place of PyTorch.
+
+Owns the interfaces of the graphs. Unlike the published one, the estimator's graph takes the attention mask, the keys
+and values of the past and the context of every convolution, and returns the new ones: it can stream. The time comes in
+as the table that ``Flow.prepare`` makes, so the steering weights (42 % of CosyVoice3's estimator) are not in the graph.
+It must not know voices, schedules or which runtime another machine may have.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tts_worker.engine.cosyvoice.flow.model import Flow
+from tts_worker.engine.cosyvoice.hift import Hift
+from tts_worker.engine.cosyvoice.kv import Memory, NoPast
+from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.errors import BundleError, MissingExtra
+
+ESTIMATOR, VOCODER, VOCODER_CHUNK = "flow.estimator.onnx", "hift.decode.onnx", "hift.decode.chunk.onnx"
+OPSET = 17
+ESTIMATOR_INPUTS = ["x", "mu", "spk", "cond", "table", "start", "mask", "keys", "values", "context"]
+ESTIMATOR_OUTPUTS = ["velocity", "new_keys", "new_values", "new_context"]
+
+
+class TensorMemory:
+    """A past given as plain tensors, which collects what is new: ``keys, values [layers, N, heads, L, dim]``,
+    ``context [N, S]`` (all convolution contexts, flat, in the order of their sites)."""
+
+    branches = 1
+
+    def __init__(self, tails: list[tuple[int, int]], keys: Tensor, values: Tensor, context: Tensor) -> None:
+        self._tails, self._keys, self._values = tails, keys, values
+        self._contexts = torch.split(context, [channels * width for channels, width in tails], dim=1)
+        self.new: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
+
+    def left(self, site: int, x: Tensor) -> Tensor:
+        channels, width = self._tails[site]
+        x = torch.cat([self._contexts[site].reshape(-1, channels, width), x], dim=2)
+        self.new[2].append(x[:, :, -width:].flatten(1))
+        return x
+
+    def keys_values(self, site: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        self.new[0].append(k)
+        self.new[1].append(v)
+        return torch.cat([self._keys[site], k], dim=2), torch.cat([self._values[site], v], dim=2)
+
+
+class EstimatorGraph(nn.Module):
+    """The estimator with its past as plain tensors; see ``TensorMemory``. Every row is an utterance of its own."""
+
+    def __init__(self, flow: Flow) -> None:
+        super().__init__()
+        self.estimator, self.tails = flow.estimator, flow.estimator.sites.tails
+
+    def forward(
+        self, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, table: Tensor, start: Tensor, mask: Tensor,
+        keys: Tensor, values: Tensor, context: Tensor,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        memory = TensorMemory(self.tails, keys, values, context)
+        # The UNet has no use for positions; adding nothing of them keeps the input in the graph of either family.
+        velocity = self.estimator(x, mu, spk, cond, table, start, mask, memory) + 0 * start[:, None, None]
+        return velocity, torch.stack(memory.new[0]), torch.stack(memory.new[1]), torch.cat(memory.new[2], dim=1)
+
+
+class VocoderGraph(nn.Module):
+    """``mel [B, mel, T]``, ``source [B, 1, n]`` to sound; ``final`` as in ``Hift.decode``."""
+
+    def __init__(self, hift: Hift, final: bool) -> None:
+        super().__init__()
+        self.hift, self.final = hift, final
+
+    def forward(self, mel: Tensor, source: Tensor) -> Tensor:
+        return self.hift.decode(mel, source, self.final)
+
+
+def no_past(flow: Flow, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys, values and context of utterances that have not begun."""
+    shape = flow.dims.unet or flow.dims.dit
+    assert shape is not None
+    empty = torch.zeros(flow.estimator.sites.attentions, rows, shape.heads, 0, shape.head_dim)
+    return empty, empty, torch.zeros(rows, sum(channels * width for channels, width in flow.estimator.sites.tails))
+
+
+def export_onnx(networks: Networks, target: Path) -> list[Path]:
+    """Write the graphs into the folder ``target``, float32. Returns their paths. Raises MissingExtra without onnx,
+    BundleError if a graph does not pass ONNX's own checker."""
+    target.mkdir(parents=True, exist_ok=True)
+    flow, hift, config = networks.flow, networks.hift, networks.config
+    rows, frames, mel = 2, 2 * flow.chunk_frames, config.flow.mel
+    keys, _, context = no_past(flow, rows)
+    half = keys.new_zeros(*keys.shape[:3], flow.chunk_frames, keys.shape[4])
+    x, spk = torch.zeros(rows, frames, mel), torch.zeros(rows, mel)
+    mask = torch.ones(rows, 1, frames, frames + flow.chunk_frames, dtype=torch.bool)
+    start = torch.full([rows], flow.chunk_frames)
+    given = (x, x, spk, x, flow.time_tables[:1].cpu(), start, mask, half, half, context)
+    free = {name: {0: "rows", 1: "frames"} for name in ("x", "mu", "cond", "velocity")}
+    free |= {name: {0: "rows"} for name in ("spk", "start", "context", "new_context")}
+    free |= {name: {1: "rows", 3: "past_frames"} for name in ("keys", "values")}
+    free |= {name: {1: "rows", 3: "frames"} for name in ("new_keys", "new_values")}
+    free |= {"mask": {0: "rows", 2: "frames", 3: "all_frames"}}
+    written = [_write(EstimatorGraph(flow), given, target / ESTIMATOR, ESTIMATOR_INPUTS, ESTIMATOR_OUTPUTS, free)]
+    sound = (torch.zeros(1, mel, 20), torch.zeros(1, 1, 20 * config.hift.frame_samples))
+    free = {"mel": {0: "rows", 2: "frames"}, "source": {0: "rows", 2: "samples"}, "sound": {0: "rows", 1: "out"}}
+    for name, final in ((VOCODER, True), (VOCODER_CHUNK, False)):
+        if final or config.hift.causal:
+            written.append(_write(VocoderGraph(hift, final), sound, target / name, ["mel", "source"], ["sound"], free))
+    return written
+
+
+def _write(
+    graph: nn.Module, given: tuple[Tensor, ...], path: Path, inputs: list[str], outputs: list[str], free: dict[str, Any]
+) -> Path:
+    try:
+        import onnx
+    except ImportError:
+        raise MissingExtra("exporting ONNX graphs (pip install onnx)", "cosyvoice") from None
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the tracer's remarks on shapes that are fixed on purpose
+        torch.onnx.export(
+            graph.eval(), given, str(path), input_names=inputs, output_names=outputs, dynamic_axes=free,
+            opset_version=OPSET, dynamo=False,
+        )  # fmt: skip
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except onnx.checker.ValidationError as problem:
+        raise BundleError(f"{path.name}: the exported graph is not valid: {problem!s:.200}") from None
+    return path
+
+
+def open_session(path: Path, threads: int = 1) -> Any:
+    """An ONNX Runtime session. Raises MissingExtra, or BundleError naming a graph that is missing or damaged."""
+    try:
+        import onnxruntime
+    except ImportError:
+        raise MissingExtra("running ONNX graphs", "cosyvoice") from None
+    if not path.is_file():
+        raise BundleError(f"{path}: is missing; make it with: tts-worker export onnx")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as problem:  # onnxruntime's errors share no public base
+        raise BundleError(f"{path}: is not a graph that onnxruntime runs ({type(problem).__name__})") from None
+
+
+class OnnxEstimator(nn.Module):
+    """Stands in for the estimator of a flow. Runs whole sequences; a chunked past stays with PyTorch."""
+
+    def __init__(self, flow: Flow, session: Any) -> None:
+        super().__init__()
+        self.sites, self._flow, self._session = flow.estimator.sites, [flow], session
+
+    def forward(
+        self, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, table: Tensor, start: Tensor, mask: Tensor, past: Memory
+    ) -> Tensor:
+        if not isinstance(past, NoPast):
+            raise BundleError("the ONNX back end of the flow computes whole sequences only: set backend to torch")
+        branches, rows = x.shape[0] // start.shape[0], x.shape[0]
+        given = (x, mu, spk, cond, table, start.repeat(branches), mask.repeat(branches, 1, 1, 1))
+        values = [v.contiguous().cpu().numpy() for v in (*given, *no_past(self._flow[0], rows))]
+        out = self._session.run(ESTIMATOR_OUTPUTS[:1], dict(zip(ESTIMATOR_INPUTS, values, strict=True)))
+        return torch.from_numpy(np.asarray(out[0])).to(x)
+
+
+def run_on_onnx(networks: Networks, folder: Path, threads: int = 1) -> Networks:
+    """``backend: onnx``: from now on flow estimator and vocoder decoder of ``networks`` run from the graphs in
+    ``folder``. This is the seam where another runtime would sit. Returns ``networks``."""
+    flow, hift = networks.flow, networks.hift
+    flow.decoder.estimator = OnnxEstimator(flow, open_session(folder / ESTIMATOR, threads))
+    sessions = {True: open_session(folder / VOCODER, threads)}
+    if networks.config.hift.causal:
+        sessions[False] = open_session(folder / VOCODER_CHUNK, threads)
+
+    def decode(mel: Tensor, source: Tensor, final: bool = True) -> Tensor:
+        session = sessions.get(final, sessions[True])
+        out = session.run(None, {"mel": mel.contiguous().cpu().numpy(), "source": source.contiguous().cpu().numpy()})
+        return torch.from_numpy(np.asarray(out[0])).to(mel)
+
+    hift.decode = decode  # type: ignore[method-assign]
+    return networks

@@ -1,0 +1,144 @@
+"""The reference's own ways, where ours are others: its draws, its noise, its chunks, its cross-fade.
+
+Owns what ``Compat`` switches on, and nothing that runs otherwise. One utterance at a time, on the CPU, through torch's
+default generator where the reference does so. It must not know requests, texts or golden files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tts_worker.engine.cosyvoice.chunks import Chunk, next_chunk
+from tts_worker.engine.cosyvoice.dims import FlowDims, HiftDims
+from tts_worker.engine.cosyvoice.flow.model import NOISE_FRAMES
+from tts_worker.engine.cosyvoice.hift import HELD_FRAMES, F0Predictor, Hift, Noise
+from tts_worker.engine.cosyvoice.sample import SampleRule
+
+MAX_HOP_TOKENS = 100  # hops double up to here
+
+
+def nucleus(scores: Tensor, rule: SampleRule) -> tuple[Tensor, Tensor]:
+    """The reference's candidate set of one utterance: ``scores [V]`` to (ids, probabilities), most likely first."""
+    probs, ids = scores.softmax(dim=0).sort(descending=True, stable=True)
+    probs, ids = probs[: rule.top_k], ids[: rule.top_k]
+    before = np.cumsum(probs.numpy(), dtype=np.float32)  # added up one by one in float32, as the reference does
+    keep = 1 + int((before[:-1] < np.float32(rule.top_p)).sum())
+    return ids[:keep], probs[:keep]
+
+
+def reference_draw(scores: Tensor, history: Sequence[int], rule: SampleRule) -> int:
+    """One id from ``scores [V]`` with the reference's own calls on torch's default CPU generator."""
+    ids, probs = nucleus(scores, rule)
+    chosen = int(ids[probs.multinomial(1, replacement=True)])
+    if list(history[-rule.window :]).count(chosen) >= rule.window * rule.tau:
+        scores = scores.clone()
+        scores[chosen] = -torch.inf
+        chosen = int(scores.softmax(dim=0).multinomial(1, replacement=True))
+    return chosen
+
+
+class GivenNoise:
+    """Noise from a buffer ``[samples, harmonics]``; silence beyond its end."""
+
+    def __init__(self, buffer: Tensor) -> None:
+        self._buffer = buffer
+
+    def __call__(self, start: Tensor, samples: int, harmonics: int) -> Tensor:
+        return torch.stack([F.pad(self._buffer[s:], (0, 0, 0, samples))[:samples] for s in start.tolist()])
+
+
+class DefaultGeneratorNoise:
+    """The reference's draws for CosyVoice2: per call, from torch's default CPU generator, in its order and layout."""
+
+    def __call__(self, start: Tensor, samples: int, harmonics: int) -> Tensor:
+        torch.rand(1, harmonics)  # a phase that has no effect, but moves the generator
+        noise = torch.empty(1, harmonics, samples).transpose(1, 2).normal_()
+        torch.randn(1, samples, 1)  # never used either
+        return noise
+
+
+class NaturalNoise:
+    """The noise that the reference's CosyVoice3 happens to have: what is left of torch's stream with seed 0 after it
+    drew the flow's initial noise, the first flow layers and the pitch predictor. Grows as more is asked for."""
+
+    def __init__(self, flow: FlowDims, hift: HiftDims) -> None:
+        self._flow, self._hift, self._buffer = flow, hift, torch.zeros(0, hift.nb_harmonics + 1)
+
+    def __call__(self, start: Tensor, samples: int, harmonics: int) -> Tensor:
+        needed = int(start.max()) + samples
+        if needed > len(self._buffer):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                torch.randn(1, self._flow.mel, NOISE_FRAMES)
+                nn.Embedding(self._flow.vocab, self._flow.input_size)
+                nn.Linear(self._flow.spk_embed, self._flow.mel)
+                F0Predictor(self._hift)
+                torch.rand(1, harmonics)
+                self._buffer = torch.rand(max(needed, 2 * len(self._buffer), 4096), harmonics)
+        return GivenNoise(self._buffer)(start, samples, harmonics)
+
+
+@dataclass
+class Hop:
+    """The reference's growing chunk size. Shared between requests it grows once and for all."""
+
+    tokens: int
+
+    def grow(self) -> None:
+        self.tokens = min(MAX_HOP_TOKENS, 2 * self.tokens)
+
+
+class ReferencePlan:
+    """The reference's chunks of one utterance."""
+
+    def __init__(self, prompt_tokens: int, hop: Hop, ahead: int) -> None:
+        self._hop, self._ahead, self._done = hop, ahead, 0
+        self._pad = -prompt_tokens % hop.tokens
+
+    def next(self, available: int, ended: bool) -> Chunk | None:
+        """The chunk that is due, which counts as computed from then on."""
+        hop = self._hop.tokens + (self._pad if self._done == 0 else 0)
+        chunk = next_chunk(self._done, available, ended, hop, self._ahead)
+        if chunk is not None and not chunk.final:
+            self._done = chunk.end
+            self._hop.grow()
+        return chunk
+
+
+@dataclass
+class FadeState:
+    """The reference's memory between chunks of CosyVoice2: last frames, their excitation and their sound."""
+
+    mel: Tensor  # [1, mel, held]
+    source: Tensor  # [1, 1, held*frame]
+    sound: Tensor  # [1, held*frame]
+
+
+@torch.inference_mode()
+def reference_fade(
+    hift: Hift, mel: Tensor, state: FadeState | None, noise: Noise, final: bool
+) -> tuple[Tensor, FadeState | None]:
+    """One chunk of CosyVoice2 as the reference vocodes it: the last held frames again, their excitation pasted in, the
+    phase starting anew after it, and a cross-fade whose halves add up to 1.08."""
+    n = HELD_FRAMES * hift.dims.frame_samples
+    if state is not None:
+        mel = torch.cat([state.mel, mel], dim=2)
+    f0 = hift.f0_predictor(mel)
+    begin = hift.start(1)
+    given = noise(begin.start, f0.shape[1] * hift.dims.frame_samples, hift.dims.nb_harmonics + 1)
+    source = hift.m_source(f0, begin.phase, given)
+    if state is not None:
+        source[:, :, :n] = state.source
+    sound = hift.decode(mel, source)
+    if state is not None:
+        window = torch.hamming_window(2 * n, periodic=False, dtype=torch.float64)
+        sound[:, :n] = (sound[:, :n] * window[:n] + state.sound * window[n:]).float()
+    if final:
+        return sound, None
+    return sound[:, :-n], FadeState(mel[:, :, -HELD_FRAMES:], source[:, :, -n:], sound[:, -n:])
