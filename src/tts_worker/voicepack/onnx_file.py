@@ -57,10 +57,11 @@ FLOAT, INT32, INT64 = 1, 6, 7  # TensorProto.DataType
 def speaker_encoder(weights: bytes, mel_bins: int, size: int) -> bytes:
     """A stand-in with the call signature of CAM++: float ``[B, T, mel_bins]`` -> float ``[B, size]``.
 
-    ``weights``: float32 ``[mel_bins, size]``, row-major; the mean over time goes through them.
+    ``weights``: float32 ``[mel_bins, size]``, row-major; the mean deviation over time goes through them.
     """
     nodes = [
-        _node("ReduceMean", ["input"], ["mean"], _ints("axes", [1]), _int("keepdims", 0)),
+        _node("Abs", ["input"], ["deviation"]),
+        _node("ReduceMean", ["deviation"], ["mean"], _ints("axes", [1]), _int("keepdims", 0)),
         _node("MatMul", ["mean", "weights"], ["output"]),
     ]
     return _model(

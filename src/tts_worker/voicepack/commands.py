@@ -1,0 +1,156 @@
+"""What ``tts-worker voicepack`` and ``tts-worker voice`` do, without their arguments and printing.
+
+Owns the steps from a request on the command line to files on the disk. The only module of this package that knows the
+engine, which it imports when it is needed: a machine without torch can still pull.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tts_worker.errors import BundleError, ConfigError, MissingExtra
+from tts_worker.voicepack.manifest import PUBLISHED, ModelFile, PublishedModel, Verdict, published
+from tts_worker.voicepack.report import Problem, Report
+from tts_worker.voicepack.voice_file import Voice, save_voice
+
+if TYPE_CHECKING:
+    from tts_worker.engine.cosyvoice.bundle import Bundle
+
+PRECISIONS = ("fp32", "bf16")
+Step = Callable[[str], None]
+"""Told the file that comes next."""
+
+
+def open_bundle(path: Path, *, rl: bool = False) -> Bundle:
+    """Raises BundleError, or MissingExtra where torch is not installed."""
+    _need_torch()
+    from tts_worker.engine.cosyvoice.bundle import Bundle
+
+    return Bundle.open(path, rl=rl)
+
+
+def _need_torch() -> None:
+    if find_spec("torch") is None:
+        raise MissingExtra("CosyVoice", "cosyvoice")
+
+
+def check(path: Path, name: str | None = None, *, hashes: bool = True, step: Step | None = None) -> Report:
+    """Everything that is wrong with the model directory ``path``: its own sense, and the published files.
+
+    ``name`` claims that it is that published model: then a wrong size or a wrong hash of weights is an error. Without
+    it only files of a published size are compared, and the report notes which of them are verified.
+    """
+    bundle = open_bundle(path)
+    problems = list(bundle.validate().problems)
+    claimed = published(name) if name else None
+    for file, model in _comparable(path, claimed, bundle.config.family):
+        if step:
+            step(file.path)
+        if hashes or claimed:
+            problems += _compare(path, file, model, strict=claimed is not None)
+    return Report(path, tuple(problems))
+
+
+def _comparable(path: Path, claimed: PublishedModel | None, family: str) -> list[tuple[ModelFile, PublishedModel]]:
+    models = [claimed] if claimed else [m for m in PUBLISHED if any(f.path == f"{family}.yaml" for f in m.files)]
+    pairs = [(file, model) for model in models for file in model.files if (path / file.path).is_file()]
+    return [(f, m) for f, m in pairs if claimed or (path / f.path).stat().st_size == f.size_bytes]
+
+
+def _compare(path: Path, file: ModelFile, model: PublishedModel, *, strict: bool) -> list[Problem]:
+    verdict = file.judge(path / file.path)
+    if verdict is Verdict.VERIFIED:
+        return [Problem(file.path, f"verified: the published file of {model.name}", fatal=False)]
+    if verdict is Verdict.WRONG_SIZE:
+        size = (path / file.path).stat().st_size
+        return [Problem(file.path, f"has {size} bytes; {model.name} was published with {file.size_bytes}", fatal=True)]
+    wrong = strict and file in model.weights and file.sha256 is not None
+    return [Problem(file.path, f"has a hash that is not recorded for {model.name}", fatal=wrong)]
+
+
+def convert(path: Path, out: Path, precision: str = "fp32", *, step: Step | None = None) -> Report:
+    """Write the model directory ``path`` to ``out`` (which may be the same) with its weights as safetensors.
+
+    ``bf16`` halves the language model and the flow; the vocoder, whose phases need it, stays in fp32. Everything else
+    is copied. Returns the report of the result. Raises BundleError, ConfigError for another precision.
+    """
+    if precision not in PRECISIONS:
+        raise ConfigError(f"dtype: must be one of: {', '.join(PRECISIONS)}")
+    bundle = open_bundle(path)
+    from tts_worker.engine.cosyvoice.weights import OPTIONAL_KEYS, PARTS
+    from tts_worker.engine.tensor_files import DTYPES, write_safetensors
+
+    tuned = open_bundle(path, rl=True)
+    sources = [(part, bundle) for part in PARTS]
+    if tuned.weight_file("llm").is_file():
+        sources.append(("llm", tuned))
+    out.mkdir(parents=True, exist_ok=True)
+    for part, source in sources:
+        target = out / f"{source.weight_file(part).name.removesuffix('.pt').removesuffix('.safetensors')}.safetensors"
+        if step:
+            step(target.name)
+        dtype = DTYPES["BF16" if precision == "bf16" and part != "hift" else "F32"]
+        weights = source.load_weights(part, dtype)
+        learned = {key: tensor for key, tensor in weights.items() if key not in OPTIONAL_KEYS}
+        write_safetensors(target, learned, {"format": "pt"})
+    if out.resolve() != path.resolve():
+        _copy_rest(path, out)
+    return open_bundle(out).validate()
+
+
+def _copy_rest(path: Path, out: Path) -> None:
+    """The configuration, the tokenizer and the prompt models; never weights in another form."""
+    names = ("*.yaml", "*.json", "*.onnx", "spk2info.pt", "CosyVoice-BlankEN/*.json", "CosyVoice-BlankEN/*.txt")
+    try:
+        for file in sorted(file for name in names for file in path.glob(name)):
+            target = out / file.relative_to(path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
+    except OSError as error:
+        raise BundleError(f"{out}: cannot be written ({error.strerror})") from None
+
+
+def random_bundle(path: Path, family: str, size: str = "tiny", seed: int = 0) -> None:
+    """A model directory with random weights that makes noise. Raises ConfigError, BundleError, MissingExtra."""
+    _need_torch()
+    from tts_worker.engine.random_bundle import write_random_bundle
+
+    write_random_bundle(path, family, size, seed)
+
+
+def add_voice(
+    bundle_path: Path, root: Path, name: str, audio: Path | bytes, text: str, *, replace: bool = False
+) -> Voice:
+    """Enrol a voice from a recording and its transcript and store it below ``root``.
+
+    Raises InvalidRequest in plain words if the recording or the name will not do, BundleError, MissingExtra.
+    """
+    bundle = open_bundle(bundle_path)
+    from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
+    from tts_worker.engine.cosyvoice.enrol import enrol
+
+    voice = enrol(bundle, PromptFrontend(bundle), audio, text)
+    save_voice(root, name, voice, replace=replace)
+    return voice
+
+
+def import_speakers(bundle_path: Path, root: Path, file: Path | None = None, *, replace: bool = False) -> list[str]:
+    """Store the speakers of a ``spk2info.pt`` (the bundle's own by default) as voices; returns their names."""
+    bundle = open_bundle(bundle_path)
+    from tts_worker.engine.cosyvoice.enrol import bundled_voices
+
+    voices = bundled_voices(file or bundle.speaker_info, bundle.config)
+    for name, voice in voices.items():
+        save_voice(root, name, voice, replace=replace)
+    return list(voices)
+
+
+def report_json(report: Report) -> str:
+    """A report for machines."""
+    problems = [{"file": p.file, "what": p.what, "fatal": p.fatal} for p in report.problems]
+    return json.dumps({"path": str(report.path), "ok": report.ok, "problems": problems}, indent=2)
