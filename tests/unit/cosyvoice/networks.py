@@ -1,0 +1,65 @@
+"""The tiny networks, loaded once, and small helpers for comparing tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from tests.unit.cosyvoice.bundles import FAMILIES, fullsize, qwen_of, tiny, yaml_of
+from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
+from tts_worker.engine.cosyvoice.networks import Networks
+
+__all__ = ["FAMILIES", "apart", "full_config", "ids", "networks", "noise"]
+
+
+@lru_cache
+def networks(family: str) -> Networks:
+    """Shared: tests must not change it."""
+    torch.set_num_threads(2)
+    return Networks.load(Bundle.open(tiny(family)))
+
+
+def full_config(family: str) -> CosyVoiceConfig:
+    """The official model's dimensions: the tiny YAML with the official numbers."""
+    small = CosyVoiceConfig.from_files(yaml_of(family), qwen_of(family), family)
+    qwen = fullsize()[f"{family}/qwen_config"]
+    lm = replace(
+        small.lm,
+        hidden_size=qwen["hidden_size"],
+        intermediate_size=qwen["intermediate_size"],
+        layers=qwen["num_hidden_layers"],
+        heads=qwen["num_attention_heads"],
+        kv_heads=qwen["num_key_value_heads"],
+        head_dim=qwen["hidden_size"] // qwen["num_attention_heads"],
+        text_vocab=qwen["vocab_size"],
+    )
+    hift = replace(small.hift, base_channels=512, f0_channels=512)
+    flow = small.flow
+    if flow.encoder is not None and flow.unet is not None:
+        ahead = replace(flow.encoder.lookahead, in_channels=512, channels=512)
+        encoder = replace(flow.encoder, input_size=512, output_size=512, heads=8, linear_units=2048, layers=6)
+        unet = replace(flow.unet, channels=256, blocks=4, mid_blocks=12, heads=8, head_dim=64)
+        flow = replace(flow, input_size=512, encoder=replace(encoder, lookahead=ahead), unet=unet)
+    if flow.lookahead is not None and flow.dit is not None:
+        dit = replace(flow.dit, dim=1024, depth=22, heads=16, head_dim=64)
+        flow = replace(flow, lookahead=replace(flow.lookahead, channels=1024), dit=dit)
+    return replace(small, lm=lm, flow=flow, hift=hift)
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    """Largest absolute difference; NaN anywhere is infinitely far."""
+    assert a.shape == b.shape
+    return float((a - b).abs().nan_to_num(torch.inf).max()) if a.numel() else 0.0
+
+
+def ids(count: int, below: int, seed: int = 0) -> Tensor:
+    """``[1, count]`` ids."""
+    return torch.randint(0, below, (1, count), generator=torch.Generator().manual_seed(seed))
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))

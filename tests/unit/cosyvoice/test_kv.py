@@ -1,0 +1,115 @@
+"""Preallocated memory: what was written comes back, in order, to its owner, and nothing else does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.cosyvoice.networks import noise
+from tts_worker.engine.cosyvoice.kv import NoPast, PagedMemory, SlotPool
+
+LAYERS, HEADS, DIM = 2, 2, 3
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    appends=st.lists(st.dictionaries(st.integers(0, 3), st.integers(0, 3), min_size=1), min_size=1, max_size=6),
+    seed=st.integers(0, 99),
+)
+def test_each_slot_gives_back_its_own_tokens_in_order(appends: list[dict[int, int]], seed: int) -> None:
+    pool = SlotPool(LAYERS, 4, HEADS, 18, DIM, checked=True)
+    written: dict[int, list[torch.Tensor]] = {slot: [] for slot in range(4)}
+    for n, batch in enumerate(appends):
+        slots, new = torch.tensor(list(batch)), torch.tensor(list(batch.values()))
+        span = max(1, int(new.max()))
+        kv = noise(2, len(batch), span, HEADS, DIM, seed=100 * seed + n)
+        steps = torch.arange(span)
+        where = torch.where(steps < new[:, None], pool.lengths[slots][:, None] + steps, pool.max_tokens)
+        pool.write(1, slots, where, kv[0], kv[1])
+        pool.lengths[slots] += new
+        for row, (slot, count) in enumerate(batch.items()):
+            written[slot] += [kv[:, row, i] for i in range(count)]
+    back = pool.read(1, torch.tensor([3, 0, 1]), 18)  # [2, B, heads, context, dim]
+    for row, slot in enumerate((3, 0, 1)):
+        expected = torch.zeros(2, 18, HEADS, DIM)
+        for i, kv_row in enumerate(written[slot]):
+            expected[:, i] = kv_row
+        assert torch.equal(back[:, row].transpose(1, 2), expected)
+
+
+def test_reading_what_nobody_wrote_is_loud() -> None:
+    pool = SlotPool(LAYERS, 2, HEADS, 4, DIM, checked=True)
+    pool.lengths[0] = 2  # a lie
+    assert pool.read(0, torch.tensor([0]), 4).isnan().any()
+    memory = PagedMemory(1, 1, HEADS, DIM, 2, [(3, 2)], pages=3, slots=1, checked=True)
+    one, page = torch.tensor([0]), torch.tensor([[2]])
+    _, values = memory.view(one, torch.tensor([[1, 2]]), page).keys_values(0, *noise(2, 1, HEADS, 2, DIM).unbind())
+    assert values[:, :, :2].isnan().all()  # page 1 was never written
+    assert values[:, :, 2:].isfinite().all()
+    assert memory.view(one, page, page).left(0, noise(1, 3, 4)).isnan().any()  # nor the slot's context
+
+
+def test_a_slot_that_was_reset_keeps_no_trace() -> None:
+    pool = SlotPool(1, 2, HEADS, 4, DIM, checked=True)
+    both = torch.tensor([0, 1])
+    pool.write(0, both, torch.zeros(2, 1, dtype=torch.long), *noise(2, 2, 1, HEADS, DIM).unbind())
+    pool.lengths += 1
+    pool.reset(torch.tensor([0]))
+    assert pool.lengths.tolist() == [0, 1]
+    assert pool.data[:, :, 0].isnan().all()
+    assert pool.data[:, :, 1, :, 0].isfinite().all()
+
+
+@settings(deadline=None, max_examples=25)
+@given(order=st.permutations(range(1, 7)), branches=st.integers(1, 2), seed=st.integers(0, 99))
+def test_pages_come_back_in_the_order_of_the_table(order: list[int], branches: int, seed: int) -> None:
+    memory = PagedMemory(3, 2, HEADS, DIM, 2, [], pages=7, slots=2, checked=True)
+    rows = slice(1, 1 + branches)
+    tables = [order[:3], order[3:]]  # two utterances, three chunks each
+    new = noise(3, 2, 2, branches * HEADS, 2, DIM, seed=seed)  # [chunk, k or v, utterance, R*heads, page, dim]
+    for chunk in range(3):
+        table = torch.tensor([pages[: chunk + 1] for pages in tables])
+        view = memory.view(torch.tensor([0, 1]), table, table[:, -1:], rows)
+        keys, values = view.keys_values(1, new[chunk, 0], new[chunk, 1])
+    for which, got in enumerate((keys, values)):
+        assert torch.equal(got, torch.cat([new[chunk, which] for chunk in range(3)], dim=2))
+
+
+def test_short_tables_are_filled_with_zeros_and_shared_pages_serve_two() -> None:
+    memory = PagedMemory(1, 1, HEADS, DIM, 2, [(2, 1)], pages=4, slots=3, checked=True)
+    voice, prompt = torch.tensor([0]), torch.tensor([[1]])
+    memory.reset(voice)
+    given = noise(2, 1, HEADS, 2, DIM)
+    view = memory.view(voice, prompt, prompt)
+    view.keys_values(0, given[0], given[1])
+    view.left(0, torch.full((1, 2, 3), 7.0))
+    for slot in (1, 2):
+        memory.copy_tails(0, slot)
+    pair = torch.tensor([1, 2])
+    table = torch.tensor([[1, 2], [1, 3]])
+    more = noise(2, 2, HEADS, 2, DIM, seed=1)
+    view = memory.view(pair, table, table[:, -1:])
+    keys, _ = view.keys_values(0, more[0], more[1])
+    assert torch.equal(keys, torch.cat([given[0].expand(2, -1, -1, -1), more[0]], dim=2))
+    assert torch.equal(view.left(0, torch.zeros(2, 2, 1))[:, :, 0], torch.full((2, 2), 7.0))
+    view = memory.view(voice, torch.tensor([[1, 0]]), torch.tensor([[2]]))
+    assert torch.equal(view.keys_values(0, given[0], given[1])[0][:, :, 2:], torch.zeros(1, HEADS, 2, DIM))
+
+
+def test_without_a_past_there_is_silence() -> None:
+    memory = NoPast([(2, 3)])
+    x = noise(1, 2, 4)
+    assert torch.equal(memory.left(0, x), torch.cat([torch.zeros(1, 2, 3), x], dim=2))
+    assert memory.keys_values(0, x, x) == (x, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_keeps_its_own_type(dtype: torch.dtype) -> None:
+    memory = PagedMemory(1, 1, HEADS, DIM, 2, [(2, 1)], pages=2, slots=1, dtype=dtype)
+    index = torch.tensor([[1]])
+    view = memory.view(torch.tensor([0]), index, index)
+    keys, _ = view.keys_values(0, noise(1, HEADS, 2, DIM), noise(1, HEADS, 2, DIM))
+    assert (keys.dtype, memory.data.dtype) == (torch.float32, dtype)
+    assert view.left(0, noise(1, 2, 2)).dtype == torch.float32
