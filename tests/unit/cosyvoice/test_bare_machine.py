@@ -1,0 +1,39 @@
+"""A machine with PyTorch, numpy and tokenizers runs the networks and writes its own weights; nothing else is loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import importlib, pkgutil, sys
+
+import tts_worker.engine.cosyvoice as package
+for module in pkgutil.walk_packages(package.__path__, "tts_worker.engine.cosyvoice."):
+    importlib.import_module(module.name)
+from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.random_bundle import write_random_bundle
+
+bundle = write_random_bundle(sys.argv[1], "cosyvoice3", "tiny")
+print(bundle.validate().ok, len(bundle.load_weights("flow")), len(TextTokenizer.of(bundle).encode("hello")))
+print(*(name for name in sys.argv[2:] if name in sys.modules))
+"""
+NOT_THERE = (
+    "yaml ruamel pydantic onnx onnxruntime soundfile soxr safetensors wetext fastapi transformers torchaudio "
+    "hyperpyyaml rich prometheus_client"
+)
+
+
+def test_the_model_directory_needs_torch_numpy_and_tokenizers_only(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-c", SCRIPT, str(tmp_path / "x"), *NOT_THERE.split()]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    results, loaded = done.stdout.splitlines()
+    assert loaded == ""
+    sound, tensors, tokens = results.split()
+    assert sound == "True"
+    assert int(tensors) > 50
+    assert int(tokens) >= 1

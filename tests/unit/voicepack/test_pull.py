@@ -1,0 +1,384 @@
+"""Pulling over a real HTTP server that breaks off, lies, refuses and never ends."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from tts_worker.errors import BundleError, ConfigError, UnknownModel
+from tts_worker.voicepack import pull as pull_module
+from tts_worker.voicepack.manifest import PUBLISHED, ModelFile, Need, PublishedModel, Verdict, published
+from tts_worker.voicepack.pull import SOURCES, Progress, pull, pull_model
+
+BODIES = {
+    "model.yaml": b"rate: 24000\n",
+    "text/vocab.json": b'{"a": 0}',
+    "flow.pt": bytes(range(256)) * 1000,
+    "llm.rl.pt": b"tuned" * 100,
+}
+
+
+def model(**changed: Any) -> PublishedModel:
+    """A small model directory; ``changed`` replaces what the manifest says of a file (dots in names as __)."""
+    files = []
+    for path, body in BODIES.items():
+        need = Need.ON_REQUEST if path == "llm.rl.pt" else Need.ALWAYS
+        known: dict[str, Any] = {"size_bytes": len(body), "sha256": hashlib.sha256(body).hexdigest(), "need": need}
+        known |= changed.get(path.replace(".", "__").replace("/", "___"), {})
+        files.append(ModelFile(path, **known))
+    return PublishedModel("small", "Small", {"huggingface": "http://localhost:1/{path}"}, tuple(files))
+
+
+@dataclass
+class Server:
+    """Serves ``bodies``; ``behave`` may answer a request its own way and return True."""
+
+    url: str
+    bodies: dict[str, bytes]
+    requests: list[tuple[str, str | None]] = field(default_factory=list)
+    behave: Callable[[BaseHTTPRequestHandler, str, int], bool] = lambda handler, path, start: False
+
+    def asked(self, path: str) -> list[str | None]:
+        """The ranges that were asked for of ``path``."""
+        return [wanted for asked, wanted in self.requests if asked == path]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    state: Server
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            path, wanted = self.path.lstrip("/"), self.headers.get("Range")
+            state.requests.append((path, wanted))
+            start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted else 0
+            if not state.behave(self, path, start):
+                answer(self, state.bodies.get(path), start)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        state = Server(f"http://127.0.0.1:{httpd.server_port}", dict(BODIES))
+        thread = threading.Thread(target=httpd.serve_forever, args=(0.01,))
+        thread.start()
+        yield state
+        httpd.shutdown()
+        thread.join()
+
+
+def answer(handler: BaseHTTPRequestHandler, body: bytes | None, start: int, sent: int | None = None) -> None:
+    """200, 206, 404 or 416 as a good server would; only the first ``sent`` bytes if given."""
+    if body is None or start >= len(body) > 0:
+        handler.send_response(404 if body is None else 416)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+        return
+    handler.send_response(206 if start else 200)
+    handler.send_header("Content-Length", str(len(body) - start))
+    if start:
+        handler.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+    handler.end_headers()
+    handler.wfile.write(body[start:][:sent])
+    if sent is not None:
+        handler.close_connection = True
+
+
+def test_a_whole_directory_arrives_and_is_not_fetched_twice(server: Server, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+
+    report = pull_model(model(), tmp_path / "x", base_url=server.url + "/", progress=seen.append)
+
+    assert report.ok
+    assert report.problems == ()
+    got = {str(file.relative_to(tmp_path / "x")): file.read_bytes() for file in (tmp_path / "x").rglob("*.*")}
+    assert got == {path: body for path, body in BODIES.items() if path != "llm.rl.pt"}
+    assert [p for p in seen if p.file == "flow.pt"][-1] == Progress("flow.pt", 256_000, 256_000)
+    before = len(server.requests)
+    pull_model(model(), tmp_path / "x", base_url=server.url)
+    assert len(server.requests) == before
+
+
+def test_the_tuned_language_model_comes_on_request(server: Server, tmp_path: Path) -> None:
+    pull_model(model(), tmp_path, base_url=server.url, rl=True)
+
+    assert (tmp_path / "llm.rl.pt").read_bytes() == BODIES["llm.rl.pt"]
+
+
+def test_a_connection_that_breaks_is_taken_up_where_it_broke(server: Server, tmp_path: Path) -> None:
+    def breaks(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
+        if path != "flow.pt" or start >= 200_000:
+            return False
+        answer(handler, BODIES[path], start, sent=90_000)
+        return True
+
+    server.behave = breaks
+
+    report = pull_model(model(), tmp_path, base_url=server.url)
+
+    assert report.ok
+    assert (tmp_path / "flow.pt").read_bytes() == BODIES["flow.pt"]
+    assert server.asked("flow.pt") == [None, "bytes=90000-", "bytes=180000-"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["flow.pt", "model.yaml", "text"]
+
+
+def test_a_second_call_goes_on_where_the_first_gave_up(server: Server, tmp_path: Path) -> None:
+    def dies(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
+        if path != "flow.pt":
+            return False
+        answer(handler, BODIES[path], start, sent=0 if start else 100_000)
+        return True
+
+    server.behave = dies
+    with pytest.raises(BundleError, match="pull again to go on where this stopped"):
+        pull_model(model(), tmp_path, base_url=server.url)
+    assert not (tmp_path / "flow.pt").exists()
+    assert (tmp_path / "flow.pt.part").read_bytes() == BODIES["flow.pt"][:100_000]
+    assert len(server.asked("flow.pt")) == 1 + pull_module.FRUITLESS_TRIES
+
+    server.behave = lambda handler, path, start: False
+    server.requests.clear()
+    pull_model(model(), tmp_path, base_url=server.url)
+
+    assert server.asked("flow.pt") == ["bytes=100000-"]
+    assert (tmp_path / "flow.pt").read_bytes() == BODIES["flow.pt"]
+
+
+def test_a_server_without_ranges_starts_again(server: Server, tmp_path: Path) -> None:
+    def ignores_ranges(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
+        answer(handler, BODIES[path], 0)
+        return True
+
+    server.behave = ignores_ranges
+    (tmp_path / "flow.pt.part").write_bytes(b"what came yesterday")
+
+    pull_model(model(), tmp_path, base_url=server.url)
+
+    assert (tmp_path / "flow.pt").read_bytes() == BODIES["flow.pt"]
+
+
+@pytest.mark.parametrize("left_over", [b"not the beginning of it", b"x" * 300_000, b"y" * 256_000])
+def test_a_part_of_something_else_is_noticed_and_fetched_anew(server: Server, tmp_path: Path, left_over: bytes) -> None:
+    (tmp_path / "flow.pt.part").write_bytes(left_over)
+
+    pull_model(model(), tmp_path, base_url=server.url)
+
+    assert (tmp_path / "flow.pt").read_bytes() == BODIES["flow.pt"]
+
+
+def test_a_damaged_file_in_place_is_replaced(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "flow.pt").write_bytes(BODIES["flow.pt"][:-1] + b"?")
+    (tmp_path / "model.yaml").write_bytes(b"cut")
+
+    pull_model(model(), tmp_path, base_url=server.url)
+
+    assert (tmp_path / "flow.pt").read_bytes() == BODIES["flow.pt"]
+    assert (tmp_path / "model.yaml").read_bytes() == BODIES["model.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "complaint"),
+    [
+        ("flow.pt", b"!" * 256_000, "flow.pt: what 127.0.0.1:.* sends has another SHA-256"),
+        ("flow.pt", BODIES["flow.pt"] + b"more", "flow.pt: what 127.0.0.1:.* sends has another size"),
+        ("flow.pt", BODIES["flow.pt"][:5000], "flow.pt: ends after 5000 bytes; 256000 were published"),
+        ("flow.pt", b"", "flow.pt: the connection ended early"),
+        ("model.yaml", b"rate: 24000 # longer\n", "model.yaml: what 127.0.0.1:.* sends has another size"),
+    ],
+)
+def test_what_was_not_published_is_refused(
+    server: Server, tmp_path: Path, path: str, body: bytes, complaint: str
+) -> None:
+    server.bodies[path] = body
+
+    with pytest.raises(BundleError, match=complaint):
+        pull_model(model(), tmp_path, base_url=server.url)
+
+    assert not (tmp_path / path).exists()
+
+
+def test_small_files_of_another_revision_and_files_without_a_record_are_noted(server: Server, tmp_path: Path) -> None:
+    server.bodies["model.yaml"] = b"rate: 48000\n"
+    unknown = model(flow__pt={"sha256": None})
+
+    for _ in range(2):  # also when they lie there already
+        report = pull_model(unknown, tmp_path, base_url=server.url)
+        noted = [problem.file for problem in report.problems]
+        assert noted == ["model.yaml", "flow.pt"]
+        assert report.ok
+    assert (tmp_path / "model.yaml").read_bytes() == b"rate: 48000\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "complaint", "tries"), [(404, "answers 404", 1), (403, "answers 403", 1), (503, "answers 503", 3)]
+)
+def test_refusals_are_reported_and_only_passing_ones_tried_again(
+    server: Server, tmp_path: Path, status: int, complaint: str, tries: int
+) -> None:
+    def refuses(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
+        handler.send_response(status)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+        return True
+
+    server.behave = refuses
+
+    with pytest.raises(BundleError, match=complaint):
+        pull_model(model(), tmp_path, base_url=server.url)
+
+    assert len(server.requests) == tries
+
+
+@pytest.mark.parametrize("target", ["file:///etc/hostname", "ftp://127.0.0.1/x"])
+def test_a_redirect_cannot_lead_to_a_file_of_this_machine(server: Server, tmp_path: Path, target: str) -> None:
+    def redirects(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
+        handler.send_response(302)
+        handler.send_header("Location", target)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+        return True
+
+    server.behave = redirects
+
+    with pytest.raises(BundleError, match=r"302|unknown url type"):
+        pull_model(model(), tmp_path, base_url=server.url)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_redirects_to_another_address_are_followed(server: Server, tmp_path: Path) -> None:
+    def redirects(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
+        if path.startswith("cdn/"):
+            answer(handler, BODIES[path.removeprefix("cdn/")], start)
+        else:
+            handler.send_response(302)
+            handler.send_header("Location", f"{server.url}/cdn/{path}")
+            handler.send_header("Content-Length", "0")
+            handler.end_headers()
+        return True
+
+    server.behave = redirects
+    (tmp_path / "flow.pt.part").write_bytes(BODIES["flow.pt"][:1000])
+
+    assert pull_model(model(), tmp_path, base_url=server.url).ok
+    assert server.asked("cdn/flow.pt") == ["bytes=1000-"]
+
+
+def test_a_server_that_never_ends_fills_no_disk(server: Server, tmp_path: Path) -> None:
+    def endless(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
+        if path != "model.yaml":
+            return False
+        handler.send_response(200)
+        handler.send_header("Connection", "close")
+        handler.end_headers()
+        handler.close_connection = True
+        try:
+            while True:
+                handler.wfile.write(b"x" * 4096)
+        except OSError:
+            return True
+
+    server.behave = endless
+
+    with pytest.raises(BundleError, match="another size"):
+        pull_model(model(), tmp_path, base_url=server.url)
+
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) == 0
+
+
+def test_no_server_at_all(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"refused|pull again"):
+        pull_model(model(), tmp_path, base_url="http://127.0.0.1:1")
+
+
+class FullDisk:
+    """A file that takes 50 000 bytes."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.room = file, 50_000
+
+    def write(self, block: bytes) -> None:
+        self.room -= len(block)
+        if self.room < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.file.write(block)
+
+
+def test_a_full_disk_is_not_mistaken_for_the_network(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Path.open
+
+    @contextmanager
+    def opened(path: Path, mode: str = "r") -> Iterator[Any]:
+        with original(path, mode) as file:
+            yield FullDisk(file) if path.suffix == ".part" and "b" in mode and mode != "rb" else file
+
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(BundleError, match=r"No space left on device.*free some room and pull again"):
+        pull_model(model(), tmp_path, base_url=server.url)
+    monkeypatch.undo()
+
+    assert not (tmp_path / "flow.pt").exists()
+    assert server.asked("flow.pt") == [None]
+
+
+def test_a_disk_that_is_too_small_is_said_before_the_first_byte(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"needs 1000000.0 GB more"):
+        pull_model(model(flow__pt={"size_bytes": 10**15}), tmp_path, base_url=server.url)
+
+    assert server.requests == []
+
+
+def test_a_file_where_the_directory_should_be(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"")
+
+    with pytest.raises(BundleError, match="cannot be written"):
+        pull_model(model(), tmp_path / "x", base_url=server.url)
+
+
+def test_wrong_arguments_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UnknownModel, match=r"there are: cosyvoice2-0\.5b, cosyvoice3-0\.5b"):
+        pull("cosyvoice9", tmp_path)
+    with pytest.raises(ConfigError, match="source"):
+        pull("cosyvoice2-0.5b", tmp_path, "elsewhere")
+    with pytest.raises(ConfigError, match="base_url"):
+        pull("cosyvoice2-0.5b", tmp_path, base_url="file:///etc")
+
+
+@pytest.mark.parametrize("published_model", PUBLISHED, ids=lambda m: m.name)
+def test_the_manifest_makes_sense(published_model: PublishedModel) -> None:
+    assert published(published_model.name) is published_model
+    assert tuple(published_model.urls) == SOURCES
+    assert all(url.startswith("https://") and url.endswith("/{path}") for url in published_model.urls.values())
+    paths = [file.path for file in published_model.files]
+    assert len(set(paths)) == len(paths)
+    for file in published_model.files:
+        assert not Path(file.path).is_absolute()
+        assert ".." not in Path(file.path).parts
+        assert file.sha256 is None or (len(file.sha256) == 64 and int(file.sha256, 16) >= 0)
+    assert all(file.sha256 for file in published_model.weights)
+    assert {"llm.pt", "flow.pt", "hift.pt", "campplus.onnx"} <= set(paths)
+
+
+def test_verdicts(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"abc")
+    right = hashlib.sha256(b"abc").hexdigest()
+
+    assert ModelFile("x", 3, right).judge(tmp_path / "x") is Verdict.VERIFIED
+    assert ModelFile("x", 3, "0" * 64).judge(tmp_path / "x") is Verdict.UNKNOWN
+    assert ModelFile("x", 3).judge(tmp_path / "x") is Verdict.UNKNOWN
+    assert ModelFile("x", 4, right).judge(tmp_path / "x") is Verdict.WRONG_SIZE
