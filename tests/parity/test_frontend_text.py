@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from tests.unit.cosyvoice.bundles import DATA, FAMILIES, tiny
 
 from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer, special_tokens
+from tts_worker.errors import BundleError
 from tts_worker.text.reference_normaliser import (
     contains_chinese,
     is_only_punctuation,
@@ -21,8 +23,6 @@ from tts_worker.text.reference_normaliser import (
     spell_out_numbers,
     wetext_rewriter,
 )
-from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer, special_tokens
-from tts_worker.errors import BundleError
 
 TEXT = DATA / "golden" / "text"
 REAL_VOCABULARY = DATA / "qwen2-tokenizer"

@@ -105,7 +105,7 @@ def convert(path: Path, out: Path, precision: str = "fp32", *, step: Step | None
 
 def _copy_rest(path: Path, out: Path) -> None:
     """The configuration, the tokenizer and the prompt models; never weights in another form."""
-    names = ("*.yaml", "*.json", "*.txt", "*.onnx", "spk2info.pt", "CosyVoice-BlankEN/*.json", "CosyVoice-BlankEN/*.txt")
+    names = ("*.yaml", "*.json", "*.txt", "*.onnx", "spk2info.pt", "*/*.json", "*/*.txt")
     try:
         for file in sorted(file for name in names for file in path.glob(name)):
             target = out / file.relative_to(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,26 +131,26 @@ def test_an_odd_level_is_brought_near_the_usual_one_and_never_clips(level: float
 @pytest.mark.parametrize(
     ("audio", "complaint"),
     [
-        (wav(speech(1)), r"1\.0 s of speech; use 3 to 30 s"),
-        (wav(speech(1, before_s=3, after_s=3)), r"1\.\d s of speech; use 3 to 30 s"),
-        (wav(speech(300, 16_000)), r"300\.0 s long; use 3 to 30 s"),
-        (wav(speech(5, 8_000)), "8000 samples a second; a prompt needs at least 16000"),
-        (wav(Recording(np.zeros(120_000, np.float32), 24_000)), "silent"),
-        (wav(Recording(np.full(120_000, 0.5, np.float32), 24_000)), "silent"),
-        (wav(speech(5, level=1e-5)), "silent"),
-        (wav(Recording(np.zeros(0, np.float32), 24_000)), "holds no sound"),
-        (wav(speech(5))[:30], "cannot be read"),
-        (b"RIFF\x00\x00\x00\x00WAVEgarbage", "cannot be read"),
-        (b"", "cannot be read"),
-        (b"\x80\x04\x95" + b"not audio" * 100, "cannot be read"),
-        (b"x" * (65 << 20), "65 MiB"),
+        (lambda: wav(speech(1)), r"1\.0 s of speech; use 3 to 30 s"),
+        (lambda: wav(speech(1, before_s=3, after_s=3)), r"1\.\d s of speech; use 3 to 30 s"),
+        (lambda: wav(speech(300, 16_000)), r"300\.0 s long; use 3 to 30 s"),
+        (lambda: wav(speech(5, 8_000)), "8000 samples a second; a prompt needs at least 16000"),
+        (lambda: wav(Recording(np.zeros(120_000, np.float32), 24_000)), "silent"),
+        (lambda: wav(Recording(np.full(120_000, 0.5, np.float32), 24_000)), "silent"),
+        (lambda: wav(speech(5, level=1e-5)), "silent"),
+        (lambda: wav(Recording(np.zeros(0, np.float32), 24_000)), "holds no sound"),
+        (lambda: wav(speech(5))[:30], "cannot be read"),
+        (lambda: b"RIFF\x00\x00\x00\x00WAVEgarbage", "cannot be read"),
+        (lambda: b"", "cannot be read"),
+        (lambda: b"\x80\x04\x95" + b"not audio" * 100, "cannot be read"),
+        (lambda: b"x" * (65 << 20), "65 MiB"),
     ],
 )
 def test_a_bad_recording_is_refused_in_plain_words(
-    bundle: Bundle, frontend: PromptFrontend, audio: bytes, complaint: str
+    bundle: Bundle, frontend: PromptFrontend, audio: Callable[[], bytes], complaint: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=complaint):
-        enrol(bundle, frontend, audio, SAID)
+        enrol(bundle, frontend, audio(), SAID)
 
 
 def test_a_float_file_with_values_that_are_no_numbers_is_refused() -> None:
