@@ -68,7 +68,8 @@ class Boundary(str, Enum):
 @dataclass(frozen=True, slots=True)
 class Segment:
     """One piece of text that may be spoken now. The ranges ``[start, end)`` of consecutive segments tile the original
-    text from 0, so that whatever a filter removed belongs to exactly one segment."""
+    text from 0, so that whatever a filter removed belongs to the segment after it; only a silent tail may follow the
+    last one."""
 
     index: int
     spans: tuple[Span, ...]

@@ -19,6 +19,9 @@ class WordText:
         self.source += delta if isinstance(delta, str) else delta.decode()
         return self._cut(r"\w+\s+")
 
+    def skip(self, delta: str | bytes) -> None:
+        self.source += delta if isinstance(delta, str) else delta.decode()
+
     def flush(self) -> list[Segment]:
         return self._cut(r"\w+\s*")
 

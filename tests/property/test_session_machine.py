@@ -27,7 +27,12 @@ from tts_worker.types import (
 )
 
 CONFIG = MachineConfig(
-    window_samples=900, credit_quantum_samples=200, frame_samples=160, max_text_chars=400, max_queued_utterances=3
+    window_samples=900,
+    credit_quantum_samples=200,
+    frame_samples=160,
+    max_text_chars=400,
+    max_queued_utterances=3,
+    read_chars=7,
 )
 
 texts = st.text(alphabet="ab c", max_size=12)
@@ -35,6 +40,7 @@ actions = st.one_of(
     st.tuples(st.just("speak"), texts),
     st.tuples(st.just("end")),
     st.tuples(st.just("flush")),
+    st.tuples(st.just("read")),
     st.tuples(st.just("pause")),
     st.tuples(st.just("resume")),
     st.tuples(st.just("stop"), st.none() | st.integers(0, 2_000)),
@@ -82,6 +88,8 @@ class Driver:
                 self.machine.end_text()
             elif name == "flush":
                 self.machine.flush()
+            elif name == "read":
+                self.machine.read_on()
             elif name == "pause":
                 self.machine.pause()
                 assert self.machine.state in (State.PAUSED, State.IDLE)
@@ -187,7 +195,9 @@ class Driver:
         if self.machine.writing is not None:
             self.do(("end",))
         for _ in range(10_000):
-            progress = self.poll()
+            progress = self.machine.has_unread_text
+            self.machine.read_on()
+            progress |= self.poll()
             self.engine.take(self.machine.take_commands())
             for key in self.engine.live():
                 event = self.engine.emit(key, 500)

@@ -103,7 +103,7 @@ class SessionHub:
         self._engines[name] = engine
 
     def remove_engine(self, name: str) -> None:
-        """Take no more sessions for its voices. Raises IllegalCommand while sessions use it; an unknown name is fine."""
+        """Take no more sessions for its voices; an unknown name is fine. Raises IllegalCommand while sessions use it."""
         live = sum(engine == name for engine in self._engine_of.values())
         if live:
             raise IllegalCommand(f"engine {name} is in use by {live} sessions")

@@ -69,6 +69,7 @@ class MachineConfig:
     ``window_samples``: how far the engine may be ahead of what the client took. ``credit_quantum_samples``: credit goes
     back to the engine in portions of at least this. ``frame_samples``: size of a frame; None hands out the engine's own
     chunks. ``max_text_chars``: per utterance. ``max_queued_utterances``: waiting behind the current one.
+    ``read_chars``: text read at a time (some 2 us a character).
     """
 
     window_samples: int = 3 * SAMPLE_RATE_HZ // 2
@@ -76,6 +77,7 @@ class MachineConfig:
     frame_samples: int | None = FRAME_SAMPLES
     max_text_chars: int = 200_000
     max_queued_utterances: int = 16
+    read_chars: int = 1_000
     alignment: Alignment = Alignment.NONE
 
 
@@ -143,25 +145,40 @@ class SessionMachine:
             raise TextTooLong(f"an utterance takes at most {self._config.max_text_chars} characters")
         if writing is None:
             writing = self._begin()
-        writing.text_chars += len(text)
-        self._pass_on(writing, writing.text.feed(text))
+        writing.write(text)
+        self.read_on()
         return writing.key
 
     def flush(self) -> None:
         """Speak what has been written so far, without ending the utterance. Nothing to flush changes nothing."""
         self._require_open()
         if self.writing is not None:
-            utterance = self._utterances[-1]
-            self._pass_on(utterance, utterance.text.flush())
+            self._utterances[-1].flush()
+            self.read_on()
 
     def end_text(self) -> None:
         """The utterance being written is complete. Raises IllegalCommand if there is none."""
         self._require_open()
         if self.writing is None:
             raise IllegalCommand("there is no utterance to end: send text first")
-        utterance = self._utterances[-1]
-        utterance.text_ended = True
-        self._pass_on(utterance, utterance.text.end())
+        self._utterances[-1].end_text()
+        self.read_on()
+
+    @property
+    def has_unread_text(self) -> bool:
+        """Whether ``read_on`` has something to do."""
+        return any(utterance.unread for utterance in self._utterances)
+
+    def read_on(self) -> None:
+        """Read the next portion of the text that waits. A long text must not keep other sessions waiting, so the shell
+        calls this again as long as ``has_unread_text``."""
+        utterance = next((u for u in self._utterances if u.unread), None)
+        if utterance is not None:
+            self._pass_on(utterance, utterance.read(self._config.read_chars))
+            if utterance.text_read:
+                self._end_of_text(utterance)
+
+    def _end_of_text(self, utterance: Utterance) -> None:
         if utterance.opened:
             self._commands.append(EndText(utterance.key))
         if utterance.segments == 0:
@@ -183,7 +200,6 @@ class SessionMachine:
         return utterance
 
     def _pass_on(self, utterance: Utterance, segments: Sequence[Segment]) -> None:
-        utterance.segments += len(segments)
         if utterance.opened:
             self._commands.extend(Text(utterance.key, segment) for segment in segments)
         else:
@@ -242,8 +258,7 @@ class SessionMachine:
         while self._utterances:
             utterance = self._utterances.popleft()
             self._forget_on_engine(utterance)
-            if not utterance.text_ended:
-                utterance.text.end()  # half a character may be pending: it counts in the receipt
+            utterance.give_up_text()
             receipt = utterance.receipt(reason, Outcome.STOPPED, self._config.alignment)
             self._notices.append(Ended(utterance.key, Outcome.STOPPED, receipt))
 
@@ -275,7 +290,8 @@ class SessionMachine:
         elif isinstance(event, Done):
             utterance.generated = True
             utterance.truncated = event.truncated
-            utterance.text_ended = utterance.text_ended or event.truncated is not None
+            if event.truncated is not None:
+                utterance.give_up_text()
         elif isinstance(event, Failed):
             self._on_failed(utterance, event.error)
         self._advance()
@@ -290,7 +306,7 @@ class SessionMachine:
     def _on_failed(self, utterance: Utterance, error: ErrorInfo) -> None:
         """Nothing heard yet: say so at once, the caller can try elsewhere. Else what was made is still heard."""
         utterance.generated = True
-        utterance.text_ended = True
+        utterance.give_up_text()
         utterance.error = error
         if utterance.sent_samples == 0:
             utterance.drop_sound()
@@ -302,7 +318,7 @@ class SessionMachine:
             if not head.announced:
                 head.announced = True
                 self._notices.append(Started(head.key, head.params))
-            if not head.generated or not head.text_ended or not head.drained:
+            if not head.generated or not head.text_read or not head.drained:
                 break
             self._utterances.popleft()
             self._notices.extend(self._ending(head))
@@ -323,7 +339,7 @@ class SessionMachine:
         self._commands.append(Open(utterance.key, utterance.params, self._config.window_samples))
         self._commands.extend(Text(utterance.key, segment) for segment in utterance.unposted)
         utterance.unposted = []
-        if utterance.text_ended:
+        if utterance.text_read:
             self._commands.append(EndText(utterance.key))
 
     def _ending(self, utterance: Utterance) -> list[Notice]:

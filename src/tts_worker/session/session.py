@@ -146,6 +146,7 @@ class LocalSession:
         self._timer: asyncio.TimerHandle | None = None  # ends a pause
         self._text_timer: asyncio.TimerHandle | None = None  # ends a writer's silence
         self._text_at_s = 0.0
+        self._reading = False
         self._clocks = _Clocks()
         self._farewell: deque[Output] = deque()
         engine.subscribe(self.id, self._on_engine)
@@ -236,6 +237,15 @@ class LocalSession:
     def _changed(self) -> None:
         self._post()
         self._wakeup.set()
+        if self._machine.has_unread_text and not self._reading:
+            self._reading = True
+            self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        """A long text is read in portions, so that every other session has its turn in between."""
+        self._reading = False
+        self._machine.read_on()
+        self._changed()
 
     def _post(self) -> None:
         for command in self._machine.take_commands():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 from tts_worker.errors import ErrorInfo
@@ -38,6 +39,14 @@ class TextSource(Protocol):
     def feed(self, delta: str | bytes) -> Sequence[Segment]: ...
     def flush(self) -> Sequence[Segment]: ...
     def end(self) -> Sequence[Segment]: ...
+    def skip(self, delta: str | bytes) -> None: ...
+
+
+class _Mark(Enum):
+    """What stands between pieces of text that wait to be read."""
+
+    FLUSH = "flush"
+    END = "end"
 
 
 @dataclass(slots=True)
@@ -50,15 +59,18 @@ class _Chunk:
 class Utterance:
     """Fields ending in ``_samples`` count from the start of the utterance; see ``types`` for generated, sent, played.
 
-    ``opened``: the engine knows it; ``generated``: the engine is done with it; ``text_ended``: no more text is taken.
+    ``opened``: the engine knows it; ``generated``: the engine is done with it; ``text_ended``: no more text is taken;
+    ``text_read``: all of it went through the text pipeline. Text is read in portions, because a long one takes long.
     """
 
     def __init__(self, key: UtteranceKey, params: SynthesisParams, text: TextSource) -> None:
         self.key = key
         self.params = params
-        self.text = text
         self.text_chars = 0
         self.text_ended = False
+        self.text_read = False
+        self._text = text
+        self._unread: deque[str | bytes | _Mark] = deque()
         self.segments = 0
         self.unposted: list[Segment] = []  # made before the engine knew the utterance
         self.announced = False
@@ -75,6 +87,56 @@ class Utterance:
         self._chunks: deque[_Chunk] = deque()
         self._words: list[WordTiming] = []
         self._words_announced = 0
+
+    # -- text ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def unread(self) -> bool:
+        return bool(self._unread)
+
+    def write(self, text: str | bytes) -> None:
+        """Take text; ``read`` turns it into segments."""
+        self.text_chars += len(text)
+        self._unread.append(text)
+
+    def flush(self) -> None:
+        self._unread.append(_Mark.FLUSH)
+
+    def end_text(self) -> None:
+        self.text_ended = True
+        self._unread.append(_Mark.END)
+
+    def read(self, max_chars: int) -> list[Segment]:
+        """The segments in the next ``max_chars`` characters. Where the text is cut makes no difference to them."""
+        segments: list[Segment] = []
+        while self._unread and max_chars > 0:
+            piece = self._unread.popleft()
+            if piece is _Mark.FLUSH:
+                segments += self._text.flush()
+            elif piece is _Mark.END:
+                segments += self._text.end()
+                self.text_read = True
+            elif isinstance(piece, str | bytes):
+                if len(piece) > max_chars:
+                    self._unread.appendleft(piece[max_chars:])
+                    piece = piece[:max_chars]
+                max_chars -= len(piece)
+                segments += self._text.feed(piece)
+        self.segments += len(segments)
+        return segments
+
+    def give_up_text(self) -> None:
+        """It will not be spoken to its end. What was not read yet still counts as text that came in."""
+        self.text_ended = True
+        if not self.text_read:
+            for piece in self._unread:
+                if isinstance(piece, str | bytes):
+                    self._text.skip(piece)
+            self._text.end()  # half a character may be pending
+            self.text_read = True
+        self._unread.clear()
+
+    # -- sound --------------------------------------------------------------------------------------------------------
 
     @property
     def buffered_samples(self) -> int:
@@ -135,7 +197,7 @@ class Utterance:
         if first == last:
             return None
         self._words_announced = last
-        source = self.text.source
+        source = self._text.source
         return Words(self.key, tuple(_word(source, timing) for timing in self._words[first:last]))
 
     def played(self, samples: int) -> None:
@@ -144,7 +206,7 @@ class Utterance:
 
     def receipt(self, reason: str, outcome: Outcome, alignment: Alignment) -> Receipt:
         """Cut the text where the sound was cut: by what was played if the client said so, else by what was sent."""
-        source = self.text.source
+        source = self._text.source
         heard = self.sent_samples if self.played_samples is None else self.played_samples
         complete = self.generated and self.text_ended and self.error is None and self.truncated is None
         heard_all = outcome is Outcome.DONE or (complete and heard == self.generated_samples)

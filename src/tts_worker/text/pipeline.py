@@ -122,6 +122,11 @@ class TextPipeline:
         self._filter.settle()
         return self._finish(Boundary.END)
 
+    def skip(self, delta: str | bytes) -> None:
+        """Take text that will not be spoken; it only counts in ``source``. Raises IllegalCommand after ``end``."""
+        self._check_open()
+        self._keep(self._decoder.feed(delta))
+
     def _check_open(self) -> None:
         if self._ended:
             raise IllegalCommand("the text has ended: begin another utterance")
@@ -132,6 +137,9 @@ class TextPipeline:
         push = self._filter.push
         for index, char in enumerate(text, self._length):
             push(char, index)
+        self._keep(text)
+
+    def _keep(self, text: str) -> None:
         self._length += len(text)
         self._tail.append(text)
         if len(self._tail) == _TAIL_PARTS:

@@ -1,0 +1,190 @@
+"""The TTS worker protocol as a Python class: a consumer may leave in any way it likes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.conftest import tone_settings
+from tts_worker import create_worker
+from tts_worker.adapter import TTSWorker, WorkerState
+from tts_worker.app import Worker
+from tts_worker.errors import IllegalCommand, InvalidRequest, UnknownModel, UnknownVoice
+from tts_worker.session.hub import SessionOptions
+from tts_worker.types import Outcome
+
+TEXT = "Hello there, my friend. How are you today?"
+
+
+async def words(text: str = TEXT) -> AsyncIterator[str]:
+    for word in text.split(" "):
+        yield word + " "
+        await asyncio.sleep(0)
+
+
+async def endless() -> AsyncIterator[str]:
+    while True:
+        yield "more and more words. "
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def adapter(worker: Worker) -> TTSWorker:
+    return TTSWorker(worker)
+
+
+async def settled(worker: Worker) -> None:
+    """Everything is free again: sessions, engine slots, tasks."""
+    while worker.hub.live_sessions or worker.engines["tone"].live_utterances:
+        await asyncio.sleep(0)
+    names = {task.get_name() for task in asyncio.all_tasks() if "-text" in task.get_name() and not task.done()}
+    for _ in range(3):
+        await asyncio.sleep(0)
+        names = {task.get_name() for task in asyncio.all_tasks() if "-text" in task.get_name() and not task.done()}
+    assert not names
+
+
+async def test_frames_and_state(worker: Worker, adapter: TTSWorker) -> None:
+    assert adapter.state is WorkerState.IDLE
+    frames = []
+    async for frame in adapter.synthesize_stream(words()):
+        assert adapter.state is WorkerState.SYNTHESIZING
+        frames.append(frame)
+    assert adapter.state is WorkerState.IDLE
+    assert {len(frame) for frame in frames[:-1]} == {960}
+    await settled(worker)
+
+
+async def test_chunks_say_where_they_come_from(worker: Worker, adapter: TTSWorker) -> None:
+    stream = adapter.synthesize_chunks(words())
+    position, index, said = 0, 0, []
+    async for chunk in stream:
+        assert (chunk.index, chunk.start_sample) == (index, position)
+        assert chunk.end_sample == position + len(chunk.pcm) // 2
+        assert 0 <= chunk.text_start < chunk.text_end <= len(TEXT) + 1
+        for word in chunk.words:
+            assert chunk.start_sample <= word.start_sample < chunk.end_sample
+            said.append(word.text)
+        position, index = chunk.end_sample, index + 1
+    assert said == TEXT.split()
+    assert stream.outcome is Outcome.DONE
+    assert stream.receipt is not None
+    assert stream.receipt.text_spoken == TEXT + " "
+    await settled(worker)
+
+
+async def test_pause_resume_stop(worker: Worker, adapter: TTSWorker) -> None:
+    assert not await adapter.control("PAUSE")
+    stream = adapter.synthesize_chunks(endless())
+    await anext(stream)
+    assert await adapter.control("PAUSE")
+    assert adapter.state is WorkerState.PAUSED
+    blocked = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    assert not blocked.done()
+    assert await adapter.control("RESUME")
+    await blocked
+    assert await adapter.control("STOP")
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+    assert stream.outcome is Outcome.STOPPED
+    assert stream.receipt is not None
+    assert stream.receipt.text_spoken
+    # The adapter lives on: the next utterance is whole.
+    assert len([f async for f in adapter.synthesize_stream(words())]) > 50
+    with pytest.raises(InvalidRequest):
+        await adapter.control("RELOAD")
+    await settled(worker)
+
+
+async def test_stop_before_the_first_text(worker: Worker, adapter: TTSWorker) -> None:
+    async def silent() -> AsyncIterator[str]:
+        await asyncio.Event().wait()
+        yield "never"
+
+    stream = adapter.synthesize_chunks(silent())
+    assert await adapter.control("STOP")
+    assert [chunk async for chunk in stream] == []
+    assert stream.outcome is Outcome.STOPPED
+    await settled(worker)
+
+
+async def test_a_consumer_that_breaks_frees_everything(worker: Worker, adapter: TTSWorker) -> None:
+    async for _ in adapter.synthesize_stream(endless()):
+        break
+    gc.collect()
+    await settled(worker)
+
+
+async def test_a_consumer_that_is_cancelled_frees_everything(worker: Worker, adapter: TTSWorker) -> None:
+    started = asyncio.Event()
+
+    async def consume() -> None:
+        async for _ in adapter.synthesize_stream(endless()):
+            started.set()
+
+    task = asyncio.create_task(consume())
+    await started.wait()
+    task.cancel()
+    await asyncio.wait({task})
+    del task
+    gc.collect()
+    await settled(worker)
+
+
+async def test_a_consumer_that_crashes_frees_everything(worker: Worker, adapter: TTSWorker) -> None:
+    async def consume() -> None:
+        async for _ in adapter.synthesize_stream(endless()):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await consume()
+    gc.collect()
+    await settled(worker)
+
+
+async def test_a_writer_that_crashes_reaches_the_consumer(worker: Worker, adapter: TTSWorker) -> None:
+    async def broken() -> AsyncIterator[str]:
+        yield "Some words, "
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        async for _ in adapter.synthesize_stream(broken()):
+            pass
+    await settled(worker)
+
+
+async def test_streams_of_one_adapter_are_apart(worker: Worker, adapter: TTSWorker) -> None:
+    async def pcm(voice: str) -> bytes:
+        return b"".join(
+            [f async for f in adapter.synthesize_stream(words(), SessionOptions(voice=voice, realtime=False))]
+        )
+
+    voices = ["tone", "tone-low", "tone-high"] * 8
+    alone = {voice: await pcm(voice) for voice in set(voices)}
+    together = await asyncio.gather(*map(pcm, voices))
+    assert together == [alone[voice] for voice in voices]
+    await settled(worker)
+
+
+async def test_models_are_loaded_once_and_not_taken_from_under_a_stream() -> None:
+    async with create_worker(tone_settings()) as adapter:
+        await asyncio.gather(*(adapter.load_model("tone") for _ in range(5)))
+        with pytest.raises(UnknownModel, match="tone"):
+            await adapter.load_model("gpt")
+        stream = adapter.synthesize_chunks(words())
+        with pytest.raises(IllegalCommand, match="in use"):
+            await adapter.unload_model("tone")
+        async for _ in stream:
+            pass
+        await adapter.warm_up()
+        await adapter.unload_model("tone")
+        await adapter.unload_model("tone")
+        assert adapter.state is WorkerState.UNLOADED
+        await adapter.load_model("tone")
+        assert [frame async for frame in adapter.synthesize_stream(words())]
+        with pytest.raises(UnknownVoice):
+            adapter.synthesize_chunks(words(), SessionOptions(voice="nobody"))

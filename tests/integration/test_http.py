@@ -1,0 +1,237 @@
+"""Health, metrics, voices and OpenAI's speech API over real HTTP, with the real SDK where there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import soundfile
+
+from tests.conftest import serving
+from tests.integration.test_websocket import dial, metric, until_live_sessions
+
+TEXT = "Hello there, my friend. How are you today?"
+
+
+@asynccontextmanager
+async def http(address: str, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=f"http://{address}", **options) as client:
+        yield client
+
+
+def speech(**fields: Any) -> dict[str, Any]:
+    return {"model": "tts-1", "voice": "tone", "input": TEXT, **fields}
+
+
+async def test_health_metrics_voices_models() -> None:
+    async with serving() as address, http(address) as client:
+        assert (await client.get("/health/live")).json() == {"status": "live"}
+        assert (await client.get("/health/ready")).status_code == 200
+        assert "tts_ready 1.0" in (await client.get("/metrics")).text
+        voices = (await client.get("/v1/voices")).json()["voices"]
+        assert {voice["id"] for voice in voices} == {"tone", "tone-low", "tone-high"}
+        assert [voice["id"] for voice in voices if voice["default"]] == ["tone"]
+        models = (await client.get("/v1/models")).json()
+        assert "tone" in {model["id"] for model in models["data"]}
+        schema = (await client.get("/openapi.json")).json()
+        assert "/v1/audio/speech" in schema["paths"]
+
+
+async def test_the_openai_sdk_gets_every_format() -> None:
+    async with serving() as address:
+        client = openai.AsyncOpenAI(api_key="any", base_url=f"http://{address}/v1", max_retries=0)
+        async with client:
+            pcm = (await client.audio.speech.create(**speech(response_format="pcm"))).content
+            expected = np.frombuffer(pcm, "<i2") / 32_768
+            assert len(expected) > 24_000
+            for name in ("wav", "flac", "mp3", "opus"):
+                answer = await client.audio.speech.create(**speech(response_format=name))
+                sound, rate = soundfile.read(io.BytesIO(answer.content))
+                assert rate == 24_000 or name == "opus"
+                assert len(sound) / rate == pytest.approx(len(expected) / 24_000, abs=0.15)
+                if name in ("wav", "flac"):
+                    assert np.array_equal(sound, expected)
+            assert {model.id async for model in client.models.list()} >= {"tone", "tts-1"}
+
+
+async def test_the_openai_sdk_streams_and_sse_ends_with_done() -> None:
+    async with serving() as address:
+        async with openai.AsyncOpenAI(api_key="any", base_url=f"http://{address}/v1", max_retries=0) as client:
+            async with client.audio.speech.with_streaming_response.create(**speech(response_format="pcm")) as answer:
+                assert answer.headers["x-sample-rate"] == "24000"
+                assert answer.headers["x-request-id"]
+                chunks = [chunk async for chunk in answer.iter_bytes()]
+            assert len(chunks) > 3
+        async with http(address) as plain:
+            answer = await plain.post("/v1/audio/speech", json=speech(response_format="pcm", stream_format="sse"))
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+            sound = b"".join(base64.b64decode(e["audio"]) for e in events if e["type"] == "speech.audio.delta")
+            assert sound == b"".join(chunks)
+            assert [e["type"] for e in events].count("speech.audio.done") == 1
+            assert events[-1]["usage"]["input_tokens"] == len(TEXT)
+
+
+async def test_sample_rates_are_declared_and_true() -> None:
+    async with serving() as address, http(address) as client:
+        lengths = {}
+        for rate in (8_000, 16_000, 24_000, 48_000):
+            answer = await client.post("/v1/audio/speech", json=speech(response_format="pcm", sample_rate=rate))
+            assert answer.headers["x-sample-rate"] == str(rate)
+            assert f"rate={rate}" in answer.headers["content-type"]
+            lengths[rate] = len(answer.content) / 2 / rate
+        assert max(lengths.values()) - min(lengths.values()) < 0.01
+        mulaw = await client.post("/v1/audio/speech", json=speech(response_format="mulaw"))
+        assert len(mulaw.content) / 8_000 == pytest.approx(lengths[8_000], abs=0.01)
+
+
+async def test_the_same_seed_gives_the_same_bytes() -> None:
+    async with serving() as address, http(address) as client:
+        answers = [
+            (await client.post("/v1/audio/speech", json=speech(response_format="pcm", seed=seed))).content
+            for seed in (5, 5, 6)
+        ]
+        assert answers[0] == answers[1] != answers[2]
+
+
+BAD_REQUESTS: list[tuple[Any, int, str]] = [
+    (b"", 400, "invalid_request"),
+    (b"\xff\xfe", 400, "invalid_request"),
+    (b"{", 400, "invalid_request"),
+    (b"[" * 100_000, 400, "invalid_request"),
+    (b"[]", 400, "invalid_request"),
+    (b"null", 400, "invalid_request"),
+    ({"model": "tts-1", "voice": "tone"}, 400, "invalid_request"),
+    (speech(input=5), 400, "invalid_request"),
+    (speech(input=None), 400, "invalid_request"),
+    (speech(voice="nobody"), 404, "unknown_voice"),
+    (speech(voice=["tone"]), 400, "invalid_request"),
+    (speech(model="gpt-5"), 404, "unknown_model"),
+    (speech(speed="fast"), 400, "invalid_request"),
+    (speech(speed=99), 400, "invalid_request"),
+    (speech(response_format="aac"), 400, "invalid_request"),
+    (speech(response_format="mulaw", sample_rate=24_000), 400, "invalid_request"),
+    (speech(response_format="opus", sample_rate=44_100), 400, "invalid_request"),
+    (speech(sample_rate=7), 400, "invalid_request"),
+    (speech(seed=-1), 400, "invalid_request"),
+    (speech(seed=10**30), 400, "invalid_request"),
+    (speech(lexicon={"a": 1}), 400, "invalid_request"),
+    (speech(input="a" * 20_001), 413, "text_too_long"),
+    (speech(input="a" * 2_000_000), 413, "text_too_long"),
+    (speech(input=""), 422, "unspeakable_text"),
+    (speech(input="🎉🎉"), 422, "unspeakable_text"),
+]
+
+
+async def test_bad_requests_get_a_clear_typed_error() -> None:
+    async with serving() as address, http(address) as client:
+        for body, status, code in BAD_REQUESTS:
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            answer = await client.post("/v1/audio/speech", content=content)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (status, code), content[:80]
+            assert error["message"]
+            assert "aaaa" not in error["message"]
+        assert (await client.get("/v1/nothing")).status_code == 404
+        assert (await client.get("/v1/audio/speech")).status_code == 405
+        assert (await client.post("/v1/audio/speech", json=speech())).status_code == 200
+        assert await until_live_sessions(address, 0) == 0
+
+
+async def test_lone_surrogates_in_json_are_spoken_around() -> None:
+    async with serving() as address, http(address) as client:
+        body = b'{"model": "tts-1", "voice": "tone", "response_format": "pcm", "input": "Hello \\ud83d there."}'
+        answer = await client.post("/v1/audio/speech", content=body)
+        assert answer.status_code == 200
+        assert len(answer.content) > 10_000
+
+
+async def test_a_body_without_a_declared_length_is_bounded() -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(64):
+            yield b" " * 65_536
+
+    async with serving() as address, http(address) as client:
+        answer = await client.post("/v1/audio/speech", content=endless())
+        assert answer.status_code == 413
+
+
+async def test_over_capacity_is_503_with_retry_after_at_once() -> None:
+    async with serving(session={"max_sessions": 1}) as address, http(address) as client, dial(address) as other:
+        await other.until("ready")
+        began_s = time.monotonic()
+        answer = await client.post("/v1/audio/speech", json=speech())
+        assert time.monotonic() - began_s < 1.0
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.json()["error"]["code"] == "over_capacity"
+        assert answer.json()["error"]["retryable"] is True
+
+
+@pytest.mark.parametrize("read_first", [False, True], ids=["before the first byte", "while streaming"])
+async def test_a_client_that_leaves_frees_its_slot(read_first: bool) -> None:
+    # A slow engine: the first chunk takes half a second, so "before the first byte" is a long time.
+    slow = {"engines": {"tone": {"kind": "tone", "cost_per_audio_s": 0.1 if read_first else 5.0}}}
+    async with serving(**slow) as address:
+        host, port = address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        body = json.dumps(speech(input="many words " * 900, response_format="pcm")).encode()
+        head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: {address}\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        if read_first:
+            await reader.readexactly(1_000)
+        await until_live_sessions(address, 1)
+        writer.transport.abort()
+        left_s = time.monotonic()
+        await until_live_sessions(address, 0)
+        assert time.monotonic() - left_s < 0.5
+
+
+async def test_a_reader_that_stops_reading_is_cut_off() -> None:
+    async with serving(server={"send_timeout_s": 0.5}) as address:
+        host, port = address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1_024)
+        body = json.dumps(speech(input="many words " * 1_800, response_format="pcm")).encode()
+        head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: {address}\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        await until_live_sessions(address, 1)
+        assert await metric(address, "tts_buffered_seconds") <= 1.6
+        await until_live_sessions(address, 0)
+        received = await reader.read(-1)
+        assert not received.endswith(b"0\r\n\r\n"), "a cut-off stream must not look complete"
+        writer.close()
+
+
+async def test_keys_hosts_and_origins() -> None:
+    async with serving(server={"api_keys": ["correct-horse"]}) as address, http(address) as client:
+        assert (await client.get("/health/ready")).status_code == 200
+        for headers, status in (
+            ({}, 401),
+            ({"Authorization": "Bearer wrong-horse"}, 401),
+            ({"Authorization": "Bearer correct-horse"}, 200),
+            ({"X-API-Key": "correct-horse"}, 200),
+            ({"X-API-Key": "correct-horse", "Origin": "https://evil.example"}, 403),
+        ):
+            for path in ("/v1/voices", "/metrics"):
+                assert (await client.get(path, headers=headers)).status_code == status
+        assert (await client.get("/v1/voices")).headers["www-authenticate"] == "Bearer"
+    async with serving(server={"allowed_origins": ["https://app.example"]}) as address, http(address) as client:
+        for headers, status in (
+            ({"Host": "evil.example"}, 403),
+            ({"Host": f"localhost:{address.split(':')[1]}"}, 200),
+            ({"Origin": "https://evil.example"}, 403),
+            ({"Origin": "https://app.example"}, 200),
+            ({"Origin": f"http://{address}"}, 200),
+            ({"Origin": "null"}, 403),
+        ):
+            assert (await client.get("/v1/voices", headers=headers)).status_code == status, headers

@@ -1,0 +1,414 @@
+"""``/v1/stream`` over a real socket: the protocol, bad input, and clients that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from tests.conftest import Serving, serving
+
+TEXT = "Hello there, my friend. How are you today?"
+
+
+class Client:
+    """A client that keeps sound and events apart, in the order in which they came."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self.socket = socket
+        self.log: list[bytes | dict[str, Any]] = []
+
+    async def send(self, **message: Any) -> None:
+        await self.socket.send(json.dumps(message))
+
+    async def next(self) -> bytes | dict[str, Any]:
+        raw = await self.socket.recv()
+        item = raw if isinstance(raw, bytes) else json.loads(raw)
+        self.log.append(item)
+        return item
+
+    async def until(self, *types: str) -> dict[str, Any]:
+        while not (isinstance(item := await self.next(), dict) and item["type"] in types):
+            pass
+        return item
+
+    async def until_sound(self) -> bytes:
+        while not isinstance(item := await self.next(), bytes):
+            pass
+        return item
+
+    @property
+    def pcm(self) -> bytes:
+        return b"".join(item for item in self.log if isinstance(item, bytes))
+
+    @property
+    def types(self) -> list[str]:
+        return [item["type"] for item in self.log if isinstance(item, dict)]
+
+
+@asynccontextmanager
+async def dial(address: str, path: str = "/v1/stream", **options: Any) -> AsyncIterator[Client]:
+    async with connect(f"ws://{address}{path}", compression=None, max_size=None, **options) as socket:
+        yield Client(socket)
+
+
+async def test_one_turn_from_ready_to_done() -> None:
+    async with serving() as address, dial(address) as client:
+        ready = await client.until("ready")
+        assert (ready["sample_rate"], ready["format"], ready["channels"]) == (24_000, "pcm_s16le", 1)
+        await client.send(type="text", text=TEXT, end=True)
+        done = await client.until("done")
+        assert done["samples_sent"] == len(client.pcm) // 2 > 24_000
+        assert (done["text_spoken"], done["text_remaining"]) == (TEXT, "")
+        assert client.types[:2] == ["ready", "started"]
+        words = [w for m in client.log if isinstance(m, dict) and m["type"] == "words" for w in m["words"]]
+        assert [w["text"] for w in words] == TEXT.split()
+        assert all(TEXT[w["start_char"] : w["end_char"]] == w["text"] for w in words)
+
+
+async def test_any_cut_of_the_text_sounds_the_same() -> None:
+    text = "Naïve café – 🎉 **bold** 3.14, 你好. Done 👩‍👩‍👧 ok."
+    units = text.encode("utf-16-le", "surrogatepass")
+
+    async def say(pieces: list[str]) -> bytes:
+        async with dial(address, "/v1/stream?realtime=false") as client:
+            for piece in pieces:
+                await client.send(type="text", text=piece)
+            await client.send(type="end")
+            await client.until("done")
+            return client.pcm
+
+    async with serving() as address:
+        whole = await say([text])
+        # One UTF-16 unit at a time: emoji arrive as two lone surrogates, as from a JavaScript client.
+        cut = [units[i : i + 2].decode("utf-16-le", "surrogatepass") for i in range(0, len(units), 2)]
+        assert await say(cut) == whole
+
+
+async def test_pause_resume_stop_and_a_new_turn() -> None:
+    async with serving() as address, dial(address) as client:
+        await client.send(type="text", text=TEXT * 3, end=True)
+        await client.until_sound()
+        await client.send(type="pause")
+        paused = await client.until("paused")
+        assert paused["applied"]
+        assert paused["position_samples"] == len(client.pcm) // 2
+        await client.send(type="pause")
+        assert not (await client.until("paused"))["applied"]
+        before = client.pcm
+        await client.send(type="resume")
+        assert (await client.until("resumed"))["applied"]
+        await client.until_sound()
+        await client.send(type="stop", played_samples=len(before) // 2, reason="barge-in")
+        stopped = await client.until("stopped")
+        sent = len(client.pcm) // 2
+        assert (stopped["reason"], stopped["samples_played"]) == ("barge-in", len(before) // 2)
+        assert stopped["samples_sent"] == sent
+        assert stopped["text_spoken"] + stopped["text_remaining"] == TEXT * 3
+        await client.send(type="text", text="New.", end=True)
+        started = await client.until("started")
+        assert started["utterance"] == 2
+        assert len(client.pcm) // 2 == sent, "old sound after the acknowledgement"
+        await client.until("done")
+
+
+async def test_commands_without_an_utterance_are_acknowledged_and_change_nothing() -> None:
+    async with serving() as address, dial(address) as client:
+        await client.until("ready")
+        for command, answer in (("pause", "paused"), ("resume", "resumed"), ("stop", "stopped"), ("clear", "stopped")):
+            await client.send(type=command)
+            reply = await client.until(answer)
+            assert (reply["applied"], reply["utterance"]) == (False, None)
+        await client.send(type="flush")
+        await client.send(type="end")
+        assert (await client.until("rejected"))["code"] == "illegal_command"
+        await client.send(type="ping", id=7)
+        assert (await client.until("pong"))["id"] == 7
+
+
+async def test_flush_speaks_what_is_there() -> None:
+    async with serving() as address, dial(address) as client:
+        await client.send(type="text", text="an unfinished sent")
+        await client.send(type="flush")
+        await client.until_sound()
+        await client.send(type="text", text=" ence.", end=True)
+        assert (await client.until("done"))["text_spoken"] == "an unfinished sent ence."
+
+
+async def test_start_configures_the_session() -> None:
+    async with serving() as address, dial(address) as client:
+        await client.until("ready")
+        await client.send(type="start", voice="tone-low", speed=2.0, realtime=False, lexicon={"hi": "hello hello"})
+        assert (await client.until("ready"))["voice"] == "tone-low"
+        await client.send(type="text", text="hi", end=True)
+        assert (await client.until("started"))["voice"] == "tone-low"
+        done = await client.until("done")
+        assert done["samples_sent"] == 10 * 60 * 24 // 2  # ten letters, twice as fast
+        assert done["words"][0]["text"] == "hi"
+        # A wrong start leaves the session as it was.
+        await client.send(type="start", voice="nobody")
+        assert (await client.until("rejected"))["code"] == "unknown_voice"
+        await client.send(type="text", text="hi", end=True)
+        assert (await client.until("started"))["voice"] == "tone-low"
+        await client.until("done")
+
+
+async def test_start_while_speaking_takes_effect_on_the_next_turn() -> None:
+    async with serving() as address, dial(address, "/v1/stream?realtime=false") as client:
+        await client.send(type="text", text=TEXT)
+        await client.until("started")
+        await client.send(type="start", voice="tone-high")
+        await client.until("ready")
+        await client.send(type="text", text=" More of the same.", end=True)
+        await client.until("done")
+        await client.send(type="text", text="Next.", end=True)
+        assert (await client.until("started"))["voice"] == "tone-high"
+        await client.until("done")
+
+
+async def test_text_that_lags_behind_a_stop_does_not_revive_the_turn() -> None:
+    async with serving() as address, dial(address) as client:
+        await client.send(type="text", text=TEXT, context="a")
+        await client.until_sound()
+        await client.send(type="stop")
+        for _ in range(5):
+            await client.send(type="text", text="late words of the old turn. ", context="a")
+        await client.send(type="end", context="a")
+        await client.send(type="text", text="New turn.", context="b", end=True)
+        await client.until("stopped")
+        assert (await client.until("done"))["text_spoken"] == "New turn."
+
+
+BAD_MESSAGES: list[tuple[str | bytes, str]] = [
+    (b"\x00\x01binary", "invalid_request"),
+    ("not json", "invalid_request"),
+    ("[" * 200_000, "invalid_request"),
+    ('{"a":' * 50_000, "invalid_request"),
+    ("[]", "invalid_request"),
+    ("null", "invalid_request"),
+    ("{}", "invalid_request"),
+    ('{"type": "sing"}', "invalid_request"),
+    ('{"type": ["text"]}', "invalid_request"),
+    ('{"type": "text"}', "invalid_request"),
+    ('{"type": "text", "text": 5}', "invalid_request"),
+    ('{"type": "text", "text": null}', "invalid_request"),
+    ('{"type": "text", "text": "a", "end": "yes"}', "invalid_request"),
+    ('{"type": "start", "speed": "fast"}', "invalid_request"),
+    ('{"type": "start", "speed": NaN}', "invalid_request"),
+    ('{"type": "start", "speed": 99}', "invalid_request"),
+    ('{"type": "start", "seed": 1.5}', "invalid_request"),
+    ('{"type": "start", "seed": 1e999}', "invalid_request"),
+    ('{"type": "start", "voice": "nobody"}', "unknown_voice"),
+    ('{"type": "start", "voice": 7}', "invalid_request"),
+    ('{"type": "start", "lexicon": {"a": 1}}', "invalid_request"),
+    ('{"type": "start", "frame_ms": 0}', "invalid_request"),
+    ('{"type": "start", "lead_ms": -1}', "invalid_request"),
+    ('{"type": "start", "language": "xx-no-such-thing-that-is-far-too-long-to-be-true"}', "invalid_request"),
+    ('{"type": "stop", "played_samples": -3}', "invalid_request"),
+    ('{"type": "played", "samples": "all"}', "invalid_request"),
+    (json.dumps({"type": "text", "text": "a" * 150_000}), "text_too_long"),
+    ('{"type": "end"}', "illegal_command"),
+]
+
+
+async def test_bad_messages_are_rejected_and_nothing_is_lost() -> None:
+    async with serving() as address, dial(address) as client:
+        await client.until("ready")
+        for message, code in BAD_MESSAGES:
+            await client.socket.send(message)
+            rejected = await client.until("rejected")
+            assert rejected["code"] == code, message[:60]
+            assert rejected["message"]
+            assert "aaaa" not in rejected["message"], "text of the user in a message"
+        await client.send(type="text", text=TEXT, end=True)
+        assert (await client.until("done"))["text_spoken"] == TEXT
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x" * 100_000,
+        "no full stop ever " * 5_000,
+        "🎉" * 50_000,
+        "\x00\x01\x1b[31m bell \x07 null",
+        "‮right to left‬ ​zero​width",
+        "\ud800 lone \udfff surrogates \ud83d",
+        "<|endofprompt|>[laughter]<speak>&amp;</speak>" * 50,
+        "((((((((((**************" * 1_000,
+    ],
+    ids=["no-space", "no-stop", "emoji", "control", "bidi", "surrogates", "markup", "markers"],
+)
+async def test_hostile_text_is_met_well(text: str) -> None:
+    async with serving() as address, dial(address, "/v1/stream?realtime=false") as client:
+        began_s = time.monotonic()
+        await client.send(type="text", text=text, end=True)
+        if len(text) < 5_000:
+            end = await client.until("done", "error")
+            assert end["text_spoken"] + end["text_remaining"] == text.encode("utf-16", "surrogatepass").decode(
+                "utf-16", "replace"
+            )
+        await client.send(type="ping")
+        await client.until("pong", "error")
+        await client.send(type="stop")
+        await client.until("stopped", "error")
+        assert time.monotonic() - began_s < 10
+        await client.send(type="text", text="Still here.", end=True)
+        assert (await client.until("done"))["text_spoken"] == "Still here."
+
+
+async def test_a_message_of_a_megabyte_closes_with_1009() -> None:
+    async with serving() as address:
+        async with dial(address) as client:
+            await client.until("ready")
+            with pytest.raises(ConnectionClosed) as closed:
+                await client.socket.send(json.dumps({"type": "text", "text": "a" * 2_000_000}))
+                while True:
+                    await client.next()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1009
+        await until_live_sessions(address, 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v1/stream?voice=nobody", 404),
+        ("/v1/stream?speed=fast", 400),
+        ("/v1/stream?speed=100", 400),
+        ("/v1/stream?type=text", 400),
+        ("/v1/nothing", 403),
+    ],
+)
+async def test_a_wrong_handshake_is_refused(path: str, status: int) -> None:
+    async with serving() as address:
+        with pytest.raises(InvalidStatus) as refused:
+            async with dial(address, path):
+                pass
+        assert refused.value.response.status_code == status
+
+
+async def test_over_capacity_is_503_at_once_and_frees_again() -> None:
+    async with serving(session={"max_sessions": 1}) as address:
+        async with dial(address) as client:
+            await client.until("ready")
+            began_s = time.monotonic()
+            with pytest.raises(InvalidStatus) as refused:
+                async with dial(address):
+                    pass
+            assert time.monotonic() - began_s < 1.0
+            assert refused.value.response.status_code == 503
+            assert refused.value.response.headers["Retry-After"]
+        await until_live_sessions(address, 0)
+        async with dial(address) as client:
+            await client.until("ready")
+
+
+async def test_keys_and_origins_are_checked() -> None:
+    async with serving(server={"api_keys": ["correct-horse"]}) as address:
+        for headers, status in (
+            ({}, 401),
+            ({"Authorization": "Bearer wrong"}, 401),
+            ({"Authorization": "Bearer correct-horse", "Origin": "http://evil.example"}, 403),
+        ):
+            with pytest.raises(InvalidStatus) as refused:
+                async with dial(address, additional_headers=headers):
+                    pass
+            assert refused.value.response.status_code == status
+        async with dial(address, additional_headers={"X-API-Key": "correct-horse"}) as client:
+            await client.until("ready")
+        async with dial(address, subprotocols=["tts-worker", "key.correct-horse"]) as client:
+            assert client.socket.subprotocol == "tts-worker"
+            await client.until("ready")
+        async with dial(
+            address, additional_headers={"X-API-Key": "correct-horse", "Origin": f"http://{address}"}
+        ) as client:
+            await client.until("ready")
+
+
+async def test_a_client_that_stops_reading_is_controlled_and_then_cut_off() -> None:
+    async with serving(server={"send_timeout_s": 1.0}, session={"max_sessions": 4}) as address:
+        host, port = address.split(":")
+        slow = socket.create_connection((host, int(port)))
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        reader, writer = await asyncio.open_connection(sock=slow)
+        writer.write(
+            f"GET /v1/stream?realtime=false HTTP/1.1\r\nHost: {address}\r\nUpgrade: websocket\r\n"
+            "Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+            "Sec-WebSocket-Version: 13\r\n\r\n".encode()
+        )
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(masked({"type": "text", "text": "many words " * 8_000}))
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        assert await until_live_sessions(address, 1) == 1
+        # Others are served meanwhile, and the slow one does not pile up sound.
+        async with dial(address, "/v1/stream?realtime=false") as client:
+            await client.send(type="text", text=TEXT, end=True)
+            await client.until("done")
+        assert await metric(address, "tts_buffered_seconds") <= 1.6
+        await until_live_sessions(address, 0)
+        writer.close()
+
+
+def masked(message: dict[str, Any]) -> bytes:
+    data = json.dumps(message).encode()
+    return b"\x81\xff" + len(data).to_bytes(8, "big") + bytes(4) + data
+
+
+@pytest.mark.parametrize("point", range(8))
+async def test_a_client_that_vanishes_frees_its_slot(point: int) -> None:
+    """Killed at eight points; RST, no close frame."""
+    async with serving() as address:
+        async with dial(address, "/v1/stream?realtime=false" if point % 2 else "/v1/stream") as client:
+            if point >= 1:
+                await client.until("ready")
+            if point >= 2:
+                await client.send(type="text", text="half a sente")
+            if point >= 3:
+                await client.until("started")
+            if point >= 4:
+                await client.send(type="text", text="nce. " * 100)
+                await client.until_sound()
+            if point == 5:
+                await client.send(type="pause")
+                await client.until("paused")
+            if point == 6:
+                await client.send(type="end")
+            if point == 7:
+                await client.send(type="stop")
+            client.socket.transport.abort()
+            began_s = time.monotonic()
+            await until_live_sessions(address, 0)
+            assert time.monotonic() - began_s < 1.0
+
+
+async def metric(address: str, name: str) -> float:
+    async with httpx.AsyncClient(base_url=f"http://{address}") as http:
+        text = (await http.get("/metrics")).text
+    return float(next(line.split()[-1] for line in text.splitlines() if line.startswith(f"{name} ")))
+
+
+async def until_live_sessions(address: str, wanted: int) -> float:
+    while True:  # pytest-timeout guards
+        live = await metric(address, "tts_sessions")
+        if live == wanted:
+            return live
+
+
+async def test_a_drain_closes_what_is_left(serve_tone: Serving) -> None:
+    async with serve_tone(server={"drain_s": 0.1}) as address:
+        client_context = dial(address)
+        client = await client_context.__aenter__()
+        await client.until("ready")
+    with pytest.raises(ConnectionClosed):
+        while True:
+            await client.next()
+    await client_context.__aexit__(None, None, None)
