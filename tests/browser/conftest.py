@@ -1,0 +1,67 @@
+"""A headless Chromium for the tests of the web page, and servers for it to talk to.
+
+One browser and one server a module: both are started once, on the module's event loop, and every test gets a browser
+context of its own (storage, sockets, sound).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Page, async_playwright
+
+from tests.browser.studio import Studio
+from tests.conftest import serving
+
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--autoplay-policy=no-user-gesture-required",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    if not CHROMIUM.exists():
+        pytest.skip(f"needs Debian's chromium at {CHROMIUM}: apt install chromium")
+    async with async_playwright() as playwright:
+        launched = await playwright.chromium.launch(executable_path=str(CHROMIUM), args=list(FLAGS))
+        try:
+            yield launched
+        finally:
+            await launched.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def address() -> AsyncIterator[str]:
+    """``host:port`` of a server with the tone engine."""
+    async with serving() as listening:
+        yield listening
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def lab(browser: Browser, address: str) -> AsyncIterator[Page]:
+    """A page of the server's origin without the application: for its modules one by one."""
+    page = await browser.new_page()
+    await page.goto(f"http://{address}/health/live")
+    await page.add_script_tag(path=Path(__file__).parent / "lab.js")
+    yield page
+    await page.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def studio(browser: Browser, address: str) -> AsyncIterator[Studio]:
+    """The web page, opened and connected; fails the test if the page reports an error of its own."""
+    async with Studio.open(browser, address) as opened:
+        await opened.until_state("Ready")
+        yield opened
