@@ -67,7 +67,7 @@ def check_layers(bench: Bench, golden: Golden, networks: Networks) -> None:
             "enc_stream.",
             flow.encoder,
             MEL,
-            lambda: flow.encoder(F.pad(given, (0, 0, 0, ahead)), known, start, span, True, past),
+            lambda: flow.encoder(F.pad(given, (0, 0, 0, ahead)), known, start, known, span, True, past),
         )
     if "hift.mel" in golden:
         mel = golden["hift.mel"]

@@ -81,9 +81,11 @@ def check_encoder(bench: Bench, golden: Golden, flow: Flow) -> None:
         if flow.dims.encoder is not None:
             flow.encoder.prepare(span)
         if what == "h" and isinstance(past, EncoderPast):
-            got = flow.encoder(flow.input_embedding(given.clamp(min=0)), known, start, span, chunked, past)
+            got = flow.encoder(
+                flow.input_embedding(given.clamp(min=0)), known, start, known * 0 + span, span, chunked, past
+            )
         else:
-            got = flow.mu(given, known, start, span, chunked, past)
+            got = flow.mu(given, known, start, known * 0 + span, span, chunked, past)
         bench.close(golden, key, got, MEL)
 
 

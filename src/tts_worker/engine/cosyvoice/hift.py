@@ -9,7 +9,7 @@ https://arxiv.org/abs/1904.12088.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -235,11 +235,10 @@ class Hift(nn.Module):
         self.f0_predictor = F0Predictor(dims)
 
     def prepare(self) -> Hift:
-        """Once the weights are loaded: weight norm becomes plain weights, the causal pitch predictor float64, on which
-        the reference relies. Afterwards the state dict no longer has the official names."""
+        """Once the weights are loaded: weight norm becomes plain weights, the pitch predictor float64, because rounding
+        of the pitch adds up in the phase. Afterwards the state dict no longer has the official names."""
         self.fourier.prepare(self.conv_post.bias.device)
-        if self.dims.causal:
-            self.f0_predictor.double()
+        self.f0_predictor.double()
         for module in list(self.modules()):
             if isinstance(module, nn.Conv1d | nn.ConvTranspose1d) and parametrize.is_parametrized(module):
                 parametrize.remove_parametrizations(module, "weight")
@@ -298,19 +297,20 @@ class Hift(nn.Module):
         frame, predictor = self.dims.frame_samples, self.f0_predictor
         mel = torch.cat([state.mel, mel], dim=2)  # [B, mel, n]
         frames, known = mel.shape[2], state.f0.shape[1]
+        end = frames if final else frames - self.held
+        if end <= state.heard:  # nothing is settled yet
+            return mel.new_zeros(mel.shape[0], 0), replace(state, mel=mel)
         first = max(0, known - predictor.left)
         fresh = predictor(mel[:, :, first:], final)[:, known - first :]
         f0 = torch.cat([state.f0, fresh], dim=1)  # [B, n - ahead]
-        end = frames if final else frames - self.held
         samples = f0.shape[1] * frame
         given = noise(state.start * frame, samples, self.dims.nb_harmonics + 1).to(mel)
         sound = self.decode(mel[:, :, : f0.shape[1]], self.m_source(f0, state.phase, given), final)
-        out = sound[:, state.heard * frame : max(end, state.heard) * frame]
-        if state.tail is not None and out.shape[1]:
+        out = sound[:, state.heard * frame : end * frame]
+        if state.tail is not None:
             n = min(state.tail.shape[1], out.shape[1])
             rise = torch.linspace(0, 1, n + 2, device=out.device)[1:-1]
             out = torch.cat([state.tail[:, :n] * (1 - rise) + out[:, :n] * rise, out[:, n:]], dim=1)
-        end = max(end, state.heard)
         keep = max(0, end - HISTORY_FRAMES)
         phase = state.phase + self.m_source.turns(f0[:, :keep]).double().sum(1)
         tail = None if final or self.dims.causal else sound[:, end * frame : (end + BLEND_FRAMES) * frame]

@@ -153,13 +153,13 @@ class Encoder(nn.Module):
         return x
 
     def forward(
-        self, x: Tensor, known: Tensor, start: Tensor, context: int, chunked: bool, past: EncoderPast
+        self, x: Tensor, known: Tensor, start: Tensor, total: Tensor, context: int, chunked: bool, past: EncoderPast
     ) -> Tensor:
         """``x [B, T+A, C]``: embedded tokens from position ``start [B]``, the last A as look-ahead only; of these
-        ``known [B]`` exist, the rest is silence after the end. ``context`` >= start + T, in tokens. ``[B, 2T, D]``."""
-        span, up, chunk = x.shape[1] - self.dims.lookahead.lookahead_tokens, self.dims.upsample, self.dims.chunk_tokens
+        ``known [B]`` exist, the rest is silence after the end. Tokens before ``total [B]`` become sound; ``context`` >=
+        start + T. ``[B, 2T, D]``."""
+        up, chunk = self.dims.upsample, self.dims.chunk_tokens
         exists = torch.arange(x.shape[1], device=x.device) < known[:, None]  # [B, T+A]
-        total = start + known.clamp(max=span)  # [B]
         x = self.embed(x).masked_fill(~exists[:, :, None], 0.0)  # [B, T+A, D]
         x = self.pre_lookahead_layer(x, past.tokens)  # [B, T, D]
         x = self._run(self.encoders, x, (start, total, context, chunk * chunked), past.tokens)

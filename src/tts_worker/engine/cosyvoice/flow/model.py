@@ -102,13 +102,21 @@ class Flow(nn.Module):
         return self.spk_embed_affine_layer(F.normalize(embedding.to(self.spk_embed_affine_layer.weight), dim=1))
 
     def mu(
-        self, tokens: Tensor, known: Tensor, start: Tensor, context: int, chunked: bool, front: Memory | EncoderPast
+        self,
+        tokens: Tensor,
+        known: Tensor,
+        start: Tensor,
+        total: Tensor,
+        context: int,
+        chunked: bool,
+        front: Memory | EncoderPast,
     ) -> Tensor:
-        """``tokens [B, T+A]`` from position ``start [B]``, the last A look-ahead only; ``known [B]`` of them exist.
-        ``context`` >= start + T tokens. The mean that the flow starts out from: ``[B, T*frames_per_token, mel]``."""
+        """``tokens [B, T+A]`` from position ``start [B]``, the last A look-ahead only; ``known [B]`` of them exist, and
+        those before position ``total [B]`` become sound. ``context`` >= start + T. The mean that the flow starts out
+        from: ``[B, T*frames_per_token, mel]``."""
         x = self.input_embedding(tokens.clamp(min=0))  # [B, T+A, C]
         if isinstance(front, EncoderPast):
-            return self.encoder_proj(self.encoder(x, known, start, context, chunked, front))
+            return self.encoder_proj(self.encoder(x, known, start, total, context, chunked, front))
         exists = torch.arange(x.shape[1], device=x.device) < known[:, None]
         x = self.pre_lookahead_layer(x.masked_fill(~exists[:, :, None], 0.0), front)  # [B, T, mel]
         return x.repeat_interleave(self.dims.frames_per_token, dim=1)
@@ -168,7 +176,7 @@ class Flow(nn.Module):
         if self.dims.encoder is not None:
             self.encoder.prepare(span)
         past = self.no_past()
-        mu = self.mu(tokens, lengths, start, span, chunked, past.front)  # [B, T, mel]
+        mu = self.mu(tokens, lengths, start, total, span, chunked, past.front)  # [B, T, mel]
         frames = mu.shape[1]
         cond = F.pad(prompt_mel, (0, 0, 0, max(0, frames - prompt_mel.shape[1])))[:, :frames].to(mu)
         given = torch.arange(frames, device=mu.device) < prompt_frames[:, None]
@@ -185,7 +193,7 @@ class Flow(nn.Module):
         which ``known [B]`` exist; ``spk [B, mel]``, ``cond [B, T*frames_per_token, mel]``; ``context`` tokens are in
         the page tables. Returns ``[B, T*frames_per_token, mel]``; what lies after the end is noise."""
         ratio, span = self.dims.frames_per_token, tokens.shape[1] - self.dims.lookahead_tokens
-        mu = self.mu(tokens, known, start, context, True, past.front)
-        total = (start + known.clamp(max=span)) * ratio
-        mask = chunk_mask(start * ratio, total, span * ratio, context * ratio, self.chunk_frames)
+        total = start + known.clamp(max=span)
+        mu = self.mu(tokens, known, start, total, context, True, past.front)
+        mask = chunk_mask(start * ratio, total * ratio, span * ratio, context * ratio, self.chunk_frames)
         return self.solve(mu, spk.to(mu), cond.to(mu), start * ratio, mask, past)

@@ -1,0 +1,226 @@
+"""The flow: streaming equals offline, a batch equals its members, and what is held is given back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.unit.cosyvoice.bundles import fullsize
+from tests.unit.cosyvoice.networks import FAMILIES, apart, full_config, ids, networks, noise
+from tts_worker.engine.cosyvoice.flow.model import NOISE_FRAMES, Flow, initial_noise, solver_times
+from tts_worker.engine.cosyvoice.flow.stream import FlowPool, FlowState
+from tts_worker.errors import OutOfMemory
+
+CHUNK, AHEAD, RATIO, MEL = 25, 3, 2, 80
+LIMIT = 5e-5
+
+families = pytest.mark.parametrize("family", FAMILIES)
+
+
+class Speech:
+    """Tokens, prompt mel and speaker of one made-up utterance."""
+
+    def __init__(self, family: str, tokens: int, prompt: int, seed: int) -> None:
+        self.flow = networks(family).flow
+        self.tokens = ids(tokens, self.flow.dims.vocab, seed)
+        self.prompt = noise(1, RATIO * min(prompt, tokens), MEL, seed=seed)
+        self.spk = self.flow.speaker(noise(1, self.flow.dims.spk_embed, seed=seed))
+        self.count = tokens
+
+    def offline(self, *, chunked: bool = True, final: bool = True) -> Tensor:
+        lengths, frames = torch.tensor([self.count]), torch.tensor([self.prompt.shape[1]])
+        return self.flow.mel(self.tokens, lengths, self.prompt, frames, self.spk, chunked=chunked, final=final)
+
+    def piece(self, start: int) -> tuple[Tensor, int, Tensor]:
+        """What ``advance`` takes of it at token ``start``: tokens, how many of them exist, prompt mel."""
+        tokens = self.tokens[:, start : start + CHUNK + AHEAD]
+        cond = self.prompt[:, RATIO * start : RATIO * (start + CHUNK)]
+        missing = CHUNK + AHEAD - tokens.shape[1]
+        return F.pad(tokens, (0, missing)), tokens.shape[1], F.pad(cond, (0, 0, 0, RATIO * CHUNK - cond.shape[1]))
+
+
+def pool_of(family: str, *, slots: int = 4, pages: int = 24, max_chunks: int = 8) -> FlowPool:
+    return FlowPool(networks(family).flow, slots=slots, pages=pages, max_chunks=max_chunks, checked=True)
+
+
+def advance(pool: FlowPool, states: list[FlowState], speeches: list[Speech]) -> list[Tensor]:
+    """One chunk of each; the frames that exist."""
+    pieces = [speech.piece(state.tokens) for state, speech in zip(states, speeches, strict=True)]
+    known = [piece[1] for piece in pieces]
+    mel = pool.advance(
+        states,
+        torch.cat([piece[0] for piece in pieces]),
+        known,
+        torch.cat([speech.spk for speech in speeches]),
+        torch.cat([piece[2] for piece in pieces]),
+    )
+    return [mel[row : row + 1, : RATIO * min(count, CHUNK)] for row, count in enumerate(known)]
+
+
+@families
+def test_keys_and_shapes_are_the_official_ones(family: str) -> None:
+    with torch.device("meta"):
+        flow = Flow(full_config(family).flow)
+    assert {key: list(value.shape) for key, value in flow.state_dict().items()} == fullsize()[f"{family}/flow"]
+
+
+@settings(deadline=None, max_examples=6)
+@given(
+    family=st.sampled_from(FAMILIES),
+    shapes=st.lists(st.tuples(st.integers(1, 110), st.integers(0, 60), st.integers(0, 2)), min_size=1, max_size=3),
+)
+def test_streaming_equals_offline_for_sessions_that_start_at_any_time(
+    family: str, shapes: list[tuple[int, int, int]]
+) -> None:
+    pool = pool_of(family)
+    speeches = [Speech(family, tokens, prompt, seed) for seed, (tokens, prompt, _) in enumerate(shapes)]
+    states = [pool.open() for _ in speeches]
+    heard: list[list[Tensor]] = [[] for _ in speeches]
+    for turn in range(8):
+        now = [i for i, s in enumerate(speeches) if turn >= shapes[i][2] and states[i].tokens < s.count]
+        if now:
+            for i, mel in zip(now, advance(pool, [states[i] for i in now], [speeches[i] for i in now]), strict=True):
+                heard[i].append(mel)
+    for speech, pieces in zip(speeches, heard, strict=True):
+        assert apart(torch.cat(pieces, dim=1), speech.offline()) < LIMIT
+    for state in states:
+        pool.close(state)
+    assert pool.free_pages == 24
+
+
+@families
+def test_a_voice_computes_its_prompt_once_for_all_who_speak_with_it(family: str) -> None:
+    pool = pool_of(family)
+    speech = Speech(family, 70, 40, seed=5)
+    voice = pool.open()
+    advance(pool, [voice], [speech])
+    before = pool.free_pages
+    speakers = [pool.open(voice), pool.open(voice)]
+    assert pool.free_pages == before
+    expected = speech.offline()
+    for state in speakers:
+        got = torch.cat([*advance(pool, [state], [speech]), *advance(pool, [state], [speech])], dim=1)
+        assert apart(got, expected[:, RATIO * CHUNK :]) < LIMIT
+        pool.close(state)
+    assert pool.free_pages == before  # the voice keeps its own page
+    pool.close(voice)
+    assert pool.free_pages == 24
+
+
+@settings(deadline=None, max_examples=6)
+@given(
+    family=st.sampled_from(FAMILIES),
+    shapes=st.lists(st.tuples(st.integers(4, 70), st.integers(0, 40)), min_size=2, max_size=3),
+    chunked=st.booleans(),
+    final=st.booleans(),
+)
+def test_a_batch_equals_its_members(family: str, shapes: list[tuple[int, int]], chunked: bool, final: bool) -> None:
+    speeches = [Speech(family, tokens, min(prompt, tokens - 3), seed) for seed, (tokens, prompt) in enumerate(shapes)]
+    longest, most = max(s.count for s in speeches), max(s.prompt.shape[1] for s in speeches)
+    # Whatever stands in the padding must not matter.
+    tokens = torch.cat([F.pad(s.tokens, (0, longest - s.count), value=17) for s in speeches])
+    prompts = torch.cat([F.pad(s.prompt, (0, 0, 0, most - s.prompt.shape[1]), value=9.0) for s in speeches])
+    if final:  # the last tokens' look-ahead is silence, not padding: so is what follows a shorter member
+        tokens = torch.cat([F.pad(s.tokens, (0, longest - s.count)) for s in speeches])
+    lengths = torch.tensor([s.count for s in speeches])
+    frames = torch.tensor([s.prompt.shape[1] for s in speeches])
+    spk = torch.cat([s.spk for s in speeches])
+    batch = speeches[0].flow.mel(tokens, lengths, prompts, frames, spk, chunked=chunked, final=final)
+    for row, speech in enumerate(speeches):
+        alone = speech.offline(chunked=chunked, final=final)
+        assert apart(batch[row : row + 1, : alone.shape[1]], alone) < LIMIT
+
+
+@families
+def test_full_attention_and_chunks_differ(family: str) -> None:
+    speech = Speech(family, 60, 20, seed=1)
+    assert apart(speech.offline(chunked=False), speech.offline(chunked=True)) > 1e-2
+
+
+@families
+def test_a_token_beyond_the_look_ahead_changes_nothing_that_was_heard(family: str) -> None:
+    speech = Speech(family, 90, 20, seed=2)
+    before = speech.offline(final=False)
+    speech.tokens[:, 60:] = 11
+    changed = speech.offline(final=False)
+    assert apart(before[:, :100], changed[:, :100]) == 0
+    assert apart(before[:, 100:], changed[:, 100:]) > 0
+
+
+@families
+def test_memory_that_runs_out_says_so_and_loses_nothing(family: str) -> None:
+    pool = pool_of(family, slots=2, pages=2, max_chunks=2)
+    speech = Speech(family, 90, 0, seed=3)
+    first, second = pool.open(), pool.open()
+    with pytest.raises(OutOfMemory, match="slots"):
+        pool.open()
+    advance(pool, [first], [speech])
+    with pytest.raises(OutOfMemory, match="pages"):
+        advance(pool, [first, second], [speech, speech])
+    assert (first.tokens, second.tokens, pool.free_pages) == (CHUNK, 0, 1)
+    advance(pool, [first], [speech])
+    pool.close(second)
+    pool.close(second)
+    with pytest.raises(OutOfMemory):
+        advance(pool, [first], [speech])
+    pool.close(first)
+    assert pool.free_pages == 2
+    third = pool.open()
+    advance(pool, [third], [speech])
+    assert apart(*(x[:, :50] for x in (advance(pool, [third], [speech])[0], speech.offline()[:, 50:]))) < LIMIT
+    pool._pages.append(2)
+    with pytest.raises(OutOfMemory, match="2 chunks"):
+        advance(pool, [third], [speech])
+
+
+@settings(deadline=None, max_examples=60)
+@given(steps=st.lists(st.integers(0, 5), max_size=30))
+def test_slots_and_pages_are_conserved(steps: list[int]) -> None:
+    pool = FREE_POOL()
+    held: list[FlowState] = []
+    for step in steps:
+        if step == 0 and held:
+            pool.close(held.pop(0))
+        elif step < 3:
+            try:
+                held.append(pool.open(held[-1] if held and step == 2 else None))
+            except OutOfMemory:
+                assert len(held) == 4
+        elif held and pool.free_pages:
+            held[-1].pages.append(pool._pages.pop())
+    own = [page for state in held for page in state.pages[state.shared :]]
+    assert sorted(own + pool._pages) == list(range(1, 25))
+    for state in held:
+        pool.close(state)
+    assert sorted(pool._pages) == list(range(1, 25))
+    assert sorted(pool._slots) == list(range(4))
+
+
+FREE_POOL: Callable[[], FlowPool] = lambda: pool_of("cosyvoice3")  # noqa: E731
+
+
+def test_the_solver_starts_from_fixed_noise_and_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    made = initial_noise(MEL)
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert made.shape == (NOISE_FRAMES, MEL)
+    assert made.T.flatten()[:5].tolist() == pytest.approx([-1.1258, -1.1524, -0.2506, -0.4339, 0.8487], abs=1e-4)
+    flow = networks("cosyvoice3").flow
+    late = flow.noise_at(torch.tensor([NOISE_FRAMES - 2]), 4)[0]  # beyond 300 s it begins again
+    assert torch.equal(late, torch.cat([made[-2:], made[:2]]))
+
+
+@pytest.mark.parametrize("steps", [1, 3, 10])
+def test_the_solver_goes_from_nought_to_one(steps: int) -> None:
+    times = solver_times(steps)
+    assert times.shape == (steps, 2)
+    assert float(times[0, 0]) == 0
+    assert float(times[-1].sum()) == pytest.approx(1, abs=1e-6)
+    assert (times[:, 1] > 0).all()
