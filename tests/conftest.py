@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
+import anyio
 import pytest
 
 from tts_worker.app import Worker, running_worker, serve
@@ -18,6 +19,13 @@ TONE: dict[str, Any] = {"engines": {"tone": {"kind": "tone"}}}
 def tone_settings(**sections: Any) -> Settings:
     """Settings with the tone engine; ``session={"max_sessions": 2}`` and the like on top."""
     return load_settings(flags={**TONE, **sections})
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+    """Let the event loop run until ``condition`` holds; fails when it never does."""
+    with anyio.fail_after(timeout_s):
+        while not condition():  # noqa: ASYNC110  (other threads bring about what is waited for, nothing signals it)
+            await asyncio.sleep(0)
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
+import anyio
+
 from tts_worker.errors import ErrorInfo, InvalidRequest, TTSWorkerError
 from tts_worker.session.hub import SessionHub, SessionOptions
 from tts_worker.session.machine import State
@@ -78,8 +80,9 @@ class SpeechStream:
         self._session = session
         self._loop = asyncio.get_running_loop()
         self._words: list[Word] = []
+        self._taken = asyncio.Event()
         key = session.speak("")  # the utterance begins: the engine prepares before the first word, and STOP can end it
-        self._writer = self._loop.create_task(_write(session, key, text_chunks), name=f"{session.id}-text")
+        self._writer = self._loop.create_task(_write(session, key, text_chunks, self._taken), name=f"{session.id}-text")
 
     @property
     def session(self) -> LocalSession:
@@ -92,6 +95,7 @@ class SpeechStream:
         try:
             while (item := await self._session.next()) is not None:
                 if isinstance(item, PcmFrame):
+                    self._taken.set()
                     return self._chunk(item)
                 if isinstance(item, Words):
                     self._words.extend(item.words)
@@ -148,15 +152,28 @@ def _abandon(session: LocalSession, writer: asyncio.Task[None]) -> None:
 
 
 _TEXT_FAILED = "text_failed"
+_TEXT_AHEAD_CHARS = 2_000
+"""How far text is pulled ahead of the sound: about two minutes of speech."""
+_NO_SOUND_S = 1.0
+"""Text without any sound in it (a long code block) makes no progress that could be waited for."""
 
 
-async def _write(session: LocalSession, key: UtteranceKey, text_chunks: AsyncIterable[str | bytes]) -> None:
-    """Feed one utterance. It may end before its text does (STOP, an error): the rest is then not wanted."""
+async def _write(
+    session: LocalSession, key: UtteranceKey, text_chunks: AsyncIterable[str | bytes], taken: asyncio.Event
+) -> None:
+    """Feed one utterance, no faster than it is spoken. It may end before its text does (STOP, an error): the rest is
+    then not wanted."""
     try:
         async for chunk in text_chunks:
             if session.writing != key:
                 return
             session.speak(chunk)
+            while session.unspoken_chars > _TEXT_AHEAD_CHARS:
+                taken.clear()
+                with anyio.move_on_after(_NO_SOUND_S) as waited:
+                    await taken.wait()
+                if waited.cancelled_caught and session.state is not State.PAUSED and not session.buffered_samples:
+                    break
         if session.writing == key:
             session.end_text()
     except asyncio.CancelledError:

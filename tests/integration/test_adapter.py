@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.conftest import tone_settings
+from tests.conftest import tone_settings, until
 from tts_worker import create_worker
 from tts_worker.adapter import TTSWorker, WorkerState
 from tts_worker.app import Worker
@@ -38,21 +38,17 @@ async def adapter(worker: Worker) -> TTSWorker:
 
 async def settled(worker: Worker) -> None:
     """Everything is free again: sessions, engine slots, tasks."""
-    while worker.hub.live_sessions or worker.engines["tone"].live_utterances:
-        await asyncio.sleep(0)
-    names = {task.get_name() for task in asyncio.all_tasks() if "-text" in task.get_name() and not task.done()}
-    for _ in range(3):
-        await asyncio.sleep(0)
-        names = {task.get_name() for task in asyncio.all_tasks() if "-text" in task.get_name() and not task.done()}
-    assert not names
+    await until(lambda: not worker.hub.live_sessions and not worker.engines["tone"].live_utterances)
+    await until(lambda: not any("-text" in task.get_name() for task in asyncio.all_tasks()))
 
 
 async def test_frames_and_state(worker: Worker, adapter: TTSWorker) -> None:
     assert adapter.state is WorkerState.IDLE
-    frames = []
+    frames, states = [], []
     async for frame in adapter.synthesize_stream(words()):
-        assert adapter.state is WorkerState.SYNTHESIZING
+        states.append(adapter.state)
         frames.append(frame)
+    assert set(states[:-1]) == {WorkerState.SYNTHESIZING}  # with the last frame taken the work is over
     assert adapter.state is WorkerState.IDLE
     assert {len(frame) for frame in frames[:-1]} == {960}
     await settled(worker)
@@ -79,7 +75,8 @@ async def test_chunks_say_where_they_come_from(worker: Worker, adapter: TTSWorke
 async def test_pause_resume_stop(worker: Worker, adapter: TTSWorker) -> None:
     assert not await adapter.control("PAUSE")
     stream = adapter.synthesize_chunks(endless())
-    await anext(stream)
+    for _ in range(30):  # the first words are over
+        await anext(stream)
     assert await adapter.control("PAUSE")
     assert adapter.state is WorkerState.PAUSED
     blocked = asyncio.ensure_future(anext(stream))
@@ -127,7 +124,8 @@ async def test_a_consumer_that_is_cancelled_frees_everything(worker: Worker, ada
             started.set()
 
     task = asyncio.create_task(consume())
-    await started.wait()
+    await asyncio.wait({task, waiting := asyncio.create_task(started.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    assert waiting.done()
     task.cancel()
     await asyncio.wait({task})
     del task

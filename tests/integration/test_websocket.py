@@ -41,6 +41,11 @@ class Client:
             pass
         return item
 
+    async def until_closed(self) -> None:
+        """Read on until the socket says ConnectionClosed."""
+        while True:
+            await self.next()
+
     async def until_sound(self) -> bytes:
         while not isinstance(item := await self.next(), bytes):
             pass
@@ -269,10 +274,9 @@ async def test_a_message_of_a_megabyte_closes_with_1009() -> None:
     async with serving() as address:
         async with dial(address) as client:
             await client.until("ready")
+            await client.socket.send(json.dumps({"type": "text", "text": "a" * 2_000_000}))
             with pytest.raises(ConnectionClosed) as closed:
-                await client.socket.send(json.dumps({"type": "text", "text": "a" * 2_000_000}))
-                while True:
-                    await client.next()
+                await client.until_closed()
             assert closed.value.rcvd is not None
             assert closed.value.rcvd.code == 1009
         await until_live_sessions(address, 0)
@@ -366,28 +370,28 @@ def masked(message: dict[str, Any]) -> bytes:
 @pytest.mark.parametrize("point", range(8))
 async def test_a_client_that_vanishes_frees_its_slot(point: int) -> None:
     """Killed at eight points; RST, no close frame."""
-    async with serving() as address:
-        async with dial(address, "/v1/stream?realtime=false" if point % 2 else "/v1/stream") as client:
-            if point >= 1:
-                await client.until("ready")
-            if point >= 2:
-                await client.send(type="text", text="half a sente")
-            if point >= 3:
-                await client.until("started")
-            if point >= 4:
-                await client.send(type="text", text="nce. " * 100)
-                await client.until_sound()
-            if point == 5:
-                await client.send(type="pause")
-                await client.until("paused")
-            if point == 6:
-                await client.send(type="end")
-            if point == 7:
-                await client.send(type="stop")
-            client.socket.transport.abort()
-            began_s = time.monotonic()
-            await until_live_sessions(address, 0)
-            assert time.monotonic() - began_s < 1.0
+    path = "/v1/stream?realtime=false" if point % 2 else "/v1/stream"
+    async with serving() as address, dial(address, path) as client:
+        if point >= 1:
+            await client.until("ready")
+        if point >= 2:
+            await client.send(type="text", text="half a sente")
+        if point >= 3:
+            await client.until("started")
+        if point >= 4:
+            await client.send(type="text", text="nce. " * 100)
+            await client.until_sound()
+        if point == 5:
+            await client.send(type="pause")
+            await client.until("paused")
+        if point == 6:
+            await client.send(type="end")
+        if point == 7:
+            await client.send(type="stop")
+        client.socket.transport.abort()
+        began_s = time.monotonic()
+        await until_live_sessions(address, 0)
+        assert time.monotonic() - began_s < 1.0
 
 
 async def metric(address: str, name: str) -> float:
@@ -409,6 +413,5 @@ async def test_a_drain_closes_what_is_left(serve_tone: Serving) -> None:
         client = await client_context.__aenter__()
         await client.until("ready")
     with pytest.raises(ConnectionClosed):
-        while True:
-            await client.next()
+        await client.until_closed()
     await client_context.__aexit__(None, None, None)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import anyio
+
 from tts_worker.errors import Draining, IllegalCommand, InvalidRequest, NotReady, OverCapacity, TTSWorkerError
 from tts_worker.session.machine import MachineConfig, SessionMachine
 from tts_worker.session.session import EnginePort, LocalSession, SessionObserver, SessionTimeouts
@@ -103,7 +105,10 @@ class SessionHub:
         self._engines[name] = engine
 
     def remove_engine(self, name: str) -> None:
-        """Take no more sessions for its voices; an unknown name is fine. Raises IllegalCommand while sessions use it."""
+        """Take no more sessions for its voices; an unknown name is fine.
+
+        Raises IllegalCommand while sessions use it.
+        """
         live = sum(engine == name for engine in self._engine_of.values())
         if live:
             raise IllegalCommand(f"engine {name} is in use by {live} sessions")
@@ -244,10 +249,8 @@ class SessionHub:
         self._draining = True
         if self._sessions:
             self._empty.clear()
-            try:
-                await asyncio.wait_for(self._empty.wait(), timeout_s)
-            except asyncio.TimeoutError:
-                pass  # they had their time
+            with anyio.move_on_after(timeout_s):
+                await self._empty.wait()
         for session in list(self._sessions.values()):
             session.close("drain")
 

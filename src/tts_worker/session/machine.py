@@ -122,6 +122,11 @@ class SessionMachine:
         return sum(u.buffered_samples for u in self._utterances)
 
     @property
+    def unspoken_chars(self) -> int:
+        """Text of all utterances that no sound was made for yet."""
+        return sum(u.unspoken_chars for u in self._utterances)
+
+    @property
     def sent_samples(self) -> int:
         """Samples taken of the current utterance."""
         return self._utterances[0].sent_samples if self._utterances else 0

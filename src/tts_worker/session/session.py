@@ -169,6 +169,11 @@ class LocalSession:
         """Sound made and not yet taken."""
         return self._machine.buffered_samples
 
+    @property
+    def unspoken_chars(self) -> int:
+        """Text that was taken and that no sound was made for yet: how far a writer is ahead of the engine."""
+        return self._machine.unspoken_chars
+
     # -- commands -----------------------------------------------------------------------------------------------------
 
     def speak(self, text: str | bytes) -> UtteranceKey:

@@ -83,6 +83,7 @@ class Utterance:
         self.sent_samples = 0
         self.owed_samples = 0  # sent, but the credit for it was not returned yet
         self.played_samples: int | None = None
+        self._sounded_chars = 0
         self._frames = 0
         self._chunks: deque[_Chunk] = deque()
         self._words: list[WordTiming] = []
@@ -147,9 +148,15 @@ class Utterance:
         """All sound there is was taken."""
         return not self._chunks
 
+    @property
+    def unspoken_chars(self) -> int:
+        """Text that came in and that no sound is there for yet."""
+        return max(0, self.text_chars - self._sounded_chars)
+
     def add(self, event: Audio) -> None:
         """Take sound and word times from the engine."""
         self.generated_samples += event.samples
+        self._sounded_chars = max(self._sounded_chars, event.meta.text_end)
         self._words.extend(event.words)
         if event.pcm:
             self._chunks.append(_Chunk(event.pcm, event.meta))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 
+import anyio
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -89,8 +90,10 @@ class LiveStream(Response):
     async def _send(self, send: Send, chunk: bytes) -> None:
         message = {"type": "http.response.body", "body": chunk, "more_body": True}
         try:
-            await asyncio.wait_for(send(message), self._send_timeout_s)
-        except asyncio.TimeoutError:
+            # Not asyncio.wait_for: before Python 3.12 it swallows a cancellation that comes just as the send is done.
+            with anyio.fail_after(self._send_timeout_s):
+                await send(message)
+        except TimeoutError:
             raise SendTimeout(f"the client took nothing for {self._send_timeout_s:g} s") from None
 
 

@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
 from pydantic import ValidationError
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
@@ -111,8 +112,8 @@ class _Connection:
             if not isinstance(error, TTSWorkerError):
                 log.error("session %s: the connection failed", self.session.id, exc_info=error)
         # A client that does not read does not read this either; the socket is then dropped.
-        with contextlib.suppress(asyncio.TimeoutError, RuntimeError, WebSocketDisconnect):
-            await asyncio.wait_for(self._websocket.close(code, reason[:100]), timeout=1.0)
+        with contextlib.suppress(RuntimeError, WebSocketDisconnect), anyio.move_on_after(1.0):
+            await self._websocket.close(code, reason[:100])
 
     # -- out ----------------------------------------------------------------------------------------------------------
 
