@@ -27,7 +27,7 @@ from tts_worker.session.hub import HubConfig, SessionHub
 from tts_worker.session.session import SessionTimeouts
 from tts_worker.settings import (
     EngineSettings,
-    HibariSettings,
+    HibariEngineSettings,
     Settings,
     TextSettings,
     ToneEngineSettings,
@@ -181,15 +181,15 @@ def _server_lexicon(text: TextSettings) -> Lexicon:
 
 def engine_factory(settings: EngineSettings) -> Callable[[], Engine]:
     """How to build an engine, on its own thread. Heavy imports happen there."""
-    if isinstance(settings, HibariSettings):
+    if isinstance(settings, HibariEngineSettings):
         return lambda: _hibari(settings)
     return lambda: _tone(settings)
 
 
-def _hibari(settings: HibariSettings) -> Engine:
-    from tts_worker.engine.hibari import HibariEngine
+def _hibari(settings: HibariEngineSettings) -> Engine:
+    from tts_worker.engine.hibari import HibariEngine, HibariSettings
 
-    return HibariEngine(max_utterances=settings.max_utterances)
+    return HibariEngine(HibariSettings(max_utterances=settings.max_utterances, threads=settings.threads))
 
 
 def _tone(settings: ToneEngineSettings) -> Engine:

@@ -101,9 +101,10 @@ class TextSettings(_Section):
     lexicon_file: Path | None = None
 
 
-class HibariSettings(_Section):
+class HibariEngineSettings(_Section):
     kind: Literal["hibari"] = "hibari"
     max_utterances: int = Field(64, ge=1)
+    threads: int = Field(1, ge=1, le=64)
 
 
 class ToneEngineSettings(_Section):
@@ -114,11 +115,11 @@ class ToneEngineSettings(_Section):
     cost_per_audio_s: float = Field(0.0, ge=0, le=10)
 
 
-EngineSettings = Annotated[HibariSettings | ToneEngineSettings, Field(discriminator="kind")]
+EngineSettings = Annotated[HibariEngineSettings | ToneEngineSettings, Field(discriminator="kind")]
 
 
-def _default_engines() -> dict[str, HibariSettings | ToneEngineSettings]:
-    return {"hibari": HibariSettings()}
+def _default_engines() -> dict[str, HibariEngineSettings | ToneEngineSettings]:
+    return {"hibari": HibariEngineSettings()}
 
 
 class VoiceSettings(_Section):
