@@ -1,2 +1,171 @@
-"""placeholder"""
-class Studio: ...
+"""The web page in a browser, with everything that can be known about it from outside.
+
+What it sends and gets on the WebSocket, what its audio graph plays (sample by sample, with a time), which words light
+up and when. The page itself is as it is served; only ears and eyes are added to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from playwright.async_api import Browser, ConsoleMessage, Locator, Page, WebSocket, expect
+
+HERE = Path(__file__).parent
+RATE_HZ = 24_000
+PATIENCE_MS = 20_000
+
+# A browser reports every refused request on the console by itself; these are no faults of the page.
+NETWORK_NOISE = ("Failed to load resource", "WebSocket connection to")
+
+Sound = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass
+class Turn:
+    """An utterance as it went over the wire."""
+
+    started: dict[str, Any]
+    pcm: bytearray = field(default_factory=bytearray)
+    words: list[dict[str, Any]] = field(default_factory=list)
+    ended: dict[str, Any] | None = None
+
+    @property
+    def sound(self) -> Sound:
+        return np.frombuffer(bytes(self.pcm), "<i2").astype(float)
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What went to the loudspeaker: 16-bit sample values, from the first sounding quantum to the last, and when each
+    sample was rendered."""
+
+    sound: Sound
+    at_ms: Sound
+
+    @property
+    def trimmed(self) -> Sound:
+        """Without the silence around it, which belongs to the quanta and not to the sound."""
+        sounding = np.flatnonzero(self.sound)
+        return self.sound[sounding[0] : sounding[-1] + 1] if len(sounding) else self.sound[:0]
+
+
+class Studio:
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.sent: list[dict[str, Any]] = []
+        self.received: list[dict[str, Any]] = []
+        self.turns: list[Turn] = []
+        self.faults: list[str] = []
+        page.on("websocket", self._on_websocket)
+        page.on("pageerror", lambda error: self.faults.append(str(error)))
+        page.on("dialog", lambda dialog: self.faults.append(f"dialog: {dialog.message}"))
+        page.on("console", self._on_console)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, browser: Browser, address: str, **context: Any) -> AsyncIterator[Studio]:
+        """The page, opened; fails if the page reported an error of its own."""
+        # The page's policy admits no script but its own, and the ear in the audio graph is one more.
+        own = await browser.new_context(**{"viewport": {"width": 900, "height": 800}, "bypass_csp": True, **context})
+        try:
+            page = await own.new_page()
+            page.set_default_timeout(PATIENCE_MS)
+            studio = cls(page)
+            await page.add_init_script(path=HERE / "spy.js")
+            await page.goto(f"http://{address}/")
+            yield studio
+            assert studio.faults == []
+        finally:
+            await own.close()
+
+    # -- what it shows ------------------------------------------------------------------------------------------------
+
+    def at(self, name: str) -> Locator:
+        return self.page.locator(f"#{name}")
+
+    async def shows(self, name: str, text: Any) -> None:
+        await expect(self.at(name)).to_have_text(text, timeout=PATIENCE_MS)
+
+    async def until_state(self, state: str) -> None:
+        await self.shows("state", state)
+
+    async def shown_ms(self, name: str) -> int:
+        text = await self.at(name).inner_text()
+        assert text.endswith(" ms"), f"{name} shows {text!r}"
+        return int(text.removesuffix(" ms"))
+
+    async def lit(self) -> list[dict[str, Any]]:
+        """``text`` and ``atMs`` of the words that lit up, in the order in which they did."""
+        return list(await self.page.evaluate("spy.lit"))
+
+    # -- what is done with it -----------------------------------------------------------------------------------------
+
+    async def write(self, text: str) -> None:
+        await self.at("text").fill(text)
+
+    async def speak(self, text: str) -> None:
+        await self.write(text)
+        await self.at("speak").click()
+
+    async def until_heard(self, samples: int) -> None:
+        """Until that many samples went to the loudspeaker since the last ``forget_sound``."""
+        await self.until(lambda: self.page.evaluate("spy.quanta.length * 128"), lambda heard: heard >= samples)
+
+    async def until(self, ask: Callable[[], Awaitable[Any]], answer: Callable[[Any], bool]) -> None:
+        async def poll() -> None:
+            while not answer(await ask()):
+                pass
+
+        await asyncio.wait_for(poll(), PATIENCE_MS / 1000)
+
+    # -- what it plays ------------------------------------------------------------------------------------------------
+
+    async def forget_sound(self) -> None:
+        await self.page.evaluate("spy.quanta.length = 0")
+
+    async def heard(self) -> Heard:
+        # As one string: much faster than value by value.
+        quanta = json.loads(await self.page.evaluate("JSON.stringify(spy.quanta)"))
+        if not quanta:
+            return Heard(np.zeros(0), np.zeros(0))
+        first = quanta[0]["frame"]
+        sound = np.zeros(quanta[-1]["frame"] - first + 128)
+        at_ms = np.zeros(len(sound))
+        for quantum in quanta:
+            place = slice(quantum["frame"] - first, quantum["frame"] - first + 128)
+            sound[place] = np.array(quantum["samples"]) * 32_768
+            at_ms[place] = quantum["atMs"]
+        return Heard(sound, at_ms)
+
+    # -- what goes over the wire --------------------------------------------------------------------------------------
+
+    def sent_text(self) -> str:
+        return "".join(message["text"] for message in self.sent if message["type"] == "text")
+
+    def _on_websocket(self, socket: WebSocket) -> None:
+        socket.on("framesent", lambda raw: self.sent.append(json.loads(raw)))
+        socket.on("framereceived", self._on_received)
+
+    def _on_received(self, raw: str | bytes) -> None:
+        if isinstance(raw, bytes):
+            self.turns[-1].pcm += raw
+            return
+        message = json.loads(raw)
+        self.received.append(message)
+        if message["type"] == "started":
+            self.turns.append(Turn(message))
+        elif message["type"] == "words":
+            self.turns[-1].words += message["words"]
+        elif message["type"] in ("done", "stopped", "truncated", "error") and message.get("utterance") is not None:
+            self.turns[-1].ended = message
+
+    def _on_console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning") and not message.text.startswith(NETWORK_NOISE):
+            self.faults.append(message.text)

@@ -39,6 +39,7 @@ let connected = false;
 let shownTurn = null; // the turn whose words the script shows
 let rest = null; // {text, base} that a stop left unspoken
 let watching = false; // the scope
+let verdict = ""; // what the status says while nothing goes on
 
 const conversation = new Conversation({
   changed: showState,
@@ -46,6 +47,7 @@ const conversation = new Conversation({
   problem: showProblem,
   began(turn) {
     shownTurn = turn;
+    verdict = "";
     offerRest(null);
     script.begin(turn.base);
     byId("spoken").textContent = "0.0 s";
@@ -74,7 +76,7 @@ const conversation = new Conversation({
     shownTurn = null;
     const failed = ["error", "truncated", "empty"].includes(outcome.kind);
     if (failed) showProblem(outcome.message);
-    say(failed ? "" : outcome.message);
+    verdict = failed ? "" : outcome.message;
   },
 });
 
@@ -93,7 +95,8 @@ function settings() {
 function speak(text, base) {
   showProblem("");
   if (!text.trim()) {
-    say("There is no text yet: type or paste something first.");
+    verdict = "There is no text yet: type or paste something first.";
+    showState();
     field.focus();
     return;
   }
@@ -193,7 +196,8 @@ function showState() {
   const { state } = conversation;
   const live = state !== "idle";
   byId("state").textContent = live || connected ? STATES[state] : byId("connection").textContent;
-  if (live) say(SAYINGS[state]);
+  const status = live ? SAYINGS[state] : verdict;
+  if (byId("status").textContent !== status) byId("status").textContent = status; // screen readers are told of changes
   byId("pause").textContent = state === "paused" ? "Resume" : "Pause";
   enable(byId("pause"), ["asking", "speaking", "paused"].includes(state));
   enable(byId("stop"), live && state !== "stopping");
@@ -280,11 +284,6 @@ function offerRest(base, outcome) {
 
 function showProblem(text) {
   byId("problem").textContent = text;
-}
-
-/** Screen readers are told of changes only. */
-function say(text) {
-  if (byId("status").textContent !== text) byId("status").textContent = text;
 }
 
 function milliseconds(ms) {

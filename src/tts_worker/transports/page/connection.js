@@ -10,8 +10,6 @@ const FIRST_RETRY_MS = 500;
 const LONGEST_RETRY_MS = 8000;
 /** A connection that answers nothing for one to two of these is dead, whatever the browser thinks. */
 const HEARTBEAT_MS = 10000;
-/** Sound sent ahead of what is heard: a stop throws it away at once, and it carries over a busy moment. */
-const LEAD_MS = 250;
 
 export class Connection {
   #listener;
@@ -42,7 +40,7 @@ export class Connection {
     clearTimeout(this.#retry);
     this.#dial += 1;
     this.#listener.connecting();
-    const url = new URL(`/v1/stream?lead_ms=${LEAD_MS}`, location.href);
+    const url = new URL("/v1/stream", location.href);
     url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
     const socket = new WebSocket(url, subprotocols());
     socket.binaryType = "arraybuffer";

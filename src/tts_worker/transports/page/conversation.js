@@ -10,6 +10,8 @@ import { Player } from "./player.js";
 import { Turn } from "./turn.js";
 
 const RATE_HZ = 24000;
+/** Sound sent ahead of what is heard: a stop throws it away at once, and it carries over a busy moment. */
+const LEAD_MS = 250;
 const PAUSE_TIMEOUT_S = 600;
 const TEXT_IDLE_TIMEOUT_S = 3600;
 /** Text goes out in messages of this size: the worker bounds a message, not what one may want to hear. */
@@ -164,6 +166,7 @@ export class Conversation {
     this.#connection.send({
       type: "start",
       ...turn.settings,
+      lead_ms: LEAD_MS,
       pause_timeout_s: PAUSE_TIMEOUT_S,
       text_idle_timeout_s: TEXT_IDLE_TIMEOUT_S,
     });
@@ -184,7 +187,7 @@ export class Conversation {
     turn.playedSamples = playedSamples;
     if (!turn.ending) this.#connection.send({ type: "stop", played_samples: playedSamples });
     silent.then((atMs) => {
-      turn.stop.silentMs = Math.max(0, atMs - turn.stop.atMs);
+      turn.stop.silentMs = Math.max(0, atMs - turn.stop.atMs) + this.#player.outputLatencyMs;
       this.#view.stopMeasured(turn.stop);
     });
     this.#finishStop(turn);
@@ -297,7 +300,9 @@ export class Conversation {
         if (turn && turn.utterance === null) turn.utterance = message.utterance;
         break;
       case "words":
-        if (turn && turn.utterance === message.utterance) this.#view.words(turn, turn.addWords(message.words));
+        if (turn && !turn.stop && turn.utterance === message.utterance) {
+          this.#view.words(turn, turn.addWords(message.words));
+        }
         break;
       case "stopped":
         this.#end(message.applied ? message : { type: "done" }); // nothing to stop: all of it had been sent

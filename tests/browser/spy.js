@@ -1,0 +1,43 @@
+// Runs before the page's own scripts: hears what its audio graph plays, sees when words light up and buttons are used.
+{
+  const spy = (globalThis.spy = { quanta: [], lit: [], clicks: [], contexts: [] });
+
+  // Posts every quantum that is not silent, with its place on the audio clock.
+  const TAP = `registerProcessor("tap", class extends AudioWorkletProcessor {
+    process([[samples]]) {
+      if (samples?.some((sample) => sample !== 0)) {
+        this.port.postMessage({ frame: currentFrame, atMs: Date.now(), samples: [...samples] });
+      }
+      return true;
+    }
+  })`;
+  const tap = URL.createObjectURL(new Blob([TAP], { type: "text/javascript" }));
+
+  const addModule = AudioWorklet.prototype.addModule;
+  AudioWorklet.prototype.addModule = async function (url) {
+    await addModule.call(this, tap);
+    return addModule.call(this, url);
+  };
+
+  const connect = AudioNode.prototype.connect;
+  AudioNode.prototype.connect = function (target, ...rest) {
+    if (target instanceof AudioDestinationNode) {
+      spy.contexts.push(this.context);
+      const tap = new AudioWorkletNode(this.context, "tap", { channelCount: 1, channelCountMode: "explicit" });
+      tap.port.onmessage = ({ data }) => spy.quanta.push(data);
+      connect.call(this, tap);
+      connect.call(tap, target); // its output is silence; this only keeps it running
+    }
+    return connect.call(this, target, ...rest);
+  };
+
+  addEventListener("click", ({ target }) => spy.clicks.push({ id: target.id, atMs: Date.now() }), true);
+
+  new MutationObserver((records) => {
+    for (const { target, oldValue } of records) {
+      if (target.classList.contains("heard") && !oldValue.includes("heard")) {
+        spy.lit.push({ text: target.textContent, atMs: Date.now() });
+      }
+    }
+  }).observe(document, { subtree: true, attributeFilter: ["class"], attributeOldValue: true });
+}
