@@ -26,6 +26,8 @@ from tts_worker.errors import ConfigError
 from tts_worker.text.urls import UrlMode
 
 _ENV_PREFIX = "TTS_WORKER_"
+_CLIENT_VARIABLES = frozenset({"TTS_WORKER_URL", "TTS_WORKER_API_KEY"})
+"""What clients of a worker read; no settings."""
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Milliseconds = Annotated[float, Field(ge=0, le=60_000)]
@@ -149,6 +151,7 @@ class Settings(BaseSettings):
     engines: dict[str, EngineSettings] = Field(default_factory=_default_engines, min_length=1)
     hang_timeout_s: Seconds = 30.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
 
 
 def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
@@ -201,7 +204,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
 def _check_environment() -> None:
     """A misspelt variable is an error like a misspelt key: else it is the setting that silently does nothing."""
     for name in os.environ:
-        if name.upper().startswith(_ENV_PREFIX):
+        if name.upper().startswith(_ENV_PREFIX) and name.upper() not in _CLIENT_VARIABLES:
             section = name[len(_ENV_PREFIX) :].split("__")[0].lower()
             if section not in Settings.model_fields:
                 raise ConfigError(f"the environment variable {name} sets nothing: there is no setting {section!r}")

@@ -19,7 +19,7 @@ from tts_worker import __version__
 from tts_worker.errors import ErrorCode, ErrorInfo, TTSWorkerError
 from tts_worker.metrics import Metrics
 from tts_worker.session.hub import SessionHub
-from tts_worker.transports import openai
+from tts_worker.transports import openai, wire
 from tts_worker.transports.responses import error_response
 from tts_worker.transports.security import Gate
 from tts_worker.transports.websocket import StreamLimits, stream
@@ -66,7 +66,7 @@ def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig) -> ASGIApp
     @app.get("/v1/voices", summary="The voices that can be asked for")
     @app.get("/v1/audio/voices", include_in_schema=False)
     async def voices() -> Response:
-        return JSONResponse({"voices": [_voice_json(hub, voice.name) for voice in hub.voices]})
+        return JSONResponse({"voices": [wire.voice_json(voice, hub.voices.default) for voice in hub.voices]})
 
     @app.websocket("/v1/stream")
     async def v1_stream(websocket: WebSocket) -> None:
@@ -82,21 +82,6 @@ def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig) -> ASGIApp
         loopback_only=config.loopback_only,
         max_body_bytes=config.max_request_bytes,
     )
-
-
-def _voice_json(hub: SessionHub, name: str) -> dict[str, object]:
-    voice = hub.voices.get(name)
-    return {
-        "id": voice.name,
-        "name": voice.name,
-        "engine": voice.engine,
-        "languages": list(voice.languages),
-        "description": voice.description,
-        "sample_rate": voice.info.sample_rate_hz,
-        "alignment": voice.info.alignment.value,
-        "speed_range": list(voice.info.speed_range),
-        "default": voice.name == hub.voices.default,
-    }
 
 
 def _add_page(app: FastAPI) -> None:

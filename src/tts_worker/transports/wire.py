@@ -16,6 +16,7 @@ from tts_worker.errors import ErrorInfo, InvalidRequest
 from tts_worker.session.hub import SessionOptions
 from tts_worker.text.filter import UrlMode
 from tts_worker.types import Acknowledged, Ended, Notice, Receipt, Started, Word, Words
+from tts_worker.voices import Voice
 
 PROTOCOL_VERSION = 1
 
@@ -153,6 +154,21 @@ def word_json(word: Word) -> dict[str, Any]:
         "end_char": word.end_char,
         "start_sample": word.start_sample,
         "end_sample": word.end_sample,
+    }
+
+
+def voice_json(voice: Voice, default: str | None) -> dict[str, Any]:
+    """A voice as ``GET /v1/voices`` lists it."""
+    return {
+        "id": voice.name,
+        "name": voice.name,
+        "engine": voice.engine,
+        "languages": list(voice.languages),
+        "description": voice.description,
+        "sample_rate": voice.info.sample_rate_hz,
+        "alignment": voice.info.alignment.value,
+        "speed_range": list(voice.info.speed_range),
+        "default": voice.name == default,
     }
 
 

@@ -1,0 +1,95 @@
+"""The command line: finds the command's module, imports only that one, and turns typed errors into exit codes.
+
+Exit codes: 0 it worked, 1 it did not (the reason is on standard error), 2 it was asked wrongly, 130 interrupted. A
+command is a module of ``tts_worker.commands`` with ``add_arguments(parser)`` and ``run(args)``; imported late, so that
+``bench engine`` runs on a machine that has torch and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from tts_worker import __version__
+from tts_worker.errors import ErrorCode, TTSWorkerError
+
+COMMANDS: dict[str, str] = {
+    "say": "speak text: to the loudspeaker, a file or standard output; pipe text in and hear it at once",
+    "serve": "run the server: WebSocket, OpenAI's speech API, web page, metrics",
+    "up": "a small fleet on this machine: Redis and two CPU workers, one command",
+    "voices": "list the voices",
+    "voice": "add, list and import voices of a CosyVoice model directory",
+    "voicepack": "pull, check, convert or make CosyVoice model directories",
+    "doctor": "what is installed, what is missing, how to get it",
+    "parity": "compare every stage of a CosyVoice model directory with the reference's numbers",
+    "export": "write ONNX graphs of a CosyVoice model directory",
+    "bench control": "how fast STOP, PAUSE and RESUME take hold while many sessions speak",
+    "bench latency": "how soon the first sound comes",
+    "bench load": "how many sessions play without a hole",
+    "bench engine": "the CosyVoice engine by stage, with forced tokens",
+}
+"""Command -> what it does. ``bench control`` lives in the module ``bench_control``."""
+
+_MISUSE = frozenset({ErrorCode.INVALID_REQUEST, ErrorCode.CONFIG, ErrorCode.UNKNOWN_VOICE, ErrorCode.UNKNOWN_MODEL})
+
+
+class _CommandModule(Protocol):
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code (argparse exits by itself on ``--help`` and wrong usage)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    name = _command(words)
+    if name is None:
+        return _help(words)
+    module = cast(_CommandModule, importlib.import_module(f"tts_worker.commands.{name.replace(' ', '_')}"))
+    parser = argparse.ArgumentParser(prog=f"tts-worker {name}", description=f"{COMMANDS[name].capitalize()}.")
+    module.add_arguments(parser)
+    args = parser.parse_args(words[len(name.split()) :])
+    try:
+        return module.run(args)
+    except TTSWorkerError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return 2 if error.code in _MISUSE else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone (``| head``). Nothing may be written any more, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _command(words: list[str]) -> str | None:
+    """The longest command that ``words`` begin with."""
+    return next((name for name in (" ".join(words[:2]), " ".join(words[:1])) if name in COMMANDS), None)
+
+
+def _help(words: list[str]) -> int:
+    if words == ["--version"]:
+        print(f"tts-worker {__version__}")
+        return 0
+    asked = not words or words[0] in ("-h", "--help", "help")
+    group = words[0] if words and any(name.startswith(f"{words[0]} ") for name in COMMANDS) else ""
+    shown = {name: text for name, text in COMMANDS.items() if name.startswith(group)}
+    lines = [f"  {name:15} {text}" for name, text in shown.items()]
+    text = "\n".join(["usage: tts-worker COMMAND [--help] ...", "", *lines])
+    if asked or (group and set(words[1:]) <= {"-h", "--help"}):
+        print(text)
+        return 0
+    print(f'error: there is no command "{" ".join(words[:2])[:64]}"\n{text}', file=sys.stderr)
+    return 2
+
+
+def entry() -> None:
+    """The console script."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    entry()

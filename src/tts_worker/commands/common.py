@@ -1,0 +1,60 @@
+"""What several commands share: the flags that choose settings, and where text comes from."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tts_worker.errors import InvalidRequest
+from tts_worker.settings import Settings, load_settings
+
+ENGINES = {"cpu": {"hibari": {"kind": "hibari"}}, "tone": {"tone": {"kind": "tone"}}}
+"""Engines that a flag can choose without a config file."""
+
+
+def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--config``, ``--engine``, ``--set``."""
+    group = parser.add_argument_group("settings (the file, then TTS_WORKER_* in the environment, then flags)")
+    group.add_argument("--config", type=Path, metavar="FILE", help="YAML file, such as configs/worker.yaml")
+    group.add_argument("--engine", choices=sorted(ENGINES), help="cpu: the built-in voice; tone: tones, for tests")
+    group.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting, such as session.lead_ms=60"
+    )
+
+
+def settings_from(args: argparse.Namespace, **sections: dict[str, Any]) -> Settings:
+    """The settings that the flags of ``add_settings_arguments`` ask for, with ``sections`` on top. Raises ConfigError
+    and InvalidRequest."""
+    flags: dict[str, Any] = {}
+    if args.engine is not None:
+        flags["engines"] = ENGINES[args.engine]
+    for assignment in args.set:
+        _assign(flags, assignment)
+    for section, values in sections.items():
+        flags.setdefault(section, {}).update(values)
+    return load_settings(args.config, flags)
+
+
+def _assign(flags: dict[str, Any], assignment: str) -> None:
+    key, equals, value = assignment.partition("=")
+    path = key.strip().split(".")
+    if not equals or not all(path):
+        raise InvalidRequest(f"--set takes KEY=VALUE, such as session.lead_ms=60; got {assignment[:64]!r}")
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise InvalidRequest(f"--set {key}: the value is not valid YAML") from None
+    for name in path[:-1]:
+        flags = flags.setdefault(name, {})
+        if not isinstance(flags, dict):
+            raise InvalidRequest(f"--set {key}: {name} is a value and has no parts")
+    flags[path[-1]] = parsed
+
+
+def quiet_logs(level: int = logging.WARNING) -> None:
+    """Logs of a command that talks to a person: only what is wrong."""
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")

@@ -1,0 +1,287 @@
+"""``tts-worker say``: text from the command line, a file or a pipe becomes sound while it is still being read.
+
+The whole worker runs inside this process, so what is heard here went the way that every session goes. Standard output
+carries sound (``--out -``) or JSON (``--json``); everything for the eye goes to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from tts_worker.adapter import SpeechChunk, SpeechStream, TTSWorker
+from tts_worker.app import run as run_loop
+from tts_worker.app import running_adapter
+from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
+from tts_worker.commands.playback import FileSink, PlayerSink, Sink, StdoutSink, find_player
+from tts_worker.errors import InvalidRequest
+from tts_worker.session.hub import SessionOptions
+from tts_worker.settings import Settings, read_yaml
+from tts_worker.types import SAMPLE_RATE_HZ, Outcome
+
+_LONG_TEXT_CHARS = 400
+_PORTION_CHARS = 1_000
+_INTERRUPTED = 130
+_BOOK_CHARS = 20_000_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("text", nargs="*", help="what to say; without it, standard input is read as it comes")
+    parser.add_argument("--file", type=Path, help="read the text from this file ('-': standard input)")
+    parser.add_argument("--voice", help="a name that `tts-worker voices` lists")
+    parser.add_argument("--speed", type=float, default=1.0, help="0.5 to 2.0 (default 1.0)")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same sound (default 0)")
+    parser.add_argument("--language", help="language of the text, such as en")
+    parser.add_argument("--instruct", help="how to say it, for voices that take instructions")
+    parser.add_argument("--lexicon", type=Path, metavar="FILE", help="YAML: word: spelling, or word: /phonemes/")
+    parser.add_argument("--plain", action="store_true", help="read Markdown and URLs as they stand")
+    parser.add_argument("--out", help="file to write (.wav .flac .mp3 .opus .pcm), or - for raw s16le on standard output")
+    parser.add_argument("--json", action="store_true", help="print one JSON object with times, chunks and words")
+    parser.add_argument("--quiet", action="store_true", help="no progress, no summary")
+    add_settings_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    quiet_logs()
+    if args.text and args.file is not None:
+        raise InvalidRequest("give the text or --file, not both")
+    if args.json and args.out == "-":
+        raise InvalidRequest("--json and --out - both want standard output")
+    settings = settings_from(args, session={"max_utterance_chars": _BOOK_CHARS, "text_idle_timeout_s": 3_600})
+    source = _Source.of(args)
+    code = _INTERRUPTED
+
+    async def speak() -> None:
+        nonlocal code
+        code = await _speak(args, settings, source)
+
+    run_loop(speak())
+    return code
+
+
+# -- text -------------------------------------------------------------------------------------------------------------
+
+
+class _Source:
+    """Text in portions. ``total_chars`` is None where nobody knows how long it will be."""
+
+    def __init__(self, text: str | None) -> None:
+        self._text = text
+        self.total_chars = None if text is None else len(text)
+        self.interactive = text is None and sys.stdin.isatty()
+        self.first_at_s: float | None = None
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> _Source:
+        if args.text:
+            return cls(" ".join(args.text))
+        if args.file is None or str(args.file) == "-":
+            return cls(None)
+        try:
+            return cls(args.file.read_bytes().decode("utf-8", errors="replace"))
+        except OSError as error:
+            raise InvalidRequest(f"cannot read {args.file}: {error.strerror}") from None
+
+    async def portions(self) -> AsyncIterator[str | bytes]:
+        if self._text is None:
+            async for data in _stdin():
+                self.first_at_s = self.first_at_s or perf_counter()
+                yield data
+        else:
+            self.first_at_s = perf_counter()
+            for start in range(0, len(self._text), _PORTION_CHARS):
+                yield self._text[start : start + _PORTION_CHARS]
+
+
+async def _stdin() -> AsyncIterator[bytes]:
+    """What arrives on standard input, at once. A thread of its own, because a pipe, a terminal and a file are three
+    different things to an event loop; it may stay blocked when the program ends."""
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
+
+    def read() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has gone: nobody wants it any more
+            while True:
+                data = os.read(0, 65_536)
+                asyncio.run_coroutine_threadsafe(arrived.put(data), loop).result()
+                if not data:
+                    return
+
+    threading.Thread(target=read, name="stdin", daemon=True).start()
+    while data := await arrived.get():
+        yield data
+
+
+# -- speaking ---------------------------------------------------------------------------------------------------------
+
+
+async def _open_sink(args: argparse.Namespace) -> tuple[Sink, str]:
+    if args.out == "-":
+        return StdoutSink(), "standard output"
+    if args.out is not None:
+        return FileSink(Path(args.out)), args.out
+    player = find_player()
+    if player is not None:
+        return await PlayerSink.open(player), player
+    return FileSink(Path("speech.wav")), "speech.wav (no program that plays sound was found; try --out FILE)"
+
+
+async def _speak(args: argparse.Namespace, settings: Settings, source: _Source) -> int:
+    options = SessionOptions(
+        voice=args.voice,
+        speed=args.speed,
+        seed=args.seed,
+        language=args.language,
+        instruct=args.instruct,
+        lexicon=read_yaml(args.lexicon) if args.lexicon is not None else None,
+        markdown=False if args.plain else None,
+        realtime=False,
+        raw_chunks=True,
+    )
+    async with running_adapter(settings) as adapter:
+        stream = adapter.synthesize_chunks(source.portions(), options)
+        sink, place = await _open_sink(args)
+        if source.interactive and not args.quiet:
+            print("Type, and hear it after each sentence. Ctrl-D ends, Ctrl-C stops.", file=sys.stderr)
+        with _stop_on_interrupt(adapter):
+            chunks, first_at_s = await _pass_on(stream, sink, _Progress(source, args.quiet or args.json))
+    ended_at_s = perf_counter()
+    stopped = stream.outcome is Outcome.STOPPED
+    began_at_s = source.first_at_s or ended_at_s
+    summary = _summary(stream, chunks, (first_at_s or ended_at_s) - began_at_s, ended_at_s - began_at_s)
+    if args.json:
+        print(json.dumps(summary, ensure_ascii=False))
+    elif not args.quiet:
+        _report(summary, place)
+    if stopped:
+        return _INTERRUPTED
+    return 0 if chunks else 1
+
+
+@contextlib.contextmanager
+def _stop_on_interrupt(adapter: TTSWorker) -> Iterator[None]:
+    """The first Ctrl-C is a STOP, so that the receipt still comes; the second is an ordinary Ctrl-C."""
+    loop = asyncio.get_running_loop()
+    stopping: set[asyncio.Task[bool]] = set()
+
+    def stop() -> None:
+        loop.remove_signal_handler(signal.SIGINT)
+        stopping.add(loop.create_task(adapter.control("STOP")))
+
+    with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C ends the program
+        loop.add_signal_handler(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(NotImplementedError):
+            loop.remove_signal_handler(signal.SIGINT)
+
+
+async def _pass_on(stream: SpeechStream, sink: Sink, progress: _Progress) -> tuple[list[SpeechChunk], float | None]:
+    """Everything into the sink; the chunks without their sound, and when the first one came."""
+    chunks: list[SpeechChunk] = []
+    first_at_s: float | None = None
+    try:
+        with progress:
+            async for chunk in stream:
+                first_at_s = first_at_s or perf_counter()
+                await sink.write(chunk.pcm)
+                progress.update(chunk)
+                chunks.append(_without_sound(chunk))
+    except BaseException:
+        await sink.abort()
+        raise
+    if stream.outcome is Outcome.STOPPED:
+        await sink.abort()
+    else:
+        await sink.close()
+    return chunks, first_at_s
+
+
+def _without_sound(chunk: SpeechChunk) -> SpeechChunk:
+    return SpeechChunk(
+        chunk.index, b"", chunk.text_start, chunk.text_end, chunk.start_sample, chunk.end_sample, chunk.wall_ms,
+        chunk.words,
+    )  # fmt: skip
+
+
+def _summary(stream: SpeechStream, chunks: list[SpeechChunk], first_s: float, wall_s: float) -> dict[str, Any]:
+    assert stream.receipt is not None
+    assert stream.outcome is not None
+    audio_s = chunks[-1].end_sample / SAMPLE_RATE_HZ if chunks else 0.0
+    engine_s = sum(chunk.wall_ms for chunk in chunks) / 1000
+    return {
+        "voice": stream.session.params.voice,
+        "outcome": stream.outcome.value,
+        "reason": stream.receipt.reason,
+        "audio_s": round(audio_s, 3),
+        "first_audio_ms": round(1000 * first_s, 1),
+        "wall_s": round(wall_s, 3),
+        "rtf": round(engine_s / audio_s, 4) if audio_s else None,
+        "chars_spoken": len(stream.receipt.text_spoken),
+        "chars_remaining": len(stream.receipt.text_remaining),
+        "alignment": stream.receipt.alignment.value,
+        "words": [asdict(word) for chunk in chunks for word in chunk.words],
+        "chunks": [
+            {key: value for key, value in asdict(chunk).items() if key not in ("pcm", "words")} for chunk in chunks
+        ],
+    }
+
+
+def _report(summary: dict[str, Any], place: str) -> None:
+    if summary["reason"] == "nothing_to_speak":
+        print("There is nothing in this text that can be spoken.", file=sys.stderr)
+        return
+    print(
+        f"{summary['audio_s']:.1f} s of speech, first sound after {summary['first_audio_ms']:.0f} ms, "
+        f"real-time factor {summary['rtf'] or 0:.3f} -> {place}",
+        file=sys.stderr,
+    )
+    if summary["outcome"] in ("stopped", "truncated"):
+        left = summary["chars_remaining"]
+        print(f"{summary['outcome']} ({summary['reason']}): {left} characters were not spoken", file=sys.stderr)
+
+
+class _Progress:
+    """A bar over the characters of a long text, on a terminal only."""
+
+    def __init__(self, source: _Source, quiet: bool) -> None:
+        self._total = source.total_chars
+        shown = not quiet and sys.stderr.isatty() and (self._total or 0) > _LONG_TEXT_CHARS
+        self._bar = self._task = None
+        if shown:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._bar = Progress(
+                TextColumn("speaking"),
+                BarColumn(),
+                TextColumn("{task.percentage:>3.0f} %  {task.fields[audio_s]:.0f} s of speech"),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._task = self._bar.add_task("speaking", total=self._total, audio_s=0.0)
+
+    def __enter__(self) -> None:
+        if self._bar is not None:
+            self._bar.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, chunk: SpeechChunk) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=chunk.text_end, audio_s=chunk.end_sample / SAMPLE_RATE_HZ)

@@ -1,0 +1,59 @@
+"""``tts-worker voices``: what can be asked for with ``--voice``, in this process's engines or on a running server."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import urllib.error
+import urllib.request
+from typing import Any
+
+from tts_worker.app import running_worker
+from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
+from tts_worker.errors import InvalidRequest
+from tts_worker.settings import Settings
+from tts_worker.transports import wire
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--url", help="ask this server (http://127.0.0.1:8080); its key is read from TTS_WORKER_API_KEY"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_settings_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    quiet_logs()
+    voices = _remote(args.url) if args.url else asyncio.run(_local(settings_from(args)))
+    if args.json:
+        print(json.dumps({"voices": voices}, ensure_ascii=False))
+        return 0
+    for voice in voices:
+        name = f"{voice['id']}{' (default)' if voice['default'] else ''}"
+        print(f"{name:24} {voice['engine']:10} {','.join(voice['languages']):8} {voice['description']}")
+    return 0
+
+
+async def _local(settings: Settings) -> list[dict[str, Any]]:
+    async with running_worker(settings) as worker:
+        voices = worker.hub.voices
+        return [wire.voice_json(voice, voices.default) for voice in voices]
+
+
+def _remote(url: str) -> list[dict[str, Any]]:
+    if not url.startswith(("http://", "https://")):
+        raise InvalidRequest("--url must begin with http:// or https://")
+    request = urllib.request.Request(url.rstrip("/") + "/v1/voices")  # noqa: S310
+    if key := os.environ.get("TTS_WORKER_API_KEY"):
+        request.add_header("Authorization", f"Bearer {key}")
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
+            voices: list[dict[str, Any]] = json.load(answer)["voices"]
+            return voices
+    except urllib.error.HTTPError as error:
+        raise InvalidRequest(f"{url} answered {error.code} {error.reason}") from None
+    except (OSError, ValueError, KeyError):
+        raise InvalidRequest(f"no worker answers at {url}") from None
