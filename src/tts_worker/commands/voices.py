@@ -46,11 +46,11 @@ async def _local(settings: Settings) -> list[dict[str, Any]]:
 def _remote(url: str) -> list[dict[str, Any]]:
     if not url.startswith(("http://", "https://")):
         raise InvalidRequest("--url must begin with http:// or https://")
-    request = urllib.request.Request(url.rstrip("/") + "/v1/voices")  # noqa: S310
+    request = urllib.request.Request(url.rstrip("/") + "/v1/voices")
     if key := os.environ.get("TTS_WORKER_API_KEY"):
         request.add_header("Authorization", f"Bearer {key}")
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=10) as answer:
             voices: list[dict[str, Any]] = json.load(answer)["voices"]
             return voices
     except urllib.error.HTTPError as error:

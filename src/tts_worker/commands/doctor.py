@@ -1,0 +1,195 @@
+"""``tts-worker doctor``: what is installed, what is missing, how to get it; and whether the worker really speaks here.
+
+Exits with 1 only if what the base install promises does not work; a missing extra is no fault. It imports nothing
+heavy except to try it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict, dataclass
+from enum import Enum
+from importlib.util import find_spec
+from time import perf_counter
+
+from tts_worker import __version__
+from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
+from tts_worker.commands.playback import find_player
+from tts_worker.errors import TTSWorkerError
+from tts_worker.settings import Settings
+
+_EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
+    "cosyvoice": (("torch", "tokenizers"), "the CosyVoice voices"),
+    "gpu": (("torch", "onnxruntime"), "CosyVoice on an NVIDIA GPU"),
+    "tensorrt": (("tensorrt",), "TensorRT back ends"),
+    "livekit": (("livekit.agents",), "the LiveKit Agents plugin"),
+    "webrtc": (("aiortc",), "speech straight into a browser by WebRTC"),
+    "grpc": (("grpc", "grpc_health", "grpc_reflection"), "the gRPC worker protocol"),
+    "redis": (("redis",), "a registry of workers"),
+    "ray": (("ray",), "many machines behind one address"),
+    "pipecat": (("pipecat",), "the pipecat service"),
+    "normalise": (("wetext",), "reading numbers and dates in full (setting text.normalise)"),
+}
+"""Extra -> modules it brings, what it is for."""
+
+_BASE = ("numpy", "onnxruntime", "soxr", "soundfile", "hibari-tts", "pydantic-settings", "fastapi", "uvicorn", "rich")
+
+
+class Status(str, Enum):
+    OK = "ok"
+    MISSING = "missing"  # optional
+    FAULT = "fault"  # the base install does not work
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``advice`` says how to get it or what to do, empty where all is well."""
+
+    what: str
+    status: Status
+    detail: str
+    advice: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_settings_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    quiet_logs()
+    findings = [_system(), *map(_package, _BASE), *map(_extra, _EXTRAS), _player(), _gpu()]
+    try:
+        settings = settings_from(args)
+    except TTSWorkerError as error:
+        findings.append(Finding("settings", Status.FAULT, error.message, "correct the setting that is named"))
+    else:
+        findings += [
+            Finding("settings", Status.OK, "valid"),
+            _port(settings),
+            _tried("speech", lambda: _speaks(settings)),
+        ]
+    if args.json:
+        print(json.dumps({"version": __version__, "findings": [asdict(finding) for finding in findings]}))
+    else:
+        _print(findings)
+    return 1 if any(finding.status is Status.FAULT for finding in findings) else 0
+
+
+def _print(findings: list[Finding]) -> None:
+    print(f"tts-worker {__version__}")
+    sign = {Status.OK: "ok     ", Status.MISSING: "missing", Status.FAULT: "FAULT  "}
+    for finding in findings:
+        advice = f"  -> {finding.advice}" if finding.advice else ""
+        print(f"  {sign[finding.status]} {finding.what:14} {finding.detail}{advice}")
+
+
+def _tried(what: str, check: Callable[[], Finding]) -> Finding:
+    try:
+        return check()
+    except TTSWorkerError as error:
+        return Finding(what, Status.FAULT, error.message)
+    except Exception as error:  # a broken installation raises anything; the report must still come
+        return Finding(
+            what, Status.FAULT, f"{type(error).__name__}: {error}", "pip install --force-reinstall tts-worker"
+        )
+
+
+def _system() -> Finding:
+    memory = ""
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        memory = f", {os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB memory"
+    detail = (
+        f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {os.cpu_count()} CPUs{memory}"
+    )
+    if not (3, 10) <= sys.version_info[:2] <= (3, 13):
+        return Finding("system", Status.FAULT, detail, "use Python 3.10 to 3.13")
+    return Finding("system", Status.OK, detail)
+
+
+def _package(name: str) -> Finding:
+    try:
+        return Finding(name, Status.OK, importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, Status.FAULT, "not installed", "pip install tts-worker")
+
+
+def _extra(name: str) -> Finding:
+    modules, purpose = _EXTRAS[name]
+    missing = [module for module in modules if not _installed(module)]
+    if missing:
+        return Finding(f"[{name}]", Status.MISSING, purpose, f'pip install "tts-worker[{name}]"')
+    return Finding(f"[{name}]", Status.OK, purpose)
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ImportError:  # its parent package is not there
+        return False
+
+
+def _player() -> Finding:
+    player = find_player()
+    if player is None:
+        return Finding("player", Status.MISSING, "for `say` without --out", "install ffmpeg, sox or alsa-utils")
+    return Finding("player", Status.OK, shutil.which(player) or player)
+
+
+def _gpu() -> Finding:
+    if not _installed("torch"):
+        return Finding(
+            "gpu", Status.MISSING, "torch is not installed, so nobody looked", 'pip install "tts-worker[gpu]"'
+        )
+    import torch
+
+    if not torch.cuda.is_available():
+        return Finding("gpu", Status.MISSING, f"torch {torch.__version__} sees no CUDA device")
+    names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+    return Finding("gpu", Status.OK, f"{names} (torch {torch.__version__})")
+
+
+def _port(settings: Settings) -> Finding:
+    host, port = settings.server.host, settings.server.port
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        advice = "stop what listens there, or choose another with --set server.port=..."
+        return Finding("port", Status.MISSING, f"{host}:{port}: {error.strerror}", advice)
+    return Finding("port", Status.OK, f"{host}:{port} is free")
+
+
+def _speaks(settings: Settings) -> Finding:
+    """Say a sentence through the whole worker."""
+    from tts_worker.app import running_adapter
+    from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ
+
+    async def speak() -> Finding:
+        began_s = perf_counter()
+        async with running_adapter(settings) as adapter:
+            ready_s, first_s, size = perf_counter(), 0.0, 0
+            async for frame in adapter.synthesize_stream(_sentence()):
+                first_s = first_s or perf_counter()
+                size += len(frame)
+        audio_s = size / BYTES_PER_SAMPLE / SAMPLE_RATE_HZ
+        if not audio_s:
+            return Finding("speech", Status.FAULT, "the voice made no sound")
+        detail = (
+            f"warm in {ready_s - began_s:.1f} s, first sound after {1000 * (first_s - ready_s):.0f} ms, {audio_s:.1f} s"
+        )
+        return Finding("speech", Status.OK, detail)
+
+    return asyncio.run(speak())
+
+
+async def _sentence() -> AsyncIterator[str]:
+    yield "The worker speaks."
