@@ -24,6 +24,8 @@ class ErrorCode(str, Enum):
     NOT_READY = "not_ready"
     SESSION_CLOSED = "session_closed"
     SEND_TIMEOUT = "send_timeout"
+    CONNECTION_LOST = "connection_lost"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
     MISSING_EXTRA = "missing_extra"
     CONFIG = "config"
     OUT_OF_MEMORY = "out_of_memory"
@@ -121,6 +123,20 @@ class SendTimeout(TTSWorkerError):
     code = ErrorCode.SEND_TIMEOUT
 
 
+class ConnectionLost(TTSWorkerError):
+    """The worker cannot be reached, or was lost while it was needed."""
+
+    code = ErrorCode.CONNECTION_LOST
+    retryable = True
+
+
+class DeadlineExceeded(TTSWorkerError):
+    """The worker did not answer, or sent no sound, in the time the caller gave it."""
+
+    code = ErrorCode.DEADLINE_EXCEEDED
+    retryable = True
+
+
 class MissingExtra(TTSWorkerError):
     """An optional part is not installed; the message holds the pip command."""
 
@@ -178,6 +194,8 @@ HTTP_STATUS: dict[ErrorCode, int] = {
     ErrorCode.NOT_READY: 503,
     ErrorCode.SESSION_CLOSED: 409,
     ErrorCode.SEND_TIMEOUT: 408,
+    ErrorCode.CONNECTION_LOST: 502,
+    ErrorCode.DEADLINE_EXCEEDED: 504,
     ErrorCode.MISSING_EXTRA: 501,
     ErrorCode.CONFIG: 500,
     ErrorCode.OUT_OF_MEMORY: 503,
@@ -205,3 +223,21 @@ def error_info(exc: BaseException) -> ErrorInfo:
     if isinstance(exc, TTSWorkerError):
         return exc.info
     return ErrorInfo(ErrorCode.INTERNAL, f"internal error ({type(exc).__name__})")
+
+
+class RemoteError(TTSWorkerError):
+    """An error that another process reported, where no class of this family says more."""
+
+    def __init__(self, info: ErrorInfo) -> None:
+        super().__init__(info.message, retry_after_s=info.retry_after_s)
+        self.code = info.code
+        self.retryable = info.retryable
+
+
+def as_exception(info: ErrorInfo) -> TTSWorkerError:
+    """The exception that an error as data came from: the class of its code, so that callers can catch it."""
+    for kind in TTSWorkerError.__subclasses__():
+        plain = kind.__init__ is TTSWorkerError.__init__
+        if plain and kind.code is info.code and kind.retryable is info.retryable:
+            return kind(info.message, retry_after_s=info.retry_after_s)
+    return RemoteError(info)
