@@ -17,6 +17,7 @@ from tests.browser.studio import Studio
 from tests.conftest import serving
 
 CHROMIUM = Path("/usr/bin/chromium")
+ABSENT = not CHROMIUM.exists()
 FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -32,7 +33,7 @@ FLAGS = (
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Browser]:
-    if not CHROMIUM.exists():
+    if ABSENT:
         pytest.skip(f"needs Debian's chromium at {CHROMIUM}: apt install chromium")
     async with async_playwright() as playwright:
         launched = await playwright.chromium.launch(executable_path=str(CHROMIUM), args=list(FLAGS))

@@ -6,7 +6,6 @@ up and when. The page itself is as it is served; only ears and eyes are added to
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import anyio
 import numpy as np
 from playwright.async_api import Browser, ConsoleMessage, Locator, Page, WebSocket, expect
 
@@ -70,8 +70,14 @@ class Studio:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, browser: Browser, address: str, **context: Any) -> AsyncIterator[Studio]:
-        """The page, opened; fails if the page reported an error of its own."""
+    async def open(
+        cls,
+        browser: Browser,
+        address: str,
+        before: Callable[[Page], Awaitable[None]] | None = None,
+        **context: Any,
+    ) -> AsyncIterator[Studio]:
+        """The page, opened; fails if the page reported an error of its own. ``before`` arranges things first."""
         # The page's policy admits no script but its own, and the ear in the audio graph is one more.
         own = await browser.new_context(**{"viewport": {"width": 900, "height": 800}, "bypass_csp": True, **context})
         try:
@@ -79,9 +85,11 @@ class Studio:
             page.set_default_timeout(PATIENCE_MS)
             studio = cls(page)
             await page.add_init_script(path=HERE / "spy.js")
+            if before is not None:
+                await before(page)
             await page.goto(f"http://{address}/")
             yield studio
-            assert studio.faults == []
+            assert not studio.faults, studio.faults
         finally:
             await own.close()
 
@@ -118,12 +126,19 @@ class Studio:
         """Until that many samples went to the loudspeaker since the last ``forget_sound``."""
         await self.until(lambda: self.page.evaluate("spy.quanta.length * 128"), lambda heard: heard >= samples)
 
+    async def until_silent(self, seconds: float) -> None:
+        """Until nothing went to the loudspeaker for so long, by the audio clock."""
+        silence = "spy.contexts.at(-1).currentTime - spy.quanta.at(-1).frame / spy.contexts.at(-1).sampleRate"
+        await self.until(lambda: self.page.evaluate(silence), lambda silent_s: silent_s >= seconds)
+
+    async def clicked_ms(self, name: str) -> float:
+        """When that button was clicked last."""
+        return float(await self.page.evaluate("id => spy.clicks.findLast((click) => click.id === id).atMs", name))
+
     async def until(self, ask: Callable[[], Awaitable[Any]], answer: Callable[[Any], bool]) -> None:
-        async def poll() -> None:
+        with anyio.fail_after(PATIENCE_MS / 1000):
             while not answer(await ask()):
                 pass
-
-        await asyncio.wait_for(poll(), PATIENCE_MS / 1000)
 
     # -- what it plays ------------------------------------------------------------------------------------------------
 

@@ -320,7 +320,8 @@ export class Conversation {
 
   #onRejected(message) {
     const turn = this.#turn;
-    if (turn && ["start", "text", "end"].includes(message.command)) {
+    // Without a name: the worker could not even read it, and what it was to do is not going to happen.
+    if (turn && [null, "start", "text", "end"].includes(message.command)) {
       turn.rejection ??= message;
       this.stop();
     } else {

@@ -90,7 +90,12 @@ export class Turn {
       case "truncated":
         return `The voice ended before the text did. ${heard}`;
     }
-    if (this.ending.reason === "pause_timeout") return `Paused for too long: the worker let it go. ${heard}`;
+    switch (this.ending.reason) {
+      case "pause_timeout":
+        return `Paused for too long: the worker let it go. ${heard}`;
+      case "drain":
+        return `Cut off: the worker is shutting down. ${heard}`;
+    }
     return `Stopped. ${heard}`;
   }
 }
