@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from playwright.async_api import Browser
 
 from tests.browser.studio import RATE_HZ, Sound, Studio
+from tests.conftest import serving
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
@@ -171,3 +173,27 @@ async def test_any_clicks_in_any_order_leave_the_page_ready(studio: Studio, clic
     await studio.speak("Ok.")
     await studio.shows("status", "Finished.")
     assert len((await studio.heard()).trimmed) == pytest.approx(len(studio.turns[-1].sound), abs=4)
+
+
+async def test_sound_that_the_system_takes_away_is_paused_and_comes_back(studio: Studio) -> None:
+    await studio.speak(TEXT)
+    await studio.until_heard(4_800)
+    await studio.page.evaluate("spy.contexts[0].suspend()")
+    await studio.until_state("Paused")
+    await studio.shows("problem", "The browser took the sound away. Press Resume to go on.")
+    await studio.at("pause").click()
+    await studio.shows("status", "Finished.")
+    await studio.shows("problem", "")
+    assert len((await studio.heard()).trimmed) >= len(studio.turns[0].sound) - 4
+
+
+async def test_the_real_voice(browser: Browser) -> None:
+    async with serving(engines={"hibari": {"kind": "hibari"}}) as address, Studio.open(browser, address) as studio:
+        await studio.until_state("Ready")
+        await studio.speak("Good morning, it works.")
+        await studio.shows("status", "Finished.")
+        sent, heard = studio.turns[0].sound, (await studio.heard()).trimmed
+        assert RATE_HZ < len(heard) <= len(sent)
+        assert np.abs(heard).max() > 1_000
+        assert [word["text"] for word in await studio.lit()] == ["Good", "morning,", "it", "works."]
+        assert await studio.shown_ms("first-audio") in PLAUSIBLE_MS
