@@ -46,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--instruct", help="how to say it, for voices that take instructions")
     parser.add_argument("--lexicon", type=Path, metavar="FILE", help="YAML: word: spelling, or word: /phonemes/")
     parser.add_argument("--plain", action="store_true", help="read Markdown and URLs as they stand")
-    parser.add_argument("--out", help="file to write (.wav .flac .mp3 .opus .pcm), or - for raw s16le on standard output")
+    parser.add_argument(
+        "--out", help="file to write (.wav .flac .mp3 .opus .pcm), or - for raw s16le on standard output"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object with times, chunks and words")
     parser.add_argument("--quiet", action="store_true", help="no progress, no summary")
     add_settings_arguments(parser)

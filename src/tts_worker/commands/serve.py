@@ -41,12 +41,14 @@ def configure_logs(settings: Settings) -> None:
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
+    if settings.log_level == "info":
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # a line per connection helps nobody
 
 
 class _JsonLines(logging.Formatter):
     """One object per record: time (UTC), level, logger, message, and the exception if there is one."""
 
-    converter = time.gmtime
+    converter = staticmethod(time.gmtime)
 
     def format(self, record: logging.LogRecord) -> str:
         data: dict[str, Any] = {

@@ -1,0 +1,80 @@
+"""How many sessions play without a hole: N listeners in real time, one utterance after another.
+
+Holes are those that a listener hears who begins to play with the first frame and has nothing but what was sent
+(``session.pacer``). ``continuity_c50``: the share of utterances whose longest hole is at most 50 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import resource
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from tts_worker.app import Worker, running_worker
+from tts_worker.benchmarks.stats import Figure, percentile, rounded_ms, rss_mb
+from tts_worker.benchmarks.texts import paragraph
+from tts_worker.session.hub import SessionOptions
+from tts_worker.settings import Settings
+from tts_worker.types import SAMPLE_RATE_HZ, Ended, PcmFrame
+
+_STAGGER_S = 2.0
+"""Calls do not begin in the same millisecond."""
+
+
+@dataclass(slots=True)
+class _Heard:
+    longest_hole_s: list[float] = field(default_factory=list)  # per utterance
+    first_audio_s: list[float] = field(default_factory=list)
+    underruns: int = 0
+    audio_s: float = 0.0
+
+
+async def measure_load(settings: Settings, sessions: int, seconds: float) -> dict[str, Figure]:
+    """``sessions`` listeners for ``seconds`` each."""
+    heard = _Heard()
+    async with running_worker(settings) as worker:
+        cpu_before_s, began_s = _cpu_s(), perf_counter()
+        await asyncio.gather(*(_listen(worker, index, sessions, seconds, heard) for index in range(sessions)))
+        cpu_s, wall_s = _cpu_s() - cpu_before_s, perf_counter() - began_s
+        memory_mb = rss_mb()
+    utterances = len(heard.longest_hole_s)
+    return {
+        "utterances": utterances,
+        "audio_s": round(heard.audio_s, 1),
+        "underruns": heard.underruns,
+        "underrun_p99_ms": rounded_ms(percentile(heard.longest_hole_s, 99)),
+        "continuity_c50": round(sum(hole_s <= 0.05 for hole_s in heard.longest_hole_s) / utterances, 4),
+        "first_audio_p50_ms": rounded_ms(percentile(heard.first_audio_s, 50)),
+        "first_audio_p95_ms": rounded_ms(percentile(heard.first_audio_s, 95)),
+        "cpu_percent": round(100 * cpu_s / wall_s, 1),
+        "rss_mb": round(memory_mb, 1),
+    }
+
+
+def _cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+async def _listen(worker: Worker, index: int, sessions: int, seconds: float, heard: _Heard) -> None:
+    rng = random.Random(index)
+    await asyncio.sleep(_STAGGER_S * index / sessions)
+    session = worker.hub.open(SessionOptions(realtime=True, seed=index))
+    until_s = perf_counter() + seconds
+    try:
+        while perf_counter() < until_s:
+            began_s = perf_counter()
+            session.speak(paragraph(rng, 3))
+            session.end_text()
+            session.pacer.longest_underrun_s = 0.0
+            while not isinstance(item := await session.next(), Ended):
+                if isinstance(item, PcmFrame):
+                    if item.index == 0:
+                        heard.first_audio_s.append(perf_counter() - began_s)
+                    heard.audio_s += item.samples / SAMPLE_RATE_HZ
+            heard.longest_hole_s.append(session.pacer.longest_underrun_s)
+    finally:
+        heard.underruns += session.pacer.underruns
+        session.close()

@@ -1,0 +1,73 @@
+"""Percentiles, the process's own use of the machine, and how results are shown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+
+Figure = float | int | str | None
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """Linear between the two nearest; None without values."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def rounded_ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1000 * seconds, 3)
+
+
+def rss_mb() -> float:
+    """Memory of this process in MB now (where /proc tells), else its peak."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    except OSError:
+        import resource
+
+        scale = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 1e6
+
+
+class LoopLag:
+    """How late the event loop runs timers, measured every few milliseconds while the context is open."""
+
+    def __init__(self) -> None:
+        self.lags_s: list[float] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> LoopLag:
+        self._task = asyncio.create_task(self._measure())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    async def _measure(self) -> None:
+        interval_s = 0.005
+        while True:
+            due_s = perf_counter() + interval_s
+            await asyncio.sleep(interval_s)
+            self.lags_s.append(max(0.0, perf_counter() - due_s))
+
+
+def show(figures: Mapping[str, Figure], as_json: bool) -> None:
+    """One JSON object, or a table for people."""
+    if as_json:
+        print(json.dumps(figures))
+        return
+    width = max(map(len, figures))
+    for name, value in figures.items():
+        print(f"  {name:{width}}  {'-' if value is None else value}")

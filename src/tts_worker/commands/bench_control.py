@@ -1,0 +1,52 @@
+"""``tts-worker bench control``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+from tts_worker.benchmarks.control import measure_control
+from tts_worker.benchmarks.stats import Figure, show
+from tts_worker.commands.common import quiet_logs
+from tts_worker.errors import InvalidRequest
+from tts_worker.settings import load_settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--engine", choices=("tone", "cpu"), default="tone")
+    parser.add_argument("--transport", choices=("local", "ws"), default="local")
+    parser.add_argument("--sessions", type=int, default=64)
+    parser.add_argument(
+        "--load", type=float, default=0.8, help="share of its time the tone engine is busy (default 0.8)"
+    )
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    quiet_logs()
+    if args.sessions < 1 or not 0 <= args.load < 1 or args.seconds <= 0:
+        raise InvalidRequest("--sessions must be at least 1, --load 0 to below 1, --seconds above 0")
+    engine: dict[str, object] = {"kind": "hibari", "max_utterances": args.sessions + 16}
+    if args.engine == "tone":
+        # So many streams need one second of sound each second; together that is `load` of the engine's time.
+        engine = {"kind": "tone", "cost_per_audio_s": args.load / args.sessions, "max_utterances": args.sessions + 16}
+    figures = asyncio.run(_measure(args, engine))
+    load = args.load if args.engine == "tone" else None
+    show(
+        {"engine": args.engine, "transport": args.transport, "sessions": args.sessions, "load": load} | figures,
+        args.json,
+    )
+    return 0
+
+
+async def _measure(args: argparse.Namespace, engine: dict[str, object]) -> dict[str, Figure]:
+    if args.transport == "local":
+        flags = {"engines": {args.engine: engine}, "session": {"max_sessions": args.sessions}}
+        return await measure_control(load_settings(flags=flags), args.sessions, args.seconds)
+    from tts_worker.benchmarks.control_websocket import measure_control_websocket, server_process
+
+    settings = [f"engines.{args.engine}.{key}={value}" for key, value in engine.items()]
+    settings += [f"session.max_sessions={args.sessions}", "log_level=warning"]
+    async with server_process([word for setting in settings for word in ("--set", setting)]) as address:
+        return await measure_control_websocket(address, args.sessions, args.seconds)
