@@ -1,13 +1,18 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import pytest
 
 from tests.quality.judge import Judge, why_absent
+from tts_worker import create_worker
+from tts_worker.adapter import TTSWorker
 from tts_worker.engine.hibari import VOICE, HibariEngine
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.settings import load_settings
 from tts_worker.types import (
     Audio,
     Boundary,
@@ -22,6 +27,8 @@ from tts_worker.types import (
     UtteranceKey,
     WordTiming,
 )
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,15 +58,41 @@ def cpu_voice() -> HibariEngine:
 
 
 @pytest.fixture(scope="session")
-def speak(cpu_voice: HibariEngine) -> Speak:
-    """The way of a text through segmenter and engine, clause by clause as it streams."""
+def speak() -> Iterator[Speak]:
+    """The whole worker: a text that comes letter by letter, session, engine thread, frames of 20 ms."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="worker")
+    thread.start()
 
-    def speak(text: str) -> Spoken:
-        pipeline = TextPipeline(TextOptions())
-        segments = [segment for char in text for segment in pipeline.feed(char)]
-        return say(cpu_voice, segments + pipeline.end())
+    def on_loop(work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
 
-    return speak
+    running = create_worker(load_settings())
+    worker = on_loop(running.__aenter__())
+    try:
+        yield lambda text: on_loop(_stream(worker, text))
+    finally:
+        on_loop(running.__aexit__(None, None, None))
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def _stream(worker: TTSWorker, text: str) -> Spoken:
+    async def letters() -> AsyncIterator[str]:
+        for letter in text:
+            yield letter
+
+    stream = worker.synthesize_chunks(letters())
+    chunks = [chunk async for chunk in stream]
+    assert stream.receipt is not None
+    assert stream.receipt.text_spoken == text
+    words = tuple(
+        WordTiming(word.start_char, word.end_char, word.start_sample, word.end_sample)
+        for chunk in chunks
+        for word in chunk.words
+    )
+    return Spoken(b"".join(chunk.pcm for chunk in chunks), words)
 
 
 @pytest.fixture(scope="session")
