@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -154,12 +154,23 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = "text"
 
 
-def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
-    """The settings from ``file`` (YAML), then the environment, then ``flags`` (a nested mapping).
+_PATHS = (("voices", "directory"), ("text", "lexicon_file"), ("engines", "*", "bundle"))
+"""Settings that are paths: in a file they are relative to that file."""
+
+
+def load_settings(
+    file: Path | None = None, flags: Mapping[str, Any] | None = None, replaced: Collection[str] = ()
+) -> Settings:
+    """The settings from ``file`` (YAML), then the environment, then ``flags`` (a nested mapping). Sections are merged;
+    those in ``replaced`` are not taken from the file at all.
 
     Raises ConfigError: the file is missing or no YAML, a key is unknown, a value is wrong; the message names the key.
     """
     from_file = read_yaml(file) if file is not None else {}
+    from_file = {section: values for section, values in from_file.items() if section not in replaced}
+    if file is not None:
+        for path in _PATHS:
+            _make_absolute(from_file, path, file.parent)
     _check_environment()
 
     class _WithFile(Settings):
@@ -180,6 +191,17 @@ def load_settings(file: Path | None = None, flags: Mapping[str, Any] | None = No
         raise ConfigError(_explain(error, file)) from None
     except SettingsError as error:
         raise ConfigError(f"the environment holds a setting that cannot be read: {error}") from None
+
+
+def _make_absolute(section: object, path: Sequence[str], base: Path) -> None:
+    if not isinstance(section, dict):
+        return
+    name, *rest = path
+    for key in list(section) if name == "*" else [name]:
+        if rest:
+            _make_absolute(section.get(key), rest, base)
+        elif isinstance(section.get(key), str):
+            section[key] = str(base / section[key])
 
 
 def read_yaml(file: Path) -> dict[str, Any]:

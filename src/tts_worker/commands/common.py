@@ -36,7 +36,7 @@ def settings_from(args: argparse.Namespace, **sections: dict[str, Any]) -> Setti
         _assign(flags, assignment)
     for section, values in sections.items():
         flags.setdefault(section, {}).update(values)
-    return load_settings(args.config, flags)
+    return load_settings(args.config, flags, replaced=() if args.engine is None else ("engines",))
 
 
 def _assign(flags: dict[str, Any], assignment: str) -> None:
