@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tts_worker.adapter import TTSWorker
+    from tts_worker.client import Client, ClientSettings
     from tts_worker.settings import Settings
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "create_worker"]
+__all__ = ["__version__", "connect", "create_worker"]
 
 
 def create_worker(settings: Settings | None = None) -> AbstractAsyncContextManager[TTSWorker]:
@@ -29,3 +30,13 @@ def create_worker(settings: Settings | None = None) -> AbstractAsyncContextManag
     from tts_worker.settings import load_settings
 
     return running_adapter(settings if settings is not None else load_settings())
+
+
+def connect(url: str, settings: ClientSettings | None = None) -> Client:
+    """A client of the worker at ``url``: ``ws://host:port``, ``wss://...``, or ``local:`` for one in this process.
+
+    Dials nothing yet. Raises InvalidRequest if the URL makes no sense, MissingExtra.
+    """
+    from tts_worker import client
+
+    return client.connect(url, settings)

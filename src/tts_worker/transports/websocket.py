@@ -33,7 +33,7 @@ from tts_worker.session.session import LocalSession
 from tts_worker.transports import wire
 from tts_worker.transports.responses import error_response
 from tts_worker.transports.security import SUBPROTOCOL
-from tts_worker.types import Ended, Outcome, PcmFrame
+from tts_worker.types import Acknowledged, Ended, Notice, Outcome, PcmFrame, UtteranceKey
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +81,7 @@ class _Connection:
         self._answers: deque[dict[str, Any]] = deque()
         self._context: str | None = None  # the client's name for the utterance being written
         self._stopped_context: str | None = None
+        self._contexts: dict[UtteranceKey, str] = {}
         self._sending_since_s: float | None = None
         self._closing = False
         self._writer: asyncio.Task[None] | None = None
@@ -126,13 +127,20 @@ class _Connection:
                 if isinstance(item, PcmFrame):
                     await self._send(item.pcm)
                 else:
-                    if isinstance(item, Ended) and item.outcome is not Outcome.DONE:
-                        self._note_end(item)
-                    await self._send(wire.notice_json(item))
+                    await self._send(self._message(item))
             elif session.state is not State.CLOSED:
                 await session.wait()
             elif session is self.session:
                 return  # closed by the client, a drain, or the end of the connection
+
+    def _message(self, notice: Notice) -> dict[str, Any]:
+        """What happened to an utterance says under which name the client wrote it."""
+        message = wire.notice_json(notice)
+        if notice.key in self._contexts and not isinstance(notice, Acknowledged):
+            message["context"] = self._contexts[notice.key]
+        if isinstance(notice, Ended):
+            self._note_end(notice)
+        return message
 
     async def _send(self, message: bytes | dict[str, Any]) -> None:
         self._sending_since_s = asyncio.get_running_loop().time()
@@ -181,17 +189,21 @@ class _Connection:
             if message["type"] == "websocket.disconnect":
                 raise WebSocketDisconnect(message.get("code", 1005))
             name: str | None = None
+            context: str | None = None
             try:
                 raw = message.get("text")
                 if raw is None:
                     raise InvalidRequest("binary messages are not understood: send JSON text")
                 parsed = wire.parse_client_message(raw)
                 name = parsed.type
+                if isinstance(parsed, wire.TextMessage | wire.EndMessage):
+                    context = parsed.context
                 self._handle(parsed)
             except TTSWorkerError as error:
                 if isinstance(error, SendTimeout):
                     raise
-                self._answer({"type": "rejected", "command": name, **wire.error_json(error.info)})
+                named = {} if context is None else {"context": context}
+                self._answer({"type": "rejected", "command": name, **named, **wire.error_json(error.info)})
 
     def _handle(self, message: wire.ClientMessage) -> None:
         session = self.session
@@ -229,7 +241,9 @@ class _Connection:
             if self._context is not None and message.context != self._context:
                 self.session.end_text()
             self._context = message.context
-        self.session.speak(message.text)
+        key = self.session.speak(message.text)
+        if message.context is not None:
+            self._contexts[key] = message.context
         if message.end:
             self.session.end_text()
             self._context = None
@@ -239,14 +253,19 @@ class _Connection:
             self._stopped_context, self._context = self._context, None
 
     def _note_end(self, ended: Ended) -> None:
-        """An utterance that ended by itself takes its context with it."""
-        if ended.outcome in (Outcome.ERROR, Outcome.TRUNCATED) or ended.receipt.reason == "pause_timeout":
+        """An utterance that ended by itself takes its context with it, and only its own: another may be written."""
+        context = self._contexts.pop(ended.key, None)
+        ended_by_itself = ended.outcome in (Outcome.ERROR, Outcome.TRUNCATED) or ended.receipt.reason == "pause_timeout"
+        if ended_by_itself and context == self._context:
             self._retire_context()
 
     def _start(self, message: wire.StartMessage) -> None:
         options = message.options()
         if self.session.state is State.IDLE:
-            self.session = self._hub.open(options, replaces=self.session)
+            replaced, self.session = self.session, self._hub.open(options, replaces=self.session)
+            while (item := replaced.poll()) is not None:  # what it had left to say: receipts, acknowledgements
+                if not isinstance(item, PcmFrame):
+                    self._answer(self._message(item))
         else:
             params = self._hub.params(options)
             if self._hub.voices.get(params.voice).engine != self._hub.voices.get(self.session.params.voice).engine:
