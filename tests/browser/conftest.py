@@ -1,7 +1,7 @@
 """A headless Chromium for the tests of the web page, and servers for it to talk to.
 
-One browser and one server a module: both are started once, on the module's event loop, and every test gets a browser
-context of its own (storage, sockets, sound).
+One browser and one server for all of them, on one event loop; every test gets a browser context of its own (storage,
+sockets, sound).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FLAGS = (
 )
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def browser() -> AsyncIterator[Browser]:
     if ABSENT:
         pytest.skip(f"needs Debian's chromium at {CHROMIUM}: apt install chromium")
@@ -43,14 +43,14 @@ async def browser() -> AsyncIterator[Browser]:
             await launched.close()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def address() -> AsyncIterator[str]:
     """``host:port`` of a server with the tone engine."""
-    async with serving() as listening:
+    async with serving(engines={"tone": {"kind": "tone", "ms_per_char": 40}}) as listening:
         yield listening
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def lab(browser: Browser, address: str) -> AsyncIterator[Page]:
     """A page of the server's origin without the application: for its modules one by one."""
     page = await browser.new_page()
@@ -60,7 +60,7 @@ async def lab(browser: Browser, address: str) -> AsyncIterator[Page]:
     await page.close()
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="package")
 async def studio(browser: Browser, address: str) -> AsyncIterator[Studio]:
     """The web page, opened and connected; fails the test if the page reports an error of its own."""
     async with Studio.open(browser, address) as opened:

@@ -15,7 +15,7 @@ from typing import Any
 
 import anyio
 import numpy as np
-from playwright.async_api import Browser, ConsoleMessage, Locator, Page, WebSocket, expect
+from playwright.async_api import Browser, ConsoleMessage, Locator, Page, WebSocket
 
 HERE = Path(__file__).parent
 RATE_HZ = 24_000
@@ -23,6 +23,13 @@ PATIENCE_MS = 20_000
 
 # A browser reports every refused request on the console by itself; these are no faults of the page.
 NETWORK_NOISE = ("Failed to load resource", "WebSocket connection to")
+
+UNTIL_TEXT = """([id, text]) => new Promise((resolve) => {
+  const it = document.getElementById(id);
+  const look = () => it.textContent === text && resolve();
+  new MutationObserver(look).observe(it, { childList: true, characterData: true, subtree: true });
+  look();
+})"""
 
 Sound = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -98,8 +105,11 @@ class Studio:
     def at(self, name: str) -> Locator:
         return self.page.locator(f"#{name}")
 
-    async def shows(self, name: str, text: Any) -> None:
-        await expect(self.at(name)).to_have_text(text, timeout=PATIENCE_MS)
+    async def shows(self, name: str, text: str) -> None:
+        with anyio.move_on_after(PATIENCE_MS / 1000):
+            await self.page.evaluate(UNTIL_TEXT, [name, text])  # at once, where playwright's own looks now and then
+        shown = await self.at(name).text_content()
+        assert shown == text, f"{name} shows {shown!r}, not {text!r}"
 
     async def until_state(self, state: str) -> None:
         await self.shows("state", state)
@@ -124,21 +134,23 @@ class Studio:
 
     async def until_heard(self, samples: int) -> None:
         """Until that many samples went to the loudspeaker since the last ``forget_sound``."""
-        await self.until(lambda: self.page.evaluate("spy.quanta.length * 128"), lambda heard: heard >= samples)
+        await self.until("samples => spy.quanta.length * 128 >= samples", samples)
 
     async def until_silent(self, seconds: float) -> None:
         """Until nothing went to the loudspeaker for so long, by the audio clock."""
-        silence = "spy.contexts.at(-1).currentTime - spy.quanta.at(-1).frame / spy.contexts.at(-1).sampleRate"
-        await self.until(lambda: self.page.evaluate(silence), lambda silent_s: silent_s >= seconds)
+        await self.until("seconds => spy.contexts[0].currentTime - spy.quanta.at(-1).frame / 24000 >= seconds", seconds)
 
     async def clicked_ms(self, name: str) -> float:
         """When that button was clicked last."""
         return float(await self.page.evaluate("id => spy.clicks.findLast((click) => click.id === id).atMs", name))
 
-    async def until(self, ask: Callable[[], Awaitable[Any]], answer: Callable[[Any], bool]) -> None:
+    async def until(self, condition: str, argument: Any = None) -> None:
+        """Until that JavaScript function of ``argument`` is true."""
         with anyio.fail_after(PATIENCE_MS / 1000):
-            while not answer(await ask()):
-                pass
+            await self.page.evaluate(
+                f"async (it) => {{ while (!({condition})(it)) await new Promise((done) => setTimeout(done, 5)); }}",
+                argument,
+            )
 
     # -- what it plays ------------------------------------------------------------------------------------------------
 

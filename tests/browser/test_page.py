@@ -13,7 +13,7 @@ from playwright.async_api import Browser
 from tests.browser.studio import RATE_HZ, Sound, Studio
 from tests.conftest import serving
 
-pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="package")]
 
 TEXT = "Hello there, my friend."
 FADE_SAMPLES = 120
@@ -31,7 +31,7 @@ async def test_what_is_written_is_heard_and_every_word_lights_up_in_its_time(stu
     (turn,) = studio.turns
     heard = await studio.heard()
     sounding = np.flatnonzero(turn.sound)
-    assert len(turn.sound) > RATE_HZ
+    assert len(turn.sound) > RATE_HZ / 2
     assert len(heard.trimmed) == sounding[-1] - sounding[0] + 1
     assert same(heard.trimmed, turn.sound[sounding[0] : sounding[-1] + 1]).all(), "sample for sample what was sent"
 
@@ -50,7 +50,7 @@ async def test_what_is_written_is_heard_and_every_word_lights_up_in_its_time(stu
 
 async def test_pause_is_silence_and_resume_goes_on_without_losing_a_sample(studio: Studio) -> None:
     await studio.speak(TEXT)
-    await studio.until_heard(9_600)
+    await studio.until_heard(4_800)
     await studio.at("pause").click()
     await studio.until_state("Paused")
     await studio.shows("pause", "Resume")
@@ -104,7 +104,7 @@ async def test_stop_is_silence_at_once_and_a_receipt_in_the_text(studio: Studio)
 
 async def test_the_rest_can_be_spoken_after_all(studio: Studio) -> None:
     await studio.speak(TEXT)
-    await studio.until_heard(9_600)
+    await studio.until_heard(4_800)
     await studio.at("stop").click()
     await studio.at("rest").click()
     await studio.shows("status", "Finished.")

@@ -8,14 +8,14 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.async_api import Browser, Page, WebSocketRoute
+from playwright.async_api import Browser, Page, WebSocketRoute, expect
 from websockets.asyncio.client import connect
 
 from tests.browser.studio import Studio
 from tests.conftest import serving
 from tts_worker.transports import security
 
-pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="package")]
 
 KEY = "a-key-of-some-length"
 TEXT = "Hello there, my friend."
@@ -62,7 +62,7 @@ async def test_a_key_is_asked_for_kept_in_this_tab_only_and_used(browser: Browse
         assert await studio.at("key-form").is_hidden()
         assert await studio.at("key").input_value() == ""
         await studio.shows("problem", "")
-        assert await studio.at("voice").locator("option").all_inner_texts() == ["tone", "tone-low", "tone-high"]
+        await expect(studio.at("voice").locator("option")).to_have_text(["tone", "tone-low", "tone-high"])
         await studio.speak("Ok.")
         await studio.shows("status", "Finished.")
         assert await studio.page.evaluate("Object.values(sessionStorage)") == [KEY]
@@ -74,28 +74,22 @@ async def test_a_key_is_asked_for_kept_in_this_tab_only_and_used(browser: Browse
         await studio.until_state("Ready")
 
 
-async def test_a_full_worker_is_said_to_be_full_and_tried_again(browser: Browser) -> None:
-    async with serving(session={"max_sessions": 1}) as address:
-        async with connect(f"ws://{address}/v1/stream"), Studio.open(browser, address) as studio:
-            await studio.shows("problem", "The worker is full: every place is taken. Trying again …")
-            await studio.until_state("Offline")
-            await studio.speak(TEXT)
-            await studio.shows("problem", "The worker is full: every place is taken. Trying again …")
-            await studio.shows("status", "")
-        async with Studio.open(browser, address) as studio:
-            await studio.until_state("Ready")
-
-
-async def test_it_connects_by_itself_once_there_is_room(browser: Browser) -> None:
+async def test_a_full_worker_is_said_to_be_full_and_used_once_there_is_room(browser: Browser) -> None:
+    full = "The worker is full: every place is taken. Trying again …"
     async with (
         serving(session={"max_sessions": 1}) as address,
         connect(f"ws://{address}/v1/stream") as holder,
         Studio.open(browser, address) as studio,
     ):
+        await studio.shows("problem", full)
         await studio.until_state("Offline")
+        await studio.speak(TEXT)
+        await studio.shows("problem", full)
+        await studio.shows("status", "")
         await holder.close()
         await studio.until_state("Ready")
         await studio.shows("problem", "")
+        assert studio.turns == [], "what could not be said then is not said now"
 
 
 async def test_a_worker_that_dies_in_the_middle_and_comes_back(browser: Browser) -> None:
@@ -134,15 +128,13 @@ async def test_a_connection_that_falls_silent_is_given_up(browser: Browser, addr
         await studio.until_state("Ready")
         await studio.page.clock.run_for(19_000)
         assert await studio.at("connection").inner_text() == "Connected"
-        await studio.until(lambda: a_moment_later(studio), lambda shown: shown == "Offline")
+        for _ in range(50):
+            await studio.page.clock.run_for(100)
+            if await studio.at("connection").inner_text() == "Offline":
+                break
         await studio.shows("problem", "The connection was lost: it stopped answering. Trying again …")
         await studio.page.clock.run_for(2_000)
         await studio.until_state("Ready")
-
-
-async def a_moment_later(studio: Studio) -> str:
-    await studio.page.clock.run_for(100)
-    return await studio.at("connection").inner_text()
 
 
 def swallowing(route: Callable[[WebSocketRoute], None]) -> Before:

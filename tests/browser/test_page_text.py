@@ -11,7 +11,7 @@ from playwright.async_api import Browser, expect
 
 from tests.browser.studio import Studio
 
-pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="package")]
 
 HOSTILE = '<img src=x onerror="alert(1)"> <script>alert(2)</script> & &amp; ok.'
 
