@@ -1,0 +1,188 @@
+"""The house stays the house: who may import whom, and what only some rooms may know."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "src" / "tts_worker"
+
+# Lowest first. A module belongs to the longest name that it begins with, and imports from its own row and those below.
+ROWS: tuple[tuple[str, ...], ...] = (
+    ("types", "errors", "__init__"),
+    ("voices", "text", "audio", "metrics", "settings", "voicepack"),
+    (
+        "session.machine",
+        "session.utterance",
+        "session.pacer",
+        "engine.base",
+        "engine.schedule",
+        "engine.outlet",
+        "engine.cosyvoice.chunks",
+    ),
+    ("engine",),
+    ("models", "session"),
+    ("transports", "integrations", "client", "registry", "adapter"),
+    ("app",),
+    ("cli", "__main__", "commands", "benchmarks", "parity", "voicepack.commands"),
+)
+PURE = ROWS[2]
+"""No clock, no thread, no event loop, no tensor."""
+
+EXTRAS = (
+    "torch",
+    "tokenizers",
+    "safetensors",
+    "wetext",
+    "livekit",
+    "pipecat",
+    "aiortc",
+    "grpc",
+    "redis",
+    "ray",
+    "onnx",
+)
+"""Third-party packages that the base install does not have."""
+
+
+@dataclass(frozen=True)
+class Import:
+    importer: str  # without "tts_worker."
+    imported: str  # with it, if it is ours
+    line: int
+    at_module_level: bool
+
+
+def _modules() -> dict[str, Path]:
+    names = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.name.endswith(("_pb2.py", "_pb2_grpc.py")):
+            continue  # generated
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)] = path
+    return names
+
+
+@cache
+def _imports() -> tuple[Import, ...]:
+    return tuple(found for name, path in _modules().items() for found in _imports_of(name, path))
+
+
+def _imports_of(name: str, path: Path) -> Iterator[Import]:
+    tree = ast.parse(path.read_text("utf-8"))
+    inside = {child for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+              for child in ast.walk(node)}  # fmt: skip
+    typing_only = {child for node in ast.walk(tree) if isinstance(node, ast.If)
+                   and "TYPE_CHECKING" in ast.unparse(node.test) for child in ast.walk(node)}  # fmt: skip
+    for node in ast.walk(tree):
+        if node in typing_only:
+            continue
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            module = node.module or ""
+            ours = {f"{module}.{alias.name}" for alias in node.names} & {f"tts_worker.{known}" for known in _modules()}
+            for imported in ours or {module}:
+                yield Import(name, imported, node.lineno, node not in inside)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(name, alias.name, node.lineno, node not in inside)
+
+
+def _row(module: str) -> int:
+    candidates = [
+        (len(prefix), row) for row, names in enumerate(ROWS) for prefix in names
+        if module == prefix or module.startswith(f"{prefix}.")
+    ]  # fmt: skip
+    assert candidates, f"{module} has no place in the house: give it one in ROWS"
+    return max(candidates)[1]
+
+
+def _where(found: Import) -> str:
+    return f"{found.importer}:{found.line} imports {found.imported}"
+
+
+def test_rows_import_only_what_is_below() -> None:
+    wrong = []
+    for found in _imports():
+        if found.imported.startswith("tts_worker.") and found.importer != "__init__":
+            if _row(found.imported.removeprefix("tts_worker.")) > _row(found.importer):
+                wrong.append(_where(found))
+    assert not wrong, "\n".join(wrong)
+
+
+def test_engines_know_no_session_and_sessions_no_engine() -> None:
+    wrong = [
+        _where(found) for found in _imports()
+        if (found.importer.startswith("engine") and found.imported.startswith("tts_worker.session"))
+        or (found.importer.startswith("session") and found.imported.startswith("tts_worker.engine"))
+        or (found.importer.startswith("transports") and found.imported.startswith("tts_worker.engine"))
+    ]  # fmt: skip
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_pure_row_is_pure() -> None:
+    impure = {"asyncio", "time", "threading", "torch", "socket", "random", "datetime"}
+    wrong = [
+        _where(found) for found in _imports()
+        if found.importer.startswith(PURE) and found.imported.split(".")[0] in impure
+    ]  # fmt: skip
+    assert not wrong, "\n".join(wrong)
+
+
+def test_asyncio_in_the_engine_row_is_the_loops_alone() -> None:
+    users = {
+        found.importer for found in _imports() if found.imported == "asyncio" and found.importer.startswith("engine")
+    }
+    assert users <= {"engine.loop"}
+
+
+def test_torch_stays_in_the_engine_and_its_tools() -> None:
+    allowed = ("engine", "parity", "commands.bench_engine", "commands.doctor", "commands.export", "benchmarks.engine")
+    wrong = [
+        _where(found) for found in _imports()
+        if found.imported.split(".")[0] == "torch" and not found.importer.startswith(allowed)
+    ]  # fmt: skip
+    assert not wrong, "\n".join(wrong)
+
+
+def test_cosyvoice_runs_on_a_bare_pytorch_machine() -> None:
+    allowed = {*sys.stdlib_module_names, "numpy", "torch", "tokenizers", "tts_worker"}
+    wrong = [
+        _where(found) for found in _imports()
+        if found.importer.startswith(("engine.cosyvoice", "engine.streaming"))
+        and found.at_module_level and found.imported.split(".")[0] not in allowed
+    ]  # fmt: skip
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_reads_the_clock_of_the_wall() -> None:
+    """Durations come from a monotonic clock; ``time.time`` jumps."""
+    wrong = [
+        f"{name}:{node.lineno}" for name, path in _modules().items() for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "time.time" and not name.startswith("registry")
+    ]  # fmt: skip
+    assert not wrong, "\n".join(wrong)
+
+
+BASE_MODULES = ("app", "adapter", "cli", "transports.http", "client", "session.hub", "engine.hibari", "engine.tone")
+
+
+@pytest.mark.parametrize("module", [*BASE_MODULES, "commands.say", "commands.serve", "commands.doctor"])
+def test_the_base_install_needs_no_extra(module: str) -> None:
+    block = (
+        "import sys\n"
+        "class Block:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.split('.')[0] in {EXTRAS!r}: raise ModuleNotFoundError(name, name=name)\n"
+        "sys.meta_path.insert(0, Block())\n"
+        f"import tts_worker.{module}\n"
+    )
+    result = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr[-2_000:]
