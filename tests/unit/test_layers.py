@@ -37,7 +37,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
 PURE = ROWS[2]
 """No clock, no thread, no event loop, no tensor."""
 
-EXTRAS = tuple("torch tokenizers safetensors wetext livekit pipecat aiortc grpc redis ray onnx".split())
+EXTRAS = (
+    *("torch", "tokenizers", "safetensors", "onnx", "wetext"),
+    *("livekit", "pipecat", "aiortc", "grpc", "redis", "ray"),
+)
 """Third-party packages that the base install does not have."""
 
 
