@@ -144,6 +144,12 @@ class Interleave:
         self._pending += [*((Kind.TEXT, i) for i in self._text), (Kind.TASK, 0), *((Kind.SPEECH, i) for i in rest)]
         self._text, self._final, self.wants_text = [], True, False
 
+    @property
+    def draws_left(self) -> int:
+        """How many speech ids may follow before a fill id is forced or the limit of the length ends it."""
+        last = self._rule.max_ratio * self._pushed if self._final else self._next_fill
+        return max(1, last - self._drawn)
+
     def feed(self) -> tuple[tuple[Item, ...], Draw]:
         """What to feed now, and how the next id comes about."""
         if self._final:

@@ -177,6 +177,7 @@ class Flow(nn.Module):
             self.encoder.prepare(span)
         past = self.no_past()
         mu = self.mu(tokens, lengths, start, total, span, chunked, past.front)  # [B, T, mel]
+        mu = mu.to(self.time_tables.dtype)  # the estimator may run in less than float32
         frames = mu.shape[1]
         cond = F.pad(prompt_mel, (0, 0, 0, max(0, frames - prompt_mel.shape[1])))[:, :frames].to(mu)
         given = torch.arange(frames, device=mu.device) < prompt_frames[:, None]
@@ -194,6 +195,6 @@ class Flow(nn.Module):
         the page tables. Returns ``[B, T*frames_per_token, mel]``; what lies after the end is noise."""
         ratio, span = self.dims.frames_per_token, tokens.shape[1] - self.dims.lookahead_tokens
         total = start + known.clamp(max=span)
-        mu = self.mu(tokens, known, start, total, context, True, past.front)
+        mu = self.mu(tokens, known, start, total, context, True, past.front).to(self.time_tables.dtype)
         mask = chunk_mask(start * ratio, total * ratio, span * ratio, context * ratio, self.chunk_frames)
         return self.solve(mu, spk.to(mu), cond.to(mu), start * ratio, mask, past)

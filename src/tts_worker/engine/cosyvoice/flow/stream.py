@@ -7,6 +7,7 @@ schedules or sound. Pages of a voice's prompt are shared by every utterance open
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +18,14 @@ from tts_worker.engine.cosyvoice.flow.encoder import EncoderPast
 from tts_worker.engine.cosyvoice.flow.model import ChunkPast, Flow
 from tts_worker.engine.cosyvoice.kv import Memory, PagedMemory
 from tts_worker.errors import OutOfMemory
+
+
+Run = Callable[[Hashable, Callable[..., Tensor], tuple[Tensor, ...]], Tensor]
+"""Runs a computation on tensors; the key stands for it and for all shapes, so that it may be recorded and replayed."""
+
+
+def _plainly(key: Hashable, compute: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
+    return compute(*inputs)
 
 
 @dataclass
@@ -42,12 +51,19 @@ class FlowPool:
         max_chunks: int,
         dtype: torch.dtype = torch.float32,
         checked: bool = False,
+        run: Run = _plainly,
+        page_bucket: int = 1,
     ) -> None:
+        """``run`` carries the passes out; page tables are rounded up to ``page_bucket`` and, where that is more than 1,
+        batches to powers of two, so that few shapes recur."""
         dims, device = flow.dims, flow.noise.device
         self.flow, self.device, self.max_chunks = flow, device, max_chunks
         self.chunk_tokens = flow.chunk_frames // dims.frames_per_token
+        self._run, self._page_bucket = run, page_bucket
         self._slots = list(range(slots))[::-1]
         self._pages = list(range(pages, 0, -1))  # page 0 is the empty one
+        self._spare_slot, self._spare_page = slots, pages + 1  # what pads a batch writes there, and nobody reads it
+        slots, pages = slots + 1, pages + 1
         shape = dims.unet or dims.dit
         assert shape is not None
         heads, head_dim, sites = shape.heads, shape.head_dim, flow.estimator.sites
@@ -136,16 +152,25 @@ class FlowPool:
         for state in states:
             state.pages.append(self._pages.pop())
         longest = max(len(state.pages) for state in states)
-        table = torch.tensor([s.pages + [0] * (longest - len(s.pages)) for s in states], device=self.device)
-        fresh = torch.tensor([[s.pages[-1]] for s in states], device=self.device)
-        slots = torch.tensor([s.slot for s in states], device=self.device)
-        start = torch.tensor([s.tokens for s in states], device=self.device)
+        longest = min(-(-longest // self._page_bucket) * self._page_bucket, max(longest, self.max_chunks))
         null = [self._null_at(s.tokens // size, min(n, size) * ratio) for s, n in zip(states, known, strict=True)]
-        views = [memory.view(slots, table, fresh) for memory in self._front]
-        front: Memory | EncoderPast = EncoderPast(*views) if len(views) == 2 else views[0]
-        past = ChunkPast(front, lambda rows: self._estimator.view(slots, table, fresh, rows), torch.cat(null))
-        counts = torch.tensor(known, device=self.device)
-        mel = self.flow.chunk(tokens, counts, start, longest * size, spk, cond, past)
+        plan = [
+            [s.slot, s.tokens, n, s.pages[-1], *s.pages, *[0] * (longest - len(s.pages))]
+            for s, n in zip(states, known, strict=True)
+        ]
+        missing = (1 << (len(states) - 1).bit_length()) - len(states) if self._page_bucket > 1 else 0
+        plan += [[self._spare_slot, 0, 1, self._spare_page, self._spare_page, *[0] * (longest - 1)]] * missing
+        inputs = [torch.cat([x, x[:1].expand(missing, *x.shape[1:])]) for x in (tokens, spk, cond, torch.cat(null))]
+        index = torch.tensor(plan).to(self.device, non_blocking=True)
+        mel = self._run(("flow", index.shape), self._advance, (index, *inputs))
         for state, n in zip(states, known, strict=True):
             state.tokens += min(n, size)
-        return mel
+        return mel[: len(states)]
+
+    def _advance(self, index: Tensor, tokens: Tensor, spk: Tensor, cond: Tensor, null: Tensor) -> Tensor:
+        """``index [B, 4 + pages]``: slot, first token, tokens that exist, fresh page, page table."""
+        (slots, start, known), fresh, table = index[:, :3].unbind(1), index[:, 3:4], index[:, 4:]
+        views = [memory.view(slots, table, fresh) for memory in self._front]
+        front: Memory | EncoderPast = EncoderPast(*views) if len(views) == 2 else views[0]
+        past = ChunkPast(front, lambda rows: self._estimator.view(slots, table, fresh, rows), null)
+        return self.flow.chunk(tokens, known, start, table.shape[1] * self.chunk_tokens, spk, cond, past)

@@ -1,0 +1,109 @@
+"""Runs a computation of fixed shapes: plainly, or from a recording whose inputs and outputs stay in place.
+
+A computation is a function of tensors, named by a key that fixes everything else about it (shapes, batch, context).
+``EagerRunner`` calls it. ``GraphRunner`` records it once as a CUDA graph and replays it: the inputs are copied into
+buffers that never move, the outputs lie in buffers that the next replay overwrites. ``RehearsalRunner`` does the same
+without a device, so that a CPU test finds out what a recording would have missed. Knows no network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Tensors = tuple[Tensor, ...]
+Compute = Callable[..., Tensor]
+
+
+class Runner(Protocol):
+    """``fixed_shapes``: whoever calls should round batches and contexts up, so that few recordings do."""
+
+    fixed_shapes: bool
+
+    def run(self, key: Hashable, compute: Compute, inputs: Tensors) -> Tensor:
+        """``compute(*inputs)``. ``key`` must determine ``compute`` and all shapes; what differs from call to call must
+        be among ``inputs``. What it changes in place, it changes as a plain call would."""
+        ...
+
+
+class EagerRunner:
+    fixed_shapes = False
+
+    def run(self, key: Hashable, compute: Compute, inputs: Tensors) -> Tensor:
+        return compute(*inputs)
+
+
+@dataclass
+class _Recording:
+    inputs: Tensors
+    output: Tensor
+    replay: Callable[[], None]
+
+
+class _RecordingRunner:
+    """Buffers and keys; subclasses know how to record. Only what is asked for while ``recording`` is on is recorded: a
+    caller's first chunk must not wait for a capture. Everything else is computed plainly."""
+
+    fixed_shapes = True
+
+    def __init__(self) -> None:
+        self.recording = True
+        self.replays = self.plain_calls = 0
+        self._recordings: dict[Hashable, _Recording] = {}
+
+    @property
+    def recordings(self) -> int:
+        return len(self._recordings)
+
+    def run(self, key: Hashable, compute: Compute, inputs: Tensors) -> Tensor:
+        recording = self._recordings.get(key)
+        if recording is None and not self.recording:
+            self.plain_calls += 1
+            return compute(*inputs)
+        if recording is None:
+            # A recording does not compute: the state is brought forward by this plain call, which also warms up.
+            output = compute(*inputs)
+            buffers = tuple(tensor.clone() for tensor in inputs)
+            self._recordings[key] = self._record(compute, buffers, output)
+            return output
+        for buffer, tensor in zip(recording.inputs, inputs, strict=True):
+            buffer.copy_(tensor)
+        recording.replay()
+        self.replays += 1
+        return recording.output
+
+    def _record(self, compute: Compute, inputs: Tensors, output: Tensor) -> _Recording:
+        raise NotImplementedError
+
+
+class GraphRunner(_RecordingRunner):
+    """CUDA graphs that share one memory pool. Captures on ``stream``, which must be the lane's."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        super().__init__()
+        self._stream = stream
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def _record(self, compute: Compute, inputs: Tensors, output: Tensor) -> _Recording:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            static = compute(*inputs)
+        return _Recording(inputs, static, graph.replay)
+
+
+class RehearsalRunner(_RecordingRunner):
+    """A recording played on the CPU: replays call the function that was recorded first, on the buffers that were there
+    first, into the output that was there first. What reaches a computation by any other way shows as a wrong result."""
+
+    def _record(self, compute: Compute, inputs: Tensors, output: Tensor) -> _Recording:
+        static = output.clone()
+
+        def replay() -> None:
+            static.copy_(compute(*inputs))
+
+        return _Recording(inputs, static, replay)
