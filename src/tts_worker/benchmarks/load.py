@@ -32,7 +32,7 @@ class _Heard:
 
 
 async def measure_load(settings: Settings, sessions: int, seconds: float) -> dict[str, Figure]:
-    """``sessions`` listeners for ``seconds`` each."""
+    """``sessions`` listeners for ``seconds`` each; the utterance that is cut off at the end counts too."""
     heard = _Heard()
     async with running_worker(settings) as worker:
         cpu_before_s, began_s = _cpu_s(), perf_counter()
@@ -69,7 +69,7 @@ async def _listen(worker: Worker, index: int, sessions: int, seconds: float, hea
             session.speak(paragraph(rng, 3))
             session.end_text()
             session.pacer.longest_underrun_s = 0.0
-            while not isinstance(item := await session.next(), Ended):
+            while not isinstance(item := await session.next(), Ended) and perf_counter() < until_s:
                 if isinstance(item, PcmFrame):
                     if item.index == 0:
                         heard.first_audio_s.append(perf_counter() - began_s)

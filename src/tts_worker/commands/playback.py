@@ -119,6 +119,8 @@ class PlayerSink:
     async def write(self, pcm: bytes) -> None:
         assert self._process.stdin is not None
         try:
+            if self._process.stdin.is_closing():
+                raise BrokenPipeError
             self._process.stdin.write(pcm)
             await self._process.stdin.drain()
         except ConnectionError:

@@ -1,0 +1,252 @@
+"""The command line as a person or a script uses it: in this process where that is the same, else as a real program."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import soundfile
+
+from tts_worker.cli import COMMANDS, main
+
+PROGRAM = [sys.executable, "-m", "tts_worker"]
+TONE = ["--engine", "tone"]
+
+
+def error_of(capsys: pytest.CaptureFixture[str]) -> str:
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+# -- say --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".wav", ".flac", ".mp3", ".opus"])
+def test_say_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str) -> None:
+    file = tmp_path / "deep" / f"speech{suffix}"
+    assert main(["say", "Hello there, my friend.", "--out", str(file), *TONE]) == 0
+    samples, rate_hz = soundfile.read(file)
+    assert len(samples) / rate_hz == pytest.approx(23 * 0.06, abs=0.3)
+    assert "first sound after" in capsys.readouterr().err
+
+
+def test_say_tells_everything_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.txt").write_text("Hello there, my friend.\n", "utf-8")
+    args = [
+        "say",
+        "--file",
+        str(tmp_path / "text.txt"),
+        "--out",
+        str(tmp_path / "a.wav"),
+        "--json",
+        "--voice",
+        "tone-low",
+    ]
+    assert main([*args, *TONE]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["voice"] == "tone-low"
+    assert said["outcome"] == "done"
+    assert [word["text"] for word in said["words"]] == ["Hello", "there,", "my", "friend."]
+    assert said["chunks"][-1]["end_sample"] / 24_000 == pytest.approx(said["audio_s"], abs=1e-3)
+    assert soundfile.info(tmp_path / "a.wav").frames == said["chunks"][-1]["end_sample"]
+
+
+def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
+    for name in "ab":
+        assert main(["say", "Hello there.", "--seed", "7", "--out", str(tmp_path / f"{name}.wav")]) == 0
+    assert (tmp_path / "a.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["hi", "--voice", "nobody"], 2, 'no voice "nobody"'),
+        (["hi", "--speed", "9"], 2, "speed must be"),
+        (["hi", "--seed", "-1"], 2, "seed must be 0"),
+        (["hi", "--file", "x"], 2, "not both"),
+        (["--file", "no/such/file"], 2, "cannot read no/such/file"),
+        (["hi", "--out", "speech.doc"], 2, "must end in"),
+        (["hi", "--json", "--out", "-"], 2, "standard output"),
+        (["hi", "--lexicon", "no.yaml"], 2, "no.yaml cannot be read"),
+        (["hi", "--set", "session.leadms=3"], 2, "session.leadms: there is no such setting"),
+        (["hi", "--set", "nonsense"], 2, "KEY=VALUE"),
+        (["hi", "--config", "no.yaml"], 2, "no.yaml cannot be read"),
+        (["🎉"], 1, "nothing in this text that can be spoken"),
+    ],
+)
+def test_say_refuses_in_words(
+    args: list[str], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = [] if "--out" in args else ["--out", str(tmp_path / "a.wav")]
+    assert main(["say", *args, *out, *TONE]) == code
+    assert message in error_of(capsys)
+
+
+def test_say_speaks_a_pipe_while_it_is_still_being_written() -> None:
+    say = subprocess.Popen(
+        [*PROGRAM, "say", "--out", "-", "--quiet", *TONE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert say.stdin is not None
+    assert say.stdout is not None
+    with say:
+        say.stdin.write("The first sentence is äußerst long. And".encode())
+        say.stdin.flush()
+        first = say.stdout.read(48_000)  # a second of sound, before the writer has written the rest
+        assert len(first) == 48_000
+        rest, _ = say.communicate(b" this is the rest.", timeout=30)
+    assert say.returncode == 0
+    assert len(rest) > 24_000
+
+
+@pytest.fixture
+def player(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only player on PATH: a script called aplay."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path / "aplay"
+
+
+def install(player: Path, body: str) -> None:
+    player.write_text(f"#!/bin/sh\n{body}\n")
+    player.chmod(player.stat().st_mode | stat.S_IXUSR)
+
+
+def test_say_plays(player: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    install(player, f"exec /bin/cat > {tmp_path / 'heard'}")
+    assert main(["say", "Hello there.", *TONE]) == 0
+    assert "-> aplay" in capsys.readouterr().err
+    assert (tmp_path / "heard").stat().st_size > 20_000
+
+
+def test_a_player_that_cannot_play_says_why(player: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    install(player, "echo 'no sound card' >&2; exit 1")
+    assert main(["say", "Hello there, " * 2_000, *TONE]) == 1
+    assert "aplay cannot play: no sound card. Give --out" in error_of(capsys)
+
+
+def test_control_c_stops_and_says_what_is_left(player: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "speaker")
+    install(player, f"exec /bin/cat > {tmp_path / 'speaker'}")
+    command = [*PROGRAM, "say", "Hello there, my friend. " * 200, *TONE]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as say, open(tmp_path / "speaker", "rb") as speaker:
+        assert len(speaker.read(9_600)) == 9_600
+        say.send_signal(signal.SIGINT)
+        _, messages = say.communicate(timeout=30)
+    assert say.returncode == 130
+    assert b"characters were not spoken" in messages
+
+
+# -- serve ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def served(*args: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [*PROGRAM, "serve", "--port", "0", *TONE, *args]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            url = process.stdout.readline().removeprefix("listening on ").strip()
+            assert process.stdout.readline() == "ready\n"
+            yield process, url
+        finally:
+            process.kill()
+
+
+def test_serve_serves_lists_its_voices_and_drains(capsys: pytest.CaptureFixture[str]) -> None:
+    with served("--set", "log_format=json") as (process, url):
+        assert httpx.get(f"{url}/health/ready").status_code == 200
+        assert main(["voices", "--url", url, "--json"]) == 0
+        assert {voice["id"] for voice in json.loads(capsys.readouterr().out)["voices"]} == {
+            "tone",
+            "tone-low",
+            "tone-high",
+        }
+        process.terminate()
+        assert process.wait(timeout=20) == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--host", "0.0.0.0"], "set api_keys"),
+        (["--port", "70000"], "server.port"),
+        (["--host", "192.0.2.1", "--set", "server.allow_unauthenticated=true"], "cannot listen on 192.0.2.1"),
+    ],
+)
+def test_serve_refuses_in_words(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", *args, *TONE]) == 2
+    assert message in error_of(capsys)
+
+
+# -- the rest ---------------------------------------------------------------------------------------------------------
+
+
+def test_voices_of_the_repository(capsys: pytest.CaptureFixture[str]) -> None:
+    config = Path(__file__).parents[2] / "configs" / "worker.yaml"
+    assert main(["voices", "--config", str(config)]) == 0
+    assert "heart (default)" in capsys.readouterr().out
+    assert main(["voices", "--url", "http://127.0.0.1:9"]) == 2
+    assert "no worker answers" in capsys.readouterr().err
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json", *TONE]) == 0
+    findings = {finding["what"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
+    assert findings["speech"]["status"] == "ok"
+    assert findings["[tensorrt]"]["advice"] in ("", 'pip install "tts-worker[tensorrt]"')
+    assert main(["doctor", "--set", "server.prt=1"]) == 1
+    assert "server.prt: there is no such setting" in capsys.readouterr().out
+
+
+def bench(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, float]:
+    assert main(["bench", *args, "--json"]) == 0
+    figures: dict[str, float] = json.loads(capsys.readouterr().out)
+    return figures
+
+
+@pytest.mark.parametrize("transport", ["local", "ws"])
+def test_bench_control(capsys: pytest.CaptureFixture[str], transport: str) -> None:
+    figures = bench(capsys, "control", "--sessions", "4", "--seconds", "3", "--transport", transport)
+    assert figures["stops"] > 0
+    assert figures["frames_after_stop"] == figures["frames_in_pause"] == 0
+    assert 0 <= figures["stop_p50_ms"] <= figures["stop_p99_ms"] <= figures["stop_max_ms"]
+
+
+def test_bench_latency(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = bench(capsys, "latency", "--engine", "cpu", "--turns", "3")
+    assert 0 < figures["first_chunk_ms"] < figures["first_audio_p99_ms"]
+    assert 0 < figures["rtf"] < 1
+
+
+def test_bench_load(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = bench(capsys, "load", "--engine", "tone", "--sessions", "3", "--seconds", "1")
+    assert figures["utterances"] == 3
+    assert figures["audio_s"] == pytest.approx(3, abs=1)
+
+
+def test_the_command_line_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["--help"], ["bench"], ["bench", "--help"]):
+        assert main(words) == 0
+        assert "bench control" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("tts-worker ")
+    assert main(["frobnicate"]) == 2
+    assert 'no command "frobnicate"' in error_of(capsys)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*command.split(), "--help"])
+    assert ended.value.code == 0
+    assert f"tts-worker {command}" in capsys.readouterr().out
