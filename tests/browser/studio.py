@@ -138,7 +138,10 @@ class Studio:
 
     async def until_silent(self, seconds: float) -> None:
         """Until nothing went to the loudspeaker for so long, by the audio clock."""
-        await self.until("seconds => spy.contexts[0].currentTime - spy.quanta.at(-1).frame / 24000 >= seconds", seconds)
+        await self.until(
+            "seconds => (spy.contexts[0]?.currentTime ?? 9) - (spy.quanta.at(-1)?.frame ?? 0) / 24000 >= seconds",
+            seconds,
+        )
 
     async def clicked_ms(self, name: str) -> float:
         """When that button was clicked last."""
