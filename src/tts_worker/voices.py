@@ -29,7 +29,7 @@ class VoicePack(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    name: str = Field(pattern=r"^[^\W_][\w.-]{0,63}$")  # letters and digits of any script
     family: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")
     description: str = Field("", max_length=500)
     languages: tuple[str, ...] = ()

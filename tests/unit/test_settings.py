@@ -1,0 +1,132 @@
+"""Settings: a wrong one is refused by name, in a file, in the environment and in a flag alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tts_worker.errors import ConfigError
+from tts_worker.settings import Settings, is_loopback, load_settings
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "worker.yaml"
+    file.write_text(text, "utf-8")
+    return file
+
+
+def test_flags_go_before_environment_goes_before_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = written(tmp_path, "server: {port: 1, drain_s: 1, heartbeat_s: 1}")
+    monkeypatch.setenv("TTS_WORKER_SERVER__PORT", "2")
+    monkeypatch.setenv("TTS_WORKER_SERVER__DRAIN_S", "2")
+    server = load_settings(file, {"server": {"port": 3}}).server
+    assert (server.port, server.drain_s, server.heartbeat_s) == (3, 2.0, 1.0)
+
+
+def test_the_default_is_the_cpu_voice_on_loopback() -> None:
+    settings = load_settings()
+    assert [engine.kind for engine in settings.engines.values()] == ["hibari"]
+    assert is_loopback(settings.server.host)
+
+
+@pytest.mark.parametrize("file", sorted((REPOSITORY / "configs").glob("*.yaml")), ids=lambda file: file.name)
+def test_every_config_in_the_repository_is_valid(file: Path) -> None:
+    assert isinstance(load_settings(file), Settings)
+
+
+def test_the_default_config_names_every_key_and_its_default() -> None:
+    """configs/worker.yaml is the documentation of the settings, so it must not say anything else than the code."""
+    import yaml
+
+    shown = yaml.safe_load((REPOSITORY / "configs" / "worker.yaml").read_text("utf-8"))
+    default = load_settings().model_dump(mode="json")
+    for section in ("server", "session", "text"):
+        for key, value in shown[section].items():
+            assert default[section][key] == value, f"{section}.{key}"
+    assert set(shown["session"]) == set(default["session"])
+
+
+def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
+    file = written(tmp_path, "voices: {directory: ../voicepacks}\ntext: {lexicon_file: /absolute/lexicon.yaml}")
+    settings = load_settings(file)
+    assert settings.voices.directory == tmp_path / "../voicepacks"
+    assert settings.text.lexicon_file == Path("/absolute/lexicon.yaml")
+
+
+def test_a_replaced_section_of_the_file_is_not_there(tmp_path: Path) -> None:
+    file = written(tmp_path, "engines: {a: {kind: tone}}\nserver: {port: 1}")
+    tone = {"engines": {"b": {"kind": "tone"}}}
+    assert set(load_settings(file, tone).engines) == {"a", "b"}
+    assert set(load_settings(file, tone, replaced=["engines"]).engines) == {"b"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("server: {prt: 1}", "server.prt: there is no such setting"),
+        ("serve: {}", "serve: there is no such setting"),
+        ("server: {port: many}", "server.port"),
+        ("server: {port: 70000}", "server.port"),
+        ("server: {host: 0.0.0.0}", "set api_keys"),
+        ("server: {host: 0.0.0.0, api_keys: [short]}", "8 characters"),
+        ("session: {lead_ms: -1}", "session.lead_ms"),
+        ("engines: {}", "engines"),
+        ("engines: {a: {kind: magic}}", "engines.a"),
+        ("engines: {a: {kind: hibari, threads: 0}}", "threads"),
+        ("- a list", "must hold a mapping"),
+        ("a: [", "not valid YAML at line"),
+        ("!!python/object/apply:os.system ['true']", "not valid YAML"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_settings(written(tmp_path, text))
+    assert message in refused.value.message
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml cannot be read"):
+        load_settings(tmp_path / "none.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"log_level: \xff")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_settings(tmp_path / "latin.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("TTS_WORKER_SERVR__PORT", "1", "TTS_WORKER_SERVR__PORT sets nothing"),
+        ("TTS_WORKER_SERVER__PORT", "many", "server.port"),
+        ("TTS_WORKER_ENGINES", "{not json", "cannot be read"),
+    ],
+)
+def test_a_wrong_environment_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError) as refused:
+        load_settings()
+    assert message in refused.value.message
+
+
+def test_what_clients_read_is_no_wrong_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TTS_WORKER_URL", "ws://127.0.0.1:8080")
+    monkeypatch.setenv("TTS_WORKER_API_KEY", "not-a-setting")
+    load_settings()
+
+
+def test_keys_are_not_shown(tmp_path: Path) -> None:
+    settings = load_settings(flags={"server": {"api_keys": ["open-sesame"]}})
+    assert "open-sesame" not in repr(settings)
+    assert settings.server.keys == ("open-sesame",)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("a.b", False)]
+)
+def test_is_loopback(host: str, expected: Any) -> None:
+    assert is_loopback(host) is expected

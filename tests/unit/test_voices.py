@@ -1,0 +1,106 @@
+"""Voices: what is asked for is what speaks, or an error; and a voicepack is data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tts_worker.errors import ConfigError, UnknownVoice
+from tts_worker.types import Alignment, EngineInfo
+from tts_worker.voices import VoiceCatalog, VoicePack, read_voicepacks
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def info(*voices: str) -> EngineInfo:
+    return EngineInfo("fake", voices, ("en",), Alignment.NONE, max_utterances=4)
+
+
+def pack(directory: Path, text: str, family: str = "fake", name: str = "ann") -> Path:
+    file = directory / family / name / "metadata.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(text, "utf-8")
+    return directory
+
+
+def test_a_name_is_that_voice_or_an_error() -> None:
+    catalog = VoiceCatalog(aliases={"alloy": "ann"})
+    with pytest.raises(UnknownVoice, match="no engine"):
+        catalog.get(None)
+    catalog.add("one", "fake", info("ann", "bob"))
+    catalog.check()
+    assert catalog.get(None).name == "ann"
+    assert catalog.get("alloy").name == "ann"
+    with pytest.raises(UnknownVoice, match='did you mean "bob"'):
+        catalog.get("bobb")
+    with pytest.raises(UnknownVoice, match="there are: ann, bob"):
+        catalog.get("x" * 10_000)
+    catalog.remove("one")
+    with pytest.raises(UnknownVoice):
+        catalog.get("ann")
+
+
+def test_two_engines_cannot_have_the_same_voice() -> None:
+    catalog = VoiceCatalog()
+    catalog.add("one", "fake", info("ann"))
+    with pytest.raises(ConfigError, match=r"engines\.two: voice ann is spoken by engine one"):
+        catalog.add("two", "fake", info("bob", "ann"))
+    assert [voice.name for voice in catalog] == ["ann"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"default": "nobody"}, r"voices\.default"),
+        ({"aliases": {"alloy": "nobody"}}, r"voices\.aliases\.alloy: there is no voice"),
+        ({"aliases": {"ann": "ann"}}, r"voices\.aliases\.ann: a voice has that name"),
+    ],
+)
+def test_settings_that_name_no_voice_are_refused(options: dict[str, object], message: str) -> None:
+    catalog = VoiceCatalog(**options)  # type: ignore[arg-type]
+    catalog.add("one", "fake", info("ann"))
+    with pytest.raises(ConfigError, match=message):
+        catalog.check()
+
+
+def test_a_voicepack_tells_about_its_voice(tmp_path: Path) -> None:
+    pack(tmp_path, "name: ann\nfamily: fake\ndescription: kind\nlanguages: [de]\nlexicon: {SQL: sequel}\n")
+    catalog = VoiceCatalog(read_voicepacks(tmp_path))
+    catalog.add("one", "fake", info("ann"))
+    voice = catalog.get("ann")
+    assert (voice.description, voice.languages, len(voice.lexicon)) == ("kind", ("de",), 1)
+
+
+def test_names_in_any_script(tmp_path: Path) -> None:
+    packs = read_voicepacks(pack(tmp_path, "name: 小雨\nfamily: fake\n", name="小雨"))
+    assert [found.name for found in packs] == ["小雨"]
+
+
+def test_the_repositorys_voicepacks_are_valid() -> None:
+    assert {found.name for found in read_voicepacks(REPOSITORY / "voicepacks")} >= {"heart", "tone"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: ann\nfamily: fake\nfoo: 1", "foo"),
+        ("name: bob\nfamily: fake", "those of its folders"),
+        ("name: ../ann\nfamily: fake", "name"),
+        ("name: .ann\nfamily: fake", "name"),
+        ("name: ann\nfamily: fake\nlexicon: {a: 3}", "lexicon"),
+        ("name: [", "not valid YAML"),
+        ("!!python/object/apply:os.system ['true']", "not valid YAML"),
+        ("", "metadata.yaml"),
+    ],
+)
+def test_a_wrong_voicepack_is_refused_by_file_and_key(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_voicepacks(pack(tmp_path, text))
+    assert "metadata.yaml" in refused.value.message
+    assert message in refused.value.message
+
+
+def test_a_pack_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        VoicePack(name="ann", family="fake").name = "bob"  # type: ignore[misc]
