@@ -7,11 +7,12 @@ sockets, sound).
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page, Playwright, async_playwright
 
 from tests.browser.studio import Studio
 from tests.conftest import serving
@@ -32,15 +33,26 @@ FLAGS = (
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def browser() -> AsyncIterator[Browser]:
+async def playwright() -> AsyncIterator[Playwright]:
     if ABSENT:
         pytest.skip(f"needs Debian's chromium at {CHROMIUM}: apt install chromium")
-    async with async_playwright() as playwright:
-        launched = await playwright.chromium.launch(executable_path=str(CHROMIUM), args=list(FLAGS))
-        try:
-            yield launched
-        finally:
-            await launched.close()
+    async with async_playwright() as running:
+        yield running
+
+
+@asynccontextmanager
+async def launch(playwright: Playwright, *flags: str) -> AsyncIterator[Browser]:
+    launched = await playwright.chromium.launch(executable_path=str(CHROMIUM), args=[*FLAGS, *flags])
+    try:
+        yield launched
+    finally:
+        await launched.close()
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def browser(playwright: Playwright) -> AsyncIterator[Browser]:
+    async with launch(playwright) as launched:
+        yield launched
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")

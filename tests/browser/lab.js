@@ -67,3 +67,9 @@ async function render(schedule, sample) {
 const LEVEL = 16384;
 const renderLevel = (schedule) => render(schedule, () => LEVEL);
 const renderCount = (schedule) => render(schedule, (k) => (k % 32000) + 1);
+
+async function hearLevels(levels) {
+  const { Vad } = await import("/static/vad.js");
+  const vad = new Vad();
+  return levels.map((level, i) => [i + 1, vad.take(level)]).filter(([, change]) => change);
+}

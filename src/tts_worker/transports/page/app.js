@@ -3,6 +3,7 @@
  */
 import { fetchVoices, isSendable, keyring } from "./api.js";
 import { Conversation } from "./conversation.js";
+import { Ear } from "./ear.js";
 import { Scope } from "./scope.js";
 import { Script } from "./script.js";
 import { Typist } from "./typist.js";
@@ -114,12 +115,12 @@ byId("pause").addEventListener("click", () => {
   else conversation.pause();
 });
 
-function stop() {
+function stop(reason, atMs) {
   typist.skip();
-  conversation.stop();
+  conversation.stop(reason, atMs);
 }
 
-byId("stop").addEventListener("click", stop);
+byId("stop").addEventListener("click", () => stop());
 
 byId("rest").addEventListener("click", () => {
   const { text, base } = rest;
@@ -133,6 +134,36 @@ byId("live").addEventListener("change", ({ target }) => {
   showState();
   if (target.checked) field.focus();
 });
+
+const ear = new Ear({
+  speech(atMs) {
+    if (["asking", "speaking"].includes(conversation.state)) stop("barge_in", atMs);
+  },
+  level(aboveDb) {
+    byId("ear-level").value = aboveDb;
+  },
+  lost: deafen,
+});
+
+byId("ear").addEventListener("change", async ({ target }) => {
+  showProblem("");
+  byId("ear-level").hidden = !target.checked;
+  if (!target.checked) {
+    ear.close();
+    return;
+  }
+  try {
+    await ear.open();
+  } catch (error) {
+    deafen(error.message);
+  }
+});
+
+function deafen(problem) {
+  byId("ear").checked = false;
+  byId("ear-level").hidden = true;
+  showProblem(problem);
+}
 
 field.addEventListener("input", (event) => {
   if (event.isComposing) {

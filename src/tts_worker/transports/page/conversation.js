@@ -126,12 +126,15 @@ export class Conversation {
     this.#view.changed();
   }
 
-  /** Silence, and nothing of what was asked for will come. */
-  stop() {
+  /**
+   * Silence, and nothing of what was asked for will come.
+   * @param {string} reason for the receipt: "stop", or "barge_in" when the user spoke @param {number} atMs since when
+   */
+  stop(reason = "stop", atMs = Date.now()) {
     this.#queue = [];
     const turn = this.#turn;
     if (turn && !turn.stop) {
-      turn.stop = { atMs: Date.now(), playedSamples: null, silentMs: null, answeredMs: null };
+      turn.stop = { atMs, reason, playedSamples: null, silentMs: null, answeredMs: null };
       this.#cut(turn);
     }
     this.#view.changed();
@@ -185,7 +188,7 @@ export class Conversation {
     const { playedSamples, silent } = await this.#player.stop();
     turn.stop.playedSamples = playedSamples;
     turn.playedSamples = playedSamples;
-    if (!turn.ending) this.#connection.send({ type: "stop", played_samples: playedSamples });
+    if (!turn.ending) this.#connection.send({ type: "stop", reason: turn.stop.reason, played_samples: playedSamples });
     silent.then((atMs) => {
       turn.stop.silentMs = Math.max(0, atMs - turn.stop.atMs) + this.#player.outputLatencyMs;
       this.#view.stopMeasured(turn.stop);

@@ -13,7 +13,7 @@ export class Turn {
   firstAudioMs = null;
   gaps = 0;
   paused = false;
-  stop = null; // the listener's stop: {atMs, playedSamples, silentMs, answeredMs}
+  stop = null; // the listener's stop: {atMs, reason, playedSamples, silentMs, answeredMs}
   ending = null; // the worker's last word on it
   rejection = null;
   #chars = 0; // the same place in `text`, counted in characters ...
@@ -93,6 +93,8 @@ export class Turn {
     switch (this.ending.reason) {
       case "pause_timeout":
         return `Paused for too long: the worker let it go. ${heard}`;
+      case "barge_in":
+        return `Interrupted by you. ${heard}`;
       case "drain":
         return `Cut off: the worker is shutting down. ${heard}`;
     }
