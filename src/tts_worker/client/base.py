@@ -4,7 +4,7 @@ Owns the vocabulary of the client: what can be configured, what a connector prom
 It knows no protocol, no socket and no engine. To add a scheme: write a module with ``connector(url, settings)`` that
 returns a ``Connector``, and add its line to ``SCHEMES``; ``tests/behaviour`` then takes it with one line too.
 A connector over a network builds its sessions from ``remote.RemoteSession``, which holds all that must not differ
-between transports (the deadline, the one terminal event, nothing old after a STOP), and a ``remote.Link``.
+between transports (the deadline, the one terminal event, nothing old after a STOP), and a ``link.Link``.
 """
 
 from __future__ import annotations
