@@ -30,8 +30,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ),
     ("engine",),
     ("models", "session"),
-    ("transports", "integrations", "client", "registry", "adapter"),
+    ("transports", "registry", "adapter"),
     ("app",),
+    ("client",),  # "local:" builds a worker in this process
+    ("integrations",),
     ("cli", "__main__", "commands", "benchmarks", "parity", "voicepack.commands"),
 )
 PURE = ROWS[2]
