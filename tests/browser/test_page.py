@@ -16,6 +16,8 @@ from tests.conftest import serving
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="package")]
 
 TEXT = "Hello there, my friend."
+LONG = "Hello there, my friend. How are you, and how is all of the rest?"
+"""So long that the worker has not sent all of it when the first of it is heard."""
 FADE_SAMPLES = 120
 PLAUSIBLE_MS = range(1, 5_000)
 """What a noisy machine may take; the figures themselves are the benchmarks' business."""
@@ -49,7 +51,7 @@ async def test_what_is_written_is_heard_and_every_word_lights_up_in_its_time(stu
 
 
 async def test_pause_is_silence_and_resume_goes_on_without_losing_a_sample(studio: Studio) -> None:
-    await studio.speak(TEXT)
+    await studio.speak(LONG)
     await studio.until_heard(4_800)
     await studio.at("pause").click()
     await studio.until_state("Paused")
@@ -77,7 +79,7 @@ async def test_stop_is_silence_at_once_and_a_receipt_in_the_text(studio: Studio)
     silent_ms = []
     for _ in range(3):
         await studio.forget_sound()
-        await studio.speak(TEXT)
+        await studio.speak(LONG)
         await studio.until_heard(4_800)
         await studio.at("stop").click()
         await studio.until_state("Ready")
@@ -88,14 +90,14 @@ async def test_stop_is_silence_at_once_and_a_receipt_in_the_text(studio: Studio)
         receipt = studio.turns[-1].ended
         assert receipt is not None
         assert (receipt["type"], receipt["reason"]) == ("stopped", "stop")
-        assert receipt["text_spoken"] + receipt["text_remaining"] == TEXT
+        assert receipt["text_spoken"] + receipt["text_remaining"] == LONG
         assert receipt["text_remaining"]
         assert receipt["samples_played"] == studio.sent[-1]["played_samples"] < receipt["samples_sent"]
         # The tone begins and ends on zeros, so the ear can tell the length of the sound only to a few samples.
         assert receipt["samples_played"] == pytest.approx(sounding[-1] - sounding[0] + 1, abs=4)
         assert await studio.page.locator(".spoken").inner_text() == receipt["text_spoken"]
         assert await studio.page.locator(".remaining").text_content() == receipt["text_remaining"]
-        characters = f"{len(receipt['text_spoken'])} of {len(TEXT)} characters"
+        characters = f"{len(receipt['text_spoken'])} of {len(LONG)} characters"
         await studio.shows("status", f"Stopped. {characters} were heard.")
         assert await studio.shown_ms("stop-silent") in PLAUSIBLE_MS
         assert await studio.shown_ms("stop-answered") in PLAUSIBLE_MS
@@ -103,7 +105,7 @@ async def test_stop_is_silence_at_once_and_a_receipt_in_the_text(studio: Studio)
 
 
 async def test_the_rest_can_be_spoken_after_all(studio: Studio) -> None:
-    await studio.speak(TEXT)
+    await studio.speak(LONG)
     await studio.until_heard(4_800)
     await studio.at("stop").click()
     await studio.at("rest").click()
@@ -115,7 +117,7 @@ async def test_the_rest_can_be_spoken_after_all(studio: Studio) -> None:
     assert first["text_remaining"] == second["text_spoken"]
     shown = [word["text"] for word in await studio.lit()]
     assert shown[-len(second["words"]) :] == [word["text"] for word in second["words"]]
-    assert await studio.at("mirror").text_content() == TEXT
+    assert await studio.at("mirror").text_content() == LONG
 
 
 async def test_a_new_turn_right_after_stop_is_only_itself(studio: Studio) -> None:
@@ -135,12 +137,12 @@ async def test_a_new_turn_right_after_stop_is_only_itself(studio: Studio) -> Non
 
 
 async def test_speak_while_speaking_says_the_new_text_instead(studio: Studio) -> None:
-    await studio.speak(TEXT)
+    await studio.speak(LONG)
     await studio.until_heard(4_800)
     await studio.at("speak").click()
     await studio.shows("status", "Finished.")
     assert [turn.ended["type"] for turn in studio.turns if turn.ended] == ["stopped", "done"]
-    assert (await studio.lit())[-1]["text"] == "friend."
+    assert (await studio.lit())[-1]["text"] == "rest?"
 
 
 async def test_stop_before_the_first_sound(studio: Studio) -> None:

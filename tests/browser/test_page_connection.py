@@ -97,7 +97,7 @@ async def test_a_worker_that_dies_in_the_middle_and_comes_back(browser: Browser)
         opened = Studio.open(browser, address)
         studio = await opened.__aenter__()
         await studio.until_state("Ready")
-        await studio.speak(TEXT)
+        await studio.speak(TEXT * 4)
         await studio.until_heard(9_600)
     await studio.shows("connection", "Offline")
     await studio.until_state("Offline")
@@ -106,7 +106,7 @@ async def test_a_worker_that_dies_in_the_middle_and_comes_back(browser: Browser)
     remaining = await studio.page.locator(".remaining").text_content()
     assert spoken
     assert remaining
-    assert spoken + remaining == TEXT
+    assert spoken + remaining == TEXT * 4
     await studio.speak(TEXT)
     await studio.shows("problem", "The worker cannot be reached. Trying again …")
     async with serving(server={"port": int(address.rpartition(":")[2])}):

@@ -1,14 +1,15 @@
 /**
  * The page: ties its elements to the conversation. What is decided is decided in conversation.js; here it is shown.
  */
-import { fetchVoices, isSendable, keyring } from "./api.js";
+import { isSendable, keyring } from "./api.js";
 import { Conversation } from "./conversation.js";
 import { Ear } from "./ear.js";
 import { Scope } from "./scope.js";
 import { Script } from "./script.js";
+import { Settings } from "./settings.js";
 import { Typist } from "./typist.js";
+import { RATE_HZ } from "./wire.js";
 
-const RATE_HZ = 24000;
 const STATES = {
   idle: "Ready",
   waiting: "Waiting",
@@ -24,18 +25,12 @@ const SAYINGS = {
   paused: "Paused.",
   stopping: "Stopping.",
 };
-const ALIGNMENT = {
-  measured: "The voice itself measures when each word sounds.",
-  estimated: "When each word sounds is estimated.",
-  none: "This voice does not know when each word sounds.",
-};
-
 const byId = (id) => document.getElementById(id);
 const field = byId("text");
 const script = new Script(byId("script"), field, byId("mirror"));
 const scope = new Scope(byId("scope"));
+const settings = new Settings();
 
-let voices = [];
 let connected = false;
 let shownTurn = null; // the turn whose words the script shows
 let rest = null; // {text, base} that a stop left unspoken
@@ -81,17 +76,9 @@ const conversation = new Conversation({
   },
 });
 
-const typist = new Typist(field, conversation, settings);
+const typist = new Typist(field, conversation, () => settings.values);
 
 // -- what the listener does --------------------------------------------------------------------------------------------
-
-function settings() {
-  return {
-    voice: byId("voice").value || null,
-    speed: byId("speed").valueAsNumber,
-    seed: Math.min(Number.MAX_SAFE_INTEGER, Math.max(0, Math.trunc(byId("seed").valueAsNumber || 0))),
-  };
-}
 
 function speak(text, base) {
   showProblem("");
@@ -101,7 +88,7 @@ function speak(text, base) {
     field.focus();
     return;
   }
-  conversation.say(text, base, settings());
+  conversation.say(text, base, settings.values);
   typist.skip();
 }
 
@@ -198,12 +185,6 @@ for (const gesture of ["pointerdown", "keydown"]) {
   addEventListener(gesture, () => conversation.prepareSound(), { once: true, capture: true });
 }
 
-byId("speed").addEventListener("input", showSpeed);
-byId("voice").addEventListener("change", showVoice);
-byId("shuffle").addEventListener("click", () => {
-  byId("seed").value = Math.floor(Math.random() * 10000);
-});
-
 byId("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   const key = byId("key").value.trim();
@@ -233,6 +214,7 @@ function showState() {
   enable(byId("pause"), ["asking", "speaking", "paused"].includes(state));
   enable(byId("stop"), live && state !== "stopping");
   field.readOnly = live && !typist.on;
+  byId("hint").classList.toggle("keys", !typist.on);
   byId("hint").textContent = typist.on
     ? "Words are spoken as you finish them. Enter speaks what is there, Esc stops."
     : "Ctrl + Enter speaks, Esc stops.";
@@ -262,7 +244,7 @@ function showConnection(state, problem) {
       byId("key").value = "";
       field.focus();
     }
-    loadVoices();
+    settings.load();
   }
   if (problem) {
     const locked = problem.kind === "key";
@@ -273,34 +255,6 @@ function showConnection(state, problem) {
     }
   }
   showState();
-}
-
-async function loadVoices() {
-  const { voices: found } = await fetchVoices();
-  if (!found) return; // the connection was lost meanwhile; it will be asked again
-  const chosen = byId("voice").value;
-  voices = found;
-  byId("voice").replaceChildren(
-    ...voices.map((voice) => {
-      const languages = voice.languages.filter((language) => language !== "mul").join(", ");
-      return new Option(languages ? `${voice.name} (${languages})` : voice.name, voice.id, voice.default, voice.default);
-    }),
-  );
-  if (voices.some((voice) => voice.id === chosen)) byId("voice").value = chosen;
-  showVoice();
-}
-
-function showVoice() {
-  const voice = voices.find(({ id }) => id === byId("voice").value);
-  if (!voice) return;
-  [byId("speed").min, byId("speed").max] = voice.speed_range;
-  byId("voice").title = voice.description;
-  byId("alignment").textContent = ALIGNMENT[voice.alignment];
-  showSpeed();
-}
-
-function showSpeed() {
-  byId("speed-value").textContent = `${byId("speed").valueAsNumber.toFixed(2)}×`;
 }
 
 function showSpoken(turn) {

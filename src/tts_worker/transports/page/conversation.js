@@ -8,14 +8,7 @@
 import { Connection } from "./connection.js";
 import { Player } from "./player.js";
 import { Turn } from "./turn.js";
-
-const RATE_HZ = 24000;
-/** Sound sent ahead of what is heard: a stop throws it away at once, and it carries over a busy moment. */
-const LEAD_MS = 250;
-const PAUSE_TIMEOUT_S = 600;
-const TEXT_IDLE_TIMEOUT_S = 3600;
-/** Text goes out in messages of this size: the worker bounds a message, not what one may want to hear. */
-const MESSAGE_CHARS = 16000;
+import * as wire from "./wire.js";
 
 export class Conversation {
   #view;
@@ -99,7 +92,7 @@ export class Conversation {
       last.open = false;
     } else if (this.#turn?.open && !this.#turn.stop) {
       this.#turn.open = false;
-      this.#connection.send({ type: "end", context: this.#turn.context });
+      this.#connection.send(wire.end(this.#turn.context));
     }
   }
 
@@ -113,7 +106,7 @@ export class Conversation {
     if (!turn || turn.stop || turn.paused) return;
     turn.paused = true;
     this.#player.pause();
-    if (!turn.ending) this.#connection.send({ type: "pause" });
+    if (!turn.ending) this.#connection.send(wire.pause());
     this.#view.changed();
   }
 
@@ -122,7 +115,7 @@ export class Conversation {
     if (!turn || turn.stop || !turn.paused) return;
     turn.paused = false;
     this.#player.resume();
-    if (!turn.ending) this.#connection.send({ type: "resume" });
+    if (!turn.ending) this.#connection.send(wire.resume());
     this.#view.changed();
   }
 
@@ -166,29 +159,21 @@ export class Conversation {
     if (request.open) turn.askedAtMs = Math.max(turn.askedAtMs, this.#freeAtMs);
     this.#turn = turn;
     this.#player.begin();
-    this.#connection.send({
-      type: "start",
-      ...turn.settings,
-      lead_ms: LEAD_MS,
-      pause_timeout_s: PAUSE_TIMEOUT_S,
-      text_idle_timeout_s: TEXT_IDLE_TIMEOUT_S,
-    });
+    this.#connection.send(wire.start(turn.settings));
     this.#sendText(turn, turn.text);
-    if (!turn.open) this.#connection.send({ type: "end", context: turn.context });
+    if (!turn.open) this.#connection.send(wire.end(turn.context));
     this.#view.began(turn);
   }
 
   #sendText(turn, text) {
-    for (let start = 0; start < text.length; start += MESSAGE_CHARS) {
-      this.#connection.send({ type: "text", text: text.slice(start, start + MESSAGE_CHARS), context: turn.context });
-    }
+    for (const message of wire.texts(text, turn.context)) this.#connection.send(message);
   }
 
   async #cut(turn) {
     const { playedSamples, silent } = await this.#player.stop();
     turn.stop.playedSamples = playedSamples;
     turn.playedSamples = playedSamples;
-    if (!turn.ending) this.#connection.send({ type: "stop", reason: turn.stop.reason, played_samples: playedSamples });
+    if (!turn.ending) this.#connection.send(wire.stop(turn.stop.reason, playedSamples));
     silent.then((atMs) => {
       turn.stop.silentMs = Math.max(0, atMs - turn.stop.atMs) + this.#player.outputLatencyMs;
       this.#view.stopMeasured(turn.stop);
@@ -237,7 +222,7 @@ export class Conversation {
   #onPosition(playedSamples) {
     const turn = this.#turn;
     // Should the pause never end, the worker's receipt knows what was heard.
-    if (turn.paused && !turn.ending) this.#connection.send({ type: "played", samples: playedSamples });
+    if (turn.paused && !turn.ending) this.#connection.send(wire.played(playedSamples));
     // Rendered now, heard when it has come through the system's buffers.
     setTimeout(() => {
       if (turn !== this.#turn || turn.stop) return;
@@ -293,7 +278,7 @@ export class Conversation {
     const turn = this.#turn;
     switch (message.type) {
       case "ready":
-        if (message.sample_rate !== RATE_HZ || message.format !== "pcm_s16le" || message.channels !== 1) {
+        if (!wire.isPlayable(message)) {
           this.#view.problem("The worker sends sound in a form that this page does not play.");
           this.stop();
         }

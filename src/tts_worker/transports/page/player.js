@@ -4,8 +4,8 @@
  * One turn at a time. It owns the audio hardware and knows when a sample is really heard; it must not know where sound
  * comes from or what it says. Messages sent before the audio thread is up wait for it, so that the network need not.
  */
+import { RATE_HZ } from "./wire.js";
 
-const RATE_HZ = 24000;
 /** How long a stop waits for the audio thread to tell the exact position, before the last known one must do. */
 const CUT_TIMEOUT_MS = 100;
 

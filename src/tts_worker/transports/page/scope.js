@@ -15,14 +15,16 @@ export class Scope {
   /** @param {AnalyserNode | null} analyser draw what it hears, or come to rest */
   watch(analyser) {
     cancelAnimationFrame(this.#frame);
-    this.#draw(this.#calm.matches ? null : analyser);
+    const still = !analyser || this.#calm.matches;
+    this.#canvas.classList.toggle("still", still); // the style sheet draws the line at rest
+    if (still) this.#canvas.width = 0;
+    else this.#draw(analyser);
   }
 
   #draw(analyser) {
     const { width, height } = this.#fit();
     const pen = this.#canvas.getContext("2d");
-    if (analyser) analyser.getFloatTimeDomainData(this.#samples);
-    else this.#samples.fill(0);
+    analyser.getFloatTimeDomainData(this.#samples);
     pen.clearRect(0, 0, width, height);
     pen.strokeStyle = getComputedStyle(this.#canvas).color;
     pen.lineWidth = 1.5 * devicePixelRatio;
@@ -35,7 +37,7 @@ export class Scope {
       pen.lineTo(place * width, (0.5 - 0.48 * Math.max(-1, Math.min(1, 1.6 * swing))) * height);
     });
     pen.stroke();
-    if (analyser) this.#frame = requestAnimationFrame(() => this.#draw(analyser));
+    this.#frame = requestAnimationFrame(() => this.#draw(analyser));
   }
 
   #fit() {

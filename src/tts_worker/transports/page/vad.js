@@ -60,7 +60,7 @@ export class Vad {
   }
 
   #listenForEnd(aboveDb) {
-    this.#quiet = aboveDb < GO_ON_DB ? this.#quiet + 1 : 0;
+    this.#quiet = aboveDb < GO_ON_DB ? this.#quiet + 1 : Math.max(0, this.#quiet - 2); // a room is never quite still
     if (this.#quiet < END_FRAMES) return null;
     this.speaking = false;
     this.#loud = 0;
