@@ -51,7 +51,7 @@ async def dial(
             open_timeout=None,  # the caller has a deadline for all of it
             ping_interval=settings.heartbeat_s,
             ping_timeout=settings.heartbeat_s,
-            close_timeout=1.0,
+            close_timeout=0.2,  # sound that nobody wants may stand in the way of a polite goodbye
         )
     except InvalidStatus as error:
         raise _refusal(error.response) from None
@@ -261,8 +261,8 @@ class Connection:
             if self._opening is not None and not self._opening.done():
                 try:
                     self._opening.set_result(_ready(message))
-                except TTSWorkerError as error:
-                    self._opening.set_exception(error)
+                except TTSWorkerError as refused:
+                    self._opening.set_exception(refused)
             return
         if kind == "rejected" and self._opening is not None:
             if not self._opening.done():

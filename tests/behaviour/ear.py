@@ -1,0 +1,84 @@
+"""Who listens to a session in the behaviours: keeps what came, and checks while listening what must always hold."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from tts_worker.session.session import Session
+from tts_worker.types import Acknowledged, ControlName, Ended, Output, PcmFrame, Started, UtteranceKey, Word, Words
+
+
+class Ear:
+    """Takes from ``session`` only when asked to, so a test decides how far it listens."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.log: list[Output] = []
+        self.ends: dict[UtteranceKey, Ended] = {}
+        self.sound: dict[UtteranceKey, bytes] = defaultdict(bytes)
+        self.words: dict[UtteranceKey, list[Word]] = defaultdict(list)
+
+    def _take(self, item: Output) -> None:
+        self.log.append(item)
+        if isinstance(item, PcmFrame):
+            assert item.key not in self.ends, "sound after the end"
+            assert item.start_sample == len(self.sound[item.key]) // 2, "a hole, or sound twice"
+            self.sound[item.key] += item.pcm
+        elif isinstance(item, Words):
+            for word in item.words:
+                heard = len(self.sound[item.key]) // 2
+                assert word.start_sample >= heard, "a word time came later than its sound"
+                assert not self.words[item.key] or word.start_char >= self.words[item.key][-1].end_char
+                self.words[item.key].append(word)
+        elif isinstance(item, Ended):
+            assert item.key not in self.ends, "a second terminal event"
+            self.ends[item.key] = item
+            receipt = item.receipt
+            assert receipt.samples_sent == len(self.sound[item.key]) // 2, "the receipt counts what was handed out"
+            assert (item.error is not None) == (item.outcome.value == "error")
+
+    async def next(self) -> Output | None:
+        item = await self.session.next()
+        if item is not None:
+            self._take(item)
+        return item
+
+    async def started(self) -> Started:
+        while True:
+            item = await self.next()
+            assert item is not None, "the session closed"
+            if isinstance(item, Started):
+                return item
+
+    async def acknowledged(self, command: ControlName) -> Acknowledged:
+        while True:
+            item = await self.next()
+            assert item is not None, "the session closed"
+            if isinstance(item, Acknowledged):
+                assert item.command is command
+                return item
+
+    async def hear(self, samples: int, key: UtteranceKey | None = None) -> UtteranceKey:
+        """Listen until ``samples`` of an utterance were heard."""
+        while True:
+            item = await self.next()
+            assert item is not None, "the session closed"
+            if isinstance(item, PcmFrame) and key in (None, item.key) and len(self.sound[item.key]) // 2 >= samples:
+                return item.key
+
+    async def end(self, key: UtteranceKey) -> Ended:
+        """Listen until that utterance has ended."""
+        while key not in self.ends:
+            item = await self.next()
+            assert item is not None, "the session closed before the utterance ended"
+        return self.ends[key]
+
+    async def silence(self) -> None:
+        """Whatever is still to come after the session was closed."""
+        while await self.next() is not None:
+            pass
+
+    async def say(self, text: str | bytes) -> Ended:
+        key = self.session.speak(text)
+        self.session.end_text()
+        return await self.end(key)

@@ -1,0 +1,111 @@
+"""Every way to a worker, as the behaviours see it. A new transport joins with one line in ``WAYS``.
+
+A way is an asynchronous context manager: it gets a ``Setup``, runs a worker with it and yields a ``Client`` of that
+worker. The client's sessions keep ``tts_worker.session.session.Session``, whatever carries them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+
+from tests.conftest import tone_settings
+from tts_worker.app import Worker, create_application, running_worker
+from tts_worker.client import Client, ClientSettings, connect
+from tts_worker.client.local import LocalConnector
+from tts_worker.engine.loop import EngineLoop
+from tts_worker.engine.tone import ToneEngine, ToneSettings
+
+
+@dataclass(frozen=True)
+class Setup:
+    """``sections``: the worker's settings; ``engine``: a tone engine that is told to misbehave, instead of the one of
+    the settings; ``client``: the client's settings."""
+
+    sections: Mapping[str, Any] = field(default_factory=dict)
+    engine: ToneSettings | None = None
+    client: ClientSettings = field(default_factory=ClientSettings)
+
+
+class BentWorker(Worker):
+    """A worker whose engine does what a test wants."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(tone_settings(**setup.sections))
+        self._bent = setup.engine
+
+    async def _load(self, name: str) -> None:
+        if self._bent is None:
+            await super()._load(name)
+            return
+        engine = EngineLoop(lambda: ToneEngine(self._bent), name=name, hang_timeout_s=5.0)
+        await engine.start()
+        self.hub.add_engine(name, "tone", engine)
+        self.engines[name] = engine
+
+    async def stop(self) -> None:
+        if self._bent is not None:
+            self._bent.hang.set()
+        await super().stop()
+
+
+@asynccontextmanager
+async def bent_worker(setup: Setup) -> AsyncIterator[Worker]:
+    """A running worker of this setup."""
+    if setup.engine is None:
+        async with running_worker(tone_settings(**setup.sections)) as worker:
+            yield worker
+        return
+    worker = BentWorker(setup)
+    await worker.start()
+    try:
+        yield worker
+    finally:
+        await worker.stop()
+
+
+@asynccontextmanager
+async def served(setup: Setup) -> AsyncIterator[str]:
+    """``host:port`` of a server on loopback with a worker of this setup."""
+    async with bent_worker(setup) as worker:
+        config = uvicorn.Config(create_application(worker), port=0, log_config=None, access_log=False, lifespan="off")
+        config.load()
+        server = uvicorn.Server(config)
+        server.lifespan = config.lifespan_class(config)
+        await server.startup()
+        host, port = server.servers[0].sockets[0].getsockname()[:2]
+        try:
+            yield f"{host}:{port}"
+        finally:
+            await worker.hub.drain(0.0)
+            await server.shutdown()
+
+
+@asynccontextmanager
+async def local(setup: Setup) -> AsyncIterator[Client]:
+    async with Client(LocalConnector(lambda: bent_worker(setup)), setup.client) as client:
+        yield client
+
+
+@asynccontextmanager
+async def websocket(setup: Setup) -> AsyncIterator[Client]:
+    async with served(setup) as address, connect(f"ws://{address}", setup.client) as client:
+        yield client
+
+
+@dataclass(frozen=True)
+class Way:
+    """``exact``: its sound is the worker's, byte for byte (no codec between)."""
+
+    enter: Callable[[Setup], AbstractAsyncContextManager[Client]]
+    exact: bool = True
+
+
+WAYS: dict[str, Way] = {
+    "local": Way(local),
+    "ws": Way(websocket),
+}
