@@ -256,8 +256,12 @@ class _Connection:
         """An utterance that ended by itself takes its context with it, and only its own: another may be written."""
         context = self._contexts.pop(ended.key, None)
         ended_by_itself = ended.outcome in (Outcome.ERROR, Outcome.TRUNCATED) or ended.receipt.reason == "pause_timeout"
-        if ended_by_itself and context == self._context:
+        if context is None or context != self._context:
+            return
+        if ended_by_itself:
             self._retire_context()
+        else:
+            self._context = None  # its writer fell silent and the worker ended the text
 
     def _start(self, message: wire.StartMessage) -> None:
         options = message.options()
