@@ -1,0 +1,57 @@
+"""Run a benchmark and keep its figures with what is needed to run it again: a JSON file in bench/results.
+
+    python bench/record.py NAME -- tts-worker bench load --engine cpu --sessions 40
+
+The benchmark must print one JSON object last; ``--json`` is added to the command if it is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def hardware() -> str:
+    """In general words: CPU model, number of cores, memory."""
+    model = platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    memory_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return f"{os.cpu_count()} cores, {model}, {memory_gib:.0f} GiB"
+
+
+def main() -> int:
+    if len(sys.argv) < 4 or sys.argv[2] != "--":
+        print(__doc__, file=sys.stderr)
+        return 2
+    name, command = sys.argv[1], sys.argv[3:]
+    if "--json" not in command:
+        command.append("--json")
+    load_before = os.getloadavg()[0]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    record = {
+        "command": " ".join(command),
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "hardware": hardware(),
+        "python": platform.python_version(),
+        "load_average_before": round(load_before, 2),
+        "result": json.loads(done.stdout.strip().splitlines()[-1]),
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
+    print(json.dumps(record["result"], indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
