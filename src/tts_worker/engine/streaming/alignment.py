@@ -50,7 +50,7 @@ class PlacedWord:
 @dataclass(slots=True)
 class _Run:
     start: int
-    words: deque[SpokenWord] = field(default_factory=deque)
+    words: deque[tuple[SpokenWord, int]] = field(default_factory=deque)  # and the token count at which it was read
     end: int | None = None
     weight: int = 0  # of all its words
     at: float = 0.0  # where the next word begins
@@ -63,29 +63,37 @@ class WordClock:
     def __init__(self, pace: float = USUAL_TOKENS_PER_WEIGHT) -> None:
         self.pace = pace
         self._runs: deque[_Run] = deque()
+        self._told = 0  # words that begin before this token are told
 
     def begin(self, start: int) -> None:
         """A run begins at token ``start``."""
         self._runs.append(_Run(start, at=start))
 
-    def add(self, words: Sequence[SpokenWord]) -> None:
-        """The present run will say ``words``."""
+    def add(self, words: Sequence[SpokenWord], since: int) -> None:
+        """The present run will say ``words``; the language model read them when there were ``since`` tokens."""
         run = self._runs[-1]
-        run.words.extend(words)
+        run.words.extend((word, since) for word in words)
         run.weight += sum(map(_cost, words))
+
+    @property
+    def expected_tokens(self) -> float:
+        """How many tokens the runs so far will have, as far as one can tell."""
+        return sum(run.end - run.start if run.end is not None else run.weight * self.pace for run in self._runs)
 
     def finish(self, end: int) -> None:
         """The present run ended before token ``end``."""
         self._runs[-1].end = end
 
     def restart(self) -> None:
-        """The present run begins again (none of it was heard)."""
-        self._runs[-1].at = self._runs[-1].start
+        """The present run begins again (none of it was heard) and has no words yet."""
+        start = self._runs.pop().start
+        self.begin(start)
 
     def take(self, end: int, known: int, final: bool) -> list[PlacedWord]:
         """The words that begin before token ``end``, in order, each once. ``known``: tokens that exist for certain,
         however fast they came; ``final``: there will be no others."""
         placed: list[PlacedWord] = []
+        end = max(end, self._told)
         while self._runs:
             run = self._runs[0]
             if run.start >= end and not final:
@@ -94,6 +102,7 @@ class WordClock:
             if run.settled is None or run.settled:
                 break
             self._runs.popleft()
+        self._told = end
         return placed
 
     def _place(self, run: _Run, end: int, known: int, final: bool, placed: list[PlacedWord]) -> None:
@@ -104,17 +113,19 @@ class WordClock:
             while run.settled and (final or run.settled[-1].start < end):
                 placed.append(run.settled.pop())
             return
-        while run.words and run.at < end:
-            word = run.words.popleft()
-            start, run.at = run.at, run.at + _cost(word) * self.pace
+        while run.words and run.at < end and run.words[0][1] < known:
+            word, _ = run.words.popleft()
+            start = max(run.at, float(self._told))
+            run.at = start + _cost(word) * self.pace
             placed.append(PlacedWord(word.start_char, word.end_char, start, min(run.at, end)))
 
     def _settle(self, run: _Run, end: int) -> None:
         """All that is left of the run is shared among the words that are left."""
-        at, left = min(run.at, float(end)), sum(map(_cost, run.words))
+        at = min(max(run.at, float(self._told)), float(end))
+        left = sum(_cost(word) for word, _ in run.words)
         unit = (end - at) / left if left else 0.0
         settled = []
-        for word in run.words:
+        for word, _ in run.words:
             finish = at + unit * _cost(word)
             settled.append(PlacedWord(word.start_char, word.end_char, at, finish))
             at = finish

@@ -7,7 +7,7 @@ is used. It must not know why a special id may come, who owns a slot or what hap
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -127,6 +127,18 @@ class Decoder:
         return list(items[same:])
 
     @torch.inference_mode()
+    def restore(self, slot: int, seed: int, drawn: Sequence[int]) -> list[Item]:
+        """A pass failed half-way and ``slot`` is not to be trusted: begin its sequence again, as if ``drawn`` had just
+        been drawn. Returns what it held, which must be fed."""
+        items = list(self._fed[slot])
+        self._fed[slot] = []
+        with self._lane:
+            self._pool.reset(self._lane.send([slot]))
+            self._draws.start(self._lane.send([slot]), self._lane.send([seed]))
+        self.record(slot, drawn)
+        return items
+
+    @torch.inference_mode()
     def record(self, slot: int, ids: Sequence[int]) -> None:
         """``ids`` count as drawn."""
         with self._lane:
@@ -139,14 +151,15 @@ class Decoder:
     def feed(self, rows: Sequence[Row], items: Sequence[Sequence[Item]]) -> Ticket:
         """Feed each slot its ``items`` and draw one id each: ``[1, B]``. Batches of different lengths are padded."""
         counts = [len(part) for part in items]
-        for row, part in zip(rows, items, strict=True):
-            self._fed[row.slot] += part
         with self._lane:
             slots = self._begin(rows)
-            context = self._context(max(self.length(row.slot) for row in rows))
+            context = self._context(max(self.length(row.slot) + n for row, n in zip(rows, counts, strict=True)))
             scores = self._forward(self._embed(items), self._lane.send(counts), slots, context)
             ids = self._draw(scores, slots, self._forced(rows, 1)[0])
-            return self._lane.fetch(ids[None])
+            ticket = self._lane.fetch(ids[None])
+        for row, part in zip(rows, items, strict=True):
+            self._fed[row.slot] += part
+        return ticket
 
     @torch.inference_mode()
     def burst(self, rows: Sequence[Row], steps: int) -> Ticket:
@@ -166,7 +179,7 @@ class Decoder:
                 reach = steps if self._runner.fixed_shapes else step + 1
                 context = self._context(longest + reach)
                 key = ("decode", slots.shape[0], context)
-                ids = self._runner.run(key, self._stepper(context), (slots, forced[step]))
+                (ids,) = self._runner.run(key, self._stepper(context), (slots, forced[step]))
                 drawn.append(ids[: len(rows)].clone())
             return self._lane.fetch(torch.stack(drawn))
 
@@ -176,6 +189,17 @@ class Decoder:
         for token in [last, *drawn][: len(drawn)]:
             self._fed[slot].append((Kind.SPEECH, token))
         return drawn
+
+    @torch.inference_mode()
+    def record_bursts(self, batch: int) -> None:
+        """Run a decode step of every shape once, in a slot that nobody has."""
+        for rows in (1 << power for power in range(_bucket(batch).bit_length())):
+            for context in sorted({self._context(n) for n in range(1, self.max_tokens, CONTEXT_BUCKET)}):
+                with self._lane:
+                    slots = self._lane.send([self._spare] * rows)
+                    forced = self._lane.send([NOT_FORCED] * rows)
+                    self._alive[slots] = False
+                    self._runner.run(("decode", rows, context), self._stepper(context), (slots, forced))
 
     def _begin(self, rows: Sequence[Row]) -> Tensor:
         plan = self._lane.send([[row.slot, row.special, row.special_from, row.budget] for row in rows])
@@ -195,11 +219,11 @@ class Decoder:
             longest = -(-longest // CONTEXT_BUCKET) * CONTEXT_BUCKET
         return min(longest, self.max_tokens)
 
-    def _stepper(self, context: int):  # type: ignore[no-untyped-def]
-        def step(slots: Tensor, forced: Tensor) -> Tensor:
+    def _stepper(self, context: int) -> Callable[[Tensor, Tensor], tuple[Tensor]]:
+        def step(slots: Tensor, forced: Tensor) -> tuple[Tensor]:
             alive = self._alive[slots]
             x = self._lm.embed_speech(self._last[slots])[:, None]
-            return self._draw(self._forward(x, alive.long(), slots, context), slots, forced)
+            return (self._draw(self._forward(x, alive.long(), slots, context), slots, forced),)
 
         return step
 

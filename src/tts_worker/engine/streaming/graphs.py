@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 Tensors = tuple[Tensor, ...]
-Compute = Callable[..., Tensor]
+Compute = Callable[..., Tensors]
 
 
 class Runner(Protocol):
@@ -24,7 +24,7 @@ class Runner(Protocol):
 
     fixed_shapes: bool
 
-    def run(self, key: Hashable, compute: Compute, inputs: Tensors) -> Tensor:
+    def run(self, key: Hashable, compute: Compute, inputs: Tensors) -> Tensors:
         """``compute(*inputs)``. ``key`` must determine ``compute`` and all shapes; what differs from call to call must
         be among ``inputs``. What it changes in place, it changes as a plain call would."""
         ...
@@ -33,18 +33,27 @@ class Runner(Protocol):
 class EagerRunner:
     fixed_shapes = False
 
-    def run(self, key: Hashable, compute: Compute, inputs: Tensors) -> Tensor:
+    def run(self, key: Hashable, compute: Compute, inputs: Tensors) -> Tensors:
         return compute(*inputs)
 
 
 @dataclass
 class _Recording:
     inputs: Tensors
-    output: Tensor
+    outputs: Tensors
     replay: Callable[[], None]
 
 
-class _RecordingRunner:
+def single(runner: Runner) -> Callable[[Hashable, Callable[..., Tensor], Tensors], Tensor]:
+    """``runner`` for computations that return one tensor."""
+
+    def run(key: Hashable, compute: Callable[..., Tensor], inputs: Tensors) -> Tensor:
+        return runner.run(key, lambda *given: (compute(*given),), inputs)[0]
+
+    return run
+
+
+class RecordingRunner:
     """Buffers and keys; subclasses know how to record. Only what is asked for while ``recording`` is on is recorded: a
     caller's first chunk must not wait for a capture. Everything else is computed plainly."""
 
@@ -59,28 +68,28 @@ class _RecordingRunner:
     def recordings(self) -> int:
         return len(self._recordings)
 
-    def run(self, key: Hashable, compute: Compute, inputs: Tensors) -> Tensor:
+    def run(self, key: Hashable, compute: Compute, inputs: Tensors) -> Tensors:
         recording = self._recordings.get(key)
         if recording is None and not self.recording:
             self.plain_calls += 1
             return compute(*inputs)
         if recording is None:
             # A recording does not compute: the state is brought forward by this plain call, which also warms up.
-            output = compute(*inputs)
+            outputs = compute(*inputs)
             buffers = tuple(tensor.clone() for tensor in inputs)
-            self._recordings[key] = self._record(compute, buffers, output)
-            return output
+            self._recordings[key] = self._record(compute, buffers, outputs)
+            return outputs
         for buffer, tensor in zip(recording.inputs, inputs, strict=True):
             buffer.copy_(tensor)
         recording.replay()
         self.replays += 1
-        return recording.output
+        return recording.outputs
 
-    def _record(self, compute: Compute, inputs: Tensors, output: Tensor) -> _Recording:
+    def _record(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> _Recording:
         raise NotImplementedError
 
 
-class GraphRunner(_RecordingRunner):
+class GraphRunner(RecordingRunner):
     """CUDA graphs that share one memory pool. Captures on ``stream``, which must be the lane's."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
@@ -88,7 +97,7 @@ class GraphRunner(_RecordingRunner):
         self._stream = stream
         self._pool = torch.cuda.graph_pool_handle()
 
-    def _record(self, compute: Compute, inputs: Tensors, output: Tensor) -> _Recording:
+    def _record(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> _Recording:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
@@ -96,14 +105,15 @@ class GraphRunner(_RecordingRunner):
         return _Recording(inputs, static, graph.replay)
 
 
-class RehearsalRunner(_RecordingRunner):
+class RehearsalRunner(RecordingRunner):
     """A recording played on the CPU: replays call the function that was recorded first, on the buffers that were there
     first, into the output that was there first. What reaches a computation by any other way shows as a wrong result."""
 
-    def _record(self, compute: Compute, inputs: Tensors, output: Tensor) -> _Recording:
-        static = output.clone()
+    def _record(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> _Recording:
+        static = tuple(output.clone() for output in outputs)
 
         def replay() -> None:
-            static.copy_(compute(*inputs))
+            for buffer, output in zip(static, compute(*inputs), strict=True):
+                buffer.copy_(output)
 
         return _Recording(inputs, static, replay)

@@ -42,14 +42,17 @@ class Run(Protocol):
 
 
 class ClauseRun:
-    """``text`` after everything in ``before`` (prompt and earlier clauses), then the speech of all that."""
+    """``text`` after everything in ``before`` (prompt and earlier clauses), then the ``speech`` of all that; at most
+    ``most`` ids are drawn."""
 
-    def __init__(self, dims: LmDims, before: Sequence[int], text: Sequence[int], speech: Sequence[int]) -> None:
+    def __init__(
+        self, dims: LmDims, before: Sequence[int], text: Sequence[int], speech: Sequence[int], most: int
+    ) -> None:
         self._dims = dims
         self.unfed: list[Item] = [(Kind.SOS, 0), *((Kind.TEXT, i) for i in before), *((Kind.TEXT, i) for i in text)]
         self.unfed += [(Kind.TASK, 0), *((Kind.SPEECH, i) for i in speech)]
         self.fills: list[int] = []
-        self._least, self._most = LEAST_RATIO * len(text), MOST_RATIO * len(text)
+        self._least, self._most = LEAST_RATIO * len(text), most
         self._drawn = 0
         self.done = self.truncated = False
 
@@ -89,6 +92,7 @@ class InterleavedRun:
         self.fills: list[int] = []
         self._text: deque[int] = deque()
         self._text_ended = False
+        self.read = 0  # text ids that the machine took
         self._how: Draw | None = None
         self.done = self.truncated = False
         self._turn()
@@ -132,6 +136,7 @@ class InterleavedRun:
             if machine.wants_text:
                 if self._text:
                     machine.push(self._text.popleft())
+                    self.read += 1
                 elif self._text_ended:
                     machine.end()
                 else:

@@ -167,6 +167,20 @@ class FlowPool:
             state.tokens += min(n, size)
         return mel[: len(states)]
 
+    @torch.inference_mode()
+    def record_passes(self, batch: int) -> None:
+        """Run a pass of every rounded shape once, on memory that nobody has, and fill the table of the first step."""
+        size, ahead, mel = self.chunk_tokens, self.flow.dims.lookahead_tokens, self.flow.dims.mel
+        for chunk in range(self.max_chunks):
+            self._null_at(chunk, self.flow.chunk_frames)
+        for pages in range(self._page_bucket, self.max_chunks + self._page_bucket, self._page_bucket):
+            for rows in (1 << power for power in range((batch - 1).bit_length() + 1)):
+                table = [self._spare_page, *[0] * (min(pages, self.max_chunks) - 1)]
+                index = torch.tensor([[self._spare_slot, 0, 1, self._spare_page, *table]] * rows).to(self.device)
+                cond = self.flow.noise.new_zeros(rows, self.flow.chunk_frames, mel)
+                tokens = torch.zeros(rows, size + ahead, dtype=torch.long, device=self.device)
+                self._run(("flow", index.shape), self._advance, (index, tokens, cond[:, 0], cond, cond.clone()))
+
     def _advance(self, index: Tensor, tokens: Tensor, spk: Tensor, cond: Tensor, null: Tensor) -> Tensor:
         """``index [B, 4 + pages]``: slot, first token, tokens that exist, fresh page, page table."""
         (slots, start, known), fresh, table = index[:, :3].unbind(1), index[:, 3:4], index[:, 4:]

@@ -1,0 +1,368 @@
+"""CosyVoice behind the ``Engine`` protocol: whose turn it is, and what a fault costs.
+
+Owns the utterances and the order of work: least slack first, a voice to prepare, text to feed, tokens to draw or a chunk
+to render. A step is one bounded piece of work; on a GPU tokens and sound are made side by side and a step takes what has
+landed. What is said never depends on any of this (utterance.py). It must not know sessions or how networks work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from tts_worker.engine.cosyvoice.config import V3
+from tts_worker.engine.schedule import Job, by_urgency
+from tts_worker.engine.streaming.config import StreamingConfig, TextMode
+from tts_worker.engine.streaming.parts import Parts
+from tts_worker.engine.streaming.stages import SoundStage, Spent, StageFault, TokenStage
+from tts_worker.engine.streaming.utterance import Model, Need, Utterance, plain_segment
+from tts_worker.errors import (
+    EngineFault,
+    ErrorInfo,
+    InvalidRequest,
+    OutOfMemory,
+    OverCapacity,
+    SynthesisFailed,
+    TTSWorkerError,
+    UnknownVoice,
+    UnspeakableText,
+)
+from tts_worker.types import (
+    SAMPLE_RATE_HZ,
+    Alignment,
+    Audio,
+    Cancel,
+    Command,
+    Credit,
+    Done,
+    EndText,
+    EngineInfo,
+    Event,
+    Failed,
+    Hold,
+    Open,
+    Release,
+    SynthesisParams,
+    Text,
+    UtteranceKey,
+)
+
+SPEED_RANGE = (0.5, 2.0)
+LANGUAGES = {"cosyvoice2": ("zh", "en", "ja", "ko", "yue")}
+LANGUAGES[V3] = (*LANGUAGES["cosyvoice2"], "de", "es", "fr", "it", "ru")
+
+_LONGEST_SLICE_SAMPLES = SAMPLE_RATE_HZ // 2
+_WARM_UP = "warm-up"
+_WARM_UP_TOKENS = 60
+_AHEAD_CHUNKS = 2  # of tokens, that an utterance may have waiting when others decode anyway
+
+
+class CosyVoiceEngine:
+    """See the module. Utterances end with Failed for an unknown voice, a language, pace or seed that there is not, an
+    instruction that the voice cannot take, or text without anything to say; with ``Done(truncated=...)`` where the
+    language model lost itself after something was heard. Word times are estimates (alignment.py)."""
+
+    def __init__(self, parts: Parts, model: Model, *, healthy: Callable[[], bool] | None = None) -> None:
+        """``healthy`` finds out, after a fault, whether the device still works."""
+        self.parts, self._model = parts, _with_warm_up(model)
+        config, settings = model.config, model.settings
+        self.spent = Spent()
+        self._tokens = TokenStage(parts, settings.decode_batch, settings.burst_tokens, self.spent)
+        self._sound = SoundStage(parts, settings.render_batch, self.spent, self._unblock)
+        self._healthy = healthy or (lambda: _answers(parts.networks.flow.noise.device))
+        self._utterances: dict[UtteranceKey, Utterance] = {}
+        self._events: list[Event] = []
+        self._sent_only = False  # the last step made nothing new
+        self.info = EngineInfo(
+            name="cosyvoice",
+            voices=parts.book.names,
+            languages=LANGUAGES[config.family],
+            alignment=Alignment.ESTIMATED,
+            max_utterances=settings.max_utterances,
+            sample_rate_hz=config.sample_rate_hz,
+            text_by_word=settings.text_mode is TextMode.INTERLEAVED,
+            speed_range=SPEED_RANGE,
+            device=str(parts.networks.flow.noise.device),
+            extra=(("family", config.family), ("text_mode", settings.text_mode.value)),
+        )
+
+    @property
+    def settings(self) -> StreamingConfig:
+        return self._model.settings
+
+    @property
+    def live(self) -> int:
+        """Utterances that hold anything."""
+        return len(self._utterances)
+
+    # -- commands -----------------------------------------------------------------------------------------------------
+
+    def handle(self, command: Command) -> None:
+        if isinstance(command, Open):
+            self._open(command)
+            return
+        utterance = self._utterances.get(command.key)
+        if utterance is None:
+            return
+        if isinstance(command, Text):
+            utterance.add(command.segment)
+        elif isinstance(command, EndText):
+            utterance.end()
+        elif isinstance(command, Credit):
+            utterance.outlet.grant(command.samples)
+        elif isinstance(command, Hold):
+            utterance.held = True
+        elif isinstance(command, Release):
+            utterance.held = False
+        elif isinstance(command, Cancel):
+            self._free(utterance)
+
+    def _open(self, command: Open) -> None:
+        try:
+            self._check(command.params)
+            if len(self._utterances) >= self.settings.max_utterances:
+                raise OverCapacity("every utterance slot of the engine is taken; try again in a moment")
+        except TTSWorkerError as error:
+            self._events.append(Failed(command.key, error.info))
+        else:
+            self._utterances[command.key] = Utterance(command, self._model, self.parts.decoder.acquire())
+
+    def _check(self, params: SynthesisParams) -> None:
+        """Raises UnknownVoice or InvalidRequest for what cannot be done; nothing is replaced in silence."""
+        names = self.parts.book.names
+        if params.voice not in names:
+            raise UnknownVoice(f'there is no voice "{params.voice[:64]}"; there are: {", ".join(names[:20]) or "none"}')
+        if not (math.isfinite(params.speed) and SPEED_RANGE[0] <= params.speed <= SPEED_RANGE[1]):
+            raise InvalidRequest(f"speed must be {SPEED_RANGE[0]:g} to {SPEED_RANGE[1]:g}")
+        if not 0 <= params.seed < 1 << 63:
+            raise InvalidRequest("seed must be 0 to 2^63 - 1")
+        if params.language is not None:
+            primary = params.language.replace("_", "-").split("-")[0].lower()
+            if primary not in self.info.languages:
+                known = ", ".join(self.info.languages)
+                raise InvalidRequest(f"this model does not speak {primary[:16]!r}; it speaks {known}")
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        if self._events or self._tokens.busy or self._sound.busy:
+            return True
+        return any(
+            self._need(utterance) is not Need.NOTHING or utterance.can_emit or utterance.finished
+            for utterance in self._utterances.values()
+        )
+
+    def _need(self, utterance: Utterance) -> Need:
+        return utterance.need(self.parts.book.missing)
+
+    def step(self, now_s: float) -> Sequence[Event]:
+        self._land(block=False)
+        self._emit()
+        # What is ready leaves before anything new is made, but sending alone never fills two steps in a row.
+        self._sent_only = bool(self._events) and not self._sent_only
+        if not self._sent_only:
+            if not self._launch(int(now_s * 1e6)):
+                self._land(block=True)  # nothing can begin before something has landed
+            self._land(block=False)
+            self._emit()
+        events, self._events = self._events, []
+        return events
+
+    def _launch(self, now_us: int) -> bool:
+        """Begin the most urgent work that the device has room for. True if something was begun."""
+        launched = False
+        order = self._by_urgency(now_us)
+        for utterance in order:
+            need = self._need(utterance)
+            if need is Need.VOICE:
+                self._attempt(lambda u=utterance: self._prepare_voice(u))
+            elif need is Need.RENDER and not self._sound.busy:
+                wanting = [u for u in order if u is utterance or (self._need(u) is Need.RENDER and not u.alone)]
+                wanting = wanting[wanting.index(utterance) :]
+                self._attempt(lambda w=wanting: self._sound.launch(w, list(self._utterances.values())))
+            elif need in (Need.FEED, Need.DECODE) and not self._tokens.busy:
+                self._attempt(lambda u=utterance: self._tokens.launch(u, self._company()))
+            else:
+                continue
+            utterance.waiting_since_us = None
+            launched = True
+            break
+        return launched
+
+    def _by_urgency(self, now_us: int) -> list[Utterance]:
+        jobs = []
+        for key, utterance in self._utterances.items():
+            if self._need(utterance) is not Need.NOTHING:
+                if utterance.waiting_since_us is None:
+                    utterance.waiting_since_us = now_us
+                outlet = utterance.outlet
+                jobs.append(Job(key, outlet.lead_samples, utterance.waiting_since_us, outlet.emitted_samples > 0))
+        return [self._utterances[job.key] for job in by_urgency(jobs, now_us)]
+
+    def _company(self) -> list[Utterance]:
+        """Who may share a pass of the language model: listeners with room, and not too many tokens ahead."""
+        flow = self._model.config.flow
+        most = _AHEAD_CHUNKS * flow.chunk_tokens + flow.lookahead_tokens
+        return [u for u in self._utterances.values() if u.has_room and u.ahead_tokens < most]
+
+    def _prepare_voice(self, utterance: Utterance) -> None:
+        book, params = self.parts.book, utterance.params
+        try:
+            if utterance.voice is None:
+                voice = book.get(params.voice, self.parts.networks.flow)
+                utterance.use(voice, voice.request(params.instruct))
+            elif book.missing(utterance.voice):
+                book.prepare(utterance.voice, self.parts.pool, self.parts.sound_lane)
+        except Exception as problem:
+            raise StageFault([utterance], problem) from problem
+
+    def _land(self, *, block: bool) -> None:
+        # What is waited for is one thing: tokens first, they are the shorter wait.
+        self._attempt(lambda: self._tokens.land(block=block))
+        self._attempt(lambda: self._sound.land(block=block and not self._events))
+
+    def _attempt(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except StageFault as fault:
+            self._contain(fault)
+
+    # -- faults -------------------------------------------------------------------------------------------------------
+
+    def _contain(self, fault: StageFault) -> None:
+        """A fault of one utterance is its own; in a batch everybody goes on by himself, so that it shows whose it is.
+
+        Raises EngineFault if the device no longer answers: then nothing that is on it can be trusted."""
+        cause = fault.cause
+        ours = isinstance(cause, TTSWorkerError)
+        if not ours and not self._healthy():
+            raise EngineFault(f"the device failed ({type(cause).__name__}) and no longer answers") from cause
+        if isinstance(cause, torch.OutOfMemoryError):
+            while self.parts.book.shrink(self.parts.pool):
+                pass
+        members = [utterance for utterance in fault.members if not utterance.gone]
+        for utterance in members:
+            if len(fault.members) == 1:
+                self._fail(utterance, _explain(cause))
+            elif not ours:
+                self._tokens.recover(utterance)
+                self._sound.recover(utterance)
+                utterance.alone = True
+
+    def _fail(self, utterance: Utterance, error: ErrorInfo) -> None:
+        self._free(utterance)
+        self._events.append(Failed(utterance.outlet.key, error))
+
+    def _free(self, utterance: Utterance) -> None:
+        """Give back everything that an utterance holds. What of it is on the device lands nowhere."""
+        del self._utterances[utterance.outlet.key]
+        utterance.gone = True
+        for passage in utterance.passages:
+            self.parts.renderer.close(passage.stream)
+        self.parts.decoder.release(utterance.slot)
+        if utterance.voice is not None:
+            self.parts.book.leave(utterance.voice)
+        self._unblock()
+
+    def _unblock(self) -> None:
+        for utterance in self._utterances.values():
+            utterance.blocked = False
+
+    # -- the way out --------------------------------------------------------------------------------------------------
+
+    def _emit(self) -> None:
+        for utterance in list(self._utterances.values()):
+            utterance.leave_silent()
+            if utterance.can_emit and not self._gathers(utterance):
+                last = utterance.ended and utterance.run is None and not utterance.passages
+                self._events += _slices(utterance, last)
+            if utterance.finished:
+                self._finish(utterance)
+
+    def _gathers(self, utterance: Utterance) -> bool:
+        """Whether a first sound waits for more of it: under load, a first chunk that is played before the next one can
+        be there would only begin with a hole."""
+        outlet = utterance.outlet
+        if outlet.emitted_samples or utterance.chunks != 1 or not utterance.passages or not utterance.has_room:
+            return False
+        if self._need(utterance) is Need.NOTHING and not (utterance.decoding or utterance.rendering):
+            return False  # nothing more comes by itself
+        flow, spent = self._model.config.flow, self.spent
+        ahead_of_it = -(-len(self._utterances) // self.settings.render_batch)
+        next_s = flow.chunk_tokens * spent.token_s + (1 + ahead_of_it) * spent.chunk_s
+        return outlet.waiting_samples < next_s * SAMPLE_RATE_HZ
+
+    def _finish(self, utterance: Utterance) -> None:
+        key = utterance.outlet.key
+        if not utterance.text_seen or utterance.outlet.rendered_samples:
+            self._free(utterance)
+            self._events.append(Done(key, utterance.truncated))
+        elif utterance.truncated is not None:
+            self._fail(utterance, SynthesisFailed("the language model said nothing sensible; try another seed").info)
+        else:
+            self._fail(utterance, UnspeakableText("the text holds no letters or digits to speak").info)
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def warm_up(self) -> None:
+        """Speak once through every path with the first voice, and record what is to be recorded. Raises EngineFault if
+        that fails or is silent."""
+        if not self.info.voices:
+            raise EngineFault("the model has no voice yet: add one with tts-worker voice add")
+        key, heard = UtteranceKey(_WARM_UP, -1), bytearray()
+        self.handle(Open(key, SynthesisParams(self.info.voices[0]), credit_samples=60 * SAMPLE_RATE_HZ))
+        self.handle(Text(key, plain_segment("This is a sentence to warm up with.")))
+        self.handle(EndText(key))
+        while self.has_work:
+            for event in self.step(0.0):
+                if isinstance(event, Failed):
+                    raise EngineFault(f"the model cannot speak: {event.error.message}")
+                if isinstance(event, Audio):
+                    heard += event.pcm
+        if not np.any(np.abs(np.frombuffer(bytes(heard), "<i2").astype(np.int32)) > 100):
+            raise EngineFault("the model is silent: its weights are damaged, or of another model")
+        self.parts.record(self.settings)
+        self.spent.reset()  # loading and recording are nobody's pace
+
+    def close(self) -> None:
+        for utterance in list(self._utterances.values()):
+            self._free(utterance)
+        self._events.clear()
+
+
+def _slices(utterance: Utterance, last: bool) -> Iterator[Audio]:
+    while (audio := utterance.outlet.emit(_LONGEST_SLICE_SAMPLES, last=last)) is not None:
+        yield audio
+
+
+def _explain(cause: BaseException) -> ErrorInfo:
+    if isinstance(cause, TTSWorkerError):
+        return cause.info
+    if isinstance(cause, MemoryError | torch.OutOfMemoryError):
+        return OutOfMemory("the device has no memory left for this utterance").info
+    return SynthesisFailed(f"the model could not say a part of the text ({type(cause).__name__})").info
+
+
+def _answers(device: torch.device) -> bool:
+    """Whether a device still computes."""
+    try:
+        return float(torch.ones(1, device=device).sum()) == 1.0
+    except RuntimeError:
+        return False
+
+
+def _with_warm_up(model: Model) -> Model:
+    """A model whose warm-up utterance ends, whatever the weights say."""
+    speech, eos, own = model.config.lm.speech_tokens, model.config.lm.eos_id, model.script
+    sentence = (*(i * 97 % speech for i in range(_WARM_UP_TOKENS)), eos)
+
+    def script(key: UtteranceKey, run: int) -> Sequence[int]:
+        if key.session == _WARM_UP:
+            return sentence
+        return own(key, run) if own is not None else ()
+
+    return Model(model.config, model.tokenizer, model.settings, script)

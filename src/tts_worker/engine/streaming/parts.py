@@ -1,0 +1,113 @@
+"""Builds what the engine works with from networks and settings: memory, lanes, recordings, voices.
+
+The only place that knows how large memory is and which device gets which precision. The language model has a lane of
+its own, urgent; flow and vocoder share one, so that tokens and sound are made side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.enrol import MOST_S, bundled_voices
+from tts_worker.engine.cosyvoice.flow.stream import FlowPool
+from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.streaming.config import StreamingConfig
+from tts_worker.engine.streaming.decode import Decoder
+from tts_worker.engine.streaming.graphs import EagerRunner, GraphRunner, RecordingRunner, Runner, single
+from tts_worker.engine.streaming.lanes import CudaLane, Lane, lane_for
+from tts_worker.engine.streaming.render import Renderer
+from tts_worker.engine.streaming.voices import VoiceBook
+from tts_worker.voicepack.voice_file import Voice
+
+PAGE_BUCKET = 8  # chunks; page tables are rounded up to it where passes are recorded
+
+
+@dataclass
+class Parts:
+    """Everything with tensors in it."""
+
+    networks: Networks
+    decoder: Decoder
+    renderer: Renderer
+    pool: FlowPool
+    book: VoiceBook
+    token_lane: Lane
+    sound_lane: Lane
+    runners: tuple[Runner, Runner]  # of tokens, of sound
+
+    @classmethod
+    def build(
+        cls,
+        networks: Networks,
+        tokenizer: TextTokenizer,
+        voices: Mapping[str, Voice],
+        config: StreamingConfig,
+        *,
+        stored: Path | None = None,
+        runners: tuple[Runner, Runner] | None = None,
+        lanes: tuple[Lane, Lane] | None = None,
+    ) -> Parts:
+        """``runners`` and ``lanes`` replace what the device would get: tests rehearse recordings and slow devices."""
+        device, flow = networks.flow.noise.device, networks.config.flow
+        token_lane, sound_lane = lanes or (lane_for(device, urgent=True), lane_for(device))
+        if runners is None:
+            runners = (EagerRunner(), EagerRunner())
+            if config.graphs and isinstance(token_lane, CudaLane) and isinstance(sound_lane, CudaLane):
+                runners = GraphRunner(token_lane.stream), GraphRunner(sound_lane.stream)
+        decoder = Decoder(
+            networks, slots=config.max_utterances, max_tokens=config.lm_tokens, lane=token_lane, runner=runners[0],
+            checked=config.checked,
+        )  # fmt: skip
+        longest_s = int(MOST_S) + config.max_passage_s + 2
+        pool = FlowPool(
+            networks.flow,
+            slots=2 * config.max_utterances + config.cached_voices,
+            pages=config.pages,
+            max_chunks=-(-longest_s * networks.config.token_rate_hz // flow.chunk_tokens),
+            dtype=networks.flow.time_tables.dtype,
+            checked=config.checked,
+            run=single(runners[1]),
+            page_bucket=PAGE_BUCKET if runners[1].fixed_shapes else 1,
+        )
+        book = VoiceBook(
+            networks.config, tokenizer, voices,
+            stored=stored, first_tokens=config.first_tokens, cached=config.cached_voices,
+        )  # fmt: skip
+        renderer = Renderer(networks, pool, sound_lane, runners[1])
+        return cls(networks, decoder, renderer, pool, book, token_lane, sound_lane, runners)
+
+
+    def record(self, config: StreamingConfig) -> None:
+        """Everything has been run once: record what recurs, for every batch. Nothing is recorded afterwards."""
+        for runner in self.runners:
+            if isinstance(runner, RecordingRunner):
+                runner.recording = True
+        if self.runners[0].fixed_shapes:
+            self.decoder.record_bursts(config.decode_batch)
+        if self.runners[1].fixed_shapes:
+            self.pool.record_passes(config.render_batch)
+            self.renderer.record_shapes(config.render_batch)
+        for runner in self.runners:
+            if isinstance(runner, RecordingRunner):
+                runner.recording = False
+
+
+def load_networks(bundle: Bundle, device: torch.device, *, half: bool) -> Networks:
+    """``half``: the language model and the flow's estimator in bfloat16, whose range is that of float32. Norms, softmax,
+    scores, the solver's state, the encoder and the vocoder stay in float32, the pitch in float64."""
+    networks = Networks.load(bundle, device=device, lm_dtype=torch.bfloat16 if half else torch.float32)
+    if half:
+        networks.flow.estimator.to(torch.bfloat16)
+        networks.flow.time_tables = networks.flow.time_tables.to(torch.bfloat16)
+    return networks
+
+
+def voices_of(bundle: Bundle) -> dict[str, Voice]:
+    """The speakers that came with the model."""
+    return bundled_voices(bundle.speaker_info, bundle.config) if bundle.speaker_info.is_file() else {}

@@ -1,0 +1,284 @@
+"""Speech tokens to PCM for many utterances at once: the flow's next chunk, the vocoder on a window, 16-bit on the device.
+
+Owns the pass order and the batching of what fits together; all state of a stream of sound is in its ``SoundStream``.
+Each chunk costs the same wherever it stands in the utterance: frames computed are counted, so that a test can tell.
+It must not know when a chunk is due, who listens or how urgent anything is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tts_worker.audio.pcm import FULL_SCALE
+from tts_worker.engine.cosyvoice.chunks import Chunk
+from tts_worker.engine.cosyvoice.flow.stream import FlowPool, FlowState
+from tts_worker.engine.cosyvoice.hift import HashedNoise, HiftState
+from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.streaming.graphs import Runner
+from tts_worker.engine.streaming.lanes import Lane, Ticket
+from tts_worker.engine.streaming.voices import VoiceState, window
+
+
+class Stretch:
+    """Another pace: mel frames resampled linearly in time as they come, at positions that do not depend on the cuts.
+
+    ``speed`` 2 makes half as many frames. Source: the reference resamples the whole mel the same way.
+    """
+
+    def __init__(self, speed: float) -> None:
+        self._speed = speed
+        self._kept: Tensor | None = None  # frames that later ones are mixed with
+        self._first = 0  # absolute number of the first kept frame
+        self._made = 0
+
+    @staticmethod
+    def frames(frames: int, speed: float) -> int:
+        """How many frames become of so many."""
+        return int(frames / speed)
+
+    def push(self, mel: Tensor, final: bool) -> Tensor:
+        """``[1, mel, n]`` more frames; returns those that are settled, ``[1, mel, m]``."""
+        kept = mel if self._kept is None else torch.cat([self._kept, mel], dim=2)
+        total = self._first + kept.shape[2]
+        end = self.frames(total, self._speed)
+        if not final:  # the last one needs a frame to its right
+            while end and (end - 0.5) * self._speed - 0.5 > total - 1:
+                end -= 1
+        place = (torch.arange(self._made, max(end, self._made), device=mel.device) + 0.5).double() * self._speed - 0.5
+        place = place.clamp(min=0.0, max=max(0.0, float(total - 1)))
+        left = place.floor().long()
+        share = (place - left).to(mel.dtype)
+        right = (left + 1).clamp(max=total - 1)
+        out = kept[:, :, left - self._first] * (1 - share) + kept[:, :, right - self._first] * share
+        self._made = max(end, self._made)
+        needed = max(self._first, min(int(max(0.0, (self._made + 0.5) * self._speed - 0.5)), total - 1))
+        self._kept, self._first = kept[:, :, needed - self._first :], needed
+        return out
+
+
+@dataclass(eq=False)
+class SoundStream:
+    """One unbroken stretch of sound: its voice, its speech tokens so far, and what the networks remember of it."""
+
+    voice: VoiceState
+    seed: int
+    tokens: list[int]
+    stretch: Stretch | None = None
+    flow: FlowState | None = None
+    hift: HiftState | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """``chunk`` of ``stream`` is due."""
+
+    stream: SoundStream
+    chunk: Chunk
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """Sound on its way to the host: 16-bit samples ``[B, n]``, ``row`` is this work's. ``samples`` is n."""
+
+    ticket: Ticket
+    row: int
+    samples: int
+
+    def pcm(self) -> bytes:
+        return self.ticket.wait()[self.row].numpy().tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What streams must have in common to go through the vocoder together."""
+
+    frames: int
+    kept: int
+    pitched: int
+    heard: int
+    tail: int
+    final: bool
+
+
+class Renderer:
+    """Runs the flow and the vocoder. ``flow_frames``, ``vocoder_frames``: how many were computed so far."""
+
+    def __init__(self, networks: Networks, pool: FlowPool, lane: Lane, runner: Runner) -> None:
+        self._networks, self.pool, self._lane, self._runner = networks, pool, lane, runner
+        self.flow_frames = self.vocoder_frames = 0
+        self.flow_ms = self.vocoder_ms = 0.0
+        self._after: dict[Shape, tuple[int, bool]] = {}
+
+    def passes(self, work: Work) -> int:
+        """How many passes of the flow a piece of work takes (more than one at a stream's odd begin or end)."""
+        stream, size = work.stream, self.pool.chunk_tokens
+        if stream.flow is not None:
+            done = stream.flow.tokens
+        else:
+            done = stream.voice.flow.tokens if stream.voice.flow is not None else 0
+        return -(-(len(stream.voice.prompt) + work.chunk.end - done) // size)
+
+    def close(self, stream: SoundStream) -> None:
+        """Free what ``stream`` holds. Idempotent."""
+        if stream.flow is not None:
+            self.pool.close(stream.flow)
+            stream.flow = None
+        stream.hift = None
+
+    def recover(self, stream: SoundStream) -> None:
+        """A pass failed half-way, so the flow's memory of ``stream`` is not to be trusted. It is forgotten, and made
+        anew from the tokens by the next pass: the sound goes on as if nothing had been."""
+        if stream.flow is not None:
+            self.pool.close(stream.flow)
+            stream.flow = None
+
+    @torch.inference_mode()
+    def render(self, works: Sequence[Work]) -> list[Rendered]:
+        """Compute what is due. Works that take equally many passes and have kept equally much run as one batch.
+
+        Raises OutOfMemory if the pool has no pages; whatever else the networks raise leaves the streams in need of
+        ``recover``.
+        """
+        began = time.perf_counter()
+        with self._lane:
+            mels = self._flow(works)
+            flowed = time.perf_counter()
+            done = self._vocode(works, mels)
+        self.flow_ms = 1000 * (flowed - began)
+        self.vocoder_ms = 1000 * (time.perf_counter() - flowed)
+        return done
+
+    # -- tokens to mel ------------------------------------------------------------------------------------------------
+
+    def _flow(self, works: Sequence[Work]) -> list[Tensor]:
+        """The new frames of each work, ``[1, mel, n]``."""
+        parts: list[list[Tensor]] = [[] for _ in works]
+        for work in works:
+            if work.stream.flow is None:
+                work.stream.flow = self.pool.open(work.stream.voice.flow)
+        left = [self.passes(work) for work in works]
+        while any(left):
+            now = [i for i, passes in enumerate(left) if passes == max(left)]
+            for i, frames in zip(now, self._pass([works[i] for i in now]), strict=True):
+                parts[i].append(frames)
+                left[i] -= 1
+        return [torch.cat(part, dim=1).transpose(1, 2) for part in parts]
+
+    def _pass(self, works: Sequence[Work]) -> list[Tensor]:
+        """One chunk of each stream: its frames ``[1, n, mel]`` that nobody has heard."""
+        config, ratio = self._networks.config, self._networks.config.flow.frames_per_token
+        states, windows, begins = [], [], []
+        for work in works:
+            stream, state = work.stream, work.stream.flow
+            assert state is not None
+            tokens = [*stream.voice.prompt, *stream.tokens[: work.chunk.known]]
+            windows.append(window(config, tokens, stream.voice.prompt_mel, state.tokens, len(tokens)))
+            states.append(state)
+            begins.append(state.tokens)
+        mel = self.pool.advance(
+            states,
+            self._lane.send([ids for ids, _, _ in windows]),
+            [known for _, known, _ in windows],
+            torch.cat([work.stream.voice.spk for work in works]),
+            torch.cat([cond for _, _, cond in windows]),
+        )
+        self.flow_frames += mel.shape[0] * mel.shape[1]
+        out = []
+        for row, (work, begin) in enumerate(zip(works, begins, strict=True)):
+            prompt = len(work.stream.voice.prompt)
+            first = max(0, prompt + work.chunk.begin - begin)
+            last = min(self.pool.chunk_tokens, prompt + work.chunk.end - begin)
+            out.append(mel[row : row + 1, first * ratio : max(first, last) * ratio].clone())
+        return out
+
+    # -- mel to sound -------------------------------------------------------------------------------------------------
+
+    def _vocode(self, works: Sequence[Work], mels: Sequence[Tensor]) -> list[Rendered]:
+        groups: dict[Shape, list[int]] = {}
+        fresh: list[Tensor] = []
+        hift = self._networks.hift
+        for i, (work, mel) in enumerate(zip(works, mels, strict=True)):
+            stream = work.stream
+            if stream.stretch is not None:
+                mel = stream.stretch.push(mel, work.chunk.final)
+            fresh.append(mel)
+            if stream.hift is None:
+                stream.hift = hift.start(1, mel.device)
+            state = stream.hift
+            tail = 0 if state.tail is None else state.tail.shape[1]
+            key = Shape(mel.shape[2], state.mel.shape[2], state.f0.shape[1], state.heard, tail, work.chunk.final)
+            groups.setdefault(key, []).append(i)
+        done: dict[int, Rendered] = {}
+        for key, members in groups.items():
+            samples = self._group(key, [works[i].stream for i in members], torch.cat([fresh[i] for i in members]))
+            ticket = self._lane.fetch(samples)
+            for row, i in enumerate(members):
+                done[i] = Rendered(ticket, row, samples.shape[1])
+        return [done[i] for i in range(len(works))]
+
+    def _group(self, key: Shape, streams: Sequence[SoundStream], mel: Tensor) -> Tensor:
+        """Streams of equal shape as one batch: 16-bit samples ``[B, n]``; their states go on."""
+        states = [stream.hift for stream in streams if stream.hift is not None]
+        self.vocoder_frames += mel.shape[0] * (mel.shape[2] + states[0].mel.shape[2])
+        no_tail = states[0].mel[:, 0, :0]
+        inputs = (
+            mel,
+            torch.cat([state.mel for state in states]),
+            torch.cat([state.f0 for state in states]),
+            torch.cat([state.phase for state in states]),
+            torch.cat([state.start for state in states]),
+            torch.cat([no_tail if state.tail is None else state.tail for state in states]),
+            self._lane.send([stream.seed for stream in streams]),
+        )
+        samples, *parts = self._runner.run(("vocoder", len(streams), key), self._vocoder(key), inputs)
+        parts = [part.clone() for part in parts]  # a recording's buffers are written again
+        heard, has_tail = self._after[key]
+        for row, stream in enumerate(streams):
+            kept, f0, phase, start, tail = (part[row : row + 1] for part in parts)
+            stream.hift = HiftState(kept, f0, phase, start, heard, tail if has_tail else None)
+        return samples
+
+    @torch.inference_mode()
+    def record_shapes(self, batch: int) -> None:
+        """Run the vocoder once more for every shape that is met within an utterance, in every batch."""
+        with self._lane:
+            for key in [key for key in self._after if not key.final]:
+                for rows in range(1, batch + 1):
+                    state = self._networks.hift.start(rows, self.pool.device)
+                    mel = state.mel.new_zeros(rows, state.mel.shape[1], max(key.frames, key.kept, key.pitched))
+                    self._runner.run(
+                        ("vocoder", rows, key),
+                        self._vocoder(key),
+                        (
+                            mel[:, :, : key.frames], mel[:, :, : key.kept], mel[:, 0, : key.pitched], state.phase,
+                            state.start, mel.new_zeros(rows, key.tail), self._lane.send([0] * rows),
+                        ),
+                    )  # fmt: skip
+
+    def _vocoder(self, key: Shape) -> Callable[..., tuple[Tensor, ...]]:
+        """The vocoder for streams of one shape, as a function of tensors only."""
+        hift = self._networks.hift
+
+        def vocode(
+            mel: Tensor, kept: Tensor, f0: Tensor, phase: Tensor, start: Tensor, tail: Tensor, seeds: Tensor
+        ) -> tuple[Tensor, ...]:
+            state = HiftState(kept, f0, phase, start, key.heard, tail if key.tail else None)
+            noise = HashedNoise(seeds, not hift.dims.causal)
+            sound, after = hift.stream(mel, state, noise, key.final)
+            # What follows from the shape alone is remembered by shape: a recording returns tensors and nothing else.
+            self._after[key] = (after.heard, after.tail is not None)
+            tail = kept[:, 0, :0] if after.tail is None else after.tail
+            return to_int16(sound), after.mel, after.f0, after.phase, after.start, tail
+
+        return vocode
+
+
+def to_int16(sound: Tensor) -> Tensor:
+    """Float samples as 16-bit, where they are: clipped, rounded to the nearest, no number as silence."""
+    scaled = (sound.nan_to_num(nan=0.0).clamp(-1.0, 1.0) * FULL_SCALE).round()
+    return scaled.clamp(max=FULL_SCALE - 1).to(torch.int16)

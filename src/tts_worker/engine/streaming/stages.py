@@ -1,0 +1,331 @@
+"""The two kinds of work on the device: tokens and sound. Each launches one pass at a time and lands what came of it.
+
+A stage chooses who shares a pass with the most urgent utterance, keeps the book of what is in flight, and hands results
+to the utterances. Faults leave a stage as ``StageFault`` with the members it concerns; what they cost is the engine's
+decision. It must not know credit, clocks or commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from tts_worker.audio.pcm import fade_out, to_float, to_pcm
+from tts_worker.engine.cosyvoice.chunks import Chunk, Item
+from tts_worker.engine.streaming.decode import Row
+from tts_worker.engine.streaming.lanes import Ticket
+from tts_worker.engine.streaming.parts import Parts
+from tts_worker.engine.streaming.passage import Passage
+from tts_worker.engine.streaming.render import Rendered, Work
+from tts_worker.engine.streaming.runs import InterleavedRun
+from tts_worker.engine.streaming.utterance import Need, Utterance
+from tts_worker.errors import OutOfMemory
+
+_SMALL_FEED = 16  # inputs: so short ones share a pass, longer ones go by themselves
+_END_FADE_SAMPLES = 480  # 20 ms, where speech was cut
+
+
+class StageFault(Exception):
+    """A pass failed; ``members`` took part in it."""
+
+    def __init__(self, members: Sequence[Utterance], cause: BaseException) -> None:
+        super().__init__(type(cause).__name__)
+        self.members, self.cause = list(members), cause
+
+
+@dataclass
+class Spent:
+    """Running totals, and what a unit of work takes at present (a running mean): for the benchmark and for deciding
+    how much sound a first chunk should hold."""
+
+    feed_ms: float = 0.0
+    decode_ms: float = 0.0
+    flow_ms: float = 0.0
+    vocoder_ms: float = 0.0
+    tokens: int = 0
+    token_s: float = 0.0
+    chunk_s: float = 0.0
+
+    def reset(self) -> None:
+        """Begin to count again."""
+        self.feed_ms = self.decode_ms = self.flow_ms = self.vocoder_ms = self.token_s = self.chunk_s = 0.0
+        self.tokens = 0
+
+
+def _mean(before: float, value: float) -> float:
+    """A running mean."""
+    return value if before == 0.0 else 0.9 * before + 0.1 * value
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    members: tuple[Utterance, ...]
+    ticket: Ticket
+    fed: bool  # a feed, not a burst
+    began_s: float
+
+
+class TokenStage:
+    """Feeds and bursts of the language model."""
+
+    def __init__(self, parts: Parts, batch: int, burst_tokens: int, spent: Spent) -> None:
+        self._decoder, self._book, self._batch, self._burst = parts.decoder, parts.book, batch, burst_tokens
+        self._spent = spent
+        self._flight: _Tokens | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._flight is not None
+
+    def launch(self, urgent: Utterance, others: Iterable[Utterance]) -> None:
+        """One pass for ``urgent`` and whoever of ``others`` waits for the same. Raises StageFault, and what beginning
+        a run raises (of ``urgent`` alone)."""
+        began_s = perf_counter()
+        kind = urgent.token_need()
+        company = [] if urgent.alone else [u for u in others if u is not urgent and not u.alone]
+        if kind is Need.FEED:
+            self._launch_feed(urgent, company, began_s)
+        else:
+            members = [urgent, *(u for u in company if u.token_need() is Need.DECODE)][: self._batch]
+            self._launch_burst(members, began_s)
+
+    def _launch_feed(self, urgent: Utterance, company: Sequence[Utterance], began_s: float) -> None:
+        members: list[Utterance] = []
+        for utterance in (urgent, *company):
+            if len(members) == self._batch or (members and len(self._pending(members[0])) > _SMALL_FEED):
+                break
+            if utterance is not urgent and (not utterance.started_run or utterance.token_need() is not Need.FEED):
+                continue  # only who goes on: a run's beginning is long
+            if self._prepare(utterance) and (not members or len(self._pending(utterance)) <= _SMALL_FEED):
+                members.append(utterance)
+        if not members:
+            return
+        try:
+            for utterance in members:
+                self._decoder.record(utterance.slot, utterance.record_fills())
+            ticket = self._decoder.feed([self._row(u, 1) for u in members], [self._pending(u) for u in members])
+        except Exception as problem:
+            raise StageFault(members, problem) from problem
+        self._fly(members, ticket, True, began_s)
+
+    def _prepare(self, utterance: Utterance) -> bool:
+        """Bring the run to where something can be fed. False if it turns out that nothing can."""
+        if utterance.run is None:
+            utterance.begin_run()
+        run = utterance.run
+        if run is None or run.waits_for_text:
+            return False
+        if not utterance.started_run:
+            voice = utterance.voice
+            prefix = None
+            if voice is not None and not isinstance(run, InterleavedRun):
+                prefix = self._book.prefix(voice, utterance.request.prompt_text, self._decoder)
+            run.unfed = self._decoder.start(utterance.slot, utterance.run_seed, run.unfed, prefix)
+            utterance.started_run = True
+        if self._decoder.room(utterance.slot) < len(run.unfed) + 1:
+            utterance.out_of_room()
+            return False
+        return True
+
+    @staticmethod
+    def _pending(utterance: Utterance) -> list[Item]:
+        return utterance.run.unfed if utterance.run is not None else []
+
+    def _row(self, utterance: Utterance, steps: int) -> Row:
+        run = utterance.run
+        assert run is not None
+        budget = min(run.budget, self._decoder.room(utterance.slot))
+        return Row(utterance.slot, run.special, run.special_from, max(1, budget), utterance.forced(steps))
+
+    def _launch_burst(self, members: Sequence[Utterance], began_s: float) -> None:
+        fitting = []
+        for utterance in members:
+            if self._decoder.room(utterance.slot) < self._burst + 1:
+                utterance.out_of_room()
+            else:
+                fitting.append(utterance)
+        if not fitting:
+            return
+        first = members[0]
+        steps = self._burst
+        if first.outlet.emitted_samples == 0 and first.passages:
+            steps = max(1, min(steps, first.passages[0].missing_tokens))  # not one more before the first sound
+        try:
+            ticket = self._decoder.burst([self._row(u, steps) for u in fitting], steps)
+        except Exception as problem:
+            raise StageFault(fitting, problem) from problem
+        self._fly(fitting, ticket, False, began_s)
+
+    def _fly(self, members: Sequence[Utterance], ticket: Ticket, fed: bool, began_s: float) -> None:
+        for utterance in members:
+            utterance.decoding = True
+        self._flight = _Tokens(tuple(members), ticket, fed, began_s)
+
+    def land(self, *, block: bool) -> None:
+        """Hand over what has arrived. Raises StageFault."""
+        flight = self._flight
+        if flight is None or not (block or flight.ticket.ready):
+            return
+        self._flight = None
+        for utterance in flight.members:
+            utterance.decoding = False
+        try:
+            columns = flight.ticket.wait().T.tolist()
+        except Exception as problem:
+            raise StageFault(flight.members, problem) from problem
+        spent_s = perf_counter() - flight.began_s
+        drawn = 0
+        for utterance, column in zip(flight.members, columns, strict=True):
+            if utterance.gone:
+                continue
+            ids = column if flight.fed else self._decoder.fed(utterance.slot, column, utterance.last_id)
+            utterance.lm_ms += 1000 * spent_s / len(flight.members)
+            drawn = max(drawn, len(ids))
+            self._spent.tokens += len(ids)
+            utterance.take(ids)
+        if flight.fed:
+            self._spent.feed_ms += 1000 * spent_s
+        else:
+            self._spent.decode_ms += 1000 * spent_s
+            self._spent.token_s = _mean(self._spent.token_s, spent_s / max(1, drawn))
+
+    def recover(self, utterance: Utterance) -> None:
+        """After a fault: what the slot held must be fed again, then the run goes on with the next id."""
+        run = utterance.run
+        if run is not None and utterance.started_run:
+            run.unfed = [*self._decoder.restore(utterance.slot, utterance.run_seed, utterance.drawn), *run.unfed]
+
+
+@dataclass(frozen=True)
+class _Sound:
+    utterance: Utterance
+    passage: Passage
+    chunk: Chunk
+    rendered: Rendered
+
+
+class SoundStage:
+    """Chunks of tokens to sound."""
+
+    def __init__(self, parts: Parts, batch: int, spent: Spent, freed: Callable[[], None]) -> None:
+        self._renderer, self._pool, self._book, self._batch = parts.renderer, parts.pool, parts.book, batch
+        self._spent, self._freed = spent, freed
+        self._flight: tuple[_Sound, ...] = ()
+        self._began_s = 0.0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._flight)
+
+    def launch(self, wanting: Sequence[Utterance], everyone: Sequence[Utterance]) -> bool:
+        """Render the due chunks of the first of ``wanting``, the most urgent first. False if there is no memory for
+        any of them now. Raises StageFault, and OutOfMemory if there never will be."""
+        self._began_s = perf_counter()
+        members: list[Utterance] = []
+        works: list[Work] = []
+        pages = 0
+        for utterance in wanting:
+            passage = utterance.due
+            if passage is None or passage.due is None:
+                continue
+            work = Work(passage.stream, passage.due)
+            try:
+                fits = self._fits(utterance, work, everyone, pages)
+            except OutOfMemory as problem:
+                if members:
+                    break  # next time it is the first
+                raise StageFault([utterance], problem) from problem
+            if fits:
+                members.append(utterance)
+                works.append(work)
+                pages += self._renderer.passes(work)
+            if len(members) == self._batch or (members and members[0].alone):
+                break
+        if not members:
+            return False
+        try:
+            rendered = self._renderer.render(works)
+        except Exception as problem:
+            raise StageFault(members, problem) from problem
+        for utterance in members:
+            utterance.rendering = True
+        self._flight = tuple(
+            _Sound(utterance, utterance.passages[0], work.chunk, sound)
+            for utterance, work, sound in zip(members, works, rendered, strict=True)
+        )
+        return True
+
+    def _fits(self, utterance: Utterance, work: Work, everyone: Sequence[Utterance], taken: int) -> bool:
+        """Whether there are pages for ``work``. What has begun may take what there is; what begins waits until there is
+        enough for all of it, so that it need not end half-way. Raises OutOfMemory where nobody will ever free any."""
+        pool, needed = self._pool, self._renderer.passes(work) + taken
+        begins = work.stream.flow is None
+        others = [u for u in everyone if u is not utterance and u.passages and u.passages[0].stream.flow is not None]
+        wanted = needed
+        if begins:
+            wanted += self._expected_pages(utterance) + sum(map(self._expected_pages, others))
+        while pool.free_pages < wanted and self._book.shrink(pool):
+            pass
+        if pool.free_pages >= (wanted if others else needed):
+            return True
+        if begins and others:
+            utterance.blocked = True
+            return False
+        raise OutOfMemory("there is no memory for more sound: end an utterance, or set more pages")
+
+    def _expected_pages(self, utterance: Utterance) -> int:
+        """Pages that the passage being spoken will still take, as far as its text tells."""
+        passage = utterance.passages[0]
+        tokens = max(passage.clock.expected_tokens, len(passage.tokens)) - passage.rendered_tokens
+        return max(0, int(tokens) // self._pool.chunk_tokens)
+
+    @property
+    def _ready(self) -> bool:
+        return all(sound.rendered.ticket.ready for sound in self._flight)
+
+    def land(self, *, block: bool) -> None:
+        """Hand over sound that has arrived. Raises StageFault."""
+        flight = self._flight
+        if not flight or not (block or self._ready):
+            return
+        self._flight = ()
+        for sound in flight:
+            sound.utterance.rendering = False
+        try:
+            pieces = [sound.rendered.pcm() for sound in flight]
+        except Exception as problem:
+            raise StageFault([sound.utterance for sound in flight], problem) from problem
+        spent_s = perf_counter() - self._began_s
+        self._spent.flow_ms += self._renderer.flow_ms
+        self._spent.vocoder_ms += self._renderer.vocoder_ms
+        self._spent.chunk_s = _mean(self._spent.chunk_s, spent_s)
+        for sound, pcm in zip(flight, pieces, strict=True):
+            if not sound.utterance.gone:
+                self._hand_over(sound, pcm, len(flight))
+
+    def _hand_over(self, sound: _Sound, pcm: bytes, shared_by: int) -> None:
+        utterance, passage, chunk = sound.utterance, sound.passage, sound.chunk
+        if passage.base_sample is None:
+            passage.base_sample = utterance.outlet.rendered_samples
+        words = passage.words(chunk)
+        if chunk.final and utterance.truncated is not None and len(utterance.passages) == 1:
+            pcm = to_pcm(fade_out(to_float(pcm), _END_FADE_SAMPLES))
+        flow_ms, vocoder_ms = self._renderer.flow_ms / shared_by, self._renderer.vocoder_ms / shared_by
+        utterance.outlet.render(
+            pcm, words, text_range=passage.text_range, wall_ms=utterance.lm_ms + flow_ms + vocoder_ms,
+            stages_ms=(("lm", utterance.lm_ms), ("flow", flow_ms), ("vocoder", vocoder_ms)),
+        )  # fmt: skip
+        utterance.lm_ms = 0.0
+        utterance.chunks += 1
+        utterance.alone = False
+        passage.done(chunk)
+        if chunk.final:
+            self._renderer.close(passage.stream)
+            utterance.passages.popleft()
+            self._freed()
+
+    def recover(self, utterance: Utterance) -> None:
+        """After a fault: the flow's memory is made anew by the next pass."""
+        if utterance.passages:
+            self._renderer.recover(utterance.passages[0].stream)
