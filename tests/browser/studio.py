@@ -34,6 +34,12 @@ UNTIL_TEXT = """([id, text]) => new Promise((resolve) => {
 Sound = np.ndarray[Any, np.dtype[np.float64]]
 
 
+def equally_long(heard: Sound, sent: Sound) -> bool:
+    """Whether as many samples sounded as were sent. Silence does not count: on a machine that stutters there may be
+    more of it. The end of a fade may be too faint to tell from silence."""
+    return abs(int(np.count_nonzero(heard)) - int(np.count_nonzero(sent))) <= 4
+
+
 @dataclass
 class Turn:
     """An utterance as it went over the wire."""

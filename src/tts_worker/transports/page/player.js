@@ -7,7 +7,7 @@
 import { RATE_HZ } from "./wire.js";
 
 /** How long a stop waits for the audio thread to tell the exact position, before the last known one must do. */
-const CUT_TIMEOUT_MS = 100;
+const CUT_TIMEOUT_MS = 250;
 
 export class Player {
   #listener;
