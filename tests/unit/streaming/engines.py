@@ -1,0 +1,136 @@
+"""Tiny engines to test with: real networks with random weights whose language model sometimes says that it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.contract.engine_contract import PLENTY_SAMPLES, Heard
+from tests.unit.cosyvoice.bundles import FAMILIES, tiny
+from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.streaming.config import StreamingConfig
+from tts_worker.engine.streaming.engine import CosyVoiceEngine
+from tts_worker.engine.streaming.graphs import Runner
+from tts_worker.engine.streaming.lanes import Lane
+from tts_worker.engine.streaming.parts import Parts, voices_of
+from tts_worker.engine.streaming.utterance import Model, Script
+from tts_worker.types import (
+    Audio,
+    Done,
+    EndText,
+    Failed,
+    Open,
+    Segment,
+    SynthesisParams,
+    Text,
+    UtteranceKey,
+)
+from tts_worker.voicepack.voice_file import Voice
+
+__all__ = ["FAMILIES", "KEY", "PROMPTED", "engine", "hear", "networks", "settings", "speak", "voice"]
+
+KEY = UtteranceKey("test", 1)
+PROMPTED = SynthesisParams("prompted", seed=3)
+EAGER_TO_END = 5.0  # added to the score of the end of speech: about one draw in twenty ends
+
+
+@lru_cache
+def bundle(family: str) -> Bundle:
+    return Bundle.open(tiny(family))
+
+
+@lru_cache
+def tokenizer(family: str) -> TextTokenizer:
+    return TextTokenizer.of(bundle(family))
+
+
+@lru_cache
+def networks(family: str) -> Networks:
+    """Shared: tests must not change it."""
+    loaded = Networks.load(bundle(family))
+    head, dims = loaded.lm.llm_decoder, loaded.config.lm
+    bias = torch.zeros(dims.speech_rows) if head.bias is None else head.bias.detach().clone()
+    bias[dims.eos_id] += EAGER_TO_END
+    head.bias = torch.nn.Parameter(bias, requires_grad=False)
+    return loaded
+
+
+@lru_cache
+def voice(family: str, tokens: int = 60, seed: int = 1) -> Voice:
+    """A made-up voice with a prompt of so many speech tokens."""
+    config, rng = bundle(family).config, np.random.default_rng(seed)
+    ids = tokenizer(family)
+    text = "the world and you"
+    system = [ids.end_of_prompt_id] if family == "cosyvoice3" else []
+    return Voice(
+        family=family,
+        prompt_text=text,
+        prompt_text_ids=np.array([*system, *ids.encode(text)], dtype=np.int32),
+        tokens=rng.integers(0, config.flow.vocab, tokens).astype(np.int32),
+        mel=rng.standard_normal((2 * tokens, config.mel.bins)).astype(np.float32),
+        embedding=rng.standard_normal(config.flow.spk_embed).astype(np.float32),
+        seconds=tokens / 25,
+    )
+
+
+def settings(**changes: Any) -> StreamingConfig:
+    """Small memory, filled with NaN where nobody wrote."""
+    base: dict[str, Any] = {
+        "max_utterances": 10, "pages": 60, "max_passage_s": 16, "lm_tokens": 640, "cached_voices": 2, "checked": True,
+    }  # fmt: skip
+    return StreamingConfig(**{**base, **changes})
+
+
+def engine(
+    family: str,
+    config: StreamingConfig | None = None,
+    *,
+    script: Script | None = None,
+    loaded: Networks | None = None,
+    runners: tuple[Runner, Runner] | None = None,
+    lanes: tuple[Lane, Lane] | None = None,
+    healthy: Callable[[], bool] | None = None,
+    voices: dict[str, Voice] | None = None,
+) -> CosyVoiceEngine:
+    config, loaded = config or settings(), loaded or networks(family)
+    known = {**(voices or {"prompted": voice(family)}), **voices_of(bundle(family))}
+    parts = Parts.build(loaded, tokenizer(family), known, config, runners=runners, lanes=lanes)
+    return CosyVoiceEngine(parts, Model(loaded.config, tokenizer(family), config, script), healthy=healthy)
+
+
+def hear(subject: CosyVoiceEngine, heard: dict[UtteranceKey, Heard], most_steps: int = 5000) -> None:
+    """Step until nothing is left to do."""
+    for step in range(most_steps):
+        if not subject.has_work:
+            return
+        for event in subject.step(step / 100):
+            mine = heard.setdefault(event.key, Heard())
+            if isinstance(event, Audio):
+                mine.audio.append(event)
+            else:
+                assert isinstance(event, Done | Failed)
+                mine.ends.append(event)
+    raise AssertionError("the engine did not come to rest")
+
+
+def speak(
+    subject: CosyVoiceEngine,
+    segments: tuple[Segment, ...],
+    params: SynthesisParams = PROMPTED,
+    key: UtteranceKey = KEY,
+    credit_samples: int = PLENTY_SAMPLES,
+) -> Heard:
+    """Everything that comes of a text."""
+    subject.handle(Open(key, params, credit_samples))
+    for segment in segments:
+        subject.handle(Text(key, segment))
+    subject.handle(EndText(key))
+    heard = {key: Heard()}
+    hear(subject, heard)
+    return heard[key]

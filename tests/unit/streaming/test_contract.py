@@ -1,0 +1,27 @@
+"""What every engine promises, with real networks: both families, both ways to read text."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contract.engine_contract import CONTRACT, Promise, Subject, segments
+from tests.unit.streaming.engines import PROMPTED, engine, settings
+from tts_worker.engine.streaming.config import TextMode
+from tts_worker.types import Boundary
+
+WORDS = segments(("Yes, ", Boundary.WORD), ("it is. ", Boundary.WORD), ("Bye!", Boundary.END))
+CLAUSES = segments(("Yes, ", Boundary.CLAUSE), ("it is.", Boundary.SENTENCE), (" 好 Bye!", Boundary.END))
+SILENT = segments(("...", Boundary.SENTENCE), ("— 😀", Boundary.END))
+
+SUBJECTS = {
+    "v2-clause": Subject(lambda: engine("cosyvoice2"), PROMPTED, CLAUSES, SILENT),
+    "v3-interleaved": Subject(
+        lambda: engine("cosyvoice3", settings(text_mode=TextMode.INTERLEAVED)), PROMPTED, WORDS, SILENT
+    ),
+}
+
+
+@pytest.mark.parametrize("promise", CONTRACT, ids=lambda promise: promise.__name__)
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_the_engine_keeps(promise: Promise, name: str) -> None:
+    promise(SUBJECTS[name])
