@@ -24,6 +24,7 @@ class StreamingConfig:
     between two sentence ends. ``lm_tokens``: longest sequence of the language model. ``pages``: memory for so many
     chunks (a second each) of all utterances and voices together. ``decode_batch``, ``render_batch``: how many
     utterances share a pass; a ``render_batch`` of 1 makes sound the same to the bit, alone or in a crowd.
+    ``smooth_start``: where the next chunk would come too late, a first one waits for it instead of leaving a hole.
     ``retries``: how often a run of nonsense tokens is drawn again, as long as none of it was heard.
     ``graphs``: record CUDA graphs while warming up. ``checked``: fill memory with NaN, for tests.
     """
@@ -39,6 +40,7 @@ class StreamingConfig:
     decode_batch: int = 16
     render_batch: int = 1
     burst_tokens: int = 8
+    smooth_start: bool = True
     retries: int = 2
     graphs: bool = False
     checked: bool = False

@@ -287,13 +287,15 @@ class CosyVoiceEngine:
         """Whether a first sound waits for more of it: under load, a first chunk that is played before the next one can
         be there would only begin with a hole."""
         outlet = utterance.outlet
-        if outlet.emitted_samples or utterance.chunks != 1 or not utterance.passages or not utterance.has_room:
+        if not self.settings.smooth_start or outlet.emitted_samples or utterance.chunks != 1:
+            return False
+        if not utterance.passages or not utterance.has_room:
             return False
         if self._need(utterance) is Need.NOTHING and not (utterance.decoding or utterance.rendering):
             return False  # nothing more comes by itself
         flow, spent = self._model.config.flow, self.spent
-        ahead_of_it = -(-len(self._utterances) // self.settings.render_batch)
-        next_s = flow.chunk_tokens * spent.token_s + (1 + ahead_of_it) * spent.chunk_s
+        renders = 1 + (len(self._utterances) - 1) // self.settings.render_batch
+        next_s = flow.chunk_tokens * spent.token_s + renders * spent.chunk_s
         return outlet.waiting_samples < next_s * SAMPLE_RATE_HZ
 
     def _finish(self, utterance: Utterance) -> None:

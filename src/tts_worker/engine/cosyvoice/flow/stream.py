@@ -93,6 +93,10 @@ class FlowPool:
     def free_pages(self) -> int:
         return len(self._pages)
 
+    @property
+    def free_slots(self) -> int:
+        return len(self._slots)
+
     def open(self, voice: FlowState | None = None) -> FlowState:
         """A new utterance, or one that goes on where ``voice`` stands. Raises OutOfMemory."""
         if not self._slots:
