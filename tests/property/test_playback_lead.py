@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tests.fakes.simulation import Simulation
-from tts_worker.engine.schedule import Job, first_come, pick
+from tts_worker.engine.schedule import Job, pick
 from tts_worker.types import Outcome
 
 STREAMS = 32
@@ -18,6 +18,11 @@ SHORT = "abcdefgh "  # 0.5 s a clause at 60 ms a letter
 LONG = "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyz "  # 3 s a clause
 
 Policy = Callable[[Sequence[Job], int], Job | None]
+
+
+def first_come(jobs: Sequence[Job], now_us: int) -> Job | None:
+    """First in, first out: what most servers do, and our yardstick."""
+    return min(jobs, key=lambda job: (job.waiting_since_us, job.key), default=None)
 
 
 def simulate(policy: Policy, within_s: float) -> Simulation:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tts_worker.audio.pcm import Floats, fade_in, fade_out, samples_of_ms
+from tts_worker.audio.pcm import Floats, samples_of_ms
 from tts_worker.types import SAMPLE_RATE_HZ
 
 
@@ -23,7 +23,6 @@ class TrimOptions:
     window_ms: float = 5.0
     pre_roll_ms: float = 20.0
     post_roll_ms: float = 40.0
-    fade_ms: float = 5.0
     sample_rate_hz: int = SAMPLE_RATE_HZ
 
 
@@ -37,16 +36,6 @@ def speech_range(samples: Floats, options: TrimOptions | None = None) -> tuple[i
     start = int(loud[0]) * window - samples_of_ms(options.pre_roll_ms, options.sample_rate_hz)
     end = (int(loud[-1]) + 1) * window + samples_of_ms(options.post_roll_ms, options.sample_rate_hz)
     return max(0, start), min(len(samples), end)
-
-
-def trim(samples: Floats, options: TrimOptions | None = None) -> Floats:
-    """The speech in ``samples [N]`` with a short fade at either cut, ``[M]``; empty if there is only silence."""
-    options = options or TrimOptions()
-    found = speech_range(samples, options)
-    if found is None:
-        return samples[:0]
-    fade = samples_of_ms(options.fade_ms, options.sample_rate_hz)
-    return fade_out(fade_in(samples[slice(*found)], fade), fade)
 
 
 def _is_loud(samples: Floats, window: int, options: TrimOptions) -> NDArray[np.bool_]:

@@ -46,8 +46,3 @@ def by_urgency(jobs: Sequence[Job], now_us: int) -> list[Job]:
 def pick(jobs: Sequence[Job], now_us: int) -> Job | None:
     """The most urgent job, None if there is none."""
     return min(jobs, key=lambda job: (slack_samples(job, now_us), job.waiting_since_us, job.key), default=None)
-
-
-def first_come(jobs: Sequence[Job], now_us: int) -> Job | None:
-    """First in, first out: what most servers do. Kept as the yardstick of the tests and of ``bench load``."""
-    return min(jobs, key=lambda job: (job.waiting_since_us, job.key), default=None)

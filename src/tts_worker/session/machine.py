@@ -382,11 +382,6 @@ class SessionMachine:
         return words if words is not None else self._take_frame(utterance, samples)
 
     @property
-    def has_notice(self) -> bool:
-        """Whether ``poll(audio=False)`` would return something."""
-        return bool(self._notices)
-
-    @property
     def next_frame_samples(self) -> int:
         """Size of the frame that could be taken now, 0 if there is none."""
         return self._utterances[0].next_frame_samples(self._config.frame_samples) if self._speaking else 0

@@ -133,14 +133,6 @@ def cluster_end(text: str, index: int) -> int:
     return index
 
 
-def cluster_start(text: str, index: int) -> int:
-    """The largest offset at or before ``index`` (clamped to the text) where no grapheme cluster is cut apart."""
-    index = max(0, min(index, len(text)))
-    while 0 < index < len(text) and not _may_cut(text, index):
-        index -= 1
-    return index
-
-
 def is_opener(char: str) -> bool:
     """An opening bracket or quote: it belongs to what follows."""
     return unicodedata.category(char) in ("Ps", "Pi") if char > "\x7f" else char in "([{"

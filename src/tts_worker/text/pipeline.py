@@ -76,7 +76,6 @@ class TextPipeline:
         self._parts: list[str] = []
         self._tail: list[str] = []  # the latest deltas; joined from time to time, for there may be one per character
         self._length = 0
-        self._spoken_chars = 0
         self._ended = False
 
     @property
@@ -86,11 +85,6 @@ class TextPipeline:
             self._parts = ["".join([*self._parts, *self._tail])]
             self._tail.clear()
         return self._parts[0] if self._parts else ""
-
-    @property
-    def spoken_chars(self) -> int:
-        """How many characters of spoken text came out so far."""
-        return self._spoken_chars
 
     @property
     def has_speech(self) -> bool:
@@ -159,5 +153,4 @@ class TextPipeline:
         self._segmenter.ready = []
         if self._normalise is not None:
             ready = [normalise_segment(segment, self._normalise, self._language) for segment in ready]
-        self._spoken_chars += sum(len(segment.text) for segment in ready)
         return ready

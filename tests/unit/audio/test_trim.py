@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tts_worker.audio.pcm import Floats, fade_in, fade_out
-from tts_worker.audio.trim import TrimOptions, speech_range, trim
+from tts_worker.audio.pcm import Floats
+from tts_worker.audio.trim import TrimOptions, speech_range
 
 RATE = 8_000
 OPTIONS = TrimOptions(sample_rate_hz=RATE, pre_roll_ms=10, post_roll_ms=20)
-PRE, POST, FADE, WINDOW = 80, 160, 40, 40
+PRE, POST, WINDOW = 80, 160, 40
 
 
 def recording(*parts: tuple[int, float]) -> Floats:
@@ -41,11 +41,3 @@ def test_rolls_end_with_the_recording() -> None:
 @pytest.mark.parametrize("samples", [recording((0, 0.0)), recording((4000, 1e-4)), recording((33, 0.0))])
 def test_silence_has_no_speech(samples: Floats) -> None:
     assert speech_range(samples, OPTIONS) is None
-    assert not len(trim(samples, OPTIONS))
-
-
-def test_trimmed_speech_begins_and_ends_in_a_fade() -> None:
-    samples = recording((500, 1e-4), (1000, 0.3), (500, 1e-4))
-    found = speech_range(samples, OPTIONS)
-    assert found is not None
-    assert np.array_equal(trim(samples, OPTIONS), fade_out(fade_in(samples[slice(*found)], FADE), FADE))

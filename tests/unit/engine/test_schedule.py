@@ -8,7 +8,6 @@ from tts_worker.engine.schedule import (
     FIRST_AUDIO_TARGET_SAMPLES,
     Job,
     by_urgency,
-    first_come,
     pick,
     slack_samples,
 )
@@ -28,7 +27,6 @@ def job(name: str, lead: int = 0, since_us: int = 0, started: bool = True) -> Jo
 
 def test_nothing_to_do() -> None:
     assert pick([], 0) is None
-    assert first_come([], 0) is None
 
 
 def test_who_will_fall_silent_first_is_served_first() -> None:

@@ -87,7 +87,6 @@ def test_a_text_of_many_deltas_is_kept_in_few_pieces() -> None:
     for char in text:
         pipeline.feed(char)
     assert pipeline.source == text
-    assert pipeline.spoken_chars > 9000
 
 
 LATENCIES = [

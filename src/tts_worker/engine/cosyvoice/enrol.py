@@ -21,6 +21,7 @@ from tts_worker.audio.pcm import Floats
 from tts_worker.audio.trim import TrimOptions, speech_range
 from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
 from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.compat import Compat
 from tts_worker.engine.cosyvoice.config import V3, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer
@@ -87,7 +88,7 @@ def prepare(recording: Recording) -> tuple[Recording, float]:
     loud_dbfs, speech_dbfs = _levels(samples, recording.rate_hz)
     if loud_dbfs < SILENT_DBFS:
         raise InvalidRequest("the audio is silent, or nearly so; is it the right channel?")
-    options = TrimOptions(loud_dbfs - SPEECH_BELOW_LOUD_DB, 10, 100, 200, 0, recording.rate_hz)
+    options = TrimOptions(loud_dbfs - SPEECH_BELOW_LOUD_DB, 10, 100, 200, recording.rate_hz)
     start, end = speech_range(samples, options) or (0, 0)
     samples = samples[start:end]
     speech = Recording(samples, recording.rate_hz)
@@ -173,7 +174,13 @@ class Speaker:
         return Mode.ZERO_SHOT if len(self.voice.prompt_text_ids) else Mode.CROSS_LINGUAL
 
     def request(
-        self, text: str, *, mode: Mode | None = None, instruction: str = "", allow_special: bool = False
+        self,
+        text: str,
+        *,
+        mode: Mode | None = None,
+        instruction: str = "",
+        allow_special: bool = False,
+        compat: Compat | None = None,
     ) -> Request:
         """What the networks are given to speak ``text``, which may be empty where it comes later. ``mode`` None is
         instruct if there is an instruction, else what suits the voice. Raises InvalidRequest for a mode that the voice
@@ -188,14 +195,22 @@ class Speaker:
             )
         if bool(instruction) != (mode is Mode.INSTRUCT):
             raise InvalidRequest("an instruction and instruct2 mode need each other")
-        prompted = mode is not Mode.SFT
-        prompt_text = {
-            Mode.ZERO_SHOT: lambda: voice.prompt_text_ids.tolist(),
-            Mode.INSTRUCT: lambda: instruct_ids(self.tokenizer, self.config, instruction),
-        }.get(mode, lambda: _system_ids(self.tokenizer, self.config))()
+        prompted, compat = mode is not Mode.SFT, compat or Compat()
+        ids = tuple(self.tokenizer.encode(text, allow_special=allow_special))
+        own_text = mode is Mode.ZERO_SHOT or (mode is Mode.INSTRUCT and compat.instruct_ignored_by_saved_voice)
+        if own_text and len(voice.prompt_text_ids):
+            prompt_text = voice.prompt_text_ids.tolist()
+        elif mode is Mode.INSTRUCT:
+            prompt_text = instruct_ids(self.tokenizer, self.config, instruction)
+        elif self.config.family == V3 and compat.prompt_tag_demanded:
+            prompt_text = []
+            if self.tokenizer.end_of_prompt_id not in ids:
+                raise InvalidRequest(f"CosyVoice3's reference demands {END_OF_PROMPT} in the text, as a special token")
+        else:
+            prompt_text = _system_ids(self.tokenizer, self.config)
         tokens = tuple(voice.tokens.tolist())
         return Request(
-            text=tuple(self.tokenizer.encode(text, allow_special=allow_special)),
+            text=ids,
             embedding=_tensor(voice.embedding),
             prompt_text=tuple(prompt_text),
             lm_prompt=tokens if mode is Mode.ZERO_SHOT else (),
