@@ -14,13 +14,17 @@ from tts_worker.settings import Settings, load_settings
 
 ENGINES = {"cpu": {"hibari": {"kind": "hibari"}}, "tone": {"tone": {"kind": "tone"}}}
 """Engines that a flag can choose without a config file."""
+OFFLINE_ENGINE = "cosyvoice"
+"""What ``say`` runs without a worker."""
 
 
-def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--config``, ``--engine``, ``--set``."""
+def add_settings_arguments(parser: argparse.ArgumentParser, *, offline: bool = False) -> None:
+    """``--config``, ``--engine``, ``--set``. ``offline``: also the engine that needs no worker."""
+    engines = sorted(ENGINES) + [OFFLINE_ENGINE] * offline
+    told = "cpu: the built-in voice; tone: tones, for tests" + "; cosyvoice: --bundle DIR" * offline
     group = parser.add_argument_group("settings (the file, then TTS_WORKER_* in the environment, then flags)")
     group.add_argument("--config", type=Path, metavar="FILE", help="YAML file, such as configs/worker.yaml")
-    group.add_argument("--engine", choices=sorted(ENGINES), help="cpu: the built-in voice; tone: tones, for tests")
+    group.add_argument("--engine", choices=engines, help=told)
     group.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting, such as session.lead_ms=60"
     )

@@ -23,7 +23,8 @@ from typing import Any
 from tts_worker.adapter import SpeechChunk, SpeechStream, TTSWorker
 from tts_worker.app import run as run_loop
 from tts_worker.app import running_adapter
-from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
+from tts_worker.commands import speak_offline
+from tts_worker.commands.common import OFFLINE_ENGINE, add_settings_arguments, quiet_logs, settings_from
 from tts_worker.commands.playback import FileSink, PlayerSink, Sink, StdoutSink, find_player
 from tts_worker.errors import InvalidRequest
 from tts_worker.session.hub import SessionOptions
@@ -51,13 +52,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object with times, chunks and words")
     parser.add_argument("--quiet", action="store_true", help="no progress, no summary")
-    add_settings_arguments(parser)
+    speak_offline.add_arguments(parser)
+    add_settings_arguments(parser, offline=True)
 
 
 def run(args: argparse.Namespace) -> int:
     quiet_logs()
     if args.text and args.file is not None:
         raise InvalidRequest("give the text or --file, not both")
+    if args.bundle is not None or args.engine == OFFLINE_ENGINE:
+        return speak_offline.run(args)
     if args.json and args.out == "-":
         raise InvalidRequest("--json and --out - both want standard output")
     settings = settings_from(args, session={"max_utterance_chars": _BOOK_CHARS, "text_idle_timeout_s": 3_600})

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tts_worker.errors import BundleError, ConfigError, MissingExtra
 from tts_worker.voicepack.manifest import PUBLISHED, ModelFile, PublishedModel, Verdict, published
 from tts_worker.voicepack.report import Problem, Report
-from tts_worker.voicepack.voice_file import Voice, save_voice
+from tts_worker.voicepack.voice_file import VOICES_DIR, Voice, save_voice
 
 if TYPE_CHECKING:
     from tts_worker.engine.cosyvoice.bundle import Bundle
@@ -28,13 +28,14 @@ Step = Callable[[str], None]
 
 def open_bundle(path: Path, *, rl: bool = False) -> Bundle:
     """Raises BundleError, or MissingExtra where torch is not installed."""
-    _need_torch()
+    need_torch()
     from tts_worker.engine.cosyvoice.bundle import Bundle
 
     return Bundle.open(path, rl=rl)
 
 
-def _need_torch() -> None:
+def need_torch() -> None:
+    """Raises MissingExtra where torch is not installed."""
     if find_spec("torch") is None:
         raise MissingExtra("CosyVoice", "cosyvoice")
 
@@ -104,8 +105,8 @@ def convert(path: Path, out: Path, precision: str = "fp32", *, step: Step | None
 
 
 def _copy_rest(path: Path, out: Path) -> None:
-    """The configuration, the tokenizer and the prompt models; never weights in another form."""
-    names = ("*.yaml", "*.json", "*.txt", "*.onnx", "spk2info.pt", "*/*.json", "*/*.txt")
+    """The configuration, the tokenizer, the prompt models and the voices; never weights in another form."""
+    names = ("*.yaml", "*.json", "*.txt", "*.onnx", "spk2info.pt", "*/*.json", "*/*.txt", f"{VOICES_DIR}/*/voice.*")
     try:
         for file in sorted(file for name in names for file in path.glob(name)):
             target = out / file.relative_to(path)
@@ -117,7 +118,7 @@ def _copy_rest(path: Path, out: Path) -> None:
 
 def random_bundle(path: Path, family: str, size: str = "tiny", seed: int = 0) -> None:
     """A model directory with random weights that makes noise. Raises ConfigError, BundleError, MissingExtra."""
-    _need_torch()
+    need_torch()
     from tts_worker.engine.random_bundle import write_random_bundle
 
     write_random_bundle(path, family, size, seed)

@@ -24,6 +24,7 @@ from tts_worker.errors import BundleError, InvalidRequest, UnknownVoice
 from tts_worker.voicepack.safetensors_header import encode_header, read_header
 
 FORMAT = 1
+VOICES_DIR = "voices"  # within a model directory, unless another folder is named
 MAX_JSON_BYTES = 64 << 10
 MAX_TENSOR_BYTES = 8 << 20  # 30 s of 100 mel bins and much room
 MAX_TEXT_CHARS = 4000

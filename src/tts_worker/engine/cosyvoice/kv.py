@@ -142,6 +142,7 @@ class PagedView:
     def __init__(self, memory: PagedMemory, slots: Tensor, table: Tensor, fresh: Tensor, rows: slice) -> None:
         self._memory, self._slots, self._rows = memory, slots, rows
         self._table, self._fresh = table.flatten(), fresh.flatten()
+        self._pages = table
         self._batch = slots.shape[0]
         self.branches = rows.stop - rows.start
 
@@ -163,3 +164,29 @@ class PagedView:
             past = past.unflatten(2, (self._batch, -1)).flatten(3, 4)  # [R, H, B, m*page, D]
             out.append(past.flatten(0, 1).transpose(0, 1).to(x.dtype))  # [B, R*H, m*page, D]
         return out[0], out[1]
+
+    def plain(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The past as plain tensors, for a back end that cannot look into this memory; one fresh page each. Keys and
+        values ``[layers, R*B, heads, (m-1)*page, dim]`` of the other pages, context ``[R*B, S]``, and the order
+        ``[B, m*page]`` in which the columns of a mask then come, the fresh ones last."""
+        page, batch = self._memory.page, self._batch
+        fresh = (self._pages == self._fresh[:, None]).to(torch.int8)  # [B, m]
+        order = fresh.argsort(dim=1, stable=True)  # [B, m]
+        past = self._pages.gather(1, order)[:, :-1].flatten()
+        store = self._memory.data[:, self._rows].index_select(4, past)  # [2, R, layers, H, B*(m-1), page, D]
+        store = store.unflatten(4, (batch, -1)).permute(0, 2, 1, 4, 3, 5, 6, 7)  # [2, layers, R, B, H, m-1, page, D]
+        keys, values = store.flatten(2, 3).flatten(4, 5).unbind(0)
+        tails = [tail[self._rows].index_select(1, self._slots).flatten(2).flatten(0, 1) for tail in self._memory.tails]
+        columns = order[:, :, None] * page + torch.arange(page, device=order.device)
+        return keys, values, torch.cat(tails, dim=1), columns.flatten(1)
+
+    def remember(self, keys: Tensor, values: Tensor, context: Tensor) -> None:
+        """What such a back end made of the fresh page: as ``plain`` gives them, ``page`` positions long."""
+        for which, new in enumerate((keys, values)):
+            new = new.unflatten(1, (self.branches, self._batch)).permute(1, 0, 3, 2, 4, 5)  # [R, layers, H, B, page, D]
+            store = self._memory.data[which, self._rows]
+            store.index_copy_(3, self._fresh, new.to(store.dtype))
+        widths = [tail.shape[2] * tail.shape[3] for tail in self._memory.tails]
+        for tail, new in zip(self._memory.tails, context.split(widths, dim=1), strict=True):
+            last = new.unflatten(0, (self.branches, self._batch)).unflatten(2, tail.shape[2:])
+            tail[self._rows].index_copy_(1, self._slots, last.to(tail.dtype))

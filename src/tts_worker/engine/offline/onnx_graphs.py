@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tts_worker.engine.cosyvoice.flow.model import Flow
 from tts_worker.engine.cosyvoice.hift import Hift
-from tts_worker.engine.cosyvoice.kv import Memory, NoPast
+from tts_worker.engine.cosyvoice.kv import Memory, PagedView
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.errors import BundleError, MissingExtra
 
@@ -107,9 +107,8 @@ def export_onnx(networks: Networks, target: Path) -> list[Path]:
     written = [_write(EstimatorGraph(flow), given, target / ESTIMATOR, ESTIMATOR_INPUTS, ESTIMATOR_OUTPUTS, free)]
     sound = (torch.zeros(1, mel, 20), torch.zeros(1, 1, 20 * config.hift.frame_samples))
     free = {"mel": {0: "rows", 2: "frames"}, "source": {0: "rows", 2: "samples"}, "sound": {0: "rows", 1: "out"}}
-    for name, final in ((VOCODER, True), (VOCODER_CHUNK, False)):
-        if final or config.hift.causal:
-            written.append(_write(VocoderGraph(hift, final), sound, target / name, ["mel", "source"], ["sound"], free))
+    for name, final in _vocoders(networks).items():
+        written.append(_write(VocoderGraph(hift, final), sound, target / name, ["mel", "source"], ["sound"], free))
     return written
 
 
@@ -150,22 +149,37 @@ def open_session(path: Path, threads: int = 1) -> Any:
 
 
 class OnnxEstimator(nn.Module):
-    """Stands in for the estimator of a flow. Runs whole sequences; a chunked past stays with PyTorch."""
+    """Stands in for the estimator of a flow: whole sequences, and chunks over the paged past of a stream."""
 
     def __init__(self, flow: Flow, session: Any) -> None:
         super().__init__()
         self.sites, self._flow, self._session = flow.estimator.sites, [flow], session
 
+    def tables(self, t: Tensor) -> Tensor:
+        raise BundleError("the solver's time tables are made by PyTorch, before the ONNX back end takes over")
+
     def forward(
         self, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, table: Tensor, start: Tensor, mask: Tensor, past: Memory
     ) -> Tensor:
-        if not isinstance(past, NoPast):
-            raise BundleError("the ONNX back end of the flow computes whole sequences only: set backend to torch")
-        branches, rows = x.shape[0] // start.shape[0], x.shape[0]
-        given = (x, mu, spk, cond, table, start.repeat(branches), mask.repeat(branches, 1, 1, 1))
-        values = [v.contiguous().cpu().numpy() for v in (*given, *no_past(self._flow[0], rows))]
-        out = self._session.run(ESTIMATOR_OUTPUTS[:1], dict(zip(ESTIMATOR_INPUTS, values, strict=True)))
-        return torch.from_numpy(np.asarray(out[0])).to(x)
+        branches = x.shape[0] // start.shape[0]
+        if isinstance(past, PagedView):
+            *held, columns = past.plain()
+            mask = mask.gather(3, columns[:, None, None].expand(-1, -1, mask.shape[2], -1))
+        else:
+            held = list(no_past(self._flow[0], x.shape[0]))
+        given = (x, mu, spk, cond, table, start.repeat(branches), mask.repeat(branches, 1, 1, 1), *held)
+        values = [_array(tensor, name) for name, tensor in zip(ESTIMATOR_INPUTS, given, strict=True)]
+        out = self._session.run(None, dict(zip(ESTIMATOR_INPUTS, values, strict=True)))
+        velocity, *new = (torch.from_numpy(np.asarray(array)).to(x) for array in out)
+        if isinstance(past, PagedView):
+            past.remember(*new)
+        return velocity
+
+
+def _array(tensor: Tensor, name: str) -> Any:
+    """As the graph takes it, which was exported in float32."""
+    tensor = tensor if name in ("start", "mask") else tensor.float()
+    return tensor.contiguous().cpu().numpy()
 
 
 def run_on_onnx(networks: Networks, folder: Path, threads: int = 1) -> Networks:
@@ -173,9 +187,7 @@ def run_on_onnx(networks: Networks, folder: Path, threads: int = 1) -> Networks:
     ``folder``. This is the seam where another runtime would sit. Returns ``networks``."""
     flow, hift = networks.flow, networks.hift
     flow.decoder.estimator = OnnxEstimator(flow, open_session(folder / ESTIMATOR, threads))
-    sessions = {True: open_session(folder / VOCODER, threads)}
-    if networks.config.hift.causal:
-        sessions[False] = open_session(folder / VOCODER_CHUNK, threads)
+    sessions = {final: open_session(folder / name, threads) for name, final in _vocoders(networks).items()}
 
     def decode(mel: Tensor, source: Tensor, final: bool = True) -> Tensor:
         session = sessions.get(final, sessions[True])
@@ -184,3 +196,41 @@ def run_on_onnx(networks: Networks, folder: Path, threads: int = 1) -> Networks:
 
     hift.decode = decode  # type: ignore[method-assign]
     return networks
+
+
+@torch.inference_mode()
+def compare_onnx(networks: Networks, folder: Path) -> dict[str, float]:
+    """Largest difference of each graph in ``folder`` to PyTorch on one random input, by file name. Raises BundleError
+    for a graph that ONNX Runtime does not run, MissingExtra without it."""
+    flow, hift, frames = networks.flow, networks.hift, networks.flow.chunk_frames
+    generator = torch.Generator().manual_seed(0)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    mel = networks.config.flow.mel
+    keys, values, context = no_past(flow, 2)
+    keys, values = (noise(*t.shape[:3], frames, t.shape[4]) for t in (keys, values))
+    given = (
+        noise(2, frames, mel), noise(2, frames, mel), noise(2, mel), noise(2, frames, mel), flow.time_tables[:1].cpu(),
+        torch.full([2], frames), torch.ones(2, 1, frames, 2 * frames, dtype=torch.bool), keys, values,
+        torch.randn(context.shape, generator=generator),
+    )  # fmt: skip
+    graphs: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {ESTIMATOR: (EstimatorGraph(flow), given)}
+    sound = noise(1, mel, frames), noise(1, 1, frames * networks.config.hift.frame_samples) * 0.1
+    for name, final in _vocoders(networks).items():
+        graphs[name] = VocoderGraph(hift, final), sound
+    found = {}
+    for name, (graph, inputs) in graphs.items():
+        session = open_session(folder / name)
+        names = [value.name for value in session.get_inputs()]
+        ours = graph(*inputs)
+        theirs = session.run(None, {key: t.numpy() for key, t in zip(names, inputs, strict=True)})
+        pairs = zip(ours if isinstance(ours, tuple) else (ours,), theirs, strict=True)
+        found[name] = max(float((a - torch.from_numpy(b)).abs().max()) for a, b in pairs)
+    return found
+
+
+def _vocoders(networks: Networks) -> dict[str, bool]:
+    """Vocoder graphs by name, and whether each is for the end of the sound. Only the causal vocoder tells them apart."""
+    return {VOCODER: True, VOCODER_CHUNK: False} if networks.config.hift.causal else {VOCODER: True}

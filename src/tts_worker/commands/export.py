@@ -1,0 +1,41 @@
+"""``tts-worker export onnx``: flow estimator and vocoder of a model directory as ONNX graphs, checked."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tts_worker.commands.progress import Bar
+from tts_worker.errors import MissingExtra
+from tts_worker.voicepack.commands import open_bundle
+
+GRAPHS_DIR = "onnx"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("format", choices=["onnx"], help="what to write")
+    parser.add_argument("bundle", type=Path, metavar="DIR", help="model directory")
+    parser.add_argument("--out", type=Path, metavar="DIR", help=f"folder for the graphs (default: DIR/{GRAPHS_DIR})")
+
+
+def run(args: argparse.Namespace) -> int:
+    bundle = open_bundle(args.bundle)
+    from tts_worker.engine.cosyvoice.networks import Networks
+    from tts_worker.engine.offline.onnx_graphs import compare_onnx, export_onnx
+
+    out: Path = args.out or args.bundle / GRAPHS_DIR
+    with Bar() as bar:
+        bar.update("loading the networks")
+        networks = Networks.load(bundle)
+        bar.update("writing and checking the graphs")
+        written = export_onnx(networks, out)
+        bar.update("comparing them with PyTorch")
+        try:
+            differences = compare_onnx(networks, out)
+        except MissingExtra:
+            differences = {}
+    for path in written:
+        found = differences.get(path.name)
+        note = f"  differs from PyTorch by {found:.1e}" if found is not None else "  (not compared: no onnxruntime)"
+        print(f"{path}  {path.stat().st_size / 1e6:.1f} MB{note}")
+    return 0

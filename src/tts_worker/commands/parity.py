@@ -1,0 +1,32 @@
+"""``tts-worker parity``: every stage of a model directory against the reference's numbers in a golden folder."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tts_worker.commands.progress import Bar
+from tts_worker.voicepack.commands import need_torch
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bundle", type=Path, required=True, metavar="DIR", help="model directory")
+    parser.add_argument(
+        "--golden", type=Path, required=True, metavar="DIR", help="one family's golden folder; texts lie beside it"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--failures", action="store_true", help="list only what failed")
+
+
+def run(args: argparse.Namespace) -> int:
+    need_torch()
+    from tts_worker.parity.runner import run_parity
+
+    with Bar(shown=not args.json) as bar:
+        report = run_parity(args.bundle, args.golden, lambda file: bar.update(f"comparing {file}"))
+    if args.json:
+        print(report.to_json())
+    else:
+        for line in report.lines(every=not args.failures):
+            print(line)
+    return report.exit_code

@@ -1,0 +1,82 @@
+"""``tts-worker voicepack``: pull, check, convert or make CosyVoice model directories."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tts_worker.commands.progress import Bar
+from tts_worker.voicepack.commands import PRECISIONS, check, convert, random_bundle, report_json
+from tts_worker.voicepack.manifest import PUBLISHED, published
+from tts_worker.voicepack.pull import SOURCES, pull
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    names = ", ".join(model.name for model in PUBLISHED)
+
+    pulling = actions.add_parser("pull", help="download a published model; goes on where it stopped")
+    pulling.add_argument("name", help=f"one of: {names}")
+    pulling.add_argument("--out", type=Path, metavar="DIR", help="where to (default: the model's own name)")
+    pulling.add_argument("--source", choices=SOURCES, default=SOURCES[0], help=f"(default {SOURCES[0]})")
+    pulling.add_argument("--base-url", metavar="URL", help="a mirror with the same paths, in place of the source")
+    pulling.add_argument("--rl", action="store_true", help="also the reinforcement-tuned language model (CosyVoice3)")
+
+    checking = actions.add_parser("check", help="everything that is wrong with a model directory")
+    checking.add_argument("bundle", type=Path, metavar="DIR")
+    checking.add_argument("--name", help=f"demand the published files of one of: {names}")
+    checking.add_argument("--no-hashes", action="store_true", help="do not hash files of published sizes")
+    checking.add_argument("--json", action="store_true", help="print one JSON object")
+
+    converting = actions.add_parser("convert", help="weights to safetensors: loads faster, holds no code")
+    converting.add_argument("bundle", type=Path, metavar="DIR")
+    converting.add_argument("--out", type=Path, metavar="DIR", help="where to (default: beside the old files)")
+    converting.add_argument("--dtype", choices=PRECISIONS, default="fp32", help="bf16 halves all but the vocoder")
+
+    making = actions.add_parser("random", help="a model directory with random weights: noise, for tests and benchmarks")
+    making.add_argument("bundle", type=Path, metavar="DIR")
+    making.add_argument("--family", default="cosyvoice3", help="cosyvoice2 or cosyvoice3 (default cosyvoice3)")
+    making.add_argument("--size", default="tiny", help="full, mid or tiny (default tiny)")
+    making.add_argument("--seed", type=int, default=0, help="the same seed gives the same files (default 0)")
+
+
+def run(args: argparse.Namespace) -> int:
+    actions = {"pull": _pull, "check": _check, "convert": _convert, "random": _random}
+    return actions[args.action](args)
+
+
+def _pull(args: argparse.Namespace) -> int:
+    model = published(args.name)
+    out: Path = args.out or Path(model.folder)
+    with Bar(unit="bytes") as bar:
+        report = pull(
+            model.name, out, args.source, rl=args.rl, base_url=args.base_url,
+            progress=lambda p: bar.update(p.file, p.done_bytes, p.size_bytes),
+        )  # fmt: skip
+    print(report)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    with Bar(shown=not args.json) as bar:
+        bar.update("reading the weights")
+        hashes = not args.no_hashes
+        report = check(args.bundle, args.name, hashes=hashes, step=lambda file: bar.update(f"hashing {file}"))
+    print(report_json(report) if args.json else report)
+    return 0 if report.ok else 1
+
+
+def _convert(args: argparse.Namespace) -> int:
+    with Bar() as bar:
+        step = lambda file: bar.update(f"writing {file}")  # noqa: E731 (a name for what is passed on)
+        report = convert(args.bundle, args.out or args.bundle, args.dtype, step=step)
+    print(report)
+    return 0 if report.ok else 1
+
+
+def _random(args: argparse.Namespace) -> int:
+    with Bar() as bar:
+        bar.update(f"drawing random weights ({args.size})")
+        random_bundle(args.bundle, args.family, args.size, args.seed)
+    print(f"{args.bundle}: random weights; it speaks noise, not speech")
+    return 0

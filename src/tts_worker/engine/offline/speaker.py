@@ -1,0 +1,172 @@
+"""A model directory that speaks: text or a recording in, chunks of sound out, in every mode, one at a time.
+
+Owns the way from a text to the pieces that are spoken one after the other, and the choice of device and back end.
+It must not know arguments, files of sound or how a voice is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import torch
+
+from tts_worker.audio.decode import Recording
+from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
+from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.chunks import Interleave
+from tts_worker.engine.cosyvoice.compat import Compat
+from tts_worker.engine.cosyvoice.config import V3
+from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
+from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.request import Request
+from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.offline.onnx_graphs import run_on_onnx
+from tts_worker.engine.offline.pipeline import AudioChunk, OfflinePipeline
+from tts_worker.errors import ConfigError, InvalidRequest, UnspeakableText
+from tts_worker.text.reference_normaliser import normalise_and_split, wetext_rewriter
+
+MAX_TEXT_CHARS = 20_000
+
+
+class Backend(str, Enum):
+    """What runs flow estimator and vocoder; the rest is PyTorch's."""
+
+    TORCH = "torch"
+    ONNX = "onnx"
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How to speak. ``mode`` None is what suits the voice; ``interleave`` feeds the text as if it were still being
+    written (five tokens of text, fifteen of speech). ``normalise``: write out numbers and dates with wetext."""
+
+    mode: Mode | None = None
+    instruction: str = ""
+    seed: int = 0
+    speed: float = 1.0
+    stream: bool = False
+    interleave: bool = False
+    allow_special: bool = False
+    normalise: bool = False
+
+
+@dataclass(frozen=True)
+class SpokenChunk:
+    """``chunk`` of piece ``piece`` of ``pieces``; ``start_sample`` counts from the beginning of the text."""
+
+    piece: int
+    pieces: int
+    start_sample: int
+    chunk: AudioChunk
+
+
+Listener = Callable[[int, int, int], None]
+"""Told the piece, the number of pieces and the speech tokens of the piece so far."""
+
+
+class OfflineSpeaker:
+    """Speaks with the voices of one model directory. Build it with ``load``."""
+
+    def __init__(self, bundle: Bundle, networks: Networks, compat: Compat) -> None:
+        self.bundle, self.compat = bundle, compat
+        self.tokenizer = TextTokenizer.of(bundle)
+        self._pipeline = OfflinePipeline(networks, compat)
+
+    @classmethod
+    def load(
+        cls,
+        bundle: Bundle,
+        *,
+        device: str = "cpu",
+        backend: Backend = Backend.TORCH,
+        graphs: Path | None = None,
+        compat: Compat | None = None,
+    ) -> OfflineSpeaker:
+        """``graphs``: the folder of ``tts-worker export onnx``, for the ONNX back end. Raises BundleError, ConfigError
+        for a device that is not there, MissingExtra."""
+        compat = compat or Compat()
+        if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(f"device: PyTorch finds no {device} on this machine")
+        networks = Networks.load(bundle, device=device, float32_phase=compat.float32_phase)
+        if backend is Backend.ONNX:
+            run_on_onnx(networks, graphs or bundle.path / "onnx")
+        return cls(bundle, networks, compat)
+
+    @property
+    def sample_rate_hz(self) -> int:
+        return self.bundle.config.sample_rate_hz
+
+    def voice(self, root: Path, name: str) -> Speaker:
+        """A stored voice. Raises UnknownVoice, BundleError."""
+        return Speaker.load(self.bundle, self.tokenizer, root, name)
+
+    def pieces(self, text: str, normalise: bool = False) -> list[str]:
+        """What is spoken one after the other. Raises InvalidRequest for a text that is too long, UnspeakableText for
+        one that holds nothing to speak, MissingExtra without wetext if it is to ``normalise``."""
+        if len(text) > MAX_TEXT_CHARS:
+            raise InvalidRequest(f"the text has {len(text)} characters; at most {MAX_TEXT_CHARS} are spoken offline")
+        rewrite = wetext_rewriter() if normalise else None
+        pieces = normalise_and_split(text, lambda piece: len(self.tokenizer.encode(piece)), rewrite=rewrite)
+        pieces = [piece for piece in pieces if piece.strip()]
+        if not pieces:
+            raise UnspeakableText("there is nothing in this text that can be spoken")
+        return pieces
+
+    def speak(
+        self, speaker: Speaker, text: str, manner: Manner | None = None, listener: Listener | None = None
+    ) -> Iterator[SpokenChunk]:
+        """``text`` in the speaker's voice, as chunks in order. Under a compat that draws as the reference does, the
+        seed goes to torch's default generator.
+
+        Raises InvalidRequest, UnspeakableText, SynthesisFailed."""
+        manner = manner or Manner()
+        pieces = self.pieces(text, manner.normalise)
+        requests = [
+            speaker.request(
+                piece, mode=manner.mode, instruction=manner.instruction, allow_special=manner.allow_special,
+                compat=self.compat,
+            )
+            for piece in pieces
+        ]  # fmt: skip
+        self._seed(manner.seed)
+        start_sample = 0
+        for i, request in enumerate(requests):
+            tokens = 0
+
+            def count(_token: int, i: int = i) -> None:
+                nonlocal tokens
+                tokens += 1
+                if listener is not None:
+                    listener(i, len(pieces), tokens)
+
+            chunks = self._pipeline.speak(
+                request, text=self._interleaved(request) if manner.interleave else None, seed=manner.seed + i,
+                stream=manner.stream, speed=manner.speed, on_token=count,
+            )  # fmt: skip
+            for chunk in chunks:
+                yield SpokenChunk(i, len(pieces), start_sample, chunk)
+                start_sample += len(chunk.samples)
+
+    def _interleaved(self, request: Request) -> tuple[Interleave, Iterator[int]]:
+        prefix_end = self.tokenizer.end_of_prompt_id if self.bundle.config.family == V3 else None
+        return self._pipeline.interleave(request, prefix_end), iter(request.text)
+
+    def convert(self, speaker: Speaker, source: Recording, manner: Manner | None = None) -> Iterator[SpokenChunk]:
+        """What ``source`` says, in the speaker's voice. Raises InvalidRequest beyond 30 s, or for a voice without a
+        prompt; BundleError."""
+        manner = manner or Manner()
+        request = speaker.request("", mode=Mode.CROSS_LINGUAL)
+        tokens = PromptFrontend(self.bundle, reference=self.compat.torch_draws).tokens(source).tolist()
+        self._seed(manner.seed)
+        chunks = self._pipeline.sound(
+            request, tokens, seed=manner.seed, stream=manner.stream, speed=manner.speed
+        )  # fmt: skip
+        for chunk in chunks:
+            yield SpokenChunk(0, 1, chunk.start_sample, chunk)
+
+    def _seed(self, seed: int) -> None:
+        if self.compat.torch_draws:
+            torch.manual_seed(seed)
