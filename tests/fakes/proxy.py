@@ -1,0 +1,83 @@
+"""A TCP proxy on loopback that can go bad: swallow everything, or cut every connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class Proxy:
+    """``address`` is where clients go. ``swallow``: from now on nothing is passed on, nothing is closed."""
+
+    def __init__(self, target: str) -> None:
+        self._host, self._port = target.rsplit(":", 1)
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._passing = asyncio.Event()
+        self._passing.set()
+        self._server: asyncio.Server | None = None
+        self.address = ""
+        self.connections = 0
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        host, port = self._server.sockets[0].getsockname()[:2]
+        self.address = f"{host}:{port}"
+
+    def swallow(self) -> None:
+        self._passing.clear()
+
+    def heal(self) -> None:
+        self._passing.set()
+
+    def cut(self) -> None:
+        """Reset every connection, as the death of a process does."""
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._writers.add(writer)
+        try:
+            await self._passing.wait()
+            far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
+            self._writers.add(far_writer)
+            back = asyncio.create_task(self._pump(far_reader, writer))
+            self._tasks.add(back)
+            await self._pump(reader, far_writer)
+            back.cancel()
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.transport.abort()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65_536):
+                await self._passing.wait()
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            writer.transport.abort()
+
+    async def stop(self) -> None:
+        self.heal()
+        self.cut()
+        for task in self._tasks:
+            task.cancel()
+        if self._server is not None:
+            self._server.close()
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def proxied(target: str) -> AsyncIterator[Proxy]:
+    proxy = Proxy(target)
+    await proxy.start()
+    try:
+        yield proxy
+    finally:
+        await proxy.stop()
