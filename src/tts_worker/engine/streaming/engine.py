@@ -303,7 +303,7 @@ class CosyVoiceEngine:
         if not utterance.text_seen or utterance.outlet.rendered_samples:
             self._free(utterance)
             self._events.append(Done(key, utterance.truncated))
-        elif utterance.truncated is not None:
+        elif utterance.speakable:
             self._fail(utterance, SynthesisFailed("the language model said nothing sensible; try another seed").info)
         else:
             self._fail(utterance, UnspeakableText("the text holds no letters or digits to speak").info)

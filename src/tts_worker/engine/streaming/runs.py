@@ -113,7 +113,8 @@ class InterleavedRun:
 
     @property
     def special_from(self) -> int:
-        return 0
+        # The reference has no least length here; an end before that is not speech but a mistake.
+        return LEAST_RATIO * self.read if self._how is Draw.FINAL else 0
 
     @property
     def budget(self) -> int:

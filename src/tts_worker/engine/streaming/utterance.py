@@ -88,7 +88,7 @@ class Utterance:
         self.passages: deque[Passage] = deque()
         self.run: ClauseRun | InterleavedRun | None = None
         self.ended = self.held = self.gone = False
-        self.text_seen = False
+        self.text_seen = self.speakable = False
         self.truncated: str | None = None
         self.decoding = self.rendering = False  # something of it is on the device
         self.blocked = False  # no memory at the moment; somebody else will free some
@@ -120,6 +120,7 @@ class Utterance:
     def add(self, segment: Segment) -> None:
         self.text_seen = True
         if self.truncated is None and says_something(segment):
+            self.speakable = True
             self._segments.append(segment)
             self._feed_interleaved()
 
@@ -367,6 +368,8 @@ class Utterance:
             if trip is not None:
                 return self._trip(trip.reason, trip.keep_tokens)
         self._tell_words(passage)
+        if run.done and not self._raw and self._may_redraw(passage):
+            return self._redraw(passage)
         if run.done and not (run.truncated and not self.script):
             self._end_run(passage)
         elif run.done or len(passage.tokens) >= self._model.settings.max_passage_s * self._model.config.token_rate_hz:
@@ -393,12 +396,18 @@ class Utterance:
     def _trip(self, reason: str, keep_raw: int) -> bool:
         """Nonsense. Draw the run again if none of it may have been heard, else end the sound where it was still well."""
         passage = self.passages[-1]
-        if self._attempt < self._model.settings.retries and passage.heard_tokens() <= self._run_start:
-            self._attempt += 1
-            passage.rewind(self._run_start)
-            self._new_run(passage)
-        else:
-            self._cut(reason, self._kept[keep_raw - 1] if keep_raw else self._run_start)
+        if self._may_redraw(passage):
+            return self._redraw(passage)
+        self._cut(reason, self._kept[keep_raw - 1] if keep_raw else self._run_start)
+        return False
+
+    def _may_redraw(self, passage: Passage) -> bool:
+        return self._attempt < self._model.settings.retries and passage.heard_tokens() <= self._run_start
+
+    def _redraw(self, passage: Passage) -> bool:
+        self._attempt += 1
+        passage.rewind(self._run_start)
+        self._new_run(passage)
         return False
 
     def _cut(self, reason: str, keep: int) -> None:
