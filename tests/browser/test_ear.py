@@ -75,6 +75,10 @@ async def test_a_click_is_no_speech(lab: Page, level_db: float) -> None:
         assert await listen(lab, room(CALM_MS, level_db) + [-5.0] * (length // FRAME_MS) + room(1_000, level_db)) == []
 
 
+async def test_a_microphone_that_begins_with_nothing_at_all_is_no_speech(lab: Page) -> None:
+    assert await listen(lab, [-100.0] * 8 + room(2_000, -45)) == []
+
+
 async def test_what_is_too_faint_is_no_speech_in_the_quietest_room(lab: Page) -> None:
     assert await listen(lab, room(CALM_MS, -98) + talk(2_000, -65)) == []
 

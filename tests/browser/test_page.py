@@ -110,6 +110,7 @@ async def test_the_rest_can_be_spoken_after_all(studio: Studio) -> None:
     await studio.at("rest").click()
     before = len(await studio.lit())
     await studio.until("lit => spy.lit.length >= lit", before + 3)
+    assert await studio.at("mirror").text_content() == LONG
     await studio.at("stop").click()
     await studio.until_state("Ready")
     first, second = (turn.ended for turn in studio.turns)
@@ -157,7 +158,8 @@ async def test_stop_before_the_first_sound(studio: Studio) -> None:
     assert not len((await studio.heard()).sound)
     await studio.at("speak").dblclick()
     await studio.shows("status", "Finished.")
-    assert [message["type"] for message in studio.sent[-3:]] == ["start", "text", "end"], "a double click is one wish"
+    starts = [message for message in studio.sent if message["type"] == "start"]
+    assert len(starts) == 2, "a double click is one wish"
 
 
 @settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])

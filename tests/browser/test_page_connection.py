@@ -124,7 +124,11 @@ async def test_a_connection_that_falls_silent_is_given_up(browser: Browser, addr
         server = route.connect_to_server()
         route.on_message(lambda raw: None if json.loads(raw)["type"] == "ping" else server.send(raw))
 
-    async with Studio.open(browser, address, before=swallowing(swallow)) as studio:
+    async def before(page: Page) -> None:
+        await page.clock.install()
+        await routed(swallow)(page)
+
+    async with Studio.open(browser, address, before=before) as studio:
         await studio.until_state("Ready")
         await studio.page.clock.run_for(19_000)
         assert await studio.at("connection").inner_text() == "Connected"
@@ -137,10 +141,9 @@ async def test_a_connection_that_falls_silent_is_given_up(browser: Browser, addr
         await studio.until_state("Ready")
 
 
-def swallowing(route: Callable[[WebSocketRoute], None]) -> Before:
+def routed(handler: Callable[[WebSocketRoute], None]) -> Before:
     async def before(page: Page) -> None:
-        await page.clock.install()
-        await page.route_web_socket("**/v1/stream", route)
+        await page.route_web_socket("**/v1/stream", handler)
 
     return before
 
@@ -157,10 +160,38 @@ def changing(**fields: Any) -> Before:
 
         route.on_message(forward)
 
-    async def before(page: Page) -> None:
-        await page.route_web_socket("**/v1/stream", change)
+    return routed(change)
 
-    return before
+
+async def test_a_stop_that_comes_too_late_does_not_end_the_next_turn(browser: Browser, address: str) -> None:
+    """The worker is done with a turn while the stop is on its way: its answer, that there was nothing to stop, comes
+    when the page could already be in the next turn."""
+
+    def delay(route: WebSocketRoute) -> None:
+        server = route.connect_to_server()
+        held: list[str | bytes] = []
+
+        def from_page(raw: str | bytes) -> None:
+            (held.append if json.loads(raw)["type"] == "stop" else server.send)(raw)
+
+        def from_worker(raw: str | bytes) -> None:
+            route.send(raw)
+            if isinstance(raw, str) and json.loads(raw)["type"] == "done" and held:
+                server.send(held.pop())
+
+        route.on_message(from_page)
+        server.on_message(from_worker)
+
+    async with Studio.open(browser, address, before=routed(delay)) as studio:
+        await studio.until_state("Ready")
+        await studio.speak(TEXT)
+        await studio.until_heard(1_200)
+        await studio.at("stop").click()
+        await studio.at("speak").click()
+        await studio.shows("status", "Finished.")
+        assert [turn.ended["type"] for turn in studio.turns if turn.ended] == ["done", "done"]
+        assert {"type": "stopped", "applied": False, "utterance": None, "position_samples": 0} in studio.received
+        assert [word["text"] for word in await studio.lit()][-4:] == ["Hello", "there,", "my", "friend."]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ export class Conversation {
   #turn = null; // the one being said or heard
   #queue = []; // requests that wait: for the connection, or for the turn before them
   #freeAtMs = 0; // when the turn before ended
-  #currentUtterance = null; // the worker's number of the utterance whose sound arrives now
   #turns = 0;
 
   /**
@@ -127,7 +126,7 @@ export class Conversation {
     this.#queue = [];
     const turn = this.#turn;
     if (turn && !turn.stop) {
-      turn.stop = { atMs, reason, playedSamples: null, silentMs: null, answeredMs: null };
+      turn.stop = { atMs, reason, pending: false, playedSamples: null, silentMs: null, answeredMs: null };
       this.#cut(turn);
     }
     this.#view.changed();
@@ -173,7 +172,10 @@ export class Conversation {
     const { playedSamples, silent } = await this.#player.stop();
     turn.stop.playedSamples = playedSamples;
     turn.playedSamples = playedSamples;
-    if (!turn.ending) this.#connection.send(wire.stop(turn.stop.reason, playedSamples));
+    if (!turn.ending) {
+      turn.stop.pending = true;
+      this.#connection.send(wire.stop(turn.stop.reason, playedSamples));
+    }
     silent.then((atMs) => {
       turn.stop.silentMs = Math.max(0, atMs - turn.stop.atMs) + this.#player.outputLatencyMs;
       this.#view.stopMeasured(turn.stop);
@@ -181,19 +183,18 @@ export class Conversation {
     this.#finishStop(turn);
   }
 
+  /** Not before the worker has answered: else its answer would be taken for one to the next turn. */
   #finishStop(turn) {
-    if (turn.ending && turn.stop.playedSamples !== null) this.#finish(turn);
+    if (turn.ending && !turn.stop.pending && turn.stop.playedSamples !== null) this.#finish(turn);
   }
 
   /** The worker said how the turn ended, or will never say it. */
   #end(ending) {
     const turn = this.#turn;
-    if (!turn || turn.ending) return;
+    if (turn.ending) return;
     turn.ending = ending;
     turn.open = false;
     if (turn.stop) {
-      if (ending.type !== "lost") turn.stop.answeredMs = Date.now() - turn.stop.atMs;
-      this.#view.stopMeasured(turn.stop);
       this.#finishStop(turn);
     } else if (ending.type === "stopped") {
       this.stop(); // the worker ended it by itself, after a long pause
@@ -262,16 +263,16 @@ export class Conversation {
 
   #onOffline(problem) {
     this.#queue = [];
-    this.#currentUtterance = null;
-    this.#end({ type: "lost" });
+    if (this.#turn?.stop) this.#turn.stop.pending = false;
+    if (this.#turn) this.#end({ type: "lost" });
+    if (this.#turn?.stop) this.#finishStop(this.#turn);
     this.#view.connection("offline", problem);
     this.#view.changed();
   }
 
   #onSound(pcm) {
     const turn = this.#turn;
-    if (!turn || turn.stop || turn.ending || turn.utterance !== this.#currentUtterance) return;
-    this.#player.push(pcm);
+    if (turn && !turn.stop && !turn.ending) this.#player.push(pcm);
   }
 
   #onMessage(message) {
@@ -283,27 +284,32 @@ export class Conversation {
           this.stop();
         }
         break;
-      case "started":
-        this.#currentUtterance = message.utterance;
-        if (turn && turn.utterance === null) turn.utterance = message.utterance;
-        break;
       case "words":
-        if (turn && !turn.stop && turn.utterance === message.utterance) {
-          this.#view.words(turn, turn.addWords(message.words));
-        }
+        if (turn && !turn.stop) this.#view.words(turn, turn.addWords(message.words));
         break;
       case "stopped":
-        this.#end(message.applied ? message : { type: "done" }); // nothing to stop: all of it had been sent
+        if (turn) this.#onStopped(turn, message);
         break;
       case "done":
       case "truncated":
       case "error":
-        this.#end(message);
+        if (turn) this.#end(message);
         break;
       case "rejected":
         this.#onRejected(message);
         break;
     }
+  }
+
+  #onStopped(turn, message) {
+    // Not every one answers the listener: the worker also stops by itself, after a long pause or when it shuts down.
+    if (turn.stop?.pending && (!message.applied || message.reason === turn.stop.reason)) {
+      turn.stop.pending = false;
+      turn.stop.answeredMs = Date.now() - turn.stop.atMs;
+      this.#view.stopMeasured(turn.stop);
+    }
+    this.#end(message.applied ? message : { type: "done" }); // nothing to stop: all of it had been sent
+    if (turn === this.#turn) this.#finishStop(turn);
   }
 
   #onRejected(message) {

@@ -6,14 +6,13 @@
  */
 
 export class Turn {
-  utterance = null; // the worker's number for it
   words = []; // {start, end, startSample, endSample}: UTF-16 units of `text`, samples of the turn
   heardWords = 0;
   playedSamples = 0;
   firstAudioMs = null;
   gaps = 0;
   paused = false;
-  stop = null; // the listener's stop: {atMs, reason, playedSamples, silentMs, answeredMs}
+  stop = null; // the listener's stop: {atMs, reason, pending, playedSamples, silentMs, answeredMs}
   ending = null; // the worker's last word on it
   rejection = null;
   #chars = 0; // the same place in `text`, counted in characters ...
@@ -62,9 +61,6 @@ export class Turn {
    * @returns {{kind: string, spoken: string, remaining: string, message: string}}
    */
   outcome() {
-    if (this.rejection) {
-      return { kind: "error", spoken: "", remaining: this.text, message: explain(this.rejection) };
-    }
     const { ending } = this;
     const complete = ending.type === "done" && !this.stop;
     if (complete && ending.reason === "nothing_to_speak") {
@@ -76,6 +72,7 @@ export class Turn {
     const receipt = hasReceipt
       ? { spoken: ending.text_spoken, remaining: ending.text_remaining }
       : localReceipt(this.text, this.words, this.playedSamples);
+    if (this.rejection) return { kind: "error", ...receipt, message: explain(this.rejection) };
     return { kind: this.stop ? "stopped" : ending.type, ...receipt, message: this.#explainEnd(receipt) };
   }
 
