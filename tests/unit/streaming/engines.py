@@ -51,12 +51,12 @@ def tokenizer(family: str) -> TextTokenizer:
 
 
 @lru_cache
-def networks(family: str) -> Networks:
+def networks(family: str, eager_to_end: float = EAGER_TO_END) -> Networks:
     """Shared: tests must not change it."""
     loaded = Networks.load(bundle(family))
     head, dims = loaded.lm.llm_decoder, loaded.config.lm
     bias = torch.zeros(dims.speech_rows) if head.bias is None else head.bias.detach().clone()
-    bias[dims.eos_id] += EAGER_TO_END
+    bias[dims.eos_id] += eager_to_end
     head.bias = torch.nn.Parameter(bias, requires_grad=False)
     return loaded
 

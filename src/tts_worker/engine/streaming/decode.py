@@ -39,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Prefix:
-    """The beginning of a sequence and its keys and values, ``[layers, 2, heads, len(items), dim]``: shared, read-only."""
+    """The beginning of a sequence and its keys and values ``[layers, 2, heads, len(items), dim]``. Read-only."""
 
     items: tuple[Item, ...]
     kv: Tensor
@@ -62,8 +62,9 @@ class Decoder:
             dtype=weight.dtype, device=device, checked=checked,
         )  # fmt: skip
         self._draws = DrawState(count, networks.config.sampling, device)
-        self._last, self._alive = torch.zeros(count, dtype=torch.long, device=device), torch.zeros(
-            count, dtype=torch.bool, device=device
+        self._last, self._alive = (
+            torch.zeros(count, dtype=torch.long, device=device),
+            torch.zeros(count, dtype=torch.bool, device=device),
         )
         self._rules = torch.zeros(count, 3, dtype=torch.long, device=device)  # special id, from which draw on, budget
         self._ids = torch.arange(dims.speech_rows, device=device)[None]  # [1, V]
@@ -209,9 +210,7 @@ class Decoder:
         return slots
 
     def _forced(self, rows: Sequence[Row], steps: int) -> Tensor:
-        table = [
-            [row.forced[step] if step < len(row.forced) else NOT_FORCED for row in rows] for step in range(steps)
-        ]
+        table = [[row.forced[step] if step < len(row.forced) else NOT_FORCED for row in rows] for step in range(steps)]
         return self._lane.send(table)
 
     def _context(self, longest: int) -> int:

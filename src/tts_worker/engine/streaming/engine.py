@@ -1,19 +1,21 @@
 """CosyVoice behind the ``Engine`` protocol: whose turn it is, and what a fault costs.
 
-Owns the utterances and the order of work: least slack first, a voice to prepare, text to feed, tokens to draw or a chunk
-to render. A step is one bounded piece of work; on a GPU tokens and sound are made side by side and a step takes what has
-landed. What is said never depends on any of this (utterance.py). It must not know sessions or how networks work.
+Owns the utterances and the order of work: least slack first, a voice to prepare, text to feed, tokens to draw or a
+chunk to render. A step is one bounded piece of work; on a GPU tokens and sound are made side by side and a step takes
+what has landed. What is said never depends on any of this (utterance.py). It must not know sessions or how networks
+work.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
-from tts_worker.engine.cosyvoice.config import V3
+from tts_worker.engine.cosyvoice.config import V2, V3
 from tts_worker.engine.schedule import Job, by_urgency
 from tts_worker.engine.streaming.config import StreamingConfig, TextMode
 from tts_worker.engine.streaming.parts import Parts
@@ -51,8 +53,10 @@ from tts_worker.types import (
 )
 
 SPEED_RANGE = (0.5, 2.0)
-LANGUAGES = {"cosyvoice2": ("zh", "en", "ja", "ko", "yue")}
-LANGUAGES[V3] = (*LANGUAGES["cosyvoice2"], "de", "es", "fr", "it", "ru")
+LANGUAGES: dict[str, tuple[str, ...]] = {
+    V2: ("zh", "en", "ja", "ko", "yue"),
+    V3: ("zh", "en", "ja", "ko", "yue", "de", "es", "fr", "it", "ru"),
+}
 
 _LONGEST_SLICE_SAMPLES = SAMPLE_RATE_HZ // 2
 _WARM_UP = "warm-up"
@@ -179,13 +183,13 @@ class CosyVoiceEngine:
         for utterance in order:
             need = self._need(utterance)
             if need is Need.VOICE:
-                self._attempt(lambda u=utterance: self._prepare_voice(u))
+                self._attempt(partial(self._prepare_voice, utterance))
             elif need is Need.RENDER and not self._sound.busy:
                 wanting = [u for u in order if u is utterance or (self._need(u) is Need.RENDER and not u.alone)]
                 wanting = wanting[wanting.index(utterance) :]
-                self._attempt(lambda w=wanting: self._sound.launch(w, list(self._utterances.values())))
+                self._attempt(partial(self._sound.launch, wanting, list(self._utterances.values())))
             elif need in (Need.FEED, Need.DECODE) and not self._tokens.busy:
-                self._attempt(lambda u=utterance: self._tokens.launch(u, self._company()))
+                self._attempt(partial(self._tokens.launch, utterance, self._company()))
             else:
                 continue
             utterance.waiting_since_us = None

@@ -1,8 +1,8 @@
 """Where work runs on the device, and how numbers get there and back without the host waiting.
 
 A ``Lane`` is one queue of the device: what is sent, computed and fetched inside ``with lane:`` happens in order. On a
-CPU it is no queue at all. On CUDA it is a stream of its own with pinned memory on both sides, so that the language model
-and the vocoder overlap. Knows nothing about what is computed.
+CPU it is no queue at all. On CUDA it is a stream of its own with pinned memory on both sides, so that the language
+model and the vocoder overlap. Knows nothing about what is computed.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ class _Copied:
         self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
         self._host.copy_(numbers, non_blocking=True)
         self._source = numbers  # alive until the copy is done
-        self._event = torch.cuda.Event()
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record()
 
     @property
     def ready(self) -> bool:
-        return bool(self._event.query())
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> Tensor:
         self._event.synchronize()
@@ -97,12 +97,12 @@ class CudaLane:
 
     def __init__(self, device: torch.device, *, urgent: bool = False) -> None:
         self.device = device
-        self.stream = torch.cuda.Stream(device, priority=-1 if urgent else 0)
+        self.stream = torch.cuda.Stream(device, priority=-1 if urgent else 0)  # type: ignore[no-untyped-call]
         self._inside: list[torch.cuda.StreamContext] = []
 
     def __enter__(self) -> CudaLane:
         context = torch.cuda.stream(self.stream)
-        context.__enter__()
+        context.__enter__()  # type: ignore[no-untyped-call]
         self._inside.append(context)
         return self
 

@@ -82,7 +82,6 @@ class Parts:
         renderer = Renderer(networks, pool, sound_lane, runners[1])
         return cls(networks, decoder, renderer, pool, book, token_lane, sound_lane, runners)
 
-
     def record(self, config: StreamingConfig) -> None:
         """Everything has been run once: record what recurs, for every batch. Nothing is recorded afterwards."""
         for runner in self.runners:
@@ -99,7 +98,7 @@ class Parts:
 
 
 def load_networks(bundle: Bundle, device: torch.device, *, half: bool) -> Networks:
-    """``half``: the language model and the flow's estimator in bfloat16, whose range is that of float32. Norms, softmax,
+    """``half``: the language model and the flow's estimator in bfloat16, whose range is that of float32. RMS norms,
     scores, the solver's state, the encoder and the vocoder stay in float32, the pitch in float64."""
     networks = Networks.load(bundle, device=device, lm_dtype=torch.bfloat16 if half else torch.float32)
     if half:

@@ -1,4 +1,4 @@
-"""Speech tokens to PCM for many utterances at once: the flow's next chunk, the vocoder on a window, 16-bit on the device.
+"""Speech tokens to PCM for many utterances at once: the next chunk of the flow, the vocoder on a window, 16 bits.
 
 Owns the pass order and the batching of what fits together; all state of a stream of sound is in its ``SoundStream``.
 Each chunk costs the same wherever it stands in the utterance: frames computed are counted, so that a test can tell.

@@ -190,5 +190,3 @@ def window(
     cond = mel[first : first + frames]
     cond = F.pad(cond, (0, 0, 0, frames - cond.shape[0]))[None]
     return [*ids, *[0] * (span - len(ids))], len(ids), cond
-
-
