@@ -19,7 +19,7 @@ from tts_worker.engine.streaming.engine import CosyVoiceEngine
 from tts_worker.engine.streaming.graphs import Runner
 from tts_worker.engine.streaming.lanes import Lane
 from tts_worker.engine.streaming.parts import Parts, voices_of
-from tts_worker.engine.streaming.utterance import Model, Script
+from tts_worker.engine.streaming.talk import Model, Script
 from tts_worker.types import (
     Audio,
     Done,

@@ -20,7 +20,8 @@ from tts_worker.engine.schedule import Job, by_urgency
 from tts_worker.engine.streaming.config import StreamingConfig, TextMode
 from tts_worker.engine.streaming.parts import Parts
 from tts_worker.engine.streaming.stages import SoundStage, Spent, StageFault, TokenStage
-from tts_worker.engine.streaming.utterance import Model, Need, Utterance, plain_segment
+from tts_worker.engine.streaming.talk import Model
+from tts_worker.engine.streaming.utterance import Need, Utterance, plain_segment
 from tts_worker.errors import (
     EngineFault,
     ErrorInfo,
@@ -112,9 +113,9 @@ class CosyVoiceEngine:
         if utterance is None:
             return
         if isinstance(command, Text):
-            utterance.add(command.segment)
+            utterance.talk.add(command.segment)
         elif isinstance(command, EndText):
-            utterance.end()
+            utterance.talk.end()
         elif isinstance(command, Credit):
             utterance.outlet.grant(command.samples)
         elif isinstance(command, Hold):
@@ -211,16 +212,16 @@ class CosyVoiceEngine:
         """Who may share a pass of the language model: listeners with room, and not too many tokens ahead."""
         flow = self._model.config.flow
         most = _AHEAD_CHUNKS * flow.chunk_tokens + flow.lookahead_tokens
-        return [u for u in self._utterances.values() if u.has_room and u.ahead_tokens < most]
+        return [u for u in self._utterances.values() if u.has_room and u.talk.ahead_tokens < most]
 
     def _prepare_voice(self, utterance: Utterance) -> None:
-        book, params = self.parts.book, utterance.params
+        book, params = self.parts.book, utterance.talk.params
         try:
-            if utterance.voice is None:
+            if utterance.talk.voice is None:
                 voice = book.get(params.voice, self.parts.networks.flow)
-                utterance.use(voice, voice.request(params.instruct))
-            elif book.missing(utterance.voice):
-                book.prepare(utterance.voice, self.parts.pool, self.parts.sound_lane)
+                utterance.talk.use(voice, voice.request(params.instruct))
+            elif book.missing(utterance.talk.voice):
+                book.prepare(utterance.talk.voice, self.parts.pool, self.parts.sound_lane)
         except Exception as problem:
             raise StageFault([utterance], problem) from problem
 
@@ -265,11 +266,11 @@ class CosyVoiceEngine:
         """Give back everything that an utterance holds. What of it is on the device lands nowhere."""
         del self._utterances[utterance.outlet.key]
         utterance.gone = True
-        for passage in utterance.passages:
+        for passage in utterance.talk.passages:
             self.parts.renderer.close(passage.stream)
         self.parts.decoder.release(utterance.slot)
-        if utterance.voice is not None:
-            self.parts.book.leave(utterance.voice)
+        if utterance.talk.voice is not None:
+            self.parts.book.leave(utterance.talk.voice)
         self._unblock()
 
     def _unblock(self) -> None:
@@ -280,9 +281,9 @@ class CosyVoiceEngine:
 
     def _emit(self) -> None:
         for utterance in list(self._utterances.values()):
-            utterance.leave_silent()
+            utterance.talk.leave_silent()
             if utterance.can_emit and not self._gathers(utterance):
-                last = utterance.ended and utterance.run is None and not utterance.passages
+                last = utterance.talk.ended and utterance.talk.run is None and not utterance.talk.passages
                 self._events += _slices(utterance, last)
             if utterance.finished:
                 self._finish(utterance)
@@ -293,7 +294,7 @@ class CosyVoiceEngine:
         outlet = utterance.outlet
         if not self.settings.smooth_start or outlet.emitted_samples or utterance.chunks != 1:
             return False
-        if not utterance.passages or not utterance.has_room:
+        if not utterance.talk.passages or not utterance.has_room:
             return False
         if self._need(utterance) is Need.NOTHING and not (utterance.decoding or utterance.rendering):
             return False  # nothing more comes by itself
@@ -304,10 +305,10 @@ class CosyVoiceEngine:
 
     def _finish(self, utterance: Utterance) -> None:
         key = utterance.outlet.key
-        if not utterance.text_seen or utterance.outlet.rendered_samples:
+        if not utterance.talk.text_seen or utterance.outlet.rendered_samples:
             self._free(utterance)
-            self._events.append(Done(key, utterance.truncated))
-        elif utterance.speakable:
+            self._events.append(Done(key, utterance.talk.truncated))
+        elif utterance.talk.speakable:
             self._fail(utterance, SynthesisFailed("the language model said nothing sensible; try another seed").info)
         else:
             self._fail(utterance, UnspeakableText("the text holds no letters or digits to speak").info)

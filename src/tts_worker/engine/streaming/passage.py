@@ -61,6 +61,12 @@ class Passage:
         return self._hop + self._flow.lookahead_tokens - len(self.tokens)
 
     @property
+    def missing_after_due(self) -> int:
+        """Waiting tokens from which on the chunk after the one that is due is due as well."""
+        chunk = 0 if self._due is None else self._due.end - self._due.begin
+        return chunk + self._flow.chunk_tokens + self._flow.lookahead_tokens
+
+    @property
     def due(self) -> Chunk | None:
         """The chunk that can become sound now."""
         if self._due is None and not self.finished:

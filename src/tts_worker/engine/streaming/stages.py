@@ -95,7 +95,7 @@ class TokenStage:
         for utterance in (urgent, *company):
             if len(members) == self._batch or (members and len(self._pending(members[0])) > _SMALL_FEED):
                 break
-            if utterance is not urgent and (not utterance.started_run or utterance.token_need() is not Need.FEED):
+            if utterance is not urgent and (not utterance.talk.started_run or utterance.token_need() is not Need.FEED):
                 continue  # only who goes on: a run's beginning is long
             if self._prepare(utterance) and (not members or len(self._pending(utterance)) <= _SMALL_FEED):
                 members.append(utterance)
@@ -103,7 +103,7 @@ class TokenStage:
             return
         try:
             for utterance in members:
-                self._decoder.record(utterance.slot, utterance.record_fills())
+                self._decoder.record(utterance.slot, utterance.talk.record_fills())
             ticket = self._decoder.feed([self._row(u, 1) for u in members], [self._pending(u) for u in members])
         except Exception as problem:
             raise StageFault(members, problem) from problem
@@ -111,46 +111,46 @@ class TokenStage:
 
     def _prepare(self, utterance: Utterance) -> bool:
         """Bring the run to where something can be fed. False if it turns out that nothing can."""
-        if utterance.run is None:
-            utterance.begin_run()
-        run = utterance.run
+        if utterance.talk.run is None:
+            utterance.talk.begin_run()
+        run = utterance.talk.run
         if run is None or run.waits_for_text:
             return False
-        if not utterance.started_run:
-            voice = utterance.voice
+        if not utterance.talk.started_run:
+            voice = utterance.talk.voice
             prefix = None
             if voice is not None and not isinstance(run, InterleavedRun):
-                prefix = self._book.prefix(voice, utterance.request.prompt_text, self._decoder)
-            run.unfed = self._decoder.start(utterance.slot, utterance.run_seed, run.unfed, prefix)
-            utterance.started_run = True
+                prefix = self._book.prefix(voice, utterance.talk.request.prompt_text, self._decoder)
+            run.unfed = self._decoder.start(utterance.slot, utterance.talk.run_seed, run.unfed, prefix)
+            utterance.talk.started_run = True
         if self._decoder.room(utterance.slot) < len(run.unfed) + 1:
-            utterance.out_of_room()
+            utterance.talk.out_of_room()
             return False
         return True
 
     @staticmethod
     def _pending(utterance: Utterance) -> list[Item]:
-        return utterance.run.unfed if utterance.run is not None else []
+        return utterance.talk.run.unfed if utterance.talk.run is not None else []
 
     def _row(self, utterance: Utterance, steps: int) -> Row:
-        run = utterance.run
+        run = utterance.talk.run
         assert run is not None
         budget = min(run.budget, self._decoder.room(utterance.slot))
-        return Row(utterance.slot, run.special, run.special_from, max(1, budget), utterance.forced(steps))
+        return Row(utterance.slot, run.special, run.special_from, max(1, budget), utterance.talk.forced(steps))
 
     def _launch_burst(self, members: Sequence[Utterance], began_s: float) -> None:
         fitting = []
         for utterance in members:
             if self._decoder.room(utterance.slot) < self._burst + 1:
-                utterance.out_of_room()
+                utterance.talk.out_of_room()
             else:
                 fitting.append(utterance)
         if not fitting:
             return
         first = members[0]
         steps = self._burst
-        if first.outlet.emitted_samples == 0 and first.passages:
-            steps = max(1, min(steps, first.passages[0].missing_tokens))  # not one more before the first sound
+        if first.outlet.emitted_samples == 0 and first.talk.passages:
+            steps = max(1, min(steps, first.talk.passages[0].missing_tokens))  # not one more before the first sound
         try:
             ticket = self._decoder.burst([self._row(u, steps) for u in fitting], steps)
         except Exception as problem:
@@ -179,11 +179,11 @@ class TokenStage:
         for utterance, column in zip(flight.members, columns, strict=True):
             if utterance.gone:
                 continue
-            ids = column if flight.fed else self._decoder.fed(utterance.slot, column, utterance.last_id)
+            ids = column if flight.fed else self._decoder.fed(utterance.slot, column, utterance.talk.last_id)
             utterance.lm_ms += 1000 * spent_s / len(flight.members)
             drawn = max(drawn, len(ids))
             self._spent.tokens += len(ids)
-            utterance.take(ids)
+            utterance.talk.take(ids)
         if flight.fed:
             self._spent.feed_ms += 1000 * spent_s
         else:
@@ -192,9 +192,12 @@ class TokenStage:
 
     def recover(self, utterance: Utterance) -> None:
         """After a fault: what the slot held must be fed again, then the run goes on with the next id."""
-        run = utterance.run
-        if run is not None and utterance.started_run:
-            run.unfed = [*self._decoder.restore(utterance.slot, utterance.run_seed, utterance.drawn), *run.unfed]
+        run = utterance.talk.run
+        if run is not None and utterance.talk.started_run:
+            run.unfed = [
+                *self._decoder.restore(utterance.slot, utterance.talk.run_seed, utterance.talk.drawn),
+                *run.unfed,
+            ]
 
 
 @dataclass(frozen=True)
@@ -226,7 +229,7 @@ class SoundStage:
         works: list[Work] = []
         pages = 0
         for utterance in wanting:
-            passage = utterance.due
+            passage = utterance.talk.due
             if passage is None or passage.due is None:
                 continue
             work = Work(passage.stream, passage.due)
@@ -251,7 +254,7 @@ class SoundStage:
         for utterance in members:
             utterance.rendering = True
         self._flight = tuple(
-            _Sound(utterance, utterance.passages[0], work.chunk, sound)
+            _Sound(utterance, utterance.talk.passages[0], work.chunk, sound)
             for utterance, work, sound in zip(members, works, rendered, strict=True)
         )
         return True
@@ -261,7 +264,9 @@ class SoundStage:
         enough for all of it, so that it need not end half-way. Raises OutOfMemory where nobody will ever free any."""
         pool, needed = self._pool, self._renderer.passes(work) + taken
         begins = work.stream.flow is None
-        others = [u for u in everyone if u is not utterance and u.passages and u.passages[0].stream.flow is not None]
+        others = [
+            u for u in everyone if u is not utterance and u.talk.passages and u.talk.passages[0].stream.flow is not None
+        ]
         wanted = needed
         if begins:
             wanted += self._expected_pages(utterance) + sum(map(self._expected_pages, others))
@@ -276,7 +281,7 @@ class SoundStage:
 
     def _expected_pages(self, utterance: Utterance) -> int:
         """Pages that the passage being spoken will still take, as far as its text tells."""
-        passage = utterance.passages[0]
+        passage = utterance.talk.passages[0]
         tokens = max(passage.clock.expected_tokens, len(passage.tokens)) - passage.rendered_tokens
         return max(0, int(tokens) // self._pool.chunk_tokens)
 
@@ -309,7 +314,7 @@ class SoundStage:
         if passage.base_sample is None:
             passage.base_sample = utterance.outlet.rendered_samples
         words = passage.words(chunk)
-        if chunk.final and utterance.truncated is not None and len(utterance.passages) == 1:
+        if chunk.final and utterance.talk.truncated is not None and len(utterance.talk.passages) == 1:
             pcm = to_pcm(fade_out(to_float(pcm), _END_FADE_SAMPLES))
         flow_ms, vocoder_ms = self._renderer.flow_ms / shared_by, self._renderer.vocoder_ms / shared_by
         utterance.outlet.render(
@@ -322,10 +327,10 @@ class SoundStage:
         passage.done(chunk)
         if chunk.final:
             self._renderer.close(passage.stream)
-            utterance.passages.popleft()
+            utterance.talk.passages.popleft()
             self._freed()
 
     def recover(self, utterance: Utterance) -> None:
         """After a fault: the flow's memory is made anew by the next pass."""
-        if utterance.passages:
-            self._renderer.recover(utterance.passages[0].stream)
+        if utterance.talk.passages:
+            self._renderer.recover(utterance.talk.passages[0].stream)
