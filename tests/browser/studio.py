@@ -92,7 +92,9 @@ class Studio:
     ) -> AsyncIterator[Studio]:
         """The page, opened; fails if the page reported an error of its own. ``before`` arranges things first."""
         # The page's policy admits no script but its own, and the ear in the audio graph is one more.
-        own = await browser.new_context(**{"viewport": {"width": 900, "height": 800}, "bypass_csp": True, **context})
+        # Drawing the wave costs more than all the rest of it, so that is left to the one test without ears and eyes.
+        options = {"viewport": {"width": 900, "height": 800}, "bypass_csp": True, "reduced_motion": "reduce"}
+        own = await browser.new_context(**{**options, **context})
         try:
             page = await own.new_page()
             page.set_default_timeout(PATIENCE_MS)

@@ -44,7 +44,7 @@ def talk(duration_ms: int, level_db: float, seed: int = 0) -> list[float]:
     return [float(level_db + r - (15 if i % 20 >= 15 else 0)) for i, r in zip(frames, rough, strict=True)]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(
     level_db=st.floats(-95, -25), wobble_db=st.floats(0, 2.5), drift_db=st.floats(-20, 20), seed=st.integers(0, 10**6)
 )
@@ -56,7 +56,7 @@ async def test_a_room_is_no_speech_however_loud_and_however_it_changes_slowly(
     assert await listen(lab, changing) == []
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(level_db=st.floats(-90, -45), above_db=st.floats(22, 40), seed=st.integers(0, 10**6))
 async def test_speech_above_the_room_is_heard_in_time_once_and_to_its_end(
     lab: Page, level_db: float, above_db: float, seed: int

@@ -83,13 +83,9 @@ async def test_a_full_worker_is_said_to_be_full_and_used_once_there_is_room(brow
     ):
         await studio.shows("problem", full)
         await studio.until_state("Offline")
-        await studio.speak(TEXT)
-        await studio.shows("problem", full)
-        await studio.shows("status", "")
         await holder.close()
         await studio.until_state("Ready")
         await studio.shows("problem", "")
-        assert studio.turns == [], "what could not be said then is not said now"
 
 
 async def test_a_worker_that_dies_in_the_middle_and_comes_back(browser: Browser) -> None:
@@ -109,6 +105,7 @@ async def test_a_worker_that_dies_in_the_middle_and_comes_back(browser: Browser)
     assert spoken + remaining == TEXT * 4
     await studio.speak(TEXT)
     await studio.shows("problem", "The worker cannot be reached. Trying again …")
+    await studio.shows("status", "")  # what could not be said then is not said later
     async with serving(server={"port": int(address.rpartition(":")[2])}):
         await studio.until_state("Ready")
         await studio.shows("problem", "")

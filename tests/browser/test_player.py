@@ -46,7 +46,7 @@ operations = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(capacity=st.integers(1, 50), operations=operations)
 async def test_the_ring_is_a_queue_whatever_its_size(lab: Page, capacity: int, operations: list[Step]) -> None:
     assert await lab.evaluate("([c, o]) => ringAgainstArray(c, o)", [capacity, operations]) == []
@@ -85,7 +85,7 @@ steps = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(schedule=st.lists(steps, min_size=1, max_size=30))
 async def test_every_sample_is_rendered_once_in_order_and_nothing_clicks(lab: Page, schedule: list[Step]) -> None:
     pushed = sum(step[1] for step in schedule if step[0] == "push")
@@ -134,7 +134,7 @@ async def test_running_dry_is_told_and_does_not_click(lab: Page) -> None:
     assert named(events, "ended")[0]["playedSamples"] == 4_800
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(before=st.integers(0, 60), paused=st.booleans(), pushed=st.integers(0, 9_600))
 async def test_stop_is_silence_within_5_ms_and_the_next_turn_is_only_itself(
     lab: Page, before: int, paused: bool, pushed: int

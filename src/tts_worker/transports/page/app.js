@@ -82,6 +82,7 @@ const typist = new Typist(field, conversation, () => settings.values);
 
 function speak(text, base) {
   showProblem("");
+  verdict = "";
   if (!text.trim()) {
     verdict = "There is no text yet: type or paste something first.";
     showState();
