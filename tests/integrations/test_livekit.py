@@ -31,7 +31,8 @@ from tts_worker.client import Client
 from tts_worker.client.local import LocalConnector
 from tts_worker.engine.tone import Fault
 from tts_worker.errors import ErrorCode, ErrorInfo, InvalidRequest
-from tts_worker.integrations.livekit import TTS, as_api_error
+from tts_worker.integrations.livekit import TTS
+from tts_worker.integrations.livekit_speech import as_api_error
 
 TEXT = "Hello there, my friend. How are you?"
 ONCE = APIConnectOptions(max_retry=0, timeout=5.0)
