@@ -21,11 +21,12 @@ from starlette.types import ASGIApp
 from tts_worker.adapter import TTSWorker
 from tts_worker.engine.base import Engine
 from tts_worker.engine.loop import EngineLoop
-from tts_worker.errors import ConfigError, InvalidRequest, UnknownModel
+from tts_worker.errors import ConfigError, InvalidRequest, MissingExtra, UnknownModel
 from tts_worker.metrics import Metrics
 from tts_worker.session.hub import HubConfig, SessionHub
 from tts_worker.session.session import SessionTimeouts
 from tts_worker.settings import (
+    CosyVoiceEngineSettings,
     EngineSettings,
     HibariEngineSettings,
     Settings,
@@ -183,6 +184,8 @@ def engine_factory(settings: EngineSettings) -> Callable[[], Engine]:
     """How to build an engine, on its own thread. Heavy imports happen there."""
     if isinstance(settings, HibariEngineSettings):
         return lambda: _hibari(settings)
+    if isinstance(settings, CosyVoiceEngineSettings):
+        return lambda: _cosyvoice(settings)
     return lambda: _tone(settings)
 
 
@@ -190,6 +193,16 @@ def _hibari(settings: HibariEngineSettings) -> Engine:
     from tts_worker.engine.hibari import HibariEngine, HibariSettings
 
     return HibariEngine(HibariSettings(max_utterances=settings.max_utterances, threads=settings.threads))
+
+
+def _cosyvoice(settings: CosyVoiceEngineSettings) -> Engine:
+    try:
+        from tts_worker.engine.streaming.load import LoadOptions, load_engine
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtra("the CosyVoice engine", "cosyvoice") from None
+    return load_engine(LoadOptions(**settings.model_dump(exclude={"kind"})))
 
 
 def _tone(settings: ToneEngineSettings) -> Engine:

@@ -117,10 +117,38 @@ class ToneEngineSettings(_Section):
     cost_per_audio_s: float = Field(0.0, ge=0, le=10)
 
 
-EngineSettings = Annotated[HibariEngineSettings | ToneEngineSettings, Field(discriminator="kind")]
+class CosyVoiceEngineSettings(_Section):
+    """``bundle``: the model directory; ``voices``: stored voices (default: inside it). ``device``: ``auto`` is CUDA
+    where there is one. ``half``: bfloat16 for the language model and the flow (default: on CUDA). ``threads``: of the
+    CPU, None leaves it to PyTorch. ``memory_gb``: for the past of all that is being spoken. The others are those of
+    ``tts_worker.engine.streaming.config.StreamingConfig``; None takes what suits the device."""
+
+    kind: Literal["cosyvoice"] = "cosyvoice"
+    bundle: Path
+    voices: Path | None = None
+    rl: bool = False
+    device: str = Field("auto", pattern=r"auto|cpu|cuda(:\d+)?")
+    half: bool | None = None
+    threads: int | None = Field(None, ge=1, le=256)
+    graphs: bool = True
+    max_utterances: int | None = Field(None, ge=1, le=4_096)
+    text_mode: Literal["clause", "interleaved"] = "clause"
+    first_tokens: int = Field(8, ge=1, le=25)
+    context_tokens: int = Field(250, ge=0, le=2_000)
+    max_passage_s: int = Field(60, ge=4, le=240)
+    memory_gb: float | None = Field(None, gt=0)
+    cached_voices: int = Field(4, ge=1, le=1_000)
+    decode_batch: int | None = Field(None, ge=1, le=512)
+    render_batch: int | None = Field(None, ge=1, le=64)
+    smooth_start: bool = True
 
 
-def _default_engines() -> dict[str, HibariEngineSettings | ToneEngineSettings]:
+EngineSettings = Annotated[
+    HibariEngineSettings | ToneEngineSettings | CosyVoiceEngineSettings, Field(discriminator="kind")
+]
+
+
+def _default_engines() -> dict[str, HibariEngineSettings | ToneEngineSettings | CosyVoiceEngineSettings]:
     return {"hibari": HibariEngineSettings()}
 
 
@@ -154,7 +182,7 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = "text"
 
 
-_PATHS = (("voices", "directory"), ("text", "lexicon_file"), ("engines", "*", "bundle"))
+_PATHS = (("voices", "directory"), ("text", "lexicon_file"), ("engines", "*", "bundle"), ("engines", "*", "voices"))
 """Settings that are paths: in a file they are relative to that file."""
 
 

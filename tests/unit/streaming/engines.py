@@ -18,7 +18,8 @@ from tts_worker.engine.streaming.config import StreamingConfig
 from tts_worker.engine.streaming.engine import CosyVoiceEngine
 from tts_worker.engine.streaming.graphs import Runner
 from tts_worker.engine.streaming.lanes import Lane
-from tts_worker.engine.streaming.parts import Parts, voices_of
+from tts_worker.engine.streaming.load import voices_of
+from tts_worker.engine.streaming.parts import Parts
 from tts_worker.engine.streaming.talk import Model, Script
 from tts_worker.types import (
     Audio,

@@ -1,7 +1,7 @@
 """Builds what the engine works with from networks and settings: memory, lanes, recordings, voices.
 
-The only place that knows how large memory is and which device gets which precision. The language model has a lane of
-its own, urgent; flow and vocoder share one, so that tokens and sound are made side by side.
+Owns the order of building and what is recorded while warming up. The language model has a lane of its own, urgent; flow
+and vocoder share one, so that tokens and sound are made side by side. It must not know files.
 """
 
 from __future__ import annotations
@@ -10,10 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.enrol import MOST_S, bundled_voices
+from tts_worker.engine.cosyvoice.enrol import MOST_S
 from tts_worker.engine.cosyvoice.flow.stream import FlowPool
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
@@ -95,18 +92,3 @@ class Parts:
         for runner in self.runners:
             if isinstance(runner, RecordingRunner):
                 runner.recording = False
-
-
-def load_networks(bundle: Bundle, device: torch.device, *, half: bool) -> Networks:
-    """``half``: the language model and the flow's estimator in bfloat16, whose range is that of float32. RMS norms,
-    scores, the solver's state, the encoder and the vocoder stay in float32, the pitch in float64."""
-    networks = Networks.load(bundle, device=device, lm_dtype=torch.bfloat16 if half else torch.float32)
-    if half:
-        networks.flow.estimator.to(torch.bfloat16)
-        networks.flow.time_tables = networks.flow.time_tables.to(torch.bfloat16)
-    return networks
-
-
-def voices_of(bundle: Bundle) -> dict[str, Voice]:
-    """The speakers that came with the model."""
-    return bundled_voices(bundle.speaker_info, bundle.config) if bundle.speaker_info.is_file() else {}
