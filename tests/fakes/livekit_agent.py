@@ -291,8 +291,10 @@ async def on_stage(
     speed: float = 1.0,
     agent: Agent | None = None,
     conn_options: Any = NOT_GIVEN,
+    sink: AudioOutput | None = None,
 ) -> AsyncIterator[Stage]:
-    """An ``AgentSession`` with ``voice`` that hears and says nothing but what it is told."""
+    """An ``AgentSession`` with ``voice`` that hears and says nothing but what it is told. ``sink`` replaces the
+    loudspeaker."""
     ears, scribe, page = Ears(), Scribe(), Page()
     speaker = Loudspeaker(can_pause=can_pause, speed=speed)
     session: AgentSession[Any] = AgentSession(
@@ -302,6 +304,7 @@ async def on_stage(
         tts=voice,
         use_tts_aligned_transcript=True,
         conn_options=conn_options,
+        session_close_transcript_timeout=0.05,
         aec_warmup_duration=None,  # else nobody is interrupted in the first seconds
         turn_handling={
             "turn_detection": "vad",
@@ -309,7 +312,7 @@ async def on_stage(
             "interruption": {"mode": "vad", "min_duration": 0.1, "false_interruption_timeout": 0.4},
         },
     )
-    synchronizer = TranscriptSynchronizer(next_in_chain_audio=speaker, next_in_chain_text=page, speed=speed)
+    synchronizer = TranscriptSynchronizer(next_in_chain_audio=sink or speaker, next_in_chain_text=page, speed=speed)
     session.input.audio = Microphone()
     session.output.audio = synchronizer.audio_output
     session.output.transcription = synchronizer.text_output

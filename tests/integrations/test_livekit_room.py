@@ -1,0 +1,125 @@
+"""LiveKit's real room sink (its Rust audio source, the 200 ms queue) behind the plugin, without a room."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+pytest.importorskip("livekit.agents", reason="needs the extra 'livekit'")
+
+from livekit.agents.voice.room_io._output import _ParticipantAudioOutput
+
+from livekit import rtc
+from tests.conftest import until
+from tests.fakes.livekit_agent import on_stage
+from tests.integrations.test_livekit import plugin
+
+STORY = "This is the longest story that I know, and it goes on and on for quite a while."
+
+
+class _Publication:
+    sid = "track"
+
+    async def wait_for_subscription(self) -> None:
+        return
+
+
+class _Room:
+    """As much of a room as the sink needs: it publishes its track to nobody."""
+
+    def __init__(self) -> None:
+        self.local_participant = self
+        self.track: rtc.LocalAudioTrack | None = None
+
+    async def publish_track(self, track: rtc.LocalAudioTrack, options: Any) -> _Publication:
+        self.track = track
+        return _Publication()
+
+
+class _Listener:
+    """Who hears the track: when there was sound."""
+
+    def __init__(self) -> None:
+        self.loud_at_s: list[float] = []
+        self.changed = asyncio.Event()
+
+    async def listen(self, track: rtc.LocalAudioTrack) -> None:
+        stream = rtc.AudioStream.from_track(track=track, sample_rate=24_000, num_channels=1)
+        try:
+            async for event in stream:
+                if np.abs(np.frombuffer(event.frame.data, np.int16)).max(initial=0) > 500:
+                    self.loud_at_s.append(asyncio.get_running_loop().time())
+                    self.changed.set()
+        finally:
+            await stream.aclose()
+
+    async def sound(self) -> None:
+        self.changed.clear()
+        await self.changed.wait()
+
+
+@asynccontextmanager
+async def room_sink() -> AsyncIterator[tuple[_ParticipantAudioOutput, _Listener]]:
+    room, listener = _Room(), _Listener()
+    sink = _ParticipantAudioOutput(
+        room,  # type: ignore[arg-type]
+        sample_rate=24_000,
+        num_channels=1,
+        track_publish_options=rtc.TrackPublishOptions(),
+    )
+    await sink.start()
+    assert room.track is not None
+    listening = asyncio.create_task(listener.listen(room.track))
+    try:
+        yield sink, listener
+    finally:
+        listening.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await listening
+        await sink.aclose()
+
+
+async def test_pause_resume_and_interruption_at_the_real_sink() -> None:
+    clock = asyncio.get_running_loop().time
+    async with (
+        plugin(max_ahead_s=0.5) as (voice, watch),
+        room_sink() as (sink, listener),
+        on_stage(voice, [STORY], sink=sink) as stage,
+    ):
+        voice.attach(stage.session)
+        finished: list[Any] = []
+        sink.on("playback_finished", finished.append)
+        turn = stage.session.generate_reply(user_input="Go on.")
+        for _ in range(30):
+            await listener.sound()
+
+        stage.ears.voice()
+        await until(lambda: "listening" in stage.states)
+        paused_at_s = clock()
+        await asyncio.sleep(0.6)
+        assert voice.counters.paused == 1
+        assert max(listener.loud_at_s) - paused_at_s < 0.4, "it went on talking"
+
+        stage.ears.silence()  # a false interruption
+        resumed = listener.sound()
+        with anyio.fail_after(2.0):
+            await resumed
+        assert stage.false_interruptions == [True]
+
+        turn.interrupt(force=True)
+        interrupted_at_s = clock()
+        await turn
+        await asyncio.sleep(0.6)
+        assert max(listener.loud_at_s) - interrupted_at_s < 0.4
+        [event] = finished
+        assert event.interrupted
+        assert 0.3 < event.playback_position < 4.0
+        assert stage.said[0][1]
+        assert [receipt.reason for receipt in watch.receipts] == ["interrupted"]
