@@ -73,3 +73,13 @@ async function hearLevels(levels) {
   const vad = new Vad();
   return levels.map((level, i) => [i + 1, vad.take(level)]).filter(([, change]) => change);
 }
+
+async function heardWords(text, words, places) {
+  const { Turn } = await import("/static/turn.js");
+  const turn = new Turn(1, { text, base: 0, settings: {}, open: false, askedAtMs: 0 });
+  turn.addWords(words.map(([start_char, end_char, start_sample, end_sample]) => ({ start_char, end_char, start_sample, end_sample })));
+  return places.map((samples) => {
+    turn.hear(samples);
+    return text.slice(0, turn.words[turn.heardWords - 1]?.end ?? 0);
+  });
+}

@@ -191,6 +191,28 @@ async def test_a_stop_that_comes_too_late_does_not_end_the_next_turn(browser: Br
         assert [word["text"] for word in await studio.lit()][-4:] == ["Hello", "there,", "my", "friend."]
 
 
+async def test_a_stop_that_is_never_answered_ends_with_the_connection(browser: Browser, address: str) -> None:
+    def cut(route: WebSocketRoute) -> None:
+        server = route.connect_to_server()
+
+        async def forward(raw: str | bytes) -> None:
+            if json.loads(raw)["type"] == "stop":
+                await route.close(code=1011, reason="broken")
+            else:
+                server.send(raw)
+
+        route.on_message(forward)
+
+    async with Studio.open(browser, address, before=routed(cut)) as studio:
+        await studio.until_state("Ready")
+        await studio.speak(TEXT)
+        await studio.until_heard(1_200)
+        await studio.at("stop").click()
+        await studio.shows("problem", "The connection was lost: broken. Trying again …")
+        await studio.until_state("Ready")
+        assert (await studio.at("status").inner_text()).startswith("Cut off. ")
+
+
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [

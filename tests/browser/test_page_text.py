@@ -7,7 +7,7 @@ import re
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Page, expect
 
 from tests.browser.studio import Studio
 
@@ -141,6 +141,15 @@ async def test_everything_has_a_name_for_who_cannot_see_it(studio: Studio) -> No
     assert all(name for _, name in controls), controls
 
 
+async def test_a_word_is_heard_from_its_first_sample_on(lab: Page) -> None:
+    text = "a 🎉b c"
+    words = [(0, 1, 0, 100), (2, 4, 150, 300), (5, 6, 300, 400)]  # in characters, as the worker counts them
+    heard = await lab.evaluate(
+        "([text, words, at]) => heardWords(text, words, at)", [text, words, [0, 149, 150, 299, 300]]
+    )
+    assert heard == ["a", "a", "a 🎉b", "a 🎉b", "a 🎉b c"]
+
+
 HEIGHTS = """() => {
   const [mirror, field] = ["mirror", "text"].map((id) => document.getElementById(id));
   Object.assign(mirror.style, { alignSelf: "start", minHeight: 0 });
@@ -160,7 +169,8 @@ async def test_the_words_stand_where_the_caret_does(studio: Studio, text: str, w
     await studio.write(text)
     mirror, field = await studio.page.evaluate(HEIGHTS)
     assert mirror == field
-    assert await studio.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "no sideways scrolling"
+    for it in ("document.documentElement", "document.getElementById('script')"):
+        assert await studio.page.evaluate(f"{it}.scrollWidth <= {it}.clientWidth"), "no sideways scrolling"
 
 
 async def test_the_page_obeys_its_own_policy(browser: Browser, address: str) -> None:

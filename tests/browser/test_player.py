@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from playwright.async_api import Page
 
@@ -136,6 +136,7 @@ async def test_running_dry_is_told_and_does_not_click(lab: Page) -> None:
 
 @settings(deadline=None, max_examples=15)
 @given(before=st.integers(0, 60), paused=st.booleans(), pushed=st.integers(0, 9_600))
+@example(before=20, paused=False, pushed=9_600)
 async def test_stop_is_silence_within_5_ms_and_the_next_turn_is_only_itself(
     lab: Page, before: int, paused: bool, pushed: int
 ) -> None:

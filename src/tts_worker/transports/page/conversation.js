@@ -271,8 +271,7 @@ export class Conversation {
   }
 
   #onSound(pcm) {
-    const turn = this.#turn;
-    if (turn && !turn.stop && !turn.ending) this.#player.push(pcm);
+    if (this.#turn && !this.#turn.stop) this.#player.push(pcm);
   }
 
   #onMessage(message) {
