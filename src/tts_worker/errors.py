@@ -1,6 +1,7 @@
 """One error family. Every failure a client can see has a code, says whether trying again can help, and what to do.
 
-The tables at the bottom are the only place where a code becomes an HTTP status or a WebSocket close code.
+The tables at the bottom are the only place where a code becomes an HTTP status, a gRPC status or a WebSocket close
+code.
 Messages never contain text that was to be spoken.
 """
 
@@ -216,6 +217,31 @@ WEBSOCKET_CLOSE: dict[ErrorCode, int] = {
     ErrorCode.ENGINE_FAULT: 1011,
     ErrorCode.INTERNAL: 1011,
 }
+
+GRPC_STATUS: dict[ErrorCode, str] = {
+    ErrorCode.INVALID_REQUEST: "INVALID_ARGUMENT",
+    ErrorCode.ILLEGAL_COMMAND: "FAILED_PRECONDITION",
+    ErrorCode.TEXT_TOO_LONG: "INVALID_ARGUMENT",
+    ErrorCode.UNSPEAKABLE_TEXT: "INVALID_ARGUMENT",
+    ErrorCode.UNKNOWN_VOICE: "NOT_FOUND",
+    ErrorCode.UNKNOWN_MODEL: "NOT_FOUND",
+    ErrorCode.UNAUTHENTICATED: "UNAUTHENTICATED",
+    ErrorCode.FORBIDDEN: "PERMISSION_DENIED",
+    ErrorCode.OVER_CAPACITY: "RESOURCE_EXHAUSTED",
+    ErrorCode.DRAINING: "UNAVAILABLE",
+    ErrorCode.NOT_READY: "UNAVAILABLE",
+    ErrorCode.SESSION_CLOSED: "NOT_FOUND",
+    ErrorCode.SEND_TIMEOUT: "DEADLINE_EXCEEDED",
+    ErrorCode.CONNECTION_LOST: "UNAVAILABLE",
+    ErrorCode.DEADLINE_EXCEEDED: "DEADLINE_EXCEEDED",
+    ErrorCode.MISSING_EXTRA: "UNIMPLEMENTED",
+    ErrorCode.CONFIG: "FAILED_PRECONDITION",
+    ErrorCode.OUT_OF_MEMORY: "RESOURCE_EXHAUSTED",
+    ErrorCode.SYNTHESIS_FAILED: "INTERNAL",
+    ErrorCode.ENGINE_FAULT: "UNAVAILABLE",
+    ErrorCode.INTERNAL: "INTERNAL",
+}
+"""Names of gRPC's status codes; the code itself travels in the trailing metadata."""
 
 
 def error_info(exc: BaseException) -> ErrorInfo:
