@@ -1,7 +1,6 @@
 """One error family. Every failure a client can see has a code, says whether trying again can help, and what to do.
 
-The tables at the bottom are the only place where a code becomes an HTTP status, a gRPC status or a WebSocket close
-code.
+The tables at the bottom are the only place where a code becomes an HTTP or gRPC status or a WebSocket close code.
 Messages never contain text that was to be spoken.
 """
 
