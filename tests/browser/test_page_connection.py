@@ -13,7 +13,6 @@ from websockets.asyncio.client import connect
 
 from tests.browser.studio import Studio
 from tests.conftest import serving
-from tts_worker.transports import security
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="package")]
 
@@ -23,28 +22,18 @@ TEXT = "Hello there, my friend."
 Before = Callable[[Page], Awaitable[None]]
 
 
-NEEDS_NO_KEY = pytest.mark.xfail(
-    strict=True, reason="the gate asks for a key for /static/ too; once it does not, drop this mark and `detour`"
-)
-
-
-@NEEDS_NO_KEY
 async def test_the_page_and_its_files_can_be_loaded_without_the_key() -> None:
     async with (
         serving(server={"api_keys": [KEY]}) as address,
         httpx.AsyncClient(base_url=f"http://{address}") as client,
     ):
         for path in ("/", "/static/app.js", "/static/style.css"):
-            assert (await client.get(path)).status_code == 200
+            answer = await client.get(path)
+            assert answer.status_code == 200
+        assert answer.headers["cache-control"] == "no-cache"
+        assert (await client.get("/static/../v1/voices")).status_code == 401
 
 
-@pytest.fixture
-def detour(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opens /static/ as it is meant to be open."""
-    monkeypatch.setattr(security, "OPEN_PATHS", (*security.OPEN_PATHS, security.OPEN_FOLDER))
-
-
-@pytest.mark.usefixtures("detour")
 async def test_a_key_is_asked_for_kept_in_this_tab_only_and_used(browser: Browser) -> None:
     async with serving(server={"api_keys": [KEY]}) as address, Studio.open(browser, address) as studio:
         await studio.shows("problem", "This worker needs an API key.")

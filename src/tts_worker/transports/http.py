@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI, Request, WebSocket
 from starlette.exceptions import HTTPException
@@ -89,7 +90,16 @@ def _add_page(app: FastAPI) -> None:
     async def page() -> Response:
         return FileResponse(_PAGE / "index.html", headers={"Content-Security-Policy": _PAGE_POLICY})
 
-    app.mount("/static", StaticFiles(directory=_PAGE), name="static")
+    app.mount("/static", _Fresh(directory=_PAGE), name="static")
+
+
+class _Fresh(StaticFiles):
+    """Browsers ask each time whether a file has changed, so that an upgrade never mixes old modules with new ones."""
+
+    def file_response(self, *args: Any, **options: Any) -> Response:
+        response = super().file_response(*args, **options)
+        response.headers["Cache-Control"] = "no-cache"
+        return response
 
 
 def _add_errors(app: FastAPI) -> None:

@@ -68,10 +68,7 @@ class Gate:
             raise Forbidden("this worker serves loopback names only: set an API key to serve others")
         if origin is not None and not allowed and _authority(origin) != host.lower():
             raise Forbidden("requests from pages of another origin are refused: see server.allowed_origins")
-        path = scope["path"]
-        if self._keys and not any(
-            path == p or (len(p) > 1 and p[-1] == "/" and path.startswith(p)) for p in OPEN_PATHS
-        ):
+        if self._keys and not _is_open(scope["path"]):
             self._check_key(_offered_key(headers))
         if scope["type"] == "http":
             declared = headers.get("content-length", "0")
