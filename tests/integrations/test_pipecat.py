@@ -1,0 +1,255 @@
+"""The pipecat service in a real offline pipeline, against a real worker."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import warnings
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+if sys.version_info < (3, 11):
+    pytest.skip("pipecat needs Python 3.11", allow_module_level=True)
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", message="'audioop' is deprecated", category=DeprecationWarning)
+    pytest.importorskip("pipecat.services.tts_service", reason="needs the extra 'pipecat'")
+
+from pipecat.frames.frames import (
+    EndFrame,
+    ErrorFrame,
+    Frame,
+    InterruptionFrame,
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    LLMTextFrame,
+    MetricsFrame,
+    TTSAudioRawFrame,
+    TTSSpeakFrame,
+    TTSStartedFrame,
+    TTSStoppedFrame,
+    TTSTextFrame,
+    TTSUpdateSettingsFrame,
+)
+from pipecat.metrics.metrics import TTFBMetricsData, TTSUsageMetricsData
+from pipecat.pipeline.pipeline import Pipeline
+from pipecat.pipeline.worker import PipelineParams, PipelineWorker
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+from pipecat.services.tts_service import TextAggregationMode
+from pipecat.workers.runner import WorkerRunner
+
+from tests.behaviour.ear import Ear
+from tests.behaviour.ways import Setup, bent_worker, served
+from tests.fakes.proxy import proxied
+from tts_worker.client import Client, SessionOptions
+from tts_worker.client.local import LocalConnector
+from tts_worker.integrations.pipecat import TTSWorkerSettings, TTSWorkerTTSService
+
+REPLY = "Hello there, my friend. How are you today?"
+
+
+async def reference(text: str, **options: Any) -> bytes:
+    async with Client(LocalConnector(lambda: bent_worker(Setup()))) as client:
+        ear = Ear((await client.open(SessionOptions(realtime=False, **options))).session)
+        return ear.sound[(await ear.say(text)).key]
+
+
+class Tap(FrameProcessor):
+    """Keeps what passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames: list[Frame] = []
+        self.changed = asyncio.Event()
+
+    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        await super().process_frame(frame, direction)
+        self.frames.append(frame)
+        self.changed.set()
+        await self.push_frame(frame, direction)
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [frame for frame in self.frames if isinstance(frame, kind)]
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        while not condition():
+            self.changed.clear()
+            await self.changed.wait()
+
+    @property
+    def pcm(self) -> bytes:
+        return b"".join(frame.audio for frame in self.of(TTSAudioRawFrame))
+
+
+class Bot:
+    """A running pipeline: text in at one end, what was spoken out at the other."""
+
+    def __init__(self, worker: PipelineWorker, up: Tap, down: Tap) -> None:
+        self.worker = worker
+        self.up = up
+        self.down = down
+
+    async def write(self, *tokens: str, end: bool = True) -> None:
+        await self.worker.queue_frame(LLMFullResponseStartFrame())
+        for token in tokens:
+            await self.worker.queue_frame(LLMTextFrame(token))
+        if end:
+            await self.worker.queue_frame(LLMFullResponseEndFrame())
+
+    async def stopped(self, turns: int = 1) -> None:
+        await self.down.until(lambda: len(self.down.of(TTSStoppedFrame)) >= turns)
+
+    async def heard(self, samples: int) -> None:
+        await self.down.until(lambda: len(self.down.pcm) >= 2 * samples)
+
+
+@asynccontextmanager
+async def running(service: TTSWorkerTTSService, rate_hz: int = 24_000) -> AsyncIterator[Bot]:
+    up, down = Tap(), Tap()
+    worker = PipelineWorker(
+        Pipeline([up, service, down]),
+        params=PipelineParams(audio_out_sample_rate=rate_hz, enable_metrics=True, enable_usage_metrics=True),
+        cancel_on_idle_timeout=False,
+        enable_rtvi=False,
+    )
+    started = asyncio.Event()
+
+    @worker.event_handler("on_pipeline_started")
+    async def on_started(worker: Any, frame: Any) -> None:
+        started.set()
+
+    runner = WorkerRunner(handle_sigint=False)
+    await runner.add_workers(worker)
+    task = asyncio.create_task(runner.run())
+    await started.wait()
+    try:
+        yield Bot(worker, up, down)
+    finally:
+        await worker.queue_frame(EndFrame())
+        await task
+
+
+async def test_a_turn_is_one_utterance_with_its_words_and_metrics() -> None:
+    async with served(Setup()) as address, running(TTSWorkerTTSService(f"ws://{address}")) as bot:
+        await bot.write(*(REPLY[i : i + 3] for i in range(0, len(REPLY), 3)))
+        await bot.stopped()
+        kinds = [
+            type(f) for f in bot.down.frames if isinstance(f, TTSStartedFrame | TTSAudioRawFrame | TTSStoppedFrame)
+        ]
+        assert kinds[0] is TTSStartedFrame
+        assert kinds[-1] is TTSStoppedFrame
+        assert len(bot.down.of(TTSStartedFrame)) == 1
+        assert bot.down.pcm == await reference(REPLY)
+        words = bot.down.of(TTSTextFrame)
+        assert [word.text for word in words] == REPLY.split()
+        assert [word.pts for word in words] == sorted(word.pts for word in words)
+        data = [item for frame in bot.down.of(MetricsFrame) for item in frame.data]
+        assert any(isinstance(item, TTFBMetricsData) and 0 < item.value < 5 for item in data)
+        assert sum(item.value for item in data if isinstance(item, TTSUsageMetricsData)) >= len(REPLY) - 1
+        assert bot.up.of(ErrorFrame) == []
+
+
+async def test_token_by_token_sounds_the_same() -> None:
+    async with served(Setup()) as address:
+        service = TTSWorkerTTSService(f"ws://{address}", text_aggregation_mode=TextAggregationMode.TOKEN)
+        async with running(service) as bot:
+            await bot.write(*(REPLY[i : i + 3] for i in range(0, len(REPLY), 3)))
+            await bot.stopped()
+            assert bot.down.pcm == await reference(REPLY)
+            assert "".join(word.text for word in bot.down.of(TTSTextFrame)).replace(" ", "") == REPLY.replace(" ", "")
+
+
+async def test_an_interruption_stops_the_worker_and_the_next_turn_is_only_itself() -> None:
+    async with served(Setup()) as address, running(TTSWorkerTTSService(f"ws://{address}")) as bot:
+        story = "This is a long story that goes on and on. " * 5
+        await bot.write(story, end=False)
+        await bot.heard(10_000)
+        await bot.worker.queue_frame(InterruptionFrame())
+        await bot.down.until(lambda: bot.down.of(InterruptionFrame))
+        words = [word.text for word in bot.down.of(TTSTextFrame)]
+        cut = bot.down.frames.index(bot.down.of(InterruptionFrame)[0])
+        await bot.write("Yes?")
+        await bot.down.until(lambda: len(bot.down.of(TTSStartedFrame)) == 2)
+        await bot.down.until(lambda: any(isinstance(f, TTSStoppedFrame) for f in bot.down.frames[cut:]))
+        after = [f.audio for f in bot.down.frames[cut:] if isinstance(f, TTSAudioRawFrame)]
+        assert b"".join(after) == await reference("Yes?")
+        assert (
+            words == ["This", "is", "a", "long", "story", "that", "goes", "on", "and", "on."][: len(words)]
+            or len(words) > 10
+        )
+
+
+async def test_two_turns_and_a_spoken_frame_in_between() -> None:
+    async with served(Setup()) as address, proxied(address) as proxy:
+        async with running(TTSWorkerTTSService(f"ws://{proxy.address}")) as bot:
+            await bot.write("First.")
+            await bot.worker.queue_frame(TTSSpeakFrame("Second."))
+            await bot.write("Third.")
+            await bot.stopped(3)
+            sounds = [await reference(text) for text in ("First.", "Second.", "Third.")]
+            assert bot.down.pcm == b"".join(sounds)
+            assert [word.text for word in bot.down.of(TTSTextFrame)] == ["First.", "Second.", "Third."]
+        assert proxy.connections <= 3
+
+
+async def test_settings_take_effect_with_the_next_turn() -> None:
+    async with served(Setup()) as address, running(TTSWorkerTTSService(f"ws://{address}")) as bot:
+        await bot.write("Old.")
+        await bot.worker.queue_frame(TTSUpdateSettingsFrame(delta=TTSWorkerSettings(voice="tone-high", speed=2.0)))
+        await bot.write("New.")
+        await bot.stopped(2)
+        assert bot.down.pcm == await reference("Old.") + await reference("New.", voice="tone-high", speed=2.0)
+
+
+async def test_another_rate_is_resampled() -> None:
+    async with served(Setup()) as address, running(TTSWorkerTTSService(f"ws://{address}"), rate_hz=16_000) as bot:
+        await bot.write(REPLY)
+        await bot.stopped()
+        assert {frame.sample_rate for frame in bot.down.of(TTSAudioRawFrame)} == {16_000}
+        assert len(bot.down.pcm) == pytest.approx(len(await reference(REPLY)) * 2 / 3, rel=0.05)
+
+
+async def test_what_cannot_be_spoken_is_no_fault() -> None:
+    async with served(Setup()) as address, running(TTSWorkerTTSService(f"ws://{address}")) as bot:
+        for turn in range(1, 5):
+            await bot.write("🎉🎉")
+            await bot.stopped(turn)
+        assert bot.up.of(ErrorFrame) == []
+        await bot.write("Still here.")
+        await bot.stopped(5)
+        assert len(bot.down.pcm) > 10_000
+
+
+async def test_a_worker_that_is_not_there_is_an_error() -> None:
+    async with running(TTSWorkerTTSService("ws://127.0.0.1:1")) as bot:
+        await bot.write("Anybody?")
+        await bot.up.until(lambda: bot.up.of(ErrorFrame))
+        assert "cannot be reached" in bot.up.of(ErrorFrame)[0].error
+
+
+async def test_a_worker_that_dies_is_an_error_and_the_pipeline_lives() -> None:
+    async with (
+        served(Setup()) as address,
+        proxied(address) as proxy,
+        running(TTSWorkerTTSService(f"ws://{proxy.address}", max_ahead_s=0.3)) as bot,
+    ):
+        await bot.write("This is a long story that goes on and on. " * 5)
+        await bot.heard(5_000)
+        proxy.cut()
+        await bot.stopped()
+        assert "lost" in bot.up.of(ErrorFrame)[0].error
+        await bot.write("Back again.")
+        await bot.stopped(2)
+        assert bot.down.pcm.endswith(await reference("Back again."))
+
+
+async def test_the_service_loads_no_engine() -> None:
+    code = (
+        "import tts_worker.integrations.pipecat, sys;"
+        "assert not {'torch', 'hibari', 'fastapi', 'uvicorn'} & set(sys.modules), 'engine or server'"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stderr=asyncio.subprocess.PIPE)
+    _, error = await process.communicate()
+    assert process.returncode == 0, error.decode()[-400:]
