@@ -41,8 +41,11 @@ def configure_logs(settings: Settings) -> None:
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
+    server = logging.getLogger("uvicorn.error")
     if settings.log_level == "info":
-        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # a line per connection helps nobody
+        server.setLevel(logging.WARNING)  # a line per connection helps nobody
+    # uvicorn takes a refused WebSocket handshake for a mistake of the application, and says so each time.
+    server.addFilter(lambda record: "without completing handshake" not in record.getMessage())
 
 
 class _JsonLines(logging.Formatter):
