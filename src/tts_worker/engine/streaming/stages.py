@@ -79,8 +79,7 @@ class TokenStage:
         return self._flight is not None
 
     def launch(self, urgent: Utterance, others: Iterable[Utterance]) -> None:
-        """One pass for ``urgent`` and whoever of ``others`` waits for the same. Raises StageFault, and what beginning
-        a run raises (of ``urgent`` alone)."""
+        """One pass for ``urgent`` and whoever of ``others`` waits for the same. Raises StageFault."""
         began_s = perf_counter()
         kind = urgent.token_need()
         company = [] if urgent.alone else [u for u in others if u is not urgent and not u.alone]
@@ -97,7 +96,11 @@ class TokenStage:
                 break
             if utterance is not urgent and (not utterance.talk.started_run or utterance.token_need() is not Need.FEED):
                 continue  # only who goes on: a run's beginning is long
-            if self._prepare(utterance) and (not members or len(self._pending(utterance)) <= _SMALL_FEED):
+            try:
+                ready = self._prepare(utterance)
+            except Exception as problem:
+                raise StageFault([utterance], problem) from problem
+            if ready and (not members or len(self._pending(utterance)) <= _SMALL_FEED):
                 members.append(utterance)
         if not members:
             return

@@ -1,0 +1,202 @@
+"""What a GPU would do, rehearsed on the CPU: recordings with buffers that stay, results that come late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.contract.engine_contract import PLENTY_SAMPLES, Heard, segments
+from tests.unit.streaming.engines import (
+    FAMILIES,
+    KEY,
+    PROMPTED,
+    bundle,
+    engine,
+    hear,
+    networks,
+    settings,
+    speak,
+)
+from tests.unit.streaming.test_engine import Held, assert_alike
+from tts_worker.audio.pcm import to_pcm
+from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.streaming.config import TextMode
+from tts_worker.engine.streaming.graphs import RehearsalRunner, single
+from tts_worker.engine.streaming.lanes import HostLane, Ticket
+from tts_worker.engine.streaming.load import load_networks
+from tts_worker.engine.streaming.render import Stretch, to_int16
+from tts_worker.types import Audio, Boundary, Cancel, Done, EndText, Open, Text, UtteranceKey
+
+TEXT = segments(("Hello, ", Boundary.CLAUSE), ("world and you.", Boundary.SENTENCE), (" it is.", Boundary.END))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recordings_replayed_from_fixed_buffers_say_the_same(family: str) -> None:
+    small = {"max_passage_s": 6, "lm_tokens": 512, "decode_batch": 4, "render_batch": 2, "checked": False}
+    expected = [speak(engine(family, settings(**small)), TEXT, key=UtteranceKey("s", n)) for n in range(1)]
+    tokens, sound = RehearsalRunner(), RehearsalRunner()
+    subject = engine(family, settings(**small), runners=(tokens, sound))
+    subject.warm_up()
+    recorded = tokens.recordings, sound.recordings
+    keys = [UtteranceKey("s", n) for n in range(3)]
+    heard: dict[UtteranceKey, Heard] = {}
+    for key in keys:
+        subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
+        for segment in TEXT:
+            subject.handle(Text(key, segment))
+        subject.handle(EndText(key))
+    hear(subject, heard)
+
+    assert (tokens.recordings, sound.recordings) == recorded, "nothing is recorded once callers are there"
+    assert tokens.plain_calls == 0
+    assert sound.replays > 2 * sound.plain_calls  # ends of passages have odd shapes
+    for key in keys:
+        assert heard[key].words == expected[0].words
+        assert_alike(heard[key].pcm, expected[0].pcm)
+
+
+def test_a_rehearsal_finds_what_a_recording_would_miss() -> None:
+    runner, hidden = RehearsalRunner(), [1.0]
+    run = single(runner)
+
+    def compute(x: Tensor) -> Tensor:
+        return x + hidden[0]
+
+    one = torch.ones(2)
+    assert run("key", compute, (one,)).tolist() == [2.0, 2.0]
+    first = run("key", compute, (one * 3,))
+    assert first.tolist() == [4.0, 4.0]
+    second = run("key", lambda x: x * 0, (one * 5,))
+    assert second is first, "the output lies where it lay"
+    assert second.tolist() == [6.0, 6.0], "what was recorded is played, whatever is asked for"
+
+
+class _Later:
+    """Numbers that are there after so many looks."""
+
+    def __init__(self, numbers: Tensor, looks: int) -> None:
+        self._numbers, self._looks = numbers.clone(), looks
+
+    @property
+    def ready(self) -> bool:
+        self._looks -= 1
+        return self._looks < 0
+
+    def wait(self) -> Tensor:
+        return self._numbers
+
+
+class LateLane(HostLane):
+    """A device that takes its time."""
+
+    def __init__(self, looks: Sequence[int]) -> None:
+        super().__init__()
+        self._looks, self._fetched = looks, 0
+
+    def fetch(self, numbers: Tensor) -> Ticket:
+        self._fetched += 1
+        return _Later(numbers, self._looks[self._fetched % len(self._looks)])
+
+
+@pytest.mark.parametrize("mode", TextMode)
+def test_results_that_come_late_change_nothing(mode: TextMode) -> None:
+    text = segments(("Hello ", Boundary.WORD), ("world and ", Boundary.WORD), ("you.", Boundary.END))
+    expected = speak(engine("cosyvoice3", settings(text_mode=mode)), text)
+    subject = engine("cosyvoice3", settings(text_mode=mode), lanes=(LateLane([0, 3, 1]), LateLane([2, 5])))
+    keys = [UtteranceKey("s", n) for n in range(3)]
+    heard: dict[UtteranceKey, Heard] = {}
+    for key in keys:
+        subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
+        for segment in text:
+            subject.handle(Text(key, segment))
+        subject.handle(EndText(key))
+    hear(subject, heard)
+    assert [heard[key].sound for key in keys] == [expected.sound] * 3
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 13, 21])
+def test_a_cancel_while_something_is_on_the_device_frees_everything(steps: int) -> None:
+    subject = engine("cosyvoice2", lanes=(LateLane([3, 1]), LateLane([4])))
+    speak(subject, TEXT)
+    free = Held(subject).now
+    for turn in range(2):
+        key = UtteranceKey("s", turn)
+        subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
+        subject.handle(Text(key, TEXT[0]))
+        for _ in range(steps):
+            subject.step(0.0)
+        subject.handle(Cancel(key))
+    heard: dict[UtteranceKey, Heard] = {}
+    hear(subject, heard)
+    assert not heard, "nothing of it may come out"
+    assert Held(subject).now == free
+    assert speak(subject, TEXT).ends == [Done(KEY)]
+
+
+def test_tokens_are_drawn_while_sound_is_made() -> None:
+    """Two lanes are for nothing if one waits for the other."""
+    subject = engine("cosyvoice3", lanes=(LateLane([1]), LateLane([300])), script=lambda key, run: [*range(200), 6562])
+    subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
+    subject.handle(Text(KEY, TEXT[0]))
+    while not subject._sound.busy:
+        subject.step(0.0)
+    drawn = subject.spent.tokens
+    while subject._sound.busy:
+        subject.step(0.0)
+    assert subject.spent.tokens >= drawn + bundle("cosyvoice3").config.flow.chunk_tokens
+    subject.handle(Cancel(KEY))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_precision_stays_near(family: str) -> None:
+    """bfloat16 has 8 bits; what adds up over the solver's steps is kept in float32."""
+    half = load_networks(bundle(family), torch.device("cpu"), half=True)
+    assert half.flow.time_tables.dtype is half.lm.llm_decoder.weight.dtype is torch.bfloat16
+    assert half.hift.conv_post.weight.dtype is torch.float32
+
+    def mel(loaded: Networks) -> Tensor:
+        flow = loaded.flow
+        tokens = torch.arange(100, 160)[None]
+        spk, prompt = flow.speaker(torch.ones(1, flow.dims.spk_embed)), torch.zeros(1, 0, flow.dims.mel)
+        lengths = torch.tensor([60])
+        return flow.mel(tokens, lengths, prompt, lengths * 0, spk, chunked=True, final=True)
+
+    exact, near = mel(networks(family)), mel(half)
+    assert 0 < float((near - exact).square().mean().sqrt()) < 0.1 * float(exact.std())
+
+    subject = engine(family, loaded=half, script=lambda key, run: [*range(100, 160), 6562 - (family == "cosyvoice2")])
+    assert subject.parts.pool._estimator.data.dtype is torch.bfloat16
+    assert speak(subject, TEXT[:1]).samples == 60 * 960
+
+
+def test_sixteen_bits_are_made_on_the_device_as_on_the_host() -> None:
+    sound = torch.tensor([0.0, 1.0, -1.0, 2.0, -9.0, float("nan"), 0.5 / 32768, 1.5 / 32768, 0.123456, -0.999999])
+    assert to_int16(sound).numpy().tobytes() == to_pcm(sound.numpy())
+
+
+@pytest.mark.parametrize("speed", [0.5, 0.73, 1.0, 1.31, 2.0])
+@pytest.mark.parametrize("cuts", [(7,), (1, 1, 5), (30, 2, 1, 17), (50, 50)])
+def test_a_pace_is_the_same_however_the_mel_was_cut(speed: float, cuts: tuple[int, ...]) -> None:
+    mel = torch.randn(1, 4, sum(cuts), generator=torch.Generator().manual_seed(1))
+    whole, pieces = Stretch(speed), Stretch(speed)
+    expected = whole.push(mel, True)
+    parts = mel.split(list(cuts), dim=2)
+    out = torch.cat([pieces.push(part, n == len(cuts) - 1) for n, part in enumerate(parts)], dim=2)
+    assert out.shape[2] == Stretch.frames(sum(cuts), speed)
+    assert torch.equal(out, expected)
+    if speed in (0.5, 1.0):  # where no frame is left over, it is plain linear interpolation
+        size = Stretch.frames(sum(cuts), speed)
+        plain = torch.nn.functional.interpolate(mel, size=size, mode="linear")
+        assert torch.allclose(out, plain, atol=1e-6)
+
+
+def test_late_events_are_audio_only() -> None:
+    subject = engine("cosyvoice3", lanes=(LateLane([2]), LateLane([2])))
+    subject.handle(Open(KEY, PROMPTED, 100))
+    subject.handle(Text(KEY, TEXT[0]))
+    events = [event for _ in range(200) if subject.has_work for event in subject.step(0.0)]
+    assert [type(event) for event in events] == [Audio]
+    assert events[0].samples == 100  # type: ignore[union-attr]

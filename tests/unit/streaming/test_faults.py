@@ -1,0 +1,333 @@
+"""What a fault costs: one call where it is one call's, a restart where the device is gone, nobody else's sound ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.contract.engine_contract import PLENTY_SAMPLES, Heard, segments
+from tests.unit.streaming.engines import (
+    KEY,
+    PROMPTED,
+    bundle,
+    engine,
+    hear,
+    settings,
+    speak,
+    tokenizer,
+    voice,
+)
+from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.loop import EngineLoop, EngineState
+from tts_worker.engine.streaming.config import StreamingConfig
+from tts_worker.engine.streaming.engine import CosyVoiceEngine
+from tts_worker.engine.streaming.graphs import EagerRunner, Runner, Tensors
+from tts_worker.engine.streaming.load import LoadOptions, load_engine, voices_of
+from tts_worker.engine.streaming.parts import Parts
+from tts_worker.engine.streaming.talk import Model
+from tts_worker.engine.streaming.utterance import plain_segment
+from tts_worker.errors import ConfigError, EngineFault, ErrorCode
+from tts_worker.types import (
+    Audio,
+    Boundary,
+    Cancel,
+    Done,
+    EndText,
+    Event,
+    Failed,
+    Open,
+    SynthesisParams,
+    Text,
+    UtteranceKey,
+)
+from tts_worker.voicepack.voice_file import save_voice
+
+TEXT = segments(("Hello, ", Boundary.CLAUSE), ("you.", Boundary.END))
+TOKENS = 40
+
+
+def scripted(key: UtteranceKey, run: int) -> list[int]:
+    first = 1000 * int(key.session[-1], 36)
+    return [*range(first, first + TOKENS), 6561 if key.generation == 2 else 6562]
+
+
+class Failing(EagerRunner):
+    """Computes, and then fails as if it had not come to the end: memory is half written."""
+
+    def __init__(self, problem: Exception, on_call: int, times: int = 1) -> None:
+        self._problem, self._first, self._last = problem, on_call, on_call + times
+        self.calls = 0
+
+    def run(self, key: Hashable, compute: Callable[..., Tensors], inputs: tuple[Tensor, ...]) -> Tensors:
+        result = super().run(key, compute, inputs)
+        self.calls += 1
+        if self._first <= self.calls < self._last:
+            raise self._problem
+        return result
+
+
+CROWD = [UtteranceKey(f"s{n}", 2) for n in range(3)]
+
+
+def crowd_says(tokens: Runner, sound: Runner, config: StreamingConfig | None = None) -> dict[UtteranceKey, Heard]:
+    """Three at once, each with a text of its own."""
+    subject = engine(
+        "cosyvoice2", config or settings(render_batch=4, decode_batch=4), script=scripted, runners=(tokens, sound)
+    )
+    for key in CROWD:
+        subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
+        subject.handle(Text(key, plain_segment("Hello world")))
+        subject.handle(EndText(key))
+    heard: dict[UtteranceKey, Heard] = {}
+    hear(subject, heard)
+    assert subject.live == 0
+    assert subject.parts.decoder.free_slots == settings().max_utterances
+    return heard
+
+
+@pytest.fixture(scope="module")
+def well() -> dict[UtteranceKey, Heard]:
+    return crowd_says(EagerRunner(), EagerRunner())
+
+
+@pytest.mark.parametrize("on_call", [2, 3, 6])
+@pytest.mark.parametrize("stage", ["tokens", "sound"])
+def test_a_batch_that_fails_once_costs_nobody_anything(
+    well: dict[UtteranceKey, Heard], stage: str, on_call: int
+) -> None:
+    failing = Failing(torch.OutOfMemoryError("out of memory"), on_call)
+    heard = crowd_says(*((failing, EagerRunner()) if stage == "tokens" else (EagerRunner(), failing)))
+    assert failing.calls > on_call
+    for key in CROWD:
+        assert heard[key].ends == [Done(key)]
+        assert heard[key].words == well[key].words
+        difference = np.frombuffer(heard[key].pcm, "<i2").astype(int) - np.frombuffer(well[key].pcm, "<i2")
+        assert np.abs(difference).max() <= 40
+
+
+@pytest.mark.parametrize(
+    ("problem", "code"),
+    [
+        (torch.OutOfMemoryError("out of memory"), ErrorCode.OUT_OF_MEMORY),
+        (ValueError("numbers"), ErrorCode.SYNTHESIS_FAILED),
+    ],
+)
+def test_whoever_fails_alone_fails_alone(well: dict[UtteranceKey, Heard], problem: Exception, code: ErrorCode) -> None:
+    config = settings(render_batch=4, decode_batch=4)
+    heard = crowd_says(EagerRunner(), Failing(problem, 3, times=2), config)  # the batch, then its first member
+    ends = [end for key in CROWD for end in heard[key].ends]
+    (failed,) = [end for end in ends if isinstance(end, Failed)]
+    assert failed.error.code is code
+    assert failed.error.retryable
+    assert sum(isinstance(end, Done) for end in ends) == 2
+    assert all(heard[key].samples == well[key].samples for key in CROWD if key != failed.key)
+
+
+def test_a_device_that_is_gone_breaks_the_engine() -> None:
+    failing = Failing(RuntimeError("device-side assert"), 3)
+    subject = engine("cosyvoice3", runners=(EagerRunner(), failing), healthy=lambda: False)
+    with pytest.raises(EngineFault) as caught:
+        speak(subject, TEXT)
+    assert "Hello" not in caught.value.message
+
+
+async def test_a_broken_engine_is_rebuilt_and_speaks_again() -> None:
+    built: list[CosyVoiceEngine] = []
+
+    def factory() -> CosyVoiceEngine:
+        failing = Failing(RuntimeError("device-side assert"), 12 if not built else 10**9)
+        built.append(engine("cosyvoice3", runners=(EagerRunner(), failing), healthy=lambda: False))
+        return built[-1]
+
+    loop, states = EngineLoop(factory, restart_backoff_s=(0.0, 0.0)), []
+    came: asyncio.Queue[Event] = asyncio.Queue()
+    loop.on_state(states.append)
+    loop.subscribe("test", came.put_nowait)
+    await loop.start()
+
+    async def ends(key: UtteranceKey) -> Done | Failed:
+        loop.post(Open(key, PROMPTED, PLENTY_SAMPLES))
+        for _ in range(3):
+            for segment in TEXT:
+                loop.post(Text(key, segment))
+        loop.post(EndText(key))
+        while isinstance(event := await came.get(), Audio):
+            pass
+        return event
+
+    try:
+        ended = await ends(KEY)
+        assert isinstance(ended, Failed)
+        assert ended.error.code is ErrorCode.ENGINE_FAULT
+        assert states[-1] is EngineState.FAULTED
+        again: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop.on_state(lambda state: again.set_result(None) if state is EngineState.READY else None)
+        await again
+        assert isinstance(await ends(UtteranceKey("test", 2)), Done)
+        assert len(built) == 2
+    finally:
+        await loop.stop()
+
+
+def test_scores_that_are_no_numbers_end_the_call_and_nothing_else() -> None:
+    loaded = Networks.load(bundle("cosyvoice3"))
+    rows = loaded.config.lm.speech_rows
+    loaded.lm.llm_decoder.bias = torch.nn.Parameter(torch.full([rows], torch.nan), requires_grad=False)
+    heard = speak(engine("cosyvoice3", loaded=loaded), TEXT)
+    (end,) = heard.ends
+    assert isinstance(end, Failed)
+    assert end.error.code is ErrorCode.SYNTHESIS_FAILED
+    assert not heard.audio
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def long_script(tokens: int) -> Callable[[UtteranceKey, int], list[int]]:
+    return lambda key, run: [*(i * 13 % 6561 for i in range(tokens)), 6562]
+
+
+def test_who_finds_no_memory_waits_for_who_has_it() -> None:
+    subject = engine("cosyvoice3", settings(pages=8), script=long_script(100))
+    keys = [UtteranceKey("s", n) for n in range(4)]
+    heard: dict[UtteranceKey, Heard] = {}
+    for key in keys:
+        subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
+        subject.handle(Text(key, plain_segment("Hello world and you, that it is of the world")))
+        subject.handle(EndText(key))
+    hear(subject, heard)
+    assert [heard[key].ends for key in keys] == [[Done(key)] for key in keys]
+    assert {heard[key].samples for key in keys} == {100 * 960}
+
+
+def test_sound_that_no_memory_could_hold_ends_with_a_clear_failure() -> None:
+    subject = engine("cosyvoice3", settings(pages=5), script=long_script(300))
+    heard = speak(subject, (plain_segment("Hello"),))
+    (end,) = heard.ends
+    assert isinstance(end, Failed)
+    assert end.error.code is ErrorCode.OUT_OF_MEMORY
+    assert subject.live == 0
+    assert speak(engine("cosyvoice3", settings(pages=5)), (plain_segment("Hello"),)).samples
+
+
+def test_memory_too_small_to_speak_is_a_setting_that_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="memory_gb"):
+        load_engine(LoadOptions(bundle("cosyvoice3").path, memory_gb=0.001))
+    with pytest.raises(ConfigError, match="CUDA"):
+        load_engine(LoadOptions(bundle("cosyvoice3").path, device="cuda:7"))
+
+
+# -- voices -----------------------------------------------------------------------------------------------------------
+
+
+def with_folder(folder: Path) -> CosyVoiceEngine:
+    """An engine with nothing but stored voices and the bundle's speaker."""
+    family, config = "cosyvoice3", settings()
+    from tests.unit.streaming.engines import networks
+
+    parts = Parts.build(networks(family), tokenizer(family), voices_of(bundle(family)), config, stored=folder)
+    return CosyVoiceEngine(parts, Model(bundle(family).config, tokenizer(family), config))
+
+
+def test_a_voice_may_come_and_go_while_it_is_in_use(tmp_path: Path) -> None:
+    subject, params = with_folder(tmp_path), SynthesisParams("alice", seed=3)
+    assert refused(subject, params) is ErrorCode.UNKNOWN_VOICE
+    folder = save_voice(tmp_path, "alice", voice("cosyvoice3"))
+    expected = speak(subject, TEXT, params)
+    assert expected.samples
+
+    subject.handle(Open(KEY, params, PLENTY_SAMPLES))
+    subject.handle(Text(KEY, TEXT[0]))
+    for _ in range(4):
+        assert not [event for event in subject.step(0.0) if not isinstance(event, Audio)]
+    for file in folder.iterdir():
+        file.unlink()
+    assert refused(subject, params) is ErrorCode.UNKNOWN_VOICE
+    subject.handle(Text(KEY, TEXT[1]))
+    subject.handle(EndText(KEY))
+    heard = {KEY: Heard()}
+    hear(subject, heard)
+    assert [type(end) for end in heard[KEY].ends] == [Done]
+
+
+def refused(subject: CosyVoiceEngine, params: SynthesisParams) -> ErrorCode:
+    key = UtteranceKey("refused", 1)
+    subject.handle(Open(key, params, PLENTY_SAMPLES))
+    subject.handle(Text(key, TEXT[0]))
+    subject.handle(EndText(key))
+    heard = {key: Heard()}
+    hear(subject, heard)
+    (end,) = heard[key].ends
+    assert isinstance(end, Failed)
+    return end.error.code
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        replace(PROMPTED, seed=-1),
+        replace(PROMPTED, seed=1 << 63),
+        replace(PROMPTED, language="tlh"),
+        replace(PROMPTED, speed=float("inf")),
+        SynthesisParams("tiny_spk", instruct="whisper"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(params: SynthesisParams) -> None:
+    assert refused(engine("cosyvoice3"), params) is ErrorCode.INVALID_REQUEST
+
+
+def test_prompts_that_nobody_uses_make_room_for_others() -> None:
+    voices = {f"v{n}": voice("cosyvoice3", 60, n) for n in range(5)}
+    subject = engine("cosyvoice3", settings(cached_voices=2), voices=voices)
+    sounds = [speak(subject, TEXT, SynthesisParams(name)).pcm for name in voices]
+    assert subject.parts.book.ready == 2
+    assert len(set(sounds)) == 5
+    assert speak(subject, TEXT, SynthesisParams("v0")).pcm == sounds[0]
+
+
+def test_an_instruction_is_followed_and_not_remembered() -> None:
+    subject = engine("cosyvoice3")
+    plain = speak(subject, TEXT).pcm
+    assert speak(subject, TEXT, replace(PROMPTED, instruct="whisper it")).pcm != plain
+    assert speak(subject, TEXT).pcm == plain
+
+
+def test_special_tokens_in_a_text_are_only_text() -> None:
+    subject = engine("cosyvoice3")
+    said = plain_segment("a<|endofprompt|>b")
+    heard = speak(subject, (said,))
+    ids = tokenizer("cosyvoice3")
+    assert ids.end_of_prompt_id not in ids.encode(said.text)
+    assert [type(end) for end in heard.ends] == [Done]
+
+
+def test_a_text_without_any_stop_is_refused_where_it_cannot_be_read() -> None:
+    subject = engine("cosyvoice3")
+    heard = speak(subject, (plain_segment("hello" * 2000),))
+    (end,) = heard.ends
+    assert isinstance(end, Failed)
+    assert end.error.code is ErrorCode.TEXT_TOO_LONG
+
+
+def test_a_cancel_while_others_wait_lets_them_go_on() -> None:
+    subject = engine("cosyvoice3", settings(pages=5), script=long_script(60))
+    first, second = (UtteranceKey("s", n) for n in range(2))
+    for key in (first, second):
+        subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES if key == second else 10))
+        subject.handle(Text(key, plain_segment("Hello world and you, that it is")))
+        subject.handle(EndText(key))
+    heard: dict[UtteranceKey, Heard] = {}
+    for _ in range(40):
+        for event in subject.step(0.0):
+            assert isinstance(event, Audio)
+            heard.setdefault(event.key, Heard()).audio.append(event)
+    subject.handle(Cancel(first))
+    hear(subject, heard)
+    assert heard[second].ends == [Done(second)]
