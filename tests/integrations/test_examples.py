@@ -1,0 +1,103 @@
+"""The examples run as written, against a real worker."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import sys
+import wave
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.behaviour.ways import Setup, served
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SENTENCE = "Hello there, my friend."
+
+
+async def run(name: str, *arguments: str, stdin: str = "", **environment: str) -> str:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(EXAMPLES / name),
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **environment, "PYTHONUNBUFFERED": "1"},
+    )
+    out, error = await process.communicate(stdin.encode())
+    assert process.returncode == 0, error.decode()[-1_000:]
+    return out.decode()
+
+
+def seconds(path: Path) -> float:
+    with wave.open(str(path)) as file:
+        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (24_000, 1, 2)
+        return file.getnframes() / 24_000
+
+
+async def test_raw_websocket(tmp_path: Path) -> None:
+    async with served(Setup()) as address:
+        out = await run("websocket_client.py", str(tmp_path / "out.wav"), SENTENCE, f"ws://{address}")
+    assert seconds(tmp_path / "out.wav") == pytest.approx(1.14, abs=0.1)
+    assert [line.split()[-1] for line in out.splitlines()][:4] == SENTENCE.split()
+
+
+async def test_client() -> None:
+    async with served(Setup()) as address:
+        out = await run("client.py", f"ws://{address}")
+    assert "[pause at 1.0" in out
+    assert "stopped:" in out
+
+
+async def test_openai_sdk(tmp_path: Path) -> None:
+    pytest.importorskip("openai", reason="needs the package openai")
+    async with served(Setup()) as address:
+        out = await run("openai_sdk.py", str(tmp_path / "out.mp3"), SENTENCE, f"http://{address}/v1")
+    assert "in the voice tone" in out
+    assert (tmp_path / "out.mp3").stat().st_size > 3_000
+
+
+async def test_pipecat_bot(tmp_path: Path) -> None:
+    if importlib.util.find_spec("pipecat") is None:
+        pytest.skip("needs the extra 'pipecat'")
+    async with served(Setup()) as address:
+        url = f"ws://{address}"
+        out = await run("pipecat_bot.py", str(tmp_path / "a.wav"), stdin="Good morning.\nBye.\n", TTS_WORKER_URL=url)
+    assert out.split() == ["You", "said:", "Good", "morning.", "You", "said:", "Bye."]
+    assert seconds(tmp_path / "a.wav") == pytest.approx(2.0, abs=0.5)
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name.removesuffix(".py"), EXAMPLES / name)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+async def test_livekit_agent() -> None:
+    """The agent of the example greets and answers; only ears and the language model are not LiveKit's cloud."""
+    pytest.importorskip("livekit.agents", reason="needs the extra 'livekit'")
+    from tests.fakes.livekit_agent import on_stage
+    from tts_worker.integrations.livekit import TTS
+
+    example = load("livekit_agent.py")
+    async with served(Setup()) as address:
+        voice = TTS(f"ws://{address}")
+        async with on_stage(voice, ["tool:opening_hours", "Until six."], agent=example.Assistant()) as stage:
+            voice.attach(stage.session)
+            await stage.until_said(1)
+            await stage.session.generate_reply(user_input="How long are you open today?")
+        assert stage.said[0] == ("Hello! How can I help you?", False)
+        await voice.aclose()
+
+
+async def test_livekit_agent_starts() -> None:
+    pytest.importorskip("livekit.agents", reason="needs the extra 'livekit'")
+    out = await run("livekit_agent.py", "--help")
+    assert "console" in out
