@@ -1,0 +1,59 @@
+"""The raw WebSocket in a real browser, on a page of another origin, as ``examples/browser.html`` does it."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("playwright.async_api", reason="needs playwright")
+
+from playwright.async_api import async_playwright
+
+from tests.behaviour.ways import Setup, served
+from tests.browser.conftest import ABSENT, CHROMIUM, launch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TEXT = "Hello there, my friend. Press Stop whenever you like."
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def origin() -> Iterator[str]:
+    """The examples on a port of their own."""
+    handler = functools.partial(_Quiet, directory=str(EXAMPLES))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(ABSENT, reason=f"needs Debian's chromium at {CHROMIUM}: apt install chromium")
+async def test_the_page_speaks_stops_and_is_refused_where_it_is_not_allowed(origin: str) -> None:
+    allowed = Setup({"server": {"allowed_origins": [origin]}})
+    async with served(allowed) as address, async_playwright() as playwright, launch(playwright) as browser:
+        page = await browser.new_page()
+        await page.goto(f"{origin}/browser.html?worker=ws://{address}")
+        await page.fill("#text", "Short.")
+        await page.click("#speak")
+        await page.wait_for_function("document.getElementById('status').value === 'done: Short. '")
+        await page.fill("#text", TEXT)
+        await page.click("#speak")
+        await page.wait_for_function("document.getElementById('status').value.includes('words: Hello')")
+        await page.click("#stop")
+        await page.wait_for_function("document.getElementById('status').value.startsWith('stopped: Hello')")
+        async with served(Setup()) as closed:
+            await page.goto(f"{origin}/browser.html?worker=ws://{closed}")
+            await page.click("#speak")
+            await page.wait_for_function("document.getElementById('status').value.includes('no worker')")
