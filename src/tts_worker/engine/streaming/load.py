@@ -6,6 +6,7 @@ The only place in this package that opens files. It must not know how anything i
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,9 +57,11 @@ class LoadOptions:
     smooth_start: bool = True
 
 
-def load_engine(options: LoadOptions, script: Script | None = None) -> CosyVoiceEngine:
+def load_engine(
+    options: LoadOptions, script: Script | None = None, more_voices: Mapping[str, Voice] | None = None
+) -> CosyVoiceEngine:
     """An engine that still has to warm up. Raises BundleError, ConfigError, MissingExtra. ``script`` replaces what is
-    drawn (benchmarks)."""
+    drawn, ``more_voices`` are there beside those of the bundle (benchmarks)."""
     device = device_of(options.device)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -82,7 +85,8 @@ def load_engine(options: LoadOptions, script: Script | None = None) -> CosyVoice
         graphs=options.graphs and cuda,
     )
     stored = options.voices or options.bundle / VOICES_DIR
-    parts = Parts.build(networks, tokenizer, voices_of(bundle), config, stored=stored)
+    voices = {**(more_voices or {}), **voices_of(bundle)}
+    parts = Parts.build(networks, tokenizer, voices, config, stored=stored)
     return CosyVoiceEngine(parts, Model(bundle.config, tokenizer, config, script))
 
 

@@ -1,0 +1,290 @@
+"""``tts-worker bench engine``: the CosyVoice engine by stage, with forced tokens, so that random weights will do.
+
+Needs torch, numpy and tokenizers only. The language model runs and draws as ever; what it drew is overwritten with
+tokens made up beforehand, so that every run has the length that was asked for. Times are of the wall; the first sound
+is counted from the first command of an utterance to the event that carries it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from tts_worker.benchmarks.stats import Figure, percentile, show
+from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.streaming.engine import CosyVoiceEngine
+from tts_worker.engine.streaming.load import LoadOptions, load_engine
+from tts_worker.engine.streaming.utterance import plain_segment
+from tts_worker.errors import InvalidRequest, SynthesisFailed
+from tts_worker.types import (
+    SAMPLE_RATE_HZ,
+    Audio,
+    Credit,
+    Done,
+    EndText,
+    Failed,
+    Open,
+    SynthesisParams,
+    Text,
+    UtteranceKey,
+)
+from tts_worker.voicepack.voice_file import Voice
+
+TOKEN_RATE_HZ = 25
+TEXT = "The quick brown fox jumps over the lazy dog, and nobody asks why."
+WINDOW_SAMPLES = 3 * SAMPLE_RATE_HZ // 2  # how far ahead of its listener a session may be
+VOICE = "benchmark"
+MOST_S = 100  # of sound, that the language model's memory holds in one piece
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bundle", type=Path, required=True, metavar="DIR", help="model directory; random weights do")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of sound, for the real-time factor (default 20)")
+    parser.add_argument("--growth-seconds", type=float, default=60.0, help="of sound, to see costs grow (default 60)")
+    parser.add_argument("--prompt-tokens", type=int, default=125, help="of the made-up voice (default 125: 5 s)")
+    parser.add_argument("--sessions", type=int, default=1, help="that listen in real time, at once (default 1)")
+    parser.add_argument("--session-seconds", type=float, default=6.0, help="of sound for each of them (default 6)")
+    parser.add_argument("--repeats", type=int, default=5, help="medians and minima are told (default 5)")
+    parser.add_argument("--first-tokens", type=int, default=8, help="before the first boundary (default 8)")
+    parser.add_argument("--memory-gb", type=float, help="for what is being spoken (default: what suits the device)")
+    parser.add_argument("--threads", type=int, help="of the CPU")
+    parser.add_argument("--half", action="store_true", default=None, help="bfloat16, also on a CPU")
+    parser.add_argument("--no-graphs", action="store_true", help="without CUDA graphs")
+    parser.add_argument("--smooth-start", action="store_true", help="let a first chunk wait where a hole would follow")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    lengths_s = (args.seconds, args.growth_seconds, args.session_seconds)
+    if not all(1.0 <= length_s <= MOST_S for length_s in lengths_s):
+        raise InvalidRequest(f"--seconds, --growth-seconds and --session-seconds must be 1 to {MOST_S}")
+    if args.repeats < 1 or args.sessions < 1 or args.prompt_tokens < 0:
+        raise InvalidRequest("--repeats and --sessions must be at least 1, --prompt-tokens at least 0")
+    options = LoadOptions(
+        args.bundle,
+        device=args.device,
+        half=args.half,
+        threads=args.threads,
+        graphs=not args.no_graphs,
+        max_utterances=max(4, args.sessions),
+        first_tokens=args.first_tokens,
+        max_passage_s=int(max(lengths_s)) + 2,
+        memory_gb=args.memory_gb,
+        smooth_start=args.smooth_start,
+    )
+    bench = Bench(options, args.prompt_tokens)
+    figures = bench.describe()
+    figures |= bench.first_sound(args.repeats)
+    figures |= bench.speed(args.seconds, args.repeats)
+    figures |= bench.growth(args.growth_seconds, min(args.repeats, 3))
+    if args.sessions > 1:
+        figures |= bench.sessions(args.sessions, args.session_seconds)
+    show(figures, args.json)
+    return 0
+
+
+def made_up_voice(bundle: Bundle, tokens: int, seed: int = 0) -> Voice:
+    """A voice with a prompt of so many speech tokens and a transcript."""
+    config, rng = bundle.config, np.random.default_rng(seed)
+    return Voice(
+        family=config.family,
+        prompt_text="",
+        prompt_text_ids=rng.integers(0, 200, max(4, tokens // 6)).astype(np.int32),
+        tokens=forced_tokens(tokens, seed + 1),
+        mel=rng.standard_normal((2 * tokens, config.mel.bins)).astype(np.float32),
+        embedding=rng.standard_normal(config.flow.spk_embed).astype(np.float32),
+        seconds=tokens / TOKEN_RATE_HZ,
+    )
+
+
+def forced_tokens(count: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """Speech ids to say, none of them silent (those may be dropped)."""
+    return np.random.default_rng(seed).integers(2500, 6500, count).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """One utterance: when its first sound came and how much that was, what each chunk took, and the sound."""
+
+    first_s: float
+    first_samples: int
+    first_tokens: int
+    chunks_ms: tuple[float, ...]
+    stages_ms: dict[str, float]
+    wall_s: float
+    pcm: bytes
+
+    @property
+    def audio_s(self) -> float:
+        return len(self.pcm) / 2 / SAMPLE_RATE_HZ
+
+
+class Bench:
+    """An engine that says forced tokens."""
+
+    def __init__(self, options: LoadOptions, prompt_tokens: int) -> None:
+        bundle = Bundle.open(options.bundle)
+        self._eos = bundle.config.lm.eos_id
+        self._say: Sequence[int] = ()
+        self._generation = 0
+        voice = made_up_voice(bundle, prompt_tokens)
+        self.engine: CosyVoiceEngine = load_engine(options, self._script, {VOICE: voice})
+        began_s = perf_counter()
+        self.engine.warm_up()
+        self._warm_up_s = perf_counter() - began_s
+        self.speak(forced_tokens(75, 9))  # the voice is prepared, every shape has been met
+
+    def _script(self, key: UtteranceKey, run: int) -> Sequence[int]:
+        return (*(int(token) for token in self._say), self._eos)
+
+    def describe(self) -> dict[str, Figure]:
+        parts, info = self.engine.parts, dict(self.engine.info.extra)
+        lm, flow = parts.networks.lm.llm_decoder.weight.dtype, parts.networks.flow.time_tables.dtype
+        return {
+            "family": info["family"],
+            "device": self.engine.info.device,
+            "lm_dtype": str(lm).removeprefix("torch."),
+            "flow_dtype": str(flow).removeprefix("torch."),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "graphs": parts.runners[0].fixed_shapes,
+            "warm_up_s": round(self._warm_up_s, 2),
+        }
+
+    def _open(self, credit_samples: int = 1 << 40) -> UtteranceKey:
+        self._generation += 1
+        key = UtteranceKey("bench", self._generation)
+        self.engine.handle(Open(key, SynthesisParams(VOICE), credit_samples))
+        self.engine.handle(Text(key, plain_segment(TEXT)))
+        self.engine.handle(EndText(key))
+        return key
+
+    def speak(self, tokens: Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int32]]) -> Spoken:
+        """Say ``tokens`` alone, as fast as it goes. Raises SynthesisFailed."""
+        engine, self._say = self.engine, [int(token) for token in tokens]
+        engine.spent.reset()
+        pcm, chunks_ms, stages_ms = bytearray(), [], dict[str, float]()
+        first = (0.0, 0, 0)
+        began_s = perf_counter()
+        self._open()
+        while engine.has_work:
+            for event in engine.step(perf_counter()):
+                if isinstance(event, Failed) or (isinstance(event, Done) and event.truncated):
+                    raise SynthesisFailed("the benchmark's utterance did not come to its end")
+                if isinstance(event, Audio):
+                    if not pcm:
+                        first = (perf_counter() - began_s, event.samples, engine.spent.tokens)
+                    pcm += event.pcm
+                    for name, value in event.meta.stages_ms:
+                        stages_ms[name] = stages_ms.get(name, 0.0) + value
+                    if event.meta.wall_ms:
+                        chunks_ms.append(event.meta.wall_ms)
+        return Spoken(*first, tuple(chunks_ms), stages_ms, perf_counter() - began_s, bytes(pcm))
+
+    # -- what is measured ---------------------------------------------------------------------------------------------
+
+    def first_sound(self, repeats: int) -> dict[str, Figure]:
+        """Of short utterances, by a voice that is in memory."""
+        spoken = [self.speak(forced_tokens(40, n)) for n in range(max(repeats, 3) * 2)]
+        firsts = [1000 * one.first_s for one in spoken]
+        return {
+            "first_sound_p50_ms": _rounded(percentile(firsts, 50)),
+            "first_sound_p95_ms": _rounded(percentile(firsts, 95)),
+            "first_sound_min_ms": _rounded(min(firsts)),
+            "first_sound_tokens": spoken[0].first_tokens,
+            "first_chunk_audio_ms": _rounded(1000 * spoken[0].first_samples / SAMPLE_RATE_HZ),
+        }
+
+    def speed(self, seconds: float, repeats: int) -> dict[str, Figure]:
+        """The real-time factor alone, and where the time goes, per second of sound."""
+        runs = [self.speak(forced_tokens(int(seconds * TOKEN_RATE_HZ), n)) for n in range(repeats)]
+        rtf = [run.wall_s / run.audio_s for run in runs]
+        best = min(runs, key=lambda run: run.wall_s)
+        stages = {f"{name}_ms_per_s": _rounded(value / best.audio_s) for name, value in best.stages_ms.items()}
+        return {"rtf_p50": _rounded(percentile(rtf, 50), 4), "rtf_min": _rounded(min(rtf), 4), **stages}
+
+    def growth(self, seconds: float, repeats: int) -> dict[str, Figure]:
+        """What a chunk costs at each second: the best of all repeats, for other work only ever adds."""
+        tokens = forced_tokens(int(seconds * TOKEN_RATE_HZ), 4)
+        runs = [self.speak(tokens).chunks_ms for _ in range(repeats)]
+        best = np.array(runs).min(axis=0)[2:-1]  # the first ones and the last are of other lengths
+        slope, level = np.polyfit(np.arange(len(best)), best, 1)
+        tenth = max(1, len(best) // 6)
+        early, late = float(np.median(best[:tenth])), float(np.median(best[-tenth:]))
+        return {
+            "growth_seconds": seconds,
+            "chunk_ms_early": _rounded(early),
+            "chunk_ms_late": _rounded(late),
+            "chunk_late_over_early": _rounded(late / early, 3),
+            "chunk_ms_level": _rounded(float(level)),
+            "chunk_ms_slope_per_s": _rounded(float(slope), 4),
+        }
+
+    def sessions(self, count: int, seconds: float) -> dict[str, Figure]:
+        """``count`` listeners who begin at once and hear in real time."""
+        engine = self.engine
+        self._say = forced_tokens(int(seconds * TOKEN_RATE_HZ), 7).tolist()
+        began_s = perf_counter()
+        listeners = {self._open(WINDOW_SAMPLES): _Listener() for _ in range(count)}
+        while any(not listener.done for listener in listeners.values()):
+            now_s = perf_counter() - began_s
+            for key, listener in listeners.items():
+                if taken := listener.play(now_s):
+                    engine.handle(Credit(key, taken))
+            for event in engine.step(perf_counter()):
+                listener = listeners[event.key]
+                if isinstance(event, Audio):
+                    listener.hear(event.samples, perf_counter() - began_s)
+                elif isinstance(event, Failed):
+                    raise SynthesisFailed(f"a session failed: {event.error.message}")
+                else:
+                    listener.done = True
+        wall_s = perf_counter() - began_s
+        firsts = [1000 * listener.first_s for listener in listeners.values()]
+        holes = [1000 * listener.hole_s for listener in listeners.values()]
+        return {
+            "sessions": count,
+            "sessions_first_sound_p50_ms": _rounded(percentile(firsts, 50)),
+            "sessions_first_sound_p95_ms": _rounded(percentile(firsts, 95)),
+            "sessions_with_a_hole": sum(hole > 0 for hole in holes),
+            "sessions_hole_p99_ms": _rounded(percentile(holes, 99)),
+            "sessions_audio_s_per_s": _rounded(count * seconds / wall_s, 2),
+        }
+
+
+class _Listener:
+    """Plays sound in real time from when it comes; ``hole_s`` is how long it had nothing to play."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.first_s = self.hole_s = 0.0
+        self._came = self._played = 0
+        self._begins_s: float | None = None  # when the sound would have begun that plays without a hole from now on
+
+    def hear(self, samples: int, now_s: float) -> None:
+        if self._begins_s is None:
+            self._begins_s = self.first_s = now_s
+        late_s = now_s - self._begins_s - self._came / SAMPLE_RATE_HZ
+        if late_s > 0 and self._came:
+            self.hole_s += late_s
+            self._begins_s += late_s
+        self._came += samples
+
+    def play(self, now_s: float) -> int:
+        """How many samples were played since the last time."""
+        if self._begins_s is None:
+            return 0
+        until = min(self._came, int((now_s - self._begins_s) * SAMPLE_RATE_HZ))
+        taken, self._played = max(0, until - self._played), max(until, self._played)
+        return taken
+
+
+def _rounded(value: float | None, digits: int = 2) -> float | None:
+    return None if value is None else round(value, digits)
