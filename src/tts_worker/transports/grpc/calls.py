@@ -1,0 +1,88 @@
+"""What every call has in common: who calls, and how an error leaves.
+
+Owns the API key check (constant time, as over HTTP) and the one way from a typed error to a gRPC status. Knows no
+service.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, NoReturn, TypeAlias, TypeVar
+
+import grpc
+
+from tts_worker.errors import GRPC_STATUS, ErrorInfo, Unauthenticated, error_info
+
+log = logging.getLogger(__name__)
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+_Handler: TypeAlias = "grpc.RpcMethodHandler[_Request, _Response] | None"
+
+CODE_KEY = "tts-error-code"
+RETRY_AFTER_KEY = "tts-retry-after-s"
+RETRYABLE_KEY = "tts-retryable"
+"""Trailing metadata of a failed call: what a status alone does not say."""
+
+OPEN_SERVICES = ("/grpc.health.v1.Health/",)
+"""Answered without a key: they hold nothing of anybody."""
+
+
+def owner_of(context: Context) -> str:
+    """Who calls: the machine, and the key if there is one. The port changes with every connection of the same client.
+    Never leaves the process."""
+    peer = context.peer()
+    return f"{peer.rpartition(':')[0]} {_offered_key(context.invocation_metadata())}"
+
+
+def _offered_key(metadata: object) -> str:
+    values = {key: value for key, value in metadata or () if isinstance(value, str)}  # type: ignore[attr-defined]
+    authorization = values.get("authorization", "")
+    if authorization[:7].lower() == "bearer ":
+        return authorization[7:].strip()
+    return values.get("x-api-key", "")
+
+
+class KeyGuard(grpc.aio.ServerInterceptor):
+    """Refuses calls without a valid key, if there are keys."""
+
+    def __init__(self, keys: Collection[str]) -> None:
+        self._keys = [key.encode() for key in keys]
+
+        async def refuse(requests: object, context: Context) -> NoReturn:
+            await abort(context, Unauthenticated("this worker needs an API key: authorization: Bearer <key>").info)
+
+        # On the wire every call is a stream; this kind answers before it has read anything.
+        self._refused: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(refuse)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler[_Request, _Response]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler[_Request, _Response]:
+        if self._keys and not handler_call_details.method.startswith(OPEN_SERVICES):
+            offered = _offered_key(handler_call_details.invocation_metadata).encode()
+            # Every key is compared, so the time tells nothing about which one came close.
+            matches = [hmac.compare_digest(offered, key) for key in self._keys]
+            if not any(matches):
+                return self._refused
+        return await continuation(handler_call_details)
+
+
+async def abort(context: Context, error: ErrorInfo) -> NoReturn:
+    """End the call with this error."""
+    metadata = [(CODE_KEY, error.code.value), (RETRYABLE_KEY, str(error.retryable).lower())]
+    if error.retry_after_s is not None:
+        metadata.append((RETRY_AFTER_KEY, f"{error.retry_after_s:g}"))
+    await context.abort(grpc.StatusCode[GRPC_STATUS[error.code]], error.message, tuple(metadata))
+
+
+async def abort_with(context: Context, error: Exception) -> NoReturn:
+    """The same for an exception; one that is not ours is logged and says nothing."""
+    info = error_info(error)
+    if info.code.value == "internal":
+        log.error("a call failed", exc_info=error)
+    await abort(context, info)

@@ -1,0 +1,299 @@
+"""A whole session on one call: what ``tts_worker.connect("grpc://...")`` speaks. The events of ``docs/protocol.md``.
+
+Commands are handled in the moment they arrive, whether or not the client reads; one task writes, so the order on the
+wire is the order in which the session decided. The session lives as long as the call. Knows no engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import anyio
+
+from tts_worker.errors import (
+    Draining,
+    ErrorInfo,
+    IllegalCommand,
+    InvalidRequest,
+    SendTimeout,
+    TextTooLong,
+    TTSWorkerError,
+)
+from tts_worker.session.hub import SessionHub, SessionOptions
+from tts_worker.session.machine import State
+from tts_worker.session.session import LocalSession
+from tts_worker.text.filter import UrlMode
+from tts_worker.transports.grpc import messages
+from tts_worker.transports.grpc import tts_worker_pb2 as pb
+from tts_worker.transports.grpc.calls import Context, abort_with
+from tts_worker.types import Acknowledged, Ended, Outcome, Output, PcmFrame, Started, UtteranceKey
+
+_MAX_UNSENT_ANSWERS = 256
+"""Rejections that may wait for a client that does not read, before it is cut off."""
+_MAX_CONTEXT_CHARS = 128
+
+
+class Conversation:
+    """``send_timeout_s``: a client that takes nothing for so long is cut off."""
+
+    def __init__(self, hub: SessionHub, *, send_timeout_s: float, max_message_chars: int) -> None:
+        self._hub = hub
+        self._send_timeout_s = send_timeout_s
+        self._max_message_chars = max_message_chars
+        self._talks: set[_Talk] = set()
+
+    async def Converse(
+        self,
+        requests: AsyncIterator[pb.ConverseRequest],
+        context: Context,
+    ) -> None:
+        try:
+            options = await _first(requests)
+            talk = _Talk(self._hub, self._hub.open(options), options, self._max_message_chars)
+        except TTSWorkerError as error:
+            await abort_with(context, error)
+        self._talks.add(talk)
+        reader = asyncio.create_task(self._read(requests, talk), name=f"{talk.session.id}-reader")
+        try:
+            async for response in talk.responses():
+                with anyio.move_on_after(self._send_timeout_s) as patience:
+                    await context.write(response)
+                if patience.cancelled_caught:
+                    raise SendTimeout(f"nothing was read for {self._send_timeout_s:g} s")
+            if not talk.left:
+                raise Draining("the worker is shutting down; use another one")
+        except Exception as error:
+            await abort_with(context, error)
+        finally:
+            reader.cancel()
+            talk.session.close("disconnected")
+            self._talks.discard(talk)
+
+    async def _read(self, requests: AsyncIterator[pb.ConverseRequest], talk: _Talk) -> None:
+        try:
+            async for request in requests:
+                talk.handle(request)
+        except TTSWorkerError as error:
+            talk.fail(error)
+        talk.leave()
+
+    def close_silent(self) -> None:
+        """A drain begins: sessions that say nothing need not be waited for."""
+        for talk in list(self._talks):
+            talk.close_if_silent()
+
+
+async def _first(requests: AsyncIterator[pb.ConverseRequest]) -> SessionOptions:
+    """The options in the message that begins a conversation. Raises InvalidRequest."""
+    async for request in requests:
+        if request.WhichOneof("message") != "start":
+            break
+        return _options(request.start)
+    raise InvalidRequest("a conversation begins with start")
+
+
+def _options(start: pb.ConverseRequest.Start) -> SessionOptions:
+    if start.protocol_version != messages.PROTOCOL_VERSION:
+        raise InvalidRequest(
+            f"this worker speaks protocol {messages.PROTOCOL_VERSION}, the client {start.protocol_version}"
+        )
+    try:
+        lexicon = json.loads(start.lexicon_json) if start.lexicon_json else None
+        urls = UrlMode(start.urls) if start.HasField("urls") else None
+    except (ValueError, RecursionError):
+        raise InvalidRequest("lexicon_json must be a JSON object, urls drop or host") from None
+    if lexicon is not None and not isinstance(lexicon, dict):
+        raise InvalidRequest("lexicon_json must be a JSON object")
+    return _voiced(
+        SessionOptions(
+            realtime=start.realtime,
+            lead_ms=start.lead_ms if start.HasField("lead_ms") else None,
+            frame_ms=start.frame_ms if start.HasField("frame_ms") else None,
+            raw_chunks=start.raw_chunks,
+            lexicon=lexicon,
+            markdown=start.markdown if start.HasField("markdown") else None,
+            urls=urls,
+            normalise=start.normalise if start.HasField("normalise") else None,
+            pause_timeout_s=start.pause_timeout_s if start.HasField("pause_timeout_s") else None,
+            text_idle_timeout_s=start.text_idle_timeout_s if start.HasField("text_idle_timeout_s") else None,
+        ),
+        start.voicing,
+    )
+
+
+def _voiced(options: SessionOptions, voicing: pb.ConverseRequest.Voicing) -> SessionOptions:
+    return replace(
+        options,
+        voice=voicing.voice if voicing.HasField("voice") else None,
+        speed=voicing.speed,
+        seed=voicing.seed,
+        language=voicing.language if voicing.HasField("language") else None,
+        instruct=voicing.instruct if voicing.HasField("instruct") else None,
+    )
+
+
+class _Talk:
+    """One conversation. ``left``: its client wants no more."""
+
+    def __init__(self, hub: SessionHub, session: LocalSession, options: SessionOptions, max_chars: int) -> None:
+        self.session = session
+        self.left = False
+        self._hub = hub
+        self._options = options
+        self._max_chars = max_chars
+        self._answers: deque[pb.ConverseResponse] = deque([self._ready()])
+        self._failure: TTSWorkerError | None = None
+        self._context: str | None = None  # the utterance being written
+        self._stopped_context: str | None = None
+        self._contexts: dict[UtteranceKey, str] = {}
+
+    def _ready(self) -> pb.ConverseResponse:
+        params = self.session.params
+        return pb.ConverseResponse(
+            ready=pb.ConverseResponse.Ready(
+                protocol_version=messages.PROTOCOL_VERSION,
+                session=self.session.id,
+                sample_rate=self.session.sample_rate_hz,
+                voice=params.voice,
+                alignment=self._hub.voices.get(params.voice).info.alignment.value,
+            )
+        )
+
+    # -- out ----------------------------------------------------------------------------------------------------------
+
+    async def responses(self) -> AsyncIterator[pb.ConverseResponse]:
+        """Ends when the session is closed. Raises what made it fail."""
+        while True:
+            if self._answers:
+                yield self._answers.popleft()
+            elif self._failure is not None:
+                raise self._failure
+            elif (item := self.session.poll()) is not None:
+                yield self._response(item)
+            elif self.session.state is State.CLOSED:
+                return
+            else:
+                await self.session.wait()
+
+    def _response(self, item: Output) -> pb.ConverseResponse:
+        response = pb.ConverseResponse()
+        if isinstance(item, PcmFrame):
+            response.pcm = item.pcm
+        elif isinstance(item, Started):
+            started, params = response.started, item.params
+            started.context = self._contexts.get(item.key, "")
+            started.voice, started.speed, started.seed = params.voice, params.speed, params.seed
+            if params.language is not None:
+                started.language = params.language
+            if params.instruct is not None:
+                started.instruct = params.instruct
+        elif isinstance(item, Acknowledged):
+            acknowledged = response.acknowledged
+            acknowledged.command = messages.COMMANDS[item.command]
+            acknowledged.applied, acknowledged.position_samples = item.applied, item.position_samples
+        elif isinstance(item, Ended):
+            response.ended.context = self._contexts.get(item.key, "")
+            response.ended.receipt.CopyFrom(messages.receipt_message(item.receipt, item.outcome))
+            if item.error is not None:
+                response.ended.error.CopyFrom(messages.error_message(item.error))
+            self._note_end(item)
+        else:
+            response.words.words.extend(messages.word_messages(item.words))
+        return response
+
+    def _note_end(self, ended: Ended) -> None:
+        """An utterance that ended by itself takes its context with it, and only its own: another may be written."""
+        context = self._contexts.pop(ended.key, None)
+        if context is not None and context == self._context:
+            by_itself = ended.outcome in (Outcome.ERROR, Outcome.TRUNCATED) or ended.receipt.reason == "pause_timeout"
+            self._context = None
+            if by_itself:
+                self._stopped_context = context
+        if self._hub.draining:
+            self.close_if_silent()
+
+    # -- in -----------------------------------------------------------------------------------------------------------
+
+    def handle(self, request: pb.ConverseRequest) -> None:
+        """Raises SendTimeout if the client sends and sends and reads no answer."""
+        name = request.WhichOneof("message")
+        if self.session.state is State.CLOSED:
+            return
+        try:
+            self._handle(name, request)
+        except TTSWorkerError as error:
+            context = request.say.context if name == "say" else request.end.context if name == "end" else ""
+            self._reject(context[:_MAX_CONTEXT_CHARS], error.info)
+
+    def _handle(self, name: str | None, request: pb.ConverseRequest) -> None:
+        session = self.session
+        if name == "say":
+            self._say(request.say)
+        elif name == "end":
+            if request.end.context == self._context:
+                session.end_text()
+                self._context = None
+        elif name == "flush":
+            session.flush()
+        elif name == "pause":
+            session.pause()
+        elif name == "resume":
+            session.resume()
+        elif name == "stop":
+            if self._context is not None:
+                self._stopped_context, self._context = self._context, None
+            told = request.stop.played_samples if request.stop.HasField("played_samples") else None
+            session.stop(request.stop.reason[:64] or "stop", None if told is None else max(0, told))
+        elif name == "played":
+            session.played(max(0, request.played.samples))
+        elif name == "configure":
+            self._configure(request.configure)
+        elif name == "start":
+            raise IllegalCommand("the conversation has begun: use configure")
+        else:
+            raise InvalidRequest("there is no message of that kind in this version of the protocol")
+
+    def _say(self, say: pb.ConverseRequest.Say) -> None:
+        if len(say.text) > self._max_chars:
+            raise TextTooLong(f"a message may hold at most {self._max_chars} characters of text")
+        if not 1 <= len(say.context) <= _MAX_CONTEXT_CHARS:
+            raise InvalidRequest(f"context must have 1 to {_MAX_CONTEXT_CHARS} characters")
+        if say.context == self._stopped_context:
+            return  # a writer that has not heard of the STOP yet
+        if self._context is not None and say.context != self._context:
+            self.session.end_text()
+        self._context = say.context
+        self._contexts[self.session.speak(say.text)] = say.context
+
+    def _configure(self, voicing: pb.ConverseRequest.Voicing) -> None:
+        options = _voiced(self._options, voicing)
+        params = self._hub.params(options)
+        if self._hub.voices.get(params.voice).engine != self._hub.voices.get(self.session.params.voice).engine:
+            raise IllegalCommand("that voice is on another engine: begin another conversation")
+        self._options = options
+        self.session.configure(params)
+
+    def _reject(self, context: str, error: ErrorInfo) -> None:
+        if len(self._answers) >= _MAX_UNSENT_ANSWERS:
+            raise SendTimeout("too many answers were not read")
+        rejected = pb.ConverseResponse.Rejected(context=context, error=messages.error_message(error))
+        self._answers.append(pb.ConverseResponse(rejected=rejected))
+        self.session.wake()
+
+    def fail(self, error: TTSWorkerError) -> None:
+        self._answers.clear()
+        self._failure = error
+        self.session.wake()
+
+    def leave(self) -> None:
+        """The client has closed its side."""
+        self.left = True
+        self.session.close("client_closed")
+
+    def close_if_silent(self) -> None:
+        if self.session.state is State.IDLE:
+            self.session.close("drain")

@@ -1,0 +1,126 @@
+"""CosyVoice's own gRPC service (``proto/cosyvoice.proto``), so that its published clients work unchanged.
+
+Whole text in, 24 kHz s16le out as it is made. A voice is asked for by name (``spk_id``); a recording to imitate needs
+an engine that can, which ``PromptVoices`` stands for. Cancelling the call is STOP. Knows no engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import anyio
+
+from tts_worker.errors import (
+    Draining,
+    InvalidRequest,
+    SendTimeout,
+    TextTooLong,
+    UnknownVoice,
+    UnspeakableText,
+    as_exception,
+)
+from tts_worker.session.hub import SessionHub, SessionOptions
+from tts_worker.session.session import LocalSession
+from tts_worker.transports.grpc import cosyvoice_pb2 as pb
+from tts_worker.transports.grpc.calls import Context, abort_with
+from tts_worker.types import Ended, Outcome, PcmFrame
+
+PROMPT_RATE_HZ = 16_000
+MIN_PROMPT_S, MAX_PROMPT_S = 1.0, 30.0
+
+
+class PromptVoices(Protocol):
+    """Makes a voice of a recording, for as long as it is used; the same recording is the same voice."""
+
+    async def voice_of(self, pcm: bytes, rate_hz: int, text: str | None) -> str:
+        """The name of the voice that sounds like ``pcm`` (s16le mono), in which ``text`` is said. Raises InvalidRequest
+        if nothing can be made of it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CosyVoiceConfig:
+    max_input_chars: int = 20_000
+    send_timeout_s: float = 10.0
+
+
+class CosyVoice:
+    """``prompts``: None where no engine can imitate a recording."""
+
+    def __init__(self, hub: SessionHub, prompts: PromptVoices | None, config: CosyVoiceConfig) -> None:
+        self._hub = hub
+        self._prompts = prompts
+        self._config = config
+
+    async def Inference(self, request: pb.Request, context: Context) -> None:
+        session: LocalSession | None = None
+        try:
+            text, options = await self._asked(request)
+            session = self._hub.open(options)
+            session.speak(text)
+            session.end_text()
+            async for item in session:
+                if isinstance(item, PcmFrame):
+                    await self._send(item.pcm, context)
+                elif isinstance(item, Ended):
+                    _raise_for(item)
+                    break
+        except Exception as error:
+            await abort_with(context, error)
+        finally:
+            if session is not None:
+                session.close("disconnected")
+
+    async def _send(self, pcm: bytes, context: Context) -> None:
+        with anyio.move_on_after(self._config.send_timeout_s) as patience:
+            await context.write(pb.Response(tts_audio=pcm))
+        if patience.cancelled_caught:
+            raise SendTimeout(f"nothing was read for {self._config.send_timeout_s:g} s")
+
+    async def _asked(self, request: pb.Request) -> tuple[str, SessionOptions]:
+        """The text, and how it is to be said."""
+        kind = request.WhichOneof("RequestPayload")
+        instruct: str | None = None
+        if kind == "sft_request":
+            text, voice = request.sft_request.tts_text, request.sft_request.spk_id
+        elif kind == "instruct_request":
+            text, voice = request.instruct_request.tts_text, request.instruct_request.spk_id
+            instruct = request.instruct_request.instruct_text or None
+        elif kind == "zero_shot_request":
+            zero_shot = request.zero_shot_request
+            self._check(zero_shot.tts_text)
+            text, voice = zero_shot.tts_text, await self._imitate(zero_shot.prompt_audio, zero_shot.prompt_text)
+        elif kind == "cross_lingual_request":
+            cross = request.cross_lingual_request
+            self._check(cross.tts_text)
+            text, voice = cross.tts_text, await self._imitate(cross.prompt_audio, None)
+        else:
+            raise InvalidRequest("the request holds none of sft, zero_shot, cross_lingual and instruct")
+        self._check(text)
+        # Whole text, nobody waits for the pace of speech: as fast as it is made, in the engine's own chunks.
+        return text, SessionOptions(voice=voice or None, instruct=instruct, realtime=False, raw_chunks=True)
+
+    def _check(self, text: str) -> None:
+        if len(text) > self._config.max_input_chars:
+            raise TextTooLong(f"tts_text may have at most {self._config.max_input_chars} characters")
+
+    async def _imitate(self, pcm: bytes, text: str | None) -> str:
+        seconds = len(pcm) / 2 / PROMPT_RATE_HZ
+        if len(pcm) % 2 or not MIN_PROMPT_S <= seconds <= MAX_PROMPT_S:
+            raise InvalidRequest(
+                f"prompt_audio must be s16le mono at {PROMPT_RATE_HZ} Hz, {MIN_PROMPT_S:g} to {MAX_PROMPT_S:g} s long"
+            )
+        if self._prompts is None:
+            raise UnknownVoice("no engine of this worker can imitate a recording: ask for a voice by name (sft)")
+        return await self._prompts.voice_of(pcm, PROMPT_RATE_HZ, text or None)
+
+
+def _raise_for(ended: Ended) -> None:
+    """A stream of bytes has no other way to say that sound is missing."""
+    if ended.error is not None:
+        raise as_exception(ended.error)
+    if ended.receipt.reason == "nothing_to_speak":
+        raise UnspeakableText("the text has nothing that can be spoken")
+    if ended.outcome is Outcome.STOPPED:
+        raise Draining("the worker is shutting down; use another one")

@@ -1,0 +1,91 @@
+"""How the vocabulary of ``types`` looks in protobuf, in both directions.
+
+The one place that turns receipts, words and errors into messages and back. Knows no call and no session. A field that
+an older or newer side does not set is its default, never an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tts_worker.errors import ErrorCode, ErrorInfo
+from tts_worker.transports.grpc import tts_worker_pb2 as pb
+from tts_worker.transports.grpc.frames import StreamFormat
+from tts_worker.types import SAMPLE_RATE_HZ, Alignment, ControlName, Outcome, Receipt, Word
+
+PROTOCOL_VERSION = 1
+
+NATIVE = StreamFormat(SAMPLE_RATE_HZ)
+"""Positions as they are inside the worker."""
+
+COMMANDS = {ControlName.PAUSE: pb.PAUSE, ControlName.RESUME: pb.RESUME, ControlName.STOP: pb.STOP}
+CONTROL_NAMES = {number: name for name, number in COMMANDS.items()}
+
+
+def word_messages(words: Iterable[Word], form: StreamFormat = NATIVE) -> list[pb.Word]:
+    """Positions in samples of the stream."""
+    return [
+        pb.Word(
+            text=word.text,
+            char_start=word.start_char,
+            char_end=word.end_char,
+            start_sample=form.to_stream(word.start_sample),
+            end_sample=form.to_stream(word.end_sample),
+            start_ms=NATIVE.to_ms(word.start_sample),
+            end_ms=NATIVE.to_ms(word.end_sample),
+        )
+        for word in words
+    ]
+
+
+def words_of(messages: Iterable[pb.Word]) -> tuple[Word, ...]:
+    return tuple(Word(m.text, m.char_start, m.char_end, m.start_sample, m.end_sample) for m in messages)
+
+
+def receipt_message(receipt: Receipt, outcome: Outcome, form: StreamFormat = NATIVE) -> pb.Receipt:
+    message = pb.Receipt(
+        outcome=outcome.value,
+        reason=receipt.reason,
+        samples_generated=form.to_stream(receipt.samples_generated),
+        samples_sent=form.to_stream(receipt.samples_sent),
+        text_spoken=receipt.text_spoken,
+        text_remaining=receipt.text_remaining,
+        words=word_messages(receipt.words, form),
+        alignment=receipt.alignment.value,
+    )
+    if receipt.samples_played is not None:
+        message.samples_played = form.to_stream(receipt.samples_played)
+    return message
+
+
+def receipt_of(message: pb.Receipt) -> Receipt:
+    known = (alignment for alignment in Alignment if alignment.value == message.alignment)
+    return Receipt(
+        reason=message.reason,
+        samples_generated=message.samples_generated,
+        samples_sent=message.samples_sent,
+        samples_played=message.samples_played if message.HasField("samples_played") else None,
+        text_spoken=message.text_spoken,
+        text_remaining=message.text_remaining,
+        words=words_of(message.words),
+        alignment=next(known, Alignment.ESTIMATED),
+    )
+
+
+def outcome_of(message: pb.Receipt) -> Outcome:
+    """An outcome that a newer worker invented is an end without an error."""
+    return next((outcome for outcome in Outcome if outcome.value == message.outcome), Outcome.DONE)
+
+
+def error_message(error: ErrorInfo) -> pb.Error:
+    message = pb.Error(code=error.code.value, message=error.message, retryable=error.retryable)
+    if error.retry_after_s is not None:
+        message.retry_after_s = error.retry_after_s
+    return message
+
+
+def error_of(message: pb.Error) -> ErrorInfo:
+    """A code that is not known here is INTERNAL, with the worker's own word on whether trying again can help."""
+    code = next((known for known in ErrorCode if known.value == message.code), ErrorCode.INTERNAL)
+    after_s = message.retry_after_s if message.HasField("retry_after_s") else None
+    return ErrorInfo(code, message.message or "the worker reported an error", message.retryable, after_s)

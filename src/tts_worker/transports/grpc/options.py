@@ -1,0 +1,121 @@
+"""What a client may ask for when it starts a session: ``StartSessionRequest.options``, strings by name.
+
+Names that are not known are left alone (an existing client may send its own); a value that makes no sense is an
+InvalidRequest that names the option. Knows no message and no session.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from tts_worker.audio.resampler import MAX_RATE_HZ, MIN_RATE_HZ, RATE_STEP_HZ
+from tts_worker.errors import InvalidRequest
+from tts_worker.session.hub import SessionOptions
+from tts_worker.text.filter import UrlMode
+from tts_worker.transports.grpc.frames import StreamFormat
+
+_Value = TypeVar("_Value")
+
+MAX_OPTION_CHARS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class StartOptions:
+    """``unknown``: names that were not understood."""
+
+    session: SessionOptions
+    form: StreamFormat
+    unknown: tuple[str, ...] = ()
+
+
+def _boolean(value: str) -> bool:
+    known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    return known[value.strip().lower()]
+
+
+def _number(value: str) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(value)
+    return number
+
+
+def _object(value: str) -> dict[str, object]:
+    data = json.loads(value)
+    if not isinstance(data, dict):
+        raise ValueError("no object")
+    return data
+
+
+class _Reader:
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.left = dict(options)
+        if sum(len(value) for value in self.left.values()) > MAX_OPTION_CHARS:
+            raise InvalidRequest(f"options may have at most {MAX_OPTION_CHARS} characters")
+
+    def take(self, name: str, convert: Callable[[str], _Value], what: str) -> _Value | None:
+        value = self.left.pop(name, None)
+        if value is None or value == "":
+            return None
+        try:
+            return convert(value)
+        except (ValueError, KeyError, RecursionError):
+            raise InvalidRequest(f"option {name} must be {what}") from None
+
+    def milliseconds(self, name: str) -> float | None:
+        value = self.take(name, _number, "a number of milliseconds")
+        return None if value is None else value / 1000
+
+
+def parse_start_options(options: Mapping[str, str], defaults: StreamFormat) -> StartOptions:
+    """Raises InvalidRequest. Whether the voice exists and a number is in range is the hub's affair."""
+    reader = _Reader(options)
+    form = _form(reader, defaults)
+    lead_ms = reader.take("lead_ms", _number, "a number of milliseconds")
+    speed = reader.take("speed", _number, "a number")
+    realtime = reader.take("realtime", _boolean, "true or false")
+    session = SessionOptions(
+        voice=reader.take("voice", str, "a name"),
+        speed=1.0 if speed is None else speed,
+        seed=reader.take("seed", int, "an integer") or 0,
+        language=reader.take("language", str, "a language tag"),
+        instruct=reader.take("instruct", str, "text"),
+        realtime=form.packetize if realtime is None else realtime,
+        lead_ms=lead_ms,
+        frame_ms=form.frame_ms,
+        raw_chunks=not form.packetize,
+        lexicon=reader.take("lexicon", _object, "a JSON object"),
+        markdown=reader.take("markdown", _boolean, "true or false"),
+        urls=reader.take("urls", UrlMode, "drop or host"),
+        normalise=reader.take("normalise", _boolean, "true or false"),
+        pause_timeout_s=reader.milliseconds("pause_timeout_ms"),
+        text_idle_timeout_s=reader.milliseconds("text_idle_timeout_ms"),
+    )
+    return StartOptions(session, form, tuple(sorted(reader.left)))
+
+
+def _form(reader: _Reader, defaults: StreamFormat) -> StreamFormat:
+    rate_hz = reader.take("sample_rate", int, "an integer, in Hz")
+    frame_ms = reader.take("frame_ms", int, "an integer")
+    packetize = reader.take("packetize", _boolean, "true or false")
+    form = StreamFormat(
+        defaults.sample_rate_hz if rate_hz is None else rate_hz,
+        defaults.frame_ms if frame_ms is None else frame_ms,
+        defaults.packetize if packetize is None else packetize,
+    )
+    if not MIN_RATE_HZ <= form.sample_rate_hz <= MAX_RATE_HZ or form.sample_rate_hz % RATE_STEP_HZ:
+        raise InvalidRequest(f"option sample_rate must be {MIN_RATE_HZ} to {MAX_RATE_HZ} in steps of {RATE_STEP_HZ}")
+    if not 5 <= form.frame_ms <= 200 or form.sample_rate_hz * form.frame_ms % 1000:
+        raise InvalidRequest("option frame_ms must be 5 to 200 and hold a whole number of samples")
+    return form
+
+
+def paced(options: SessionOptions, form: StreamFormat, default_lead_ms: float) -> SessionOptions:
+    """The same with a lead that makes up for what the stream holds back: the listener has what was asked for."""
+    lead_ms = default_lead_ms if options.lead_ms is None else options.lead_ms
+    in_range = 0 <= lead_ms <= 10_000  # else the hub refuses it
+    return replace(options, lead_ms=min(lead_ms + form.held_ms, 10_000.0) if in_range else lead_ms)

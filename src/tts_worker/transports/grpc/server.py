@@ -1,0 +1,141 @@
+"""gRPC servers on their ports: which services, who may call, health, reflection, and how they end.
+
+Built by ``app.py``. ``running_server`` is one port from listening to closed; its health says SERVING while the hub is
+ready. Knows the services by name and nothing of what they do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from tts_worker.errors import ConfigError
+from tts_worker.session.hub import SessionHub
+from tts_worker.transports.grpc import cosyvoice_pb2, cosyvoice_pb2_grpc, tts_worker_pb2, tts_worker_pb2_grpc
+from tts_worker.transports.grpc.calls import KeyGuard
+from tts_worker.transports.grpc.conversation import Conversation
+from tts_worker.transports.grpc.cosyvoice import CosyVoice, CosyVoiceConfig, PromptVoices
+from tts_worker.transports.grpc.models import ModelDirectory
+from tts_worker.transports.grpc.service import ServiceConfig, TTSService
+
+_HEALTH_INTERVAL_S = 0.2
+_GOODBYE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class PortConfig:
+    """``keepalive_s``: a client that answers no ping for that long is gone, and its calls are cancelled."""
+
+    host: str = "127.0.0.1"
+    port: int = 7002
+    api_keys: Collection[str] = ()
+    max_request_bytes: int = 1_048_576
+    keepalive_s: float = 20.0
+
+
+class Drainable(Protocol):
+    """A service whose silent sessions need not be waited for."""
+
+    def close_silent(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """``address``: ``host:port`` that it really has."""
+
+    address: str
+    services: Sequence[Drainable]
+
+    def begin_drain(self) -> None:
+        """The hub takes no more sessions; those that say nothing end now."""
+        for service in self.services:
+            service.close_silent()
+
+
+Register = Callable[[grpc.aio.Server], tuple[Sequence[str], Sequence[Drainable]]]
+
+
+def worker_services(hub: SessionHub, models: ModelDirectory, config: ServiceConfig) -> Register:
+    """The TTS worker protocol, and the conversation of our own client."""
+
+    def register(server: grpc.aio.Server) -> tuple[Sequence[str], Sequence[Drainable]]:
+        service = TTSService(hub, models, config)
+        conversation = Conversation(
+            hub, send_timeout_s=config.send_timeout_s, max_message_chars=config.max_message_chars
+        )
+        tts_worker_pb2_grpc.add_TTSServiceServicer_to_server(service, server)
+        tts_worker_pb2_grpc.add_ConversationServicer_to_server(conversation, server)
+        names = [name.full_name for name in tts_worker_pb2.DESCRIPTOR.services_by_name.values()]
+        return names, (service.sessions, conversation)
+
+    return register
+
+
+def cosyvoice_service(hub: SessionHub, prompts: PromptVoices | None, config: CosyVoiceConfig) -> Register:
+    """CosyVoice's own service."""
+
+    def register(server: grpc.aio.Server) -> tuple[Sequence[str], Sequence[Drainable]]:
+        cosyvoice_pb2_grpc.add_CosyVoiceServicer_to_server(CosyVoice(hub, prompts, config), server)
+        return [name.full_name for name in cosyvoice_pb2.DESCRIPTOR.services_by_name.values()], ()
+
+    return register
+
+
+@asynccontextmanager
+async def running_server(hub: SessionHub, register: Register, config: PortConfig) -> AsyncIterator[RunningServer]:
+    """One port. Raises ConfigError if it cannot be had. At the end calls have a second to say goodbye."""
+    keepalive_ms = int(1000 * config.keepalive_s)
+    server = grpc.aio.server(
+        interceptors=[KeyGuard(config.api_keys)],
+        options=[
+            ("grpc.max_receive_message_length", config.max_request_bytes),
+            ("grpc.so_reuseport", 0),  # two workers on one port would share the calls of one session
+            ("grpc.keepalive_time_ms", keepalive_ms),
+            ("grpc.keepalive_timeout_ms", keepalive_ms),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+            ("grpc.http2.max_ping_strikes", 0),
+        ],
+    )
+    names, drainable = register(server)
+    healthy = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    try:
+        port = server.add_insecure_port(f"{host}:{config.port}")
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise ConfigError(f"grpc: cannot listen on {host}:{config.port}: is the port taken?")
+    await _tell_health(healthy, names, ready=hub.ready)
+    await server.start()
+    watcher = asyncio.create_task(_watch_health(healthy, names, hub), name="grpc-health")
+    try:
+        yield RunningServer(f"{host}:{port}", drainable)
+    finally:
+        watcher.cancel()
+        await server.stop(_GOODBYE_S)
+
+
+async def _watch_health(healthy: health.aio.HealthServicer, names: Sequence[str], hub: SessionHub) -> None:
+    """An engine fault must be seen from outside, so this asks the hub again and again."""
+    told = hub.ready
+    while True:
+        await asyncio.sleep(_HEALTH_INTERVAL_S)
+        if hub.ready is not told:
+            told = hub.ready
+            await _tell_health(healthy, names, ready=told)
+
+
+async def _tell_health(healthy: health.aio.HealthServicer, names: Sequence[str], *, ready: bool) -> None:
+    status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+    for name in ("", *names):
+        await healthy.set(name, status)

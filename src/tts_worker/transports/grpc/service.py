@@ -1,0 +1,245 @@
+"""The TTS worker protocol (``proto/tts_worker.proto``): sessions, synthesis, control, models.
+
+Thin: ``sessions`` owns who speaks, ``speaking`` what leaves, ``models`` what the ids mean. Every method handles what it
+was sent before it waits for anything, so a control is never behind sound. Answers of unary calls carry typed errors in
+their own fields (old clients look at ``success``); a failed ``Synthesize`` ends with a status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+
+import anyio
+
+from tts_worker.errors import IllegalCommand, InvalidRequest, SendTimeout, TextTooLong, TTSWorkerError
+from tts_worker.session.hub import SessionHub
+from tts_worker.transports.grpc import messages
+from tts_worker.transports.grpc import tts_worker_pb2 as pb
+from tts_worker.transports.grpc.calls import Context, abort_with, owner_of
+from tts_worker.transports.grpc.frames import StreamFormat
+from tts_worker.transports.grpc.models import ModelDirectory
+from tts_worker.transports.grpc.options import StartOptions, paced, parse_start_options
+from tts_worker.transports.grpc.sessions import SessionTable, WorkerSession
+from tts_worker.transports.grpc.speaking import Speaking
+from tts_worker.types import SAMPLE_RATE_HZ, Alignment, Receipt
+
+SAMPLE_RATES_HZ = (8_000, 16_000, 22_050, SAMPLE_RATE_HZ, 32_000, 44_100, 48_000)
+"""What clients are told; every multiple of 25 Hz between them works too."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """``form``: what clients get that ask for nothing. See ``settings.GrpcSettings``."""
+
+    form: StreamFormat = field(default_factory=StreamFormat)
+    pause_timeout_s: float = 30.0
+    session_idle_s: float = 600.0
+    send_timeout_s: float = 10.0
+    max_message_chars: int = 100_000
+
+
+class TTSService:
+    """See the module."""
+
+    def __init__(self, hub: SessionHub, models: ModelDirectory, config: ServiceConfig) -> None:
+        self.sessions = SessionTable(hub, config.session_idle_s)
+        self._hub = hub
+        self._models = models
+        self._config = config
+
+    # -- sessions -----------------------------------------------------------------------------------------------------
+
+    async def StartSession(self, request: pb.StartSessionRequest, context: Context) -> pb.StartSessionResponse:
+        try:
+            asked = parse_start_options(request.options, self._config.form)
+            session = await self._start(request, asked, owner_of(context))
+        except TTSWorkerError as error:
+            return pb.StartSessionResponse(message=error.message, error=messages.error_message(error.info))
+        unknown = f"; not understood and left alone: {', '.join(asked.unknown)[:200]}" if asked.unknown else ""
+        return pb.StartSessionResponse(
+            success=True,
+            message=f"speaks with voice {session.voice}{unknown}",
+            sample_rate=asked.form.sample_rate_hz,
+            voice=session.voice,
+        )
+
+    async def _start(self, request: pb.StartSessionRequest, asked: StartOptions, owner: str) -> WorkerSession:
+        options = paced(asked.session, asked.form, self._hub.config.lead_ms)
+        if options.pause_timeout_s is None:
+            options = replace(options, pause_timeout_s=self._config.pause_timeout_s)
+        if request.model_id:
+            model = await self._models.load(request.model_id)
+            if options.voice is None:
+                options = replace(options, voice=self._models.voice(model))
+            elif self._hub.voices.get(options.voice).engine != model.engine:
+                raise InvalidRequest(f"voice {options.voice[:64]} does not belong to model {request.model_id[:64]}")
+        return self.sessions.start(request.session_id, owner, options, asked.form)
+
+    async def EndSession(self, request: pb.EndSessionRequest, context: Context) -> pb.EndSessionResponse:
+        try:
+            self.sessions.end(request.session_id, owner_of(context))
+        except TTSWorkerError:
+            return pb.EndSessionResponse(success=False)
+        return pb.EndSessionResponse(success=True)
+
+    # -- synthesis ----------------------------------------------------------------------------------------------------
+
+    async def Synthesize(self, requests: AsyncIterator[pb.TextChunk], context: Context) -> None:
+        try:
+            first = await anext(aiter(requests), None)
+            if first is None:
+                raise InvalidRequest("there was no text chunk")
+            session = self.sessions.get(first.session_id, owner_of(context))
+            speaking = session.begin()
+        except TTSWorkerError as error:
+            await abort_with(context, error)
+        reader = asyncio.create_task(self._read(first, requests, speaking), name=f"{session.id}-text")
+        try:
+            async for frame in speaking.frames():
+                with anyio.move_on_after(self._config.send_timeout_s) as patience:
+                    await context.write(frame)
+                if patience.cancelled_caught:
+                    raise SendTimeout(f"nothing was read for {self._config.send_timeout_s:g} s")
+        except Exception as error:
+            await abort_with(context, error)
+        finally:
+            reader.cancel()
+            session.end(speaking, "cancelled")
+
+    async def _read(self, first: pb.TextChunk, requests: AsyncIterator[pb.TextChunk], speaking: Speaking) -> None:
+        """Text as it comes. The client's half-close ends it, and so does ``is_final``."""
+        try:
+            self._write(first, first.session_id, speaking)
+            async for chunk in requests:
+                self._write(chunk, first.session_id, speaking)
+            speaking.write("", last=True)
+        except TTSWorkerError as error:
+            speaking.fail(error)
+
+    def _write(self, chunk: pb.TextChunk, session_id: str, speaking: Speaking) -> None:
+        if chunk.session_id not in ("", session_id):
+            raise InvalidRequest("all text of a call belongs to one session")
+        if len(chunk.text) > self._config.max_message_chars:
+            raise TextTooLong(f"a chunk may hold at most {self._config.max_message_chars} characters of text")
+        speaking.write(chunk.text, flush=chunk.flush, last=chunk.is_final)
+
+    # -- control ------------------------------------------------------------------------------------------------------
+
+    async def Control(self, request: pb.ControlRequest, context: Context) -> pb.ControlResponse:
+        began_s = time.perf_counter()
+        try:
+            session = self.sessions.get(request.session_id, owner_of(context))
+            response = self._control(request, session)
+        except TTSWorkerError as error:
+            response = pb.ControlResponse(message=error.message, error=messages.error_message(error.info))
+        response.timestamp_ms = time.time_ns() // 1_000_000
+        response.effect_us = int(1e6 * (time.perf_counter() - began_s))
+        return response
+
+    def _control(self, request: pb.ControlRequest, session: WorkerSession) -> pb.ControlResponse:
+        speaking = session.of_generation(request.generation)
+        acted: list[bool] = []  # every one is asked, also after one that acted
+        response = pb.ControlResponse(success=True)
+        if speaking:
+            response.generation = speaking[0].generation
+        if request.command == pb.PAUSE:
+            acted = [one.pause() for one in speaking]
+            response.pause_timeout_ms = round(1000 * session.pause_timeout_s)
+        elif request.command == pb.RESUME:
+            acted = [one.resume() for one in speaking]
+        elif request.command == pb.STOP:
+            played = round(request.played_ms * session.form.sample_rate_hz / 1000)
+            told = max(0, played) if request.HasField("played_ms") else None
+            receipts = [one.stop(request.reason[:64] or "stop", told) for one in speaking]
+            ended = [receipt for receipt in receipts if receipt is not None]
+            acted = [True] * len(ended)
+            if ended:
+                _put_receipt(response, ended[0], session.form)
+        else:
+            known = "PAUSE, RESUME and STOP; to reload a model use UnloadModel and LoadModel"
+            raise IllegalCommand(f"this worker's commands are {known}")
+        if speaking:
+            response.emitted_samples = speaking[0].emitted_samples
+        response.applied = any(acted)
+        response.state = session.state.value
+        if not response.applied:
+            response.message = "nothing to do: the state is " + session.state.value
+        return response
+
+    # -- models -------------------------------------------------------------------------------------------------------
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
+        return pb.ListModelsResponse(
+            models=[
+                pb.ModelInfo(
+                    model_id=name,
+                    family=model.family,
+                    is_loaded=self._models.loaded(model),
+                    languages=sorted({tag for voice in self._models.voices(model) for tag in voice.languages}),
+                    metadata={"engine": model.engine, "sample_rate": str(SAMPLE_RATE_HZ)},
+                    voices=[voice.name for voice in self._models.voices(model)],
+                )
+                for name, model in self._models
+            ]
+        )
+
+    async def LoadModel(self, request: pb.LoadModelRequest, context: Context) -> pb.LoadModelResponse:
+        began_s = time.perf_counter()
+        try:
+            await self._models.load(request.model_id)
+        except TTSWorkerError as error:
+            return pb.LoadModelResponse(message=error.message, error=messages.error_message(error.info))
+        return pb.LoadModelResponse(success=True, load_duration_ms=int(1000 * (time.perf_counter() - began_s)))
+
+    async def UnloadModel(self, request: pb.UnloadModelRequest, context: Context) -> pb.UnloadModelResponse:
+        try:
+            gone = await self._models.unload(request.model_id)
+        except TTSWorkerError as error:
+            return pb.UnloadModelResponse(message=error.message, error=messages.error_message(error.info))
+        message = "" if gone else "it stays loaded: it is the default of this worker"
+        return pb.UnloadModelResponse(success=True, unloaded=gone, message=message)
+
+    async def GetCapabilities(self, request: pb.GetCapabilitiesRequest, context: Context) -> pb.GetCapabilitiesResponse:
+        hub = self._hub
+        infos = {voice.engine: voice.info for voice in hub.voices}.values()
+        return pb.GetCapabilitiesResponse(
+            capabilities=pb.Capabilities(
+                streaming=True,
+                cpu_ok=any(info.device == "cpu" for info in infos),
+                languages=sorted({tag for voice in hub.voices for tag in voice.languages}),
+                max_concurrent_sessions=hub.config.max_sessions,
+                sample_rates=SAMPLE_RATES_HZ,
+                native_sample_rate=SAMPLE_RATE_HZ,
+                word_timestamps=any(info.alignment is not Alignment.NONE for info in infos),
+                pause_resume=True,
+                max_lookahead_ms=round(hub.config.window_ms),
+                protocol_version=messages.PROTOCOL_VERSION,
+                voices=[voice.name for voice in hub.voices],
+                pause_timeout_ms=round(1000 * self._config.pause_timeout_s),
+            ),
+            resident_models=self._models.resident,
+            metrics=load_metrics(hub),
+        )
+
+
+def load_metrics(hub: SessionHub) -> dict[str, float]:
+    """What an orchestrator chooses by. ``queue_depth`` is how many sessions live: nobody ever queues."""
+    live, places = hub.live_sessions, hub.config.max_sessions
+    return {
+        "queue_depth": float(live),
+        "live_sessions": float(live),
+        "free_slots": float(max(0, places - live)),
+        "load": live / places,
+        "buffered_s": hub.buffered_s,
+        "ready": float(hub.ready),
+    }
+
+
+def _put_receipt(response: pb.ControlResponse, receipt: Receipt, form: StreamFormat) -> None:
+    response.spoken_text, response.remaining_text = receipt.text_spoken, receipt.text_remaining
+    response.words.extend(messages.word_messages(receipt.words, form))
+    if receipt.samples_played is not None:
+        response.played_samples = form.to_stream(receipt.samples_played)
