@@ -93,6 +93,43 @@ class SessionSettings(_Section):
     max_queued_utterances: int = Field(16, ge=0, le=1_000)
 
 
+class GrpcModelSettings(_Section):
+    """A model id for clients that have fixed ones. ``engine``: a name in ``engines``; ``voice``: None takes its first;
+    ``family``: what the model is listed as, None for the engine's kind."""
+
+    engine: str
+    voice: str | None = None
+    family: str | None = None
+
+
+class GrpcSettings(_Section):
+    """The gRPC servers. API keys are those of ``server``. ``sample_rate_hz, frame_ms``: what a client gets that asks
+    for nothing. ``pause_timeout_s``: None takes the session's. ``session_idle_s``: a session that nobody uses ends.
+    ``cosyvoice_port``: also serve CosyVoice's own gRPC service there (its clients' default is 50000)."""
+
+    enabled: bool = False
+    host: str = "127.0.0.1"
+    port: int = Field(7002, ge=0, le=65_535)
+    cosyvoice_port: int | None = Field(None, ge=0, le=65_535)
+    sample_rate_hz: Literal[8_000, 16_000, 24_000, 32_000, 48_000] = 48_000
+    frame_ms: Annotated[int, Field(ge=10, le=100, multiple_of=10)] = 20
+    pause_timeout_s: Seconds | None = None
+    session_idle_s: Seconds = 600.0
+    models: dict[str, GrpcModelSettings] = Field(default_factory=dict)
+
+
+class RegistrySettings(_Section):
+    """Where the worker tells that it is there. ``url``: a Redis, None registers nowhere. ``name``: None is made of the
+    host's name and the port. ``address``: ``host:port`` that clients reach the gRPC server at, None where the address
+    it listens on will do. ``heartbeat_s``: a worker that is lost is gone from the list after this and a second."""
+
+    url: SecretStr | None = None
+    prefix: str = Field("worker:", min_length=1, max_length=64)
+    name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")
+    address: str | None = Field(None, pattern=r"^(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$")
+    heartbeat_s: Annotated[float, Field(ge=0.2, le=300)] = 10.0
+
+
 class TextSettings(_Section):
     """How text is read unless the session says otherwise. ``lexicon``: word -> spelling or /phonemes/."""
 
@@ -174,12 +211,31 @@ class Settings(BaseSettings):
 
     server: ServerSettings = ServerSettings()
     session: SessionSettings = SessionSettings()
+    grpc: GrpcSettings = GrpcSettings()
+    registry: RegistrySettings = RegistrySettings()
     text: TextSettings = TextSettings()
     voices: VoiceSettings = VoiceSettings()
     engines: dict[str, EngineSettings] = Field(default_factory=_default_engines, min_length=1)
     hang_timeout_s: Seconds = 30.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
+
+    @model_validator(mode="after")
+    def _guard_grpc(self) -> Settings:
+        server, grpc = self.server, self.grpc
+        if grpc.enabled and not is_loopback(grpc.host) and not server.api_keys and not server.allow_unauthenticated:
+            raise ValueError(
+                f"grpc.host {grpc.host} is reachable from outside: set server.api_keys, or "
+                "server.allow_unauthenticated: true if something in front of the worker checks who calls"
+            )
+        for name, model in grpc.models.items():
+            if model.engine not in self.engines:
+                raise ValueError(f"grpc.models.{name}.engine: there is no engine {model.engine!r} in engines")
+        if self.registry.url is not None and not grpc.enabled:
+            raise ValueError("registry.url: a registered worker is reached over gRPC: set grpc.enabled: true")
+        if self.registry.url is not None and self.registry.address is None and grpc.host in ("0.0.0.0", "::"):
+            raise ValueError("registry.address: say where clients reach this worker, such as 10.0.0.5:7002")
+        return self
 
 
 _PATHS = (("voices", "directory"), ("text", "lexicon_file"), ("engines", "*", "bundle"), ("engines", "*", "voices"))
