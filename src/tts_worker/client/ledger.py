@@ -90,10 +90,14 @@ class Ledger:
         )
         return self._cut(whole)
 
-    def settle(self, receipt: Receipt, outcome: Outcome) -> Receipt:
-        """The worker's receipt, where less was handed out here than the worker had sent: sound that was dropped on this
-        side was not heard, and its text remains."""
-        if outcome is not Outcome.STOPPED or self.taken_samples >= receipt.samples_sent:
+    def settle(self, receipt: Receipt, *, dropped: bool) -> Receipt:
+        """The worker's receipt as it is true here: sound that was ``dropped`` on this side was not heard, and its text
+        remains. So does text that came too late for a worker that had given up."""
+        known = len(receipt.text_spoken) + len(receipt.text_remaining)
+        self.end_text()
+        late = "".join(self.written)[known:]
+        receipt = replace(receipt, text_remaining=receipt.text_remaining + late)
+        if not dropped or self.taken_samples >= receipt.samples_sent:
             return replace(receipt, samples_played=self.played_samples)
         return self._cut(replace(receipt, samples_sent=self.taken_samples, samples_played=self.played_samples))
 

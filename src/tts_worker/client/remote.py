@@ -318,19 +318,21 @@ class RemoteSession:
         ledger = self._by_context.pop(context, None)
         if ledger is not None and not ledger.told and not ledger.ended:
             if ledger.stopping is not None:
-                receipt = ledger.settle(replace(receipt, reason=ledger.stopping), Outcome.STOPPED)
+                receipt = ledger.settle(replace(receipt, reason=ledger.stopping), dropped=True)
                 ledger.told = True
                 self._notices.append(Ended(ledger.key, Outcome.STOPPED, receipt))
             else:
-                self._end(ledger, Ended(ledger.key, outcome, ledger.settle(receipt, outcome), error))
+                self._end(ledger, outcome, receipt, error)
             self._deadline.touch()
         self._settle()
         self._changed()
 
-    def _end(self, ledger: Ledger, ended: Ended) -> None:
+    def _end(self, ledger: Ledger, outcome: Outcome, receipt: Receipt, error: ErrorInfo | None) -> None:
+        # Stopped by the worker (a pause too long, a drain), or failed before anything was heard: told at once.
+        dropped = outcome is Outcome.STOPPED or (outcome is Outcome.ERROR and ledger.taken_samples == 0)
+        ended = Ended(ledger.key, outcome, ledger.settle(receipt, dropped=dropped), error)
         ledger.ended = True
-        stopped = ended.outcome is Outcome.STOPPED  # by the worker: a pause too long, a drain
-        if stopped or (ended.outcome is Outcome.ERROR and ledger.taken_samples == 0):
+        if dropped:
             self._drop_sound(ledger)
             ledger.told = True
             self._notices.append(ended)

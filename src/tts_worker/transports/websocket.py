@@ -33,7 +33,7 @@ from tts_worker.session.session import LocalSession
 from tts_worker.transports import wire
 from tts_worker.transports.responses import error_response
 from tts_worker.transports.security import SUBPROTOCOL
-from tts_worker.types import Acknowledged, Ended, Notice, Outcome, PcmFrame, UtteranceKey
+from tts_worker.types import Acknowledged, Ended, Notice, PcmFrame, UtteranceKey
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,7 @@ class _Connection:
         self._limits = limits
         self._answers: deque[dict[str, Any]] = deque()
         self._context: str | None = None  # the client's name for the utterance being written
+        self._context_key: UtteranceKey | None = None
         self._stopped_context: str | None = None
         self._contexts: dict[UtteranceKey, str] = {}
         self._sending_since_s: float | None = None
@@ -210,9 +211,14 @@ class _Connection:
         if isinstance(message, wire.TextMessage):
             self._take_text(message)
         elif isinstance(message, wire.EndMessage):
-            if message.context is None or message.context == self._context:
+            if message.context is None:
                 session.end_text()
-                self._context = None
+            elif message.context == self._context:
+                if session.writing == self._context_key:
+                    session.end_text()
+                    self._context = None
+                else:
+                    self._retire_context()
         elif isinstance(message, wire.FlushMessage):
             session.flush()
         elif isinstance(message, wire.PauseMessage):
@@ -235,17 +241,20 @@ class _Connection:
     def _take_text(self, message: wire.TextMessage) -> None:
         if len(message.text) > self._limits.max_message_chars:
             raise TextTooLong(f"a message may hold at most {self._limits.max_message_chars} characters of text")
-        if message.context is not None:
-            if message.context == self._stopped_context:
-                return  # a writer that has not heard of the STOP yet
-            if self._context is not None and message.context != self._context:
-                self.session.end_text()
-            self._context = message.context
-        key = self.session.speak(message.text)
-        if message.context is not None:
-            self._contexts[key] = message.context
+        context, session = message.context, self.session
+        if context is not None:
+            if context == self._context and session.writing != self._context_key:
+                self._retire_context()  # it ended by itself, and its writer has not heard of that yet
+            if context == self._stopped_context:
+                return  # or not of the STOP
+            if context != self._context and self._context is not None and session.writing == self._context_key:
+                session.end_text()
+        key = session.speak(message.text)
+        if context is not None:
+            self._context, self._context_key = context, key
+            self._contexts[key] = context
         if message.end:
-            self.session.end_text()
+            session.end_text()
             self._context = None
 
     def _retire_context(self) -> None:
@@ -254,14 +263,8 @@ class _Connection:
 
     def _note_end(self, ended: Ended) -> None:
         """An utterance that ended by itself takes its context with it, and only its own: another may be written."""
-        context = self._contexts.pop(ended.key, None)
-        ended_by_itself = ended.outcome in (Outcome.ERROR, Outcome.TRUNCATED) or ended.receipt.reason == "pause_timeout"
-        if context is None or context != self._context:
-            return
-        if ended_by_itself:
+        if self._contexts.pop(ended.key, None) is not None and ended.key == self._context_key:
             self._retire_context()
-        else:
-            self._context = None  # its writer fell silent and the worker ended the text
 
     def _start(self, message: wire.StartMessage) -> None:
         options = message.options()
