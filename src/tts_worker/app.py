@@ -12,8 +12,9 @@ import logging
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -41,6 +42,9 @@ from tts_worker.text.pipeline import TextOptions
 from tts_worker.transports.http import HttpConfig, create_app
 from tts_worker.types import SAMPLE_RATE_HZ
 from tts_worker.voices import VoiceCatalog, read_voicepacks
+
+if TYPE_CHECKING:
+    from tts_worker.fleet import FleetMember
 
 log = logging.getLogger(__name__)
 
@@ -257,9 +261,9 @@ class _Server(uvicorn.Server):
 
 
 async def serve(settings: Settings, on_listening: Callable[[str], None], on_ready: Callable[[], None]) -> None:
-    """Run the server until SIGINT or SIGTERM. ``on_listening`` gets the address, before the engines are warm.
+    """Run the server until SIGINT or SIGTERM. ``on_listening`` gets every address, before the engines are warm.
 
-    Raises ConfigError (a wrong setting, a port that is taken) and what an engine's start raises.
+    Raises ConfigError (a wrong setting, a port that is taken), MissingExtra and what an engine's start raises.
     """
     worker = Worker(settings)
     host, port = settings.server.host, settings.server.port
@@ -269,12 +273,15 @@ async def serve(settings: Settings, on_listening: Callable[[str], None], on_read
         raise ConfigError(f"server.port: cannot listen on {host}:{port}: {error.strerror}") from None
     loop = asyncio.get_running_loop()
     drained: set[asyncio.Task[None]] = set()
+    members: list[FleetMember] = []
 
     def begin_drain() -> None:
         log.info("draining: running turns may end within %.0f s", settings.server.drain_s)
         loop.call_soon_threadsafe(lambda: drained.add(loop.create_task(drain())))
 
     async def drain() -> None:
+        for member in members:
+            member.begin_drain()
         await worker.hub.drain(settings.server.drain_s)
         server.should_exit = True
 
@@ -293,16 +300,29 @@ async def serve(settings: Settings, on_listening: Callable[[str], None], on_read
         on_exit=begin_drain,
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+    stack = AsyncExitStack()
     try:
         on_listening(f"http://{_in_url(host)}:{listener.getsockname()[1]}")
+        if settings.grpc.enabled:
+            members.append(await stack.enter_async_context(_in_fleet(worker)))
+            on_listening(f"grpc://{members[0].address}")
         await worker.start()
+        for member in members:
+            member.announce()
         on_ready()
         await asyncio.wait({serving})
         serving.result()
     finally:
         server.should_exit = True
         await worker.stop()
+        await stack.aclose()
         await asyncio.wait({serving})
+
+
+def _in_fleet(worker: Worker) -> AbstractAsyncContextManager[FleetMember]:
+    from tts_worker.fleet import in_fleet  # needs extras
+
+    return in_fleet(worker)
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -31,7 +31,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("engine",),
     ("models", "session"),
     ("transports", "registry", "adapter"),
-    ("app",),
+    ("app", "fleet"),
     ("client",),  # "local:" builds a worker in this process
     ("integrations",),
     ("cli", "__main__", "commands", "benchmarks", "parity", "voicepack.commands"),

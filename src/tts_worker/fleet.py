@@ -1,0 +1,161 @@
+"""A worker in a fleet: its gRPC ports and its entry in the registry, from settings.
+
+Part of the composition root that only loads where it is asked for, because it needs extras. ``app.serve`` opens it;
+tests and examples may open it around a ``Worker`` of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from tts_worker.errors import MissingExtra
+from tts_worker.registry.entry import Capabilities, WorkerEntry
+from tts_worker.registry.registrar import Registrar
+from tts_worker.registry.store import Store
+from tts_worker.session.hub import SessionHub
+from tts_worker.settings import Settings
+
+try:
+    from tts_worker.transports.grpc import messages, server
+    from tts_worker.transports.grpc.cosyvoice import CosyVoiceConfig
+    from tts_worker.transports.grpc.frames import StreamFormat
+    from tts_worker.transports.grpc.models import Model, ModelDirectory
+    from tts_worker.transports.grpc.service import SAMPLE_RATES_HZ, ServiceConfig, load_metrics
+except ModuleNotFoundError:
+    raise MissingExtra("the gRPC server", "grpc") from None
+
+
+class FleetWorker(Protocol):
+    """``app.Worker``."""
+
+    settings: Settings
+
+    @property
+    def hub(self) -> SessionHub: ...
+    def loaded(self, name: str) -> bool: ...
+    async def load(self, name: str) -> None: ...
+    async def unload(self, name: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FleetMember:
+    """``address``: of the worker protocol; ``cosyvoice_address``: of CosyVoice's service, if it is served."""
+
+    address: str
+    cosyvoice_address: str | None
+    name: str
+    _servers: Sequence[server.RunningServer]
+    _registrar: Registrar | None
+
+    def announce(self) -> None:
+        """The worker is ready: register it."""
+        if self._registrar is not None:
+            self._registrar.start()
+
+    def begin_drain(self) -> None:
+        """The hub takes no more sessions: let nobody send any, and wait for nobody who is silent."""
+        for running in self._servers:
+            running.begin_drain()
+        if self._registrar is not None:
+            self._registrar.changed()
+
+
+@asynccontextmanager
+async def in_fleet(worker: FleetWorker) -> AsyncIterator[FleetMember]:
+    """Listen; health says that the worker is not ready until it is. Raises ConfigError (ports, the registry's URL) and
+    MissingExtra."""
+    settings = worker.settings
+    models = _models(worker)
+    async with contextlib.AsyncExitStack() as stack:
+        running = await stack.enter_async_context(
+            server.running_server(
+                worker.hub,
+                server.worker_services(worker.hub, models, _service_config(settings)),
+                _port_config(settings, settings.grpc.port),
+            )
+        )
+        servers = [running]
+        if settings.grpc.cosyvoice_port is not None:
+            config = CosyVoiceConfig(settings.server.max_input_chars, settings.server.send_timeout_s)
+            register = server.cosyvoice_service(worker.hub, None, config)
+            port = _port_config(settings, settings.grpc.cosyvoice_port)
+            servers.append(await stack.enter_async_context(server.running_server(worker.hub, register, port)))
+        name = settings.registry.name or _default_name(running.address)
+        registrar = _registrar(worker, models, name, running.address)
+        if registrar is not None:
+            stack.push_async_callback(registrar.stop)
+        yield FleetMember(
+            running.address, servers[1].address if len(servers) > 1 else None, name, tuple(servers), registrar
+        )
+
+
+def _models(worker: FleetWorker) -> ModelDirectory:
+    engines = worker.settings.engines
+    named = {
+        name: Model(model.engine, model.family or engines[model.engine].kind, model.voice)
+        for name, model in worker.settings.grpc.models.items()
+    }
+    return ModelDirectory(worker, {name: engine.kind for name, engine in engines.items()}, named)
+
+
+def _service_config(settings: Settings) -> ServiceConfig:
+    grpc, session = settings.grpc, settings.session
+    return ServiceConfig(
+        form=StreamFormat(grpc.sample_rate_hz, grpc.frame_ms),
+        pause_timeout_s=session.pause_timeout_s if grpc.pause_timeout_s is None else grpc.pause_timeout_s,
+        session_idle_s=grpc.session_idle_s,
+        send_timeout_s=settings.server.send_timeout_s,
+        max_message_chars=session.max_message_chars,
+    )
+
+
+def _port_config(settings: Settings, port: int) -> server.PortConfig:
+    return server.PortConfig(
+        host=settings.grpc.host,
+        port=port,
+        api_keys=settings.server.keys,
+        max_request_bytes=settings.server.max_request_bytes,
+        keepalive_s=settings.server.heartbeat_s,
+    )
+
+
+def _default_name(address: str) -> str:
+    host = re.sub(r"[^A-Za-z0-9-]", "-", platform.node())[:48].strip("-") or "worker"
+    return f"{host}-{address.rpartition(':')[2]}"
+
+
+def _registrar(worker: FleetWorker, models: ModelDirectory, name: str, address: str) -> Registrar | None:
+    registry, hub = worker.settings.registry, worker.hub
+    if registry.url is None:
+        return None
+    addr = f"grpc://{registry.address or address}"
+
+    def describe() -> WorkerEntry | None:
+        if not hub.ready:
+            return None
+        voices = list(hub.voices)
+        return WorkerEntry(
+            name=name,
+            addr=addr,
+            capabilities=Capabilities(
+                cpu_ok=any(voice.info.device == "cpu" for voice in voices),
+                languages=sorted({tag for voice in voices for tag in voice.languages}),
+                max_concurrent_sessions=hub.config.max_sessions,
+                voices=[*(voice.name for voice in voices), *worker.settings.voices.aliases],
+                sample_rates=list(SAMPLE_RATES_HZ),
+                conversation=True,
+                protocol_version=messages.PROTOCOL_VERSION,
+            ),
+            resident_models=models.resident,
+            metrics=load_metrics(hub),
+            last_heartbeat_ts=time.time(),
+        )
+
+    return Registrar(Store(registry.url.get_secret_value()), registry.prefix, registry.heartbeat_s, describe)
