@@ -287,12 +287,14 @@ def test_a_loss_at_any_moment_ends_everything_once(acts: list[tuple[str, int]]) 
         for name, size in acts:
             play.act(name, size)
         stopped = {ledger.key for ledger in play.session._by_context.values() if ledger.stopping is not None}
+        paused, heard = play.session.state is State.PAUSED, len(play.ear.log)
         play.session.on_lost(ConnectionLost("cut").info)
         assert play.session.state is State.CLOSED
         before = set(play.ear.ends)
         while play.take():
             pass
         play.check()
+        assert not (paused and any(isinstance(item, PcmFrame) for item in play.ear.log[heard:]))
         for key in set(play.ear.ends) - before:
             ended = play.ear.ends[key]
             if key in stopped:

@@ -1,0 +1,390 @@
+"""The client over real sockets: workers that die, stall, refuse, speak another version, or are none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from websockets.asyncio.server import ServerConnection, serve
+
+import tts_worker
+from tests.behaviour.ear import Ear
+from tests.behaviour.ways import Setup, served
+from tests.fakes.proxy import proxied
+from tts_worker.client import Client, ClientSettings, SessionOptions, connect, reading
+from tts_worker.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    ErrorCode,
+    InvalidRequest,
+    RemoteError,
+    SessionClosed,
+    TTSWorkerError,
+    Unauthenticated,
+    UnknownVoice,
+)
+from tts_worker.session.machine import State
+from tts_worker.transports import wire
+from tts_worker.types import Alignment, Ended, Outcome, Receipt, UtteranceKey, Word
+
+FAST = SessionOptions(realtime=False)
+STORY = "This is a long story that goes on and on. " * 10
+
+
+async def ear_of(client: Client, options: SessionOptions = FAST) -> Ear:
+    return Ear((await client.open(options)).session)
+
+
+# -- workers that die -------------------------------------------------------------------------------------------------
+
+_WORKER = """
+import asyncio
+from tests.behaviour.ways import Setup, served
+async def main():
+    async with served(Setup()) as address:
+        print(address, flush=True)
+        await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+@asynccontextmanager
+async def worker_process() -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", _WORKER, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        yield process, (await process.stdout.readline()).decode().strip()
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        await process.communicate()
+
+
+async def test_a_worker_that_is_killed_or_frozen_ends_the_utterance_once_with_a_retryable_error() -> None:
+    async with worker_process() as (process, address):
+        patient = ClientSettings(heartbeat_s=0.3)
+        async with connect(f"ws://{address}", patient) as client, connect(f"ws://{address}") as other:
+            frozen, killed = await ear_of(client, SessionOptions()), await ear_of(other, SessionOptions())
+            keys = [ear.session.speak(STORY) for ear in (frozen, killed)]
+            await frozen.hear(2_000)
+            await killed.hear(2_000)
+            process.send_signal(signal.SIGSTOP)
+            with anyio.fail_after(5.0):
+                ended = await frozen.end(keys[0])
+            assert ended.error is not None
+            assert (ended.error.code, ended.error.retryable) == (ErrorCode.CONNECTION_LOST, True)
+            assert ended.receipt.text_spoken + ended.receipt.text_remaining == STORY
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            ended = await killed.end(keys[1])
+            assert ended.error is not None
+            assert ended.error.code is ErrorCode.CONNECTION_LOST
+            assert ended.receipt.samples_sent * 2 == len(killed.sound[keys[1]])
+            assert await killed.session.next() is None
+            assert killed.session.state is State.CLOSED
+            with pytest.raises(SessionClosed, match="lost"):
+                killed.session.speak("Hello?")
+            with pytest.raises(ConnectionLost):
+                await client.open()
+
+
+@pytest.mark.parametrize("point", ["open", "text", "started", "sound", "paused", "ended", "stopped", "idle"])
+async def test_a_loss_at_any_point_ends_what_was_begun_exactly_once(point: str) -> None:
+    async with served(Setup()) as address, proxied(address) as proxy, connect(f"ws://{proxy.address}") as client:
+        ear = await ear_of(client, SessionOptions())
+        keys = [ear.session.speak("half a sente")] if point != "open" else []
+        if point in ("started", "sound", "paused", "ended", "stopped", "idle"):
+            await ear.started()
+            ear.session.speak("nce. ")
+        if point in ("sound", "paused", "ended", "stopped", "idle"):
+            ear.session.end_text()
+            await ear.hear(480)
+        if point == "paused":
+            ear.session.pause()
+        elif point == "stopped":
+            proxy.swallow()
+            ear.session.stop("barge_in")
+        elif point in ("ended", "idle"):
+            await ear.end(keys[0])
+        proxy.cut()
+        proxy.heal()
+        await ear.silence()
+        assert set(ear.ends) == set(keys)
+        outcomes = {"ended": Outcome.DONE, "idle": Outcome.DONE, "stopped": Outcome.STOPPED}
+        assert [ended.outcome for ended in ear.ends.values()] == [outcomes.get(point, Outcome.ERROR)] * len(keys)
+        assert (await (await ear_of(client)).say("And again.")).outcome is Outcome.DONE
+
+
+async def test_stop_and_close_wait_for_nothing() -> None:
+    async with served(Setup()) as address, proxied(address) as proxy:
+        async with connect(f"ws://{proxy.address}", ClientSettings(heartbeat_s=0.3)) as client:
+            ear = await ear_of(client, SessionOptions())
+            key = ear.session.speak(STORY)
+            await ear.hear(2_000)
+            proxy.swallow()
+            ear.session.stop()
+            assert ear.session.state is State.IDLE
+            assert ear.session.poll() is None, "the receipt is the worker's; no sound comes meanwhile"
+            with anyio.fail_after(5.0):
+                ended = await ear.end(key)
+            assert ended.outcome is Outcome.STOPPED, "it was stopped, whatever became of the worker"
+            began_s = time.monotonic()
+        assert time.monotonic() - began_s < 2.0
+
+
+# -- the pool ---------------------------------------------------------------------------------------------------------
+
+
+async def test_connections_are_used_again_and_replaced_when_they_died() -> None:
+    async with served(Setup()) as address, proxied(address) as proxy, connect(f"ws://{proxy.address}") as client:
+        await client.prewarm()
+        await client.prewarm()
+        for turn in range(4):
+            opened = await client.open(FAST)
+            assert opened.connection_reused
+            ear = Ear(opened.session)
+            await ear.say(f"Turn {turn}.")
+            ear.session.close()
+        assert proxy.connections == 1
+        proxy.cut()
+        await asyncio.sleep(0.1)  # the reset arrives
+        ear = await ear_of(client)
+        assert (await ear.say("Nobody noticed.")).outcome is Outcome.DONE
+        assert proxy.connections == 2
+
+
+async def test_a_connection_is_handed_on_only_when_the_worker_has_answered_everything() -> None:
+    async with served(Setup()) as address, proxied(address) as proxy, connect(f"ws://{proxy.address}") as client:
+        first = await client.open(SessionOptions())
+        ear = Ear(first.session)
+        ear.session.speak(STORY)
+        await ear.hear(2_000)
+        proxy.swallow()
+        ear.session.close()
+        proxy.heal()
+        second = await client.open(SessionOptions())
+        assert not second.connection_reused
+        other = Ear(second.session)
+        await other.say("Only this.")
+        assert other.log[-1].key == UtteranceKey(second.session.id, 1)
+
+
+async def test_refused_sessions_cost_no_connection_and_bad_options_no_worker() -> None:
+    async with served(Setup()) as address, proxied(address) as proxy, connect(f"ws://{proxy.address}") as client:
+        for _ in range(3):
+            with pytest.raises(UnknownVoice):
+                await client.open(SessionOptions(voice="nobody"))
+        with pytest.raises(InvalidRequest):
+            await client.open(SessionOptions(raw_chunks=True))
+        assert (await (await ear_of(client)).say("Fine.")).outcome is Outcome.DONE
+        assert proxy.connections == 1
+
+
+async def test_idle_connections_are_given_up() -> None:
+    async with served(Setup()) as address, proxied(address) as proxy:
+        async with connect(f"ws://{proxy.address}", ClientSettings(idle_s=0.05)) as client:
+            await client.prewarm()
+            with anyio.fail_after(5.0):
+                await asyncio.sleep(0.3)
+                assert not (await client.open(FAST)).connection_reused
+        assert proxy.connections == 2
+
+
+async def test_a_client_that_was_closed_opens_nothing() -> None:
+    async with served(Setup()) as address:
+        client = connect(f"ws://{address}")
+        ear = await ear_of(client, SessionOptions())
+        key = ear.session.speak(STORY)
+        await ear.hear(2_000)
+        await client.aclose()
+        await client.aclose()
+        await ear.silence()
+        assert ear.ends[key].outcome is Outcome.ERROR
+        with pytest.raises(ConnectionLost):
+            await client.open()
+
+
+async def test_a_reader_that_does_not_read_slows_the_worker_down() -> None:
+    async with served(Setup()) as address, connect(f"ws://{address}", ClientSettings(read_ahead_s=0.5)) as client:
+        ear = await ear_of(client)
+        key = ear.session.speak(STORY * 3)
+        ear.session.end_text()
+        await ear.hear(480)
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+        assert ear.session.buffered_samples <= 0.5 * 24_000 + 480  # type: ignore[attr-defined]
+        ear.session.stop()
+        with anyio.fail_after(5.0):
+            await ear.end(key)
+
+
+# -- no worker, or another one ----------------------------------------------------------------------------------------
+
+
+async def test_keys_are_sent_and_never_shown() -> None:
+    keyed = Setup({"server": {"api_keys": ["correct-horse"]}})
+    async with served(keyed) as address:
+        async with connect(f"ws://{address}") as client:
+            with pytest.raises(Unauthenticated):
+                await client.open()
+        knows = ClientSettings(api_key="correct-horse")
+        assert "correct-horse" not in repr(knows)
+        async with connect(f"ws://{address}/", knows) as client:
+            await client.open()
+
+
+@pytest.mark.parametrize("url", ["", "http://x", "ws:", "ws://", "ws://:80", "ws://host:port", "//x", "x:y", "ws//x"])
+def test_an_address_that_makes_no_sense_is_refused_before_anything_is_dialled(url: str) -> None:
+    with pytest.raises(InvalidRequest):
+        tts_worker.connect(url)
+
+
+READY = {"type": "ready", "protocol": 1, "session": "s", "sample_rate": 24_000, "format": "pcm_s16le", "channels": 1}
+READY["voice"] = "v"
+RECEIPT = {
+    "reason": "finished",
+    "samples_generated": 480,
+    "samples_sent": 480,
+    "text_spoken": "x",
+    "text_remaining": "",
+}
+
+Play = Callable[[ServerConnection], Awaitable[None]]
+
+
+@asynccontextmanager
+async def strange_worker(play: Play, timeout_s: float = 0.3) -> AsyncIterator[Client]:
+    async def handle(socket: ServerConnection) -> None:
+        await play(socket)
+        await socket.wait_closed()
+
+    async with serve(handle, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with connect(f"ws://127.0.0.1:{port}", ClientSettings(connect_timeout_s=timeout_s)) as client:
+            yield client
+
+
+async def send(socket: ServerConnection, *messages: Any) -> None:
+    for message in messages:
+        await socket.send(message if isinstance(message, bytes | str) else json.dumps(message))
+
+
+@pytest.mark.parametrize(
+    ("greeting", "error"),
+    [
+        (None, DeadlineExceeded),
+        ("not json", ConnectionLost),
+        (b"\x00\x01", ConnectionLost),
+        ({"type": "welcome"}, ConnectionLost),
+        ({**READY, "protocol": 2}, RemoteError),
+        ({**READY, "protocol": "new"}, ConnectionLost),
+        ({**READY, "format": "opus"}, RemoteError),
+        ({**READY, "sample_rate": None}, ConnectionLost),
+    ],
+)
+async def test_whoever_answers_strangely_is_no_worker(greeting: Any, error: type[TTSWorkerError]) -> None:
+    async def play(socket: ServerConnection) -> None:
+        if greeting is not None:
+            await send(socket, greeting)
+
+    async with strange_worker(play) as client:
+        with pytest.raises(error):
+            await client.open()
+
+
+async def test_unknown_fields_and_messages_of_a_newer_worker_are_ignored() -> None:
+    async def play(socket: ServerConnection) -> None:
+        await send(socket, {**READY, "colour": "blue"})
+        text = json.loads(await socket.recv())
+        named = {"context": text["context"], "mood": "good"}
+        word = {"text": "x", "start_char": 0, "end_char": 1, "start_sample": 0, "end_sample": 480, "stress": 1}
+        await send(
+            socket,
+            {"type": "weather", "sunny": True},
+            {"type": 7},
+            {"type": "started", "voice": "v", **named},
+            {"type": "words", "words": [word], **named},
+            bytes(960),
+            {"type": "done", "alignment": "guessed", "text_spoken": "x", **RECEIPT, **named},
+        )
+
+    async with strange_worker(play) as client:
+        ended = await (await ear_of(client, SessionOptions())).say("x")
+        assert (ended.outcome, ended.receipt.alignment) == (Outcome.DONE, Alignment.ESTIMATED)
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["{", "[]", {"type": "started"}, {"type": "done"}, {"type": "words", "words": [1]}, {"type": "error", "code": "x"}],
+)
+async def test_a_worker_that_begins_to_talk_nonsense_is_lost(message: Any) -> None:
+    async def play(socket: ServerConnection) -> None:
+        await send(socket, READY)
+        context = json.loads(await socket.recv())["context"]
+        await send(socket, {"type": "started", "voice": "v", "context": context})
+        await send(socket, {"context": context, **message} if isinstance(message, dict) else message)
+
+    async with strange_worker(play) as client:
+        ended = await (await ear_of(client, SessionOptions())).say("x")
+        assert ended.error is not None
+        assert ended.error.code is ErrorCode.CONNECTION_LOST
+
+
+async def test_many_small_deltas_are_few_messages() -> None:
+    got: list[dict[str, Any]] = []
+
+    async def play(socket: ServerConnection) -> None:
+        await send(socket, READY)
+        async for raw in socket:
+            got.append(json.loads(raw))
+            if got[-1]["type"] == "end":
+                await send(
+                    socket, {"type": "done", "context": got[-1]["context"], **RECEIPT, "text_spoken": "x" * 10_000}
+                )
+
+    async with strange_worker(play) as client:
+        ear = await ear_of(client, SessionOptions())
+        for _ in range(10_000):
+            key = ear.session.speak("x")
+        ear.session.end_text()
+        with anyio.fail_after(5.0):
+            while (item := await ear.session.next()) is not None and not isinstance(item, Ended):
+                pass
+        assert key.generation == 1
+        assert len(got) < 20
+        assert "".join(message.get("text", "") for message in got) == "x" * 10_000
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+words = st.builds(Word, texts, *(st.integers(0, 2**40) for _ in range(4)))
+receipts = st.builds(
+    Receipt,
+    reason=texts,
+    samples_generated=st.integers(0, 2**40),
+    samples_sent=st.integers(0, 2**40),
+    samples_played=st.none() | st.integers(0, 2**40),
+    text_spoken=texts,
+    text_remaining=texts,
+    words=st.lists(words, max_size=3).map(tuple),
+    alignment=st.sampled_from(Alignment),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(receipt=receipts, outcome=st.sampled_from([o for o in Outcome if o is not Outcome.ERROR]))
+def test_what_the_worker_writes_is_what_the_client_reads(receipt: Receipt, outcome: Outcome) -> None:
+    message = json.loads(wire.dumps(wire.notice_json(Ended(UtteranceKey("s", 1), outcome, receipt))))
+    assert reading.receipt_of(message) == receipt
+    assert reading.outcome_of(message) is outcome
+    assert reading.words_of(message) == receipt.words
