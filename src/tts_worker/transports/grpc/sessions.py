@@ -94,8 +94,8 @@ class WorkerSession:
     def state(self) -> State:
         if self.closed:
             return State.CLOSED
-        states = {speaking.session.state for speaking in self.speaking if not speaking.finished}
-        return State.PAUSED if State.PAUSED in states else State.SPEAKING if states else State.IDLE
+        states = {speaking.state for speaking in self.speaking}
+        return next((state for state in (State.PAUSED, State.SPEAKING) if state in states), State.IDLE)
 
     def close(self, reason: str) -> None:
         """What it says ends with an end marker. Again is fine."""

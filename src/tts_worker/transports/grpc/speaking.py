@@ -55,6 +55,13 @@ class Speaking:
         self._stopped = False
         self._key = session.speak("")  # the utterance begins: the engine prepares before the first word
 
+    @property
+    def state(self) -> State:
+        """IDLE once nothing more will sound."""
+        if self.finished or self._stopped or self._failure is not None:
+            return State.IDLE
+        return State.PAUSED if self.session.state is State.PAUSED else State.SPEAKING
+
     # -- text ---------------------------------------------------------------------------------------------------------
 
     def write(self, text: str, *, flush: bool = False, last: bool = False) -> None:

@@ -1,0 +1,108 @@
+"""What the gRPC tests share: a worker on a free port of loopback, and a client that keeps what came."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from tests.conftest import tone_settings
+from tts_worker.app import Worker, running_worker
+from tts_worker.fleet import FleetMember, in_fleet
+from tts_worker.transports.grpc import tts_worker_pb2 as pb
+from tts_worker.transports.grpc import tts_worker_pb2_grpc
+
+TEXT = "Hello there, my friend. How are you today?"
+LONG = "This is a rather long story, and it goes on and on. " * 8
+CHAR_48K = 60 * 48
+"""Samples of a character, of the tone engine at 48 kHz."""
+
+
+@dataclass
+class Rig:
+    worker: Worker
+    member: FleetMember
+    stub: Any
+    channel: grpc.aio.Channel
+
+    async def start(self, session: str = "s", model: str = "", **options: str) -> pb.StartSessionResponse:
+        request = pb.StartSessionRequest(session_id=session, model_id=model, options=options)
+        return await self.stub.StartSession(request)
+
+    async def control(self, command: int, session: str = "s", **extra: Any) -> pb.ControlResponse:
+        return await self.stub.Control(pb.ControlRequest(session_id=session, command=command, **extra))
+
+    def speak(self, *texts: str, session: str = "s", close: bool = True) -> Call:
+        call = Call(self.stub.Synthesize(), session)
+        call.script = [pb.TextChunk(session_id=session, text=text) for text in texts]
+        call.close = close
+        return call
+
+
+@dataclass
+class Call:
+    """A ``Synthesize`` call that keeps what came."""
+
+    rpc: Any
+    session: str
+    script: list[pb.TextChunk] = field(default_factory=list)
+    close: bool = True
+    frames: list[pb.AudioFrame] = field(default_factory=list)
+
+    async def begin(self) -> Call:
+        for chunk in self.script:
+            await self.rpc.write(chunk)
+        if self.close:
+            await self.rpc.done_writing()
+        return self
+
+    async def next(self) -> pb.AudioFrame | None:
+        frame = await self.rpc.read()
+        if frame is grpc.aio.EOF:
+            return None
+        self.frames.append(frame)
+        return frame
+
+    async def hear(self, frames: int) -> None:
+        while len(self.frames) < frames:
+            assert await self.next() is not None, "the call ended"
+
+    async def end(self) -> pb.AudioFrame:
+        """Read to the end; the final frame, of which there is exactly one, and it is the last."""
+        while await self.next() is not None:
+            pass
+        assert await self.rpc.code() is grpc.StatusCode.OK
+        finals = [frame for frame in self.frames if frame.is_final]
+        assert finals == self.frames[-1:], "exactly one final frame, and nothing after it"
+        assert [frame.sequence_number for frame in self.frames] == list(range(1, len(self.frames) + 1))
+        return finals[0]
+
+    @property
+    def pcm(self) -> bytes:
+        """The speech, without padding."""
+        return b"".join(frame.audio_data[: 2 * frame.speech_samples] for frame in self.frames)
+
+
+async def say(rig: Rig, *texts: str, session: str = "s") -> Call:
+    """A whole utterance."""
+    call = await rig.speak(*texts, session=session).begin()
+    await call.end()
+    return call
+
+
+@asynccontextmanager
+async def grpc_worker(**sections: Any) -> AsyncIterator[Rig]:
+    """A worker with the tone engine; ``grpc={...}`` and the like on top."""
+    sections["grpc"] = {"enabled": True, "port": 0, **sections.get("grpc", {})}
+    async with running_worker(tone_settings(**sections)) as worker, in_fleet(worker) as member:
+        async with dial(member.address) as channel:
+            yield Rig(worker, member, tts_worker_pb2_grpc.TTSServiceStub(channel), channel)
+
+
+@asynccontextmanager
+async def dial(address: str, options: Iterable[tuple[str, Any]] = ()) -> AsyncIterator[grpc.aio.Channel]:
+    async with grpc.aio.insecure_channel(address, options=[*options]) as channel:
+        yield channel
