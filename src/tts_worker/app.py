@@ -22,8 +22,12 @@ from starlette.types import ASGIApp
 from tts_worker.adapter import TTSWorker
 from tts_worker.engine.base import Engine
 from tts_worker.engine.loop import EngineLoop
-from tts_worker.errors import ConfigError, InvalidRequest, MissingExtra, UnknownModel
+from tts_worker.engine.streaming.guests import GuestVoices
+from tts_worker.errors import ConfigError, InvalidRequest, MissingExtra
 from tts_worker.metrics import Metrics
+from tts_worker.models.enrolment import Enrolment
+from tts_worker.models.manager import EngineActions, ManagerConfig, ModelManager
+from tts_worker.models.policy import Rules
 from tts_worker.session.hub import HubConfig, SessionHub
 from tts_worker.session.session import SessionTimeouts
 from tts_worker.settings import (
@@ -40,8 +44,9 @@ from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.normaliser import load_normaliser
 from tts_worker.text.pipeline import TextOptions
 from tts_worker.transports.http import HttpConfig, create_app
-from tts_worker.types import SAMPLE_RATE_HZ
-from tts_worker.voices import VoiceCatalog, read_voicepacks
+from tts_worker.types import SAMPLE_RATE_HZ, Alignment, EngineInfo
+from tts_worker.voicepack.voice_file import VOICES_DIR, stored_voices
+from tts_worker.voices import VoiceCatalog, VoicePack, read_voicepacks
 
 if TYPE_CHECKING:
     from tts_worker.fleet import FleetMember
@@ -60,19 +65,28 @@ class Worker:
         self.settings = settings
         self.metrics = Metrics()
         self.engines: dict[str, EngineLoop] = {}
-        self._loading: dict[str, asyncio.Task[None]] = {}
-        packs = read_voicepacks(settings.voices.directory) if settings.voices.directory is not None else ()
+        voices = settings.voices
+        packs: tuple[VoicePack, ...] = read_voicepacks(voices.directory) if voices.directory is not None else ()
         self.hub = SessionHub(
-            VoiceCatalog(packs, default=settings.voices.default, aliases=settings.voices.aliases),
+            VoiceCatalog(packs, default=voices.default, aliases=voices.aliases, on_demand=settings.models.on_demand),
             self.metrics,
             _hub_config(settings),
         )
+        self.models = ModelManager(
+            settings.engines,
+            EngineActions(self._load, self.hub.remove_engine, self._unload, self.hub.sessions_of),
+            self.metrics,
+            _manager_config(settings),
+            asyncio.get_running_loop().time,
+        )
+        self.hub.models = self.models
         self._lag: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Load every engine of the settings. Raises what an engine's start raises, and ConfigError."""
-        for name in self.settings.engines:
-            await self.load(name)
+        """Load the engines that are there from the beginning. Raises what an engine's start raises, and ConfigError."""
+        for name, engine in self.settings.engines.items():
+            self.hub.voices.expect(name, engine.kind, voices_before_loading(name, engine))
+        await self.models.start()
         self.hub.voices.check()
         self.run_housekeeping()
         # What was built until now lives for ever: the collector need not look at it again, so its pauses stay short.
@@ -93,26 +107,23 @@ class Worker:
     async def load(self, name: str) -> None:
         """Start and warm up the engine of that name in the settings, once however many ask at the same time.
 
-        Raises UnknownModel, and what the engine's start raises.
+        Raises UnknownModel, OverCapacity (``models.resident_cap``), and what the engine's start raises.
         """
-        if name not in self.settings.engines:
-            known = ", ".join(self.settings.engines)
-            raise UnknownModel(f'there is no engine "{name[:64]}" in the settings; there are: {known}')
-        if name in self.engines:
-            return
-        task = self._loading.get(name)
-        if task is None:
-            task = self._loading[name] = asyncio.create_task(self._load(name), name=f"load-{name}")
-            task.add_done_callback(lambda _: self._loading.pop(name, None))
-        await asyncio.shield(task)
+        await self.models.load(name)
+
+    async def unload(self, name: str) -> None:
+        """Stop an engine and free what it holds. Raises UnknownModel, and IllegalCommand while sessions use it; one
+        that is not loaded is fine."""
+        await self.models.unload(name)
 
     async def _load(self, name: str) -> None:
         settings = self.settings.engines[name]
-        engine = EngineLoop(engine_factory(settings), name=name, hang_timeout_s=self.settings.hang_timeout_s)
-        await engine.start()
+        learner = learner_of(settings)
+        engine = EngineLoop(engine_factory(settings, learner), name=name, hang_timeout_s=self.settings.hang_timeout_s)
         try:
-            self.hub.add_engine(name, settings.kind, engine)
-        except ConfigError:
+            await engine.start()
+            self.hub.add_engine(name, settings.kind, engine, None if learner is None else Enrolment(learner))
+        except BaseException:  # also a worker that ends while it starts: the thread must not stay behind
             await engine.stop()
             raise
         self.engines[name] = engine
@@ -121,20 +132,15 @@ class Worker:
             name, lambda: stats.steps, lambda: stats.busy_s, lambda: stats.faults, lambda: stats.stale_events
         )
 
-    async def unload(self, name: str) -> None:
-        """Stop an engine and free what it holds. Raises IllegalCommand while sessions use it; one that is not loaded
-        is fine."""
-        if name in self.engines:
-            self.hub.remove_engine(name)
-            await self.engines.pop(name).stop()
+    async def _unload(self, name: str) -> None:
+        await self.engines.pop(name).stop()
 
     async def stop(self) -> None:
         """Close the sessions that are live and stop the engines."""
         if self._lag is not None:
             self._lag.cancel()
         await self.hub.drain(timeout_s=0.0)
-        for task in self._loading.values():
-            task.cancel()
+        await self.models.close()
         for engine in self.engines.values():
             await engine.stop()
         gc.unfreeze()
@@ -174,6 +180,21 @@ def _hub_config(settings: Settings) -> HubConfig:
     )
 
 
+def _manager_config(settings: Settings) -> ManagerConfig:
+    models = settings.models
+    return ManagerConfig(
+        default=settings.default_engine,
+        preload=models.preload,
+        on_demand=models.on_demand,
+        load_wait_s=models.load_wait_s,
+        check_interval_s=models.check_interval_s,
+        max_parallel_loads=models.max_parallel_loads,
+        max_waiting=settings.session.max_sessions,
+        # Whoever lists no engines to preload means all of them, and for ever.
+        rules=Rules(models.ttl_s, models.min_residency_s, None if models.preload is None else models.resident_cap),
+    )
+
+
 def _server_lexicon(text: TextSettings) -> Lexicon:
     try:
         levels = [Lexicon.from_mapping(text.lexicon, name="text.lexicon")]
@@ -184,13 +205,35 @@ def _server_lexicon(text: TextSettings) -> Lexicon:
     return Lexicon.merged(*levels)
 
 
-def engine_factory(settings: EngineSettings) -> Callable[[], Engine]:
+def engine_factory(settings: EngineSettings, guests: GuestVoices | None = None) -> Callable[[], Engine]:
     """How to build an engine, on its own thread. Heavy imports happen there."""
     if isinstance(settings, HibariEngineSettings):
         return lambda: _hibari(settings)
     if isinstance(settings, CosyVoiceEngineSettings):
-        return lambda: _cosyvoice(settings)
+        return lambda: _cosyvoice(settings, guests)
     return lambda: _tone(settings)
+
+
+def learner_of(settings: EngineSettings) -> GuestVoices | None:
+    """How an engine learns voices from recordings; None where it cannot."""
+    return GuestVoices(settings.bundle, rl=settings.rl) if isinstance(settings, CosyVoiceEngineSettings) else None
+
+
+def voices_before_loading(name: str, settings: EngineSettings) -> EngineInfo:
+    """What is known of an engine before it is loaded: enough to route a session to it, which then loads it."""
+    voices: tuple[str, ...] = ()
+    if isinstance(settings, HibariEngineSettings):
+        from tts_worker.engine.hibari import LANGUAGE, VOICE
+
+        voices, languages = (VOICE,), (LANGUAGE,)
+    elif isinstance(settings, ToneEngineSettings):
+        from tts_worker.engine.tone import VOICES
+
+        voices, languages = tuple(VOICES), ("mul",)
+    else:
+        # The model's own speakers are known once it is loaded; what it speaks is then checked too.
+        voices, languages = tuple(stored_voices(settings.voices or settings.bundle / VOICES_DIR)), ("mul",)
+    return EngineInfo(name, voices, languages, Alignment.NONE, settings.max_utterances or 1)
 
 
 def _hibari(settings: HibariEngineSettings) -> Engine:
@@ -199,14 +242,14 @@ def _hibari(settings: HibariEngineSettings) -> Engine:
     return HibariEngine(HibariSettings(max_utterances=settings.max_utterances, threads=settings.threads))
 
 
-def _cosyvoice(settings: CosyVoiceEngineSettings) -> Engine:
+def _cosyvoice(settings: CosyVoiceEngineSettings, guests: GuestVoices | None) -> Engine:
     try:
         from tts_worker.engine.streaming.load import LoadOptions, load_engine
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise MissingExtra("the CosyVoice engine", "cosyvoice") from None
-    return load_engine(LoadOptions(**settings.model_dump(exclude={"kind"})))
+    return load_engine(LoadOptions(**settings.model_dump(exclude={"kind"})), guests=guests)
 
 
 def _tone(settings: ToneEngineSettings) -> Engine:

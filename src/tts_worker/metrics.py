@@ -62,6 +62,20 @@ class Metrics:
         self._loop_lag = Histogram(
             "tts_loop_lag_seconds", "How late the event loop runs its timers.", buckets=_FAST_S, registry=registry
         )
+        self._resident = Gauge("tts_model_resident", "1 if the model is in memory.", ["model"], registry=registry)
+        self._load_s = Histogram(
+            "tts_model_load_seconds",
+            "From the wish for a model to its being warm.",
+            ["model"],
+            buckets=(0.1, 0.5, 1, 2, 5, 10, 20, 40, 80, 160),
+            registry=registry,
+        )
+        self._load_failures = Counter(
+            "tts_model_load_failures_total", "Loads that failed, by error code.", ["model", "code"], registry=registry
+        )
+        self._unloads = Counter(
+            "tts_model_unloads_total", "Models given up, by reason.", ["model", "reason"], registry=registry
+        )
         self._steps = Gauge("tts_engine_steps", "Engine steps so far.", ["engine"], registry=registry)
         self._busy = Gauge("tts_engine_busy_seconds", "Engine time spent so far.", ["engine"], registry=registry)
         self._faults = Gauge("tts_engine_faults", "Engine faults so far.", ["engine"], registry=registry)
@@ -89,6 +103,19 @@ class Metrics:
         self._utterances.labels(event.outcome.value, event.error.code.value if event.error else "").inc()
         self._sent_s.inc(receipt.samples_sent / SAMPLE_RATE_HZ)
         self._wasted_s.inc((receipt.samples_generated - receipt.samples_sent) / SAMPLE_RATE_HZ)
+
+    # -- models.manager.ModelObserver ---------------------------------------------------------------------------------
+
+    def model_loaded(self, name: str, seconds: float) -> None:
+        self._resident.labels(name).set(1)
+        self._load_s.labels(name).observe(seconds)
+
+    def model_failed(self, name: str, code: str) -> None:
+        self._load_failures.labels(name, code).inc()
+
+    def model_unloaded(self, name: str, reason: str) -> None:
+        self._resident.labels(name).set(0)
+        self._unloads.labels(name, reason).inc()
 
     # -- the hub ------------------------------------------------------------------------------------------------------
 

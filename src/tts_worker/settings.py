@@ -198,6 +198,24 @@ class VoiceSettings(_Section):
     aliases: dict[str, str] = Field(default_factory=dict)
 
 
+class ModelSettings(_Section):
+    """Which engines are in memory. ``preload``: loaded at the start (the default first); None loads all of ``engines``
+    and keeps them for ever. ``default``: always there; None takes the first of ``preload`` or of ``engines``.
+    ``on_demand``: a session for an engine that is not loaded loads it and waits ``load_wait_s`` at most. An engine that
+    is not used, not the default and ``min_residency_s`` old goes after ``ttl_s`` (None: never), or when another needs
+    its place under ``resident_cap``."""
+
+    preload: tuple[str, ...] | None = None
+    default: str | None = None
+    on_demand: bool = False
+    load_wait_s: Seconds = 20.0
+    ttl_s: Seconds | None = 600.0
+    min_residency_s: Annotated[float, Field(ge=0, le=86_400)] = 120.0
+    check_interval_s: Seconds = 30.0
+    resident_cap: int | None = Field(3, ge=1)
+    max_parallel_loads: int = Field(1, ge=1, le=64)
+
+
 class Settings(BaseSettings):
     """See the module. ``engines``: what runs in this process, by name."""
 
@@ -216,9 +234,27 @@ class Settings(BaseSettings):
     text: TextSettings = TextSettings()
     voices: VoiceSettings = VoiceSettings()
     engines: dict[str, EngineSettings] = Field(default_factory=_default_engines, min_length=1)
+    models: ModelSettings = ModelSettings()
     hang_timeout_s: Seconds = 30.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
+
+    @model_validator(mode="after")
+    def _check_models(self) -> Settings:
+        models = self.models
+        for key, names in (("preload", models.preload or ()), ("default", (models.default,))):
+            for name in names:
+                if name is not None and name not in self.engines:
+                    raise ValueError(f"models.{key}: there is no engine {name!r}; there are: {', '.join(self.engines)}")
+        preloaded = {self.default_engine, *(models.preload or ())}
+        if models.preload is not None and models.resident_cap is not None and len(preloaded) > models.resident_cap:
+            raise ValueError(f"models.preload has more than models.resident_cap = {models.resident_cap} engines")
+        return self
+
+    @property
+    def default_engine(self) -> str:
+        """The engine that is always there."""
+        return self.models.default or (self.models.preload or tuple(self.engines))[0]
 
     @model_validator(mode="after")
     def _guard_grpc(self) -> Settings:

@@ -329,7 +329,8 @@ Output = PcmFrame | Started | Words | Acknowledged | Ended
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine can do. ``voices`` are the names it speaks with; ``languages`` BCP-47 primary tags."""
+    """What an engine can do. ``voices`` are the names it speaks with; ``languages`` BCP-47 primary tags;
+    ``capabilities`` what not every engine can ("instruct": it follows ``SynthesisParams.instruct``)."""
 
     name: str
     voices: tuple[str, ...]
@@ -340,4 +341,5 @@ class EngineInfo:
     text_by_word: bool = False  # wants segments word by word (text while it is being written)
     speed_range: tuple[float, float] = (0.5, 2.0)
     device: str = "cpu"
+    capabilities: tuple[str, ...] = ()
     extra: tuple[tuple[str, str], ...] = field(default=())

@@ -51,8 +51,12 @@ class Voice:
 
 
 class VoiceCatalog:
-    """The voices of the engines that run now. ``default`` answers for requests that name none (else the first voice);
-    ``aliases``: other names, on purpose."""
+    """The voices of the engines. ``default`` answers for requests that name none (else the first voice); ``aliases``:
+    other names, on purpose.
+
+    Voices of an engine that is not loaded (``expect``, ``rest``) are known, and listed if ``on_demand``: a session for
+    one brings about that it is loaded. Guests are voices that somebody brought along: known to who knows the name.
+    """
 
     def __init__(
         self,
@@ -60,21 +64,54 @@ class VoiceCatalog:
         *,
         default: str | None = None,
         aliases: Mapping[str, str] | None = None,
+        on_demand: bool = False,
     ) -> None:
         self._packs = {(pack.family, pack.name): pack for pack in packs}
         self._voices: dict[str, Voice] = {}
+        self._cold: dict[str, Voice] = {}
+        self._guests: dict[str, Voice] = {}
+        self._on_demand = on_demand
         self._wanted_default = default
         self._aliases = dict(aliases or {})
 
     def add(self, engine: str, family: str, info: EngineInfo) -> None:
         """The voices of an engine that has started. Raises ConfigError if another engine has one of their names."""
+        voices = self._described(engine, family, info)
+        self.remove(engine)
+        self._voices.update(voices)
+
+    def expect(self, engine: str, family: str, info: EngineInfo) -> None:
+        """Voices that an engine will have once it is loaded; ``info`` as far as it is known before. Raises ConfigError
+        as ``add`` does."""
+        self._cold.update(self._described(engine, family, info))
+
+    def rest(self, engine: str) -> None:
+        """The engine is not loaded any more: its voices are known, its guests are gone."""
+        resting = {name: voice for name, voice in self._voices.items() if voice.engine == engine}
+        self.remove(engine)
+        self._cold.update(resting)
+
+    def remove(self, engine: str) -> None:
+        """The engine is gone, and its voices with it."""
+        for voices in (self._voices, self._cold, self._guests):
+            for name in [name for name, voice in voices.items() if voice.engine == engine]:
+                del voices[name]
+
+    def add_guest(self, name: str, engine: str, info: EngineInfo) -> None:
+        """A voice that somebody brought along, spoken by an engine that runs; never listed."""
+        self._guests[name] = Voice(name, engine, info, info.languages)
+
+    def remove_guest(self, name: str) -> None:
+        self._guests.pop(name, None)
+
+    def _described(self, engine: str, family: str, info: EngineInfo) -> dict[str, Voice]:
+        voices = {}
         for name in info.voices:
-            if name in self._voices:
-                taken_by = self._voices[name].engine
-                raise ConfigError(f"engines.{engine}: voice {name} is spoken by engine {taken_by} already")
-        for name in info.voices:
+            taken = self._voices.get(name) or self._cold.get(name)
+            if taken is not None and taken.engine != engine:
+                raise ConfigError(f"engines.{engine}: voice {name} is spoken by engine {taken.engine} already")
             pack = self._packs.get((family, name), VoicePack(name=name, family=family))
-            self._voices[name] = Voice(
+            voices[name] = Voice(
                 name=name,
                 engine=engine,
                 info=info,
@@ -82,41 +119,41 @@ class VoiceCatalog:
                 description=pack.description,
                 lexicon=Lexicon.from_mapping(pack.lexicon, name=f"voicepack {name}: lexicon"),
             )
-
-    def remove(self, engine: str) -> None:
-        """The engine is gone, and its voices with it."""
-        self._voices = {name: voice for name, voice in self._voices.items() if voice.engine != engine}
+        return voices
 
     def check(self) -> None:
         """Once all engines are there: raises ConfigError if the default or an alias names a voice that is not."""
-        known = ", ".join(sorted(self._voices)) or "none"
-        if self._wanted_default is not None and self._wanted_default not in self._voices:
+        voices = {**self._cold, **self._voices}
+        known = ", ".join(sorted(voices)) or "none"
+        if self._wanted_default is not None and self._wanted_default not in voices:
             raise ConfigError(f"voices.default: there is no voice {self._wanted_default!r}; there are: {known}")
         for alias, name in self._aliases.items():
-            if name not in self._voices:
+            if name not in voices:
                 raise ConfigError(f"voices.aliases.{alias}: there is no voice {name!r}; there are: {known}")
-            if alias in self._voices:
+            if alias in voices:
                 raise ConfigError(f"voices.aliases.{alias}: a voice has that name already")
 
     @property
     def default(self) -> str | None:
-        return self._wanted_default or next(iter(self._voices), None)
+        return self._wanted_default or next(iter(self._voices or self._cold), None)
 
     def __iter__(self) -> Iterator[Voice]:
-        return iter(self._voices.values())
+        return iter((*self._voices.values(), *(self._cold.values() if self._on_demand else ())))
 
     def __len__(self) -> int:
-        return len(self._voices)
+        return sum(1 for _ in self)
 
     def get(self, name: str | None) -> Voice:
         """The voice of that name, the default for None. Raises UnknownVoice; there is no fallback."""
         wanted = name if name is not None else self.default
         if wanted is None:
             raise UnknownVoice("no engine with a voice is running")
-        voice = self._voices.get(self._aliases.get(wanted, wanted))
+        own = self._aliases.get(wanted, wanted)
+        voice = self._voices.get(own) or self._guests.get(own) or self._cold.get(own)
         if voice is None:
-            near = difflib.get_close_matches(wanted[:64], self._voices, n=1)
-            hint = f'; did you mean "{near[0]}"?' if near else f"; there are: {', '.join(sorted(self._voices)[:20])}"
+            known = sorted({*self._voices, *self._cold})
+            near = difflib.get_close_matches(wanted[:64], known, n=1)
+            hint = f'; did you mean "{near[0]}"?' if near else f"; there are: {', '.join(known[:20])}"
             raise UnknownVoice(f'there is no voice "{wanted[:64]}"{hint}')
         return voice
 

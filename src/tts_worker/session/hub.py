@@ -16,6 +16,8 @@ from typing import Any, Protocol
 import anyio
 
 from tts_worker.errors import Draining, IllegalCommand, InvalidRequest, NotReady, OverCapacity, TTSWorkerError
+from tts_worker.models.enrolment import Enrolment
+from tts_worker.models.routing import Wanted, choose
 from tts_worker.session.machine import MachineConfig, SessionMachine
 from tts_worker.session.session import EnginePort, LocalSession, SessionObserver, SessionTimeouts
 from tts_worker.text.filter import UrlMode
@@ -23,7 +25,7 @@ from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.normaliser import Normalise
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.types import SAMPLE_RATE_HZ, EngineInfo, SynthesisParams
-from tts_worker.voices import Voice, VoiceCatalog
+from tts_worker.voices import VoiceCatalog
 
 RETRY_AFTER_S = 1.0
 """When a refused caller may try again: turns last seconds, so slots free up quickly."""
@@ -36,6 +38,22 @@ class HubEngine(EnginePort, Protocol):
     def ready(self) -> bool: ...
     @property
     def info(self) -> EngineInfo: ...
+
+
+class ModelGate(Protocol):
+    """Who loads engines that a session needs (``models.manager.ModelManager``)."""
+
+    def touch(self, name: str) -> None:
+        """A session with this engine began or ended."""
+        ...
+
+    def refusal(self, name: str) -> NotReady:
+        """What is said to who cannot wait for it."""
+        ...
+
+    async def wait(self, name: str) -> None:
+        """Until it is loaded. Raises NotReady or OverCapacity."""
+        ...
 
 
 class HubObserver(SessionObserver, Protocol):
@@ -64,10 +82,13 @@ class SessionOptions:
 
     ``realtime``: sound leaves at the pace of playback, at most ``lead_ms`` ahead; else as fast as it is made.
     ``raw_chunks``: hand out the engine's own chunks, unpaced, instead of frames of ``frame_ms``. ``lexicon``: word ->
-    spelling or /phonemes/. ``markdown``: keep Markdown, emoji and URLs from being read aloud.
+    spelling or /phonemes/. ``markdown``: keep Markdown, emoji and URLs from being read aloud. ``model``: the engine
+    that must speak; ``needs``: capabilities that it must have.
     """
 
     voice: str | None = None
+    model: str | None = None
+    needs: tuple[str, ...] = ()
     speed: float = 1.0
     seed: int = 0
     language: str | None = None
@@ -90,7 +111,9 @@ class SessionHub:
     def __init__(self, voices: VoiceCatalog, observer: HubObserver, config: HubConfig | None = None) -> None:
         self.voices = voices
         self.config = config or HubConfig()
+        self.models: ModelGate | None = None  # none: engines come and go by hand
         self._engines: dict[str, HubEngine] = {}
+        self._enrolments: dict[str, Enrolment] = {}
         self._observer = observer
         self._sessions: dict[str, LocalSession] = {}
         self._engine_of: dict[str, str] = {}
@@ -99,21 +122,31 @@ class SessionHub:
         self._draining = False
         self._empty = asyncio.Event()
 
-    def add_engine(self, name: str, family: str, engine: HubEngine) -> None:
-        """Take sessions for the voices of an engine that has started. Raises ConfigError if one is there already."""
+    def add_engine(self, name: str, family: str, engine: HubEngine, enrolment: Enrolment | None = None) -> None:
+        """Take sessions for the voices of an engine that has started. ``enrolment``: how it learns voices from
+        recordings. Raises ConfigError if one of its voices is there already."""
         self.voices.add(name, family, engine.info)
         self._engines[name] = engine
+        if enrolment is not None:
+            self._enrolments[name] = enrolment
 
     def remove_engine(self, name: str) -> None:
-        """Take no more sessions for its voices; an unknown name is fine.
+        """Take no more sessions for its voices, which stay known; an unknown name is fine.
 
         Raises IllegalCommand while sessions use it.
         """
-        live = sum(engine == name for engine in self._engine_of.values())
+        live = self.sessions_of(name)
         if live:
             raise IllegalCommand(f"engine {name} is in use by {live} sessions")
-        self.voices.remove(name)
+        self.voices.rest(name)
         self._engines.pop(name, None)
+        self._enrolments.pop(name, None)
+
+    def sessions_of(self, engine: str) -> int:
+        """Sessions that use an engine, and recordings that it is learning from."""
+        enrolment = self._enrolments.get(engine)
+        learning = enrolment.pending if enrolment is not None else 0
+        return learning + sum(used == engine for used in self._engine_of.values())
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -144,7 +177,8 @@ class SessionHub:
         """A new session; ``replaces`` is closed in the same moment and its slot taken over.
 
         Raises UnknownVoice, InvalidRequest (a value out of range), OverCapacity (with retry_after_s), Draining or
-        NotReady. When it raises, nothing is held and nothing was closed.
+        NotReady (also where the voice's model is not loaded: ``admit`` waits for it). When it raises, nothing is held
+        and nothing was closed.
         """
         try:
             return self._open(options or SessionOptions(), replaces)
@@ -152,14 +186,36 @@ class SessionHub:
             self._observer.refused(error.code.value)
             raise
 
-    def _open(self, options: SessionOptions, replaces: LocalSession | None) -> LocalSession:
+    async def admit(
+        self, options: SessionOptions | None = None, *, replaces: LocalSession | None = None
+    ) -> LocalSession:
+        """The same, waiting a bounded time for a model that has to be loaded first. Raises as ``open`` does."""
+        options = options or SessionOptions()
+        try:
+            self._check_taking()
+            name = choose(self.voices, _wanted(options)).engine
+            if name not in self._engines and self.models is not None:
+                await self.models.wait(name)
+        except TTSWorkerError as error:
+            self._observer.refused(error.code.value)
+            raise
+        return self.open(options, replaces=replaces)
+
+    def _check_taking(self) -> None:
         if self._draining:
             raise Draining("the worker is shutting down; use another one", retry_after_s=RETRY_AFTER_S)
         if not self._engines:
             raise NotReady("the worker is still starting", retry_after_s=RETRY_AFTER_S)
+
+    def _open(self, options: SessionOptions, replaces: LocalSession | None) -> LocalSession:
+        self._check_taking()
         params = self.params(options)
         voice = self.voices.get(params.voice)
-        engine = self._engines[voice.engine]
+        engine = self._engines.get(voice.engine)
+        if engine is None:
+            if self.models is None:
+                raise NotReady(f"the engine of voice {voice.name} is not running", retry_after_s=RETRY_AFTER_S)
+            raise self.models.refusal(voice.engine)
         config = self.config
         frame_ms = options.frame_ms if options.frame_ms is not None else config.frame_ms
         if not 5 <= frame_ms <= 200:
@@ -198,21 +254,19 @@ class SessionHub:
         )
         self._sessions[session.id] = session
         self._engine_of[session.id] = voice.engine
+        self._touch(voice.engine)
         return session
 
     def params(self, options: SessionOptions) -> SynthesisParams:
-        """The params of ``options``, checked. Raises UnknownVoice, or InvalidRequest naming what is out of range."""
-        voice = self.voices.get(options.voice)
+        """The params of ``options``, checked; the voice is chosen as ``models.routing`` says. Raises UnknownVoice,
+        UnknownModel, or InvalidRequest naming what is out of range."""
+        voice = choose(self.voices, _wanted(options))
         slowest, fastest = voice.info.speed_range
         if not slowest <= options.speed <= fastest:  # also refuses NaN
             raise InvalidRequest(f"speed must be {slowest:g} to {fastest:g} for voice {voice.name}")
         if not 0 <= options.seed < 2**63:
             raise InvalidRequest("seed must be 0 to 2^63 - 1")
-        language = options.language
-        if language is not None and not _speaks(voice, language):
-            spoken = ", ".join(voice.languages)
-            raise InvalidRequest(f"voice {voice.name} does not speak {language[:16]!r}; it speaks {spoken}")
-        return SynthesisParams(voice.name, options.speed, options.seed, language, options.instruct)
+        return SynthesisParams(voice.name, options.speed, options.seed, options.language, options.instruct)
 
     def _text_factory(self, options: SessionOptions) -> Callable[[SynthesisParams], TextPipeline]:
         defaults = self.config.text
@@ -238,9 +292,40 @@ class SessionHub:
 
     def _closed(self, session: str) -> None:
         self._sessions.pop(session, None)
-        self._engine_of.pop(session, None)
+        engine = self._engine_of.pop(session, None)
+        if engine is not None:
+            self._touch(engine)
         if not self._sessions:
             self._empty.set()
+
+    def _touch(self, engine: str) -> None:
+        if self.models is not None:
+            self.models.touch(engine)
+
+    # -- voices from recordings ---------------------------------------------------------------------------------------
+
+    async def enrol(self, recording: bytes, transcript: str = "", *, engine: str | None = None) -> str:
+        """The name of a voice that sounds like ``recording`` (a whole WAV, FLAC, Ogg or MP3 file), in which
+        ``transcript`` is said; without a transcript it lends its sound only. The same recording and transcript are the
+        same voice, which is listed nowhere and kept for as long as it is used, and a while longer.
+
+        ``engine``: who learns it; None takes the first that can. Raises InvalidRequest (no engine can, or nothing can
+        be made of the recording), TextTooLong, OverCapacity (too many at the same time), Draining, NotReady.
+        """
+        self._check_taking()
+        names = [name for name in self._enrolments if engine in (None, name)]
+        if not names:
+            raise InvalidRequest("no engine of this worker can learn a voice from a recording: ask for one by its name")
+        name = names[0]
+        in_use = {session.params.voice for session in self._sessions.values()}
+        learned = await self._enrolments[name].voice_of(recording, transcript, in_use)
+        if (running := self._engines.get(name)) is None:
+            raise NotReady(f"the engine {name} is being unloaded", retry_after_s=RETRY_AFTER_S)
+        for forgotten in learned.forgotten:
+            self.voices.remove_guest(forgotten)
+        self.voices.add_guest(learned.name, name, running.info)
+        self._touch(name)
+        return learned.name
 
     # -- drain --------------------------------------------------------------------------------------------------------
 
@@ -265,6 +350,5 @@ def _timeouts(options: SessionOptions, defaults: SessionTimeouts) -> SessionTime
     return SessionTimeouts(pause_s, text_idle_s)
 
 
-def _speaks(voice: Voice, language: str) -> bool:
-    primary = language.split("-")[0].lower()
-    return "mul" in voice.languages or primary in {tag.split("-")[0].lower() for tag in voice.languages}
+def _wanted(options: SessionOptions) -> Wanted:
+    return Wanted(options.voice, options.language, options.model, options.needs)

@@ -91,6 +91,7 @@ class CosyVoiceEngine:
             text_by_word=settings.text_mode is TextMode.INTERLEAVED,
             speed_range=SPEED_RANGE,
             device=str(parts.networks.flow.noise.device),
+            capabilities=("instruct",),
             extra=(("family", config.family), ("text_mode", settings.text_mode.value)),
         )
 

@@ -19,6 +19,7 @@ from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.streaming.config import StreamingConfig, TextMode
 from tts_worker.engine.streaming.engine import CosyVoiceEngine
+from tts_worker.engine.streaming.guests import GuestVoices
 from tts_worker.engine.streaming.parts import Parts
 from tts_worker.engine.streaming.talk import Model, Script
 from tts_worker.errors import ConfigError
@@ -58,10 +59,13 @@ class LoadOptions:
 
 
 def load_engine(
-    options: LoadOptions, script: Script | None = None, more_voices: Mapping[str, Voice] | None = None
+    options: LoadOptions,
+    script: Script | None = None,
+    more_voices: Mapping[str, Voice] | None = None,
+    guests: GuestVoices | None = None,
 ) -> CosyVoiceEngine:
     """An engine that still has to warm up. Raises BundleError, ConfigError, MissingExtra. ``script`` replaces what is
-    drawn, ``more_voices`` are there beside those of the bundle (benchmarks)."""
+    drawn, ``more_voices`` are there beside those of the bundle (benchmarks); ``guests`` come and go (guests.py)."""
     device = device_of(options.device)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -86,7 +90,7 @@ def load_engine(
     )
     stored = options.voices or options.bundle / VOICES_DIR
     voices = {**(more_voices or {}), **voices_of(bundle)}
-    parts = Parts.build(networks, tokenizer, voices, config, stored=stored)
+    parts = Parts.build(networks, tokenizer, voices, config, stored=stored, guests=guests)
     return CosyVoiceEngine(parts, Model(bundle.config, tokenizer, config, script))
 
 

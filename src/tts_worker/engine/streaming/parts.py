@@ -17,6 +17,7 @@ from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.streaming.config import StreamingConfig
 from tts_worker.engine.streaming.decode import Decoder
 from tts_worker.engine.streaming.graphs import EagerRunner, GraphRunner, RecordingRunner, Runner, single
+from tts_worker.engine.streaming.guests import GuestVoices
 from tts_worker.engine.streaming.lanes import CudaLane, Lane, lane_for
 from tts_worker.engine.streaming.render import Renderer
 from tts_worker.engine.streaming.voices import VoiceBook
@@ -47,6 +48,7 @@ class Parts:
         config: StreamingConfig,
         *,
         stored: Path | None = None,
+        guests: GuestVoices | None = None,
         runners: tuple[Runner, Runner] | None = None,
         lanes: tuple[Lane, Lane] | None = None,
     ) -> Parts:
@@ -74,7 +76,7 @@ class Parts:
         )
         book = VoiceBook(
             networks.config, tokenizer, voices,
-            stored=stored, first_tokens=config.first_tokens, cached=config.cached_voices,
+            stored=stored, first_tokens=config.first_tokens, cached=config.cached_voices, guests=guests,
         )  # fmt: skip
         renderer = Renderer(networks, pool, sound_lane, runners[1])
         return cls(networks, decoder, renderer, pool, book, token_lane, sound_lane, runners)

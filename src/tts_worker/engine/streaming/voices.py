@@ -23,6 +23,7 @@ from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.streaming.alignment import pace_of
 from tts_worker.engine.streaming.decode import Decoder, Prefix
+from tts_worker.engine.streaming.guests import GuestVoices
 from tts_worker.engine.streaming.lanes import Lane
 from tts_worker.errors import UnknownVoice
 from tts_worker.voicepack.voice_file import Voice, load_voice, stored_voices
@@ -50,7 +51,8 @@ class VoiceState:
 
 
 class VoiceBook:
-    """All voices by name. ``stored``: a folder of voices; ``cached``: so many keep their prompt in memory unused."""
+    """All voices by name. ``stored``: a folder of voices; ``guests``: voices that callers brought along, which are not
+    among ``names``; ``cached``: so many keep their prompt in memory unused."""
 
     def __init__(
         self,
@@ -61,8 +63,9 @@ class VoiceBook:
         stored: Path | None,
         first_tokens: int,
         cached: int,
+        guests: GuestVoices | None = None,
     ) -> None:
-        self._config, self._tokenizer, self._stored = config, tokenizer, stored
+        self._config, self._tokenizer, self._stored, self._guests = config, tokenizer, stored, guests
         self._first_tokens, self._cached = first_tokens, cached
         self._fixed = {name: Speaker(voice, config, tokenizer) for name, voice in voices.items()}
         self._states: dict[str, VoiceState] = {}
@@ -83,14 +86,17 @@ class VoiceBook:
 
         Raises UnknownVoice, also for one that was removed from the folder, and BundleError for one that is damaged.
         """
-        stored = name not in self._fixed
+        guest = self._guests.get(name) if self._guests is not None else None
+        stored = name not in self._fixed and guest is None
         if stored and (self._stored is None or name not in stored_voices(self._stored)):
             self._forget(name)
             raise UnknownVoice(f'there is no voice "{name[:64]}"; there are: {", ".join(self.names[:20]) or "none"}')
         state = self._states.get(name)
         if state is None:
             speaker = self._fixed.get(name)
-            if speaker is None:
+            if guest is not None:
+                speaker = Speaker(guest, self._config, self._tokenizer)
+            elif speaker is None:
                 assert self._stored is not None
                 speaker = Speaker(load_voice(self._stored, name), self._config, self._tokenizer)
             state = self._states[name] = self._build(name, speaker, flow_speaker)
