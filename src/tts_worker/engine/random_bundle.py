@@ -207,6 +207,8 @@ llm: !new:cosyvoice.llm.llm.{llm}
     llm_input_size: !ref <llm_input_size>
     llm_output_size: !ref <llm_output_size>
     speech_token_size: 6561
+    length_normalized_loss: True
+    lsm_weight: 0
     mix_ratio: [5, 15]
     llm: !new:cosyvoice.llm.llm.Qwen2Encoder
         pretrain_path: !ref <qwen_pretrain_path>
@@ -220,19 +222,25 @@ flow: !new:cosyvoice.flow.flow.{flow}
     input_size: {80 if causal else size.encoder[0]}
     output_size: 80
     spk_embed_dim: !ref <spk_embed_dim>
+    output_type: 'mel'
     vocab_size: 6561
     input_frame_rate: !ref <token_frame_rate>
+    only_mask_loss: True
     token_mel_ratio: !ref <token_mel_ratio>
     pre_lookahead_len: 3
 {_yaml_v3_front(size) if causal else _yaml_v2_encoder(size)}
     decoder: !new:cosyvoice.flow.flow_matching.CausalConditionalCFM
         in_channels: 240
+        n_spks: 1
         spk_emb_dim: 80
         cfm_params: !new:omegaconf.DictConfig
             content:
+                sigma_min: 1e-06
                 solver: 'euler'
                 t_scheduler: 'cosine'
+                training_cfg_rate: 0.2
                 inference_cfg_rate: 0.7
+                reg_loss_type: 'l1'
 {_yaml_v3_dit(size) if causal else _yaml_v2_unet(size)}
             static_chunk_size: !ref <chunk_size> * <token_mel_ratio>
             num_decoding_left_chunks: !ref <num_decoding_left_chunks>
@@ -285,6 +293,13 @@ def _yaml_v2_encoder(size: Size) -> str:
         attention_heads: {heads}
         linear_units: {ffn}
         num_blocks: {blocks}
+        dropout_rate: 0.1
+        positional_dropout_rate: 0.1
+        attention_dropout_rate: 0.1
+        normalize_before: True
+        input_layer: 'linear'
+        pos_enc_layer_type: 'rel_pos_espnet'
+        selfattention_layer_type: 'rel_selfattn'
         input_size: {width}
         use_cnn_module: False
         macaron_style: False
@@ -297,6 +312,7 @@ def _yaml_v2_unet(size: Size) -> str:
             in_channels: 320
             out_channels: 80
             channels: [{channels}]
+            dropout: 0.0
             attention_head_dim: {head_size}
             n_blocks: {blocks}
             num_mid_blocks: {mid}

@@ -19,8 +19,6 @@ from tts_worker.engine.tensor_files import read_pickled
 from tts_worker.parity.compare import MEL, Bench, Golden
 from tts_worker.parity.hift_stages import noise_named, seed_of
 
-LONGEST_S = 60  # enough noise for any golden run
-
 
 @dataclass(frozen=True)
 class Run:
@@ -31,7 +29,12 @@ class Run:
 
     @property
     def stream(self) -> bool:
-        return "stream" in self.name.replace("nonstream", "")
+        return "stream" in self.name.replace("nonstream", "") or not all(call["finalize"] for call in self.calls)
+
+    @property
+    def frames(self) -> int:
+        """Mel frames that are vocoded, at most."""
+        return max(call["mel_frames_out"] for call in self.calls)
 
     @property
     def speed(self) -> float:
@@ -60,7 +63,8 @@ def check_token2wav(bench: Bench, golden: Golden, networks: Networks) -> None:
         if run.follows is not None and run.follows not in made:
             bench.fail(file, run.name, f"follows {run.follows}, which is not there")
             continue
-        harmonics, samples = config.hift.nb_harmonics + 1, LONGEST_S * config.sample_rate_hz
+        harmonics = config.hift.nb_harmonics + 1
+        samples = int(run.frames * config.hift.frame_samples / min(run.speed, 1.0)) + config.sample_rate_hz
         noise = noise_named(run.name, harmonics, samples)
         pipeline = made[run.follows][0] if run.follows else OfflinePipeline(networks, Compat.reference(), noise)
         given = tokens[: run.calls[-1]["tokens_in"]]

@@ -15,7 +15,7 @@ from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import V3
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
-from tts_worker.errors import BundleError, InvalidRequest
+from tts_worker.errors import InvalidRequest
 from tts_worker.parity.compare import Bench, Golden
 from tts_worker.parity.debug_stages import check_layers
 from tts_worker.parity.e2e_stages import check_text2wav, check_token2wav
@@ -131,7 +131,7 @@ def _guarded(bench: Bench, file: str, compare: Callable[[], None]) -> None:
     """A golden file that breaks its stage fails alone: the others are still compared."""
     try:
         compare()
-    except (BundleError, KeyError, IndexError, ValueError, RuntimeError, TypeError) as problem:
+    except Exception as problem:  # a golden file can be wrong in any way
         bench.fail(file, "", f"could not be compared: {type(problem).__name__}: {problem!s:.200}")
 
 

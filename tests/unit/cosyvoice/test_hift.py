@@ -105,7 +105,7 @@ def test_a_stream_holds_no_more_at_the_end_than_at_the_beginning(family: str) ->
         sound, state = hift.stream(a_mel(10, seed=step), state, QUIET, final=False)
         emitted += sound.shape[1]
         assert emitted == max(0, 10 * (step + 1) - hift.held) * FRAME
-        assert state.mel.shape[2] <= hift_module.HISTORY_FRAMES + hift.held
+        assert state.mel.shape[2] <= hift.history + hift.held
         assert int(state.start) + state.heard == emitted // FRAME
     sound, _ = hift.stream(a_mel(1), state, QUIET, final=True)
     assert emitted + sound.shape[1] == 121 * FRAME

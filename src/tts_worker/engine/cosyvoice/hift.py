@@ -21,7 +21,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from tts_worker.engine.cosyvoice.dims import HiftDims
 from tts_worker.engine.cosyvoice.sample import mix, uniform
 
-HISTORY_FRAMES = 24  # frames of past that a window needs: beyond 22 nothing changes (8e-7)
+SPARE_FRAMES = 2  # of past beyond what the decoder looks back: the excitation reaches a little further
 HELD_FRAMES = 8  # v2: frames kept back until more is known; as many as the reference holds for its cross-fade
 BLEND_FRAMES = 2  # v2: the sound of the held frames passes over into its better version within these
 
@@ -236,9 +236,11 @@ class Hift(nn.Module):
 
     def prepare(self) -> Hift:
         """Once the weights are loaded: weight norm becomes plain weights, the pitch predictor float64, because rounding
-        of the pitch adds up in the phase. Afterwards the state dict no longer has the official names."""
+        of the pitch adds up in the phase (the reference does so for the causal vocoder only). Afterwards the state dict
+        no longer has the official names."""
         self.fourier.prepare(self.conv_post.bias.device)
-        self.f0_predictor.double()
+        if self.dims.causal or self.m_source.exact_phase:
+            self.f0_predictor.double()
         for module in list(self.modules()):
             if isinstance(module, nn.Conv1d | nn.ConvTranspose1d) and parametrize.is_parametrized(module):
                 parametrize.remove_parametrizations(module, "weight")
@@ -248,6 +250,17 @@ class Hift(nn.Module):
     def held(self) -> int:
         """Frames that a stream keeps back until their future is known."""
         return self.f0_predictor.ahead + self.dims.conv_pre_look_right + 1 if self.dims.causal else HELD_FRAMES
+
+    @property
+    def history(self) -> int:
+        """Frames of past that a window needs; 24 in the official sizes, where beyond 22 nothing changes (8e-7)."""
+        dims, reach, rate = self.dims, 0.0, 1
+        blocks = zip(dims.resblock_kernel_sizes, dims.resblock_dilation_sizes, strict=True)
+        widest = max(sum((kernel - 1) * (width + 1) for width in widths) for kernel, widths in blocks)
+        for up, kernel in zip(dims.upsample_rates, dims.upsample_kernel_sizes, strict=True):
+            rate *= up
+            reach += (kernel - 1 + widest) / rate
+        return math.ceil(reach) + SPARE_FRAMES
 
     def decode(self, mel: Tensor, source: Tensor, final: bool = True) -> Tensor:
         """``mel [B, mel, T]``, ``source [B, 1, T*frame]`` to sound ``[B, T*frame]``. Causal and not ``final``: the last
@@ -311,7 +324,7 @@ class Hift(nn.Module):
             n = min(state.tail.shape[1], out.shape[1])
             rise = torch.linspace(0, 1, n + 2, device=out.device)[1:-1]
             out = torch.cat([state.tail[:, :n] * (1 - rise) + out[:, :n] * rise, out[:, n:]], dim=1)
-        keep = max(0, end - HISTORY_FRAMES)
+        keep = max(0, end - self.history)
         phase = state.phase + self.m_source.turns(f0[:, :keep]).double().sum(1)
         tail = None if final or self.dims.causal else sound[:, end * frame : (end + BLEND_FRAMES) * frame]
         settled = f0.shape[1] if self.dims.causal else end

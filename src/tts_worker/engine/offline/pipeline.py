@@ -158,7 +158,7 @@ class OfflinePipeline:
     def __init__(self, networks: Networks, compat: Compat | None = None, noise: Noise | None = None) -> None:
         """``noise`` replaces the vocoder's noise in every utterance (parity sets it to silence)."""
         self.networks, self.compat, self._noise = networks, compat or Compat(), noise
-        self._hop = Hop(networks.config.flow.chunk_tokens)
+        self._hop = Hop()
 
     def interleave(self, request: Request, prefix_end: int | None) -> Interleave:
         """The order of feeds for ``request``, whose text comes later. ``prefix_end``: the text id that ends the
@@ -228,7 +228,7 @@ class OfflinePipeline:
         source, heard, ended, index, samples = iter(tokens), list[int](), False, 0, 0
         plan: GridPlan | ReferencePlan = GridPlan(len(request.flow_prompt), flow.chunk_tokens, flow.lookahead_tokens)
         if self.compat.growing_hop:
-            hop = self._hop if self.compat.hop_shared_by_requests else Hop(flow.chunk_tokens)
+            hop = self._hop if self.compat.hop_shared_by_requests else Hop()
             plan = ReferencePlan(len(request.flow_prompt), hop, flow.lookahead_tokens)
         began = time.perf_counter()
         while True:

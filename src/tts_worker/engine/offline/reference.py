@@ -20,7 +20,7 @@ from tts_worker.engine.cosyvoice.flow.model import NOISE_FRAMES
 from tts_worker.engine.cosyvoice.hift import HELD_FRAMES, F0Predictor, Hift, Noise
 from tts_worker.engine.cosyvoice.sample import SampleRule
 
-MAX_HOP_TOKENS = 100  # hops double up to here
+FIRST_HOP_TOKENS, MAX_HOP_TOKENS = 25, 100  # hops double from one to the other, whatever the trained chunk is
 
 
 def nucleus(scores: Tensor, rule: SampleRule) -> tuple[Tensor, Tensor]:
@@ -88,7 +88,7 @@ class NaturalNoise:
 class Hop:
     """The reference's growing chunk size. Shared between requests it grows once and for all."""
 
-    tokens: int
+    tokens: int = FIRST_HOP_TOKENS
 
     def grow(self) -> None:
         self.tokens = min(MAX_HOP_TOKENS, 2 * self.tokens)
