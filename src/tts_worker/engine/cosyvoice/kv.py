@@ -53,7 +53,9 @@ class SlotPool:
 
     def read(self, layer: int, slots: Tensor, context: int) -> Tensor:
         """The first ``context`` positions of ``slots [B]``: ``[2, B, heads, context, dim]``."""
-        kv = self.data[layer, :, :, :, :context].index_select(1, slots)
+        kv = self.data[layer, :, :, :, :context]
+        one = slots.shape[0] == 1 and not slots.is_cuda  # on a CPU, looking costs nothing and copying does
+        kv = kv.narrow(1, int(slots), 1) if one else kv.index_select(1, slots)
         if self.checked:  # beyond its length a slot holds NaN, and NaN times an attention weight of zero is NaN
             known = torch.arange(context, device=kv.device) < self.lengths[slots][:, None]  # [B, context]
             kv = kv.masked_fill(~known[None, :, None, :, None], 0.0)
@@ -144,6 +146,10 @@ class PagedView:
         self._table, self._fresh = table.flatten(), fresh.flatten()
         self._pages = table
         self._batch = slots.shape[0]
+        # On a CPU, pages of one utterance that lie side by side are read where they are.
+        pages = table[0].tolist() if self._batch == 1 and not table.is_cuda else []
+        in_a_row = bool(pages) and pages == list(range(pages[0], pages[0] + len(pages)))
+        self._in_place = (pages[0], len(pages)) if in_a_row else None
         self.branches = rows.stop - rows.start
 
     def left(self, site: int, x: Tensor) -> Tensor:
@@ -160,7 +166,10 @@ class PagedView:
             store = self._memory.data[which, self._rows, site]  # [R, H, pages, page, D]
             new = x.unflatten(2, (-1, page)).unflatten(1, (rows, -1)).permute(1, 2, 0, 3, 4, 5)  # [R, H, B, n, page, D]
             store.index_copy_(2, self._fresh, new.flatten(2, 3).to(store.dtype))
-            past = store.index_select(2, self._table)  # [R, H, B*m, page, D]
+            if self._in_place is not None:
+                past = store.narrow(2, *self._in_place)  # [R, H, m, page, D]
+            else:
+                past = store.index_select(2, self._table)  # [R, H, B*m, page, D]
             past = past.unflatten(2, (self._batch, -1)).flatten(3, 4)  # [R, H, B, m*page, D]
             out.append(past.flatten(0, 1).transpose(0, 1).to(x.dtype))  # [B, R*H, m*page, D]
         return out[0], out[1]

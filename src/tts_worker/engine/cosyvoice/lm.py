@@ -59,8 +59,12 @@ class Attention(nn.Module):
         v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, Hkv, d]
         call.pool.write(self.layer, call.slots, call.positions, k.to(call.pool.data.dtype), v.to(call.pool.data.dtype))
         keys, values = call.pool.read(self.layer, call.slots, call.mask.shape[-1]).to(x.dtype)  # [B, Hkv, L, d]
-        out = F.scaled_dot_product_attention(q.transpose(1, 2), keys, values, call.mask, enable_gqa=True)
-        return self.o_proj(out.transpose(1, 2).flatten(2))  # [B, H, T, d] -> [B, T, D]
+        # The heads that share a key become queries of one head: nothing is repeated in memory.
+        q = q.transpose(1, 2).unflatten(1, (keys.shape[1], -1)).flatten(2, 3)  # [B, Hkv, G*T, d]
+        mask = call.mask.repeat(1, 1, q.shape[2] // x.shape[1], 1) if x.shape[1] > 1 else call.mask
+        out = F.scaled_dot_product_attention(q, keys, values, mask)
+        out = out.unflatten(2, (-1, x.shape[1])).flatten(1, 2)  # [B, H, T, d]
+        return self.o_proj(out.transpose(1, 2).flatten(2))  # [B, T, D]
 
 
 class Mlp(nn.Module):

@@ -44,7 +44,7 @@ def join_heads(x: Tensor, heads: int, branches: int) -> Tensor:
     return x.unflatten(1, (branches, heads)).permute(1, 0, 3, 2, 4).flatten(0, 1).flatten(2)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor, site: int, memory: Memory) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | None, site: int, memory: Memory) -> Tensor:
     """Attention of ``q, k, v [N, T, H*d]`` over the past and themselves: ``[N, T, H*d]``."""
     q, k, v = (split_heads(x, heads, memory.branches) for x in (q, k, v))
     k, v = memory.keys_values(site, k, v)  # [B, R*H, L, d]

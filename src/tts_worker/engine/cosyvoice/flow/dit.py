@@ -88,7 +88,7 @@ class SelfAttention(nn.Module):
         self.to_v = nn.Linear(dims.dim, inner)
         self.to_out = nn.ModuleList([nn.Linear(inner, dims.dim)])
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, memory: Memory) -> Tensor:  # [N, T, D]
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, memory: Memory) -> Tensor:  # [N, T, D]
         q, k = rotate_first_head(self.to_q(x), cos, sin), rotate_first_head(self.to_k(x), cos, sin)
         return self.to_out[0](attend(q, k, self.to_v(x), self.heads, mask, self.site, memory))
 
@@ -134,7 +134,9 @@ class Block(nn.Module):
         self.ff = FeedForward(dims)
         self.norm = Steered(dims.dim)
 
-    def forward(self, x: Tensor, table: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, memory: Memory) -> Tensor:
+    def forward(
+        self, x: Tensor, table: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, memory: Memory
+    ) -> Tensor:
         """``x [N, T, D]``, ``table [N or 1, 6, D]``: shift, scale, gate of attention, then of the feed-forward."""
         x = x + table[:, 2, None] * self.attn(self.norm(x, table[:, 0], table[:, 1]), cos, sin, mask, memory)
         return x + table[:, 5, None] * self.ff(self.norm(x, table[:, 3], table[:, 4]))
@@ -163,7 +165,15 @@ class Dit(nn.Module):
         return torch.cat([part(time) for part in (*(block.attn_norm for block in blocks), self.norm_out)], dim=1)
 
     def forward(
-        self, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, table: Tensor, start: Tensor, mask: Tensor, past: Memory
+        self,
+        x: Tensor,
+        mu: Tensor,
+        spk: Tensor,
+        cond: Tensor,
+        table: Tensor,
+        start: Tensor,
+        mask: Tensor | None,
+        past: Memory,
     ) -> Tensor:
         """``x, mu, cond [N, T, mel]``, ``spk [N, mel]``, ``table [N or 1, 6*depth+2, D]``, ``start [B]`` (position of
         the first frame), ``mask [B, 1, T, L]``: velocity ``[N, T, mel]``."""

@@ -125,9 +125,11 @@ class Flow(nn.Module):
         """Initial noise of ``frames`` from absolute frame ``start [B]``: ``[B, frames, mel]``."""
         return self.noise[(start[:, None] + torch.arange(frames, device=start.device)) % NOISE_FRAMES]
 
-    def solve(self, mu: Tensor, spk: Tensor, cond: Tensor, start: Tensor, mask: Tensor, past: ChunkPast) -> Tensor:
+    def solve(
+        self, mu: Tensor, spk: Tensor, cond: Tensor, start: Tensor, mask: Tensor | None, past: ChunkPast
+    ) -> Tensor:
         """Guided Euler steps from noise to mel: ``mu, cond [B, T, mel]``, ``spk [B, mel]``, ``start [B]`` in frames,
-        ``mask [B, 1, T, L]``. Returns ``[B, T, mel]`` in float32."""
+        ``mask [B, 1, T, L]``, None where all is seen. Returns ``[B, T, mel]`` in float32."""
         x, guidance, dtype = self.noise_at(start, mu.shape[1]), self.dims.guidance, mu.dtype
         two = [torch.cat([y, torch.zeros_like(y)]) for y in (mu, spk, cond)]  # guided branch, then free branch
         for step in range(self.dims.steps):
@@ -196,5 +198,7 @@ class Flow(nn.Module):
         ratio, span = self.dims.frames_per_token, tokens.shape[1] - self.dims.lookahead_tokens
         total = start + known.clamp(max=span)
         mu = self.mu(tokens, known, start, total, context, True, past.front).to(self.time_tables.dtype)
-        mask = chunk_mask(start * ratio, total * ratio, span * ratio, context * ratio, self.chunk_frames)
+        mask: Tensor | None = chunk_mask(start * ratio, total * ratio, span * ratio, context * ratio, self.chunk_frames)
+        if mask is not None and not mu.is_cuda and bool(mask.all()):
+            mask = None  # one utterance sees all of its past: without a mask, attention is faster on a CPU
         return self.solve(mu, spk.to(mu), cond.to(mu), start * ratio, mask, past)

@@ -19,7 +19,6 @@ from tts_worker.engine.cosyvoice.flow.model import ChunkPast, Flow
 from tts_worker.engine.cosyvoice.kv import Memory, PagedMemory
 from tts_worker.errors import OutOfMemory
 
-
 Run = Callable[[Hashable, Callable[..., Tensor], tuple[Tensor, ...]], Tensor]
 """Runs a computation on tensors; the key stands for it and for all shapes, so that it may be recorded and replayed."""
 

@@ -59,7 +59,7 @@ class SelfAttention(nn.Module):
         self.to_v = nn.Linear(dims.channels, inner, bias=False)
         self.to_out = nn.ModuleList([nn.Linear(inner, dims.channels)])
 
-    def forward(self, x: Tensor, mask: Tensor, memory: Memory) -> Tensor:  # [N, T, C] -> [N, T, C]
+    def forward(self, x: Tensor, mask: Tensor | None, memory: Memory) -> Tensor:  # [N, T, C] -> [N, T, C]
         return self.to_out[0](attend(self.to_q(x), self.to_k(x), self.to_v(x), self.heads, mask, self.site, memory))
 
 
@@ -81,7 +81,7 @@ class TransformerBlock(nn.Module):
         self.norm3 = nn.LayerNorm(dims.channels)
         self.ff = FeedForward(dims.channels)
 
-    def forward(self, x: Tensor, mask: Tensor, memory: Memory) -> Tensor:  # [N, T, C] -> [N, T, C]
+    def forward(self, x: Tensor, mask: Tensor | None, memory: Memory) -> Tensor:  # [N, T, C] -> [N, T, C]
         x = x + self.attn1(self.norm1(x), mask, memory)
         return x + self.ff(self.norm3(x))
 
@@ -129,7 +129,15 @@ class Unet(nn.Module):
         return torch.stack([stage[0].mlp(time) for stage in self._stages()], dim=1)
 
     def forward(
-        self, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, table: Tensor, start: Tensor, mask: Tensor, past: Memory
+        self,
+        x: Tensor,
+        mu: Tensor,
+        spk: Tensor,
+        cond: Tensor,
+        table: Tensor,
+        start: Tensor,
+        mask: Tensor | None,
+        past: Memory,
     ) -> Tensor:
         """``x, mu, cond [N, T, mel]``, ``spk [N, mel]``, ``table [N or 1, stages, C]``, ``start [B]`` (unused:
         positions come from causality alone), ``mask [B, 1, T, L]``: velocity ``[N, T, mel]``."""
