@@ -45,7 +45,7 @@ class Room:
     exact: bool
 
     async def open(self, options: SessionOptions = FAST) -> Ear:
-        return Ear((await self.client.open(options)).session)
+        return Ear((await self.client.open(options)).session, exact=self.exact)
 
     async def refused(self, options: SessionOptions) -> BaseException:
         with pytest.raises(Exception) as refusal:  # noqa: PT011  (the caller looks at the type)
@@ -60,15 +60,27 @@ class Room:
             assert len(heard) == pytest.approx(len(expected), abs=2 * 24 * 60)
 
 
-Behaviour = Callable[[Room], Awaitable[None]]
-BEHAVIOURS: dict[str, tuple[Behaviour, Setup]] = {}
+Behave = Callable[[Room], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """``needs``: what a way must be able to say for it, beyond text, sound, words, PAUSE, RESUME, STOP and an end."""
+
+    behave: Behave
+    setup: Setup
+    needs: frozenset[str]
+
+
+BEHAVIOURS: dict[str, Behaviour] = {}
 
 
 def behaviour(
-    client: ClientSettings | None = None, engine: ToneSettings | None = None, **sections: Any
-) -> Callable[[Behaviour], Behaviour]:
-    def register(function: Behaviour) -> Behaviour:
-        BEHAVIOURS[function.__name__] = (function, Setup(sections, engine, client or ClientSettings()))
+    *needs: str, client: ClientSettings | None = None, engine: ToneSettings | None = None, **sections: Any
+) -> Callable[[Behave], Behave]:
+    def register(function: Behave) -> Behave:
+        setup = Setup(sections, engine, client or ClientSettings())
+        BEHAVIOURS[function.__name__] = Behaviour(function, setup, frozenset(needs))
         return function
 
     return register
@@ -90,7 +102,7 @@ async def a_turn_starts_sounds_and_ends(room: Room) -> None:
     assert ear.session.state is State.IDLE
 
 
-@behaviour()
+@behaviour("spans")
 async def words_are_those_of_the_text_and_never_late(room: Room) -> None:
     ear = await room.open()
     text = "  **Twenty** dollars,\tor $20 – *very* fine."
@@ -146,7 +158,7 @@ async def ten_thousand_deltas_of_one_character(room: Room) -> None:
     assert (await ear.say("Still here.")).outcome is Outcome.DONE
 
 
-@behaviour()
+@behaviour("surrogates")
 async def lone_surrogates_are_counted_as_one_character(room: Room) -> None:
     ear = await room.open()
     ended = await ear.say("a \ud800 lone \udfff one \ud83d")
@@ -198,7 +210,7 @@ async def ending_what_was_never_begun_is_illegal(room: Room) -> None:
     assert (await ear.say("Twice.")).outcome is Outcome.DONE
 
 
-@behaviour()
+@behaviour("flush")
 async def flush_speaks_what_is_there(room: Room) -> None:
     ear = await room.open()
     ear.session.flush()
@@ -210,7 +222,7 @@ async def flush_speaks_what_is_there(room: Room) -> None:
     assert (await ear.end(key)).receipt.text_spoken == "an unfinished sent ence."
 
 
-@behaviour()
+@behaviour("flush")
 async def a_writer_may_fall_silent_inside_a_turn(room: Room) -> None:
     ear = await room.open()
     key = ear.session.speak("The first sentence is here. ")
@@ -231,7 +243,7 @@ async def the_same_request_gives_the_same_sound(room: Room) -> None:
     room.same(first.sound[one.key], second.sound[two.key])
 
 
-@behaviour()
+@behaviour("spans")
 async def options_are_honoured(room: Room) -> None:
     ear = await room.open(replace(FAST, speed=2.0, voice="tone-low", lexicon={"hi": "hello hello"}))
     ended = await ear.say("hi")
@@ -389,11 +401,13 @@ async def stop_in_the_middle_of_a_word_splits_the_text(room: Room) -> None:
     assert (ended.outcome, receipt.reason) == (Outcome.STOPPED, "barge_in")
     assert receipt.text_spoken + receipt.text_remaining == LONG
     spoken = [word for word in ear.words[key] if word.start_sample + word.end_sample <= 2 * receipt.samples_sent]
-    assert receipt.text_spoken.split() == LONG.split()[: len(spoken)]
     assert len(spoken) > 3
+    said = receipt.text_spoken.split()
+    assert said == LONG.split()[: len(said)]
+    assert len(said) == len(spoken) if room.exact else len(said) >= len(spoken) - 1
 
 
-@behaviour()
+@behaviour("played")
 async def stop_says_what_was_played_if_told(room: Room) -> None:
     ear = await room.open()
     key = ear.session.speak(LONG)
@@ -475,7 +489,7 @@ async def what_was_heard_to_the_end_was_spoken(room: Room) -> None:
     ear.session.stop()
     receipt = (await ear.end(key)).receipt
     assert receipt.text_spoken + receipt.text_remaining == "Short."
-    assert receipt.samples_sent * 2 == len(ear.sound[key])
+    assert not room.exact or receipt.samples_sent * 2 == len(ear.sound[key])
 
 
 # -- the session ------------------------------------------------------------------------------------------------------
@@ -544,20 +558,20 @@ async def sessions_do_not_hear_each_other(room: Room) -> None:
     room.same(ears[0].sound[keys[0]], expected)
 
 
-@behaviour()
+@behaviour("admission")
 async def an_unknown_voice_is_refused(room: Room) -> None:
     assert isinstance(await room.refused(replace(FAST, voice="nobody")), UnknownVoice)
     assert (await (await room.open()).say("Ok.")).outcome is Outcome.DONE
 
 
-@behaviour()
+@behaviour("admission")
 async def values_out_of_range_are_refused(room: Room) -> None:
     for options in (replace(FAST, speed=99.0), replace(FAST, seed=-1), replace(FAST, lead_ms=-5.0)):
         assert isinstance(await room.refused(options), InvalidRequest)
     assert (await (await room.open()).say("Ok.")).outcome is Outcome.DONE
 
 
-@behaviour(session={"max_sessions": 1}, client=ClientSettings(idle_connections=0))
+@behaviour("admission", session={"max_sessions": 1}, client=ClientSettings(idle_connections=0))
 async def a_full_worker_refuses_at_once_and_takes_the_next(room: Room) -> None:
     ear = await room.open()
     refusal = await room.refused(FAST)
@@ -604,7 +618,7 @@ async def _second_turn(room: Room) -> tuple[Ear, Ended]:
     return ear, await ear.say(LONG)
 
 
-@behaviour(engine=_fault(Fault.FAIL, chunk=20))
+@behaviour("retryable", engine=_fault(Fault.FAIL, chunk=20))
 async def a_failure_in_the_middle_is_told_after_the_sound(room: Room) -> None:
     ear, ended = await _second_turn(room)
     assert ended.outcome is Outcome.ERROR
@@ -624,7 +638,7 @@ async def a_failure_before_the_first_sound_is_told_at_once(room: Room) -> None:
     assert (await ear.say("The third is fine.")).outcome is Outcome.DONE
 
 
-@behaviour(engine=_fault(Fault.RAISE, chunk=2))
+@behaviour("retryable", engine=_fault(Fault.RAISE, chunk=2))
 async def an_engine_that_breaks_is_a_retryable_error(room: Room) -> None:
     _, ended = await _second_turn(room)
     assert ended.error is not None
@@ -645,14 +659,15 @@ async def sound_that_stalls_has_a_deadline(room: Room) -> None:
     ear, ended = await _second_turn(room)
     assert ended.error is not None
     assert ended.error.code is ErrorCode.DEADLINE_EXCEEDED
-    assert 0 < ended.receipt.samples_sent * 2 == len(ear.sound[ended.key])
+    assert 0 < ended.receipt.samples_sent
+    assert loud(ear.sound[ended.key])
     assert ended.receipt.text_spoken + ended.receipt.text_remaining == LONG
 
 
 # -- everything at once -----------------------------------------------------------------------------------------------
 
 
-@behaviour()
+@behaviour("flush")
 async def any_commands_in_any_order_keep_every_promise(room: Room) -> None:
     """The ear checks: no hole, no old sound, one end each, receipts that add up."""
     dice = random.Random(20_260)
@@ -702,6 +717,7 @@ async def sound_is_sound(room: Room) -> None:
     assert loud(ear.sound[ended.key])
     assert ear.session.sample_rate_hz == 24_000
     frames = [item for item in ear.log if isinstance(item, PcmFrame)]
-    assert {frame.samples for frame in frames[:-1]} == {480}
-    assert [frame.index for frame in frames] == list(range(len(frames)))
+    if room.exact:
+        assert {frame.samples for frame in frames[:-1]} == {480}
+        assert [frame.index for frame in frames] == list(range(len(frames)))
     assert any(isinstance(item, Words) for item in ear.log)

@@ -9,10 +9,12 @@ from tts_worker.types import Acknowledged, ControlName, Ended, Output, PcmFrame,
 
 
 class Ear:
-    """Takes from ``session`` only when asked to, so a test decides how far it listens."""
+    """Takes from ``session`` only when asked to, so a test decides how far it listens. ``exact``: the way there carries
+    every sample as it is, so positions can be held against each other."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, exact: bool = True) -> None:
         self.session = session
+        self.exact = exact
         self.log: list[Output] = []
         self.ends: dict[UtteranceKey, Ended] = {}
         self.sound: dict[UtteranceKey, bytes] = defaultdict(bytes)
@@ -27,14 +29,16 @@ class Ear:
         elif isinstance(item, Words):
             for word in item.words:
                 heard = len(self.sound[item.key]) // 2
-                assert word.start_sample >= heard, "a word time came later than its sound"
+                slack = 0 if self.exact else 6_000  # whoever re-frames sound lets words travel with a larger frame
+                assert word.start_sample >= heard - slack, "a word time came later than its sound"
                 assert not self.words[item.key] or word.start_char >= self.words[item.key][-1].end_char
                 self.words[item.key].append(word)
         elif isinstance(item, Ended):
             assert item.key not in self.ends, "a second terminal event"
             self.ends[item.key] = item
             receipt = item.receipt
-            assert receipt.samples_sent == len(self.sound[item.key]) // 2, "the receipt counts what was handed out"
+            heard = len(self.sound[item.key]) // 2
+            assert not self.exact or receipt.samples_sent == heard, "the receipt counts what was handed out"
             assert (item.error is not None) == (item.outcome.value == "error")
 
     async def next(self) -> Output | None:

@@ -12,9 +12,12 @@ from tests.behaviour.ways import WAYS
 @pytest.mark.parametrize("name", BEHAVIOURS)
 @pytest.mark.parametrize("way", WAYS)
 async def test_behaviour(way: str, name: str) -> None:
-    behave, setup = BEHAVIOURS[name]
-    async with WAYS[way].enter(setup) as client:
-        await behave(Room(client, WAYS[way].exact))
+    wanted, over = BEHAVIOURS[name], WAYS[way]
+    missing = wanted.needs & over.lacks
+    if missing:
+        pytest.skip(f"{way} has no words for: {', '.join(sorted(missing))}")
+    async with over.enter(wanted.setup) as client:
+        await wanted.behave(Room(client, over.exact))
 
 
 def test_the_table_is_complete() -> None:

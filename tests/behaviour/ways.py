@@ -6,11 +6,13 @@ worker. The client's sessions keep ``tts_worker.session.session.Session``, whate
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
+import pytest
 import uvicorn
 
 from tests.conftest import tone_settings
@@ -36,7 +38,8 @@ class BentWorker(Worker):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(tone_settings(**setup.sections))
-        self._bent = setup.engine
+        # A hang of its own: the one of the table would stay ended once a worker has been stopped.
+        self._bent = None if setup.engine is None else replace(setup.engine, hang=threading.Event())
 
     async def _load(self, name: str) -> None:
         if self._bent is None:
@@ -97,15 +100,31 @@ async def websocket(setup: Setup) -> AsyncIterator[Client]:
         yield client
 
 
+@asynccontextmanager
+async def livekit(setup: Setup) -> AsyncIterator[Client]:
+    """The plugin, as an agent uses it."""
+    pytest.importorskip("livekit.agents", reason="needs the extra 'livekit'")
+    from tests.behaviour.livekit_way import LiveKitClient
+
+    async with websocket(setup) as client:
+        speaking = LiveKitClient(client, setup.client.audio_timeout_s)
+        try:
+            yield cast(Client, speaking)
+        finally:
+            await speaking.close()
+
+
 @dataclass(frozen=True)
 class Way:
-    """``exact``: its sound is the worker's, byte for byte (no codec between)."""
+    """``exact``: its sound is the worker's, byte for byte (no codec between). ``lacks``: what it has no words for."""
 
     enter: Callable[[Setup], AbstractAsyncContextManager[Client]]
     exact: bool = True
+    lacks: frozenset[str] = frozenset()
 
 
 WAYS: dict[str, Way] = {
     "local": Way(local),
     "ws": Way(websocket),
+    "livekit": Way(livekit, False, frozenset({"spans", "surrogates", "flush", "played", "admission", "retryable"})),
 }
