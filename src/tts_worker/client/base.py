@@ -90,6 +90,7 @@ SCHEMES: Mapping[str, str] = MappingProxyType(
         "local": "tts_worker.client.local",
         "ws": "tts_worker.client.websocket",
         "wss": "tts_worker.client.websocket",
+        "grpc": "tts_worker.client.grpc",
     }
 )
 """URL scheme -> the module that serves it, imported when it is asked for."""

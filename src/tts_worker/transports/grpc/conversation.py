@@ -30,7 +30,8 @@ from tts_worker.text.filter import UrlMode
 from tts_worker.transports.grpc import messages
 from tts_worker.transports.grpc import tts_worker_pb2 as pb
 from tts_worker.transports.grpc.calls import Context, abort_with
-from tts_worker.types import Acknowledged, Ended, Outcome, Output, PcmFrame, Started, UtteranceKey
+from tts_worker.transports.grpc.contexts import Contexts
+from tts_worker.types import Acknowledged, Ended, Output, PcmFrame, Started
 
 _MAX_UNSENT_ANSWERS = 256
 """Rejections that may wait for a client that does not read, before it is cut off."""
@@ -147,9 +148,7 @@ class _Talk:
         self._max_chars = max_chars
         self._answers: deque[pb.ConverseResponse] = deque([self._ready()])
         self._failure: TTSWorkerError | None = None
-        self._context: str | None = None  # the utterance being written
-        self._stopped_context: str | None = None
-        self._contexts: dict[UtteranceKey, str] = {}
+        self._contexts = Contexts(session)
 
     def _ready(self) -> pb.ConverseResponse:
         params = self.session.params
@@ -185,7 +184,7 @@ class _Talk:
             response.pcm = item.pcm
         elif isinstance(item, Started):
             started, params = response.started, item.params
-            started.context = self._contexts.get(item.key, "")
+            started.context = self._contexts.name(item.key)
             started.voice, started.speed, started.seed = params.voice, params.speed, params.seed
             if params.language is not None:
                 started.language = params.language
@@ -196,25 +195,16 @@ class _Talk:
             acknowledged.command = messages.COMMANDS[item.command]
             acknowledged.applied, acknowledged.position_samples = item.applied, item.position_samples
         elif isinstance(item, Ended):
-            response.ended.context = self._contexts.get(item.key, "")
+            response.ended.context = self._contexts.name(item.key)
             response.ended.receipt.CopyFrom(messages.receipt_message(item.receipt, item.outcome))
             if item.error is not None:
                 response.ended.error.CopyFrom(messages.error_message(item.error))
-            self._note_end(item)
+            self._contexts.ended(item.key)
+            if self._hub.draining:
+                self.close_if_silent()
         else:
             response.words.words.extend(messages.word_messages(item.words))
         return response
-
-    def _note_end(self, ended: Ended) -> None:
-        """An utterance that ended by itself takes its context with it, and only its own: another may be written."""
-        context = self._contexts.pop(ended.key, None)
-        if context is not None and context == self._context:
-            by_itself = ended.outcome in (Outcome.ERROR, Outcome.TRUNCATED) or ended.receipt.reason == "pause_timeout"
-            self._context = None
-            if by_itself:
-                self._stopped_context = context
-        if self._hub.draining:
-            self.close_if_silent()
 
     # -- in -----------------------------------------------------------------------------------------------------------
 
@@ -234,9 +224,7 @@ class _Talk:
         if name == "say":
             self._say(request.say)
         elif name == "end":
-            if request.end.context == self._context:
-                session.end_text()
-                self._context = None
+            self._contexts.end(request.end.context)
         elif name == "flush":
             session.flush()
         elif name == "pause":
@@ -244,8 +232,7 @@ class _Talk:
         elif name == "resume":
             session.resume()
         elif name == "stop":
-            if self._context is not None:
-                self._stopped_context, self._context = self._context, None
+            self._contexts.retire()
             told = request.stop.played_samples if request.stop.HasField("played_samples") else None
             session.stop(request.stop.reason[:64] or "stop", None if told is None else max(0, told))
         elif name == "played":
@@ -262,12 +249,7 @@ class _Talk:
             raise TextTooLong(f"a message may hold at most {self._max_chars} characters of text")
         if not 1 <= len(say.context) <= _MAX_CONTEXT_CHARS:
             raise InvalidRequest(f"context must have 1 to {_MAX_CONTEXT_CHARS} characters")
-        if say.context == self._stopped_context:
-            return  # a writer that has not heard of the STOP yet
-        if self._context is not None and say.context != self._context:
-            self.session.end_text()
-        self._context = say.context
-        self._contexts[self.session.speak(say.text)] = say.context
+        self._contexts.say(say.context, say.text)
 
     def _configure(self, voicing: pb.ConverseRequest.Voicing) -> None:
         options = _voiced(self._options, voicing)

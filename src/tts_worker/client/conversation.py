@@ -1,0 +1,274 @@
+"""One ``Converse`` call to a worker: the messages of ``proto/tts_worker.proto`` on one side, a session on the other.
+
+Nothing a session does waits for the network: its messages go into an outbox that one task empties while another reads.
+Knows neither the channel's life nor what becomes of a session; a call that breaks tells its receiver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import grpc
+
+from tts_worker.client.base import ClientSettings
+from tts_worker.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    ErrorCode,
+    ErrorInfo,
+    InvalidRequest,
+    RemoteError,
+    TTSWorkerError,
+    as_exception,
+)
+from tts_worker.session.hub import SessionOptions
+from tts_worker.transports.grpc import messages, tts_worker_pb2_grpc
+from tts_worker.transports.grpc import tts_worker_pb2 as pb
+from tts_worker.transports.grpc.calls import CODE_KEY, RETRY_AFTER_KEY, RETRYABLE_KEY
+from tts_worker.types import ControlName, Outcome, Receipt, SynthesisParams, Word
+
+_MESSAGE_CHARS = 4_000
+"""Text goes out in messages of at most this; deltas that wait in the outbox are joined up to it."""
+
+
+class Receiver(Protocol):
+    """Who is told what the worker says (``remote.RemoteSession``)."""
+
+    async def room(self) -> None: ...
+    def on_started(self, context: str, params: SynthesisParams) -> None: ...
+    def on_words(self, words: tuple[Word, ...]) -> None: ...
+    def on_audio(self, pcm: bytes) -> None: ...
+    def on_acknowledged(self, command: ControlName) -> None: ...
+    def on_ended(self, context: str, outcome: Outcome, receipt: Receipt, error: ErrorInfo | None) -> None: ...
+    def on_rejected(self, error: ErrorInfo) -> None: ...
+    def on_lost(self, error: ErrorInfo) -> None: ...
+
+
+async def converse(channel: grpc.aio.Channel, options: SessionOptions, settings: ClientSettings) -> Conversation:
+    """A conversation that the worker has admitted. Raises what the worker says, InvalidRequest, and ConnectionLost."""
+    start = _start_message(options)
+    metadata = () if settings.api_key is None else (("authorization", f"Bearer {settings.api_key}"),)
+    call = tts_worker_pb2_grpc.ConversationStub(channel).Converse(metadata=metadata)
+    try:
+        response = await _begin(call, start)
+    except BaseException:
+        call.cancel()
+        raise
+    return Conversation(call, options, response.ready)
+
+
+async def _begin(call: Any, start: pb.ConverseRequest) -> pb.ConverseResponse:
+    try:
+        await call.write(start)
+        response = await call.read()
+    except (grpc.RpcError, asyncio.InvalidStateError):
+        raise await _status(call) from None
+    if response is grpc.aio.EOF:
+        raise await _status(call)
+    if response.WhichOneof("message") != "ready":
+        raise ConnectionLost("no worker answers there")
+    if response.ready.protocol_version != messages.PROTOCOL_VERSION:
+        theirs = response.ready.protocol_version
+        raise _incompatible(f"the worker speaks protocol {theirs}, this client {messages.PROTOCOL_VERSION}")
+    return response  # type: ignore[no-any-return]
+
+
+def _incompatible(message: str) -> TTSWorkerError:
+    return RemoteError(ErrorInfo(ErrorCode.CONFIG, message))
+
+
+async def _status(call: Any) -> TTSWorkerError:
+    """What a call ended with, as the error that the worker meant."""
+    code, details = await call.code(), await call.details()
+    told = {key: value for key, value in await call.trailing_metadata() or () if isinstance(value, str)}
+    known = next((known for known in ErrorCode if known.value == told.get(CODE_KEY)), None)
+    if known is not None:
+        after_s = told.get(RETRY_AFTER_KEY, "")
+        retry_after_s = float(after_s) if after_s.replace(".", "", 1).isdigit() else None
+        return as_exception(ErrorInfo(known, details or known.value, told.get(RETRYABLE_KEY) == "true", retry_after_s))
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return _incompatible("the server there does not speak the protocol of this client")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineExceeded("the worker did not answer in time")
+    return ConnectionLost(f"the worker cannot be reached ({code.name}): is it running?")
+
+
+def _start_message(options: SessionOptions) -> pb.ConverseRequest:
+    wanted = SynthesisParams(options.voice or "", options.speed, options.seed, options.language, options.instruct)
+    try:
+        start = pb.ConverseRequest.Start(
+            protocol_version=messages.PROTOCOL_VERSION,
+            voicing=_voicing(wanted),
+            realtime=options.realtime,
+            lead_ms=options.lead_ms,
+            frame_ms=options.frame_ms,
+            raw_chunks=options.raw_chunks,
+            lexicon_json="" if options.lexicon is None else json.dumps(dict(options.lexicon)),
+            urls=None if options.urls is None else options.urls.value,
+            pause_timeout_s=options.pause_timeout_s,
+            text_idle_timeout_s=options.text_idle_timeout_s,
+        )
+    except (ValueError, TypeError):
+        raise InvalidRequest("an option has a value or a type that no message can hold") from None
+    if options.markdown is not None:
+        start.markdown = options.markdown
+    if options.normalise is not None:
+        start.normalise = options.normalise
+    return pb.ConverseRequest(start=start)
+
+
+def _voicing(params: SynthesisParams) -> pb.ConverseRequest.Voicing:
+    return pb.ConverseRequest.Voicing(
+        voice=params.voice or None,
+        speed=params.speed,
+        seed=params.seed,
+        language=params.language,
+        instruct=params.instruct,
+    )
+
+
+class Conversation:
+    """Also the ``Link`` of the session that has it. ``attach`` begins to read; ``on_over`` is called once, when nothing
+    is left of it."""
+
+    def __init__(self, call: Any, options: SessionOptions, ready: pb.ConverseResponse.Ready) -> None:
+        self.session = ready.session
+        self.sample_rate_hz = ready.sample_rate
+        self.params = SynthesisParams(ready.voice, options.speed, options.seed, options.language, options.instruct)
+        self._call = call
+        self._receiver: Receiver | None = None
+        self._outbox: deque[pb.ConverseRequest] = deque()
+        self._outgoing = asyncio.Event()
+        self._over = False
+        self._on_over: Callable[[Conversation], None] = lambda _: None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def attach(self, receiver: Receiver, on_over: Callable[[Conversation], None]) -> None:
+        self._receiver = receiver
+        self._on_over = on_over
+        self._tasks = {
+            asyncio.create_task(self._write(), name="tts-client-writer"),
+            asyncio.create_task(self._read(receiver), name="tts-client-reader"),
+        }
+
+    def close(self) -> None:
+        """Hang up. What the session was saying ends with ConnectionLost."""
+        self._lose(ConnectionLost("the connection was closed").info)
+
+    async def wait_closed(self) -> None:
+        """Until nothing of it is left."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    # -- Link ---------------------------------------------------------------------------------------------------------
+
+    def text(self, context: str, text: str) -> None:
+        last = self._outbox[-1] if self._outbox else None
+        joins = last is not None and last.WhichOneof("message") == "say" and last.say.context == context
+        if last is not None and joins and len(last.say.text) + len(text) <= _MESSAGE_CHARS:
+            last.say.text += text
+            return
+        for start in range(0, len(text) or 1, _MESSAGE_CHARS):
+            piece = text[start : start + _MESSAGE_CHARS]
+            self._post(pb.ConverseRequest(say=pb.ConverseRequest.Say(context=context, text=piece)))
+
+    def flush(self) -> None:
+        self._post(pb.ConverseRequest(flush=pb.ConverseRequest.Flush()))
+
+    def end_text(self, context: str) -> None:
+        self._post(pb.ConverseRequest(end=pb.ConverseRequest.EndText(context=context)))
+
+    def pause(self) -> None:
+        self._post(pb.ConverseRequest(pause=pb.ConverseRequest.Pause()))
+
+    def resume(self) -> None:
+        self._post(pb.ConverseRequest(resume=pb.ConverseRequest.Resume()))
+
+    def stop(self, reason: str, played_samples: int) -> None:
+        self._post(pb.ConverseRequest(stop=pb.ConverseRequest.Stop(reason=reason[:64], played_samples=played_samples)))
+
+    def played(self, samples: int) -> None:
+        self._post(pb.ConverseRequest(played=pb.ConverseRequest.Played(samples=samples)))
+
+    def configure(self, params: SynthesisParams) -> None:
+        self._post(pb.ConverseRequest(configure=_voicing(params)))
+
+    def settled(self, *, healthy: bool) -> None:
+        self.close()
+
+    def _post(self, request: pb.ConverseRequest) -> None:
+        self._outbox.append(request)
+        self._outgoing.set()
+
+    # -- tasks --------------------------------------------------------------------------------------------------------
+
+    async def _write(self) -> None:
+        while True:
+            while self._outbox:
+                try:
+                    await self._call.write(self._outbox.popleft())
+                except (grpc.RpcError, asyncio.InvalidStateError):
+                    return  # the reader says so
+            self._outgoing.clear()
+            await self._outgoing.wait()
+
+    async def _read(self, receiver: Receiver) -> None:
+        lost: TTSWorkerError = ConnectionLost("the connection to the worker was lost")
+        try:
+            while not self._over:
+                await receiver.room()
+                response = await self._call.read()
+                if response is grpc.aio.EOF:
+                    break
+                _tell(receiver, response)
+            lost = await _status(self._call)
+        except (grpc.RpcError, asyncio.InvalidStateError):
+            lost = await _status(self._call)
+        finally:
+            reason = f"the connection to the worker was lost: {lost.message}"
+            self._lose(ConnectionLost(reason).info)
+
+    def _lose(self, error: ErrorInfo) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._call.cancel()
+        for task in self._tasks - {asyncio.current_task()}:
+            task.cancel()
+        if self._receiver is not None:
+            self._receiver.on_lost(error)
+        self._on_over(self)
+
+
+def _tell(receiver: Receiver, response: pb.ConverseResponse) -> None:
+    kind = response.WhichOneof("message")
+    if kind == "pcm":
+        receiver.on_audio(response.pcm)
+    elif kind == "words":
+        receiver.on_words(messages.words_of(response.words.words))
+    elif kind == "started":
+        started = response.started
+        receiver.on_started(
+            started.context,
+            SynthesisParams(
+                started.voice,
+                started.speed,
+                started.seed,
+                started.language if started.HasField("language") else None,
+                started.instruct if started.HasField("instruct") else None,
+            ),
+        )
+    elif kind == "ended":
+        ended = response.ended
+        error = messages.error_of(ended.error) if ended.HasField("error") else None
+        receiver.on_ended(ended.context, messages.outcome_of(ended.receipt), messages.receipt_of(ended.receipt), error)
+    elif kind == "acknowledged":
+        command = messages.CONTROL_NAMES.get(response.acknowledged.command)
+        if command in (ControlName.PAUSE, ControlName.RESUME):
+            receiver.on_acknowledged(command)
+    elif kind == "rejected":
+        receiver.on_rejected(messages.error_of(response.rejected.error))
