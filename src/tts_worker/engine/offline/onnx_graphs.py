@@ -8,6 +8,7 @@ It must not know voices, schedules or which runtime another machine may have.
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tts_worker.errors import BundleError, MissingExtra
 
 ESTIMATOR, VOCODER, VOCODER_CHUNK = "flow.estimator.onnx", "hift.decode.onnx", "hift.decode.chunk.onnx"
 OPSET = 17
+WEIGHTS_KEY, SAMPLED_VALUES = "tts_worker.weights", 64
 ESTIMATOR_INPUTS = ["x", "mu", "spk", "cond", "table", "start", "mask", "keys", "values", "context"]
 ESTIMATOR_OUTPUTS = ["velocity", "new_keys", "new_values", "new_context"]
 
@@ -119,21 +121,38 @@ def _write(
         import onnx
     except ImportError:
         raise MissingExtra("exporting ONNX graphs (pip install onnx)", "cosyvoice") from None
-    with torch.inference_mode(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the tracer's remarks on shapes that are fixed on purpose
-        torch.onnx.export(
-            graph.eval(), given, str(path), input_names=inputs, output_names=outputs, dynamic_axes=free,
-            opset_version=OPSET, dynamo=False,
-        )  # fmt: skip
+    partial = path.with_name(f".{path.name}.part")
     try:
-        onnx.checker.check_model(str(path), full_check=True)
+        with torch.inference_mode(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the tracer's remarks on shapes that are fixed on purpose
+            torch.onnx.export(
+                graph.eval(), given, str(partial), input_names=inputs, output_names=outputs, dynamic_axes=free,
+                opset_version=OPSET, dynamo=False,
+            )  # fmt: skip
+        model = onnx.load(str(partial))
+        onnx.helper.set_model_props(model, {WEIGHTS_KEY: fingerprint(graph)})
+        onnx.save(model, str(partial))
+        onnx.checker.check_model(str(partial), full_check=True)
+        partial.replace(path)
     except onnx.checker.ValidationError as problem:
         raise BundleError(f"{path.name}: the exported graph is not valid: {problem!s:.200}") from None
+    finally:
+        partial.unlink(missing_ok=True)
     return path
 
 
-def open_session(path: Path, threads: int = 1) -> Any:
-    """An ONNX Runtime session. Raises MissingExtra, or BundleError naming a graph that is missing or damaged."""
+def fingerprint(graph: nn.Module) -> str:
+    """Which weights a graph was made of: a hash over names, shapes and some values of each tensor."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(graph.state_dict().items()):
+        some = tensor.detach().flatten()[:: max(1, tensor.numel() // SAMPLED_VALUES)].float().cpu()
+        digest.update(f"{name}{tuple(tensor.shape)}".encode() + some.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def open_session(path: Path, graph: nn.Module, threads: int = 1) -> Any:
+    """An ONNX Runtime session in place of ``graph``. Raises MissingExtra, or BundleError naming a graph that is
+    missing, damaged, or made of other weights."""
     try:
         import onnxruntime
     except ImportError:
@@ -143,9 +162,12 @@ def open_session(path: Path, threads: int = 1) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as problem:  # onnxruntime's errors share no public base
         raise BundleError(f"{path}: is not a graph that onnxruntime runs ({type(problem).__name__})") from None
+    if session.get_modelmeta().custom_metadata_map.get(WEIGHTS_KEY) != fingerprint(graph):
+        raise BundleError(f"{path}: was made of other weights; make it again with: tts-worker export onnx")
+    return session
 
 
 class OnnxEstimator(nn.Module):
@@ -186,8 +208,11 @@ def run_on_onnx(networks: Networks, folder: Path, threads: int = 1) -> Networks:
     """``backend: onnx``: from now on flow estimator and vocoder decoder of ``networks`` run from the graphs in
     ``folder``. This is the seam where another runtime would sit. Returns ``networks``."""
     flow, hift = networks.flow, networks.hift
-    flow.decoder.estimator = OnnxEstimator(flow, open_session(folder / ESTIMATOR, threads))
-    sessions = {final: open_session(folder / name, threads) for name, final in _vocoders(networks).items()}
+    flow.decoder.estimator = OnnxEstimator(flow, open_session(folder / ESTIMATOR, EstimatorGraph(flow), threads))
+    sessions = {
+        final: open_session(folder / name, VocoderGraph(hift, final), threads)
+        for name, final in _vocoders(networks).items()
+    }
 
     def decode(mel: Tensor, source: Tensor, final: bool = True) -> Tensor:
         session = sessions.get(final, sessions[True])
@@ -222,7 +247,7 @@ def compare_onnx(networks: Networks, folder: Path) -> dict[str, float]:
         graphs[name] = VocoderGraph(hift, final), sound
     found = {}
     for name, (graph, inputs) in graphs.items():
-        session = open_session(folder / name)
+        session = open_session(folder / name, graph)
         names = [value.name for value in session.get_inputs()]
         ours = graph(*inputs)
         theirs = session.run(None, {key: t.numpy() for key, t in zip(names, inputs, strict=True)})
@@ -232,5 +257,5 @@ def compare_onnx(networks: Networks, folder: Path) -> dict[str, float]:
 
 
 def _vocoders(networks: Networks) -> dict[str, bool]:
-    """Vocoder graphs by name, and whether each is for the end of the sound. Only the causal vocoder tells them apart."""
+    """Vocoder graphs by name, and whether each is for the end of the sound; only the causal one tells them apart."""
     return {VOCODER: True, VOCODER_CHUNK: False} if networks.config.hift.causal else {VOCODER: True}

@@ -1,0 +1,195 @@
+"""The parity runner: our networks pass, and whatever is wrong with a golden folder fails, loudly."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import torch
+from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, tiny
+from torch import Tensor
+
+from tts_worker.cli import main
+from tts_worker.engine.tensor_files import read_safetensors, write_safetensors
+from tts_worker.errors import BundleError, InvalidRequest
+from tts_worker.parity import Check, ParityReport, Status, run_parity
+from tts_worker.parity.compare import Bench, Golden
+
+# One number that the reference computed, for each file.
+RESULTS = {
+    "bistream_mid_stop_error": "emitted",
+    "e2e_text2wav": "zero_shot_tokens",
+    "flow_encoder": "mu_final0_stream1",
+    "flow_estimator": "out_60_stream1",
+    "flow_inference": "mel_28_stream1_final0",
+    "hift": "decode",
+    "llm_cross_lingual": "logp",
+    "llm_free_run": "seed11",
+    "sampling": "cand_idx_0",
+}
+
+
+@lru_cache
+def report_of(family: str) -> ParityReport:
+    return run_parity(tiny(family), GOLDEN[family])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A golden folder of CosyVoice2 with one small file."""
+    path = tmp_path / "golden"
+    path.mkdir()
+    shutil.copy(GOLDEN["cosyvoice2"] / "flow_estimator.safetensors", path)
+    return path
+
+
+def rewrite(file: Path, **changed: Tensor | None) -> None:
+    """Replace, add or (None) drop tensors of a golden file."""
+    tensors, metadata = read_safetensors(file)
+    kept = {key: value.clone() for key, value in (tensors | changed).items() if value is not None}
+    file.unlink()
+    write_safetensors(file, kept, metadata)
+
+
+def failures(path: Path, family: str = "cosyvoice2") -> list[Check]:
+    report = run_parity(tiny(family), path)
+    failed = [check for check in report.checks if check.status is Status.FAIL]
+    assert report.passed == (not failed)
+    assert report.exit_code == (1 if failed else 0)
+    return failed
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_stage_gives_the_numbers_of_the_reference(family: str) -> None:
+    report = report_of(family)
+
+    assert [f"{check.file}/{check.name} {check.error} {check.note}" for check in report.checks if
+            check.status is Status.FAIL] == []  # fmt: skip
+    passed = {check.file for check in report.checks if check.status is Status.PASS}
+    assert {file.stem for file in GOLDEN[family].glob("*.safetensors")} <= passed
+    assert {"text/tokenizer", "text/normalize", "silent_tokens", "spk2info_with_zero_shot.pt"} <= passed
+    assert all(check.note for check in report.checks if check.status is Status.INFO)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_tensor_is_passed_over(family: str) -> None:
+    """Every result has a line of its own; what has none was an input of one that has."""
+    named = {(check.file, check.name) for check in report_of(family).checks}
+    for file in GOLDEN[family].glob("flow_*.safetensors"):
+        results = [key for key in read_safetensors(file)[0] if key.startswith(("out_", "mu_f", "mel_", "h_final"))]
+        assert results
+        assert {(file.stem, key) for key in results} <= named
+
+
+@pytest.mark.parametrize("file", RESULTS)
+def test_one_changed_number_fails(tmp_path: Path, file: str) -> None:
+    source, key = GOLDEN["cosyvoice2"], RESULTS[file]
+    for name in {file, *(["frontend"] if file == "e2e_text2wav" else [])}:
+        shutil.copy(source / f"{name}.safetensors", tmp_path)
+    value = read_safetensors(tmp_path / f"{file}.safetensors")[0][key].clone()
+    flat = value.view(-1)
+    flat[len(flat) // 2] += 1 if not value.is_floating_point() else 3e-4
+    if file != "e2e_text2wav":
+        assert failures(tmp_path) == []
+    rewrite(tmp_path / f"{file}.safetensors", **{key: value})
+
+    failed = {(check.file, check.name) for check in failures(tmp_path)}
+    assert (file, key) in failed or (file == "bistream_mid_stop_error" and failed)
+
+
+def test_a_nan_in_the_golden_is_no_agreement(folder: Path) -> None:
+    value = read_safetensors(folder / "flow_estimator.safetensors")[0]["time_emb"].clone()
+    value[0, 0] = torch.nan
+    rewrite(folder / "flow_estimator.safetensors", time_emb=value)
+
+    assert [check.name for check in failures(folder)] == ["time_emb"]
+
+
+def test_what_no_stage_knows_fails(folder: Path) -> None:
+    shutil.copy(folder / "flow_estimator.safetensors", folder / "new_stage.safetensors")
+    (folder / "notes.txt").write_text("hello")
+    rewrite(folder / "flow_estimator.safetensors", surprise=torch.zeros(3))
+
+    found = {(check.file, check.name): check.note for check in failures(folder)}
+    assert found == {
+        ("new_stage", ""): "no stage knows this file",
+        ("notes.txt", ""): "no stage knows this file",
+        ("flow_estimator", "surprise"): "nothing compares this tensor",
+    }
+
+
+def test_a_listed_file_that_is_missing_fails(folder: Path) -> None:
+    shapes = {key: [list(value.shape), "float32"] for key, value in read_safetensors(
+        folder / "flow_estimator.safetensors")[0].items()}  # fmt: skip
+    listed = {"flow_estimator": {"tensors": shapes}, "flow_cfm": {"tensors": {}}}
+    (folder / "manifest.json").write_text(json.dumps(listed))
+
+    assert [(check.name, check.note) for check in failures(folder)] == [("flow_cfm", "listed, but not there")]
+    rewrite(folder / "flow_estimator.safetensors", time_in=None, time_emb=None)
+    assert "flow_estimator" in {check.name for check in failures(folder)}
+
+
+def test_other_shapes_and_damaged_files_fail_alone(folder: Path) -> None:
+    rewrite(folder / "flow_estimator.safetensors", out_60_stream1=torch.zeros(2, 80, 59))
+    (folder / "hift.safetensors").write_bytes(b"\xff" * 100)
+    (folder / "flow_cfm.safetensors").write_bytes((folder / "flow_estimator.safetensors").read_bytes())
+    (folder / "silent_tokens.json").write_text("{")
+
+    found = {check.file: check.note for check in failures(folder)}
+    assert found["flow_estimator"] == "shape [2, 80, 60], expected [2, 80, 59]"
+    assert "hift.safetensors" in found["hift"]
+    assert found["flow_cfm"] == "nothing compares this tensor"
+    assert "could not be compared" in found["silent_tokens"]
+
+
+def test_a_golden_of_the_other_family_fails(folder: Path) -> None:
+    assert failures(folder, "cosyvoice3")
+
+
+def test_what_is_no_golden_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="no such golden folder"):
+        run_parity(tiny("cosyvoice2"), tmp_path / "missing")
+    with pytest.raises(BundleError, match="no such model directory"):
+        run_parity(tmp_path / "missing", GOLDEN["cosyvoice2"])
+    assert not run_parity(tiny("cosyvoice2"), tmp_path).passed  # nothing compared is nothing proved
+
+
+def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["parity", "--bundle", str(tiny("cosyvoice2")), "--golden", str(folder)]
+
+    assert main(args) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert any("flow_estimator/out_60_stream1" in line and "(<= 0.0001)" in line for line in out)
+    assert out[-1].startswith("cosyvoice2: PASS (2 pass, 0 fail, 1 info)")
+    assert main([*args, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["family"], said["passed"], said["pass"], said["fail"]) == ("cosyvoice2", True, 2, 0)
+    assert {check["file"] for check in said["checks"]} == {"flow_estimator", "text"}
+    rewrite(folder / "flow_estimator.safetensors", out_60_stream1=torch.zeros(2, 80, 60))
+    assert main([*args, "--failures"]) == 1
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert main([*args[:-1], str(folder / "no")]) == 2
+
+
+def test_long_waves_are_judged_by_their_distance(tmp_path: Path) -> None:
+    wave = torch.sin(torch.arange(2000) / 9)
+    write_safetensors(tmp_path / "x.safetensors", {"long": wave, "short": wave[:500], "silent": wave * 0}, {})
+    golden, bench = Golden(tmp_path / "x.safetensors"), Bench(1000)
+
+    def verdict(key: str, got: Tensor) -> Status:
+        bench.wave(golden, key, got)
+        return bench.checks[-1].status
+
+    assert verdict("long", wave + 0.003) is Status.PASS  # 47 dB
+    assert verdict("long", wave + 0.005) is Status.FAIL  # 43 dB
+    assert verdict("long", wave[1:]) is Status.FAIL
+    assert verdict("long", wave + torch.nan) is Status.FAIL
+    assert verdict("short", wave[:500] + 0.0009) is Status.PASS
+    assert verdict("short", wave[:500] + 0.0011) is Status.FAIL
+    assert verdict("silent", wave * 0) is Status.PASS
+    assert verdict("silent", wave * 1e-6) is Status.FAIL
+    assert golden.unused == []
+    json.loads(ParityReport("x", tuple(bench.checks)).to_json())  # also with infinite distances

@@ -1,0 +1,157 @@
+"""The exported graphs: valid, equal to PyTorch, and able to stream in its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from torch import Tensor
+
+from tests.unit.cosyvoice.bundles import FAMILIES, tiny
+from tests.unit.cosyvoice.networks import apart, networks
+from tts_worker.cli import main
+from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.flow.stream import FlowPool
+from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.request import Request
+from tts_worker.engine.offline import onnx_graphs
+from tts_worker.engine.offline.onnx_graphs import ESTIMATOR, VOCODER, VOCODER_CHUNK, compare_onnx, run_on_onnx
+from tts_worker.engine.offline.pipeline import OfflinePipeline
+from tts_worker.engine.offline.speaker import Backend, OfflineSpeaker
+from tts_worker.errors import BundleError
+
+NAMES = {"cosyvoice2": {ESTIMATOR, VOCODER}, "cosyvoice3": {ESTIMATOR, VOCODER, VOCODER_CHUNK}}
+
+LAST_BIAS = {"cosyvoice2": "final_proj.bias", "cosyvoice3": "proj_out.bias"}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """One family, exported by the command."""
+    folder = tmp_path_factory.mktemp("graphs")
+    assert main(["export", "onnx", str(tiny(request.param)), "--out", str(folder)]) == 0
+    return request.param, folder
+
+
+@pytest.fixture(scope="module")
+def on_onnx(exported: tuple[str, Path]) -> Networks:
+    return run_on_onnx(Networks.load(Bundle.open(tiny(exported[0]))), exported[1])
+
+
+def test_the_graphs_are_valid_and_have_what_streaming_needs(exported: tuple[str, Path]) -> None:
+    family, folder = exported
+    assert {file.name for file in folder.iterdir()} == NAMES[family]
+    for file in folder.iterdir():
+        onnx.checker.check_model(str(file), full_check=True)
+    graph = onnx.load(folder / ESTIMATOR).graph
+    shapes = {value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
+              for value in (*graph.input, *graph.output)}  # fmt: skip
+    assert shapes["mask"] == ["rows", 1, "frames", "all_frames"]
+    assert shapes["keys"][1] == "rows"
+    assert shapes["keys"][3] == "past_frames"
+    assert {"values", "context", "new_keys", "new_values", "new_context"} <= shapes.keys()
+
+
+def test_the_graphs_give_the_numbers_of_pytorch(exported: tuple[str, Path]) -> None:
+    family, folder = exported
+    differences = compare_onnx(networks(family), folder)
+
+    assert differences.keys() == NAMES[family]
+    assert max(differences.values()) < 5e-5
+
+
+def spoken(of: Networks, **how: bool) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    mel = torch.randn(40, of.config.flow.mel, generator=generator) * 0.5
+    spk = torch.randn(of.config.flow.spk_embed, generator=generator)
+    request = Request((), spk, flow_prompt=tuple(range(20)), prompt_mel=mel)
+    tokens = [7 * i % 6561 for i in range(61)]
+    return [chunk.samples for chunk in OfflinePipeline(of).sound(request, tokens, seed=5, **how)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_offline_path_sounds_the_same_on_either_back_end(
+    exported: tuple[str, Path], on_onnx: Networks, stream: bool
+) -> None:
+    plain, graphs = spoken(networks(exported[0]), stream=stream), spoken(on_onnx, stream=stream)
+
+    assert [len(chunk) for chunk in plain] == [len(chunk) for chunk in graphs]
+    assert len(plain) == (4 if stream else 1)
+    assert max(apart(a, b) for a, b in zip(plain, graphs, strict=True)) < 2e-3
+
+
+def test_the_paged_memory_of_the_streaming_engine_serves_either_back_end(
+    exported: tuple[str, Path], on_onnx: Networks
+) -> None:
+    """Utterances of other ages in one batch, padded to a power of two, pages out of order, a short last chunk."""
+
+    def run(of: Networks) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(1)
+        pool = FlowPool(of.flow, slots=3, pages=14, max_chunks=5, checked=True, page_bucket=2)
+        old, young, last = pool.open(), pool.open(), pool.open()
+        mel, spk = of.config.flow.mel, torch.randn(3, of.config.flow.mel, generator=generator)
+
+        def advance(states: list, known: list[int]) -> Tensor:  # type: ignore[type-arg]
+            n = len(states)
+            tokens = torch.randint(0, 6561, (n, 28), generator=generator)
+            return pool.advance(states, tokens, known, spk[:n], torch.zeros(n, of.flow.chunk_frames, mel))
+
+        parts = [advance([old], [28]), advance([old, young], [28, 28]), advance([young, old, last], [28, 28, 28])]
+        parts.append(advance([last, old], [28, 9])[0])
+        return parts
+
+    plain, graphs = run(networks(exported[0])), run(on_onnx)
+    assert max(apart(a, b) for a, b in zip(plain, graphs, strict=True)) < 5e-5
+
+
+def test_graphs_that_are_missing_or_damaged_are_named(exported: tuple[str, Path], tmp_path: Path) -> None:
+    bundle = Bundle.open(tiny(exported[0]))
+    with pytest.raises(BundleError, match=r"flow\.estimator\.onnx: is missing; make it with: tts-worker export onnx"):
+        OfflineSpeaker.load(bundle, backend=Backend.ONNX, graphs=tmp_path)
+    (tmp_path / ESTIMATOR).write_bytes((exported[1] / ESTIMATOR).read_bytes()[:5000])
+    with pytest.raises(BundleError, match="is not a graph that onnxruntime runs"):
+        OfflineSpeaker.load(bundle, backend=Backend.ONNX, graphs=tmp_path)
+
+
+def test_graphs_of_other_weights_are_refused(exported: tuple[str, Path]) -> None:
+    other = next(family for family in FAMILIES if family != exported[0])
+    tuned = Networks.load(Bundle.open(tiny(exported[0])))
+    with torch.inference_mode():
+        tuned.flow.estimator.get_parameter("final_proj.bias" if exported[0] == "cosyvoice2" else "proj_out.bias").add_(
+            1
+        )
+    with pytest.raises(BundleError, match=r"flow\.estimator\.onnx: was made of other weights"):
+        run_on_onnx(tuned, exported[1])
+    with pytest.raises(BundleError, match="was made of other weights; make it again"):
+        run_on_onnx(Networks.load(Bundle.open(tiny(other))), exported[1])
+
+
+def test_a_graph_that_does_not_check_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise onnx.checker.ValidationError("bad node")
+
+    monkeypatch.setattr(onnx.checker, "check_model", refuse)
+    with pytest.raises(BundleError, match="not valid: bad node"):
+        onnx_graphs.export_onnx(networks("cosyvoice2"), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_sizes_of_the_graphs_do_not_bind_the_batch(exported: tuple[str, Path]) -> None:
+    """Rows and frames are free: a graph made for two rows of two chunks takes five of thirteen frames."""
+    family, folder = exported
+    of = networks(family)
+    graph = onnx_graphs.EstimatorGraph(of.flow)
+    session = onnx_graphs.open_session(folder / ESTIMATOR, graph)
+    generator = torch.Generator().manual_seed(2)
+    x, mu, cond = (torch.randn(5, 13, of.config.flow.mel, generator=generator) for _ in range(3))
+    spk, start = torch.randn(5, of.config.flow.mel, generator=generator), torch.tensor([0, 0, 0, 0, 0])
+    mask = torch.ones(5, 1, 13, 13, dtype=torch.bool).tril()
+    given = (x, mu, spk, cond, of.flow.time_tables[3:4], start, mask, *onnx_graphs.no_past(of.flow, 5))
+
+    with torch.inference_mode():
+        ours = graph(*given)
+    named = {k: t.contiguous().numpy() for k, t in zip(onnx_graphs.ESTIMATOR_INPUTS, given, strict=True)}
+    theirs = session.run(None, named)
+    assert max(apart(a, torch.from_numpy(b)) for a, b in zip(ours, theirs, strict=True)) < 5e-5
