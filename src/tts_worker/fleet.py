@@ -150,7 +150,6 @@ def _registrar(worker: FleetWorker, models: ModelDirectory, name: str, address: 
                 max_concurrent_sessions=hub.config.max_sessions,
                 voices=[*(voice.name for voice in voices), *worker.settings.voices.aliases],
                 sample_rates=list(SAMPLE_RATES_HZ),
-                conversation=True,
                 protocol_version=messages.PROTOCOL_VERSION,
             ),
             resident_models=models.resident,

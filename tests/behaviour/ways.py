@@ -6,6 +6,8 @@ worker. The client's sessions keep ``tts_worker.session.session.Session``, whate
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -16,11 +18,14 @@ import pytest
 import uvicorn
 
 from tests.conftest import tone_settings
+from tests.fakes.redis import embedded_redis
 from tts_worker.app import Worker, create_application, running_worker
 from tts_worker.client import Client, ClientSettings, connect
 from tts_worker.client.local import LocalConnector
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.engine.tone import ToneEngine, ToneSettings
+from tts_worker.errors import ConnectionLost
+from tts_worker.fleet import in_fleet
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,38 @@ async def websocket(setup: Setup) -> AsyncIterator[Client]:
 
 
 @asynccontextmanager
+async def over_grpc(setup: Setup) -> AsyncIterator[Client]:
+    sections = {**setup.sections, "grpc": {"enabled": True, "port": 0}}
+    async with (
+        bent_worker(replace(setup, sections=sections)) as worker,
+        in_fleet(worker) as member,
+        connect(f"grpc://{member.address}", setup.client) as client,
+    ):
+        yield client
+
+
+@asynccontextmanager
+async def registered(setup: Setup) -> AsyncIterator[Client]:
+    """Found through a registry. A Redis serves all tests, each under a prefix of its own."""
+    registry = {"url": embedded_redis(), "prefix": f"behaviour:{secrets.token_hex(4)}:"}
+    sections = {**setup.sections, "grpc": {"enabled": True, "port": 0}, "registry": registry}
+    async with bent_worker(replace(setup, sections=sections)) as worker, in_fleet(worker) as member:
+        member.announce()
+        async with connect(f"{registry['url']}?prefix={registry['prefix']}", setup.client) as client:
+            await found(client)
+            yield client
+
+
+async def found(client: Client) -> None:
+    """Until the worker has registered."""
+    while True:
+        try:
+            return await client.prewarm()
+        except ConnectionLost:
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
 async def livekit(setup: Setup) -> AsyncIterator[Client]:
     """The plugin, as an agent uses it."""
     pytest.importorskip("livekit.agents", reason="needs the extra 'livekit'")
@@ -126,5 +163,7 @@ class Way:
 WAYS: dict[str, Way] = {
     "local": Way(local),
     "ws": Way(websocket),
+    "grpc": Way(over_grpc),
+    "redis": Way(registered),
     "livekit": Way(livekit, False, frozenset({"spans", "surrogates", "flush", "played", "admission", "retryable"})),
 }

@@ -91,6 +91,8 @@ SCHEMES: Mapping[str, str] = MappingProxyType(
         "ws": "tts_worker.client.websocket",
         "wss": "tts_worker.client.websocket",
         "grpc": "tts_worker.client.grpc",
+        "redis": "tts_worker.client.fleet",
+        "rediss": "tts_worker.client.fleet",
     }
 )
 """URL scheme -> the module that serves it, imported when it is asked for."""

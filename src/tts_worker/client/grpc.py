@@ -54,6 +54,11 @@ class GrpcConnector:
         """How many live now."""
         return len(self._conversations)
 
+    @property
+    def connected(self) -> bool:
+        """Whether a session could begin without dialling."""
+        return self._channel is not None and self._channel.get_state() is grpc.ChannelConnectivity.READY
+
     async def prewarm(self) -> None:
         with anyio.move_on_after(self._settings.connect_timeout_s) as patience:
             await self._ready().channel_ready()
@@ -61,7 +66,7 @@ class GrpcConnector:
             raise ConnectionLost("the worker cannot be reached: is it running?")
 
     async def open(self, options: SessionOptions, *, audio_timeout_s: float) -> Opened:
-        reused = self._channel is not None and self._channel.get_state() is grpc.ChannelConnectivity.READY
+        reused = self.connected
         conversation = await self.begin(options)
         session = RemoteSession(conversation, self.remote_config(conversation, audio_timeout_s))
         self.adopt(conversation)

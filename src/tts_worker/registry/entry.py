@@ -50,8 +50,7 @@ class Capabilities(BaseModel):
     max_concurrent_sessions: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     voices: Annotated[list[_Name], Field(max_length=5_000)] = Field(default_factory=list)
     sample_rates: Annotated[list[int], Field(max_length=100)] = Field(default_factory=list)
-    conversation: bool = False  # speaks the protocol of tts_worker.connect
-    protocol_version: int = 0
+    protocol_version: int = 0  # of the conversation that tts_worker.connect speaks
 
 
 class WorkerEntry(BaseModel):

@@ -1,0 +1,311 @@
+"""A fleet: workers that register, clients that find them, what is lost and what goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.behaviour.ear import Ear
+from tests.conftest import tone_settings, until
+from tests.fakes.proxy import Proxy, proxied
+from tests.fakes.redis import REAL_REDIS, embedded_redis, free_port, real_redis
+from tts_worker.app import Worker, running_worker
+from tts_worker.client import Client, ClientSettings, SessionOptions, connect
+from tts_worker.errors import ConnectionLost, ErrorCode, InvalidRequest, OverCapacity, TTSWorkerError, UnknownVoice
+from tts_worker.fleet import FleetMember, in_fleet
+from tts_worker.registry.directory import Directory
+from tts_worker.registry.store import Store
+from tts_worker.types import ControlName, Ended, Outcome, Started
+
+LONG = "This is a rather long story, and it goes on and on. " * 8
+FAST = SessionOptions(realtime=False)
+SLOW: dict[str, Any] = {"engines": {"tone": {"kind": "tone", "cost_per_audio_s": 5.0}}}
+"""Half a second from the text to the first sound."""
+_names = itertools.count()
+
+
+@dataclass
+class Member:
+    worker: Worker
+    fleet: FleetMember
+    proxy: Proxy
+
+    @property
+    def live(self) -> int:
+        return self.worker.hub.live_sessions
+
+    async def die(self) -> None:
+        """As a process that is killed: every connection is reset; the entry stays until it expires."""
+        await self.proxy.stop()
+
+
+class Fleet:
+    """Workers on one registry, each behind a proxy that a test may break."""
+
+    def __init__(self, stack: AsyncExitStack, url: str, prefix: str) -> None:
+        self.url = url
+        self.prefix = prefix
+        self._stack = stack
+
+    async def member(self, name: str, **sections: Any) -> Member:
+        port = free_port()
+        proxy = await self._stack.enter_async_context(proxied(f"127.0.0.1:{port}"))
+        registry = {"url": self.url, "prefix": self.prefix, "name": name, "heartbeat_s": 0.6, "address": proxy.address}
+        settings = tone_settings(grpc={"enabled": True, "port": port}, registry=registry, **sections)
+        worker = await self._stack.enter_async_context(running_worker(settings))
+        member = await self._stack.enter_async_context(in_fleet(worker))
+        member.announce()
+        await self.listed(name)
+        return Member(worker, member, proxy)
+
+    def connect(self, settings: ClientSettings | None = None) -> Client:
+        return connect(f"{self.url}?prefix={self.prefix}", settings)
+
+    async def names(self) -> set[str]:
+        directory = Directory(Store(self.url), self.prefix)
+        try:
+            return {worker.entry.name for worker in await directory.workers()}
+        finally:
+            await directory.aclose()
+
+    async def listed(self, name: str, there: bool = True) -> None:
+        while (name in await self.names()) is not there:  # noqa: ASYNC110  (Redis signals nothing)
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    async with AsyncExitStack() as stack:
+        yield Fleet(stack, embedded_redis(), f"t{next(_names)}:")
+
+
+async def opened(client: Client, options: SessionOptions = FAST) -> Ear:
+    return Ear((await client.open(options)).session)
+
+
+# -- the choice -------------------------------------------------------------------------------------------------------
+
+
+async def test_sessions_go_where_there_is_room(fleet: Fleet) -> None:
+    small = await fleet.member("small", session={"max_sessions": 2})
+    large = await fleet.member("large", session={"max_sessions": 8})
+    async with fleet.connect() as client:
+        ears = [await opened(client) for _ in range(10)]
+        assert (small.live, large.live) == (2, 8)
+        with pytest.raises(OverCapacity):
+            await client.open(FAST)
+        for ear in ears:
+            assert (await ear.say("Hello there.")).outcome is Outcome.DONE
+            ear.session.close()
+        await until(lambda: small.live + large.live == 0)
+
+
+async def test_only_a_worker_that_has_the_voice_is_asked(fleet: Fleet) -> None:
+    await fleet.member("plain")
+    special = await fleet.member("special", voices={"aliases": {"dragon": "tone-low"}})
+    async with fleet.connect() as client:
+        for _ in range(3):
+            ear = await opened(client, SessionOptions(voice="dragon", realtime=False))
+            assert (await ear.say("Hi.")).outcome is Outcome.DONE
+        assert special.live == 3
+        with pytest.raises(UnknownVoice, match="dragon"):
+            await client.open(SessionOptions(voice="unicorn"))
+
+
+async def test_a_new_worker_is_found_and_a_draining_one_is_left(fleet: Fleet) -> None:
+    first = await fleet.member("first", session={"max_sessions": 1})
+    async with fleet.connect() as client:
+        ear = await opened(client)
+        second = await fleet.member("second")
+        other = await _open_until(client, lambda: second.live == 1)
+        first.fleet.begin_drain()
+        draining = asyncio.create_task(first.worker.hub.drain(5.0))
+        await fleet.listed("first", there=False)
+        await until(lambda: first.live == 0)
+        assert (await ear.say("It said nothing, so it moved.")).outcome is Outcome.DONE
+        assert second.live == 2
+        assert (await other.say("Undisturbed.")).outcome is Outcome.DONE
+        await draining
+
+
+async def _open_until(client: Client, arrived: Any) -> Ear:
+    """The client asks the registry again after half a second; until then it knows the full worker only."""
+    while True:
+        try:
+            ear = await opened(client)
+        except OverCapacity:
+            await asyncio.sleep(0.02)
+            continue
+        assert arrived()
+        return ear
+
+
+async def test_a_worker_that_cannot_be_reached_costs_one_try(fleet: Fleet) -> None:
+    dead = await fleet.member("dead")
+    await dead.die()
+    alive = await fleet.member("alive")
+    async with fleet.connect() as client:
+        for _ in range(4):
+            await opened(client)
+        assert alive.live == 4
+        assert dead.proxy.connections <= 1
+
+
+async def test_a_worker_that_answers_nothing_costs_the_deadline_once(fleet: Fleet) -> None:
+    silent = await fleet.member("silent")
+    alive = await fleet.member("alive", session={"max_sessions": 1_000})
+    silent.proxy.swallow()
+    async with fleet.connect(ClientSettings(connect_timeout_s=0.3)) as client:
+        began_s = asyncio.get_running_loop().time()
+        for _ in range(6):
+            await opened(client)
+        assert alive.live == 6
+        assert asyncio.get_running_loop().time() - began_s < 4 * 0.3 + 1.0
+
+
+async def test_nobody_there() -> None:
+    async with connect(f"{embedded_redis()}?prefix=nobody:") as client:
+        with pytest.raises(ConnectionLost, match="registered"):
+            await client.open()
+        with pytest.raises(ConnectionLost):
+            await client.prewarm()
+
+
+@pytest.mark.parametrize("query", ["networks=everywhere", "networks=10.0.0.0/99"])
+def test_networks_that_make_no_sense(query: str) -> None:
+    with pytest.raises(InvalidRequest, match="networks"):
+        connect(f"redis://127.0.0.1:1?{query}")
+
+
+# -- loss -------------------------------------------------------------------------------------------------------------
+
+
+async def test_lost_before_the_first_sound_is_said_again_elsewhere(fleet: Fleet) -> None:
+    first = await fleet.member("first", **SLOW)
+    async with fleet.connect() as client:
+        ear = await opened(client)
+        key = ear.session.speak("Hello there, ")
+        ear.session.flush()
+        await ear.started()
+        second = await fleet.member("second")
+        await first.die()
+        ear.session.speak("my friend.")
+        ear.session.end_text()
+        waiting = ear.session.speak("And the next.")
+        ear.session.end_text()
+        ended = await ear.end(key)
+        assert (ended.outcome, ended.receipt.text_spoken) == (Outcome.DONE, "Hello there, my friend.")
+        assert (await ear.end(waiting)).receipt.text_spoken == "And the next."
+        assert [item.key for item in ear.log if isinstance(item, Started)] == [key, waiting]
+        assert second.live == 1
+        assert (await ear.say("Still here.")).outcome is Outcome.DONE
+
+
+async def test_a_loss_in_the_middle_is_told_and_disturbs_nobody_else(fleet: Fleet) -> None:
+    first = await fleet.member("first", session={"max_sessions": 1})
+    async with fleet.connect() as client:
+        ear = await opened(client, SessionOptions())
+        key = ear.session.speak(LONG)
+        await ear.hear(5_000, key)
+        second = await fleet.member("second")
+        other = await _open_until(client, lambda: second.live == 1)
+        whole = other.sound[(await other.say("Undisturbed by that. " * 3)).key]
+        other.session.speak("Undisturbed by that. " * 3)
+        other.session.end_text()
+        going_on = await other.hear(5_000)
+        await first.die()
+        ended = await ear.end(key)
+        assert ended.error is not None
+        assert (ended.error.code, ended.error.retryable) == (ErrorCode.CONNECTION_LOST, True)
+        assert ended.receipt.samples_sent * 2 == len(ear.sound[key])
+        assert ended.receipt.text_spoken + ended.receipt.text_remaining == LONG
+        await other.end(going_on)
+        assert other.sound[going_on] == whole
+
+
+async def test_a_paused_session_is_paused_on_the_next_worker_too(fleet: Fleet) -> None:
+    first = await fleet.member("first", **SLOW)
+    async with fleet.connect() as client:
+        ear = await opened(client)
+        key = ear.session.speak("Held back.")
+        ear.session.end_text()
+        ear.session.pause()
+        assert (await ear.acknowledged(ControlName.PAUSE)).applied
+        second = await fleet.member("second")
+        await first.die()
+        await until(lambda: second.live == 1)
+        ear.session.resume()
+        assert (await ear.acknowledged(ControlName.RESUME)).applied
+        assert (await ear.end(key)).outcome is Outcome.DONE
+
+
+async def test_a_stop_while_nobody_is_there_is_confirmed(fleet: Fleet) -> None:
+    only = await fleet.member("only", **SLOW)
+    async with fleet.connect(ClientSettings(connect_timeout_s=0.5)) as client:
+        ear = await opened(client)
+        key = ear.session.speak("Never heard.")
+        await ear.started()
+        only.proxy.swallow()
+        only.proxy.cut()
+        ear.session.stop("changed_my_mind")
+        ended = await ear.end(key)
+        assert (ended.outcome, ended.receipt.reason) == (Outcome.STOPPED, "changed_my_mind")
+        assert ended.receipt.text_remaining == "Never heard."
+
+
+async def test_no_other_worker_is_a_loss(fleet: Fleet) -> None:
+    only = await fleet.member("only", **SLOW)
+    async with fleet.connect(ClientSettings(connect_timeout_s=0.5)) as client:
+        ear = await opened(client)
+        key = ear.session.speak("Never heard.")
+        ear.session.end_text()
+        await ear.started()
+        await only.die()
+        ended = await ear.end(key)
+        assert ended.error is not None
+        assert (ended.error.code, ended.receipt.samples_sent) == (ErrorCode.CONNECTION_LOST, 0)
+        assert await ear.next() is None, "the session is over"
+
+
+async def test_closing_while_a_worker_is_looked_for(fleet: Fleet) -> None:
+    only = await fleet.member("only", **SLOW)
+    async with fleet.connect() as client:
+        ear = await opened(client)
+        key = ear.session.speak("Never heard.")
+        await ear.started()
+        only.proxy.swallow()
+        only.proxy.cut()
+        await asyncio.sleep(0)
+        ear.session.close("leaving")
+        await ear.silence()
+        assert isinstance(ear.ends[key], Ended)
+        assert ear.ends[key].outcome is Outcome.STOPPED
+
+
+# -- the registry goes away -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(REAL_REDIS is None, reason="Debian's redis-server is not installed")
+async def test_redis_may_go_away_and_come_back() -> None:
+    async with real_redis(password="a-password-that-nobody-may-see") as redis, AsyncExitStack() as stack:
+        fleet = Fleet(stack, redis.url, "worker:")
+        member = await fleet.member("one")
+        async with fleet.connect() as client:
+            ear = await opened(client)
+            await redis.kill()
+            assert (await ear.say("Running sessions go on.")).outcome is Outcome.DONE
+            assert (await (await opened(client)).say("And new ones begin.")).outcome is Outcome.DONE
+            async with fleet.connect() as stranger:
+                with pytest.raises(TTSWorkerError) as lost:
+                    await stranger.open()
+            assert lost.value.code is ErrorCode.CONNECTION_LOST
+            assert "a-password" not in lost.value.message
+            await redis.start()
+            await fleet.listed("one")
+        assert member.worker.hub.ready
