@@ -1,0 +1,290 @@
+"""The streaming engine beside the reference's own code: same weights, same forced tokens, one process, in turns.
+
+    python bench/compare_upstream.py --checkout DIR --bundle DIR [--seconds 20] [--repeats 3] [--threads 1] [--json]
+
+``--checkout`` is a checkout of the reference repository, with ``third_party/Matcha-TTS`` in place; what it needs beyond
+torch, numpy and hyperpyyaml (transformers, diffusers, x-transformers, einops, conformer, scipy, omegaconf) must be
+installed. Modules that it imports for training or files only are stood in for. ``--bundle`` is a model directory;
+random weights will do (``tts-worker voicepack random``).
+
+The reference runs twice: as it is, where the size of a chunk is kept on the model and grows from one request to the
+next, and with that size reset before each request. Both run the language model and draw; what was drawn is overwritten.
+Compared are wall and processor time (the machine may be shared), the first chunk, and the mel of the same tokens under
+the same chunk mask. Nothing of the reference is changed on disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import logging
+import os
+import sys
+import threading
+import time
+import types
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tts_worker.commands.bench_engine import TEXT, VOICE, Bench, forced_tokens, made_up_voice
+from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.streaming.load import LoadOptions
+from tts_worker.types import SAMPLE_RATE_HZ
+
+STAND_INS = ("torchaudio", "onnxruntime", "whisper", "lightning", "hydra", "rootutils", "wget", "gdown", "matplotlib",
+             "librosa", "pyworld", "modelscope", "tiktoken", "inflect")  # fmt: skip
+"""Imported by the reference at the top of files that inference needs, and not used by it."""
+
+END_OF_PROMPT = 151646
+NEEDED_KEYS = "\nget_tokenizer"  # the networks stand before it in every published YAML
+
+
+class _StandIn(types.ModuleType):
+    """A module that has every attribute and does nothing."""
+
+    __path__: list[str] = []  # noqa: RUF012  (the import system asks for it)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _StandIn(name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return args[0] if args and callable(args[0]) else self  # also as a decorator
+
+    def __mro_entries__(self, bases: Any) -> tuple[type, ...]:
+        return (object,)
+
+
+class _Finder:
+    """Finds stand-ins for modules that are not installed."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        if name.split(".")[0] not in STAND_INS:
+            return None
+        return importlib.util.spec_from_loader(name, _Loader())
+
+
+class _Loader:
+    def create_module(self, spec: Any) -> types.ModuleType:
+        return _StandIn(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None: ...
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """One utterance of either side."""
+
+    first_s: float
+    first_samples: int
+    wall_s: float
+    cpu_s: float
+    chunks: int
+    samples: int
+
+
+class Reference:
+    """The reference's streaming model with forced tokens."""
+
+    def __init__(self, checkout: Path, bundle: Bundle) -> None:
+        sys.meta_path.append(_Finder())  # type: ignore[arg-type]
+        sys.path[:0] = [str(checkout), str(checkout / "third_party" / "Matcha-TTS")]
+        import transformers
+        from hyperpyyaml import load_hyperpyyaml
+
+        def from_config(directory: str) -> Any:
+            return transformers.Qwen2ForCausalLM(transformers.AutoConfig.from_pretrained(directory))
+
+        # The weights come from llm.pt; a bundle of random weights has no other copy of them.
+        transformers.Qwen2ForCausalLM.from_pretrained = from_config
+        config = bundle.config
+        text = (bundle.path / f"{config.family}.yaml").read_text("utf-8").split(NEEDED_KEYS)[0]
+        parts = load_hyperpyyaml(text, overrides={"qwen_pretrain_path": str(bundle.text_model_dir)})
+        from cosyvoice.cli import model
+
+        logging.getLogger().setLevel(logging.WARNING)
+        kind = model.CosyVoice3Model if config.family == "cosyvoice3" else model.CosyVoice2Model
+        self.model = kind(parts["llm"], parts["flow"], parts["hift"], False)
+        self.model.load(*(str(bundle.path / f"{part}.pt") for part in ("llm", "flow", "hift")))
+        self._hop, self._ratio = self.model.token_hop_len, config.flow.frames_per_token
+        self._draw = self.model.llm.sampling
+        # CosyVoice3 demands the end-of-prompt id, for which the small vocabulary of random weights has no row.
+        table = self.model.llm.llm.model.model.embed_tokens
+        table.forward = lambda ids: torch.nn.functional.embedding(ids % table.weight.shape[0], table.weight)
+        self._eos = config.lm.eos_id
+
+    def _force(self, tokens: np.ndarray[Any, Any]) -> None:
+        def sampling(scores: Tensor, decoded: list[int], count: int) -> int:
+            self._draw(scores, decoded, count)
+            return int(tokens[len(decoded)]) if len(decoded) < len(tokens) else self._eos
+
+        self.model.llm.sampling = sampling
+
+    def speak(self, inputs: dict[str, Tensor], tokens: np.ndarray[Any, Any], *, reset_hop: bool) -> Streamed:
+        """Stream ``tokens``. ``reset_hop``: begin with the chunk size of a fresh model."""
+        if reset_hop:
+            self.model.token_hop_len = self._hop
+        self._force(tokens)
+        first_s, first_samples, samples, chunks = 0.0, 0, 0, 0
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        for piece in self.model.tts(**inputs, stream=True):
+            if not chunks:
+                first_s, first_samples = time.perf_counter() - began_s, piece["tts_speech"].shape[1]
+            chunks += 1
+            samples += piece["tts_speech"].shape[1]
+        wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+        return Streamed(first_s, first_samples, wall_s, cpu_s, chunks, samples)
+
+    @torch.inference_mode()
+    def mel(self, prompt: Tensor, prompt_mel: Tensor, embedding: Tensor, tokens: np.ndarray[Any, Any]) -> Tensor:
+        """All of ``tokens`` in one pass under the chunk mask: ``[mel, frames]``."""
+        given = torch.from_numpy(tokens.astype(np.int32))[None]
+
+        def length(x: Tensor) -> Tensor:
+            return torch.tensor([x.shape[1]], dtype=torch.int32)
+
+        mel, _ = self.model.flow.inference(
+            token=given, token_len=length(given), prompt_token=prompt, prompt_token_len=length(prompt),
+            prompt_feat=prompt_mel, prompt_feat_len=length(prompt_mel), embedding=embedding,
+            streaming=True, finalize=True,
+        )  # fmt: skip
+        return mel[0]
+
+
+class Ours(Bench):
+    """The engine, with an ear on what the flow gives to the vocoder."""
+
+    def stream(self, tokens: np.ndarray[Any, Any]) -> Streamed:
+        began_cpu_s = time.process_time()
+        spoken = self.speak(tokens)
+        cpu_s = time.process_time() - began_cpu_s
+        chunks, samples = len(spoken.chunks_ms), len(spoken.pcm) // 2
+        return Streamed(spoken.first_s, spoken.first_samples, spoken.wall_s, cpu_s, chunks, samples)
+
+    def mel(self, tokens: np.ndarray[Any, Any]) -> Tensor:
+        """What is streamed for ``tokens``, put together: ``[mel, frames]``."""
+        renderer, heard = self.engine.parts.renderer, []
+        whole: Callable[..., list[Tensor]] = renderer._flow
+
+        def listening(works: Any) -> list[Tensor]:
+            mels = whole(works)
+            heard.extend(mel.clone() for mel in mels)
+            return mels
+
+        renderer._flow = listening  # type: ignore[method-assign]
+        try:
+            self.speak(tokens)
+        finally:
+            renderer._flow = whole  # type: ignore[method-assign]
+        return torch.cat(heard, dim=2)[0].cpu()
+
+
+def _give_up(failure: Any) -> None:
+    """The reference waits for ever for a language model whose thread has died."""
+    sys.excepthook(failure.exc_type, failure.exc_value, failure.exc_traceback)
+    os._exit(1)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--checkout", type=Path, required=True, metavar="DIR", help="of the reference repository")
+    parser.add_argument("--bundle", type=Path, required=True, metavar="DIR", help="model directory; random weights do")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of sound (default 20)")
+    parser.add_argument("--prompt-tokens", type=int, default=125, help="of the made-up voice (default 125: 5 s)")
+    parser.add_argument("--first-tokens", type=int, default=8, help="of the engine, before the first boundary")
+    parser.add_argument("--repeats", type=int, default=3, help="(default 3); the best of each is told")
+    parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    threading.excepthook = _give_up
+    torch.set_num_threads(args.threads)
+    bundle = Bundle.open(args.bundle)
+    voice = made_up_voice(bundle, args.prompt_tokens)
+    tokens = forced_tokens(int(args.seconds * 25), 5)
+
+    reference = Reference(args.checkout, bundle)
+    options = LoadOptions(
+        args.bundle, device="cpu", threads=args.threads, first_tokens=args.first_tokens, smooth_start=False,
+        max_passage_s=int(args.seconds) + 2, max_utterances=4,
+    )  # fmt: skip
+    ours = Ours(options, args.prompt_tokens)
+
+    state = ours.engine.parts.book._states[VOICE]
+    ids = ours.engine._model.tokenizer.encode(TEXT)
+    text = (ids * (len(tokens) // (10 * len(ids)) + 1))[: max(1, len(tokens) // 10)]  # 2 to 20 tokens a text token
+    embedding = torch.from_numpy(voice.embedding)[None]
+    inputs = {
+        "text": torch.tensor([text], dtype=torch.int32),
+        "flow_embedding": embedding,
+        "llm_embedding": embedding,
+        "prompt_text": torch.tensor([[END_OF_PROMPT, *voice.prompt_text_ids.tolist()]], dtype=torch.int32),
+        "llm_prompt_speech_token": torch.from_numpy(voice.tokens)[None],
+        "flow_prompt_speech_token": torch.from_numpy(voice.tokens)[None],
+        "prompt_speech_feat": torch.from_numpy(voice.mel)[None],
+    }
+    prompt = torch.tensor([state.prompt], dtype=torch.int32)
+    theirs_mel = reference.mel(prompt, state.prompt_mel[None], embedding, tokens)
+    ours_mel = ours.mel(tokens)
+    assert theirs_mel.shape == ours_mel.shape, (theirs_mel.shape, ours_mel.shape)
+
+    reference.speak(inputs, tokens[:60], reset_hop=True)  # warm
+    runs: dict[str, list[Streamed]] = {"ours": [], "hop_reset": [], "as_it_is": []}
+    for _ in range(2):  # the first two requests of a fresh model, after which its chunk size stays
+        reference.speak(inputs, tokens[:160], reset_hop=False)
+    for _ in range(args.repeats):
+        runs["ours"].append(ours.stream(tokens))
+        runs["as_it_is"].append(reference.speak(inputs, tokens, reset_hop=False))
+        leaked = reference.model.token_hop_len
+        runs["hop_reset"].append(reference.speak(inputs, tokens, reset_hop=True))
+        reference.model.token_hop_len = leaked
+        assert threading.active_count() < 8
+    show(figures_of(runs, bundle, args, float((theirs_mel - ours_mel).abs().max()), float(theirs_mel.std())), args.json)
+    return 0
+
+
+def figures_of(
+    runs: dict[str, list[Streamed]], bundle: Bundle, args: argparse.Namespace, apart: float, size: float
+) -> dict[str, Any]:
+    """The best of each, and the ratios to ours."""
+    figures: dict[str, Any] = {
+        "family": bundle.config.family, "seconds": args.seconds, "prompt_tokens": args.prompt_tokens,
+        "threads": args.threads, "torch": torch.__version__, "mel_largest_difference": apart, "mel_std": size,
+    }  # fmt: skip
+    best: dict[str, dict[str, float]] = {}
+    for name, streamed in runs.items():
+        best[name] = {
+            "first_s": min(run.first_s for run in streamed),
+            "wall_s": min(run.wall_s for run in streamed),
+            "cpu_s": min(run.cpu_s for run in streamed),
+        }
+        figures |= {f"{name}_{key}": round(value, 3) for key, value in best[name].items()}
+        figures[f"{name}_first_audio_s"] = round(streamed[-1].first_samples / SAMPLE_RATE_HZ, 3)
+        figures[f"{name}_chunks"] = streamed[-1].chunks
+        figures[f"{name}_samples"] = streamed[-1].samples
+    for name in ("hop_reset", "as_it_is"):
+        for key in ("wall_s", "cpu_s", "first_s"):
+            figures[f"{name}_over_ours_{key.removesuffix('_s')}"] = round(best[name][key] / best["ours"][key], 2)
+    return figures
+
+
+def show(figures: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(figures))
+        return
+    for name, value in figures.items():
+        print(f"  {name:32} {value}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
