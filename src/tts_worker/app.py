@@ -279,6 +279,7 @@ def create_application(worker: Worker) -> ASGIApp:
             allowed_origins=server.allowed_origins,
             loopback_only=is_loopback(server.host),
             max_request_bytes=server.max_request_bytes,
+            max_upload_bytes=server.max_upload_bytes,
             max_input_chars=server.max_input_chars,
             max_message_chars=session.max_message_chars,
             send_timeout_s=server.send_timeout_s,

@@ -56,6 +56,7 @@ class ServerSettings(_Section):
     allow_unauthenticated: bool = False
     allowed_origins: tuple[str, ...] = ()
     max_request_bytes: int = Field(1_048_576, ge=1_024)
+    max_upload_bytes: int = Field(12_582_912, ge=1_024)
     max_input_chars: int = Field(20_000, ge=1)
     send_timeout_s: Seconds = 10.0
     heartbeat_s: Seconds = 20.0

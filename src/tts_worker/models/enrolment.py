@@ -19,7 +19,7 @@ from tts_worker.audio.decode import Recording, read_recording
 from tts_worker.errors import InvalidRequest, NotReady, OverCapacity, TextTooLong
 
 MAX_PROMPT_S = 30.0
-MAX_PROMPT_BYTES = 12 << 20  # 30 s of 48 kHz stereo, 32 bits
+MAX_PROMPT_BYTES = 8 << 20  # 30 s of 48 kHz stereo and room for more
 MAX_PROMPT_CHARS = 1_000
 MAX_RATE_HZ, MAX_CHANNELS = 192_000, 2
 _RETRY_AFTER_S = 2.0
@@ -70,7 +70,7 @@ class Enrolment:
         Raises InvalidRequest (no audio, damaged, too short or long), TextTooLong, OverCapacity.
         """
         check_size(recording, transcript)
-        name = voice_name(recording, transcript)
+        name = await asyncio.to_thread(voice_name, recording, transcript)  # megabytes: not on the event loop
         if name in self._known:
             self._known[name] = self._known.pop(name)
             return Learned(name)

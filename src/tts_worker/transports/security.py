@@ -8,7 +8,7 @@ somebody's laptop through a name it controls. Keys are never logged.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -29,7 +29,8 @@ SUBPROTOCOL = "tts-worker"
 
 
 class Gate:
-    """Wraps ``app``. ``max_body_bytes`` bounds every HTTP request body, declared or not."""
+    """Wraps ``app``. ``max_body_bytes`` bounds every HTTP request body, declared or not; on ``upload_paths``
+    ``max_upload_bytes`` does."""
 
     def __init__(
         self,
@@ -39,12 +40,16 @@ class Gate:
         allowed_origins: Iterable[str] = (),
         loopback_only: bool = True,
         max_body_bytes: int = 1_048_576,
+        upload_paths: Collection[str] = (),
+        max_upload_bytes: int = 0,
     ) -> None:
         self._app = app
         self._keys = tuple(key.encode() for key in api_keys)
         self._origins = {origin.rstrip("/").lower() for origin in allowed_origins}
         self._loopback_only = loopback_only and not self._keys
         self._max_body_bytes = max_body_bytes
+        self._upload_paths = upload_paths
+        self._max_upload_bytes = max_upload_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -56,7 +61,7 @@ class Gate:
             await self._refuse(error, scope, receive, send)
             return
         if scope["type"] == "http":
-            receive = _Bounded(receive, self._max_body_bytes)
+            receive = _Bounded(receive, self._limit_bytes(scope))
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
@@ -74,8 +79,11 @@ class Gate:
             declared = headers.get("content-length", "0")
             if not declared.isascii() or not declared.isdigit():
                 raise InvalidRequest("Content-Length is not a number")
-            if int(declared[:20]) > self._max_body_bytes:
-                raise TextTooLong(f"a request may have at most {self._max_body_bytes} bytes")
+            if int(declared[:20]) > (limit_bytes := self._limit_bytes(scope)):
+                raise TextTooLong(f"a request may have at most {limit_bytes} bytes")
+
+    def _limit_bytes(self, scope: Scope) -> int:
+        return self._max_upload_bytes if scope["path"] in self._upload_paths else self._max_body_bytes
 
     def _check_key(self, offered: str | None) -> None:
         if offered is None:
