@@ -20,7 +20,7 @@ from tts_worker import __version__
 from tts_worker.errors import ErrorCode, ErrorInfo, TTSWorkerError
 from tts_worker.metrics import Metrics
 from tts_worker.session.hub import SessionHub
-from tts_worker.transports import openai, wire
+from tts_worker.transports import cosyvoice_http, openai, ray_cosyvoice, wire
 from tts_worker.transports.responses import error_response
 from tts_worker.transports.security import Gate
 from tts_worker.transports.websocket import StreamLimits, stream
@@ -39,6 +39,7 @@ class HttpConfig:
     allowed_origins: tuple[str, ...] = ()
     loopback_only: bool = True
     max_request_bytes: int = 1_048_576
+    max_upload_bytes: int = 12_582_912
     max_input_chars: int = 20_000
     max_message_chars: int = 100_000
     send_timeout_s: float = 10.0
@@ -73,7 +74,10 @@ def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig) -> ASGIApp
     async def v1_stream(websocket: WebSocket) -> None:
         await stream(websocket, hub, limits)
 
-    app.include_router(openai.router(hub, max_input_chars=config.max_input_chars, send_timeout_s=config.send_timeout_s))
+    for dialect in (openai, cosyvoice_http, ray_cosyvoice):
+        app.include_router(
+            dialect.router(hub, max_input_chars=config.max_input_chars, send_timeout_s=config.send_timeout_s)
+        )
     if config.web_page:
         _add_page(app)
     return Gate(
@@ -82,6 +86,8 @@ def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig) -> ASGIApp
         allowed_origins=config.allowed_origins,
         loopback_only=config.loopback_only,
         max_body_bytes=config.max_request_bytes,
+        upload_paths=cosyvoice_http.PATHS | ray_cosyvoice.PATHS,
+        max_upload_bytes=config.max_upload_bytes,
     )
 
 
