@@ -4,6 +4,7 @@ clock. The framework in between is the real one, and so are the plugin and the w
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -194,7 +195,7 @@ class Loudspeaker(AudioOutput):
         if not self._open:
             self._open, self._complete = True, False
             self._pcm, self._played_s, self._since_s = bytearray(), 0.0, None
-            self.on_playback_started(created_at=self._loop.time())
+            self.on_playback_started(created_at=time.time())  # the synchronizer goes by this clock
             self.begun.set()
         self._stop_clock()  # if it ran dry, it begins again here
         self._pcm += frame.data.tobytes()

@@ -13,10 +13,10 @@ from livekit.agents import Agent, APIConnectOptions, function_tool, tokenize, tt
 from livekit.agents.voice.agent_session import SessionConnectOptions
 
 from tests.behaviour.ear import Ear
-from tests.behaviour.ways import Setup, bent_worker, served
+from tests.behaviour.ways import bent_worker, served
 from tests.fakes.livekit_agent import on_stage
 from tests.fakes.proxy import proxied
-from tests.integrations.test_livekit import plugin
+from tests.integrations.test_livekit import BRISK, plugin
 from tts_worker.client import Client, SessionOptions
 from tts_worker.client.local import LocalConnector
 from tts_worker.integrations.livekit import TTS
@@ -27,7 +27,7 @@ STORY = "This is the longest story that I know, and it goes on and on for quite 
 
 async def reference(text: str) -> tuple[bytes, list[float]]:
     """How the worker speaks ``text``: its sound, and when its words begin (s)."""
-    async with Client(LocalConnector(lambda: bent_worker(Setup()))) as client:
+    async with Client(LocalConnector(lambda: bent_worker(BRISK))) as client:
         ear = Ear((await client.open(SessionOptions(realtime=False))).session)
         ended = await ear.say(text)
         return ear.sound[ended.key], [word.start_sample / 24_000 for word in ended.receipt.words]
@@ -46,7 +46,7 @@ async def test_a_spoken_turn() -> None:
 
 
 async def test_an_interruption_cuts_the_transcript_at_the_word_that_was_heard() -> None:
-    async with plugin() as (voice, watch), on_stage(voice, [STORY, "Yes?"], can_pause=False) as stage:
+    async with plugin(max_ahead_s=0.5) as (voice, watch), on_stage(voice, [STORY, "Yes?"], can_pause=False) as stage:
         reply = stage.session.generate_reply(user_input="Count!")
         await stage.speaker.until(0.8)
         stage.ears.voice()
@@ -63,7 +63,7 @@ async def test_an_interruption_cuts_the_transcript_at_the_word_that_was_heard() 
         # The worker was told, and what it made in vain is bounded.
         receipt = watch.receipts[0]
         assert receipt.reason == "interrupted"
-        assert receipt.samples_sent / 24_000 <= heard_s + 2.0 + 0.5
+        assert receipt.samples_sent / 24_000 <= heard_s + 0.5 + 0.5
         stage.ears.silence()
         stage.scribe.writes("Stop.")
         await stage.until_said(2)
@@ -94,7 +94,7 @@ async def test_a_false_interruption_pauses_the_worker_and_goes_on_with_the_next_
 
 
 async def test_a_pause_that_becomes_an_interruption() -> None:
-    async with plugin() as (voice, watch), on_stage(voice, [STORY, "Sorry."]) as stage:
+    async with plugin(max_ahead_s=0.3) as (voice, watch), on_stage(voice, [STORY, "Sorry."]) as stage:
         voice.attach(stage.session)
         first = stage.session.generate_reply(user_input="Count!")
         await stage.speaker.until(0.5)
@@ -132,7 +132,7 @@ async def test_two_turns_back_to_back_and_one_that_only_calls_a_tool() -> None:
 
 
 async def test_a_worker_killed_in_the_middle_of_a_turn() -> None:
-    async with served(Setup()) as address, proxied(address) as proxy:
+    async with served(BRISK) as address, proxied(address) as proxy:
         voice = TTS(f"ws://{proxy.address}", max_ahead_s=0.3)
         async with on_stage(voice, [STORY, "Back again."]) as stage:
             turn = stage.session.generate_reply(user_input="Count!")
@@ -149,7 +149,7 @@ async def test_a_worker_killed_in_the_middle_of_a_turn() -> None:
 
 
 async def test_a_connection_that_died_while_nobody_spoke_is_not_noticed() -> None:
-    async with served(Setup()) as address, proxied(address) as proxy:
+    async with served(BRISK) as address, proxied(address) as proxy:
         voice = TTS(f"ws://{proxy.address}")
         async with on_stage(voice, ["First.", "Second."]) as stage:
             await stage.session.generate_reply(user_input="one")
@@ -161,7 +161,7 @@ async def test_a_connection_that_died_while_nobody_spoke_is_not_noticed() -> Non
 
 
 async def test_a_stall_ends_in_a_retry_and_the_turn_is_spoken() -> None:
-    async with served(Setup()) as address, proxied(address) as proxy:
+    async with served(BRISK) as address, proxied(address) as proxy:
         voice = TTS(f"ws://{proxy.address}")
         options = SessionConnectOptions(
             tts_conn_options=APIConnectOptions(max_retry=2, retry_interval=0.01, timeout=0.5)
