@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import cache
 
@@ -24,6 +24,13 @@ def embedded_redis() -> str:
     server = ValkeyServer()
     server.start()
     return server.connection_url
+
+
+async def eventually(condition: Callable[[], Awaitable[object]], timeout_s: float = 20.0) -> None:
+    """Until ``condition`` holds; fails when it never does."""
+    with anyio.fail_after(timeout_s):
+        while not await condition():  # noqa: ASYNC110  (another process, nothing signals it)
+            await asyncio.sleep(0.005)
 
 
 def free_port() -> int:
@@ -50,9 +57,7 @@ class RedisProcess:
         self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL)  # noqa: ASYNC220  (milliseconds)
         client = Redis.from_url(self.url)
         try:
-            with anyio.fail_after(10):
-                while not await _answers(client):  # noqa: ASYNC110  (another process, nothing signals it)
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: _answers(client))
         finally:
             await client.aclose()
 

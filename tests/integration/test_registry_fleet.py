@@ -14,7 +14,7 @@ import pytest
 from tests.behaviour.ear import Ear
 from tests.conftest import tone_settings, until
 from tests.fakes.proxy import Proxy, proxied
-from tests.fakes.redis import REAL_REDIS, embedded_redis, free_port, real_redis
+from tests.fakes.redis import REAL_REDIS, embedded_redis, eventually, free_port, real_redis
 from tts_worker.app import Worker, running_worker
 from tts_worker.client import Client, ClientSettings, SessionOptions, connect
 from tts_worker.errors import ConnectionLost, ErrorCode, InvalidRequest, OverCapacity, TTSWorkerError, UnknownVoice
@@ -75,8 +75,10 @@ class Fleet:
             await directory.aclose()
 
     async def listed(self, name: str, there: bool = True) -> None:
-        while (name in await self.names()) is not there:  # noqa: ASYNC110  (Redis signals nothing)
-            await asyncio.sleep(0.01)
+        async def so() -> bool:
+            return (name in await self.names()) is there
+
+        await eventually(so)
 
 
 @pytest.fixture

@@ -1,0 +1,349 @@
+"""The registry against real servers: what is written, what is believed, and Redis that comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from redis.asyncio import Redis
+
+from tests.conftest import until
+from tests.fakes.redis import REAL_REDIS, embedded_redis, eventually, real_redis
+from tts_worker.errors import ConfigError, ConnectionLost, InvalidRequest
+from tts_worker.registry.directory import Directory
+from tts_worker.registry.entry import (
+    LOOPBACK,
+    Capabilities,
+    WorkerEntry,
+    is_allowed,
+    parse_entry,
+    parse_networks,
+    parse_target,
+)
+from tts_worker.registry.registrar import Registrar
+from tts_worker.registry.store import Store
+
+_prefixes = itertools.count()
+
+
+def entry(name: str = "one", **values: Any) -> WorkerEntry:
+    fields: dict[str, Any] = {
+        "name": name,
+        "addr": "grpc://127.0.0.1:7002",
+        "capabilities": Capabilities(languages=["en"], max_concurrent_sessions=10, voices=["tone"]),
+        "resident_models": ["tone"],
+        "metrics": {"queue_depth": 2.0, "rtf": 0.1},
+        "last_heartbeat_ts": time.time(),
+    }
+    return WorkerEntry(**{**fields, **values})
+
+
+@dataclass
+class Place:
+    """A prefix of a Redis, and a client that writes whatever it likes."""
+
+    url: str
+    prefix: str
+    redis: Redis
+
+    def store(self) -> Store:
+        return Store(self.url)
+
+    async def forge(self, name: str, value: bytes | str | dict[str, Any]) -> None:
+        await self.redis.set(f"{self.prefix}{name}", json.dumps(value) if isinstance(value, dict) else value)
+
+    async def believed(self, networks: Any = LOOPBACK) -> dict[str, str]:
+        directory = Directory(self.store(), self.prefix, networks)
+        try:
+            return {worker.entry.name: worker.address for worker in await directory.workers()}
+        finally:
+            await directory.aclose()
+
+    async def nobody(self) -> bool:
+        return not await self.believed()
+
+
+@pytest.fixture(params=["embedded", "debian"])
+async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
+    if request.param == "debian":
+        if REAL_REDIS is None:
+            pytest.skip("Debian's redis-server is not installed")
+        async with real_redis() as server:
+            redis = Redis.from_url(server.url)
+            yield Place(server.url, "worker:", redis)
+            await redis.aclose()
+        return
+    url = embedded_redis()
+    redis = Redis.from_url(url)
+    yield Place(url, f"r{next(_prefixes)}:", redis)
+    await redis.aclose()
+
+
+# -- what is written --------------------------------------------------------------------------------------------------
+
+
+async def test_an_entry_has_the_six_keys_that_orchestrators_take_and_expires(place: Place) -> None:
+    registrar = Registrar(place.store(), place.prefix, 0.9, entry)
+    registrar.start()
+    await eventually(lambda: place.redis.get(f"{place.prefix}one"))
+    raw = await place.redis.get(f"{place.prefix}one")
+    assert raw is not None
+
+    @dataclass
+    class TheirRegistration:  # their reader makes one of all keys: one too many and the worker is invisible
+        name: str
+        addr: str
+        capabilities: dict[str, Any]
+        resident_models: list[str]
+        metrics: dict[str, float]
+        last_heartbeat_ts: float
+
+    theirs = TheirRegistration(**json.loads(raw))
+    assert theirs.addr == "grpc://127.0.0.1:7002"
+    assert {"streaming", "zero_shot", "lora", "cpu_ok", "languages", "emotive_zero_prompt"} <= set(theirs.capabilities)
+    assert theirs.capabilities["max_concurrent_sessions"] == 10
+    assert abs(theirs.last_heartbeat_ts - time.time()) < 30
+    left_ms = await place.redis.pttl(f"{place.prefix}one")
+    assert 0 < left_ms <= 1_900, "a heartbeat and a second"
+    assert await place.believed() == {"one": "127.0.0.1:7002"}
+    await registrar.stop()
+    assert await place.redis.get(f"{place.prefix}one") is None
+
+
+async def test_it_is_renewed_and_taken_back_when_the_worker_is_not_ready(place: Place) -> None:
+    ready, told = True, 0
+
+    def describe() -> WorkerEntry | None:
+        nonlocal told
+        told += 1
+        return entry(metrics={"told": float(told)}) if ready else None
+
+    registrar = Registrar(place.store(), place.prefix, 0.3, describe)
+    registrar.start()
+    await until(lambda: told >= 4)
+    assert await place.believed()
+    ready = False
+    registrar.changed()
+    await eventually(place.nobody)
+    ready = True
+    await eventually(place.believed)
+    await registrar.stop()
+
+
+async def test_a_name_that_another_worker_has_taken_is_left_to_it(place: Place) -> None:
+    registrar = Registrar(place.store(), place.prefix, 30.0, entry)
+    registrar.start()
+    await eventually(place.believed)
+    await place.forge("one", entry(addr="grpc://127.0.0.1:7999").to_json())
+    await registrar.stop()
+    assert await place.believed() == {"one": "127.0.0.1:7999"}
+
+
+# -- what is believed -------------------------------------------------------------------------------------------------
+
+VALID = json.loads(entry().to_json())
+
+FORGED: dict[str, Any] = {
+    "no JSON": "{",
+    "no object": "[1, 2]",
+    "nothing in it": {},
+    "a key missing": {key: value for key, value in VALID.items() if key != "addr"},
+    "another name": {**VALID, "name": "two"},
+    "a name with a path": {**VALID, "name": "../one"},
+    "a type that is wrong": {**VALID, "resident_models": "all"},
+    "a number as text": {**VALID, "last_heartbeat_ts": "now"},
+    "infinite load": json.dumps({**VALID, "metrics": {"queue_depth": float("inf")}}),
+    "a stale heartbeat": {**VALID, "last_heartbeat_ts": time.time() - 3_600},
+    "a heartbeat from the future": {**VALID, "last_heartbeat_ts": time.time() + 3_600},
+    "too large": {**VALID, "metrics": {f"m{i}": 1.0 for i in range(10_000)}},
+    "too deep": "[" * 30_000,
+    "not UTF-8": b"\xff\xfe" * 100,
+    "another scheme": {**VALID, "addr": "http://127.0.0.1:7002"},
+    "a path": {**VALID, "addr": "grpc://127.0.0.1:7002/etc"},
+    "a user": {**VALID, "addr": "grpc://user@127.0.0.1:7002"},
+    "no port": {**VALID, "addr": "grpc://127.0.0.1"},
+    "a port that is none": {**VALID, "addr": "grpc://127.0.0.1:99999"},
+    "a socket file": {**VALID, "addr": "unix:///var/run/docker.sock"},
+    "the cloud's metadata": {**VALID, "addr": "grpc://169.254.169.254:80"},
+    "the same in IPv6": {**VALID, "addr": "grpc://[::ffff:169.254.169.254]:80"},
+    "a private network": {**VALID, "addr": "grpc://10.0.0.5:22"},
+    "every address": {**VALID, "addr": "grpc://0.0.0.0:7002"},
+    "an address as a number": {**VALID, "addr": "grpc://2852039166:80"},
+    "a name of nothing": {**VALID, "addr": "grpc://no-such-host.invalid:7002"},
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+async def test_what_is_forged_is_left_out(what: str, caplog: pytest.LogCaptureFixture) -> None:
+    redis = Redis.from_url(embedded_redis())
+    place = Place(embedded_redis(), f"r{next(_prefixes)}:", redis)
+    await place.forge("one", FORGED[what])
+    await place.forge("good", entry("good").to_json())
+    with caplog.at_level(logging.WARNING):
+        assert await place.believed() == {"good": "127.0.0.1:7002"}
+    assert f"{place.prefix}one" in caplog.text
+    assert "169.254" not in caplog.text, "the log repeats no value"
+    await redis.aclose()
+
+
+async def test_complaints_come_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    await place.forge("one", "{")
+    directory = Directory(place.store(), place.prefix)
+    for _ in range(3):
+        assert await directory.workers() == []
+    assert caplog.text.count("left out") == 1
+    await directory.aclose()
+
+
+async def test_keys_of_other_types_and_other_prefixes_are_not_looked_at(place: Place) -> None:
+    await place.forge("good", entry("good").to_json())
+    await place.redis.rpush(f"{place.prefix}list", "x")  # type: ignore[misc]
+    await place.redis.set("elsewhere:one", entry().to_json())
+    assert set(await place.believed()) == {"good"}
+
+
+async def test_a_prefix_is_no_pattern(place: Place) -> None:
+    starred = Place(place.url, f"{place.prefix}*?[a-z]:", place.redis)
+    await starred.forge("one", entry().to_json())
+    await place.redis.set(f"{place.prefix}xya:two", entry("two").to_json())
+    assert set(await starred.believed()) == {"one"}
+
+
+async def test_there_are_never_more_than_a_thousand(place: Place) -> None:
+    pipeline = place.redis.pipeline(transaction=False)
+    for index in range(1_500):
+        pipeline.set(f"{place.prefix}w{index}", entry(f"w{index}").to_json())
+    await pipeline.execute()
+    assert 900 <= len(await place.believed()) <= 1_000
+    await place.redis.flushall()
+
+
+async def test_a_host_name_is_gone_to_by_its_checked_address(place: Place) -> None:
+    await place.forge("one", entry(addr="grpc://localhost:7002").to_json())
+    assert set(await place.believed()) == {"one"}
+    assert (await place.believed())["one"] in ("127.0.0.1:7002", "[::1]:7002")
+    assert await place.believed(parse_networks("10.0.0.0/8")) == {}
+
+
+async def test_a_wider_fleet_is_allowed_on_purpose(place: Place) -> None:
+    await place.forge("one", entry(addr="grpc://10.1.2.3:7002").to_json())
+    assert await place.believed() == {}
+    assert await place.believed(parse_networks("10.0.0.0/8, fd00::/8")) == {"one": "10.1.2.3:7002"}
+
+
+@pytest.mark.parametrize(
+    ("address", "networks", "allowed"),
+    [
+        ("127.0.0.1", "127.0.0.0/8", True),
+        ("::1", "::1/128", True),
+        ("::ffff:127.0.0.1", "127.0.0.0/8", True),
+        ("::ffff:10.0.0.1", "::/0", False),
+        ("fd00::5", "fd00::/8", True),
+        ("fe80::1%eth0", "fe80::/10", True),
+        ("10.0.0.1", "::/0", False),
+        ("localhost", "0.0.0.0/0", False),
+        ("", "0.0.0.0/0", False),
+    ],
+)
+def test_which_addresses_are_allowed(address: str, networks: str, allowed: bool) -> None:
+    assert is_allowed(address, parse_networks(networks)) is allowed
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.one_of(st.binary(max_size=300), st.text(max_size=200).map(lambda text: text.encode("utf-8", "replace"))))
+def test_no_bytes_are_more_than_refused(raw: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_entry(raw)
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.sampled_from(sorted(VALID)), _json)
+def test_one_wrong_key_is_refused_or_harmless(key: str, value: object) -> None:
+    try:
+        believed = parse_entry(json.dumps({**VALID, key: value}).encode())
+    except InvalidRequest:
+        return
+    assert believed.load >= 0
+    try:
+        target = parse_target(believed.addr)
+    except InvalidRequest:
+        return
+    assert 1 <= target.port <= 65_535
+
+
+def test_an_entry_of_another_make_is_read() -> None:
+    theirs = {
+        "name": "tts-piper@0",
+        "addr": "grpc://127.0.0.1:7001",
+        "capabilities": {"streaming": True, "languages": ["en"], "something_new": {"x": 1}},
+        "resident_models": [],
+        "metrics": {},
+        "last_heartbeat_ts": 1.5,
+        "registered_at": 1,
+    }
+    assert parse_entry(json.dumps(theirs).encode()).capabilities.protocol_version == 0
+
+
+# -- Redis comes and goes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(REAL_REDIS is None, reason="Debian's redis-server is not installed")
+async def test_redis_down_at_start_killed_and_back(caplog: pytest.LogCaptureFixture) -> None:
+    async with real_redis("a-secret-password") as server:
+        await server.kill()
+        place = Place(server.url, "worker:", Redis.from_url(server.url))
+        registrar = Registrar(place.store(), place.prefix, 0.3, entry)
+        with caplog.at_level(logging.INFO):
+            registrar.start()
+            await until(lambda: "does not answer" in caplog.text)
+            await server.start()
+            await eventually(place.believed)
+            await server.kill()
+            with pytest.raises(ConnectionLost):
+                await place.believed()
+            await server.start()
+            await eventually(place.believed)
+            assert "answers again" in caplog.text
+        assert "a-secret-password" not in caplog.text
+        await registrar.stop()
+        assert await place.believed() == {}
+        await place.redis.aclose()
+
+
+@pytest.mark.skipif(REAL_REDIS is None, reason="Debian's redis-server is not installed")
+async def test_a_wrong_password_is_a_registry_that_does_not_answer() -> None:
+    async with real_redis("a-secret-password") as server:
+        store = Store(server.url.replace("a-secret-password", "a-wrong-one"))
+        with pytest.raises(ConnectionLost) as lost:
+            await store.put("worker:x", b"y", 1.0)
+        assert "wrong-one" not in lost.value.message
+        await store.aclose()
+
+
+async def test_stopping_without_redis_is_fine() -> None:
+    registrar = Registrar(Store("redis://127.0.0.1:1/0"), "worker:", 30.0, entry)
+    registrar.start()
+    await asyncio.sleep(0)
+    await registrar.stop()
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:6379", "redis://127.0.0.1:port", "nonsense"])
+def test_a_url_that_makes_no_sense_is_a_config_error(url: str) -> None:
+    with pytest.raises(ConfigError, match="registry"):
+        Store(url)
