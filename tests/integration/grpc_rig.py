@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -70,10 +71,14 @@ class Call:
         while len(self.frames) < frames:
             assert await self.next() is not None, "the call ended"
 
+    async def read_all(self, pause_s: float = 0.0) -> None:
+        while await self.next() is not None:
+            if pause_s:
+                await asyncio.sleep(pause_s)
+
     async def end(self) -> pb.AudioFrame:
         """Read to the end; the final frame, of which there is exactly one, and it is the last."""
-        while await self.next() is not None:
-            pass
+        await self.read_all()
         assert await self.rpc.code() is grpc.StatusCode.OK
         finals = [frame for frame in self.frames if frame.is_final]
         assert finals == self.frames[-1:], "exactly one final frame, and nothing after it"
@@ -97,9 +102,12 @@ async def say(rig: Rig, *texts: str, session: str = "s") -> Call:
 async def grpc_worker(**sections: Any) -> AsyncIterator[Rig]:
     """A worker with the tone engine; ``grpc={...}`` and the like on top."""
     sections["grpc"] = {"enabled": True, "port": 0, **sections.get("grpc", {})}
-    async with running_worker(tone_settings(**sections)) as worker, in_fleet(worker) as member:
-        async with dial(member.address) as channel:
-            yield Rig(worker, member, tts_worker_pb2_grpc.TTSServiceStub(channel), channel)
+    async with (
+        running_worker(tone_settings(**sections)) as worker,
+        in_fleet(worker) as member,
+        dial(member.address) as channel,
+    ):
+        yield Rig(worker, member, tts_worker_pb2_grpc.TTSServiceStub(channel), channel)
 
 
 @asynccontextmanager

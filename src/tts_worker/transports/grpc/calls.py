@@ -1,11 +1,12 @@
 """What every call has in common: who calls, and how an error leaves.
 
-Owns the API key check (constant time, as over HTTP) and the one way from a typed error to a gRPC status. Knows no
-service.
+Owns the API key check (constant time, as over HTTP), the patience with clients that do not read, and the one way from a
+typed error to a gRPC status. Knows no service.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 from collections.abc import Awaitable, Callable, Collection
@@ -13,7 +14,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
 
-from tts_worker.errors import GRPC_STATUS, ErrorInfo, Unauthenticated, error_info
+from tts_worker.errors import GRPC_STATUS, ErrorInfo, SendTimeout, Unauthenticated, error_info
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,48 @@ class KeyGuard(grpc.aio.ServerInterceptor):
             if not any(matches):
                 return self._refused
         return await continuation(handler_call_details)
+
+
+class Writer:
+    """Writes to a call whose client may stop reading. A write cannot be taken back, so nothing else can be sent then,
+    not even a status: after ``timeout_s`` ``on_stuck`` is called, once, to free what the call holds; the error leaves
+    when the client reads on, if it ever does."""
+
+    def __init__(self, context: Context, timeout_s: float, on_stuck: Callable[[SendTimeout], None]) -> None:
+        self._context = context
+        self._timeout_s = timeout_s
+        self._on_stuck = on_stuck
+        self._loop = asyncio.get_running_loop()
+        self._since_s: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._stuck: SendTimeout | None = None
+
+    async def write(self, message: object) -> None:
+        """Raises SendTimeout if it took too long."""
+        self._since_s = self._loop.time()
+        if self._timer is None:  # re-armed lazily: a write only moves a time stamp
+            self._timer = self._loop.call_later(self._timeout_s, self._on_timer)
+        await self._context.write(message)
+        self._since_s = None
+        if self._stuck is not None:
+            raise self._stuck
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._since_s is None:
+            return
+        left_s = self._since_s + self._timeout_s - self._loop.time()
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._on_timer)
+        else:
+            self._stuck = SendTimeout(f"nothing was read for {self._timeout_s:g} s")
+            self._on_stuck(self._stuck)
+
+    def close(self) -> None:
+        """The call is over."""
+        self._since_s = None
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 async def abort(context: Context, error: ErrorInfo) -> NoReturn:

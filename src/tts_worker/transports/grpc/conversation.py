@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-import anyio
-
 from tts_worker.errors import (
     Draining,
     ErrorInfo,
@@ -29,7 +27,7 @@ from tts_worker.session.session import LocalSession
 from tts_worker.text.filter import UrlMode
 from tts_worker.transports.grpc import messages
 from tts_worker.transports.grpc import tts_worker_pb2 as pb
-from tts_worker.transports.grpc.calls import Context, abort_with
+from tts_worker.transports.grpc.calls import Context, Writer, abort_with
 from tts_worker.transports.grpc.contexts import Contexts
 from tts_worker.types import Acknowledged, Ended, Output, PcmFrame, Started
 
@@ -59,18 +57,17 @@ class Conversation:
             await abort_with(context, error)
         self._talks.add(talk)
         reader = asyncio.create_task(self._read(requests, talk), name=f"{talk.session.id}-reader")
+        writer = Writer(context, self._send_timeout_s, talk.fail)
         try:
             async for response in talk.responses():
-                with anyio.move_on_after(self._send_timeout_s) as patience:
-                    await context.write(response)
-                if patience.cancelled_caught:
-                    raise SendTimeout(f"nothing was read for {self._send_timeout_s:g} s")
+                await writer.write(response)
             if not talk.left:
                 raise Draining("the worker is shutting down; use another one")
         except Exception as error:
             await abort_with(context, error)
         finally:
             reader.cancel()
+            writer.close()
             talk.session.close("disconnected")
             self._talks.discard(talk)
 
@@ -267,9 +264,10 @@ class _Talk:
         self.session.wake()
 
     def fail(self, error: TTSWorkerError) -> None:
+        """End it, because of the client."""
         self._answers.clear()
         self._failure = error
-        self.session.wake()
+        self.session.close(error.code.value)
 
     def leave(self) -> None:
         """The client has closed its side."""

@@ -9,21 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import anyio
-
 from tts_worker.errors import (
     Draining,
     InvalidRequest,
-    SendTimeout,
     TextTooLong,
+    TTSWorkerError,
     UnknownVoice,
     UnspeakableText,
     as_exception,
 )
 from tts_worker.session.hub import SessionHub, SessionOptions
-from tts_worker.session.session import LocalSession
 from tts_worker.transports.grpc import cosyvoice_pb2 as pb
-from tts_worker.transports.grpc.calls import Context, abort_with
+from tts_worker.transports.grpc.calls import Context, Writer, abort_with
 from tts_worker.types import Ended, Outcome, PcmFrame
 
 PROMPT_RATE_HZ = 16_000
@@ -54,29 +51,26 @@ class CosyVoice:
         self._config = config
 
     async def Inference(self, request: pb.Request, context: Context) -> None:
-        session: LocalSession | None = None
         try:
             text, options = await self._asked(request)
             session = self._hub.open(options)
+        except TTSWorkerError as error:
+            await abort_with(context, error)
+        writer = Writer(context, self._config.send_timeout_s, lambda stuck: session.close(stuck.code.value))
+        try:
             session.speak(text)
             session.end_text()
             async for item in session:
                 if isinstance(item, PcmFrame):
-                    await self._send(item.pcm, context)
+                    await writer.write(pb.Response(tts_audio=item.pcm))
                 elif isinstance(item, Ended):
                     _raise_for(item)
                     break
         except Exception as error:
             await abort_with(context, error)
         finally:
-            if session is not None:
-                session.close("disconnected")
-
-    async def _send(self, pcm: bytes, context: Context) -> None:
-        with anyio.move_on_after(self._config.send_timeout_s) as patience:
-            await context.write(pb.Response(tts_audio=pcm))
-        if patience.cancelled_caught:
-            raise SendTimeout(f"nothing was read for {self._config.send_timeout_s:g} s")
+            writer.close()
+            session.close("disconnected")
 
     async def _asked(self, request: pb.Request) -> tuple[str, SessionOptions]:
         """The text, and how it is to be said."""

@@ -12,13 +12,11 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
-import anyio
-
-from tts_worker.errors import IllegalCommand, InvalidRequest, SendTimeout, TextTooLong, TTSWorkerError
+from tts_worker.errors import IllegalCommand, InvalidRequest, TextTooLong, TTSWorkerError
 from tts_worker.session.hub import SessionHub
 from tts_worker.transports.grpc import messages
 from tts_worker.transports.grpc import tts_worker_pb2 as pb
-from tts_worker.transports.grpc.calls import Context, abort_with, owner_of
+from tts_worker.transports.grpc.calls import Context, Writer, abort_with, owner_of
 from tts_worker.transports.grpc.frames import StreamFormat
 from tts_worker.transports.grpc.models import ModelDirectory
 from tts_worker.transports.grpc.options import StartOptions, paced, parse_start_options
@@ -97,16 +95,15 @@ class TTSService:
         except TTSWorkerError as error:
             await abort_with(context, error)
         reader = asyncio.create_task(self._read(first, requests, speaking), name=f"{session.id}-text")
+        writer = Writer(context, self._config.send_timeout_s, lambda _: session.end(speaking, "send_timeout"))
         try:
             async for frame in speaking.frames():
-                with anyio.move_on_after(self._config.send_timeout_s) as patience:
-                    await context.write(frame)
-                if patience.cancelled_caught:
-                    raise SendTimeout(f"nothing was read for {self._config.send_timeout_s:g} s")
+                await writer.write(frame)
         except Exception as error:
             await abort_with(context, error)
         finally:
             reader.cancel()
+            writer.close()
             session.end(speaking, "cancelled")
 
     async def _read(self, first: pb.TextChunk, requests: AsyncIterator[pb.TextChunk], speaking: Speaking) -> None:

@@ -71,7 +71,9 @@ class WorkerSession:
         return speaking
 
     def end(self, speaking: Speaking, reason: str) -> None:
-        """Its call is over, however it ended."""
+        """Its call is over, however it ended. Again is fine."""
+        if speaking not in self.speaking:
+            return
         speaking.leave(reason)
         self.speaking.remove(speaking)
         self._free(speaking.session)
