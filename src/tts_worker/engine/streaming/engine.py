@@ -139,7 +139,7 @@ class CosyVoiceEngine:
     def _check(self, params: SynthesisParams) -> None:
         """Raises UnknownVoice or InvalidRequest for what cannot be done; nothing is replaced in silence."""
         names = self.parts.book.names
-        if params.voice not in names:
+        if params.voice not in self.parts.book:
             raise UnknownVoice(f'there is no voice "{params.voice[:64]}"; there are: {", ".join(names[:20]) or "none"}')
         if not (math.isfinite(params.speed) and SPEED_RANGE[0] <= params.speed <= SPEED_RANGE[1]):
             raise InvalidRequest(f"speed must be {SPEED_RANGE[0]:g} to {SPEED_RANGE[1]:g}")

@@ -76,6 +76,9 @@ class VoiceBook:
         stored = [name for name in stored_voices(self._stored) if name not in self._fixed] if self._stored else []
         return (*self._fixed, *stored)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self.names or (self._guests is not None and self._guests.get(name) is not None)
+
     @property
     def ready(self) -> int:
         """Voices whose prompt is in memory."""
