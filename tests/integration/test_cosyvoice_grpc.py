@@ -1,0 +1,132 @@
+"""CosyVoice's own gRPC service, driven as its published client does: a blocking stub, the whole text, bytes joined."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from tests.conftest import tone_settings, until
+from tests.integration.grpc_rig import dial
+from tts_worker.app import Worker, running_worker
+from tts_worker.errors import InvalidRequest
+from tts_worker.fleet import in_fleet
+from tts_worker.transports.grpc import cosyvoice_pb2 as pb
+from tts_worker.transports.grpc import cosyvoice_pb2_grpc, server
+from tts_worker.transports.grpc.cosyvoice import CosyVoiceConfig, PromptVoices
+
+TEXT = "Hello there, my friend."
+SECOND = np.zeros(16_000, "<i2").tobytes()
+
+
+@asynccontextmanager
+async def cosyvoice(**sections: Any) -> AsyncIterator[tuple[Worker, str]]:
+    grpc_section = {"enabled": True, "port": 0, "cosyvoice_port": 0}
+    settings = tone_settings(grpc=grpc_section, voices={"aliases": {"中文女": "tone-high"}}, **sections)
+    async with running_worker(settings) as worker, in_fleet(worker) as member:
+        assert member.cosyvoice_address is not None
+        yield worker, member.cosyvoice_address
+
+
+def published_client(address: str, request: pb.Request) -> bytes:
+    with grpc.insecure_channel(address) as channel:
+        responses = cosyvoice_pb2_grpc.CosyVoiceStub(channel).Inference(request)
+        return b"".join(response.tts_audio for response in responses)
+
+
+async def ask(address: str, request: pb.Request) -> bytes:
+    return await asyncio.to_thread(published_client, address, request)
+
+
+def sft(text: str = TEXT, voice: str = "中文女") -> pb.Request:
+    return pb.Request(sft_request=pb.sftRequest(spk_id=voice, tts_text=text))
+
+
+def zero_shot(audio: bytes) -> pb.Request:
+    return pb.Request(zero_shot_request=pb.zeroshotRequest(tts_text=TEXT, prompt_audio=audio))
+
+
+async def test_the_published_client_gets_its_sound() -> None:
+    async with cosyvoice() as (worker, address):
+        named = await ask(address, sft())
+        assert len(named) > 48_000, "more than a second"
+        plain = await ask(address, sft(voice=""))
+        assert plain != named, "no spk_id is the default voice"
+        instructed = pb.Request(
+            instruct_request=pb.instructRequest(tts_text=TEXT, spk_id="中文女", instruct_text="sad")
+        )
+        assert await ask(address, instructed) == named
+        assert worker.hub.live_sessions == 0
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (pb.Request(), "INVALID_ARGUMENT"),
+        (sft(voice="nobody"), "NOT_FOUND"),
+        (sft(text=""), "INVALID_ARGUMENT"),
+        (sft(text="x" * 20_001), "INVALID_ARGUMENT"),
+        (zero_shot(b""), "INVALID_ARGUMENT"),
+        (zero_shot(b"odd"), "INVALID_ARGUMENT"),
+        (zero_shot(SECOND * 31), "INVALID_ARGUMENT"),
+        (zero_shot(SECOND), "NOT_FOUND"),
+    ],
+)
+async def test_what_cannot_be_said_is_a_status(request_: pb.Request, code: str) -> None:
+    async with cosyvoice(server={"max_request_bytes": 4_000_000}) as (worker, address):
+        with pytest.raises(grpc.RpcError) as refusal:
+            await ask(address, request_)
+        assert refusal.value.code() is grpc.StatusCode[code]  # type: ignore[attr-defined]
+        await until(lambda: worker.hub.live_sessions == 0)
+
+
+async def test_uploads_that_are_huge_are_refused_before_any_work() -> None:
+    async with cosyvoice() as (_, address):
+        huge = pb.Request(zero_shot_request=pb.zeroshotRequest(tts_text="x", prompt_audio=b"\0" * 3_000_000))
+        with pytest.raises(grpc.RpcError) as refusal:
+            await ask(address, huge)
+        assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+
+
+async def test_cancelling_frees_the_place_at_once() -> None:
+    async with cosyvoice() as (worker, address), dial(address) as channel:
+        call = cosyvoice_pb2_grpc.CosyVoiceStub(channel).Inference(sft(TEXT * 200))
+        assert (await call.read()).tts_audio
+        assert worker.hub.live_sessions == 1
+        call.cancel()
+        await until(lambda: worker.hub.live_sessions == 0)
+
+
+class _Imitator:
+    """Stands for an engine that makes voices of recordings."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int, str | None]] = []
+
+    async def voice_of(self, pcm: bytes, rate_hz: int, text: str | None) -> str:
+        self.asked.append((len(pcm), rate_hz, text))
+        if not any(pcm):
+            raise InvalidRequest("prompt_audio is silent")
+        return "tone-low"
+
+
+async def test_a_recording_becomes_a_voice_where_an_engine_can() -> None:
+    imitator = _Imitator()
+    prompts: PromptVoices = imitator
+    async with running_worker(tone_settings()) as worker:
+        register = server.cosyvoice_service(worker.hub, prompts, CosyVoiceConfig())
+        async with server.running_server(worker.hub, register, server.PortConfig(port=0)) as running:
+            loud = np.full(32_000, 9, "<i2").tobytes()
+            zero_shot = pb.zeroshotRequest(tts_text=TEXT, prompt_text="希望", prompt_audio=loud)
+            pcm = await ask(running.address, pb.Request(zero_shot_request=zero_shot))
+            cross = pb.crosslingualRequest(tts_text=TEXT, prompt_audio=loud)
+            assert await ask(running.address, pb.Request(cross_lingual_request=cross)) == pcm
+            assert imitator.asked == [(64_000, 16_000, "希望"), (64_000, 16_000, None)]
+            silent = pb.crosslingualRequest(tts_text=TEXT, prompt_audio=SECOND)
+            with pytest.raises(grpc.RpcError, match="silent"):
+                await ask(running.address, pb.Request(cross_lingual_request=silent))

@@ -1,0 +1,175 @@
+"""The wire: numbers that never change, clients that know only the old ones, and generated code that is up to date."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.descriptor import Descriptor
+
+from tts_worker.errors import GRPC_STATUS, ErrorCode, ErrorInfo
+from tts_worker.transports.grpc import cosyvoice_pb2, messages, tts_worker_pb2
+from tts_worker.transports.grpc import tts_worker_pb2 as pb
+from tts_worker.types import Alignment, Outcome, Receipt, Word
+
+ROOT = Path(__file__).parents[3]
+
+# The protocol as orchestrators have it: message -> field -> number. Everything else is ours.
+FIELDS: dict[str, dict[str, int]] = {
+    "StartSessionRequest": {"session_id": 1, "model_id": 2, "options": 3},
+    "StartSessionResponse": {"success": 1, "message": 2},
+    "EndSessionRequest": {"session_id": 1},
+    "EndSessionResponse": {"success": 1},
+    "TextChunk": {"session_id": 1, "text": 2, "is_final": 3, "sequence_number": 4},
+    "AudioFrame": {
+        "session_id": 1, "audio_data": 2, "sample_rate": 3, "frame_duration_ms": 4, "sequence_number": 5, "is_final": 6,
+    },
+    "ControlRequest": {"session_id": 1, "command": 2},
+    "ControlResponse": {"success": 1, "message": 2, "timestamp_ms": 3},
+    "ListModelsRequest": {},
+    "ModelInfo": {"model_id": 1, "family": 2, "is_loaded": 3, "languages": 4, "metadata": 5},
+    "ListModelsResponse": {"models": 1},
+    "LoadModelRequest": {"model_id": 1, "preload_only": 2},
+    "LoadModelResponse": {"success": 1, "message": 2, "load_duration_ms": 3},
+    "UnloadModelRequest": {"model_id": 1},
+    "UnloadModelResponse": {"success": 1, "message": 2},
+    "GetCapabilitiesRequest": {},
+    "Capabilities": {
+        "streaming": 1, "zero_shot": 2, "lora": 3, "cpu_ok": 4, "languages": 5, "emotive_zero_prompt": 6,
+        "max_concurrent_sessions": 7,
+    },
+    "GetCapabilitiesResponse": {"capabilities": 1, "resident_models": 2, "metrics": 3},
+}  # fmt: skip
+METHODS = {
+    "StartSession": (False, False), "EndSession": (False, False), "Synthesize": (True, True), "Control": (False, False),
+    "ListModels": (False, False), "LoadModel": (False, False), "UnloadModel": (False, False),
+    "GetCapabilities": (False, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_old_fields_keep_their_numbers_and_new_ones_begin_at_100(name: str) -> None:
+    message: Descriptor = tts_worker_pb2.DESCRIPTOR.message_types_by_name[name]
+    numbers = {field.name: field.number for field in message.fields}
+    assert {field: number for field, number in numbers.items() if number < 100} == FIELDS[name]
+
+
+def test_the_service_and_its_commands() -> None:
+    service = tts_worker_pb2.DESCRIPTOR.services_by_name["TTSService"]
+    assert service.full_name == "tts.TTSService"
+    assert {m.name: (m.client_streaming, m.server_streaming) for m in service.methods} == METHODS
+    assert dict(pb.ControlCommand.items()) == {"PAUSE": 0, "RESUME": 1, "STOP": 2, "RELOAD": 3}
+
+
+def test_cosyvoices_numbers() -> None:
+    numbers = {
+        message.name: {field.name: field.number for field in message.fields}
+        for message in cosyvoice_pb2.DESCRIPTOR.message_types_by_name.values()
+    }
+    assert numbers == {
+        "Request": {"sft_request": 1, "zero_shot_request": 2, "cross_lingual_request": 3, "instruct_request": 4},
+        "sftRequest": {"spk_id": 1, "tts_text": 2},
+        "zeroshotRequest": {"tts_text": 1, "prompt_text": 2, "prompt_audio": 3},
+        "crosslingualRequest": {"tts_text": 1, "prompt_audio": 2},
+        "instructRequest": {"tts_text": 1, "spk_id": 2, "instruct_text": 3},
+        "Response": {"tts_audio": 1},
+    }
+
+
+def _old_pool() -> descriptor_pool.DescriptorPool:
+    """The descriptors without anything of ours, as an old client has them."""
+    file = descriptor_pb2.FileDescriptorProto()
+    tts_worker_pb2.DESCRIPTOR.CopyToProto(file)
+    old = [message for message in file.message_type if message.name in FIELDS]
+    for message in old:
+        kept = [field for field in message.field if field.number < 100]
+        del message.field[:]
+        message.field.extend(kept)
+        del message.oneof_decl[:]
+    del file.message_type[:]
+    file.message_type.extend(old)
+    del file.service[:]
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)  # type: ignore[attr-defined,unused-ignore]
+    return pool
+
+
+def old(name: str) -> Any:
+    return message_factory.GetMessageClass(_old_pool().FindMessageTypeByName(f"tts.{name}"))
+
+
+def test_an_old_client_reads_new_frames() -> None:
+    frame = pb.AudioFrame(
+        session_id="s", audio_data=b"\1\2", sample_rate=48_000, frame_duration_ms=20, sequence_number=3, is_final=True,
+        generation=7, pts_samples=960, words=[pb.Word(text="hi")], receipt=pb.Receipt(outcome="done"),
+    )  # fmt: skip
+    seen = old("AudioFrame").FromString(frame.SerializeToString())
+    assert (seen.session_id, seen.audio_data, seen.sequence_number, seen.is_final) == ("s", b"\1\2", 3, True)
+    assert pb.AudioFrame.FromString(seen.SerializeToString()) == frame, "and passes on what it does not know"
+
+
+def test_a_new_worker_reads_old_requests() -> None:
+    chunk = old("TextChunk")(session_id="s", text="hi", is_final=True, sequence_number=1)
+    seen = pb.TextChunk.FromString(chunk.SerializeToString())
+    assert (seen.text, seen.is_final, seen.flush) == ("hi", True, False)
+    empty = pb.ControlRequest.FromString(old("ControlRequest")().SerializeToString())
+    assert (empty.session_id, empty.command, empty.HasField("played_ms")) == ("", pb.PAUSE, False)
+
+
+def _generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "proto" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_is_committed_is_what_would_be_generated(tmp_path: Path) -> None:
+    pytest.importorskip("grpc_tools", reason="grpcio-tools is not installed")
+    written = {path.name: path for path in _generator().generate(tmp_path)}
+    for module in (tts_worker_pb2, cosyvoice_pb2):
+        ours = descriptor_pb2.FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
+        source = written[f"{module.__name__.rpartition('.')[2]}.py"].read_text("utf-8")
+        begin = source.index("AddSerializedFile(") + len("AddSerializedFile(")
+        literal = source[begin : source.index("\n", begin)].rstrip(")")
+        assert ours == descriptor_pb2.FileDescriptorProto.FromString(_bytes(literal))
+    home = ROOT / "src" / "tts_worker" / "transports" / "grpc"
+    assert set(written) == {path.name for path in home.glob("*_pb2*")}
+
+
+def _bytes(literal: str) -> bytes:
+    import ast
+
+    value = ast.literal_eval(literal)
+    assert isinstance(value, bytes)
+    return value
+
+
+def test_every_error_has_a_status() -> None:
+    import grpc
+
+    assert set(GRPC_STATUS) == set(ErrorCode)
+    assert all(name in grpc.StatusCode.__members__ for name in GRPC_STATUS.values())
+
+
+def test_receipts_words_and_errors_come_back_as_they_went() -> None:
+    word = Word("hi", 0, 2, 100, 2_400)
+    for played in (None, 0, 77):
+        receipt = Receipt("stop", 9_000, 4_800, played, "hi", " there", (word,), Alignment.MEASURED)
+        message = messages.receipt_message(receipt, Outcome.STOPPED)
+        assert messages.receipt_of(message) == receipt
+        assert messages.outcome_of(message) is Outcome.STOPPED
+    for error in (ErrorInfo(ErrorCode.OVER_CAPACITY, "full", True, 1.5), ErrorInfo(ErrorCode.INTERNAL, "x")):
+        assert messages.error_of(messages.error_message(error)) == error
+
+
+def test_values_of_a_newer_worker_are_met_well() -> None:
+    assert messages.error_of(pb.Error(code="quantum_flux", retryable=True)).code is ErrorCode.INTERNAL
+    newer = pb.Receipt(outcome="transcended", alignment="telepathic")
+    assert messages.outcome_of(newer) is Outcome.DONE
+    assert messages.receipt_of(newer).alignment is Alignment.ESTIMATED
