@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -27,7 +27,7 @@ from tts_worker.voicepack.voice_file import VOICES_DIR, stored_voices
 
 if TYPE_CHECKING:
     from tts_worker.engine.cosyvoice.enrol import Speaker
-    from tts_worker.engine.offline.speaker import OfflineSpeaker, SpokenChunk
+    from tts_worker.engine.offline.speaker import OfflineSpeaker, Reader, SpokenChunk
 
 MODES = {"zero-shot": "zero_shot", "cross-lingual": "cross_lingual", "instruct": "instruct2", "sft": "sft"}
 CONVERSION = "vc"
@@ -68,31 +68,29 @@ def run(args: argparse.Namespace) -> int:
 async def _run(args: argparse.Namespace) -> int:
     quiet = args.quiet or args.json
     with Bar(shown=not quiet, unit="s of speech") as bar:
-        bar.update("loading the networks")
-        speaker = _load(args)
-        if speaker.bundle.speaks_noise and not args.quiet:
+        reader, name, voice, make = _prepare(
+            args, bar
+        )  # what is wrong with voice or text shows before the weights load
+        if reader.bundle.speaks_noise and not args.quiet:
             print("The weights of this model directory are random: this is noise, not speech.", file=sys.stderr)
-        root = args.voices or args.bundle / VOICES_DIR
-        name = _voice_name(args, root)
-        voice, take = speaker.voice(root, name), _Take()
-        chunks = _chunks(args, speaker, voice, bar)
-        first = next(chunks, None)  # what is wrong with the text or the voice shows before a file is made
-        sink, place = await _open_sink(args)
+        bar.update("loading the networks")
+        chunks, take = make(_load(args, reader)), _Take()
+        spoken = next(chunks, None)
+        sink, place = await _open_sink(args)  # only now: what fails leaves no file
         try:
-            while first is not None:
-                take.add(first)
-                await sink.write(to_pcm(first.chunk.samples.numpy()))
-                first = next(chunks, None)
+            while spoken is not None:
+                take.add(spoken)
+                await sink.write(to_pcm(spoken.chunk.samples.numpy()))
+                spoken = next(chunks, None)
         except BaseException:
             await sink.abort()
             raise
     await sink.close()
-    mode = args.mode or ("instruct" if args.instruct else voice.mode.value.replace("_", "-"))
     summary = {
-        "family": speaker.bundle.config.family,
-        "random_weights": speaker.bundle.speaks_noise,
+        "family": reader.bundle.config.family,
+        "random_weights": reader.bundle.speaks_noise,
         "voice": name,
-        "mode": mode,
+        "mode": args.mode or ("instruct" if args.instruct else voice.mode.value.replace("_", "-")),
         "seed": args.seed,
         **take.summary(),
     }
@@ -105,26 +103,22 @@ async def _run(args: argparse.Namespace) -> int:
     return 0 if take.end_sample else 1
 
 
-def _load(args: argparse.Namespace) -> OfflineSpeaker:
+Make = Callable[["OfflineSpeaker"], Iterator["SpokenChunk"]]
+
+
+def _prepare(args: argparse.Namespace, bar: Bar) -> tuple[Reader, str, Speaker, Make]:
+    """Everything that needs no weights, and how to go on once they are there."""
     bundle = open_bundle(args.bundle, rl=args.rl)
     from tts_worker.engine.cosyvoice.compat import Compat
-    from tts_worker.engine.offline.speaker import Backend, OfflineSpeaker
+    from tts_worker.engine.cosyvoice.enrol import Mode
+    from tts_worker.engine.offline.speaker import Manner, Reader
 
     if bundle.config.sample_rate_hz != SAMPLE_RATE_HZ:
         raise BundleError(f"{bundle.path}: speaks at {bundle.config.sample_rate_hz} Hz; {SAMPLE_RATE_HZ} is supported")
-    return OfflineSpeaker.load(
-        bundle,
-        device=args.device,
-        backend=Backend(args.backend),
-        graphs=args.graphs,
-        compat=Compat.reference() if args.compat == "reference" else Compat(),
-    )
-
-
-def _chunks(args: argparse.Namespace, speaker: OfflineSpeaker, voice: Speaker, bar: Bar) -> Iterator[SpokenChunk]:
-    from tts_worker.engine.cosyvoice.enrol import Mode
-    from tts_worker.engine.offline.speaker import Manner
-
+    reader = Reader.of(bundle, Compat.reference() if args.compat == "reference" else Compat())
+    root = args.voices or args.bundle / VOICES_DIR
+    name = _voice_name(args, root)
+    voice = reader.voice(root, name)
     manner = Manner(
         mode=Mode(MODES[args.mode]) if args.mode in MODES else None,
         instruction=args.instruct or "",
@@ -136,13 +130,20 @@ def _chunks(args: argparse.Namespace, speaker: OfflineSpeaker, voice: Speaker, b
         normalise=args.normalise,
     )
     if args.source is not None:
-        bar.update("converting")
-        return speaker.convert(voice, read_recording(args.source), manner)
+        request, tokens = reader.conversion(voice, read_recording(args.source))
+        return reader, name, voice, lambda speaker: speaker.convert(request, tokens, manner)
+    requests = reader.requests(voice, _text(args), manner)
 
     def listen(piece: int, pieces: int, tokens: int) -> None:
-        bar.update(f"speaking, part {piece + 1} of {pieces}", tokens / speaker.bundle.config.token_rate_hz)
+        bar.update(f"speaking, part {piece + 1} of {pieces}", tokens / bundle.config.token_rate_hz)
 
-    return speaker.speak(voice, _text(args), manner, listen)
+    return reader, name, voice, lambda speaker: speaker.speak(requests, manner, listen)
+
+
+def _load(args: argparse.Namespace, reader: Reader) -> OfflineSpeaker:
+    from tts_worker.engine.offline.speaker import Backend, OfflineSpeaker
+
+    return OfflineSpeaker.load(reader, device=args.device, backend=Backend(args.backend), graphs=args.graphs)
 
 
 def _voice_name(args: argparse.Namespace, root: Path) -> str:

@@ -127,6 +127,7 @@ class KaldiFbank:
         """``fft_dtype``: float64 gives the same on every processor to about 1e-4, even in bands that are nothing but the
         rounding error of a float32 transform; float32 is what Kaldi's users have, equal to theirs on their processor
         only."""
+
         def to_mel(hz: float) -> float:
             return 1127.0 * math.log(1.0 + hz / 700.0)
 

@@ -34,7 +34,7 @@ class Run:
     @property
     def frames(self) -> int:
         """Mel frames that are vocoded, at most."""
-        return max(call["mel_frames_out"] for call in self.calls)
+        return max(int(call["mel_frames_out"]) for call in self.calls)
 
     @property
     def speed(self) -> float:

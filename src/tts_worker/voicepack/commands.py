@@ -86,6 +86,7 @@ def convert(path: Path, out: Path, precision: str = "fp32", *, step: Step | None
     from tts_worker.engine.cosyvoice.weights import OPTIONAL_KEYS, PARTS
     from tts_worker.engine.tensor_files import DTYPES, write_safetensors
 
+    bundle.validate().raise_if_bad()  # all of it, before the first file is written
     tuned = open_bundle(path, rl=True)
     sources = [(part, bundle) for part in PARTS]
     if tuned.weight_file("llm").is_file():

@@ -19,7 +19,6 @@ __all__ = ["FAMILIES", "apart", "full_config", "ids", "networks", "noise"]
 @lru_cache
 def networks(family: str) -> Networks:
     """Shared: tests must not change it."""
-    torch.set_num_threads(2)
     return Networks.load(Bundle.open(tiny(family)))
 
 

@@ -103,6 +103,8 @@ def test_training_sections_are_ignored() -> None:
         ("cosyvoice3", "t_scheduler: 'cosine'", "t_scheduler: 'linear'", "t_scheduler: must be one of: cosine"),
         ("cosyvoice3", "mix_ratio: [5, 15]", "mix_ratio: [5]", "mix_ratio: must be two numbers"),
         ("cosyvoice3", "version: cosyvoice3", "version: cosyvoice9", "get_tokenizer.version: must be one of"),
+        ("cosyvoice2", "left_chunks: -1", "left_chunks: 2", "estimator.num_decoding_left_chunks: must be -1"),
+        ("cosyvoice3", "left_chunks: -1", "left_chunks: 0", "estimator.num_decoding_left_chunks: must be -1"),
         ("cosyvoice3", "    estimator:", "    elsewhere:", "flow.decoder.estimator: is missing"),
     ],
 )

@@ -19,7 +19,7 @@ from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.offline import onnx_graphs
 from tts_worker.engine.offline.onnx_graphs import ESTIMATOR, VOCODER, VOCODER_CHUNK, compare_onnx, run_on_onnx
 from tts_worker.engine.offline.pipeline import OfflinePipeline
-from tts_worker.engine.offline.speaker import Backend, OfflineSpeaker
+from tts_worker.engine.offline.speaker import Backend, OfflineSpeaker, Reader
 from tts_worker.errors import BundleError
 
 NAMES = {"cosyvoice2": {ESTIMATOR, VOCODER}, "cosyvoice3": {ESTIMATOR, VOCODER, VOCODER_CHUNK}}
@@ -107,12 +107,12 @@ def test_the_paged_memory_of_the_streaming_engine_serves_either_back_end(
 
 
 def test_graphs_that_are_missing_or_damaged_are_named(exported: tuple[str, Path], tmp_path: Path) -> None:
-    bundle = Bundle.open(tiny(exported[0]))
+    reader = Reader.of(Bundle.open(tiny(exported[0])))
     with pytest.raises(BundleError, match=r"flow\.estimator\.onnx: is missing; make it with: tts-worker export onnx"):
-        OfflineSpeaker.load(bundle, backend=Backend.ONNX, graphs=tmp_path)
+        OfflineSpeaker.load(reader, backend=Backend.ONNX, graphs=tmp_path)
     (tmp_path / ESTIMATOR).write_bytes((exported[1] / ESTIMATOR).read_bytes()[:5000])
     with pytest.raises(BundleError, match="is not a graph that onnxruntime runs"):
-        OfflineSpeaker.load(bundle, backend=Backend.ONNX, graphs=tmp_path)
+        OfflineSpeaker.load(reader, backend=Backend.ONNX, graphs=tmp_path)
 
 
 def test_graphs_of_other_weights_are_refused(exported: tuple[str, Path]) -> None:

@@ -223,6 +223,7 @@ def _unet(unet: Section) -> UnetDims:
     if len(channels) != 1:
         unet.fail("channels", "must be one number: a UNet that changes the rate cannot stream")
     unet.word("act_fn", ("gelu",), "gelu")
+    _all_left_chunks(unet)
     return UnetDims(
         in_channels=unet.integer("in_channels"),
         out_channels=unet.integer("out_channels"),
@@ -240,6 +241,7 @@ def _dit(dit: Section) -> DitDims:
     mel = dit.integer("mel_dim")
     if dit.integer("out_channels", mel) != mel:
         dit.fail("out_channels", "differs from mel_dim")
+    _all_left_chunks(dit)
     return DitDims(
         dim=dit.integer("dim"),
         depth=dit.integer("depth"),
@@ -251,6 +253,11 @@ def _dit(dit: Section) -> DitDims:
         spk=dit.integer("spk_dim", mel),
         chunk_frames=dit.integer("static_chunk_size", DEFAULT_CHUNK_FRAMES),
     )
+
+
+def _all_left_chunks(estimator: Section) -> None:
+    if estimator.number("num_decoding_left_chunks", -1) >= 0:
+        estimator.fail("num_decoding_left_chunks", "must be -1: the published models look at all chunks to the left")
 
 
 def _hift(hift: Section, v3: bool) -> HiftDims:

@@ -98,7 +98,7 @@ class PagedMemory:
     voice's pages can be shared by all who speak with it. Page 0 stays zero: it fills the tables of short utterances.
 
     ``rows`` are the guided solver steps (1 for an encoder); keys and values are
-    ``[2, rows, layers, heads, pages, page, dim]``, the context of convolution ``i`` is ``[rows, slots, C_i, width_i]``.
+    ``[2, layers, rows, heads, pages, page, dim]``, the context of convolution ``i`` is ``[rows, slots, C_i, width_i]``.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class PagedMemory:
     ) -> None:
         self.page = page
         fill = float("nan") if checked else 0.0
-        self.data = torch.full([2, rows, layers, heads, pages, page, head_dim], fill, dtype=dtype, device=device)
+        self.data = torch.full([2, layers, rows, heads, pages, page, head_dim], fill, dtype=dtype, device=device)
         self.data[..., 0, :, :] = 0.0
         self.tails = [torch.full([rows, slots, c, w], fill, dtype=dtype, device=device) for c, w in tails]
 
@@ -163,7 +163,7 @@ class PagedView:
     def keys_values(self, site: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         page, rows, out = self._memory.page, self.branches, []
         for which, x in enumerate((k, v)):  # [B, R*H, n*page, D]
-            store = self._memory.data[which, self._rows, site]  # [R, H, pages, page, D]
+            store = self._memory.data[which, site, self._rows]  # [R, H, pages, page, D]
             new = x.unflatten(2, (-1, page)).unflatten(1, (rows, -1)).permute(1, 2, 0, 3, 4, 5)  # [R, H, B, n, page, D]
             store.index_copy_(2, self._fresh, new.flatten(2, 3).to(store.dtype))
             if self._in_place is not None:
@@ -182,8 +182,8 @@ class PagedView:
         fresh = (self._pages == self._fresh[:, None]).to(torch.int8)  # [B, m]
         order = fresh.argsort(dim=1, stable=True)  # [B, m]
         past = self._pages.gather(1, order)[:, :-1].flatten()
-        store = self._memory.data[:, self._rows].index_select(4, past)  # [2, R, layers, H, B*(m-1), page, D]
-        store = store.unflatten(4, (batch, -1)).permute(0, 2, 1, 4, 3, 5, 6, 7)  # [2, layers, R, B, H, m-1, page, D]
+        store = self._memory.data[:, :, self._rows].index_select(4, past)  # [2, layers, R, H, B*(m-1), page, D]
+        store = store.unflatten(4, (batch, -1)).transpose(3, 4)  # [2, layers, R, B, H, m-1, page, D]
         keys, values = store.flatten(2, 3).flatten(4, 5).unbind(0)
         tails = [tail[self._rows].index_select(1, self._slots).flatten(2).flatten(0, 1) for tail in self._memory.tails]
         columns = order[:, :, None] * page + torch.arange(page, device=order.device)
@@ -192,8 +192,8 @@ class PagedView:
     def remember(self, keys: Tensor, values: Tensor, context: Tensor) -> None:
         """What such a back end made of the fresh page: as ``plain`` gives them, ``page`` positions long."""
         for which, new in enumerate((keys, values)):
-            new = new.unflatten(1, (self.branches, self._batch)).permute(1, 0, 3, 2, 4, 5)  # [R, layers, H, B, page, D]
-            store = self._memory.data[which, self._rows]
+            new = new.unflatten(1, (self.branches, self._batch)).transpose(2, 3)  # [layers, R, H, B, page, D]
+            store = self._memory.data[which, :, self._rows]
             store.index_copy_(3, self._fresh, new.to(store.dtype))
         widths = [tail.shape[2] * tail.shape[3] for tail in self._memory.tails]
         for tail, new in zip(self._memory.tails, context.split(widths, dim=1), strict=True):

@@ -77,6 +77,8 @@ def draw(scores: Tensor, allowed: Tensor, state: DrawState, slots: Tensor) -> Te
     first = (top / -uniform(key, top_ids).log()).argmax(-1, keepdim=True)  # [B, 1]
     first = top_ids.gather(1, first)
     repeated = (state.recent[slots] == first).sum(-1) >= rule.repeats  # [B]
+    if not repeated.is_cuda and not bool(repeated.any()):
+        return first[:, 0]  # on a CPU, looking is cheaper than a second draw that nobody needs
     rest = scores.scatter(1, first, -torch.inf)
     again = (rest.softmax(-1) / -uniform(mix(key + 1), ids).log()).argmax(-1)  # [B]
     repeated &= rest.amax(-1) > -torch.inf  # nothing else allowed: keep it

@@ -6,7 +6,7 @@ It must not know arguments, files of sound or how a voice is stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -67,37 +67,19 @@ Listener = Callable[[int, int, int], None]
 """Told the piece, the number of pieces and the speech tokens of the piece so far."""
 
 
-class OfflineSpeaker:
-    """Speaks with the voices of one model directory. Build it with ``load``."""
+@dataclass(frozen=True)
+class Reader:
+    """Turns texts and recordings into what the networks are given. Needs no weights, so that what is wrong with a text
+    or a voice shows before they are loaded."""
 
-    def __init__(self, bundle: Bundle, networks: Networks, compat: Compat) -> None:
-        self.bundle, self.compat = bundle, compat
-        self.tokenizer = TextTokenizer.of(bundle)
-        self._pipeline = OfflinePipeline(networks, compat)
+    bundle: Bundle
+    tokenizer: TextTokenizer
+    compat: Compat
 
     @classmethod
-    def load(
-        cls,
-        bundle: Bundle,
-        *,
-        device: str = "cpu",
-        backend: Backend = Backend.TORCH,
-        graphs: Path | None = None,
-        compat: Compat | None = None,
-    ) -> OfflineSpeaker:
-        """``graphs``: the folder of ``tts-worker export onnx``, for the ONNX back end. Raises BundleError, ConfigError
-        for a device that is not there, MissingExtra."""
-        compat = compat or Compat()
-        if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-            raise ConfigError(f"device: PyTorch finds no {device} on this machine")
-        networks = Networks.load(bundle, device=device, float32_phase=compat.float32_phase)
-        if backend is Backend.ONNX:
-            run_on_onnx(networks, graphs or bundle.path / "onnx")
-        return cls(bundle, networks, compat)
-
-    @property
-    def sample_rate_hz(self) -> int:
-        return self.bundle.config.sample_rate_hz
+    def of(cls, bundle: Bundle, compat: Compat | None = None) -> Reader:
+        """Raises BundleError, MissingExtra."""
+        return cls(bundle, TextTokenizer.of(bundle), compat or Compat())
 
     def voice(self, root: Path, name: str) -> Speaker:
         """A stored voice. Raises UnknownVoice, BundleError."""
@@ -110,27 +92,54 @@ class OfflineSpeaker:
             raise InvalidRequest(f"the text has {len(text)} characters; at most {MAX_TEXT_CHARS} are spoken offline")
         rewrite = wetext_rewriter() if normalise else None
         pieces = normalise_and_split(text, lambda piece: len(self.tokenizer.encode(piece)), rewrite=rewrite)
-        pieces = [piece for piece in pieces if piece.strip()]
+        pieces = [piece for piece in pieces if any(map(str.isalnum, piece))]
         if not pieces:
             raise UnspeakableText("there is nothing in this text that can be spoken")
         return pieces
 
-    def speak(
-        self, speaker: Speaker, text: str, manner: Manner | None = None, listener: Listener | None = None
-    ) -> Iterator[SpokenChunk]:
-        """``text`` in the speaker's voice, as chunks in order. Under a compat that draws as the reference does, the
-        seed goes to torch's default generator.
-
-        Raises InvalidRequest, UnspeakableText, SynthesisFailed."""
-        manner = manner or Manner()
-        pieces = self.pieces(text, manner.normalise)
-        requests = [
+    def requests(self, speaker: Speaker, text: str, manner: Manner) -> list[Request]:
+        """One for each piece. Raises what ``pieces`` raises, and InvalidRequest for a mode that the voice cannot."""
+        return [
             speaker.request(
                 piece, mode=manner.mode, instruction=manner.instruction, allow_special=manner.allow_special,
                 compat=self.compat,
             )
-            for piece in pieces
+            for piece in self.pieces(text, manner.normalise)
         ]  # fmt: skip
+
+    def conversion(self, speaker: Speaker, source: Recording) -> tuple[Request, list[int]]:
+        """To say what ``source`` says in the speaker's voice: the request and the speech tokens. Raises InvalidRequest
+        beyond 30 s, or for a voice without a prompt; BundleError."""
+        request = speaker.request("", mode=Mode.CROSS_LINGUAL)
+        frontend = PromptFrontend(self.bundle, reference=self.compat.torch_draws)
+        return request, frontend.tokens(source).tolist()
+
+
+class OfflineSpeaker:
+    """Speaks with the weights of one model directory. Build it with ``load``."""
+
+    def __init__(self, reader: Reader, networks: Networks) -> None:
+        self._reader = reader
+        self._pipeline = OfflinePipeline(networks, reader.compat)
+
+    @classmethod
+    def load(
+        cls, reader: Reader, *, device: str = "cpu", backend: Backend = Backend.TORCH, graphs: Path | None = None
+    ) -> OfflineSpeaker:
+        """``graphs``: the folder of ``tts-worker export onnx``, for the ONNX back end. Raises BundleError, ConfigError
+        for a device that is not there, MissingExtra."""
+        if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(f"device: PyTorch finds no {device} on this machine")
+        networks = Networks.load(reader.bundle, device=device, float32_phase=reader.compat.float32_phase)
+        if backend is Backend.ONNX:
+            run_on_onnx(networks, graphs or reader.bundle.path / "onnx")
+        return cls(reader, networks)
+
+    def speak(
+        self, requests: Sequence[Request], manner: Manner, listener: Listener | None = None
+    ) -> Iterator[SpokenChunk]:
+        """``requests`` one after the other, as chunks in order. Under a compat that draws as the reference does, the
+        seed goes to torch's default generator. Raises InvalidRequest, SynthesisFailed."""
         self._seed(manner.seed)
         start_sample = 0
         for i, request in enumerate(requests):
@@ -140,33 +149,28 @@ class OfflineSpeaker:
                 nonlocal tokens
                 tokens += 1
                 if listener is not None:
-                    listener(i, len(pieces), tokens)
+                    listener(i, len(requests), tokens)
 
             chunks = self._pipeline.speak(
                 request, text=self._interleaved(request) if manner.interleave else None, seed=manner.seed + i,
                 stream=manner.stream, speed=manner.speed, on_token=count,
             )  # fmt: skip
             for chunk in chunks:
-                yield SpokenChunk(i, len(pieces), start_sample, chunk)
+                yield SpokenChunk(i, len(requests), start_sample, chunk)
                 start_sample += len(chunk.samples)
 
-    def _interleaved(self, request: Request) -> tuple[Interleave, Iterator[int]]:
-        prefix_end = self.tokenizer.end_of_prompt_id if self.bundle.config.family == V3 else None
-        return self._pipeline.interleave(request, prefix_end), iter(request.text)
-
-    def convert(self, speaker: Speaker, source: Recording, manner: Manner | None = None) -> Iterator[SpokenChunk]:
-        """What ``source`` says, in the speaker's voice. Raises InvalidRequest beyond 30 s, or for a voice without a
-        prompt; BundleError."""
-        manner = manner or Manner()
-        request = speaker.request("", mode=Mode.CROSS_LINGUAL)
-        tokens = PromptFrontend(self.bundle, reference=self.compat.torch_draws).tokens(source).tolist()
+    def convert(self, request: Request, tokens: Sequence[int], manner: Manner) -> Iterator[SpokenChunk]:
+        """Speech ``tokens`` in the voice of ``request``. Raises InvalidRequest."""
         self._seed(manner.seed)
-        chunks = self._pipeline.sound(
-            request, tokens, seed=manner.seed, stream=manner.stream, speed=manner.speed
-        )  # fmt: skip
+        chunks = self._pipeline.sound(request, tokens, seed=manner.seed, stream=manner.stream, speed=manner.speed)
         for chunk in chunks:
             yield SpokenChunk(0, 1, chunk.start_sample, chunk)
 
+    def _interleaved(self, request: Request) -> tuple[Interleave, Iterator[int]]:
+        v3 = self._reader.bundle.config.family == V3
+        prefix_end = self._reader.tokenizer.end_of_prompt_id if v3 else None
+        return self._pipeline.interleave(request, prefix_end), iter(request.text)
+
     def _seed(self, seed: int) -> None:
-        if self.compat.torch_draws:
+        if self._reader.compat.torch_draws:
             torch.manual_seed(seed)

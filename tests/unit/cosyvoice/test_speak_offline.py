@@ -1,0 +1,254 @@
+"""A model directory speaks on the command line: every mode, seeds that repeat, chunks that add up, plain refusals."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, copy_of
+from tts_worker.cli import main
+from tts_worker.engine.random_bundle import write_random_bundle
+
+SAMPLES_PER_TOKEN = 960
+TEXT = "Hello."
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model directory with a voice of a recording, one without transcript, and a tuned speaker."""
+    path = copy_of(request.param, tmp_path_factory.mktemp("bundle"))
+    prompt = GOLDEN["cosyvoice2"] / "prompt_24k.wav"
+    add = ["--bundle", str(path), "--audio", str(prompt)]
+    assert main(["voice", "add", "anna", *add, "--text", "What is said in this prompt."]) == 0
+    assert main(["voice", "add", "mute", *add]) == 0
+    assert main(["voice", "import", "--bundle", str(path)]) == 0
+    return path
+
+
+Say = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def say(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Say:
+    """Speak with these arguments; what ``--json`` says, with the sound under ``samples``."""
+
+    def speak(*args: str, voice: str = "anna") -> dict[str, Any]:
+        out = tmp_path / "out.wav"
+        capsys.readouterr()
+        base = ["say", "--engine", "cosyvoice", "--bundle", str(bundle), "--voice", voice, "--out", str(out)]
+        assert main([*base, "--json", *args]) == 0
+        said: dict[str, Any] = json.loads(capsys.readouterr().out)
+        said["samples"], rate_hz = soundfile.read(out, dtype="int16")
+        assert rate_hz == 24_000
+        return said
+
+    return speak
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
+    capsys.readouterr()
+    code = main(["say", "--engine", "cosyvoice", "--quiet", *args])
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    return code, captured.err
+
+
+MODES: dict[str, tuple[str, list[str]]] = {
+    "zero-shot": ("anna", ["--mode", "zero-shot"]),
+    "cross-lingual": ("mute", ["--mode", "cross-lingual"]),
+    "instruct": ("anna", ["--mode", "instruct", "--instruct", "Speak slowly."]),
+    "sft": ("tiny_spk", ["--mode", "sft"]),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_makes_sound_of_the_length_it_says(say: Say, mode: str) -> None:
+    voice, how = MODES[mode]
+    said = say(TEXT, *how, voice=voice)
+
+    (chunk,) = said["chunks"]
+    assert (said["mode"], said["voice"]) == (mode, voice)
+    assert (chunk["start_sample"], chunk["end_sample"]) == (0, len(said["samples"]))
+    assert chunk["end_sample"] == SAMPLES_PER_TOKEN * chunk["end_token"]
+    assert chunk["end_token"] >= 2 * len(TEXT.split())  # the least length is enforced, in both families
+    assert said["audio_s"] == pytest.approx(len(said["samples"]) / 24_000, abs=1e-3)
+    assert chunk["stages_ms"].keys() == {"lm", "flow", "vocoder"}
+    assert np.abs(said["samples"].astype(int)).max() > 50
+
+
+def test_the_mode_that_suits_a_voice_is_chosen(say: Say) -> None:
+    assert say(TEXT)["mode"] == "zero-shot"
+    assert say(TEXT, voice="mute")["mode"] == "cross-lingual"
+    assert say(TEXT, voice="tiny_spk")["mode"] == "sft"
+    assert say(TEXT, "--instruct", "Whisper.")["mode"] == "instruct"
+
+
+def test_a_seed_repeats_and_another_differs(say: Say) -> None:
+    first, again, other = (say(TEXT, "--seed", seed)["samples"].tolist() for seed in ("7", "7", "8"))
+
+    assert first == again
+    assert first != other
+
+
+def test_streamed_sound_comes_in_chunks_that_add_up(say: Say) -> None:
+    said = say("Hello, how are you doing today, and what is the weather like?", "--stream", "--seed", "5")
+    chunks = said["chunks"]
+
+    assert len(chunks) > 2
+    assert [chunk["index"] for chunk in chunks] == list(range(len(chunks)))
+    assert [c["start_sample"] for c in chunks] == [0, *(c["end_sample"] for c in chunks[:-1])]
+    assert [c["first_token"] for c in chunks] == [0, *(c["end_token"] for c in chunks[:-1])]
+    assert chunks[-1]["end_sample"] == len(said["samples"]) == SAMPLES_PER_TOKEN * chunks[-1]["end_token"]
+    assert [c["final"] for c in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert all(c["chunk_mask"] for c in chunks)
+
+
+def test_under_the_reference_chunks_grow_and_the_last_is_computed_anew(say: Say, tmp_path: Path) -> None:
+    spoken, rate_hz = soundfile.read(GOLDEN["cosyvoice2"] / "prompt_24k.wav")
+    soundfile.write(tmp_path / "long.wav", np.tile(spoken, 3), rate_hz)
+    chunks = say("--mode", "vc", "--source", str(tmp_path / "long.wav"), "--stream", "--compat", "reference")["chunks"]
+
+    sizes = [chunk["end_token"] - chunk["first_token"] for chunk in chunks]
+    assert sizes[1:3] == [50, 100]
+    assert 25 <= sizes[0] < 50  # with what completes the prompt's last chunk
+    assert [chunk["chunk_mask"] for chunk in chunks] == [True, True, True, False]
+
+
+def test_long_text_is_spoken_part_by_part(say: Say) -> None:
+    said = say("All of this is about the weather, which was fine; and then it rained for a day. " * 4)
+    parts = [chunk["part"] for chunk in said["chunks"]]
+
+    assert len(parts) > 1
+    assert parts == list(range(len(parts)))
+    assert {chunk["index"] for chunk in said["chunks"]} == {0}
+    assert said["chunks"][-1]["end_sample"] == len(said["samples"])
+
+
+def test_speed_stretches(say: Say) -> None:
+    plain, fast = say(TEXT, "--seed", "3"), say(TEXT, "--seed", "3", "--speed", "2")
+    frames = plain["chunks"][0]["mel_frames"]
+
+    assert fast["chunks"][0]["end_token"] == plain["chunks"][0]["end_token"]
+    assert len(fast["samples"]) == frames // 2 * 480
+
+
+def test_text_that_is_still_being_written_is_spoken_too(say: Say) -> None:
+    said = say("Hello, how are you doing today?", "--interleave", "--seed", "4")
+    assert said["audio_s"] > 0.2
+
+
+def test_voice_conversion_keeps_the_length_of_the_source(say: Say) -> None:
+    source = GOLDEN["cosyvoice2"] / "prompt_44k1_stereo.wav"
+    said = say("--mode", "vc", "--source", str(source))
+
+    assert said["mode"] == "vc"
+    assert abs(said["audio_s"] - soundfile.info(source).duration) < 0.1
+
+
+def test_text_comes_from_a_file_or_a_pipe_as_well(say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text.txt").write_text(TEXT)
+    expected = say(TEXT)["samples"].tolist()
+    assert say("--file", str(tmp_path / "text.txt"))["samples"].tolist() == expected
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
+    assert say()["samples"].tolist() == expected
+
+
+def test_what_cannot_be_is_said_plainly(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "never.wav"
+    base = ["--bundle", str(bundle), "--out", str(out)]
+    anna = [*base, "--voice", "anna"]
+    cases: list[tuple[list[str], int, str]] = [
+        ([*anna, "?!... 。"], 1, "there is nothing in this text that can be spoken"),
+        ([*anna, "  "], 1, "there is nothing in this text that can be spoken"),
+        ([*anna, "x" * 30_000], 2, "the text has 30000 characters; at most 20000"),
+        ([*base, "--voice", "bert", TEXT], 2, 'there is no stored voice "bert"; there are: anna, mute, tiny_spk'),
+        ([*base, TEXT], 2, "say which voice with --voice NAME; there are: anna, mute, tiny_spk"),
+        ([*base, "--voice", "../anna", TEXT], 2, "a voice's name has up to 64 letters"),
+        ([*base, "--voice", "mute", "--mode", "zero-shot", TEXT], 2, "has no transcript"),
+        ([*base, "--voice", "tiny_spk", "--mode", "cross-lingual", TEXT], 2, "has no prompt audio"),
+        ([*anna, "--mode", "instruct", TEXT], 2, "an instruction and instruct2 mode need each other"),
+        ([*anna, "--mode", "sft", "--instruct", "x", TEXT], 2, "an instruction and instruct2 mode need each other"),
+        ([*anna, "--mode", "vc"], 2, "--mode vc and --source FILE need each other"),
+        ([*anna, "--source", "x.wav"], 2, "--mode vc and --source FILE need each other"),
+        ([*anna, "--mode", "vc", "--source", "x.wav", TEXT], 2, "give no text"),
+        ([*anna, "--mode", "vc", "--source", "x.wav"], 2, "x.wav: no such audio file"),
+        ([*anna, "--stream", "--speed", "2", TEXT], 2, "switch streaming off"),
+        ([*anna, "--speed", "40", TEXT], 2, "speed must be between"),
+        ([*anna, "--backend", "onnx", TEXT], 1, "make it with: tts-worker export onnx"),
+        ([*anna, "--rl", TEXT], 1, "llm.rl.pt: is missing"),
+        ([TEXT], 2, "needs --bundle DIR"),
+        (["--bundle", str(tmp_path), TEXT], 1, "not a CosyVoice model directory"),
+    ]  # fmt: skip
+    for args, code, message in cases:
+        got, text = refusal(capsys, *args)
+        assert message in text, (args, text)
+        assert got in (code, 2), (args, got)
+    assert not out.exists()  # nothing is left of what was refused
+
+
+def test_no_word_of_the_text_is_in_a_refusal(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = refusal(capsys, "--bundle", str(bundle), "--voice", "anna", "--speed", "99", "Geheimnis")
+    assert code == 2
+    assert "Geheimnis" not in text
+
+
+def test_a_random_directory_says_that_it_is_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "random"
+    write_random_bundle(path, "cosyvoice3")
+    assert main(["voice", "import", "--bundle", str(path)]) == 0
+    args = ["say", "--bundle", str(path), "--out", str(tmp_path / "noise.wav"), "Hi."]  # its only voice is taken
+
+    assert main(args) == 0
+    told = capsys.readouterr().err
+    assert "this is noise, not speech" in told
+    assert re.search(r"real-time factor [\d.]+.* -> .*noise\.wav", told)
+    assert main([*args, "--json", "--quiet"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert json.loads(captured.out)["random_weights"] is True
+
+
+def test_a_special_token_in_the_text_is_text_unless_allowed(say: Say) -> None:
+    text = "Well [laughter] yes."
+    assert (
+        say(text, "--seed", "1")["samples"].tolist() != say(text, "--seed", "1", "--allow-special")["samples"].tolist()
+    )
+
+
+def test_the_tag_that_the_reference_demands(bundle: Path, say: Say, capsys: pytest.CaptureFixture[str]) -> None:
+    reference = ["--compat", "reference", "--allow-special"]
+    tagged = "You are a helpful assistant.<|endofprompt|>Hello."
+    assert say(tagged, *reference, "--seed", "1", voice="mute")["audio_s"] > 0
+    if "cosyvoice3" in bundle.name:
+        args = ["--bundle", str(bundle), "--voice", "mute", *reference, "Hello."]
+        code, text = refusal(capsys, *args)
+        assert code == 2
+        assert "demands <|endofprompt|> in the text" in text
+
+
+def test_the_reinforced_language_model_is_used_when_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "random"
+    write_random_bundle(path, "cosyvoice3", seed=1)
+    write_random_bundle(tmp_path / "tuned", "cosyvoice3", seed=2)
+    shutil.copy(tmp_path / "tuned" / "llm.pt", path / "llm.rl.pt")
+    assert main(["voice", "import", "--bundle", str(path)]) == 0
+
+    def sound(*args: str) -> bytes:
+        out = tmp_path / "x.wav"
+        assert main(["say", "--bundle", str(path), "--quiet", "--out", str(out), *args, "Hi."]) == 0
+        return out.read_bytes()
+
+    assert sound("--rl") != sound()
