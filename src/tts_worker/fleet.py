@@ -84,7 +84,7 @@ async def in_fleet(worker: FleetWorker) -> AsyncIterator[FleetMember]:
         servers = [running]
         if settings.grpc.cosyvoice_port is not None:
             config = CosyVoiceConfig(settings.server.max_input_chars, settings.server.send_timeout_s)
-            register = server.cosyvoice_service(worker.hub, None, config)
+            register = server.cosyvoice_service(worker.hub, config)
             port = _port_config(settings, settings.grpc.cosyvoice_port)
             servers.append(await stack.enter_async_context(server.running_server(worker.hub, register, port)))
         name = settings.registry.name or _default_name(running.address)

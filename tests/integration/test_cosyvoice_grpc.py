@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from tests.conftest import tone_settings, until
+from tests.fakes.learner import LearningWorker
 from tests.integration.grpc_rig import dial
 from tts_worker.app import Worker, running_worker
-from tts_worker.errors import InvalidRequest
 from tts_worker.fleet import in_fleet
 from tts_worker.transports.grpc import cosyvoice_pb2 as pb
-from tts_worker.transports.grpc import cosyvoice_pb2_grpc, server
-from tts_worker.transports.grpc.cosyvoice import CosyVoiceConfig, PromptVoices
+from tts_worker.transports.grpc import cosyvoice_pb2_grpc
 
 TEXT = "Hello there, my friend."
 SECOND = np.zeros(16_000, "<i2").tobytes()
+LOUD = np.full(32_000, 9_000, "<i2").tobytes()
 
 
 @asynccontextmanager
@@ -47,8 +47,9 @@ def sft(text: str = TEXT, voice: str = "中文女") -> pb.Request:
     return pb.Request(sft_request=pb.sftRequest(spk_id=voice, tts_text=text))
 
 
-def zero_shot(audio: bytes) -> pb.Request:
-    return pb.Request(zero_shot_request=pb.zeroshotRequest(tts_text=TEXT, prompt_audio=audio))
+def zero_shot(audio: bytes, said: str = "") -> pb.Request:
+    request = pb.zeroshotRequest(tts_text=TEXT, prompt_text=said, prompt_audio=audio)
+    return pb.Request(zero_shot_request=request)
 
 
 async def test_the_published_client_gets_its_sound() -> None:
@@ -60,7 +61,8 @@ async def test_the_published_client_gets_its_sound() -> None:
         instructed = pb.Request(
             instruct_request=pb.instructRequest(tts_text=TEXT, spk_id="中文女", instruct_text="sad")
         )
-        assert await ask(address, instructed) == named
+        with pytest.raises(grpc.RpcError, match="instruct"):
+            await ask(address, instructed)  # never silently without
         assert worker.hub.live_sessions == 0
 
 
@@ -74,7 +76,7 @@ async def test_the_published_client_gets_its_sound() -> None:
         (zero_shot(b""), "INVALID_ARGUMENT"),
         (zero_shot(b"odd"), "INVALID_ARGUMENT"),
         (zero_shot(SECOND * 31), "INVALID_ARGUMENT"),
-        (zero_shot(SECOND), "NOT_FOUND"),
+        (zero_shot(SECOND), "INVALID_ARGUMENT"),  # no engine here learns voices
     ],
 )
 async def test_what_cannot_be_said_is_a_status(request_: pb.Request, code: str) -> None:
@@ -102,31 +104,22 @@ async def test_cancelling_frees_the_place_at_once() -> None:
         await until(lambda: worker.hub.live_sessions == 0)
 
 
-class _Imitator:
-    """Stands for an engine that makes voices of recordings."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[int, int, str | None]] = []
-
-    async def voice_of(self, pcm: bytes, rate_hz: int, text: str | None) -> str:
-        self.asked.append((len(pcm), rate_hz, text))
-        if not any(pcm):
-            raise InvalidRequest("prompt_audio is silent")
-        return "tone-low"
-
-
 async def test_a_recording_becomes_a_voice_where_an_engine_can() -> None:
-    imitator = _Imitator()
-    prompts: PromptVoices = imitator
-    async with running_worker(tone_settings()) as worker:
-        register = server.cosyvoice_service(worker.hub, prompts, CosyVoiceConfig())
-        async with server.running_server(worker.hub, register, server.PortConfig(port=0)) as running:
-            loud = np.full(32_000, 9, "<i2").tobytes()
-            zero_shot = pb.zeroshotRequest(tts_text=TEXT, prompt_text="希望", prompt_audio=loud)
-            pcm = await ask(running.address, pb.Request(zero_shot_request=zero_shot))
-            cross = pb.crosslingualRequest(tts_text=TEXT, prompt_audio=loud)
-            assert await ask(running.address, pb.Request(cross_lingual_request=cross)) == pcm
-            assert imitator.asked == [(64_000, 16_000, "希望"), (64_000, 16_000, None)]
-            silent = pb.crosslingualRequest(tts_text=TEXT, prompt_audio=SECOND)
-            with pytest.raises(grpc.RpcError, match="silent"):
-                await ask(running.address, pb.Request(cross_lingual_request=silent))
+    worker = LearningWorker(grpc={"enabled": True, "port": 0, "cosyvoice_port": 0})
+    async with in_fleet(worker) as member:
+        address = member.cosyvoice_address
+        assert address is not None
+        await worker.start()
+        try:
+            low = await ask(address, zero_shot(LOUD, "希望"))
+            assert await ask(address, zero_shot(LOUD, "希望")) == low
+            cross = pb.crosslingualRequest(tts_text=TEXT, prompt_audio=LOUD)
+            assert await ask(address, pb.Request(cross_lingual_request=cross)) == low
+            assert worker.learner.heard == ["希望", ""], "once, however often it comes"
+            instructed = pb.instructRequest(tts_text=TEXT, instruct_text="low")
+            assert await ask(address, pb.Request(instruct_request=instructed)) == low
+            with pytest.raises(grpc.RpcError) as refusal:
+                await ask(address, zero_shot(LOUD, "x" * 10_000))
+            assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+        finally:
+            await worker.stop()

@@ -111,6 +111,8 @@ def _start_message(options: SessionOptions) -> pb.ConverseRequest:
             urls=None if options.urls is None else options.urls.value,
             pause_timeout_s=options.pause_timeout_s,
             text_idle_timeout_s=options.text_idle_timeout_s,
+            model=options.model,
+            needs=options.needs,
         )
     except (ValueError, TypeError):
         raise InvalidRequest("an option has a value or a type that no message can hold") from None

@@ -52,7 +52,7 @@ class Conversation:
     ) -> None:
         try:
             options = await _first(requests)
-            talk = _Talk(self._hub, self._hub.open(options), options, self._max_message_chars)
+            talk = _Talk(self._hub, await self._hub.admit(options), options, self._max_message_chars)
         except TTSWorkerError as error:
             await abort_with(context, error)
         self._talks.add(talk)
@@ -118,6 +118,8 @@ def _options(start: pb.ConverseRequest.Start) -> SessionOptions:
             normalise=start.normalise if start.HasField("normalise") else None,
             pause_timeout_s=start.pause_timeout_s if start.HasField("pause_timeout_s") else None,
             text_idle_timeout_s=start.text_idle_timeout_s if start.HasField("text_idle_timeout_s") else None,
+            model=start.model if start.HasField("model") else None,
+            needs=tuple(start.needs),
         ),
         start.voicing,
     )

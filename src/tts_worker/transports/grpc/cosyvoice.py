@@ -1,39 +1,31 @@
 """CosyVoice's own gRPC service (``proto/cosyvoice.proto``), so that its published clients work unchanged.
 
 Whole text in, 24 kHz s16le out as it is made. A voice is asked for by name (``spk_id``); a recording to imitate needs
-an engine that can, which ``PromptVoices`` stands for. Cancelling the call is STOP. Knows no engine.
+an engine that learns voices. Cancelling the call is STOP. Knows no engine.
 """
 
 from __future__ import annotations
 
+import io
+import wave
 from dataclasses import dataclass
-from typing import Protocol
 
 from tts_worker.errors import (
     Draining,
     InvalidRequest,
     TextTooLong,
     TTSWorkerError,
-    UnknownVoice,
     UnspeakableText,
     as_exception,
 )
 from tts_worker.session.hub import SessionHub, SessionOptions
+from tts_worker.transports.cosyvoice_http import speech_options
 from tts_worker.transports.grpc import cosyvoice_pb2 as pb
 from tts_worker.transports.grpc.calls import Context, Writer, abort_with
 from tts_worker.types import Ended, Outcome, PcmFrame
 
 PROMPT_RATE_HZ = 16_000
 MIN_PROMPT_S, MAX_PROMPT_S = 1.0, 30.0
-
-
-class PromptVoices(Protocol):
-    """Makes a voice of a recording, for as long as it is used; the same recording is the same voice."""
-
-    async def voice_of(self, pcm: bytes, rate_hz: int, text: str | None) -> str:
-        """The name of the voice that sounds like ``pcm`` (s16le mono), in which ``text`` is said. Raises InvalidRequest
-        if nothing can be made of it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +35,16 @@ class CosyVoiceConfig:
 
 
 class CosyVoice:
-    """``prompts``: None where no engine can imitate a recording."""
+    """Over ``hub``, which knows who can learn a voice."""
 
-    def __init__(self, hub: SessionHub, prompts: PromptVoices | None, config: CosyVoiceConfig) -> None:
+    def __init__(self, hub: SessionHub, config: CosyVoiceConfig) -> None:
         self._hub = hub
-        self._prompts = prompts
         self._config = config
 
     async def Inference(self, request: pb.Request, context: Context) -> None:
         try:
             text, options = await self._asked(request)
-            session = self._hub.open(options)
+            session = await self._hub.admit(options)
         except TTSWorkerError as error:
             await abort_with(context, error)
         writer = Writer(context, self._config.send_timeout_s, lambda stuck: session.close(stuck.code.value))
@@ -88,26 +79,33 @@ class CosyVoice:
         elif kind == "cross_lingual_request":
             cross = request.cross_lingual_request
             self._check(cross.tts_text)
-            text, voice = cross.tts_text, await self._imitate(cross.prompt_audio, None)
+            text, voice = cross.tts_text, await self._imitate(cross.prompt_audio, "")
         else:
             raise InvalidRequest("the request holds none of sft, zero_shot, cross_lingual and instruct")
         self._check(text)
-        # Whole text, nobody waits for the pace of speech: as fast as it is made, in the engine's own chunks.
-        return text, SessionOptions(voice=voice or None, instruct=instruct, realtime=False, raw_chunks=True)
+        return text, speech_options(voice, instruct)
 
     def _check(self, text: str) -> None:
         if len(text) > self._config.max_input_chars:
             raise TextTooLong(f"tts_text may have at most {self._config.max_input_chars} characters")
 
-    async def _imitate(self, pcm: bytes, text: str | None) -> str:
+    async def _imitate(self, pcm: bytes, text: str) -> str:
         seconds = len(pcm) / 2 / PROMPT_RATE_HZ
         if len(pcm) % 2 or not MIN_PROMPT_S <= seconds <= MAX_PROMPT_S:
             raise InvalidRequest(
                 f"prompt_audio must be s16le mono at {PROMPT_RATE_HZ} Hz, {MIN_PROMPT_S:g} to {MAX_PROMPT_S:g} s long"
             )
-        if self._prompts is None:
-            raise UnknownVoice("no engine of this worker can imitate a recording: ask for a voice by name (sft)")
-        return await self._prompts.voice_of(pcm, PROMPT_RATE_HZ, text or None)
+        return await self._hub.enrol(_wav(pcm), text)
+
+
+def _wav(pcm: bytes) -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(PROMPT_RATE_HZ)
+        writer.writeframes(pcm)
+    return file.getvalue()
 
 
 def _raise_for(ended: Ended) -> None:

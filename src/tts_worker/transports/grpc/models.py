@@ -64,13 +64,6 @@ class ModelDirectory:
         voices = [voice for voice in self._host.hub.voices if voice.engine == model.engine]
         return [voice for voice in voices if model.voice in (None, voice.name)] or voices
 
-    def voice(self, model: Model) -> str | None:
-        """The voice that a session with this model speaks with unless it asks for another."""
-        if model.voice is not None:
-            return model.voice
-        voices = self.voices(model)
-        return voices[0].name if voices else None
-
     async def load(self, model_id: str) -> Model:
         """Load it unless it is loaded. Raises UnknownModel, and what the engine's start raises."""
         model = self.get(model_id)

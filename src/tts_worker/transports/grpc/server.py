@@ -21,7 +21,7 @@ from tts_worker.session.hub import SessionHub
 from tts_worker.transports.grpc import cosyvoice_pb2, cosyvoice_pb2_grpc, tts_worker_pb2, tts_worker_pb2_grpc
 from tts_worker.transports.grpc.calls import KeyGuard
 from tts_worker.transports.grpc.conversation import Conversation
-from tts_worker.transports.grpc.cosyvoice import CosyVoice, CosyVoiceConfig, PromptVoices
+from tts_worker.transports.grpc.cosyvoice import CosyVoice, CosyVoiceConfig
 from tts_worker.transports.grpc.models import ModelDirectory
 from tts_worker.transports.grpc.service import ServiceConfig, TTSService
 
@@ -80,11 +80,11 @@ def worker_services(hub: SessionHub, models: ModelDirectory, config: ServiceConf
     return register
 
 
-def cosyvoice_service(hub: SessionHub, prompts: PromptVoices | None, config: CosyVoiceConfig) -> Register:
+def cosyvoice_service(hub: SessionHub, config: CosyVoiceConfig) -> Register:
     """CosyVoice's own service."""
 
     def register(server: grpc.aio.Server) -> tuple[Sequence[str], Sequence[Drainable]]:
-        cosyvoice_pb2_grpc.add_CosyVoiceServicer_to_server(CosyVoice(hub, prompts, config), server)
+        cosyvoice_pb2_grpc.add_CosyVoiceServicer_to_server(CosyVoice(hub, config), server)
         return [name.full_name for name in cosyvoice_pb2.DESCRIPTOR.services_by_name.values()], ()
 
     return register

@@ -70,11 +70,8 @@ class TTSService:
             options = replace(options, pause_timeout_s=self._config.pause_timeout_s)
         if request.model_id:
             model = await self._models.load(request.model_id)
-            if options.voice is None:
-                options = replace(options, voice=self._models.voice(model))
-            elif self._hub.voices.get(options.voice).engine != model.engine:
-                raise InvalidRequest(f"voice {options.voice[:64]} does not belong to model {request.model_id[:64]}")
-        return self.sessions.start(request.session_id, owner, options, asked.form)
+            options = replace(options, model=model.engine, voice=options.voice or model.voice)
+        return await self.sessions.start(request.session_id, owner, options, asked.form)
 
     async def EndSession(self, request: pb.EndSessionRequest, context: Context) -> pb.EndSessionResponse:
         try:

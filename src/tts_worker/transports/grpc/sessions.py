@@ -31,14 +31,12 @@ class WorkerSession:
         session_id: str,
         owner: str,
         hub: SessionHub,
+        place: LocalSession,
         options: SessionOptions,
         form: StreamFormat,
         idle_s: float,
-        *,
-        replaces: WorkerSession | None = None,
     ) -> None:
-        before = None if replaces is None else replaces._place
-        self._place: LocalSession = hub.open(options, replaces=before)
+        self._place = place
         self.id = session_id
         self.owner = owner
         self.form = form
@@ -87,6 +85,11 @@ class WorkerSession:
         return [s for s in self.speaking if not s.finished and generation in (0, s.generation)]
 
     @property
+    def place(self) -> LocalSession | None:
+        """What it holds in the hub, until it is closed."""
+        return None if self.closed else self._place
+
+    @property
     def pause_timeout_s(self) -> float:
         """After this a pause that nobody resumes is a STOP."""
         given_s = self._options.pause_timeout_s
@@ -129,22 +132,33 @@ class SessionTable:
         self._idle_s = idle_s
         self._sessions: dict[str, WorkerSession] = {}
 
-    def start(self, session_id: str, owner: str, options: SessionOptions, form: StreamFormat) -> WorkerSession:
-        """A session. The same id again begins it anew while it is silent.
+    async def start(self, session_id: str, owner: str, options: SessionOptions, form: StreamFormat) -> WorkerSession:
+        """A session; waits for its model if that has to be loaded. The same id again begins it anew while it is silent.
 
         Raises InvalidRequest, IllegalCommand (it is speaking, or somebody else's), and what the hub says.
         """
         if not 1 <= len(session_id) <= MAX_ID_CHARS:
             raise InvalidRequest(f"session_id must have 1 to {MAX_ID_CHARS} characters")
         self._sweep()
-        before = self._sessions.get(session_id)
-        if before is not None and (before.owner != owner or before.speaking):
-            raise IllegalCommand("that session_id is in use: end the session, or take another id")
-        session = WorkerSession(session_id, owner, self._hub, options, form, self._idle_s, replaces=before)
-        if before is not None:
-            before.close("replaced")
+        before = self._free(session_id, owner)
+        place = await self._hub.admit(options, replaces=None if before is None else before.place)
+        try:
+            meanwhile = self._free(session_id, owner)
+        except IllegalCommand:
+            place.close("refused")
+            raise
+        if meanwhile is not None:
+            meanwhile.close("replaced")
+        session = WorkerSession(session_id, owner, self._hub, place, options, form, self._idle_s)
         self._sessions[session_id] = session
         return session
+
+    def _free(self, session_id: str, owner: str) -> WorkerSession | None:
+        """The session that may be replaced, None if there is none. Raises IllegalCommand where one must stay."""
+        before = self._sessions.get(session_id)
+        if before is not None and not before.closed and (before.owner != owner or before.speaking):
+            raise IllegalCommand("that session_id is in use: end the session, or take another id")
+        return before
 
     def get(self, session_id: str, owner: str) -> WorkerSession:
         """Raises InvalidRequest without an id, SessionClosed for one that is not there or not the caller's."""

@@ -328,7 +328,7 @@ class GetCapabilitiesResponse(_message.Message):
 class ConverseRequest(_message.Message):
     __slots__ = ("start", "say", "end", "flush", "pause", "resume", "stop", "played", "configure")
     class Start(_message.Message):
-        __slots__ = ("protocol_version", "voicing", "realtime", "lead_ms", "frame_ms", "raw_chunks", "lexicon_json", "markdown", "urls", "normalise", "pause_timeout_s", "text_idle_timeout_s")
+        __slots__ = ("protocol_version", "voicing", "realtime", "lead_ms", "frame_ms", "raw_chunks", "lexicon_json", "markdown", "urls", "normalise", "pause_timeout_s", "text_idle_timeout_s", "model", "needs")
         PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
         VOICING_FIELD_NUMBER: _ClassVar[int]
         REALTIME_FIELD_NUMBER: _ClassVar[int]
@@ -341,6 +341,8 @@ class ConverseRequest(_message.Message):
         NORMALISE_FIELD_NUMBER: _ClassVar[int]
         PAUSE_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
         TEXT_IDLE_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+        MODEL_FIELD_NUMBER: _ClassVar[int]
+        NEEDS_FIELD_NUMBER: _ClassVar[int]
         protocol_version: int
         voicing: ConverseRequest.Voicing
         realtime: bool
@@ -353,7 +355,9 @@ class ConverseRequest(_message.Message):
         normalise: bool
         pause_timeout_s: float
         text_idle_timeout_s: float
-        def __init__(self, protocol_version: _Optional[int] = ..., voicing: _Optional[_Union[ConverseRequest.Voicing, _Mapping]] = ..., realtime: bool = ..., lead_ms: _Optional[float] = ..., frame_ms: _Optional[int] = ..., raw_chunks: bool = ..., lexicon_json: _Optional[str] = ..., markdown: bool = ..., urls: _Optional[str] = ..., normalise: bool = ..., pause_timeout_s: _Optional[float] = ..., text_idle_timeout_s: _Optional[float] = ...) -> None: ...
+        model: str
+        needs: _containers.RepeatedScalarFieldContainer[str]
+        def __init__(self, protocol_version: _Optional[int] = ..., voicing: _Optional[_Union[ConverseRequest.Voicing, _Mapping]] = ..., realtime: bool = ..., lead_ms: _Optional[float] = ..., frame_ms: _Optional[int] = ..., raw_chunks: bool = ..., lexicon_json: _Optional[str] = ..., markdown: bool = ..., urls: _Optional[str] = ..., normalise: bool = ..., pause_timeout_s: _Optional[float] = ..., text_idle_timeout_s: _Optional[float] = ..., model: _Optional[str] = ..., needs: _Optional[_Iterable[str]] = ...) -> None: ...
     class Voicing(_message.Message):
         __slots__ = ("voice", "speed", "seed", "language", "instruct")
         VOICE_FIELD_NUMBER: _ClassVar[int]
