@@ -99,7 +99,7 @@ async def in_fleet(worker: FleetWorker) -> AsyncIterator[FleetMember]:
 def _models(worker: FleetWorker) -> ModelDirectory:
     engines = worker.settings.engines
     named = {
-        name: Model(model.engine, model.family or engines[model.engine].kind, model.voice)
+        name: Model(model.engine, model.family or engines[model.engine].kind, model.voice, model.languages)
         for name, model in worker.settings.grpc.models.items()
     }
     return ModelDirectory(worker, {name: engine.kind for name, engine in engines.items()}, named)

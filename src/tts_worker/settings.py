@@ -96,11 +96,12 @@ class SessionSettings(_Section):
 
 class GrpcModelSettings(_Section):
     """A model id for clients that have fixed ones. ``engine``: a name in ``engines``; ``voice``: None takes its first;
-    ``family``: what the model is listed as, None for the engine's kind."""
+    ``family, languages``: what the model is listed with, None and empty for what its engine says."""
 
     engine: str
     voice: str | None = None
     family: str | None = None
+    languages: tuple[str, ...] = ()
 
 
 class GrpcSettings(_Section):

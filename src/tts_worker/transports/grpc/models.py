@@ -28,11 +28,13 @@ class ModelHost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """``voice``: what it speaks with, None for the engine's first voice. ``family``: what clients know it as."""
+    """``voice``: what it speaks with, None for the engine's first voice. ``family, listed_languages``: what clients
+    know it as; no languages means those of its voices."""
 
     engine: str
     family: str
     voice: str | None = None
+    listed_languages: tuple[str, ...] = ()
 
 
 class ModelDirectory:
@@ -63,6 +65,9 @@ class ModelDirectory:
         """What it speaks with now; empty while it is not loaded."""
         voices = [voice for voice in self._host.hub.voices if voice.engine == model.engine]
         return [voice for voice in voices if model.voice in (None, voice.name)] or voices
+
+    def languages(self, model: Model) -> list[str]:
+        return sorted(model.listed_languages or {tag for voice in self.voices(model) for tag in voice.languages})
 
     async def load(self, model_id: str) -> Model:
         """Load it unless it is loaded. Raises UnknownModel, and what the engine's start raises."""

@@ -172,7 +172,7 @@ class TTSService:
                     model_id=name,
                     family=model.family,
                     is_loaded=self._models.loaded(model),
-                    languages=sorted({tag for voice in self._models.voices(model) for tag in voice.languages}),
+                    languages=self._models.languages(model),
                     metadata={"engine": model.engine, "sample_rate": str(SAMPLE_RATE_HZ)},
                     voices=[voice.name for voice in self._models.voices(model)],
                 )
