@@ -120,7 +120,7 @@ def _write(
     try:
         import onnx
     except ImportError:
-        raise MissingExtra("exporting ONNX graphs (pip install onnx)", "cosyvoice") from None
+        raise MissingExtra("writing ONNX graphs", "export") from None
     partial = path.with_name(f".{path.name}.part")
     try:
         with torch.inference_mode(), warnings.catch_warnings():
