@@ -19,6 +19,7 @@ from tts_worker.engine.cosyvoice.kv import Memory, NoPast
 from tts_worker.parity.compare import FEATURES, MEL, Bench, Golden
 
 EXACT = 1e-6
+NOISE = 1e-5  # torch draws it in last bits differently where a processor has no wide vectors
 
 
 @contextmanager
@@ -111,7 +112,8 @@ def check_solver(bench: Bench, golden: Golden, flow: Flow) -> None:
     for key in golden:
         if found := re.fullmatch(r"noise_(first|last)_(\d+)_frames", key):
             count = int(found.group(2))
-            bench.close(golden, key, noise[:, :, :count] if found.group(1) == "first" else noise[:, :, -count:], EXACT)
+            part = noise[:, :, :count] if found.group(1) == "first" else noise[:, :, -count:]
+            bench.close(golden, key, part, NOISE)
         if found := re.fullmatch(r"out_stream([01])", key):
             mu, spk, cond = golden["mu"].transpose(1, 2), golden["spks"], golden["cond"].transpose(1, 2)
             frames, start = mu.shape[1], torch.zeros(len(mu), dtype=torch.long)

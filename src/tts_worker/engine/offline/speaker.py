@@ -132,7 +132,7 @@ class OfflineSpeaker:
             raise ConfigError(f"device: PyTorch finds no {device} on this machine")
         networks = Networks.load(reader.bundle, device=device, float32_phase=reader.compat.float32_phase)
         if backend is Backend.ONNX:
-            run_on_onnx(networks, graphs or reader.bundle.path / "onnx")
+            run_on_onnx(networks, graphs or reader.bundle.path / "onnx", torch.get_num_threads())
         return cls(reader, networks)
 
     def speak(

@@ -1,0 +1,33 @@
+"""What the documentation tells people to type is what the commands understand."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import shlex
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from tts_worker.cli import COMMANDS
+from tts_worker.engine.cosyvoice.compat import Compat
+
+PAGE = (Path(__file__).parents[3] / "docs" / "cosyvoice.md").read_text("utf-8")
+TYPED = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+OURS = [line for line in TYPED if line.startswith("tts-worker ")]
+
+
+@pytest.mark.parametrize("line", OURS)
+def test_a_documented_command_parses(line: str) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    assert words[0] in COMMANDS
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    importlib.import_module(f"tts_worker.commands.{words[0]}").add_arguments(parser)
+    parser.parse_args(words[1:])
+
+
+def test_every_command_and_every_switch_is_documented() -> None:
+    assert {shlex.split(line)[1] for line in OURS} == {"say", "voice", "voicepack", "parity", "export"}
+    assert [field.name for field in fields(Compat) if f"`{field.name}`" not in PAGE] == []
