@@ -1,0 +1,147 @@
+"""A worker whose voice is CosyVoice: what a session promises, over the real engine thread."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.conftest import until
+from tests.unit.cosyvoice.bundles import tiny
+from tts_worker.app import Worker, running_worker
+from tts_worker.errors import ConfigError
+from tts_worker.session.hub import SessionOptions
+from tts_worker.session.session import LocalSession
+from tts_worker.settings import CosyVoiceEngineSettings, load_settings
+from tts_worker.types import Ended, Outcome, PcmFrame, Words
+
+ENGINE = {"kind": "cosyvoice", "bundle": str(tiny("cosyvoice3")), "memory_gb": 0.1, "threads": 1, "max_passage_s": 8}
+TEXT = "Yes. It is."
+QUICK = SessionOptions(realtime=False)
+
+
+@pytest.fixture(scope="module", params=["clause", "interleaved"])
+def text_mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+async def worker(text_mode: str) -> AsyncIterator[Worker]:
+    settings = load_settings(flags={"engines": {"cosy": {**ENGINE, "text_mode": text_mode}}})
+    async with running_worker(settings) as running:
+        yield running
+
+
+async def heard_of(session: LocalSession, *, pause_every: int = 0) -> tuple[bytes, list[Words], Ended]:
+    """Everything of one utterance, paused now and then."""
+    pcm, words, frames = bytearray(), [], 0
+    async for output in session:
+        if isinstance(output, PcmFrame):
+            pcm += output.pcm
+            frames += 1
+            if pause_every and frames % pause_every == 0:
+                session.pause()
+                session.resume()
+        elif isinstance(output, Words):
+            words.append(output)
+        elif isinstance(output, Ended):
+            return bytes(pcm), words, output
+    raise AssertionError("the session ended without a word")
+
+
+async def test_a_session_keeps_its_promises(worker: Worker) -> None:
+    engine = worker.engines["cosy"]
+    whole = worker.hub.open(QUICK)
+    whole.speak(TEXT)
+    whole.end_text()
+    expected, words, ended = await heard_of(whole)
+    assert ended.outcome in (Outcome.DONE, Outcome.TRUNCATED)
+    assert ended.receipt.text_spoken + ended.receipt.text_remaining == TEXT
+    assert [word.text for words in words for word in words.words] == TEXT.split()
+
+    paused = worker.hub.open(QUICK)
+    for letter in TEXT:  # and the text comes letter by letter
+        paused.speak(letter)
+    paused.end_text()
+    pcm, _, _ = await heard_of(paused, pause_every=7)
+    assert pcm == expected
+
+    stopped = worker.hub.open(SessionOptions())
+    stopped.speak(TEXT)
+    stopped.end_text()
+    async for output in stopped:
+        if isinstance(output, PcmFrame) and output.start_sample >= 4_800:
+            stopped.stop(played_samples=4_800)
+        if isinstance(output, Ended):
+            assert output.outcome is Outcome.STOPPED
+            assert output.receipt.samples_played == 4_800
+            assert output.receipt.text_spoken + output.receipt.text_remaining == TEXT
+            break
+    for session in (whole, paused, stopped):
+        session.close()
+    await until(lambda: engine.live_utterances == 0)
+
+
+async def test_listeners_that_leave_at_random_leave_nothing_behind(worker: Worker) -> None:
+    engine, rng = worker.engines["cosy"], random.Random(3)
+
+    async def visit() -> None:
+        session = worker.hub.open(QUICK)
+        session.speak(TEXT)
+        session.end_text()
+        for _ in range(rng.randrange(12)):
+            await session.next()
+        session.stop() if rng.random() < 0.5 else session.close()
+        session.close()
+
+    async with anyio.create_task_group() as visitors:
+        for _ in range(12):
+            visitors.start_soon(visit)
+    await until(lambda: engine.live_utterances == 0)
+    last = worker.hub.open(QUICK)
+    last.speak(TEXT)
+    last.end_text()
+    assert (await heard_of(last))[0]
+    last.close()
+    assert engine.stats.faults == 0
+
+
+def test_settings_name_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="bundle"):
+        load_settings(flags={"engines": {"c": {"kind": "cosyvoice"}}})
+    with pytest.raises(ConfigError, match="text_mode"):
+        load_settings(flags={"engines": {"c": {**ENGINE, "text_mode": "word"}}})
+
+
+@pytest.mark.parametrize("family", ["cosyvoice2", "cosyvoice3"])
+def test_the_configurations_that_come_with_it_are_read(family: str) -> None:
+    (engine,) = load_settings(Path(__file__).parents[3] / "configs" / f"{family}.yaml").engines.values()
+    assert isinstance(engine, CosyVoiceEngineSettings)
+    assert engine.bundle.is_absolute()
+
+
+BARE = """
+import sys
+from tts_worker.cli import main
+code = main(["bench", "engine", "--bundle", sys.argv[1], "--seconds", "1", "--growth-seconds", "7", "--repeats", "1",
+             "--threads", "1", "--memory-gb", "0.1", "--sessions", "2", "--session-seconds", "1", "--json"])
+print(code, *(name for name in sys.argv[2:] if name in sys.modules))
+"""
+NOT_THERE = (
+    "yaml pydantic onnx onnxruntime soundfile soxr safetensors wetext fastapi transformers rich prometheus_client"
+)
+
+
+def test_the_benchmark_needs_torch_numpy_and_tokenizers_only() -> None:
+    command = [sys.executable, "-W", "error", "-c", BARE, str(tiny("cosyvoice2")), *NOT_THERE.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    figures, code = done.stdout.splitlines()
+    assert code == "0"
+    for name in ("first_sound_p50_ms", "rtf_p50", "flow_ms_per_s", "chunk_late_over_early", "sessions_with_a_hole"):
+        assert f'"{name}"' in figures
