@@ -174,7 +174,7 @@ class CosyVoiceEngineSettings(_Section):
     text_mode: Literal["clause", "interleaved"] = "clause"
     first_tokens: int = Field(8, ge=1, le=25)
     context_tokens: int = Field(250, ge=0, le=2_000)
-    max_passage_s: int = Field(60, ge=4, le=240)
+    max_passage_s: int = Field(30, ge=4, le=240)
     memory_gb: float | None = Field(None, gt=0)
     cached_voices: int = Field(4, ge=1, le=1_000)
     decode_batch: int | None = Field(None, ge=1, le=512)

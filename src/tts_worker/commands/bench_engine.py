@@ -25,11 +25,14 @@ from tts_worker.errors import InvalidRequest, SynthesisFailed
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Audio,
+    Boundary,
     Credit,
     Done,
     EndText,
     Failed,
     Open,
+    Segment,
+    Span,
     SynthesisParams,
     Text,
     UtteranceKey,
@@ -39,6 +42,8 @@ from tts_worker.voicepack.voice_file import Voice
 TOKEN_RATE_HZ = 25
 TEXT = "The quick brown fox jumps over the lazy dog, and nobody asks why."
 WINDOW_SAMPLES = 3 * SAMPLE_RATE_HZ // 2  # how far ahead of its listener a session may be
+ONE = (plain_segment(TEXT),)
+SENTENCE_S = 6
 VOICE = "benchmark"
 MOST_S = 100  # of sound, that the language model's memory holds in one piece
 
@@ -83,7 +88,8 @@ def run(args: argparse.Namespace) -> int:
     figures = bench.describe()
     figures |= bench.first_sound(args.repeats)
     figures |= bench.speed(args.seconds, args.repeats)
-    figures |= bench.growth(args.growth_seconds, min(args.repeats, 3))
+    figures |= bench.growth(args.growth_seconds, args.repeats)
+    figures |= bench.unbroken(args.seconds, args.repeats)
     if args.sessions > 1:
         figures |= bench.sessions(args.sessions, args.session_seconds)
     show(figures, args.json)
@@ -133,6 +139,7 @@ class Bench:
         bundle = Bundle.open(options.bundle)
         self._eos = bundle.config.lm.eos_id
         self._say: Sequence[int] = ()
+        self._sentences: list[list[int]] = []  # one a run, if there are several
         self._generation = 0
         voice = made_up_voice(bundle, prompt_tokens)
         self.engine: CosyVoiceEngine = load_engine(options, self._script, {VOICE: voice})
@@ -142,7 +149,7 @@ class Bench:
         self.speak(forced_tokens(75, 9))  # the voice is prepared, every shape has been met
 
     def _script(self, key: UtteranceKey, run: int) -> Sequence[int]:
-        return (*(int(token) for token in self._say), self._eos)
+        return (*(self._sentences[run] if self._sentences else self._say), self._eos)
 
     def describe(self) -> dict[str, Figure]:
         parts, info = self.engine.parts, dict(self.engine.info.extra)
@@ -158,22 +165,23 @@ class Bench:
             "warm_up_s": round(self._warm_up_s, 2),
         }
 
-    def _open(self, credit_samples: int = 1 << 40) -> UtteranceKey:
+    def _open(self, credit_samples: int = 1 << 40, segments: Sequence[Segment] = ONE) -> UtteranceKey:
         self._generation += 1
         key = UtteranceKey("bench", self._generation)
         self.engine.handle(Open(key, SynthesisParams(VOICE), credit_samples))
-        self.engine.handle(Text(key, plain_segment(TEXT)))
+        for segment in segments:
+            self.engine.handle(Text(key, segment))
         self.engine.handle(EndText(key))
         return key
 
-    def speak(self, tokens: Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int32]]) -> Spoken:
+    def speak(self, tokens: np.ndarray[tuple[int], np.dtype[np.int32]], segments: Sequence[Segment] = ONE) -> Spoken:
         """Say ``tokens`` alone, as fast as it goes. Raises SynthesisFailed."""
         engine, self._say = self.engine, [int(token) for token in tokens]
         engine.spent.reset()
         pcm, chunks_ms, stages_ms = bytearray(), [], dict[str, float]()
         first = (0.0, 0, 0)
         began_s = perf_counter()
-        self._open()
+        self._open(segments=segments)
         while engine.has_work:
             for event in engine.step(perf_counter()):
                 if isinstance(event, Failed) or (isinstance(event, Done) and event.truncated):
@@ -211,21 +219,40 @@ class Bench:
         return {"rtf_p50": _rounded(percentile(rtf, 50), 4), "rtf_min": _rounded(min(rtf), 4), **stages}
 
     def growth(self, seconds: float, repeats: int) -> dict[str, Figure]:
-        """What a chunk costs at each second: the best of all repeats, for other work only ever adds."""
-        tokens = forced_tokens(int(seconds * TOKEN_RATE_HZ), 4)
-        runs = [self.speak(tokens).chunks_ms for _ in range(repeats)]
-        best = np.array(runs).min(axis=0)[2:-1]  # the first ones and the last are of other lengths
-        slope, level = np.polyfit(np.arange(len(best)), best, 1)
-        tenth = max(1, len(best) // 6)
-        early, late = float(np.median(best[:tenth])), float(np.median(best[-tenth:]))
+        """What a chunk costs at each second of one long turn, as callers speak it: sentence after sentence, with the
+        context carried. Whole chunks only, the best of all repeats, for other work only ever adds."""
+        each, count = int(SENTENCE_S * TOKEN_RATE_HZ), max(2, round(seconds / SENTENCE_S))
+        tokens = forced_tokens(each * count, 4)
+        self._sentences = [tokens[n * each : (n + 1) * each].tolist() for n in range(count)]
+        segments = tuple(
+            Segment(n, (Span(TEXT, n * len(TEXT), (n + 1) * len(TEXT)),), n * len(TEXT), (n + 1) * len(TEXT), boundary)
+            for n, boundary in enumerate([Boundary.SENTENCE] * (count - 1) + [Boundary.END])
+        )
+        try:
+            runs = [self.speak(tokens, segments).chunks_ms for _ in range(repeats)]
+        finally:
+            self._sentences = []
+        best = np.array(runs).min(axis=0)
+        per = len(best) // count  # chunks of a sentence; the first and the last are of other lengths
+        whole = best[: per * count].reshape(count, per)[:, 1:-1]
+        part = max(1, count // 5)
+        early, late = (float(np.median(some)) for some in (whole[:part], whole[-part:]))
+        slope, _ = np.polyfit(np.arange(count) * SENTENCE_S, np.median(whole, axis=1), 1)
         return {
-            "growth_seconds": seconds,
+            "turn_seconds": count * SENTENCE_S,
             "chunk_ms_early": _rounded(early),
             "chunk_ms_late": _rounded(late),
             "chunk_late_over_early": _rounded(late / early, 3),
-            "chunk_ms_level": _rounded(float(level)),
             "chunk_ms_slope_per_s": _rounded(float(slope), 4),
         }
+
+    def unbroken(self, seconds: float, repeats: int) -> dict[str, Figure]:
+        """The same without a sentence end: attention over all that was said makes late chunks dearer."""
+        tokens = forced_tokens(int(seconds * TOKEN_RATE_HZ), 4)
+        best = np.array([self.speak(tokens).chunks_ms for _ in range(repeats)]).min(axis=0)[2:-1]
+        part = max(1, len(best) // 6)
+        early, late = float(np.median(best[:part])), float(np.median(best[-part:]))
+        return {"unbroken_seconds": seconds, "unbroken_late_over_early": _rounded(late / early, 3)}
 
     def sessions(self, count: int, seconds: float) -> dict[str, Figure]:
         """``count`` listeners who begin at once and hear in real time."""

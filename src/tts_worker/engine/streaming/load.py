@@ -50,7 +50,7 @@ class LoadOptions:
     text_mode: str = "clause"
     first_tokens: int = 8
     context_tokens: int = 250
-    max_passage_s: int = 60
+    max_passage_s: int = 30
     memory_gb: float | None = None
     cached_voices: int = 4
     decode_batch: int | None = None
