@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,31 @@ import soundfile
 
 from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, copy_of
 from tts_worker.cli import main
+from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.offline import speaker
 from tts_worker.engine.random_bundle import write_random_bundle
 
 SAMPLES_PER_TOKEN = 960
 TEXT = "Hello."
+
+
+@lru_cache
+def load_once(path: Path, rl: bool, float32_phase: bool) -> Networks:
+    return Networks.load(Bundle.open(path, rl=rl), float32_phase=float32_phase)
+
+
+@pytest.fixture(autouse=True)
+def weights_are_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tested here happens before and after."""
+
+    class Cached:
+        @staticmethod
+        def load(bundle: Bundle, *, device: str, float32_phase: bool) -> Networks:
+            assert device == "cpu"
+            return load_once(bundle.path, bundle.rl, float32_phase)
+
+    monkeypatch.setattr(speaker, "Networks", Cached)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
