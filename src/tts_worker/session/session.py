@@ -84,6 +84,11 @@ class Session(Protocol):
     def __aiter__(self) -> AsyncIterator[Output]: ...
 
 
+_TICK_S = 0.001
+"""Timers of the event loop (uvloop's) are no finer and may fire early by as much: what is due within a tick is due now,
+or its reader would be woken ten times for every frame."""
+
+
 class EnginePort(Protocol):
     """The seam to the engine: ``engine.loop.EngineLoop`` or anything that carries the same messages."""
 
@@ -295,7 +300,8 @@ class LocalSession:
         if self._farewell:
             return self._farewell.popleft()
         now_s = self._loop.time()
-        item = self._machine.poll(audio=self.pacer.due_at_s(self._machine.next_frame_samples, now_s) <= now_s)
+        due_at_s = self.pacer.due_at_s(self._machine.next_frame_samples, now_s)
+        item = self._machine.poll(audio=due_at_s <= now_s + _TICK_S)
         if item is None:
             return None
         self._note(item, now_s)

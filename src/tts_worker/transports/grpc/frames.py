@@ -35,11 +35,9 @@ class StreamFormat:
 
     @property
     def held_ms(self) -> int:
-        """How much later than it was made sound leaves: the frame that is held back, and one that waits for the samples
-        a resampler looks ahead for."""
-        if not self.packetize:
-            return _HELD_MS
-        return self.frame_ms * (1 if self.sample_rate_hz == SAMPLE_RATE_HZ else 2)
+        """How much later than it was made sound leaves: the frame that is held back, out of which also comes what a
+        resampler looks ahead for."""
+        return self.frame_ms if self.packetize else _HELD_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +59,11 @@ class FrameShaper:
         self._packetize = form.packetize
         self._waiting = b""
         self._start_sample = 0
+
+    @property
+    def held_samples(self) -> int:
+        """At the stream's rate: taken from the session and not given out yet."""
+        return len(self._waiting) // BYTES_PER_SAMPLE
 
     def push(self, pcm: bytes) -> list[ShapedFrame]:
         """The next sound (s16le, the engine's rate). Returns frames that are certainly not the final one."""

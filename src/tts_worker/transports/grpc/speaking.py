@@ -7,6 +7,7 @@ not read. Knows no call: ``frames()`` is iterated by whoever writes.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
@@ -99,7 +100,12 @@ class Speaking:
 
     def resume(self) -> bool:
         self.session.resume()
-        return self._acknowledged(ControlName.RESUME)
+        applied = self._acknowledged(ControlName.RESUME)
+        waiting = self._shaper.held_samples + sum(frame.speech_samples for frame in self._ready)
+        if applied and waiting:
+            # The listener has played all it had; what was held back here is the first that it gets of its lead.
+            self.session.pacer.sent(self._form.to_engine(waiting), asyncio.get_running_loop().time())
+        return applied
 
     def stop(self, reason: str, played_samples: int | None = None) -> Receipt | None:
         """End it now; returns what became of it, None if it had ended before. ``played_samples``: at the stream's
