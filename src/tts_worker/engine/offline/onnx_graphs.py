@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from tts_worker.engine.cosyvoice.flow.model import Flow
 from tts_worker.engine.cosyvoice.hift import Hift
-from tts_worker.engine.cosyvoice.kv import Memory, PagedView
+from tts_worker.engine.cosyvoice.kv import Memory, NoPast, PagedView
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.errors import BundleError, MissingExtra
 
@@ -181,14 +181,20 @@ class OnnxEstimator(nn.Module):
         raise BundleError("the solver's time tables are made by PyTorch, before the ONNX back end takes over")
 
     def forward(
-        self, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, table: Tensor, start: Tensor, mask: Tensor, past: Memory
-    ) -> Tensor:
-        branches = x.shape[0] // start.shape[0]
+        self, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, table: Tensor, start: Tensor, mask: Tensor | None,
+        past: Memory,
+    ) -> Tensor:  # fmt: skip
+        branches, frames = x.shape[0] // start.shape[0], x.shape[1]
         if isinstance(past, PagedView):
             *held, columns = past.plain()
-            mask = mask.gather(3, columns[:, None, None].expand(-1, -1, mask.shape[2], -1))
+        elif isinstance(past, NoPast):
+            held, columns = list(no_past(self._flow[0], x.shape[0])), None
         else:
-            held = list(no_past(self._flow[0], x.shape[0]))
+            raise BundleError("the ONNX back end of the flow does not know this memory: set backend to torch")
+        if mask is None:  # all is seen
+            mask = torch.ones(start.shape[0], 1, frames, held[0].shape[3] + frames, dtype=torch.bool, device=x.device)
+        elif columns is not None:
+            mask = mask.gather(3, columns[:, None, None].expand(-1, -1, frames, -1))
         given = (x, mu, spk, cond, table, start.repeat(branches), mask.repeat(branches, 1, 1, 1), *held)
         values = [_array(tensor, name) for name, tensor in zip(ESTIMATOR_INPUTS, given, strict=True)]
         out = self._session.run(None, dict(zip(ESTIMATOR_INPUTS, values, strict=True)))
