@@ -159,7 +159,8 @@ class ToneEngineSettings(_Section):
 class CosyVoiceEngineSettings(_Section):
     """``bundle``: the model directory; ``voices``: stored voices (default: inside it). ``device``: ``auto`` is CUDA
     where there is one. ``half``: bfloat16 for the language model and the flow (default: on CUDA). ``threads``: of the
-    CPU, None leaves it to PyTorch. ``memory_gb``: for the past of all that is being spoken. The others are those of
+    CPU, None leaves it to PyTorch. ``backend``: what runs flow estimator and vocoder; ``onnx`` takes the graphs that
+    ``tts-worker export onnx`` wrote. ``memory_gb``: for the past of all that is being spoken. The others are those of
     ``tts_worker.engine.streaming.config.StreamingConfig``; None takes what suits the device."""
 
     kind: Literal["cosyvoice"] = "cosyvoice"
@@ -169,6 +170,7 @@ class CosyVoiceEngineSettings(_Section):
     device: str = Field("auto", pattern=r"auto|cpu|cuda(:\d+)?")
     half: bool | None = None
     threads: int | None = Field(None, ge=1, le=256)
+    backend: Literal["torch", "onnx"] = "torch"
     graphs: bool = True
     max_utterances: int | None = Field(None, ge=1, le=4_096)
     text_mode: Literal["clause", "interleaved"] = "clause"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.cosyvoice.bundles import FAMILIES, tiny
+from tests.contract.engine_contract import Driver, Subject, segments
+from tests.unit.cosyvoice.bundles import FAMILIES, copy_of, tiny
 from tests.unit.cosyvoice.networks import apart, networks
 from tts_worker.cli import main
 from tts_worker.engine.cosyvoice.bundle import Bundle
@@ -17,10 +20,19 @@ from tts_worker.engine.cosyvoice.flow.stream import FlowPool
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.offline import onnx_graphs
-from tts_worker.engine.offline.onnx_graphs import ESTIMATOR, VOCODER, VOCODER_CHUNK, compare_onnx, run_on_onnx
+from tts_worker.engine.offline.onnx_graphs import (
+    ESTIMATOR,
+    GRAPHS_DIR,
+    VOCODER,
+    VOCODER_CHUNK,
+    compare_onnx,
+    run_on_onnx,
+)
 from tts_worker.engine.offline.pipeline import OfflinePipeline
 from tts_worker.engine.offline.speaker import Backend, OfflineSpeaker, Reader
-from tts_worker.errors import BundleError
+from tts_worker.engine.streaming.load import LoadOptions, load_engine
+from tts_worker.errors import BundleError, ConfigError
+from tts_worker.types import Boundary, SynthesisParams, UtteranceKey
 
 NAMES = {"cosyvoice2": {ESTIMATOR, VOCODER}, "cosyvoice3": {ESTIMATOR, VOCODER, VOCODER_CHUNK}}
 
@@ -157,3 +169,26 @@ def test_sizes_of_the_graphs_do_not_bind_the_batch(exported: tuple[str, Path]) -
     named = {k: t.contiguous().numpy() for k, t in zip(onnx_graphs.ESTIMATOR_INPUTS, given, strict=True)}
     theirs = session.run(None, named)
     assert max(apart(a, torch.from_numpy(b)) for a, b in zip(ours, theirs, strict=True)) < 5e-5
+
+
+def test_the_streaming_engine_speaks_on_either_back_end(exported: tuple[str, Path], tmp_path: Path) -> None:
+    """The setting ``backend`` through the loader of the engine: the same sound, but for the last bits."""
+    family, folder = exported
+    path = copy_of(family, tmp_path)
+    shutil.copytree(folder, path / GRAPHS_DIR)
+    text = segments(("Hello ", Boundary.CLAUSE), ("there.", Boundary.END))
+
+    def speak(backend: str) -> np.ndarray:
+        options = LoadOptions(path, device="cpu", backend=backend, memory_gb=0.2, max_utterances=2)
+        driver = Driver(Subject(lambda: load_engine(options), SynthesisParams("tiny_spk", seed=3), text, ()))
+        heard = driver.open(UtteranceKey("x", 1))
+        driver.say(UtteranceKey("x", 1))
+        driver.drain()
+        driver.engine.close()
+        return np.frombuffer(heard.pcm, "<i2") / 32_768
+
+    plain, graphs = speak("torch"), speak("onnx")
+    assert len(plain) == len(graphs) > 4_800
+    assert np.abs(plain - graphs).max() < 0.01
+    with pytest.raises(ConfigError, match="backend: onnx runs on the CPU in float32"):
+        load_engine(LoadOptions(path, device="cpu", backend="onnx", half=True))

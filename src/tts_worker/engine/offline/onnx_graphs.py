@@ -24,6 +24,7 @@ from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.errors import BundleError, MissingExtra
 
 ESTIMATOR, VOCODER, VOCODER_CHUNK = "flow.estimator.onnx", "hift.decode.onnx", "hift.decode.chunk.onnx"
+GRAPHS_DIR = "onnx"  # within a model directory, unless another folder is named
 OPSET = 17
 WEIGHTS_KEY, SAMPLED_VALUES = "tts_worker.weights", 64
 ESTIMATOR_INPUTS = ["x", "mu", "spk", "cond", "table", "start", "mask", "keys", "values", "context"]

@@ -23,7 +23,7 @@ from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
-from tts_worker.engine.offline.onnx_graphs import run_on_onnx
+from tts_worker.engine.offline.onnx_graphs import GRAPHS_DIR, run_on_onnx
 from tts_worker.engine.offline.pipeline import AudioChunk, OfflinePipeline
 from tts_worker.errors import ConfigError, InvalidRequest, UnspeakableText
 from tts_worker.text.reference_normaliser import normalise_and_split, wetext_rewriter
@@ -132,7 +132,7 @@ class OfflineSpeaker:
             raise ConfigError(f"device: PyTorch finds no {device} on this machine")
         networks = Networks.load(reader.bundle, device=device, float32_phase=reader.compat.float32_phase)
         if backend is Backend.ONNX:
-            run_on_onnx(networks, graphs or reader.bundle.path / "onnx", torch.get_num_threads())
+            run_on_onnx(networks, graphs or reader.bundle.path / GRAPHS_DIR, torch.get_num_threads())
         return cls(reader, networks)
 
     def speak(

@@ -17,6 +17,7 @@ from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.enrol import bundled_voices
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.offline.onnx_graphs import GRAPHS_DIR, run_on_onnx
 from tts_worker.engine.streaming.config import StreamingConfig, TextMode
 from tts_worker.engine.streaming.engine import CosyVoiceEngine
 from tts_worker.engine.streaming.guests import GuestVoices
@@ -35,9 +36,10 @@ MOST_PAGES = 65_536
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """``device``: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``. ``half``: bfloat16 for the language model and the flow's
-    estimator, None where that is fast. ``memory_gb``: for the flow's past of all that is being spoken. What is None
-    follows from the device; the other names are those of ``StreamingConfig``."""
+    """``device``: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``. ``backend``: ``torch``, or ``onnx`` for estimator and
+    vocoder. ``half``: bfloat16 for the language model and the flow's estimator, None where that is fast. ``memory_gb``:
+    for the flow's past of all that is being spoken. What is None follows from the device; the other names are those of
+    ``StreamingConfig``."""
 
     bundle: Path
     voices: Path | None = None
@@ -45,6 +47,7 @@ class LoadOptions:
     device: str = "auto"
     half: bool | None = None
     threads: int | None = None
+    backend: str = "torch"
     graphs: bool = True
     max_utterances: int | None = None
     text_mode: str = "clause"
@@ -74,7 +77,12 @@ def load_engine(
         log.warning("the weights in %s are random: it speaks noise", options.bundle)
     tokenizer = TextTokenizer.of(bundle)
     cuda = device.type == "cuda"
-    networks = load_networks(bundle, device, half=cuda if options.half is None else options.half)
+    half = cuda if options.half is None else options.half
+    networks = load_networks(bundle, device, half=half)
+    if options.backend == "onnx":
+        if cuda or half:
+            raise ConfigError("backend: onnx runs on the CPU in float32; set device: cpu and half: false")
+        run_on_onnx(networks, options.bundle / GRAPHS_DIR, torch.get_num_threads())
     config = StreamingConfig(
         max_utterances=options.max_utterances or (64 if cuda else 16),
         text_mode=TextMode(options.text_mode),
