@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import platform
 import re
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -154,7 +153,7 @@ def _registrar(worker: FleetWorker, models: ModelDirectory, name: str, address: 
             ),
             resident_models=models.resident,
             metrics=load_metrics(hub),
-            last_heartbeat_ts=time.time(),
+            last_heartbeat_ts=0.0,
         )
 
     return Registrar(Store(registry.url.get_secret_value()), registry.prefix, registry.heartbeat_s, describe)

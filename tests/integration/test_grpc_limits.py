@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 
 import anyio
@@ -56,7 +58,7 @@ async def test_control_is_answered_while_nobody_reads() -> None:
 
 
 async def test_a_reader_that_stops_reading_is_cut_off_and_frees_its_place() -> None:
-    async with grpc_worker(server={"send_timeout_s": 0.3}) as rig:
+    async with grpc_worker(server={"send_timeout_s": 1.0}) as rig:
         await rig.start(realtime="false")
         call = await rig.speak(LONG * 20).begin()
         await call.hear(1)
@@ -425,3 +427,15 @@ async def test_two_clients_on_two_channels() -> None:
         answer = await other.Control(pb.ControlRequest(session_id="s", command=pb.STOP))
         assert answer.applied, "a client that reconnects still owns its session"
         await call.end()
+
+
+@pytest.mark.parametrize("module", ["tts_worker.client.grpc", "tts_worker.client.fleet", "tts_worker.fleet"])
+def test_without_the_extra_the_message_says_what_to_install(module: str) -> None:
+    code = (
+        "import sys; sys.modules['grpc'] = None\n"
+        "from tts_worker.errors import MissingExtra\n"
+        f"try: import {module}\n"
+        "except MissingExtra as missing: print(missing)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert 'pip install "tts-worker[grpc]"' in run.stdout

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
 import pytest
+from redis.asyncio import Redis
 
 from tests.behaviour.ear import Ear
 from tests.conftest import tone_settings, until
@@ -183,6 +187,44 @@ async def test_nobody_there() -> None:
 def test_networks_that_make_no_sense(query: str) -> None:
     with pytest.raises(InvalidRequest, match="networks"):
         connect(f"redis://127.0.0.1:1?{query}")
+
+
+async def test_workers_of_other_kinds_and_versions_are_not_asked(fleet: Fleet) -> None:
+    await fleet.member("ours")
+    redis = Redis.from_url(fleet.url)
+    entry = json.loads(await redis.get(f"{fleet.prefix}ours"))
+    for version in (0, 2):
+        entry |= {"name": f"v{version}", "capabilities": {**entry["capabilities"], "protocol_version": version}}
+        await redis.set(f"{fleet.prefix}v{version}", json.dumps(entry))
+    await redis.delete(f"{fleet.prefix}ours")
+    async with fleet.connect() as client:
+        with pytest.raises(ConnectionLost, match="of this kind"):
+            await client.open()
+    await redis.aclose()
+
+
+async def test_sigterm_takes_the_entry_back_and_lets_a_turn_end(fleet: Fleet) -> None:
+    settings = {
+        "grpc.enabled": "true", "grpc.port": "0", "registry.url": fleet.url, "registry.prefix": f'"{fleet.prefix}"',
+        "registry.name": "served",
+    }  # fmt: skip
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tts_worker", "serve", "--engine", "tone", "--port", "0", *words,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    await fleet.listed("served")
+    async with fleet.connect() as client:
+        ear, silent = await opened(client, SessionOptions()), await opened(client)
+        key = ear.session.speak("A turn that may end.")
+        ear.session.end_text()
+        await ear.hear(1, key)
+        process.terminate()
+        await fleet.listed("served", there=False)
+        assert (await ear.end(key)).outcome is Outcome.DONE
+        with anyio.fail_after(10):  # it waits for no silent session
+            assert await process.wait() == 0
+        assert await silent.next() is None
 
 
 # -- loss -------------------------------------------------------------------------------------------------------------

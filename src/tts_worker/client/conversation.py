@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import grpc
-
 from tts_worker.client.base import ClientSettings
 from tts_worker.errors import (
     ConnectionLost,
@@ -21,15 +19,22 @@ from tts_worker.errors import (
     ErrorCode,
     ErrorInfo,
     InvalidRequest,
+    MissingExtra,
     RemoteError,
     TTSWorkerError,
     as_exception,
 )
 from tts_worker.session.hub import SessionOptions
-from tts_worker.transports.grpc import messages, tts_worker_pb2_grpc
-from tts_worker.transports.grpc import tts_worker_pb2 as pb
-from tts_worker.transports.grpc.calls import CODE_KEY, RETRY_AFTER_KEY, RETRYABLE_KEY
 from tts_worker.types import ControlName, Outcome, Receipt, SynthesisParams, Word
+
+try:
+    import grpc
+
+    from tts_worker.transports.grpc import messages, tts_worker_pb2_grpc
+    from tts_worker.transports.grpc import tts_worker_pb2 as pb
+    from tts_worker.transports.grpc.calls import CODE_KEY, RETRY_AFTER_KEY, RETRYABLE_KEY
+except ModuleNotFoundError:
+    raise MissingExtra("a grpc:// worker", "grpc") from None
 
 _MESSAGE_CHARS = 4_000
 """Text goes out in messages of at most this; deltas that wait in the outbox are joined up to it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 import anyio
@@ -23,7 +24,7 @@ _GRACE_S = 1.0
 
 
 class Registrar:
-    """``describe``: the entry as it is now, None while the worker takes no sessions."""
+    """``describe``: the entry as it is now, None while the worker takes no sessions; the time is put in here."""
 
     def __init__(
         self, store: Store, prefix: str, heartbeat_s: float, describe: Callable[[], WorkerEntry | None]
@@ -76,6 +77,7 @@ class Registrar:
         if entry is None:
             await self._withdraw()
             return
+        entry = entry.model_copy(update={"last_heartbeat_ts": time.time()})
         key, value = f"{self._prefix}{entry.name}", entry.to_json()
         self._written = (key, value)  # also if the answer is lost: then it may have been written
         await self._store.put(key, value, self._ttl_s)

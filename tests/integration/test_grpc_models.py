@@ -1,0 +1,44 @@
+"""Models over gRPC: loaded because a session wants one, unloaded on order, never under a session."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.integration.grpc_rig import TEXT, Rig, dial, say
+from tests.integration.test_models import ManyWorker
+from tts_worker.fleet import in_fleet
+from tts_worker.settings import GrpcSettings
+from tts_worker.transports.grpc import tts_worker_pb2 as pb
+from tts_worker.transports.grpc import tts_worker_pb2_grpc
+
+
+async def test_loads_and_unloads_race_with_sessions() -> None:
+    worker = ManyWorker(load_wait_s=10)
+    worker.settings = worker.settings.model_copy(update={"grpc": GrpcSettings(enabled=True, port=0)})
+    await worker.start()
+    try:
+        async with in_fleet(worker) as member, dial(member.address) as channel:
+            rig = Rig(worker, member, tts_worker_pb2_grpc.TTSServiceStub(channel), channel)
+
+            async def unload(model: str) -> pb.UnloadModelResponse:
+                return await rig.stub.UnloadModel(pb.UnloadModelRequest(model_id=model))
+
+            assert (await rig.start(model="b")).voice == "b-one", "loaded because a session wants it"
+            kept = await unload("b")
+            assert (kept.success, kept.error.code) == (False, "illegal_command"), "nobody's session loses its model"
+            assert (await say(rig, TEXT)).frames
+            await rig.stub.EndSession(pb.EndSessionRequest(session_id="s"))
+            assert (await unload("b")).unloaded
+            assert not (await unload("a")).unloaded, "the default stays"
+            answers = await asyncio.gather(
+                *(rig.start(f"r{i}", model="b") for i in range(12)),
+                *(unload("b") for _ in range(6)),
+                *(rig.stub.LoadModel(pb.LoadModelRequest(model_id="b")) for _ in range(3)),
+            )
+            for index, started in enumerate(answers[:12]):
+                assert started.success or started.error.retryable, started
+                if started.success:
+                    assert (await say(rig, "Ok.", session=f"r{index}")).frames
+            assert any(started.success for started in answers[:12])
+    finally:
+        await worker.stop()
