@@ -20,7 +20,8 @@ from tts_worker import __version__
 from tts_worker.errors import ErrorCode, ErrorInfo, TTSWorkerError
 from tts_worker.metrics import Metrics
 from tts_worker.session.hub import SessionHub
-from tts_worker.transports import cosyvoice_http, openai, ray_cosyvoice, wire
+from tts_worker.transports import cartesia, cosyvoice_http, elevenlabs, openai, ray_cosyvoice, wire
+from tts_worker.transports.contexts import SocketLimits
 from tts_worker.transports.responses import error_response
 from tts_worker.transports.security import Gate
 from tts_worker.transports.websocket import StreamLimits, stream
@@ -78,6 +79,9 @@ def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig) -> ASGIApp
         app.include_router(
             dialect.router(hub, max_input_chars=config.max_input_chars, send_timeout_s=config.send_timeout_s)
         )
+    dialects = SocketLimits(config.max_message_chars, config.send_timeout_s)
+    app.include_router(cartesia.router(hub, dialects, max_input_chars=config.max_input_chars))
+    app.include_router(elevenlabs.router(hub, dialects, max_input_chars=config.max_input_chars))
     if config.web_page:
         _add_page(app)
     return Gate(

@@ -16,13 +16,13 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse, Response
 
-from tts_worker.audio.encoders import AudioFormat, Encoder, open_encoder
-from tts_worker.audio.resampler import Resampler
-from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerError, UnknownModel, UnspeakableText
+from tts_worker.audio.encoders import AudioFormat, open_encoder
+from tts_worker.errors import InvalidRequest, TextTooLong, TTSWorkerError, UnknownModel
 from tts_worker.session.hub import SessionHub, SessionOptions
 from tts_worker.transports import wire
+from tts_worker.transports.rendering import Rendering, download
 from tts_worker.transports.responses import LiveStream, error_response
-from tts_worker.types import SAMPLE_RATE_HZ, Ended, Outcome, PcmFrame
+from tts_worker.types import SAMPLE_RATE_HZ
 
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 """Model names that OpenAI's clients send by default. The voice decides what speaks; these names choose nothing."""
@@ -64,14 +64,14 @@ def router(hub: SessionHub, *, max_input_chars: int, send_timeout_s: float) -> A
                 raise TextTooLong(f"input may have at most {max_input_chars} characters")
             _check_model(wanted, hub)
             rate_hz = _rate_hz(wanted)
-            encoder = open_encoder(AudioFormat(wanted.response_format), rate_hz)
+            rendering = Rendering(open_encoder(AudioFormat(wanted.response_format), rate_hz), rate_hz)
         except TTSWorkerError as error:
             return error_response(error.info)
-        sound = _sound(hub, wanted, encoder, rate_hz)
+        sound = download(hub, _options(wanted), wanted.input, rendering)
         sse = wanted.stream_format == "sse"
         return LiveStream(
             _as_events(sound, wanted) if sse else sound,
-            "text/event-stream" if sse else encoder.content_type,
+            "text/event-stream" if sse else rendering.content_type,
             {"x-request-id": secrets.token_hex(8), "x-sample-rate": str(rate_hz), "x-synthetic": "true"},
             send_timeout_s=send_timeout_s,
         )
@@ -122,56 +122,17 @@ def _rate_hz(wanted: SpeechRequest) -> int:
     return 8_000 if wanted.response_format in ("mulaw", "alaw") else SAMPLE_RATE_HZ
 
 
-async def _sound(hub: SessionHub, wanted: SpeechRequest, encoder: Encoder, rate_hz: int) -> AsyncGenerator[bytes, None]:
-    """The encoded sound. Whoever closes this generator frees the session at once."""
-    session = hub.open(
-        SessionOptions(
-            voice=wanted.voice_name,
-            speed=wanted.speed,
-            seed=wanted.seed,
-            language=wanted.language,
-            instruct=wanted.instructions,
-            lexicon=wanted.lexicon,
-            realtime=False,
-            raw_chunks=True,
-        )
+def _options(wanted: SpeechRequest) -> SessionOptions:
+    return SessionOptions(
+        voice=wanted.voice_name,
+        speed=wanted.speed,
+        seed=wanted.seed,
+        language=wanted.language,
+        instruct=wanted.instructions,
+        lexicon=wanted.lexicon,
+        realtime=False,
+        raw_chunks=True,
     )
-    resampler = Resampler(SAMPLE_RATE_HZ, rate_hz) if rate_hz != SAMPLE_RATE_HZ else None
-    try:
-        session.speak(wanted.input)
-        session.end_text()
-        async for item in session:
-            if isinstance(item, PcmFrame):
-                pcm = item.pcm if resampler is None else resampler.process(item.pcm)
-                if data := encoder.encode(pcm):
-                    yield data
-            elif isinstance(item, Ended):
-                _raise_for(item)
-                break
-        rest = encoder.encode(resampler.flush()) if resampler is not None else b""
-        if data := rest + encoder.finish():
-            yield data
-    finally:
-        session.close("disconnected")
-
-
-class _Broken(TTSWorkerError):
-    """Carries an utterance's error through the generator."""
-
-    def __init__(self, error: ErrorInfo) -> None:
-        super().__init__(error.message, retry_after_s=error.retry_after_s)
-        self.code = error.code
-        self.retryable = error.retryable
-
-
-def _raise_for(ended: Ended) -> None:
-    """A download ends well or not at all: HTTP has no other way to say that sound is missing."""
-    if ended.error is not None:
-        raise _Broken(ended.error)
-    if ended.receipt.reason == "nothing_to_speak":
-        raise UnspeakableText("the input has nothing that can be spoken")
-    if ended.outcome is Outcome.STOPPED:
-        raise InvalidRequest(f"the utterance was stopped: {ended.receipt.reason}")
 
 
 async def _as_events(sound: AsyncGenerator[bytes, None], wanted: SpeechRequest) -> AsyncGenerator[bytes, None]:

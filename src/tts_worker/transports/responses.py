@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 
 import anyio
 from starlette.responses import JSONResponse, Response
@@ -37,9 +37,9 @@ class LiveStream(Response):
     """A streamed body that ends as soon as the client disconnects, whether or not a byte was sent.
 
     ``body`` yields chunks; when the client leaves, it is closed, so that its ``finally`` frees what it holds. The first
-    chunk decides the status: a TTSWorkerError before it becomes an error response. An error after it breaks the
-    connection off without the final chunk, so that the client sees an error and not an end. A client that takes nothing
-    for ``send_timeout_s`` is cut off.
+    chunk decides the status: a TTSWorkerError before it becomes an error response (``refuse`` gives it its shape). An
+    error after it breaks the connection off without the final chunk, so that the client sees an error and not an end. A
+    client that takes nothing for ``send_timeout_s`` is cut off.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class LiveStream(Response):
         headers: Mapping[str, str],
         *,
         send_timeout_s: float = 10.0,
+        refuse: Callable[[ErrorInfo], Response] = error_response,
     ) -> None:
         super().__init__(media_type=media_type)
         del self.headers["content-length"]
@@ -57,6 +58,7 @@ class LiveStream(Response):
             self.headers[name] = value
         self._chunks = body
         self._send_timeout_s = send_timeout_s
+        self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._stream(scope, receive, send))
@@ -76,7 +78,7 @@ class LiveStream(Response):
             try:
                 first = await anext(self._chunks, None)
             except TTSWorkerError as error:
-                await error_response(error.info)(scope, receive, send)
+                await self._refuse(error.info)(scope, receive, send)
                 return
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             if first is not None:

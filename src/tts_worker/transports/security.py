@@ -11,7 +11,7 @@ import hmac
 from collections.abc import Collection, Iterable
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tts_worker.errors import HTTP_STATUS, Forbidden, InvalidRequest, TextTooLong, TTSWorkerError, Unauthenticated
@@ -21,6 +21,13 @@ from tts_worker.transports.responses import error_response
 OPEN_PATHS = ("/", "/health/live", "/health/ready")
 OPEN_FOLDER = "/static/"
 """Served without a key: they hold nothing of anybody."""
+
+KEY_HEADERS = ("x-api-key", "xi-api-key")
+"""Where clients put a key, besides ``Authorization: Bearer``: ours and Cartesia's, ElevenLabs'."""
+
+KEY_PARAMETERS = ("api_key", "access_token", "xi_api_key", "xi-api-key")
+KEY_PARAMETER_PATHS = ("/tts/", "/v1/text-to-speech/")
+"""The dialects' browser clients put it into the URL. Nowhere else: URLs end up in other people's logs."""
 
 KEY_SUBPROTOCOL = "key."
 """A browser cannot set headers on a WebSocket: it offers the subprotocols ``tts-worker`` and ``key.<API key>``."""
@@ -74,7 +81,7 @@ class Gate:
         if origin is not None and not allowed and _authority(origin) != host.lower():
             raise Forbidden("requests from pages of another origin are refused: see server.allowed_origins")
         if self._keys and not _is_open(scope["path"]):
-            self._check_key(_offered_key(headers))
+            self._check_key(_offered_key(headers) or _key_in_url(scope))
         if scope["type"] == "http":
             declared = headers.get("content-length", "0")
             if not declared.isascii() or not declared.isdigit():
@@ -136,12 +143,20 @@ def _offered_key(headers: Headers) -> str | None:
     authorization = headers.get("authorization", "")
     if authorization[:7].lower() == "bearer ":
         return authorization[7:].strip()
-    if (key := headers.get("x-api-key")) is not None:
-        return key
+    for name in KEY_HEADERS:
+        if (key := headers.get(name)) is not None:
+            return key
     for protocol in headers.get("sec-websocket-protocol", "").split(","):
         if protocol.strip().startswith(KEY_SUBPROTOCOL):
             return protocol.strip()[len(KEY_SUBPROTOCOL) :]
     return None
+
+
+def _key_in_url(scope: Scope) -> str | None:
+    if not scope["path"].startswith(KEY_PARAMETER_PATHS):
+        return None
+    given = QueryParams(scope["query_string"])
+    return next((given[name] for name in KEY_PARAMETERS if name in given), None)
 
 
 def _host_name(host: str) -> str:

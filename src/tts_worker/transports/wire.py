@@ -161,6 +161,8 @@ def voice_json(voice: Voice, default: str | None) -> dict[str, Any]:
     """A voice as ``GET /v1/voices`` lists it."""
     return {
         "id": voice.name,
+        "voice_id": voice.name,  # what ElevenLabs' clients look for, and its category
+        "category": "premade",
         "name": voice.name,
         "engine": voice.engine,
         "languages": list(voice.languages),

@@ -1,0 +1,222 @@
+"""ElevenLabs' dialect: text-to-speech over ``multi-stream-input``, ``stream-input`` and HTTP, so that its clients work
+with another base URL.
+
+Source of the shapes: the vendor's public API reference, as its Python SDK, LiveKit's and pipecat's clients send and
+read them. Owns field names, formats and what closing a context means; the contexts of a socket are ``contexts``' work.
+Fields that mean nothing here (``model_id``, stability, chunk schedules, dictionaries, SSML) are accepted and ignored.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+
+from fastapi import APIRouter, Request, WebSocket
+from starlette.responses import Response
+
+from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerError
+from tts_worker.session.hub import SessionHub
+from tts_worker.session.session import LocalSession
+from tts_worker.text.decoding import TextDecoder
+from tts_worker.transports import elevenlabs_wire as vendor
+from tts_worker.transports.alignment import CharacterClock
+from tts_worker.transports.contexts import Context, ContextSocket, Message, SocketLimits, parse_object
+from tts_worker.transports.rendering import Rendering, download, failure
+from tts_worker.transports.responses import LiveStream
+from tts_worker.types import Ended, Output, PcmFrame, Words
+
+# -- one context ------------------------------------------------------------------------------------------------------
+
+
+class _Speech:
+    """The sound of a context as messages, with the times of its characters."""
+
+    def __init__(self, name: str, rendering: Rendering, clock: CharacterClock) -> None:
+        self.finished = False
+        self.heard = False  # some of its sound was sent
+        self.closing = False  # its writer is done
+        self.bare_flush = False  # the last message was a flush without text
+        self._id = {"contextId": name} if name else {}
+        self._rendering = rendering
+        self._clock = clock
+        self._decoder = TextDecoder()
+
+    def write(self, session: LocalSession, text: str, *, flush: bool) -> None:
+        """Raises what ``speak`` raises."""
+        session.speak(text)
+        self._clock.text += self._decoder.feed(text)
+        if flush:
+            session.flush()
+
+    def end(self, session: LocalSession) -> None:
+        session.end_text()
+
+    def messages(self, item: Output) -> Iterator[Message]:
+        if isinstance(item, PcmFrame):
+            if data := self._rendering.process(item.pcm):
+                yield self._audio(data)
+        elif isinstance(item, Words):
+            self._clock.add(item.words)
+        elif isinstance(item, Ended):
+            self.finished = True
+            if (error := failure(item)) is not None:
+                yield {**self._id, **vendor.error_fields(error)}
+                return
+            self._clock.finish()
+            rest = self._rendering.finish()
+            if rest or self._clock.waiting:
+                yield self._audio(rest)
+            yield self.final()
+
+    def _audio(self, data: bytes) -> Message:
+        self.heard = True
+        times = self._clock.take()
+        encoded = base64.b64encode(data).decode()
+        return {**self._id, "audio": encoded, "isFinal": None, "alignment": times, "normalizedAlignment": times}
+
+    def final(self) -> Message:
+        return {**self._id, "audio": None, "isFinal": True}
+
+
+# -- one connection ---------------------------------------------------------------------------------------------------
+
+
+class _Conversation:
+    """The dialect on one socket. ``single``: ``stream-input``, which is one context and ends with it."""
+
+    def __init__(self, socket: ContextSocket, voice: str, query: vendor.Query, *, single: bool) -> None:
+        self._socket = socket
+        self._voice = voice
+        self._query = query
+        self._single = single
+        socket.dialect = self
+
+    def context_of(self, data: Message) -> str | None:
+        """No name is a name too, once such a context is there."""
+        if self._single:
+            return vendor.ONLY if vendor.ONLY in self._socket.contexts else None
+        name = data.get("context_id") or data.get("contextId") or vendor.ONLY
+        return name if isinstance(name, str) and (name or vendor.ONLY in self._socket.contexts) else None
+
+    def error(self, error: ErrorInfo, context: str | None) -> Message:
+        return {**({"contextId": context} if context else {}), **vendor.error_fields(error)}
+
+    def read(self, data: Message) -> None:
+        message: vendor.Input = vendor.checked(vendor.INPUT, data)
+        name = vendor.ONLY if self._single else message.name
+        if message.close_socket:
+            self._close_socket()
+        elif message.close_context:
+            self._close_context(name)
+        elif message.text is None and not message.flush:
+            raise InvalidRequest("text: a message needs text, flush, close_context or close_socket")
+        else:
+            self._write(name, message)
+
+    def _write(self, name: str, message: vendor.Input) -> None:
+        text = message.text or ""
+        self._socket.check_text(text)
+        context = self._socket.contexts.get(name)
+        if context is not None and self._speech(context).closing:
+            if self._single:
+                return  # it has ended its text already
+            self._socket.drop(name, "reopened")  # the same name is a new context, says the vendor
+            context = None
+        if context is None:
+            if not text and not self._single:
+                return  # keeps the connection alive, or flushes what is over
+            context = self._open(name, message)
+            if self._single:
+                self._socket.finish()  # the connection ends with its context
+            text = "" if text == " " else text  # that is how a context is opened
+        speech = self._speech(context)
+        flush = bool(message.flush)
+        speech.bare_flush = flush and not text.strip()
+        context.do(lambda session: speech.write(session, text, flush=flush))
+        if self._single and not message.text and not flush:
+            self._end(context)
+
+    def _open(self, name: str, message: vendor.Input) -> Context:
+        clock = CharacterClock(per_message=not self._query.sync_alignment)
+        speech = _Speech(name, self._query.rendering(), clock)
+        return self._socket.open(name, self._query.options(self._voice, message.voice_settings), speech)
+
+    def _close_context(self, name: str) -> None:
+        """One message means two things: the end of the text, and an interruption. What was flushed is still heard, says
+        the vendor, so it is the end if a flush went before it; but LiveKit flushes every sentence and interrupts with
+        the same message. Who is being heard and did not flush without text, or closes twice, interrupts."""
+        context = self._socket.contexts.get(name)
+        if context is None:
+            return
+        speech = self._speech(context)
+        if speech.closing or (speech.heard and not speech.bare_flush):
+            self._socket.drop(name, "interrupted")
+            self._socket.answer(speech.final())
+        else:
+            self._end(context)
+
+    def _close_socket(self) -> None:
+        for context in self._socket.contexts.values():
+            self._end(context)
+        self._socket.finish()
+
+    def _end(self, context: Context) -> None:
+        speech = self._speech(context)
+        if not speech.closing:
+            speech.closing = True
+            context.do(speech.end)
+
+    @staticmethod
+    def _speech(context: Context) -> _Speech:
+        assert isinstance(context.presenter, _Speech)
+        return context.presenter
+
+
+# -- routes -----------------------------------------------------------------------------------------------------------
+
+
+def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> APIRouter:
+    """The dialect's routes over ``hub``."""
+    routes = APIRouter(prefix="/v1/text-to-speech")
+
+    async def converse(websocket: WebSocket, voice: str, *, single: bool) -> None:
+        try:
+            hub.voices.get(voice)  # unknown: 404 to the handshake
+            query = vendor.query_of(websocket.query_params)
+        except TTSWorkerError as error:
+            await websocket.send_denial_response(vendor.refusal(error.info))
+            return
+        socket = ContextSocket(websocket, hub, limits)
+        _Conversation(socket, voice, query, single=single)
+        await socket.run()
+
+    @routes.websocket("/{voice}/multi-stream-input")
+    async def multi_stream_input(websocket: WebSocket, voice: str) -> None:
+        await converse(websocket, voice, single=False)
+
+    @routes.websocket("/{voice}/stream-input")
+    async def stream_input(websocket: WebSocket, voice: str) -> None:
+        await converse(websocket, voice, single=True)
+
+    @routes.post("/{voice}", summary="Text to speech as ElevenLabs' clients ask for it, streamed")
+    @routes.post("/{voice}/stream", include_in_schema=False)
+    async def speech(request: Request, voice: str) -> Response:
+        try:
+            query = vendor.query_of(request.query_params)
+            body: vendor.Body = vendor.checked(vendor.BODY, parse_object(await request.body(), "body"))
+            if len(body.text) > max_input_chars:
+                raise TextTooLong(f"text may have at most {max_input_chars} characters")
+            asked = body.model_dump(include={"language_code", "seed"}, exclude_none=True)
+            query = query.model_copy(update=asked)
+            rendering = query.rendering()
+        except TTSWorkerError as error:
+            return vendor.refusal(error.info)
+        return LiveStream(
+            download(hub, query.options(voice, body.voice_settings), body.text, rendering),
+            rendering.content_type,
+            {"x-synthetic": "true"},
+            send_timeout_s=limits.send_timeout_s,
+            refuse=vendor.refusal,
+        )
+
+    return routes
