@@ -250,6 +250,8 @@ class Bench:
         """The same without a sentence end: attention over all that was said makes late chunks dearer."""
         tokens = forced_tokens(int(seconds * TOKEN_RATE_HZ), 4)
         best = np.array([self.speak(tokens).chunks_ms for _ in range(repeats)]).min(axis=0)[2:-1]
+        if len(best) < 2:  # too short to tell
+            return {}
         part = max(1, len(best) // 6)
         early, late = float(np.median(best[:part])), float(np.median(best[-part:]))
         return {"unbroken_seconds": seconds, "unbroken_late_over_early": _rounded(late / early, 3)}

@@ -306,6 +306,28 @@ def test_another_pace_has_the_length_it_should_have(family: str, speed: float) -
     assert heard.words[-1].end_sample <= heard.samples
 
 
+def test_a_clock_that_jumps_changes_nothing() -> None:
+    text = segments(("Hello, ", Boundary.CLAUSE), ("you.", Boundary.END))
+    expected = speak(engine("cosyvoice3"), text)
+    subject, clock = engine("cosyvoice3"), [0.0, 1e9, -1e9, 5.0, -0.5, 1e-9]
+    keys = [UtteranceKey("s", n) for n in range(3)]
+    heard = {key: Heard() for key in keys}
+    for key in keys:
+        subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
+        for segment in text:
+            subject.handle(Text(key, segment))
+        subject.handle(EndText(key))
+    for step in range(1000):
+        for event in subject.step(clock[step % len(clock)]):
+            if isinstance(event, Audio):
+                heard[event.key].audio.append(event)
+            else:
+                heard[event.key].ends.append(event)
+        if not subject.has_work:
+            break
+    assert [heard[key].sound for key in keys] == [expected.sound] * 3
+
+
 def test_a_seed_makes_the_speech_and_another_one_another() -> None:
     subject = engine("cosyvoice3")
     text = (plain_segment("Hello you"),)

@@ -280,7 +280,9 @@ def refused(subject: CosyVoiceEngine, params: SynthesisParams) -> ErrorCode:
     ],
 )
 def test_what_cannot_be_done_is_refused(params: SynthesisParams) -> None:
-    assert refused(engine("cosyvoice3"), params) is ErrorCode.INVALID_REQUEST
+    subject = engine("cosyvoice3")
+    assert refused(subject, params) is ErrorCode.INVALID_REQUEST
+    assert all(state.users == 0 for state in subject.parts.book._states.values())
 
 
 def test_prompts_that_nobody_uses_make_room_for_others() -> None:

@@ -219,8 +219,12 @@ class CosyVoiceEngine:
         book, params = self.parts.book, utterance.talk.params
         try:
             if utterance.talk.voice is None:
-                voice = book.get(params.voice, self.parts.networks.flow)
-                utterance.talk.use(voice, voice.request(params.instruct))
+                voice = book.get(params.voice, self.parts.networks.flow, self.parts.sound_lane)
+                try:
+                    utterance.talk.use(voice, voice.request(params.instruct))
+                except TTSWorkerError:
+                    book.leave(voice)
+                    raise
             elif book.missing(utterance.talk.voice):
                 book.prepare(utterance.talk.voice, self.parts.pool, self.parts.sound_lane)
         except Exception as problem:
@@ -254,7 +258,7 @@ class CosyVoiceEngine:
         for utterance in members:
             if len(fault.members) == 1:
                 self._fail(utterance, _explain(cause))
-            elif not ours:
+            else:
                 self._tokens.recover(utterance)
                 self._sound.recover(utterance)
                 utterance.alone = True

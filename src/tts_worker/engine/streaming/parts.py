@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from tts_worker.engine.cosyvoice.enrol import MOST_S
 from tts_worker.engine.cosyvoice.flow.stream import FlowPool
 from tts_worker.engine.cosyvoice.networks import Networks
@@ -79,6 +81,8 @@ class Parts:
             stored=stored, first_tokens=config.first_tokens, cached=config.cached_voices, guests=guests,
         )  # fmt: skip
         renderer = Renderer(networks, pool, sound_lane, runners[1])
+        if device.type == "cuda":  # what was loaded and cleared so far is there before a lane looks at it
+            torch.cuda.synchronize(device)
         return cls(networks, decoder, renderer, pool, book, token_lane, sound_lane, runners)
 
     def record(self, config: StreamingConfig) -> None:
@@ -89,7 +93,8 @@ class Parts:
         if self.runners[0].fixed_shapes:
             self.decoder.record_bursts(config.decode_batch)
         if self.runners[1].fixed_shapes:
-            self.pool.record_passes(config.render_batch)
+            with self.sound_lane:
+                self.pool.record_passes(config.render_batch)
             self.renderer.record_shapes(config.render_batch)
         for runner in self.runners:
             if isinstance(runner, RecordingRunner):

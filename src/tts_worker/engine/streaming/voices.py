@@ -18,6 +18,7 @@ from torch import Tensor
 from tts_worker.engine.cosyvoice.chunks import Item, Kind, trimmed_prompt
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.enrol import Speaker
+from tts_worker.engine.cosyvoice.flow.model import Flow
 from tts_worker.engine.cosyvoice.flow.stream import FlowPool, FlowState
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
@@ -84,7 +85,7 @@ class VoiceBook:
         """Voices whose prompt is in memory."""
         return sum(state.flow is not None for state in self._states.values())
 
-    def get(self, name: str, flow_speaker: torch.nn.Module) -> VoiceState:
+    def get(self, name: str, flow: Flow, lane: Lane) -> VoiceState:
         """The voice, read from disk if need be. Who gets it counts as a user until ``leave``.
 
         Raises UnknownVoice, also for one that was removed from the folder, and BundleError for one that is damaged.
@@ -102,7 +103,7 @@ class VoiceBook:
             elif speaker is None:
                 assert self._stored is not None
                 speaker = Speaker(load_voice(self._stored, name), self._config, self._tokenizer)
-            state = self._states[name] = self._build(name, speaker, flow_speaker)
+            state = self._states[name] = self._build(name, speaker, flow, lane)
         self._clock += 1
         state.users, state.used_at = state.users + 1, self._clock
         return state
@@ -116,18 +117,17 @@ class VoiceBook:
         if state is not None and not state.users:
             state.used_at = 0  # the first to be evicted
 
-    def _build(self, name: str, speaker: Speaker, flow: torch.nn.Module) -> VoiceState:
+    def _build(self, name: str, speaker: Speaker, flow: Flow, lane: Lane) -> VoiceState:
         config, voice = self._config.flow, speaker.voice
         request = speaker.request("")
         drop = trimmed_prompt(len(request.flow_prompt), config.chunk_tokens, self._first_tokens)
         prompt = request.flow_prompt[drop:]
         ratio = config.frames_per_token
         mel = request.prompt_mel[drop * ratio : len(request.flow_prompt) * ratio]
-        device = next(flow.parameters()).device
-        with torch.inference_mode():
-            spk = flow.speaker(request.embedding[None].to(device))  # type: ignore[operator]
-        pace = pace_of(voice.prompt_text, len(voice.tokens))
-        return VoiceState(name, speaker, prompt, mel.reshape(-1, config.mel).to(device), spk, pace)
+        with lane, torch.inference_mode():
+            spk = flow.speaker(request.embedding[None].to(lane.device))
+            prompt_mel = mel.reshape(-1, config.mel).to(lane.device)
+        return VoiceState(name, speaker, prompt, prompt_mel, spk, pace_of(voice.prompt_text, len(voice.tokens)))
 
     # -- what is computed once ----------------------------------------------------------------------------------------
 
