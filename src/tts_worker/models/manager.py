@@ -16,7 +16,7 @@ from typing import Protocol
 
 import anyio
 
-from tts_worker.errors import NotReady, OverCapacity, TTSWorkerError, UnknownModel, error_info
+from tts_worker.errors import IllegalCommand, NotReady, OverCapacity, TTSWorkerError, UnknownModel, error_info
 from tts_worker.models.policy import Resident, Rules, expired, room_in_s, surplus
 
 log = logging.getLogger(__name__)
@@ -160,15 +160,15 @@ class ModelManager:
         Raises UnknownModel, OverCapacity (the cap is reached and nothing may go), and what its start raises.
         """
         model = self._model(name)
-        while model.state is not ModelState.RESIDENT:
-            if model.state is ModelState.UNLOADING:
-                await _settled(model)
-                continue
-            task = self._begin(model)
-            await asyncio.wait({task})  # unlike awaiting the task, this leaves it alone when we are cancelled
-            if task.cancelled():
-                raise NotReady("the worker is shutting down")
-            task.result()
+        while model.state is ModelState.UNLOADING:
+            await _settled(model)
+        if model.state is ModelState.RESIDENT:
+            return
+        task = self._begin(model)
+        await asyncio.wait({task})  # unlike awaiting the task, this leaves it alone when we are cancelled
+        if task.cancelled():
+            raise NotReady("the worker is shutting down")
+        task.result()
 
     def _begin(self, model: _Model) -> asyncio.Task[None]:
         if model.task is None:
@@ -224,9 +224,9 @@ class ModelManager:
     def _resident(self, model: _Model) -> Resident:
         if model.state is ModelState.LOADING:
             return Resident(model.name, self._clock(), self._clock(), references=1)
-        return Resident(
-            model.name, model.loaded_at_s, model.used_at_s, self._actions.references(model.name), model.pinned
-        )
+        # Who waited for it has not begun yet: without counting them, two models could push each other out for ever.
+        references = self._actions.references(model.name) + model.waiting
+        return Resident(model.name, model.loaded_at_s, model.used_at_s, references, model.pinned)
 
     # -- giving up ----------------------------------------------------------------------------------------------------
 
@@ -238,6 +238,8 @@ class ModelManager:
         model = self._model(name)
         while model.state is not ModelState.COLD:
             if model.state is ModelState.RESIDENT:
+                if model.waiting:
+                    raise IllegalCommand(f"engine {name} is about to be used by {model.waiting} sessions")
                 self._leave(model, "asked")
             await _settled(model)
 

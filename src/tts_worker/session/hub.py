@@ -193,7 +193,8 @@ class SessionHub:
         options = options or SessionOptions()
         try:
             self._check_taking()
-            name = choose(self.voices, _wanted(options)).engine
+            # The voices of a model that was never loaded may not be known yet, its name is.
+            name = options.model or choose(self.voices, _wanted(options)).engine
             if name not in self._engines and self.models is not None:
                 await self.models.wait(name)
         except TTSWorkerError as error:
@@ -209,6 +210,8 @@ class SessionHub:
 
     def _open(self, options: SessionOptions, replaces: LocalSession | None) -> LocalSession:
         self._check_taking()
+        if options.model is not None and options.model not in self._engines and self.models is not None:
+            raise self.models.refusal(options.model)
         params = self.params(options)
         voice = self.voices.get(params.voice)
         engine = self._engines.get(voice.engine)

@@ -1,0 +1,327 @@
+"""Several engines in one worker: loaded when a session wants them, given up when none does, never a silent fallback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from websockets.asyncio.client import connect
+
+from tests.conftest import until
+from tests.fakes.learner import ToneLearner, serving_worker
+from tests.integration.test_session import to_end
+from tests.unit.cosyvoice.bundles import tiny
+from tests.unit.cosyvoice.test_enrol import SAID, speech, wav
+from tts_worker.app import Worker, running_worker
+from tts_worker.engine.loop import EngineLoop
+from tts_worker.engine.tone import ToneEngine
+from tts_worker.errors import (
+    ConfigError,
+    IllegalCommand,
+    InvalidRequest,
+    NotReady,
+    OverCapacity,
+    UnknownModel,
+    UnknownVoice,
+)
+from tts_worker.models.enrolment import Enrolment, voice_name
+from tts_worker.models.manager import ModelState
+from tts_worker.session.hub import SessionOptions
+from tts_worker.settings import load_settings
+from tts_worker.types import Command, EngineInfo, Open, Outcome
+
+TEXT = "Hello there, my friend."
+DEMAND = {"preload": ["a"], "on_demand": True, "resident_cap": 2, "min_residency_s": 0}
+
+
+class NamedTone(ToneEngine):
+    """A tone engine with voices of its own name."""
+
+    def __init__(self, name: str, languages: tuple[str, ...]) -> None:
+        super().__init__()
+        self.info = replace(self.info, voices=(f"{name}-one", f"{name}-two"), languages=languages)
+
+    def handle(self, command: Command) -> None:
+        if isinstance(command, Open):
+            command = replace(command, params=replace(command.params, voice="tone"))
+        super().handle(command)
+
+
+LANGUAGES = {"a": ("en",), "b": ("en", "de"), "c": ("zh",)}
+
+
+class ManyWorker(Worker):
+    """Engines a, b and c; ``hold`` keeps them from coming up, ``broken`` from ever doing so."""
+
+    def __init__(self, **models: Any) -> None:
+        engines = {name: {"kind": "tone"} for name in LANGUAGES}
+        super().__init__(load_settings(flags={"engines": engines, "models": {**DEMAND, **models}}))
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self.broken: set[str] = set()
+
+    async def start(self) -> None:
+        for name, languages in LANGUAGES.items():
+            self.hub.voices.expect(name, "tone", self.info(name, languages))
+        await self.models.start()
+
+    def info(self, name: str, languages: tuple[str, ...]) -> EngineInfo:
+        return NamedTone(name, languages).info
+
+    async def _load(self, name: str) -> None:
+        await self.hold.wait()
+        if name in self.broken:
+            raise ConfigError("a file is missing")
+        engine = EngineLoop(lambda: NamedTone(name, LANGUAGES[name]), name=name)
+        await engine.start()
+        self.hub.add_engine(name, "tone", engine)
+        self.engines[name] = engine
+
+
+@asynccontextmanager
+async def many(**models: Any) -> AsyncIterator[ManyWorker]:
+    worker = ManyWorker(**models)
+    await worker.start()
+    try:
+        yield worker
+    finally:
+        worker.hold.set()
+        await worker.stop()
+
+
+def fast(**options: Any) -> SessionOptions:
+    return SessionOptions(realtime=False, **options)
+
+
+async def spoken(worker: Worker, options: SessionOptions) -> str:
+    """The voice that spoke."""
+    session = await worker.hub.admit(options)
+    session.speak(TEXT)
+    session.end_text()
+    frames, ended = await to_end(session)
+    session.close()
+    assert (ended.outcome, bool(frames)) == (Outcome.DONE, True)
+    return session.params.voice
+
+
+async def test_a_session_brings_about_that_its_model_is_loaded() -> None:
+    async with many() as worker:
+        assert worker.models.resident == ("a",)
+        assert {voice.name for voice in worker.hub.voices} >= {"a-one", "b-one", "c-two"}
+        assert await spoken(worker, fast(voice="b-two")) == "b-two"
+        assert set(worker.models.resident) == {"a", "b"}
+        assert await spoken(worker, fast(model="c")) == "c-one"
+        assert set(worker.models.resident) == {"a", "c"}  # the cap is two, the default stays
+        with pytest.raises(UnknownVoice):
+            await worker.hub.admit(fast(voice="d-one"))
+        with pytest.raises(UnknownModel):
+            await worker.hub.admit(fast(model="d"))
+
+
+async def test_a_session_that_cannot_wait_is_told_to_come_back() -> None:
+    async with many() as worker:
+        with pytest.raises(NotReady, match="being loaded") as refused:
+            worker.hub.open(fast(voice="b-one"))
+        assert (refused.value.retryable, refused.value.retry_after_s) == (True, 2)
+        await worker.load("b")
+        worker.hub.open(fast(voice="b-one")).close()
+
+
+async def test_language_and_capability_choose_the_voice_and_nothing_else_does() -> None:
+    async with many() as worker:
+        assert await spoken(worker, fast()) == "a-one"
+        assert await spoken(worker, fast(language="en-GB")) == "a-one"
+        assert await spoken(worker, fast(language="de")) == "b-one"
+        assert await spoken(worker, fast(language="zh")) == "c-one"
+        for options in (
+            {"voice": "a-one", "language": "de"},
+            {"voice": "a-one", "model": "b"},
+            {"language": "ja"},
+            {"needs": ("instruct",)},
+            {"voice": "a-one", "needs": ("instruct",)},
+        ):
+            with pytest.raises(InvalidRequest):
+                await worker.hub.admit(fast(**options))
+        assert worker.hub.live_sessions == 0
+
+
+async def test_what_speaks_is_not_taken_away() -> None:
+    async with many(ttl_s=1) as worker:
+        session = await worker.hub.admit(fast(voice="b-one"))
+        with pytest.raises(IllegalCommand, match="in use by 1 sessions"):
+            await worker.unload("b")
+        with pytest.raises(OverCapacity) as full:  # a is the default and b speaks
+            await worker.hub.admit(fast(voice="c-one"))
+        assert full.value.retry_after_s is not None
+        session.speak(TEXT)
+        session.end_text()
+        _, ended = await to_end(session)
+        assert ended.outcome is Outcome.DONE
+        session.close()
+        assert await spoken(worker, fast(voice="c-one")) == "c-one"
+        assert worker.models.state("b") is ModelState.COLD
+
+
+async def test_sessions_loads_and_unloads_at_the_same_time() -> None:
+    """Each session speaks to its end or is refused with an error that says to come back; nothing else ever happens."""
+    async with many() as worker:
+        said = 0
+
+        async def talk(number: int) -> None:
+            nonlocal said
+            name = "abc"[number % 3]
+            for _ in range(4):
+                try:
+                    assert await spoken(worker, fast(voice=f"{name}-one", seed=number)) == f"{name}-one"
+                    said += 1
+                except (NotReady, OverCapacity):
+                    await asyncio.sleep(0)
+
+        async def meddle() -> None:
+            for name in "bcbcbc":
+                for call in (worker.load, worker.unload):
+                    try:
+                        await call(name)
+                    except (IllegalCommand, OverCapacity):
+                        await asyncio.sleep(0)
+                worker.models.evict_idle()
+
+        await asyncio.gather(*(talk(number) for number in range(12)), meddle(), meddle())
+        assert said >= 16  # those of the default at least
+        assert worker.hub.live_sessions == 0
+        assert set(worker.models.resident) == set(worker.engines) <= {"a", "b", "c"}
+        assert len(worker.engines) <= 2
+
+
+async def test_http_and_websocket_wait_for_the_model_for_a_bounded_time() -> None:
+    worker = ManyWorker(load_wait_s=0.05)
+    async with serving_worker(worker) as address, httpx.AsyncClient(base_url=f"http://{address}") as client:
+        asked = {"input": TEXT, "voice": "b-one", "response_format": "pcm"}
+        worker.hold.clear()
+        late = await client.post("/v1/audio/speech", json=asked)
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "not_ready")
+        assert late.headers["retry-after"] == "2"
+        worker.hold.set()
+        await worker.load("b")
+        answer = await client.post("/v1/audio/speech", json=asked)
+        assert (answer.status_code, len(answer.content) > 1_000) == (200, True)
+        async with connect(f"ws://{address}/v1/stream?voice=b-two") as socket:
+            assert json.loads(await socket.recv())["voice"] == "b-two"
+        scraped = (await client.get("/metrics")).text
+        assert 'tts_model_resident{model="b"} 1.0' in scraped
+        assert 'tts_model_load_seconds_count{model="b"} 1.0' in scraped
+
+
+async def test_a_model_that_cannot_be_loaded_is_a_retryable_refusal_without_details() -> None:
+    async with many() as worker:
+        worker.broken.add("b")
+        for _ in range(2):
+            with pytest.raises(NotReady, match="could not be loaded") as refused:
+                await worker.hub.admit(fast(voice="b-one"))
+            assert "file" not in refused.value.message
+            assert refused.value.retry_after_s is not None
+        with pytest.raises(ConfigError, match="file"):
+            await worker.load("b")
+        assert worker.hub.ready
+
+
+async def test_a_worker_that_ends_while_it_loads_leaves_nothing() -> None:
+    worker = ManyWorker()
+    await worker.start()
+    worker.hold.clear()
+    waiting = [asyncio.create_task(worker.hub.admit(fast(voice="b-one"))) for _ in range(3)]
+    await asyncio.sleep(0)
+    await worker.stop()
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(result, NotReady) for result in results)
+
+
+@pytest.mark.parametrize(
+    ("models", "word"),
+    [
+        ({"preload": ["x"]}, "models.preload"),
+        ({"default": "x"}, "models.default"),
+        ({"preload": ["tone"], "resident_cap": 0}, "models.resident_cap"),
+        ({"ttl_s": -1}, "models.ttl_s"),
+        ({"keep": 3}, "models.keep"),
+    ],
+)
+def test_wrong_settings_name_the_key(models: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        load_settings(flags={"engines": {"tone": {"kind": "tone"}}, "models": models})
+
+
+def test_a_preload_list_beyond_the_cap_is_refused() -> None:
+    engines = {name: {"kind": "tone"} for name in "abcd"}
+    with pytest.raises(ConfigError, match="resident_cap"):
+        load_settings(flags={"engines": engines, "models": {"preload": list("abcd")}})
+    assert load_settings(flags={"engines": engines}).default_engine == "a"
+    assert load_settings(flags={"engines": engines, "models": {"preload": ["c", "b"]}}).default_engine == "c"
+
+
+# -- voices from recordings -------------------------------------------------------------------------------------------
+
+
+async def test_who_stops_waiting_for_a_voice_does_not_end_it_and_too_many_are_refused() -> None:
+    learner = ToneLearner()
+    enrolment = Enrolment(learner, waiting=1)
+    first = asyncio.create_task(enrolment.voice_of(wav(speech(2)), "one"))
+    second = asyncio.create_task(enrolment.voice_of(wav(speech(2)), "one"))
+    await until(lambda: enrolment.pending)
+    with pytest.raises(OverCapacity):
+        await enrolment.voice_of(wav(speech(2)), "another")
+    first.cancel()
+    name = (await second).name
+    assert name == voice_name(wav(speech(2)), "one")
+    assert learner.learned == [name]
+    enrolment.close()
+
+
+async def test_voices_in_use_are_kept_beyond_the_limit() -> None:
+    learner = ToneLearner()
+    enrolment = Enrolment(learner, kept=1)
+    names = [(await enrolment.voice_of(wav(speech(2)), text)).name for text in ("one",)]
+    learned = await enrolment.voice_of(wav(speech(2)), "two", in_use=names)
+    assert learned.forgotten == ()
+    learned = await enrolment.voice_of(wav(speech(2)), "three")
+    assert learned.forgotten == (*names, voice_name(wav(speech(2)), "two"))
+    enrolment.close()
+
+
+async def test_cosyvoice_learns_a_voice_and_speaks_with_it() -> None:
+    """The real thing on a tiny model: beside another engine, loaded for the session, its voice gone with it."""
+    engines = {
+        "tone": {"kind": "tone"},
+        "cosy": {
+            "kind": "cosyvoice",
+            "bundle": str(tiny("cosyvoice3")),
+            "device": "cpu",
+            "threads": 1,
+            "memory_gb": 0.1,
+            "max_utterances": 4,
+        },
+    }
+    models = {"preload": ["tone"], "on_demand": True, "load_wait_s": 60}
+    async with running_worker(load_settings(flags={"engines": engines, "models": models})) as worker:
+        with pytest.raises(InvalidRequest, match="no engine"):
+            await worker.hub.enrol(wav(speech(4)), SAID)
+        (await worker.hub.admit(fast(model="cosy"))).close()
+        name = await worker.hub.enrol(wav(speech(4)), SAID)
+        assert await worker.hub.enrol(wav(speech(4)), SAID, engine="cosy") == name
+        assert await spoken(worker, fast(voice=name, seed=3)) == name
+        assert await spoken(worker, fast(voice=name, instruct="Softly.", needs=("instruct",))) == name
+        sound_only = await worker.hub.enrol(wav(speech(4)))
+        assert sound_only != name
+        assert await spoken(worker, fast(voice=sound_only, seed=3)) == sound_only
+        for audio, word in ((wav(speech(1)), "3 to 30 s"), (b"RIFF", "cannot be read"), (b"", "empty")):
+            with pytest.raises(InvalidRequest, match=word):
+                await worker.hub.enrol(audio)
+        await worker.unload("cosy")
+        with pytest.raises(UnknownVoice):
+            await worker.hub.admit(fast(voice=name))
