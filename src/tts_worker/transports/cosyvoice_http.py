@@ -80,7 +80,8 @@ def router(hub: SessionHub, *, max_input_chars: int, send_timeout_s: float) -> A
         for method in ("GET", "POST"):
             routes.add_api_route(path, inference, methods=[method], name=name, operation_id=f"{name}_{method.lower()}")
 
-    for path, shape in zip(ROUTES, (_Sft, _ZeroShot, _CrossLingual, _Instruct, _Instruct2), strict=True):
+    shapes: tuple[type[_Asked], ...] = (_Sft, _ZeroShot, _CrossLingual, _Instruct, _Instruct2)
+    for path, shape in zip(ROUTES, shapes, strict=True):
         add(path, shape)
     return routes
 
