@@ -124,9 +124,9 @@ class KaldiFbank:
     window, hop, n_fft, low_hz = 400, 160, 512, 20.0
 
     def __init__(self, bins: int = 80, fft_dtype: torch.dtype = torch.float64) -> None:
-        """``fft_dtype``: float64 gives the same on every processor to about 1e-4, even in bands that are nothing but the
-        rounding error of a float32 transform; float32 is what Kaldi's users have, equal to theirs on their processor
-        only."""
+        """``fft_dtype``: float64 gives the same on every processor to about 1e-4, even in bands that are nothing but
+        the rounding error of a float32 transform; float32 is what Kaldi's users have, equal to theirs on their
+        processor only."""
 
         def to_mel(hz: float) -> float:
             return 1127.0 * math.log(1.0 + hz / 700.0)
