@@ -1,0 +1,398 @@
+"""ElevenLabs' dialect: LiveKit's plugin, the vendor's SDK and pipecat's reading of times against the real server."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import warnings
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import httpx
+import pytest
+import soundfile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from tests.conftest import serving
+from tests.integration.test_websocket import until_live_sessions
+from tts_worker.transports.alignment import CharacterClock
+from tts_worker.types import Word
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    elevenlabs_client = pytest.importorskip("elevenlabs.client", reason="needs the package elevenlabs")
+    elevenlabs_core = pytest.importorskip("elevenlabs.core")
+    livekit_elevenlabs = pytest.importorskip("livekit.plugins.elevenlabs", reason="needs livekit-plugins-elevenlabs")
+
+TEXT = "Hello there, my friend. How are you today?"
+SAMPLES = 24 * 60 * len("".join(TEXT.split()))  # the tone engine: 60 ms a character
+LONG = "This is a rather long story, and it goes on and on. " * 40
+
+
+class Client:
+    """A plain socket that keeps what came, by context."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self.socket = socket
+        self.log: list[dict[str, Any]] = []
+
+    async def send(self, context: str | None = None, /, **message: Any) -> None:
+        await self.socket.send(json.dumps({**({"context_id": context} if context else {}), **message}))
+
+    async def say(self, context: str, text: str = TEXT) -> None:
+        await self.send(context, text=" ", voice_settings={})
+        await self.send(context, text=text, flush=True)
+        await self.send(context, text="", flush=True)
+
+    async def next(self) -> dict[str, Any]:
+        message: dict[str, Any] = json.loads(await self.socket.recv())
+        self.log.append(message)
+        return message
+
+    async def until(self, field: str, context: str | None = None) -> dict[str, Any]:
+        while True:
+            message = await self.next()
+            if message.get(field) and (context is None or message.get("contextId") == context):
+                return message
+
+    def of(self, context: str | None) -> list[dict[str, Any]]:
+        return [message for message in self.log if message.get("contextId") == context]
+
+    def sound(self, context: str | None = None) -> bytes:
+        return b"".join(base64.b64decode(message["audio"]) for message in self.of(context) if message.get("audio"))
+
+    def text(self, context: str | None = None) -> str:
+        return "".join("".join(m["alignment"]["chars"]) for m in self.of(context) if m.get("alignment"))
+
+
+@asynccontextmanager
+async def dial(
+    address: str, path: str = "tone/multi-stream-input", query: str = "", **options: Any
+) -> AsyncIterator[Client]:
+    url = f"ws://{address}/v1/text-to-speech/{path}?model_id=x&output_format=pcm_24000{query}"
+    async with connect(url, compression=None, max_size=None, **options) as socket:
+        yield Client(socket)
+
+
+# -- LiveKit's plugin -------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def plugin(address: str, **options: Any) -> AsyncIterator[Any]:
+    async with aiohttp.ClientSession() as http:
+        options = {"voice_id": "tone", "encoding": "pcm_24000", **options}
+        tts = livekit_elevenlabs.TTS(api_key="any key", base_url=f"http://{address}/v1", http_session=http, **options)
+        yield tts
+        await tts.aclose()
+
+
+async def spoken(stream: Any) -> tuple[int, list[Any]]:
+    samples, words = 0, []
+    async for event in stream:
+        samples += event.frame.samples_per_channel
+        words += event.frame.userdata.get("lk.timed_transcripts", [])
+    return samples, words
+
+
+async def test_livekits_plugin_streams_many_contexts_on_one_socket_with_word_times() -> None:
+    async with serving() as address, plugin(address) as tts:
+
+        async def turn() -> tuple[int, list[Any]]:
+            async with tts.stream() as stream:
+                for piece in ("Hello there, ", "my fri", "end. How are", " you today?"):
+                    stream.push_text(piece)
+                    await asyncio.sleep(0)
+                stream.end_input()
+                return await spoken(stream)
+
+        for samples, words in await asyncio.gather(turn(), turn(), turn()):
+            assert samples >= SAMPLES
+            assert "".join(words).split() == TEXT.split()
+            starts = [word.start_time for word in words]
+            assert starts == sorted(starts)
+            how = next(word for word in words if word.strip() == "How")
+            assert 18 * 0.06 <= how.start_time <= samples / 24_000, "times count from the beginning of the sound"
+        await until_live_sessions(address, 0)
+
+
+@pytest.mark.parametrize("encoding", ["mp3_22050_32", "mp3_44100_128", "pcm_16000", "opus_48000_64"])
+async def test_livekits_plugin_decodes_every_format(encoding: str) -> None:
+    async with serving() as address, plugin(address, encoding=encoding) as tts:
+        async with tts.stream() as stream:
+            stream.push_text(TEXT)
+            stream.end_input()
+            samples, _ = await spoken(stream)
+        assert samples / tts.sample_rate == pytest.approx(SAMPLES / 24_000, abs=0.8)
+
+
+async def test_livekits_plugin_interrupts_and_the_session_ends_at_once() -> None:
+    async with serving() as address, plugin(address) as tts:
+        stream, other = tts.stream(), tts.stream()
+        for each in (stream, other):
+            each.push_text(LONG)
+            each.flush()
+            await each.__anext__()
+        await until_live_sessions(address, 2)
+        await stream.aclose()
+        await until_live_sessions(address, 1)
+        other.end_input()
+        samples, _ = await spoken(other)
+        assert samples > 24 * 60 * 1_500
+        await other.aclose()
+
+
+async def test_livekits_plugin_downloads_lists_voices_and_is_told_what_is_wrong() -> None:
+    from livekit.agents import APIConnectOptions, APIStatusError
+
+    once = APIConnectOptions(max_retry=0)
+    async with serving() as address, plugin(address) as tts:
+        assert (await tts.synthesize(TEXT, conn_options=once).collect()).samples_per_channel >= SAMPLES
+        assert {voice.id for voice in await tts.list_voices()} == {"tone", "tone-low", "tone-high"}
+        tts.update_options(voice_id="nobody")
+        with pytest.raises(APIStatusError) as refused:
+            await tts.synthesize(TEXT, conn_options=once).collect()
+        assert refused.value.status_code == 404
+        async with tts.stream(conn_options=once) as stream:
+            stream.push_text(TEXT)
+            stream.end_input()
+            with pytest.raises(APIStatusError) as refused:
+                await spoken(stream)
+        assert refused.value.status_code == 404
+
+
+# -- the vendor's SDK -------------------------------------------------------------------------------------------------
+
+
+async def test_the_vendors_sdk_downloads_every_family_of_formats() -> None:
+    async with serving() as address, httpx.AsyncClient() as http:
+        client = elevenlabs_client.AsyncElevenLabs(api_key="any key", base_url=f"http://{address}", httpx_client=http)
+        speech = client.text_to_speech
+        lengths_s = []
+        for name in ("pcm_24000", "ulaw_8000", "mp3_44100_128", "wav_24000"):
+            ask = speech.stream if name.startswith("pcm") else speech.convert
+            sound = b"".join([chunk async for chunk in ask("tone", text=TEXT, model_id="x", output_format=name)])
+            if name.startswith(("pcm", "ulaw")):
+                lengths_s.append(len(sound) / (48_000 if name == "pcm_24000" else 8_000))
+            else:
+                samples, rate_hz = soundfile.read(io.BytesIO(sound))
+                lengths_s.append(len(samples) / rate_hz)
+        assert max(lengths_s) - min(lengths_s) < 0.15
+        for options, status, code in (
+            ({"output_format": "pcm_99"}, 400, "invalid_request"),
+            ({"voice_settings": {"speed": 9.0}}, 400, "invalid_request"),
+            ({"voice_id": "nobody"}, 404, "unknown_voice"),
+        ):
+            with pytest.raises(elevenlabs_core.ApiError) as refused:
+                await speech.stream(**{"voice_id": "tone", "text": TEXT, **options}).__anext__()
+            assert refused.value.status_code == status
+            assert refused.value.body["detail"]["status"] == code
+
+
+# -- contexts ---------------------------------------------------------------------------------------------------------
+
+
+async def test_times_of_characters_tile_the_text_and_both_readings_of_them_agree() -> None:
+    text = "  **Twenty** dollars,\tor $20 – *very* fine.  "
+    async with serving() as address:
+        starts = []
+        for query in ("", "&sync_alignment=true"):
+            async with dial(address, query=query) as client:
+                await client.send("a", text=" ")
+                for place in range(0, len(text), 7):
+                    await client.send("a", text=text[place : place + 7])
+                await client.send("a", text="", flush=True)
+                await client.send("a", close_context=True)
+                await client.until("isFinal")
+                assert client.text("a") == text
+                clock_ms, found = 0, []
+                for message in client.of("a"):
+                    if (times := message.get("alignment")) is None:
+                        continue
+                    ends = map(sum, zip(times["charStartTimesMs"], times["charDurationsMs"], strict=True))
+                    found += [clock_ms + start for start in times["charStartTimesMs"]]
+                    clock_ms = 0 if query else clock_ms + list(ends)[-1]
+                starts.append(found)
+        assert starts[0] == starts[1] == sorted(starts[0])
+
+
+async def test_closing_a_context_ends_it_or_interrupts_it() -> None:
+    async with serving() as address, dial(address) as client:
+        await client.say("kept", LONG)
+        for name in ("flushed", "barely flushed"):  # closed before anything was heard, or after a flush: the end
+            await client.send(name, text=" ")
+            await client.send(name, text=TEXT, flush=name == "flushed")
+            if name == "barely flushed":
+                await client.send(name, text="", flush=True)
+                await client.until("audio", name)
+            await client.send(name, close_context=True)
+            await client.until("isFinal", name)
+            assert len(client.sound(name)) // 2 >= SAMPLES
+        await client.send("stopped", text=LONG + " ", flush=True)
+        await client.until("audio", "stopped")
+        await client.send("stopped", close_context=True)
+        await client.until("isFinal", "stopped")
+        await client.say("twice", LONG)
+        await client.send("twice", close_context=True)
+        await client.until("audio", "twice")
+        await client.send("twice", close_context=True)
+        await client.until("isFinal", "twice")
+        assert len(client.sound("twice")) // 2 < 24 * 60 * 1_500
+        await client.send("kept", close_context=True)
+        await client.until("isFinal", "kept")
+        assert len(client.sound("kept")) > len(client.sound("stopped"))
+        assert client.of("stopped")[-1]["isFinal"], "nothing follows"
+        assert client.text("kept") == LONG
+        await until_live_sessions(address, 0)
+
+
+async def test_a_name_is_free_again_and_keep_alives_open_nothing() -> None:
+    async with serving() as address, dial(address) as client:
+        for _ in range(2):
+            await client.say("a")
+            await client.send("a", close_context=True)
+            await client.until("isFinal", "a")
+        assert len(client.sound("a")) // 2 >= 2 * SAMPLES
+        await client.send(text="")
+        await client.send("a", text="")
+        await client.send("a", flush=True)
+        await client.send("a", close_context=True)
+        await client.send(text="No name is a name too. ", flush=True)
+        await client.until("audio")
+        await client.send(text="", flush=True)
+        await client.send(close_context=True)
+        assert "contextId" not in await client.until("isFinal")
+        assert not [message for message in client.log if message.get("error")]
+
+
+async def test_closing_the_socket_lets_everything_be_heard_first() -> None:
+    async with serving() as address, dial(address) as client:
+        for name in ("a", "b"):
+            await client.say(name)
+        await client.send(close_socket=True)
+        with pytest.raises(ConnectionClosed) as closed:
+            await client.until("never")
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1000
+        assert all(len(client.sound(name)) // 2 >= SAMPLES for name in ("a", "b"))
+
+
+async def test_one_stream_on_one_socket() -> None:
+    async with serving() as address, dial(address, "tone-low/stream-input") as client:
+        await client.send(
+            text=" ", voice_settings={"stability": 0.5}, generation_config={"chunk_length_schedule": [50]}
+        )
+        for word in TEXT.split(" "):
+            await client.send(text=word + " ", try_trigger_generation=True)
+        await client.send(text="")
+        with pytest.raises(ConnectionClosed) as closed:
+            await client.until("never")
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1000
+        assert client.log[-1] == {"audio": None, "isFinal": True}
+        assert len(client.sound()) // 2 >= SAMPLES
+        assert client.text().split() == TEXT.split()
+
+
+async def test_a_context_that_nobody_writes_ends() -> None:
+    async with serving() as address, dial(address, query="&inactivity_timeout=0.2") as client:
+        await client.send("a", text=" ")
+        await client.until("isFinal", "a")
+        await until_live_sessions(address, 0)
+
+
+# -- what is wrong ----------------------------------------------------------------------------------------------------
+
+
+async def test_wrong_messages_are_answered_and_the_socket_stays_usable() -> None:
+    async with serving(session={"max_message_chars": 3_000, "max_sessions": 2}) as address, dial(address) as client:
+        await client.say("fine", LONG)
+        wrong: list[dict[str, Any]] = [
+            {"text": 5},
+            {"voice_settings": {"speed": 1.0}},
+            {"text": "x", "flush": "yes"},
+            {"text": " ", "voice_settings": {"speed": 99.0}},
+            {"text": "x" * 3_001},
+        ]
+        for message in wrong:
+            await client.send("wrong", **message)
+            error = await client.until("error", "wrong")
+            assert error["error"] == error["message"]
+            assert "x" * 10 not in error["error"]
+        for raw in ("not JSON", "[]", "{}", b"\0\1", '{"context_id": 3, "text": "x"}'):
+            await client.socket.send(raw)
+            assert (await client.until("error"))["code"] == "invalid_request"
+        await client.say("second", LONG)
+        await client.until("audio", "second")
+        await client.send("third", text=TEXT)
+        assert (await client.until("error", "third"))["code"] == "over_capacity"
+        for name in ("second", "fine"):
+            await client.send(name, close_context=True, tomorrow=[1])
+            await client.until("isFinal", name)
+        assert client.text("fine") == LONG
+
+
+async def test_what_the_handshake_refuses() -> None:
+    async with serving(server={"api_keys": ["a-long-secret"]}) as address:
+        key = {"additional_headers": {"xi-api-key": "a-long-secret"}}
+        async with dial(address, **key), dial(address, query="&xi_api_key=a-long-secret"):
+            pass
+        for path, query, options, status in (
+            ("tone/multi-stream-input", "", {}, 401),
+            ("nobody/multi-stream-input", "", key, 404),
+            ("tone/stream-input", "&output_format=gif", key, 400),
+            ("tone/stream-input", "&inactivity_timeout=soon", key, 400),
+        ):
+            with pytest.raises(InvalidStatus) as refused:
+                async with dial(address, path, query, **options):
+                    pass
+            assert refused.value.response.status_code == status
+
+
+async def test_a_dropped_socket_frees_every_context() -> None:
+    async with serving() as address, dial(address) as client:
+        for name in ("a", "b", "c"):
+            await client.say(name, LONG)
+            await client.until("audio", name)
+        client.socket.transport.abort()
+        await until_live_sessions(address, 0)
+
+
+# -- times of characters ----------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.text(max_size=40), st.lists(st.integers(0, 40), max_size=12), st.booleans(), st.data())
+def test_every_character_is_told_once_in_order(
+    text: str, cuts: list[int], per_message: bool, data: st.DataObject
+) -> None:
+    clock = CharacterClock(per_message=per_message)
+    edges = sorted({min(cut, len(text)) for cut in cuts})
+    sample, told, base_ms, last_ms = 0, [], 0, 0
+    words = []
+    for start, end in zip(edges[::2], edges[1::2], strict=False):
+        begin = sample + data.draw(st.integers(0, 10_000))
+        sample = begin + data.draw(st.integers(0, 10_000))
+        words.append(Word(text[start:end], start, end, begin, sample))
+    clock.text = text
+    for word in words:
+        clock.add([word])
+        if data.draw(st.booleans()) and (times := clock.take()) is not None:
+            told.append(times)
+    clock.finish()
+    if (times := clock.take()) is not None:
+        told.append(times)
+    assert "".join("".join(times["chars"]) for times in told) == (text if edges[1:] and edges[1] else "")
+    for times in told:
+        assert len(times["chars"]) == len(times["charStartTimesMs"]) == len(times["charDurationsMs"])
+        for start_ms, length_ms in zip(times["charStartTimesMs"], times["charDurationsMs"], strict=True):
+            assert length_ms >= 0
+            assert base_ms + start_ms >= last_ms
+            last_ms = base_ms + start_ms + length_ms
+        base_ms = last_ms if per_message else 0

@@ -1,0 +1,54 @@
+"""LiveKit's OpenAI plugin against the real server: whatever model it believes in, and interruptions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+import pytest
+
+from tests.conftest import serving
+from tests.integration.test_websocket import until_live_sessions
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    livekit_openai = pytest.importorskip("livekit.plugins.openai", reason="needs livekit-plugins-openai")
+
+TEXT = "Hello there, my friend. How are you today?"
+SAMPLES = 24 * 60 * len("".join(TEXT.split()))  # the tone engine: 60 ms a character
+LONG = "This is a rather long story, and it goes on and on. " * 40
+
+
+@asynccontextmanager
+async def plugin(address: str, **options: Any) -> AsyncIterator[Any]:
+    client = openai.AsyncOpenAI(api_key="any key", base_url=f"http://{address}/v1", max_retries=0)
+    async with client:
+        tts = livekit_openai.TTS(client=client, voice="tone", **options)
+        yield tts
+        await tts.aclose()
+
+
+@pytest.mark.parametrize("model", ["tts-1", "gpt-4o-mini-tts"])  # a plain body, and server-sent events
+@pytest.mark.parametrize("response_format", ["mp3", "pcm", "wav", "opus"])
+async def test_the_plugin_hears_every_format(model: str, response_format: str) -> None:
+    async with serving() as address, plugin(address, model=model, response_format=response_format) as tts:
+        frame = await tts.synthesize(TEXT).collect()
+        assert frame.samples_per_channel / frame.sample_rate == pytest.approx(SAMPLES / 24_000, abs=0.3)
+        await until_live_sessions(address, 0)
+
+
+async def test_an_interruption_frees_the_session_and_errors_have_a_status() -> None:
+    from livekit.agents import APIConnectOptions, APIStatusError
+
+    async with serving() as address, plugin(address, response_format="pcm") as tts:
+        stream = tts.synthesize(LONG)
+        await stream.__anext__()
+        await stream.aclose()
+        await until_live_sessions(address, 0)
+        tts.update_options(voice="nobody")
+        with pytest.raises(APIStatusError) as refused:
+            await tts.synthesize(TEXT, conn_options=APIConnectOptions(max_retry=0)).collect()
+        assert refused.value.status_code == 404
