@@ -132,6 +132,29 @@ class RegistrySettings(_Section):
     heartbeat_s: Annotated[float, Field(ge=0.2, le=300)] = 10.0
 
 
+class RaySettings(_Section):
+    """``serve --ray``: replicas of this worker behind one address. ``address``: of a cluster that runs (``auto`` finds
+    it), None begins one on this machine. ``gpus_per_replica``: a share, so 0.5 puts two on a GPU. Between
+    ``min_replicas`` and ``max_replicas`` there are as many as keep ``target_sessions`` in each (None: 70 % of
+    ``session.max_sessions``)."""
+
+    address: str | None = None
+    min_replicas: int = Field(1, ge=1, le=1_000)
+    max_replicas: int = Field(1, ge=1, le=1_000)
+    target_sessions: float | None = Field(None, gt=0)
+    cpus_per_replica: float = Field(1.0, ge=0, le=1_024)
+    gpus_per_replica: float = Field(0.0, ge=0, le=16)
+    look_back_s: Seconds = 10.0
+    upscale_delay_s: Annotated[float, Field(ge=0, le=86_400)] = 10.0
+    downscale_delay_s: Annotated[float, Field(ge=0, le=86_400)] = 300.0
+
+    @model_validator(mode="after")
+    def _order(self) -> RaySettings:
+        if self.max_replicas < self.min_replicas:
+            raise ValueError(f"max_replicas is below min_replicas = {self.min_replicas}")
+        return self
+
+
 class TextSettings(_Section):
     """How text is read unless the session says otherwise. ``lexicon``: word -> spelling or /phonemes/."""
 
@@ -239,6 +262,7 @@ class Settings(BaseSettings):
     voices: VoiceSettings = VoiceSettings()
     engines: dict[str, EngineSettings] = Field(default_factory=_default_engines, min_length=1)
     models: ModelSettings = ModelSettings()
+    ray: RaySettings = RaySettings()
     hang_timeout_s: Seconds = 30.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"

@@ -32,7 +32,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("models", "session"),
     ("transports", "registry", "adapter"),
     ("app", "fleet"),
-    ("client",),  # "local:" builds a worker in this process
+    ("client", "transports.ray"),  # "local:" builds a worker in this process, Ray Serve one in each of its own
     ("integrations",),
     ("cli", "__main__", "commands", "benchmarks", "parity", "voicepack.commands"),
 )

@@ -59,7 +59,7 @@ class LocalConnector:
     async def open(self, options: SessionOptions, *, audio_timeout_s: float) -> Opened:
         reused = self._beginning is not None
         hub = await self._hub()
-        session = DeadlineSession(hub.open(options), audio_timeout_s)
+        session = DeadlineSession(await hub.admit(options), audio_timeout_s)
         self._sessions = {live for live in self._sessions if live.state is not State.CLOSED} | {session}
         return Opened(session, connection_reused=reused)
 

@@ -17,6 +17,11 @@ from tts_worker.settings import Settings
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1; others need an API key)")
     parser.add_argument("--port", type=int, help="port to listen on (default 8080; 0 takes a free one)")
+    parser.add_argument(
+        "--ray",
+        action="store_true",
+        help="as replicas of Ray Serve (extra ray), see configs/ray.yaml",
+    )
     add_settings_arguments(parser)
 
 
@@ -29,6 +34,11 @@ def run(args: argparse.Namespace) -> int:
         # On standard output, so that a program that starts us (with port 0) can read it.
         print(f"listening on {url}", flush=True)
 
+    if args.ray:
+        from tts_worker.transports.ray import serve_on_ray
+
+        serve_on_ray(settings, lambda url: print(f"listening on {url}\nready", flush=True))
+        return 0
     run_loop(serve(settings, on_listening, lambda: print("ready", flush=True)))
     return 0
 
