@@ -172,5 +172,6 @@ def serve_on_ray(settings: Settings, on_ready: Callable[[str], None]) -> None:
         # The application first: the proxy goes on carrying what its replicas still have to say.
         serve.delete(APPLICATION)
     finally:
-        serve.shutdown()  # type: ignore[no-untyped-call]
+        if settings.ray.address is None:  # else others may use it
+            serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()

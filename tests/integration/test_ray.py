@@ -1,0 +1,326 @@
+"""Ray Serve for real: one cluster on this machine, two replicas behind its proxy, one of them killed, all replaced.
+
+The tests share the cluster and are run in order: what a replica loses in one is there again in the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import httpx
+import psutil
+import pytest
+import soundfile
+from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.client import connect as dial
+from websockets.exceptions import ConnectionClosed
+
+from tests.behaviour.behaviours import BEHAVIOURS, Room
+from tests.behaviour.ways import Setup
+from tests.conftest import tone_settings
+from tts_worker.app import running_worker
+from tts_worker.client import connect
+from tts_worker.session.hub import SessionOptions
+from tts_worker.settings import Settings
+from tts_worker.types import Ended, PcmFrame
+
+ray = pytest.importorskip("ray", reason="needs the extra 'ray'")
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.timeout(120),
+    # Of Ray's own making, in the process that starts it.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"),
+]
+
+TEXT = "Hello there, my friend. How are you today? "
+TURN = TEXT * 2
+"""About five seconds."""
+
+
+def settings_of(port: int, **sections: Any) -> Settings:
+    server = {"port": port, "drain_s": 20, **sections.pop("server", {})}
+    replicas = {"min_replicas": 2, "max_replicas": 2, "cpus_per_replica": 0.1, **sections.pop("ray", {})}
+    return tone_settings(server=server, ray=replicas, **sections)
+
+
+@dataclass
+class Cluster:
+    port: int
+    address: str = ""
+
+    async def deploy(self, **sections: Any) -> None:
+        """Replace what runs."""
+        from tts_worker.transports.ray import deploy
+
+        self.address = await asyncio.to_thread(deploy, settings_of(self.port, **sections))
+
+    @property
+    def host(self) -> str:
+        return self.address.removeprefix("http://")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    from ray import serve
+
+    from tts_worker.transports import ray as ours
+
+    before = set(psutil.Process().children(recursive=True))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    port = free_port()
+    ours.connect(settings_of(port).ray)
+    try:
+        yield Cluster(port, ours.deploy(settings_of(port)))
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        left = set(psutil.Process().children(recursive=True)) - before
+        _, alive = psutil.wait_procs(left, timeout=20)
+        for process in alive:
+            process.kill()
+        assert not alive
+
+
+@dataclass
+class Talk:
+    """One WebSocket conversation: which replica has it, what came and when."""
+
+    socket: ClientConnection
+    replica: str
+    pcm: bytearray = field(default_factory=bytearray)
+    arrived_s: list[float] = field(default_factory=list)
+    ended: dict[str, Any] | None = None
+    lost: bool = False
+
+    async def speak(self, text: str = TURN) -> None:
+        await self.socket.send(json.dumps({"type": "text", "text": text, "end": True}))
+
+    async def listen(self) -> None:
+        """Until the turn is over or the connection is."""
+        try:
+            while self.ended is None:
+                message = await self.socket.recv()
+                if isinstance(message, bytes):
+                    self.pcm += message
+                    self.arrived_s.append(time.monotonic())
+                elif (event := json.loads(message))["type"] in ("done", "stopped", "error"):
+                    self.ended = event
+        except ConnectionClosed:
+            self.lost = True
+
+    async def first_sound(self) -> None:
+        while not isinstance(message := await self.socket.recv(), bytes):
+            pass
+        self.pcm += message
+        self.arrived_s.append(time.monotonic())
+
+    @property
+    def longest_hole_s(self) -> float:
+        """By how much sound came too late for a listener who began 100 ms after the first of it."""
+        first_s = self.arrived_s[0] + 0.1
+        return max(at_s - first_s - index * 0.02 for index, at_s in enumerate(self.arrived_s))
+
+
+@asynccontextmanager
+async def talking(cluster: Cluster) -> AsyncIterator[Talk]:
+    async with dial(f"ws://{cluster.host}/v1/stream") as socket:
+        ready = json.loads(await socket.recv())
+        yield Talk(socket, ready["session"].partition("-")[0])
+
+
+async def talks_on(stack: AsyncExitStack, cluster: Cluster, replicas: int, each: int) -> dict[str, list[Talk]]:
+    """So many conversations on each of so many replicas."""
+    found: dict[str, list[Talk]] = {}
+    with anyio.fail_after(60):
+        while len(found) < replicas or min(map(len, found.values())) < each:
+            try:
+                talk = await stack.enter_async_context(talking(cluster))
+            except (OSError, ConnectionClosed):
+                continue  # a replica that is just coming or going
+            found.setdefault(talk.replica, []).append(talk)
+    return found
+
+
+async def expected(text: str) -> bytes:
+    """What a worker in this process says."""
+    async with running_worker(tone_settings()) as worker:
+        session = worker.hub.open(SessionOptions(realtime=False))
+        session.speak(text)
+        session.end_text()
+        pcm = bytearray()
+        async for item in session:
+            if isinstance(item, PcmFrame):
+                pcm += item.pcm
+            elif isinstance(item, Ended):
+                break
+        session.close()
+    return bytes(pcm)
+
+
+async def live_sessions(client: httpx.AsyncClient) -> float:
+    lines = (await client.get("/metrics")).text.splitlines()
+    return float(next(line for line in lines if line.startswith("tts_sessions ")).split()[1])
+
+
+async def test_sessions_spread_over_replicas_and_sound_like_one_worker(cluster: Cluster) -> None:
+    sound = await expected(TEXT)
+    async with AsyncExitStack() as stack:
+        talks = [talk for some in (await talks_on(stack, cluster, 2, 2)).values() for talk in some]
+        for talk in talks:
+            await talk.speak(TEXT)
+        await asyncio.gather(*(talk.listen() for talk in talks))
+    assert all(talk.ended is not None and talk.ended["type"] == "done" for talk in talks)
+    assert {bytes(talk.pcm) for talk in talks} == {sound}
+
+
+async def test_every_route_is_there(cluster: Cluster) -> None:
+    sound = await expected(TEXT)
+    async with httpx.AsyncClient(base_url=cluster.address, timeout=30) as client:
+        assert (await client.get("/health/ready")).status_code == 200
+        assert (await client.post("/v1/model/cosyvoice/healthcheck")).json() == {"status": "healthy"}
+        asked = {"input": TEXT, "voice": "tone", "response_format": "pcm"}
+        async with client.stream("POST", "/v1/audio/speech", json=asked) as answer:
+            chunks = [chunk async for chunk in answer.aiter_raw()]
+        assert b"".join(chunks) == sound
+        assert len(chunks) > 3  # streamed through the proxy
+        asked = {"text": TEXT, "voice_type": "tone", "stream": True}
+        mp3 = await client.post("/v1/model/cosyvoice/tts", json=asked)
+        samples, rate_hz = soundfile.read(io.BytesIO(mp3.content))
+        assert len(samples) / rate_hz == pytest.approx(len(sound) / 48_000, abs=0.15)
+        said = {"tts_text": TEXT, "spk_id": "tone"}
+        assert (await client.request("GET", "/inference_sft", data=said)).content == sound
+        refused = await client.post("/v1/audio/speech", json={"input": TEXT, "voice": "nobody"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "unknown_voice")
+        form = await client.post("/inference_zero_shot", data={"tts_text": TEXT, "prompt_text": "x"}, files={"x": b"x"})
+        assert form.status_code == 400
+        large = await client.post("/v1/audio/speech", content=bytes(2 << 20))
+        assert large.status_code == 413
+
+
+@pytest.mark.parametrize("name", [name for name, wanted in BEHAVIOURS.items() if wanted.setup == Setup()])
+async def test_behaviour(cluster: Cluster, name: str) -> None:
+    wanted = BEHAVIOURS[name]
+    async with connect(f"ws://{cluster.host}", wanted.setup.client) as client:
+        await wanted.behave(Room(client, True))
+
+
+async def test_a_client_that_leaves_frees_its_slot(cluster: Cluster) -> None:
+    async with httpx.AsyncClient(base_url=cluster.address) as client:
+        for path in ("ws", "http"):
+            if path == "ws":
+                async with talking(cluster) as talk:
+                    await talk.speak(TURN * 20)
+                    await talk.first_sound()
+                    talk.socket.transport.abort()
+            else:
+                asked = {"input": TURN * 100, "voice": "tone", "response_format": "pcm"}
+                async with client.stream("POST", "/v1/audio/speech", json=asked) as answer:
+                    await anext(answer.aiter_raw())
+            left_s = time.monotonic()
+            zeros = 0
+            while zeros < 12:  # either replica answers
+                zeros = 0 if await live_sessions(client) else zeros + 1
+            assert time.monotonic() - left_s < 5
+
+
+async def test_a_killed_replica_costs_its_own_sessions_only(cluster: Cluster) -> None:
+    sound = await expected(TURN)
+    async with AsyncExitStack() as stack:
+        talks = await talks_on(stack, cluster, 2, 2)
+        everybody = [talk for some in talks.values() for talk in some]
+        for talk in everybody:
+            await talk.speak()
+        await asyncio.gather(*(talk.first_sound() for talk in everybody))
+        names = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
+        replica = next(name for name in names if name.startswith("SERVE_REPLICA::"))
+        ray.kill(ray.get_actor(replica, namespace="serve"))
+        await asyncio.gather(*(talk.listen() for talk in everybody))
+        fates = {name: {(talk.lost, bytes(talk.pcm) == sound) for talk in some} for name, some in talks.items()}
+        assert sorted(map(sorted, fates.values())) == [[(False, True)], [(True, False)]], fates
+        survivors = [talk for talk in everybody if not talk.lost]
+        assert max(talk.longest_hole_s for talk in survivors) < 1.0  # it is 0 where the machine is not busy
+        # Another one comes in its place.
+        await talks_on(stack, cluster, 2, 1)
+
+
+async def test_an_update_lets_running_turns_end(cluster: Cluster) -> None:
+    sound = await expected(TURN)
+    async with AsyncExitStack() as stack:
+        talks = [talk for some in (await talks_on(stack, cluster, 2, 1)).values() for talk in some]
+        for talk in talks:
+            await talk.speak()
+        await asyncio.gather(*(talk.first_sound() for talk in talks))
+        listening = [asyncio.create_task(talk.listen()) for talk in talks]
+        updating = asyncio.create_task(cluster.deploy(session={"frame_ms": 40}))
+        await asyncio.gather(*listening)
+        assert all(bytes(talk.pcm) == sound for talk in talks)
+        for talk in talks:
+            await talk.socket.close()
+        await updating
+        async with talking(cluster) as fresh:
+            assert fresh.replica not in {talk.replica for talk in talks}
+            await fresh.speak(TEXT)
+            await fresh.first_sound()
+            assert len(fresh.pcm) == 1_920  # of the new settings
+
+
+async def test_more_sessions_bring_more_replicas(cluster: Cluster) -> None:
+    scaling = {
+        "min_replicas": 1, "max_replicas": 2, "target_sessions": 2, "look_back_s": 1, "upscale_delay_s": 0,
+    }  # fmt: skip
+    await cluster.deploy(ray=scaling)
+    async with AsyncExitStack() as stack:
+        first = await talks_on(stack, cluster, 1, 1)
+        held = await talks_on(stack, cluster, 1, 6)
+        assert set(held) >= set(first)
+        await talks_on(stack, cluster, 2, 1)
+
+
+async def test_the_command_deploys_drains_and_leaves_the_cluster_to_others(cluster: Cluster) -> None:
+    address = ray.get_runtime_context().gcs_address
+    words = ["serve", "--ray", "--engine", "tone", "--port", str(cluster.port), "--set", f"ray.address={address}"]
+    small = ["--set", "ray.cpus_per_replica=0.1", "--set", "server.drain_s=20"]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tts_worker", *words, *small),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ},
+    )
+    try:
+        assert process.stdout is not None
+        assert (await process.stdout.readline()).decode() == f"listening on {cluster.address}\n"
+        assert await process.stdout.readline() == b"ready\n"
+        async with talking(cluster) as talk:
+            await talk.speak(TEXT)
+            await talk.first_sound()
+            process.send_signal(signal.SIGTERM)
+            await talk.listen()
+            assert talk.ended is not None
+            assert talk.ended["type"] == "done"
+        _, errors = await process.communicate()
+        assert process.returncode == 0, errors.decode()[-2_000:]
+        assert ray.is_initialized()
+    finally:
+        if process.returncode is None:
+            process.kill()
