@@ -16,6 +16,7 @@ the same chunk mask. Nothing of the reference is changed on disk.
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import logging
@@ -81,6 +82,17 @@ class _Loader:
     def exec_module(self, module: types.ModuleType) -> None: ...
 
 
+def _let_width_be(checkout: Path, width: int) -> None:
+    """The reference writes the encoder's width into its code; a bundle of random weights may have another one."""
+    name = "cosyvoice.transformer.upsample_encoder"
+    file = checkout / f"{name.replace('.', '/')}.py"
+    module = types.ModuleType(name)
+    module.__file__ = str(file)
+    exec(compile(file.read_text("utf-8").replace("=512", f"={width}"), str(file), "exec"), module.__dict__)
+    sys.modules[name] = module
+    importlib.import_module("cosyvoice.transformer").upsample_encoder = module  # type: ignore[attr-defined]
+
+
 @dataclass(frozen=True)
 class Streamed:
     """One utterance of either side."""
@@ -108,6 +120,8 @@ class Reference:
         # The weights come from llm.pt; a bundle of random weights has no other copy of them.
         transformers.Qwen2ForCausalLM.from_pretrained = from_config
         config = bundle.config
+        if config.flow.encoder is not None:
+            _let_width_be(checkout, config.flow.encoder.output_size)
         text = (bundle.path / f"{config.family}.yaml").read_text("utf-8").split(NEEDED_KEYS)[0]
         parts = load_hyperpyyaml(text, overrides={"qwen_pretrain_path": str(bundle.text_model_dir)})
         from cosyvoice.cli import model

@@ -10,7 +10,7 @@ from tts_worker.engine.streaming.config import TextMode
 from tts_worker.types import Boundary
 
 WORDS = segments(("Yes, ", Boundary.WORD), ("it is. ", Boundary.WORD), ("Bye!", Boundary.END))
-CLAUSES = segments(("Yes, ", Boundary.CLAUSE), ("it is.", Boundary.SENTENCE), (" 好 Bye!", Boundary.END))
+CLAUSES = segments(("Yes, ", Boundary.CLAUSE), ("it.", Boundary.SENTENCE), (" 好!", Boundary.END))
 SILENT = segments(("...", Boundary.SENTENCE), ("— 😀", Boundary.END))
 
 SUBJECTS = {

@@ -89,7 +89,7 @@ def test_streaming_says_what_the_offline_path_says(family: str) -> None:
 
 @families
 def test_interleaved_text_is_spoken_as_offline(family: str) -> None:
-    words = ("Hello", " world", " and", " you", " of", " it")
+    words = ("Hello", " world", " and", " you")
     loaded, ids = networks(family, -50.0), tokenizer(family)  # goes on to the limit: offline there is no least
     request = request_of(family, "", settings().first_tokens)
     pipeline = OfflinePipeline(loaded)
@@ -139,7 +139,7 @@ def test_a_crowd_in_batches_says_what_each_says_alone(family: str, mode: TextMod
     hear(subject, heard)
 
     alone = engine(family, settings(text_mode=mode))
-    for n in range(0, crowd, 5):
+    for n in range(0, crowd, 9):
         expected = speak(alone, said(n), params[n], UtteranceKey("alone", n))
         assert_alike(heard[keys[n]].pcm, expected.pcm)
         assert heard[keys[n]].words == expected.words
@@ -163,7 +163,7 @@ def talkers() -> dict[TextMode, CosyVoiceEngine]:
 SENTENCES = "Yes, it is 5. And you, the world: hello."
 
 
-@examples(deadline=None, max_examples=8)
+@examples(deadline=None, max_examples=5)
 @given(
     mode=st.sampled_from(TextMode),
     cuts=st.lists(st.integers(0, len(SENTENCES)), max_size=6),
@@ -244,7 +244,7 @@ class Held:
         self.now = (subject.live, parts.decoder.free_slots, parts.pool.free_pages, parts.pool.free_slots, voices)
 
 
-@examples(deadline=None, max_examples=12)
+@examples(deadline=None, max_examples=8)
 @given(
     mode=st.sampled_from(TextMode),
     steps=st.lists(st.integers(0, 25), min_size=4, max_size=4),

@@ -128,7 +128,7 @@ def test_the_configurations_that_come_with_it_are_read(family: str) -> None:
 BARE = """
 import sys
 from tts_worker.cli import main
-code = main(["bench", "engine", "--bundle", sys.argv[1], "--seconds", "1", "--growth-seconds", "7", "--repeats", "1",
+code = main(["bench", "engine", "--bundle", sys.argv[1], "--seconds", "1", "--growth-seconds", "12", "--repeats", "1",
              "--threads", "1", "--memory-gb", "0.1", "--sessions", "2", "--session-seconds", "1", "--json"])
 print(code, *(name for name in sys.argv[2:] if name in sys.modules))
 """

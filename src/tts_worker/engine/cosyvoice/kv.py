@@ -15,6 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def _memory(shape: list[int], dtype: torch.dtype, device: str | torch.device, checked: bool) -> Tensor:
+    """Zeros, which an operating system provides when they are first touched; NaN if checked."""
+    if checked:
+        return torch.full(shape, float("nan"), dtype=dtype, device=device)
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
 class SlotPool:
     """Keys and values of the language model: one row (slot) per utterance, ``[layers, 2, slots, heads, len+1, dim]``.
 
@@ -33,10 +40,9 @@ class SlotPool:
         device: str | torch.device = "cpu",
         checked: bool = False,
     ) -> None:
-        fill = float("nan") if checked else 0.0
         self.max_tokens = max_tokens
         self.checked = checked
-        self.data = torch.full([layers, 2, slots, heads, max_tokens + 1, head_dim], fill, dtype=dtype, device=device)
+        self.data = _memory([layers, 2, slots, heads, max_tokens + 1, head_dim], dtype, device, checked)
         self.lengths = torch.zeros(slots, dtype=torch.long, device=device)  # [slots] tokens written
 
     def reset(self, slots: Tensor) -> None:
@@ -117,10 +123,9 @@ class PagedMemory:
         checked: bool = False,
     ) -> None:
         self.page = page
-        fill = float("nan") if checked else 0.0
-        self.data = torch.full([2, layers, rows, heads, pages, page, head_dim], fill, dtype=dtype, device=device)
+        self.data = _memory([2, layers, rows, heads, pages, page, head_dim], dtype, device, checked)
         self.data[..., 0, :, :] = 0.0
-        self.tails = [torch.full([rows, slots, c, w], fill, dtype=dtype, device=device) for c, w in tails]
+        self.tails = [_memory([rows, slots, c, w], dtype, device, checked) for c, w in tails]
 
     def reset(self, slots: Tensor) -> None:
         """Start ``slots [B]`` anew: before the first sample there is silence."""
