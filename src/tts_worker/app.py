@@ -284,6 +284,7 @@ def create_application(worker: Worker) -> ASGIApp:
             max_message_chars=session.max_message_chars,
             send_timeout_s=server.send_timeout_s,
             web_page=server.web_page,
+            webrtc=worker.settings.webrtc,
         ),
     )
 

@@ -120,6 +120,26 @@ class GrpcSettings(_Section):
     models: dict[str, GrpcModelSettings] = Field(default_factory=dict)
 
 
+class IceServerSettings(_Section):
+    """A STUN or TURN server: ``urls`` such as "turn:turn.example.org:3478"."""
+
+    urls: tuple[str, ...] = Field(min_length=1)
+    username: str | None = None
+    credential: SecretStr | None = None
+
+
+class WebRtcSettings(_Section):
+    """``POST /webrtc/offer``, which needs the extra "webrtc". ``connect_timeout_s``: from the answer to a connection;
+    ``silence_timeout_s``: a connected peer that sends no reports for so long has vanished. ``ice_servers``: None needed
+    where clients reach the worker's own addresses."""
+
+    enabled: bool = True
+    max_peers: int = Field(32, ge=1, le=10_000)
+    connect_timeout_s: Seconds = 15.0
+    silence_timeout_s: Seconds = 10.0
+    ice_servers: tuple[IceServerSettings, ...] = ()
+
+
 class RegistrySettings(_Section):
     """Where the worker tells that it is there. ``url``: a Redis, None registers nowhere. ``name``: None is made of the
     host's name and the port. ``address``: ``host:port`` that clients reach the gRPC server at, None where the address
@@ -258,6 +278,7 @@ class Settings(BaseSettings):
     session: SessionSettings = SessionSettings()
     grpc: GrpcSettings = GrpcSettings()
     registry: RegistrySettings = RegistrySettings()
+    webrtc: WebRtcSettings = WebRtcSettings()
     text: TextSettings = TextSettings()
     voices: VoiceSettings = VoiceSettings()
     engines: dict[str, EngineSettings] = Field(default_factory=_default_engines, min_length=1)

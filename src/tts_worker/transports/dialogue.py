@@ -8,10 +8,11 @@ send what it gives. See ``docs/protocol.md``.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from tts_worker.errors import IllegalCommand, SendTimeout, TextTooLong, TTSWorkerError
-from tts_worker.session.hub import SessionHub
+from tts_worker.session.hub import SessionHub, SessionOptions
 from tts_worker.session.machine import State
 from tts_worker.session.session import LocalSession
 from tts_worker.transports import wire
@@ -22,13 +23,27 @@ _MAX_UNSENT_ANSWERS = 256
 
 
 class Dialogue:
-    """``session`` is the current one. ``answers`` go out before anything else of the session."""
+    """``session`` is the current one. ``answers`` go out before anything else of the session.
 
-    def __init__(self, hub: SessionHub, session: LocalSession, *, max_message_chars: int) -> None:
+    ``shaped``: what the carrier makes of the options a client asks for. ``on_stop``: called when the client stops what
+    is being heard, or leaves its session for another, for a carrier that holds sound back.
+    """
+
+    def __init__(
+        self,
+        hub: SessionHub,
+        session: LocalSession,
+        *,
+        max_message_chars: int,
+        shaped: Callable[[SessionOptions], SessionOptions] = lambda options: options,
+        on_stop: Callable[[], None] = lambda: None,
+    ) -> None:
         self.session = session
         self.answers: deque[dict[str, Any]] = deque()
         self.closing = False  # the client said goodbye
         self._hub = hub
+        self._shaped = shaped
+        self._on_stop = on_stop
         self._max_message_chars = max_message_chars
         self._context: str | None = None  # the client's name for the utterance being written
         self._context_key: UtteranceKey | None = None
@@ -107,6 +122,7 @@ class Dialogue:
         elif isinstance(message, wire.StopMessage):
             self._retire_context()
             session.stop(message.reason or message.type, message.played_samples)
+            self._on_stop()
         elif isinstance(message, wire.PlayedMessage):
             session.played(message.samples)
         elif isinstance(message, wire.PingMessage):
@@ -146,12 +162,13 @@ class Dialogue:
             self._retire_context()
 
     def _start(self, message: wire.StartMessage) -> None:
-        options = message.options()
+        options = self._shaped(message.options())
         if self.session.state is State.IDLE:
             replaced, self.session = self.session, self._hub.open(options, replaces=self.session)
             while (item := replaced.poll()) is not None:  # what it had left to say: receipts, acknowledgements
                 if not isinstance(item, PcmFrame):
                     self._answer(self.told(item))
+            self._on_stop()
         else:
             params = self._hub.params(options)
             if self._hub.voices.get(params.voice).engine != self._hub.voices.get(self.session.params.voice).engine:

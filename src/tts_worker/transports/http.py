@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from tts_worker import __version__
 from tts_worker.errors import ErrorCode, ErrorInfo, TTSWorkerError
 from tts_worker.metrics import Metrics
 from tts_worker.session.hub import SessionHub
-from tts_worker.transports import cartesia, cosyvoice_http, elevenlabs, openai, ray_cosyvoice, wire
+from tts_worker.settings import WebRtcSettings
+from tts_worker.transports import cartesia, cosyvoice_http, elevenlabs, openai, ray_cosyvoice, webrtc, wire
 from tts_worker.transports.contexts import SocketLimits
 from tts_worker.transports.responses import error_response
 from tts_worker.transports.security import Gate
@@ -45,6 +46,7 @@ class HttpConfig:
     max_message_chars: int = 100_000
     send_timeout_s: float = 10.0
     web_page: bool = True
+    webrtc: WebRtcSettings = field(default_factory=WebRtcSettings)
 
 
 def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig) -> ASGIApp:
@@ -82,6 +84,10 @@ def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig) -> ASGIApp
     dialects = SocketLimits(config.max_message_chars, config.send_timeout_s)
     app.include_router(cartesia.router(hub, dialects, max_input_chars=config.max_input_chars))
     app.include_router(elevenlabs.router(hub, dialects, max_input_chars=config.max_input_chars))
+    if config.webrtc.enabled:
+        app.include_router(
+            webrtc.router(hub, config.webrtc, max_message_chars=config.max_message_chars, web_page=config.web_page)
+        )
     if config.web_page:
         _add_page(app)
     return Gate(

@@ -8,6 +8,7 @@ in ``docs/protocol.md``.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -126,6 +127,14 @@ def parse_client_message(raw: str) -> ClientMessage:
         return _CLIENT_MESSAGE.validate_python(data)
     except ValidationError as error:
         raise InvalidRequest(explain(error, skip=1)) from None
+
+
+def parse_start(fields: Mapping[str, Any]) -> StartMessage:
+    """The fields of a ``start``, where a session begins with something else than a message. Raises InvalidRequest."""
+    try:
+        return StartMessage.model_validate({**fields, "type": "start"})
+    except ValidationError as error:
+        raise InvalidRequest(explain(error)) from None
 
 
 def explain(error: ValidationError, *, skip: int = 0) -> str:

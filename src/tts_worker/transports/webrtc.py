@@ -1,0 +1,125 @@
+"""``POST /webrtc/offer``: a browser's offer becomes a peer with a session; and the page that shows it.
+
+Owns the route, the number of peers and what a refusal looks like. The connection itself is ``webrtc_peer``'s, which is
+imported with the first offer: it needs the extra "webrtc".
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.responses import FileResponse, JSONResponse, Response
+
+from tts_worker.errors import HTTP_STATUS, InvalidRequest, MissingExtra, OverCapacity, TTSWorkerError
+from tts_worker.session.hub import SessionHub
+from tts_worker.settings import WebRtcSettings
+from tts_worker.transports import wire
+from tts_worker.transports.responses import error_response
+
+if TYPE_CHECKING:
+    from tts_worker.transports.webrtc_peer import Peer
+
+_PAGE = Path(__file__).parent / "page_webrtc"
+_PAGE_POLICY = "default-src 'self'; media-src 'self' blob: mediastream:; base-uri 'none'"
+_RETRY_AFTER_S = 1.0
+
+
+class Offer(BaseModel):
+    """``session``: the fields of a ``start`` message."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    sdp: str = Field(max_length=200_000)
+    type: Literal["offer"]
+    session: dict[str, Any] = Field(default_factory=dict)
+
+
+class Peers:
+    """The peers of this process. Building it imports what the extra brings; raises MissingExtra."""
+
+    def __init__(self, hub: SessionHub, settings: WebRtcSettings, *, max_message_chars: int) -> None:
+        try:
+            from tts_worker.transports import webrtc_peer
+        except ModuleNotFoundError as error:
+            if error.name not in ("aiortc", "av"):
+                raise
+            raise MissingExtra("WebRTC", "webrtc") from None
+        self._parts = webrtc_peer
+        self._hub = hub
+        self._most = settings.max_peers
+        self._limits = webrtc_peer.PeerLimits(
+            connect_timeout_s=settings.connect_timeout_s,
+            silence_timeout_s=settings.silence_timeout_s,
+            max_message_chars=max_message_chars,
+            ice_servers=tuple(
+                webrtc_peer.IceServer(
+                    server.urls,
+                    server.username,
+                    server.credential.get_secret_value() if server.credential is not None else None,
+                )
+                for server in settings.ice_servers
+            ),
+        )
+        self._peers: set[Peer] = set()
+        self._joining = 0
+
+    async def join(self, offer: Offer) -> dict[str, Any]:
+        """Answer an offer. Raises OverCapacity, InvalidRequest and what ``hub.admit`` raises; nothing is held then."""
+        options = self._parts.for_a_track(wire.parse_start(offer.session).options())
+        if len(self._peers) + self._joining >= self._most:
+            raise OverCapacity(f"all {self._most} WebRTC peers are taken", retry_after_s=_RETRY_AFTER_S)
+        self._joining += 1
+        try:
+            session = await self._hub.admit(options)
+            try:
+                peer = self._parts.Peer(self._hub, session, self._limits, self._peers.discard)
+            except BaseException:
+                session.close("failed")
+                raise
+            self._peers.add(peer)
+        finally:
+            self._joining -= 1
+        return {"type": "answer", "sdp": await peer.answer(offer.sdp), "session": session.id}
+
+
+def router(hub: SessionHub, settings: WebRtcSettings, *, max_message_chars: int, web_page: bool) -> APIRouter:
+    """The route over ``hub``, and the page at ``/webrtc``."""
+    routes = APIRouter()
+    peers: list[Peers] = []  # built with the first offer
+
+    @routes.post("/webrtc/offer", summary="A WebRTC offer: sound on a track, the worker's protocol on a data channel")
+    async def offer(request: Request) -> Response:
+        try:
+            wanted = _parse(await request.body())
+            if not peers:
+                peers.append(Peers(hub, settings, max_message_chars=max_message_chars))
+            return JSONResponse(await peers[0].join(wanted))
+        except InvalidRequest as error:
+            return error_response(error.info, 422)
+        except TTSWorkerError as error:
+            return error_response(error.info, HTTP_STATUS[error.code])
+
+    if web_page:
+
+        @routes.get("/webrtc", include_in_schema=False)
+        async def page() -> Response:
+            return FileResponse(_PAGE / "index.html", headers={"Content-Security-Policy": _PAGE_POLICY})
+
+        @routes.get("/webrtc/webrtc.js", include_in_schema=False)
+        async def script() -> Response:
+            return FileResponse(_PAGE / "webrtc.js", headers={"Cache-Control": "no-cache"})
+
+    return routes
+
+
+def _parse(body: bytes) -> Offer:
+    try:
+        return Offer.model_validate(json.loads(body))
+    except ValidationError as error:
+        raise InvalidRequest(wire.explain(error)) from None
+    except (ValueError, RecursionError):
+        raise InvalidRequest("the body is not valid JSON") from None
