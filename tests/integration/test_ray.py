@@ -150,15 +150,20 @@ async def talking(cluster: Cluster) -> AsyncIterator[Talk]:
 
 
 async def talks_on(stack: AsyncExitStack, cluster: Cluster, replicas: int, each: int) -> dict[str, list[Talk]]:
-    """So many conversations on each of so many replicas."""
+    """So many conversations on each of so many replicas; Ray decides which one gets which."""
     found: dict[str, list[Talk]] = {}
     with anyio.fail_after(60):
         while len(found) < replicas or min(map(len, found.values())) < each:
             try:
-                talk = await stack.enter_async_context(talking(cluster))
+                own = AsyncExitStack()
+                talk = await own.enter_async_context(talking(cluster))
             except (OSError, ConnectionClosed):
                 continue  # a replica that is just coming or going
-            found.setdefault(talk.replica, []).append(talk)
+            if len(found.setdefault(talk.replica, [])) < each:
+                found[talk.replica].append(talk)
+                stack.push_async_callback(own.aclose)
+            else:
+                await own.aclose()
     return found
 
 
@@ -176,6 +181,13 @@ async def expected(text: str) -> bytes:
                 break
         session.close()
     return bytes(pcm)
+
+
+def running_replicas() -> int:
+    from ray import serve
+
+    states = serve.status().applications["tts-worker"].deployments["worker"].replica_states
+    return sum(count for state, count in states.items() if state == "RUNNING")
 
 
 async def live_sessions(client: httpx.AsyncClient) -> float:
@@ -286,15 +298,17 @@ async def test_an_update_lets_running_turns_end(cluster: Cluster) -> None:
 
 
 async def test_more_sessions_bring_more_replicas(cluster: Cluster) -> None:
-    scaling = {
-        "min_replicas": 1, "max_replicas": 2, "target_sessions": 2, "look_back_s": 1, "upscale_delay_s": 0,
-    }  # fmt: skip
-    await cluster.deploy(ray=scaling)
+    delays = {"look_back_s": 1, "upscale_delay_s": 0, "downscale_delay_s": 0}
+    await cluster.deploy(ray={"min_replicas": 1, "max_replicas": 2, "target_sessions": 2, **delays})
+    with anyio.fail_after(30):
+        while running_replicas() != 1:  # noqa: ASYNC110  (Ray decides, nothing tells when)
+            await asyncio.sleep(0.05)
     async with AsyncExitStack() as stack:
         first = await talks_on(stack, cluster, 1, 1)
         held = await talks_on(stack, cluster, 1, 6)
         assert set(held) >= set(first)
         await talks_on(stack, cluster, 2, 1)
+        assert running_replicas() == 2
 
 
 async def test_the_command_deploys_drains_and_leaves_the_cluster_to_others(cluster: Cluster) -> None:
