@@ -83,6 +83,9 @@ def test_all_sound_is_played_once_in_order_whatever_pauses(frames: int, rest: in
         while playout.hungry and pieces:
             playout.push(pieces.pop(0))
             assert playout.held_ms <= 40.0
+        if not pieces:
+            playout.end()  # the end comes with the last of the sound
+            assert playout.held_ms <= 40.0
         if data.draw(st.booleans()):
             held = playout.held_ms
             playout.hold()
@@ -92,7 +95,6 @@ def test_all_sound_is_played_once_in_order_whatever_pauses(frames: int, rest: in
         assert frame is not None
         assert len(frame) == 2 * TRACK_FRAME_SAMPLES
         heard += frame
-    playout.end()
     heard += drained(playout)
     resampler = Resampler(24_000, 48_000)
     whole = np.frombuffer(resampler.process(sound) + resampler.flush(), "<i2").astype(int)
@@ -102,7 +104,7 @@ def test_all_sound_is_played_once_in_order_whatever_pauses(frames: int, rest: in
     risen = np.abs(played[: len(whole)]) <= np.abs(whole)
     assert (same | risen).all()
     assert same.mean() > 0.7 or len(whole) < 2_000
-    assert not played[len(whole) + 240 :].any(), "silence, after a fade of 5 ms"
+    assert not played[len(whole) + 480 :].any(), "silence, after a fade of 5 ms, or two where a frame ended in it"
     assert playout.take() is None
 
 

@@ -101,25 +101,23 @@ class Peer:
         return description
 
     async def _negotiate(self, sdp: str) -> str:
-        try:
-            await self._connection.setRemoteDescription(RTCSessionDescription(sdp, "offer"))
-        except Exception:  # the parser raises whatever it stumbles over
-            raise InvalidRequest("the SDP cannot be understood") from None
-        transceivers = [t for t in self._connection.getTransceivers() if t.kind == "audio"]
-        if not transceivers or self._connection.sctp is None:
-            raise InvalidRequest("the offer needs an audio line and a data channel")
+        if "a=fingerprint:" not in sdp or "a=ice-ufrag:" not in sdp:
+            raise InvalidRequest("the SDP needs a DTLS fingerprint and ICE credentials")
+        connection = self._connection
+        ours = connection.addTransceiver(self._track, direction="sendonly")
         opus = [codec for codec in RTCRtpSender.getCapabilities("audio").codecs if codec.mimeType == "audio/opus"]
-        transceivers[0].setCodecPreferences(opus)
-        self._connection.addTrack(self._track)
-        for transceiver in self._connection.getTransceivers():
-            transceiver.direction = "sendonly" if transceiver is transceivers[0] else "inactive"
+        ours.setCodecPreferences(opus)
         try:
-            await self._connection.setLocalDescription(await self._connection.createAnswer())
-        except Exception:
-            raise InvalidRequest("the offer cannot be answered: its audio must be Opus") from None
-        if transceivers[0].currentDirection != "sendonly":
-            raise InvalidRequest("the offer must take audio (recvonly or sendrecv)")
-        return str(self._connection.localDescription.sdp)
+            await connection.setRemoteDescription(RTCSessionDescription(sdp, "offer"))
+            for transceiver in connection.getTransceivers():
+                if transceiver is not ours:
+                    transceiver.direction = "inactive"
+            await connection.setLocalDescription(await connection.createAnswer())
+        except Exception:  # the parser raises whatever it stumbles over
+            raise InvalidRequest("the SDP cannot be understood, or its audio is not Opus") from None
+        if connection.sctp is None or ours.currentDirection != "sendonly":
+            raise InvalidRequest("the offer needs a data channel and audio that it takes (recvonly or sendrecv)")
+        return str(connection.localDescription.sdp)
 
     def end(self) -> None:
         """Let the peer go; ``on_end`` follows."""
@@ -181,6 +179,8 @@ class Peer:
 
     def _pull(self) -> bytes | None:
         """The next 20 ms for the track."""
+        if self._dialogue.session.state is State.CLOSED:
+            self.end()  # a drain, say
         self._advance()
         return self._playout.hold() if self._dialogue.session.state is State.PAUSED else self._playout.take()
 
