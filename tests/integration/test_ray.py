@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -33,11 +34,13 @@ from tests.behaviour.ways import Setup
 from tests.conftest import tone_settings
 from tts_worker.app import running_worker
 from tts_worker.client import connect
+from tts_worker.errors import ConfigError
 from tts_worker.session.hub import SessionOptions
 from tts_worker.settings import Settings
 from tts_worker.types import Ended, PcmFrame
 
 ray = pytest.importorskip("ray", reason="needs the extra 'ray'")
+serve = pytest.importorskip("ray.serve", reason="needs the extra 'ray'")
 
 pytestmark = [
     pytest.mark.ray,
@@ -80,8 +83,6 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    from ray import serve
-
     from tts_worker.transports import ray as ours
 
     before = set(psutil.Process().children(recursive=True))
@@ -184,8 +185,6 @@ async def expected(text: str) -> bytes:
 
 
 def running_replicas() -> int:
-    from ray import serve
-
     states = serve.status().applications["tts-worker"].deployments["worker"].replica_states
     return sum(count for state, count in states.items() if state == "RUNNING")
 
@@ -338,3 +337,16 @@ async def test_the_command_deploys_drains_and_leaves_the_cluster_to_others(clust
     finally:
         if process.returncode is None:
             process.kill()
+
+
+def test_rays_own_command_line_gets_the_application(tmp_path: Path) -> None:
+    from tts_worker.transports.ray import app
+
+    file = tmp_path / "ray.yaml"
+    file.write_text("ray: {max_replicas: 3, gpus_per_replica: 0.5}\nsession: {max_sessions: 10}\n")
+    assert isinstance(app({"config": str(file)}), serve.Application)
+    with pytest.raises(ConfigError, match="confg"):
+        app({"confg": str(file)})
+    file.write_text("ray: {min_replicas: 3, max_replicas: 2}\n")
+    with pytest.raises(ConfigError, match="ray: max_replicas"):
+        app({"config": str(file)})

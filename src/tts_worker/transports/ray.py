@@ -19,7 +19,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
 from starlette.types import ASGIApp
 
 from tts_worker.app import Worker, create_application
@@ -102,17 +101,11 @@ def _scaling(replicas: RaySettings, max_sessions: int) -> dict[str, Any]:
     }
 
 
-class AppArguments(BaseModel):
-    """``serve run tts_worker.transports.ray:app config=FILE``."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    config: Path | None = None
-
-
-def app(arguments: AppArguments) -> Application:
-    """What ``serve run`` and ``serve build`` look for. Raises ConfigError."""
-    return application(load_settings(arguments.config))
+def app(arguments: dict[str, str]) -> Application:
+    """What ``serve run tts_worker.transports.ray:app config=FILE`` looks for. Raises ConfigError."""
+    if unknown := set(arguments) - {"config"}:
+        raise ConfigError(f"there is no argument {', '.join(sorted(unknown))}: only config=FILE; see configs/ray.yaml")
+    return application(load_settings(Path(arguments["config"]) if "config" in arguments else None))
 
 
 # -- without Ray's own command line -----------------------------------------------------------------------------------
