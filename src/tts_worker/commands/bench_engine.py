@@ -16,7 +16,7 @@ from time import perf_counter, process_time
 import numpy as np
 import torch
 
-from tts_worker.benchmarks.stats import Figure, percentile, show
+from tts_worker.benchmarks.stats import Figure, percentile, rss_mb, show
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.streaming.engine import CosyVoiceEngine
 from tts_worker.engine.streaming.load import LoadOptions, load_engine
@@ -26,6 +26,7 @@ from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Audio,
     Boundary,
+    Cancel,
     Credit,
     Done,
     EndText,
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt-tokens", type=int, default=125, help="of the made-up voice (default 125: 5 s)")
     parser.add_argument("--sessions", type=int, default=1, help="that listen in real time, at once (default 1)")
     parser.add_argument("--session-seconds", type=float, default=6.0, help="of sound for each of them (default 6)")
+    parser.add_argument("--cancels", type=int, default=0, help="calls that are cancelled at random points (default 0)")
     parser.add_argument("--repeats", type=int, default=5, help="medians and minima are told (default 5)")
     parser.add_argument("--first-tokens", type=int, default=8, help="before the first boundary (default 8)")
     parser.add_argument("--memory-gb", type=float, help="for what is being spoken (default: what suits the device)")
@@ -90,6 +92,8 @@ def run(args: argparse.Namespace) -> int:
     figures |= bench.speed(args.seconds, args.repeats)
     figures |= bench.growth(args.growth_seconds, args.repeats)
     figures |= bench.unbroken(args.seconds, args.repeats)
+    if args.cancels > 0:
+        figures |= bench.cancels(args.cancels)
     if args.sessions > 1:
         figures |= bench.sessions(args.sessions, args.session_seconds)
     show(figures, args.json)
@@ -303,6 +307,30 @@ class Bench:
             "sessions_with_a_hole": sum(hole > 0 for hole in holes),
             "sessions_hole_p99_ms": _rounded(percentile(holes, 99)),
             "sessions_audio_s_per_s": _rounded(count * seconds / wall_s, 2),
+        }
+
+    def _device_bytes(self) -> int:
+        return 0 if self.engine.info.device == "cpu" else int(torch.cuda.memory_allocated())
+
+    def cancels(self, count: int) -> dict[str, Figure]:
+        """Calls that end at random points of the pipeline: what is left of them in memory."""
+        engine, rng = self.engine, np.random.default_rng(11)
+        self._say = forced_tokens(100, 8).tolist()
+        before_mb, before_bytes = 0.0, 0
+        for turn in range(count):
+            if turn == count // 10:  # by then everything that is kept for good is there
+                before_mb, before_bytes = rss_mb(), self._device_bytes()
+            key = self._open(int(rng.integers(0, 60_000)))
+            for _ in range(int(rng.integers(0, 16))):
+                engine.step(perf_counter())
+            engine.handle(Cancel(key))
+        while engine.has_work:
+            engine.step(perf_counter())
+        return {
+            "cancels": count,
+            "cancels_rss_growth_mb": _rounded(rss_mb() - before_mb),
+            "cancels_device_growth_mb": _rounded((self._device_bytes() - before_bytes) / 1e6),
+            "cancels_left": engine.live,
         }
 
 
