@@ -28,3 +28,23 @@ bench:
 fix:
     .venv/bin/ruff check --fix .
     .venv/bin/ruff format .
+
+# a worker for every GPU of this machine, each on ports of its own, registered in REDIS; Ctrl-C drains all
+gpu-workers config="configs/cosyvoice3.yaml" redis="redis://127.0.0.1:6379/0":
+    #!/usr/bin/env bash
+    set -euo pipefail
+    trap 'kill -TERM $(jobs -p) 2>/dev/null; wait' INT TERM
+    for gpu in $(nvidia-smi --query-gpu=index --format=csv,noheader); do
+        CUDA_VISIBLE_DEVICES=$gpu .venv/bin/tts-worker serve --config {{config}} --port $((8080 + gpu)) \
+            --set grpc.enabled=true --set grpc.port=$((7002 + gpu)) --set registry.url={{redis}} &
+    done
+    wait
+
+# replicas of Ray Serve behind http://127.0.0.1:8080
+ray *args:
+    .venv/bin/python -m pip install --quiet -c constraints.txt -e ".[ray]"
+    .venv/bin/tts-worker serve --ray --config configs/ray.yaml {{args}}
+
+# Redis and a CPU worker in containers; `just compose --profile gpu` adds CosyVoice
+compose *args:
+    docker compose {{args}} up --build
