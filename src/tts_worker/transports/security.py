@@ -18,7 +18,7 @@ from tts_worker.errors import HTTP_STATUS, Forbidden, InvalidRequest, TextTooLon
 from tts_worker.settings import is_loopback
 from tts_worker.transports.responses import error_response
 
-OPEN_PATHS = ("/", "/health/live", "/health/ready")
+OPEN_PATHS = ("/", "/webrtc", "/health/live", "/health/ready")
 OPEN_FOLDER = "/static/"
 """Served without a key: they hold nothing of anybody."""
 

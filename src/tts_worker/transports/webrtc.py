@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from tts_worker.errors import HTTP_STATUS, InvalidRequest, MissingExtra, OverCapacity, TTSWorkerError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _PAGE = Path(__file__).parent / "page_webrtc"
 _PAGE_POLICY = "default-src 'self'; media-src 'self' blob: mediastream:; base-uri 'none'"
+_SCRIPTS = ("app.js", "gauge.js", "gauge-worklet.js", "peer.js")
 _RETRY_AFTER_S = 1.0
 
 
@@ -109,9 +111,11 @@ def router(hub: SessionHub, settings: WebRtcSettings, *, max_message_chars: int,
         async def page() -> Response:
             return FileResponse(_PAGE / "index.html", headers={"Content-Security-Policy": _PAGE_POLICY})
 
-        @routes.get("/webrtc/webrtc.js", include_in_schema=False)
-        async def script() -> Response:
-            return FileResponse(_PAGE / "webrtc.js", headers={"Cache-Control": "no-cache"})
+        @routes.get("/static/webrtc/{name}", include_in_schema=False)
+        async def script(name: str) -> Response:
+            if name not in _SCRIPTS:
+                raise HTTPException(404)
+            return FileResponse(_PAGE / name, headers={"Cache-Control": "no-cache"})
 
     return routes
 

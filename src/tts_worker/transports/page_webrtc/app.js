@@ -1,0 +1,141 @@
+/** The page: connects, speaks, stops by click or by voice, and shows how long each took. */
+
+import { Ear } from "/static/ear.js";
+import { Gauge } from "./gauge.js";
+import { Peer } from "./peer.js";
+
+/** After a stop was acknowledged, whatever is still on its way has been heard by then. */
+const SETTLED_MS = 400;
+
+const at = (id) => document.getElementById(id);
+const audio = new Audio();
+let peer = null;
+let gauge = null;
+let askedS = null; // when speech was asked for and has not been heard
+let stopping = null; // {s, ms}: when a stop was sent
+let speaking = false;
+let paused = false;
+
+const ear = new Ear({
+  speech: () => speaking && stop("barge-in"),
+  level: () => {},
+  lost: (text) => show("problem", text),
+});
+
+function show(id, text) {
+  at(id).textContent = text;
+}
+
+function enable(connected) {
+  for (const id of ["speak", "pause", "stop", "ear"]) at(id).disabled = !connected;
+  show("connect", connected ? "Disconnect" : "Connect");
+}
+
+async function connect() {
+  show("problem", "");
+  show("state", "Connecting");
+  gauge = new Gauge((atS) => {
+    if (askedS === null) return;
+    show("first-sound", `${Math.round((atS - askedS) * 1000)} ms`);
+    askedS = null;
+  });
+  const own = new Peer({
+    message: told,
+    sound: (stream) => {
+      audio.srcObject = stream; // without an element that plays it, Chromium gives a remote stream to nobody
+      audio.play();
+      gauge.listen(stream);
+    },
+    lost: (reason) => {
+      disconnect();
+      show("problem", reason);
+    },
+  });
+  peer = own;
+  try {
+    await own.open({}, at("key").value);
+  } catch (error) {
+    if (peer !== own) return;
+    disconnect();
+    show("problem", error.message);
+  }
+}
+
+function disconnect() {
+  peer?.close();
+  gauge?.close();
+  ear.close();
+  audio.srcObject = null;
+  peer = gauge = askedS = stopping = null;
+  speaking = paused = false;
+  at("ear").checked = false;
+  enable(false);
+  show("state", "Not connected");
+}
+
+function told(message) {
+  if (message.type === "ready") {
+    enable(true);
+    show("state", `Connected, voice ${message.voice}`);
+  } else if (message.type === "started") {
+    speaking = true;
+    show("said", "");
+  } else if (message.type === "words") {
+    at("said").append(message.words.map((word) => `${word.text} `).join(""));
+  } else if (["done", "truncated", "error", "stopped"].includes(message.type)) {
+    if (message.type === "stopped") stopped();
+    speaking = false;
+    if (message.type === "error") show("problem", message.message);
+  } else if (message.type === "rejected") {
+    show("problem", message.message);
+  } else if (["paused", "resumed"].includes(message.type)) {
+    paused = message.type === "paused" && message.applied;
+    show("pause", paused ? "Resume" : "Pause");
+  }
+}
+
+function speak() {
+  if (speaking) stop("new text");
+  show("problem", "");
+  askedS = gauge.now;
+  peer.send({ type: "text", text: at("text").value, end: true });
+}
+
+function stop(reason) {
+  stopping = { s: gauge.now, ms: performance.now() };
+  askedS = null;
+  paused = false;
+  show("pause", "Pause");
+  peer.send({ type: "stop", reason });
+}
+
+async function stopped() {
+  if (stopping === null) return;
+  const { s, ms } = stopping;
+  const [own, meter] = [peer, gauge];
+  stopping = null;
+  show("stop-told", `${Math.round(performance.now() - ms)} ms`);
+  await new Promise((resolve) => setTimeout(resolve, SETTLED_MS));
+  if (peer !== own || stopping !== null || speaking) return;
+  const heardMs = Math.max(0, ((await meter.lastLoud()) - s) * 1000);
+  show("stop-heard", `${Math.round(heardMs)} ms`);
+  const jitterMs = await own.jitterMs();
+  if (jitterMs !== null) show("jitter", `${Math.round(jitterMs)} ms`);
+}
+
+at("connect").onclick = () => (peer === null ? connect() : disconnect());
+at("speak").onclick = speak;
+at("pause").onclick = () => peer.send({ type: paused ? "resume" : "pause" });
+at("stop").onclick = () => stop("stop");
+at("ear").onchange = async () => {
+  if (!at("ear").checked) {
+    ear.close();
+    return;
+  }
+  try {
+    await ear.open();
+  } catch (error) {
+    at("ear").checked = false;
+    show("problem", error.message);
+  }
+};
