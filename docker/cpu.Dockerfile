@@ -1,4 +1,4 @@
-# The worker with the built-in CPU voice; gRPC and the registry are in. About 600 MB, no compiler, no torch.
+# The worker with the built-in CPU voice; gRPC and the registry are in. 280 MB of packages, no compiler, no torch.
 #   docker build -f docker/cpu.Dockerfile -t tts-worker:cpu .
 # EXTRAS chooses more, such as grpc,redis,ray.
 FROM python:3.12-slim
