@@ -155,15 +155,25 @@ async def test_a_stop_that_comes_too_late_does_not_end_the_next_turn(browser: Br
 
     def delay(route: WebSocketRoute) -> None:
         server = route.connect_to_server()
-        held: list[str | bytes] = []
+        crossing: dict[str, str | bytes] = {}  # the first end of a turn and the first stop meet on their way
+
+        def cross(kind: str, raw: str | bytes) -> None:
+            crossing[kind] = raw
+            if len(crossing) == 2:
+                route.send(crossing["done"])
+                server.send(crossing["stop"])
 
         def from_page(raw: str | bytes) -> None:
-            (held.append if json.loads(raw)["type"] == "stop" else server.send)(raw)
+            if json.loads(raw)["type"] == "stop":
+                cross("stop", raw)
+            else:
+                server.send(raw)
 
         def from_worker(raw: str | bytes) -> None:
-            route.send(raw)
-            if isinstance(raw, str) and json.loads(raw)["type"] == "done" and held:
-                server.send(held.pop())
+            if isinstance(raw, str) and json.loads(raw)["type"] == "done" and "done" not in crossing:
+                cross("done", raw)
+            else:
+                route.send(raw)
 
         route.on_message(from_page)
         server.on_message(from_worker)
