@@ -1,0 +1,30 @@
+"""Every setting, in one tree: YAML file < environment < command-line flags.
+
+Read once, in ``app.py`` or ``cli.py``; everybody else gets the part they need. A wrong value is a ConfigError whose
+message names the key. Environment: ``TTS_WORKER_SERVER__PORT=9000`` sets ``server.port``.
+"""
+
+from tts_worker.settings.engines import (
+    CosyVoiceEngineSettings,
+    EngineSettings,
+    HibariEngineSettings,
+    ToneEngineSettings,
+)
+from tts_worker.settings.load import load_settings, read_yaml
+from tts_worker.settings.sections import GrpcSettings, RaySettings, TextSettings, WebRtcSettings, is_loopback
+from tts_worker.settings.tree import Settings
+
+__all__ = [
+    "CosyVoiceEngineSettings",
+    "EngineSettings",
+    "GrpcSettings",
+    "HibariEngineSettings",
+    "RaySettings",
+    "Settings",
+    "TextSettings",
+    "ToneEngineSettings",
+    "WebRtcSettings",
+    "is_loopback",
+    "load_settings",
+    "read_yaml",
+]

@@ -1,0 +1,57 @@
+"""The settings of an engine, by its kind. A new engine adds its class and its place in ``EngineSettings``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tts_worker.settings.sections import Section
+
+
+class HibariEngineSettings(Section):
+    kind: Literal["hibari"] = "hibari"
+    max_utterances: int = Field(64, ge=1)
+    threads: int = Field(1, ge=1, le=64)
+
+
+class ToneEngineSettings(Section):
+    kind: Literal["tone"] = "tone"
+    max_utterances: int = Field(256, ge=1)
+    ms_per_char: int = Field(60, ge=1, le=1_000)
+    chunk_ms: int = Field(100, ge=1, le=5_000)
+    cost_per_audio_s: float = Field(0.0, ge=0, le=10)
+
+
+class CosyVoiceEngineSettings(Section):
+    """``bundle``: the model directory; ``voices``: stored voices (default: inside it). ``device``: ``auto`` is CUDA
+    where there is one. ``half``: bfloat16 for the language model and the flow (default: on CUDA). ``threads``: of the
+    CPU, None leaves it to PyTorch. ``backend``: what runs flow estimator and vocoder; ``onnx`` takes the graphs that
+    ``tts-worker export onnx`` wrote. ``memory_gb``: for the past of all that is being spoken. The others are those of
+    ``tts_worker.engine.streaming.config.StreamingConfig``; None takes what suits the device."""
+
+    kind: Literal["cosyvoice"] = "cosyvoice"
+    bundle: Path
+    voices: Path | None = None
+    rl: bool = False
+    device: str = Field("auto", pattern=r"auto|cpu|cuda(:\d+)?")
+    half: bool | None = None
+    threads: int | None = Field(None, ge=1, le=256)
+    backend: Literal["torch", "onnx"] = "torch"
+    graphs: bool = True
+    max_utterances: int | None = Field(None, ge=1, le=4_096)
+    text_mode: Literal["clause", "interleaved"] = "clause"
+    first_tokens: int = Field(8, ge=1, le=25)
+    context_tokens: int = Field(250, ge=0, le=2_000)
+    max_passage_s: int = Field(30, ge=4, le=240)
+    memory_gb: float | None = Field(None, gt=0)
+    cached_voices: int = Field(4, ge=1, le=1_000)
+    decode_batch: int | None = Field(None, ge=1, le=512)
+    render_batch: int | None = Field(None, ge=1, le=64)
+    smooth_start: bool = True
+
+
+EngineSettings = Annotated[
+    HibariEngineSettings | ToneEngineSettings | CosyVoiceEngineSettings, Field(discriminator="kind")
+]

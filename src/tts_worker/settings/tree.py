@@ -1,0 +1,94 @@
+"""All sections together, and what one section may demand of another."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from tts_worker.settings.engines import (
+    CosyVoiceEngineSettings,
+    EngineSettings,
+    HibariEngineSettings,
+    ToneEngineSettings,
+)
+from tts_worker.settings.sections import (
+    GrpcSettings,
+    ModelSettings,
+    RaySettings,
+    RegistrySettings,
+    Seconds,
+    ServerSettings,
+    SessionSettings,
+    TextSettings,
+    VoiceSettings,
+    WebRtcSettings,
+    is_loopback,
+)
+
+ENV_PREFIX = "TTS_WORKER_"
+
+
+def _default_engines() -> dict[str, HibariEngineSettings | ToneEngineSettings | CosyVoiceEngineSettings]:
+    return {"hibari": HibariEngineSettings()}
+
+
+class Settings(BaseSettings):
+    """The settings of a worker. ``engines``: what runs in this process, by name."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        nested_model_default_partial_update=True,
+    )
+
+    server: ServerSettings = ServerSettings()
+    session: SessionSettings = SessionSettings()
+    grpc: GrpcSettings = GrpcSettings()
+    registry: RegistrySettings = RegistrySettings()
+    webrtc: WebRtcSettings = WebRtcSettings()
+    text: TextSettings = TextSettings()
+    voices: VoiceSettings = VoiceSettings()
+    engines: dict[str, EngineSettings] = Field(default_factory=_default_engines, min_length=1)
+    models: ModelSettings = ModelSettings()
+    ray: RaySettings = RaySettings()
+    hang_timeout_s: Seconds = 30.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+
+    @model_validator(mode="after")
+    def _check_models(self) -> Settings:
+        models = self.models
+        for key, names in (("preload", models.preload or ()), ("default", (models.default,))):
+            for name in names:
+                if name is not None and name not in self.engines:
+                    raise ValueError(f"models.{key}: there is no engine {name!r}; there are: {', '.join(self.engines)}")
+        preloaded = {self.default_engine, *(models.preload or ())}
+        if models.preload is not None and models.resident_cap is not None and len(preloaded) > models.resident_cap:
+            raise ValueError(f"models.preload has more than models.resident_cap = {models.resident_cap} engines")
+        return self
+
+    @property
+    def default_engine(self) -> str:
+        """The engine that is always there."""
+        return self.models.default or (self.models.preload or tuple(self.engines))[0]
+
+    @model_validator(mode="after")
+    def _guard_grpc(self) -> Settings:
+        server, grpc = self.server, self.grpc
+        if grpc.enabled and not is_loopback(grpc.host) and not server.api_keys and not server.allow_unauthenticated:
+            raise ValueError(
+                f"grpc.host {grpc.host} is reachable from outside: set server.api_keys, or "
+                "server.allow_unauthenticated: true if something in front of the worker checks who calls"
+            )
+        for name, model in grpc.models.items():
+            if model.engine not in self.engines:
+                raise ValueError(f"grpc.models.{name}.engine: there is no engine {model.engine!r} in engines")
+        if self.registry.url is not None and not grpc.enabled:
+            raise ValueError("registry.url: a registered worker is reached over gRPC: set grpc.enabled: true")
+        if self.registry.url is not None and self.registry.address is None and grpc.host in ("0.0.0.0", "::"):
+            raise ValueError("registry.address: say where clients reach this worker, such as 10.0.0.5:7002")
+        return self
