@@ -131,6 +131,8 @@ class Speaking:
         """Nobody listens any more."""
         if self.session.state is not State.CLOSED and not self.finished:
             self.session.stop(reason, self._form.to_engine(self.emitted_samples))
+            while self.session.poll() is not None:
+                pass  # nobody will ask for its end; the metrics hear of it now and not with the next utterance
         self._forget()
         self.finished = True
 
