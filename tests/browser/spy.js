@@ -1,6 +1,6 @@
 // Runs before the page's own scripts: hears what its audio graph plays, sees when words light up and buttons are used.
 {
-  const spy = (globalThis.spy = { quanta: [], lit: [], clicks: [], contexts: [] });
+  const spy = (globalThis.spy = { quanta: [], lit: [], clicks: [], problems: [], contexts: [] });
 
   // Posts every quantum that is not silent, with its place on the audio clock.
   const TAP = `registerProcessor("tap", class extends AudioWorkletProcessor {
@@ -40,4 +40,11 @@
       }
     }
   }).observe(document, { subtree: true, attributeFilter: ["class"], attributeOldValue: true });
+
+  // A problem may be over before a test looks.
+  new MutationObserver((records) => {
+    for (const { target } of records) {
+      if (target.id === "problem" && target.textContent) spy.problems.push(target.textContent);
+    }
+  }).observe(document, { subtree: true, childList: true });
 }

@@ -119,6 +119,10 @@ class Studio:
         shown = await self.at(name).text_content()
         assert shown == text, f"{name} shows {shown!r}, not {text!r}"
 
+    async def said(self, problem: str) -> None:
+        """Until that problem was shown, also if it is over by now."""
+        await self.until("text => spy.problems.includes(text)", problem)
+
     async def until_state(self, state: str) -> None:
         await self.shows("state", state)
 

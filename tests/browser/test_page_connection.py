@@ -207,7 +207,7 @@ async def test_a_stop_that_is_never_answered_ends_with_the_connection(browser: B
         await studio.speak(TEXT)
         await studio.until_heard(1_200)
         await studio.at("stop").click()
-        await studio.shows("problem", "The connection was lost: broken. Trying again …")
+        await studio.said("The connection was lost: broken. Trying again …")
         await studio.until_state("Ready")
         assert (await studio.at("status").inner_text()).startswith("Cut off. ")
 
