@@ -54,6 +54,7 @@ class Import:
     at_module_level: bool
 
 
+@cache
 def _modules() -> dict[str, Path]:
     names = {}
     for path in sorted(PACKAGE.rglob("*.py")):
