@@ -233,6 +233,7 @@ def test_bench_load(capsys: pytest.CaptureFixture[str]) -> None:
     figures = bench(capsys, "load", "--engine", "tone", "--sessions", "3", "--seconds", "1")
     assert figures["utterances"] == 3
     assert figures["audio_s"] == pytest.approx(3, abs=1)
+    assert 0 <= figures["underruns_unexplained"] <= figures["underruns"]
 
 
 def test_the_command_line_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:

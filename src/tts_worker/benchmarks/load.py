@@ -2,6 +2,7 @@
 
 Holes are those that a listener hears who begins to play with the first frame and has nothing but what was sent
 (``session.pacer``). ``continuity_c50``: the share of utterances whose longest hole is at most 50 ms.
+``underruns_unexplained``: holes while the machine did not stand still for everybody (``bystander``).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from tts_worker.app import Worker, running_worker
+from tts_worker.benchmarks.bystander import Bystander, explains
 from tts_worker.benchmarks.stats import Figure, percentile, rounded_ms, rss_mb
 from tts_worker.benchmarks.texts import paragraph
 from tts_worker.session.hub import SessionOptions
@@ -27,27 +29,33 @@ _STAGGER_S = 2.0
 class _Heard:
     longest_hole_s: list[float] = field(default_factory=list)  # per utterance
     first_audio_s: list[float] = field(default_factory=list)
-    underruns: int = 0
+    holes: list[tuple[float, float]] = field(default_factory=list)  # when it ended, how long it was
     audio_s: float = 0.0
 
 
 async def measure_load(settings: Settings, sessions: int, seconds: float) -> dict[str, Figure]:
     """``sessions`` listeners for ``seconds`` each; the utterance that is cut off at the end counts too."""
     heard = _Heard()
-    async with running_worker(settings) as worker:
+    async with Bystander() as bystander, running_worker(settings) as worker:
         cpu_before_s, began_s = _cpu_s(), perf_counter()
         await asyncio.gather(*(_listen(worker, index, sessions, seconds, heard) for index in range(sessions)))
         cpu_s, wall_s = _cpu_s() - cpu_before_s, perf_counter() - began_s
         memory_mb = rss_mb()
     utterances = len(heard.longest_hole_s)
+    spare_s = max(0.0, settings.session.lead_ms - settings.session.frame_ms) / 1000
+    by_machine = sum(explains(bystander.stalls, hole_s, ended_s, spare_s) for ended_s, hole_s in heard.holes)
+    stalled_s = [stall.end_s - stall.begin_s for stall in bystander.stalls]
     return {
         "utterances": utterances,
         "audio_s": round(heard.audio_s, 1),
-        "underruns": heard.underruns,
+        "underruns": len(heard.holes),
+        "underruns_unexplained": len(heard.holes) - by_machine,
         "underrun_p99_ms": rounded_ms(percentile(heard.longest_hole_s, 99)),
         "continuity_c50": round(sum(hole_s <= 0.05 for hole_s in heard.longest_hole_s) / utterances, 4),
         "first_audio_p50_ms": rounded_ms(percentile(heard.first_audio_s, 50)),
         "first_audio_p95_ms": rounded_ms(percentile(heard.first_audio_s, 95)),
+        "machine_stalls": len(stalled_s),
+        "machine_stall_max_ms": rounded_ms(max(stalled_s, default=None)),
         "cpu_percent": round(100 * cpu_s / wall_s, 1),
         "rss_mb": round(memory_mb, 1),
     }
@@ -63,18 +71,22 @@ async def _listen(worker: Worker, index: int, sessions: int, seconds: float, hea
     await asyncio.sleep(_STAGGER_S * index / sessions)
     session = worker.hub.open(SessionOptions(realtime=True, seed=index))
     until_s = perf_counter() + seconds
+    pacer, loop = session.pacer, asyncio.get_running_loop()
     try:
         while perf_counter() < until_s:
             began_s = perf_counter()
             session.speak(paragraph(rng, 3))
             session.end_text()
-            session.pacer.longest_underrun_s = 0.0
+            pacer.longest_underrun_s = 0.0
+            silent_s = pacer.underrun_s
             while not isinstance(item := await session.next(), Ended) and perf_counter() < until_s:
                 if isinstance(item, PcmFrame):
                     if item.index == 0:
                         heard.first_audio_s.append(perf_counter() - began_s)
                     heard.audio_s += item.samples / SAMPLE_RATE_HZ
-            heard.longest_hole_s.append(session.pacer.longest_underrun_s)
+                    if pacer.underrun_s > silent_s:
+                        heard.holes.append((loop.time(), pacer.underrun_s - silent_s))
+                        silent_s = pacer.underrun_s
+            heard.longest_hole_s.append(pacer.longest_underrun_s)
     finally:
-        heard.underruns += session.pacer.underruns
         session.close()

@@ -1,0 +1,53 @@
+"""Who made a hole: the worker, or the machine that stood still for everybody."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tts_worker.benchmarks.bystander import INTERVAL_S, Bystander, Stall, explains, stalls
+
+
+def test_a_sleeper_that_wakes_late_tells_from_when_to_when_nothing_moved() -> None:
+    now_s = 100.0
+    late_s = iter([0.0, 0.001, 0.12, 0.0])
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        assert seconds == INTERVAL_S
+        now_s += seconds + next(late_s)
+
+    found = stalls(lambda: now_s, sleep)
+    stall = next(found)
+    assert stall.end_s - stall.begin_s == pytest.approx(0.12)
+    assert stall.begin_s == pytest.approx(100.0 + 3 * INTERVAL_S + 0.001)
+    with pytest.raises(RuntimeError):  # the fourth was in time; there is no fifth
+        next(found)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 400), st.integers(1, 200)), max_size=5), st.integers(0, 300), st.integers(0, 200)
+)
+@settings(deadline=None)
+def test_a_hole_is_the_machine_s_if_it_stood_still_for_most_of_it(
+    seen: list[tuple[int, int]], hole_ms: int, spare_ms: int
+) -> None:
+    """Told again in whole milliseconds. Processors may stand still at the same time; that counts once."""
+    ended_ms = 400
+    window = range(ended_ms - hole_ms - spare_ms, ended_ms)
+    still = [ms for ms in window if any(begin <= ms < begin + length for begin, length in seen)]
+    assume(2 * len(still) != len(window))
+    found = [Stall(begin / 1000, (begin + length) / 1000) for begin, length in seen]
+    assert explains(found, hole_ms / 1000, ended_ms / 1000, spare_ms / 1000) == (2 * len(still) > len(window))
+
+
+def test_without_a_stall_the_hole_is_the_worker_s() -> None:
+    assert not explains([], 0.01, 5.0, 0.02)
+
+
+async def test_the_bystander_is_a_process_and_goes_away() -> None:
+    async with Bystander() as bystander:
+        assert bystander.process.returncode is None
+        assert all(stall.end_s > stall.begin_s for stall in bystander.stalls)
+    assert bystander.process.returncode is not None
