@@ -17,7 +17,7 @@ async def test_behaviour(way: str, name: str) -> None:
     if missing:
         pytest.skip(f"{way} has no words for: {', '.join(sorted(missing))}")
     async with over.enter(wanted.setup) as client:
-        await wanted.behave(Room(client, over.exact))
+        await wanted.behave(Room(client, over.exact, over.slow))
 
 
 def test_the_table_is_complete() -> None:

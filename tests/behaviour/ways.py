@@ -151,13 +151,25 @@ async def livekit(setup: Setup) -> AsyncIterator[Client]:
             await speaking.close()
 
 
+@asynccontextmanager
+async def cosyvoice(setup: Setup) -> AsyncIterator[Client]:
+    """In this process, with the real networks of CosyVoice for an engine."""
+    pytest.importorskip("torch", reason="needs the extra 'cosyvoice'")
+    from tests.behaviour.cosyvoice_way import cosyvoice_client
+
+    async with cosyvoice_client(setup) as client:
+        yield client
+
+
 @dataclass(frozen=True)
 class Way:
-    """``exact``: its sound is the worker's, byte for byte (no codec between). ``lacks``: what it has no words for."""
+    """``exact``: its sound is the worker's, byte for byte (no codec between). ``lacks``: what it has no words for.
+    ``slow``: its sound takes time to compute."""
 
     enter: Callable[[Setup], AbstractAsyncContextManager[Client]]
     exact: bool = True
     lacks: frozenset[str] = frozenset()
+    slow: bool = False
 
 
 WAYS: dict[str, Way] = {
@@ -165,5 +177,6 @@ WAYS: dict[str, Way] = {
     "ws": Way(websocket),
     "grpc": Way(over_grpc),
     "redis": Way(registered),
+    "cosyvoice": Way(cosyvoice, lacks=frozenset({"tone", "crowd", "hang"}), slow=True),
     "livekit": Way(livekit, False, frozenset({"spans", "surrogates", "flush", "played", "admission", "retryable"})),
 }

@@ -248,8 +248,9 @@ class CosyVoiceEngine:
 
         Raises EngineFault if the device no longer answers: then nothing that is on it can be trusted."""
         cause = fault.cause
-        ours = isinstance(cause, TTSWorkerError)
-        if not ours and not self._healthy():
+        # Without memory, looking whether the device answers would only fail for the same reason.
+        known = isinstance(cause, TTSWorkerError | MemoryError | torch.OutOfMemoryError)
+        if not known and not self._healthy():
             raise EngineFault(f"the device failed ({type(cause).__name__}) and no longer answers") from cause
         if isinstance(cause, torch.OutOfMemoryError):
             while self.parts.book.shrink(self.parts.pool):
