@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -32,6 +33,16 @@ async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> Non
 async def worker() -> AsyncIterator[Worker]:
     async with running_worker(tone_settings()) as running:
         yield running
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_collection_per_worker() -> Iterator[None]:
+    """A worker that starts collects garbage and freezes the heap once; hundreds of them in one process with everything
+    imported would take a minute for that."""
+    heap = SimpleNamespace(collect=lambda: 0, freeze=lambda: None, unfreeze=lambda: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tts_worker.app.gc", heap)
+        yield
 
 
 Serving = Callable[..., AbstractAsyncContextManager[str]]
