@@ -153,6 +153,25 @@ async def test_the_tone_arrives_with_its_pitch_and_the_words_are_told(caller: Br
         assert pitch_hz(await page.recorded()) != pytest.approx(low, rel=0.03), "other letters, another pitch"
 
 
+async def test_the_wait_in_the_browser_is_that_since_the_last_question(lab: Page) -> None:
+    assert await lab.evaluate(
+        """async () => {
+          const { Peer } = await import("/static/webrtc/peer.js");
+          const waited = [[1, 10], [1.5, 20], [1.5, 20], [2, 25]];
+          RTCPeerConnection.prototype.getStats = async () => {
+            const [jitterBufferDelay, jitterBufferEmittedCount] = waited.shift();
+            const sound = { type: "inbound-rtp", jitterBufferDelay, jitterBufferEmittedCount };
+            return new Map([["codec", { type: "codec" }], ["sound", sound]]);
+          };
+          const peer = new Peer({});
+          const told = [];
+          while (waited.length) told.push(await peer.jitterMs());
+          peer.close();
+          return told;
+        }"""
+    ) == [100, 50, None, 100]
+
+
 async def test_a_stop_silences_and_the_page_says_when(caller: Browser, address: str) -> None:
     async with booth(caller, address) as page:
         await page.connect()

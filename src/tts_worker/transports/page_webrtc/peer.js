@@ -9,6 +9,7 @@ export class Peer {
   #connection = new RTCPeerConnection();
   #channel = this.#connection.createDataChannel("tts");
   #over = false;
+  #waited = { s: 0, samples: 0 };
 
   /**
    * @param {{message(data: object): void, sound(stream: MediaStream): void, lost(reason: string): void}} listener
@@ -43,12 +44,14 @@ export class Peer {
     if (this.#channel.readyState === "open") this.#channel.send(JSON.stringify(message));
   }
 
-  /** How long sound waits in the browser before it is played, in ms on average; null before there was any. */
+  /** How long sound waited in the browser before it was played, in ms on average since the last call; null if none. */
   async jitterMs() {
     for (const report of (await this.#connection.getStats()).values()) {
-      if (report.type === "inbound-rtp" && report.jitterBufferEmittedCount > 0) {
-        return (report.jitterBufferDelay / report.jitterBufferEmittedCount) * 1000;
-      }
+      if (report.type !== "inbound-rtp") continue;
+      const now = { s: report.jitterBufferDelay, samples: report.jitterBufferEmittedCount };
+      const before = this.#waited;
+      this.#waited = now;
+      return now.samples > before.samples ? ((now.s - before.s) / (now.samples - before.samples)) * 1000 : null;
     }
     return null;
   }
