@@ -200,3 +200,52 @@ def test_late_events_are_audio_only() -> None:
     events = [event for _ in range(200) if subject.has_work for event in subject.step(0.0)]
     assert [type(event) for event in events] == [Audio]
     assert events[0].samples == 100  # type: ignore[union-attr]
+
+
+class _Waited(_Later):
+    """Numbers that are there only for those who wait, and notes that somebody did."""
+
+    def __init__(self, numbers: Tensor, waited: list[str], name: str) -> None:
+        super().__init__(numbers, 10**9)
+        self._waited, self._name = waited, name
+
+    def wait(self) -> Tensor:
+        self._waited.append(self._name)
+        return super().wait()
+
+
+class WaitingLane(HostLane):
+    """A device on which nothing is ever there before it is waited for."""
+
+    def __init__(self, waited: list[str], name: str) -> None:
+        super().__init__()
+        self._waited, self._name = waited, name
+
+    def fetch(self, numbers: Tensor) -> Ticket:
+        return _Waited(numbers, self._waited, self._name)
+
+
+def test_what_is_expected_first_is_waited_for_alone() -> None:
+    """Whoever waits for tokens and then at once for sound leaves the language model idle meanwhile; whoever waits for
+    tokens while the sound is there already lets the listener wait."""
+    waited: list[str] = []
+    lanes = (WaitingLane(waited, "tokens"), WaitingLane(waited, "sound"))
+    subject = engine("cosyvoice3", lanes=lanes, script=lambda key, run: [*range(200), 6562])
+    subject.spent.token_s, subject.spent.chunk_s = 1e-9, 1e9  # tokens come soon, sound does not
+    subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
+    subject.handle(Text(KEY, TEXT[0]))
+    while not subject._sound.busy:
+        subject.step(0.0)
+    waited.clear()
+    while subject._sound.busy:
+        subject.step(0.0)
+    assert waited.count("tokens") >= 3, "the tokens of the next chunk were drawn meanwhile"
+    assert waited[-1] == "sound"
+
+    subject.spent.token_s, subject.spent.chunk_s = 1e9, 1e-9  # and the other way round
+    while not (subject._sound.busy and subject._tokens.busy):
+        subject.step(0.0)
+    waited.clear()
+    subject.step(0.0)
+    assert waited == ["sound"]
+    subject.handle(Cancel(KEY))

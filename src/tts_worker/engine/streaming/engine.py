@@ -166,14 +166,14 @@ class CosyVoiceEngine:
         return utterance.need(self.parts.book.missing)
 
     def step(self, now_s: float) -> Sequence[Event]:
-        self._land(block=False)
+        self._land()
         self._emit()
         # What is ready leaves before anything new is made, but sending alone never fills two steps in a row.
         self._sent_only = bool(self._events) and not self._sent_only
         if not self._sent_only:
             if not self._launch(int(now_s * 1e6)):
-                self._land(block=True)  # nothing can begin before something has landed
-            self._land(block=False)
+                self._wait()
+            self._land()
             self._emit()
         events, self._events = self._events, []
         return events
@@ -230,10 +230,17 @@ class CosyVoiceEngine:
         except Exception as problem:
             raise StageFault([utterance], problem) from problem
 
-    def _land(self, *, block: bool) -> None:
-        # What is waited for is one thing: tokens first, they are the shorter wait.
-        self._attempt(lambda: self._tokens.land(block=block))
-        self._attempt(lambda: self._sound.land(block=block and not self._events))
+    def _land(self) -> None:
+        """Take what has arrived."""
+        self._attempt(partial(self._tokens.land, block=False))
+        self._attempt(partial(self._sound.land, block=False))
+
+    def _wait(self) -> None:
+        """Nothing can begin before something has landed: wait for what is expected first, and for that alone, so that
+        neither half of the device stands idle for the other."""
+        busy = [stage for stage in (self._tokens, self._sound) if stage.busy]
+        if busy:
+            self._attempt(partial(min(busy, key=lambda stage: stage.expected_s).land, block=True))
 
     def _attempt(self, work: Callable[[], object]) -> None:
         try:

@@ -63,6 +63,7 @@ class _Tokens:
     members: tuple[Utterance, ...]
     ticket: Ticket
     fed: bool  # a feed, not a burst
+    steps: int
     began_s: float
 
 
@@ -77,6 +78,11 @@ class TokenStage:
     @property
     def busy(self) -> bool:
         return self._flight is not None
+
+    @property
+    def expected_s(self) -> float:
+        """When what is in flight will have landed, by what it took until now."""
+        return 0.0 if self._flight is None else self._flight.began_s + self._flight.steps * self._spent.token_s
 
     def launch(self, urgent: Utterance, others: Iterable[Utterance]) -> None:
         """One pass for ``urgent`` and whoever of ``others`` waits for the same. Raises StageFault."""
@@ -110,7 +116,7 @@ class TokenStage:
             ticket = self._decoder.feed([self._row(u, 1) for u in members], [self._pending(u) for u in members])
         except Exception as problem:
             raise StageFault(members, problem) from problem
-        self._fly(members, ticket, True, began_s)
+        self._fly(_Tokens(tuple(members), ticket, True, 1, began_s))
 
     def _prepare(self, utterance: Utterance) -> bool:
         """Bring the run to where something can be fed. False if it turns out that nothing can."""
@@ -158,12 +164,12 @@ class TokenStage:
             ticket = self._decoder.burst([self._row(u, steps) for u in fitting], steps)
         except Exception as problem:
             raise StageFault(fitting, problem) from problem
-        self._fly(fitting, ticket, False, began_s)
+        self._fly(_Tokens(tuple(fitting), ticket, False, steps, began_s))
 
-    def _fly(self, members: Sequence[Utterance], ticket: Ticket, fed: bool, began_s: float) -> None:
-        for utterance in members:
+    def _fly(self, flight: _Tokens) -> None:
+        for utterance in flight.members:
             utterance.decoding = True
-        self._flight = _Tokens(tuple(members), ticket, fed, began_s)
+        self._flight = flight
 
     def land(self, *, block: bool) -> None:
         """Hand over what has arrived. Raises StageFault."""
@@ -223,6 +229,11 @@ class SoundStage:
     @property
     def busy(self) -> bool:
         return bool(self._flight)
+
+    @property
+    def expected_s(self) -> float:
+        """When what is in flight will have landed, by what it took until now."""
+        return self._began_s + self._spent.chunk_s
 
     def launch(self, wanting: Sequence[Utterance], everyone: Sequence[Utterance]) -> bool:
         """Render the due chunks of the first of ``wanting``, the most urgent first. False if there is no memory for
