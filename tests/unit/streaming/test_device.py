@@ -24,7 +24,7 @@ from tests.unit.streaming.test_engine import Held, assert_alike
 from tts_worker.audio.pcm import to_pcm
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.streaming.config import TextMode
-from tts_worker.engine.streaming.graphs import RehearsalRunner, single
+from tts_worker.engine.streaming.graphs import Compute, RehearsalRunner, Tensors, _Recording, single
 from tts_worker.engine.streaming.lanes import HostLane, Ticket
 from tts_worker.engine.streaming.load import load_networks
 from tts_worker.engine.streaming.render import Stretch, to_int16
@@ -249,3 +249,30 @@ def test_what_is_expected_first_is_waited_for_alone() -> None:
     subject.step(0.0)
     assert waited == ["sound"]
     subject.handle(Cancel(KEY))
+
+
+class Refusing(RehearsalRunner):
+    """A device that does not record what it is asked to."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.asked, self._after = 0, after
+
+    def _record(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> _Recording:
+        self.asked += 1
+        if self.asked > self._after:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return super()._record(compute, inputs, outputs)
+
+
+@pytest.mark.parametrize("after", [0, 3])
+def test_what_cannot_be_recorded_is_computed(caplog: pytest.LogCaptureFixture, after: int) -> None:
+    small = settings(max_passage_s=6, lm_tokens=512, decode_batch=2, render_batch=1, checked=False)
+    expected = speak(engine("cosyvoice3", small), TEXT[:1])
+    tokens, sound = Refusing(after), Refusing(after)
+    subject = engine("cosyvoice3", small, runners=(tokens, sound))
+    subject.warm_up()
+    assert_alike(speak(subject, TEXT[:1]).pcm, expected.pcm)
+    assert (tokens.recordings, sound.recordings) == (after, after)
+    assert tokens.asked == sound.asked == after + 1, "it does not try for ever"
+    assert sum("without recordings" in message for message in caplog.messages) == 2

@@ -8,12 +8,15 @@ without a device, so that a CPU test finds out what a recording would have misse
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+log = logging.getLogger(__name__)
 
 Tensors = tuple[Tensor, ...]
 Compute = Callable[..., Tensors]
@@ -55,12 +58,14 @@ def single(runner: Runner) -> Callable[[Hashable, Callable[..., Tensor], Tensors
 
 class RecordingRunner:
     """Buffers and keys; subclasses know how to record. Only what is asked for while ``recording`` is on is recorded: a
-    caller's first chunk must not wait for a capture. Everything else is computed plainly."""
+    caller's first chunk must not wait for a capture. Everything else is computed plainly, and so is all that is left
+    once a recording failed."""
 
     fixed_shapes = True
 
     def __init__(self) -> None:
         self.recording = True
+        self._refused = False
         self.replays = self.plain_calls = 0
         self._recordings: dict[Hashable, _Recording] = {}
 
@@ -70,14 +75,18 @@ class RecordingRunner:
 
     def run(self, key: Hashable, compute: Compute, inputs: Tensors) -> Tensors:
         recording = self._recordings.get(key)
-        if recording is None and not self.recording:
+        if recording is None and (self._refused or not self.recording):
             self.plain_calls += 1
             return compute(*inputs)
         if recording is None:
             # A recording does not compute: the state is brought forward by this plain call, which also warms up.
             outputs = compute(*inputs)
             buffers = tuple(tensor.clone() for tensor in inputs)
-            self._recordings[key] = self._record(compute, buffers, outputs)
+            try:
+                self._recordings[key] = self._record(compute, buffers, outputs)
+            except RuntimeError as problem:  # what the device does not permit, or has no memory for
+                self._refused = True
+                log.warning("computing without recordings from here on, which is slower: %s", problem)
             return outputs
         for buffer, tensor in zip(recording.inputs, inputs, strict=True):
             buffer.copy_(tensor)
@@ -100,7 +109,8 @@ class GraphRunner(RecordingRunner):
     def _record(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> _Recording:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # Other threads may use the device meanwhile: another engine, or the one that takes this one's place.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             static = compute(*inputs)
         return _Recording(inputs, static, graph.replay)
 
