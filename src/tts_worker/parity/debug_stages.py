@@ -83,7 +83,7 @@ def _check_llm(bench: Bench, golden: Golden, networks: Networks) -> None:
     lm, dims, given = networks.lm, networks.config.lm, golden["llm.in"]
     one, span = torch.ones(1, dtype=torch.long), given.shape[1]
     names = {f"layers.{i}": f"llm.layer{i}." for i in range(dims.layers)}
-    kinds = {"q_proj": "self_attn.q_proj", "self_attn": "self_attn", "mlp": "mlp"}
+    kinds = {"q_proj": "self_attn.qkv_proj", "self_attn": "self_attn", "mlp": "mlp"}
     wanted = {
         f"{path}.{module}": f"{prefix}{kind}"
         for path, prefix in names.items()
@@ -94,7 +94,7 @@ def _check_llm(bench: Bench, golden: Golden, networks: Networks) -> None:
         pool = SlotPool(dims.layers, 1, dims.kv_heads, span, dims.head_dim)
         lm(given, one * span, one * 0, pool, span)
     for path, key in wanted.items():
-        bench.close(golden, key, seen[path], SCORES)
+        bench.close(golden, key, seen[path][..., : golden[key].shape[-1]], SCORES)  # queries come before keys, values
     states = [given, *(seen[path] for path in names)]
     states[-1] = lm.body.norm(states[-1])
     if "llm.hidden_states" in golden:

@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
 from tts_worker.engine.cosyvoice.dims import HiftDims
-from tts_worker.engine.cosyvoice.sample import mix, uniform
+from tts_worker.engine.cosyvoice.sample import mix
 
 SPARE_FRAMES = 2  # of past beyond what the decoder looks back: the excitation reaches a little further
 HELD_FRAMES = 8  # v2: frames kept back until more is known; as many as the reference holds for its cross-fade
@@ -34,15 +34,19 @@ class Noise(Protocol):
 
 class HashedNoise:
     """Noise as a hash of (seed, sample, harmonic): no memory, the same however the sound is cut. Uniform in 0..1 for
-    the causal vocoder, normal for the other, as each was trained."""
+    the causal vocoder, normal for the other, as each was trained. A hundred thousand numbers a frame of speech: 32 bits
+    each, and where they are (the mixer is "lowbias32", https://nullprogram.com/blog/2018/07/31)."""
 
     def __init__(self, seeds: Tensor, normal: bool) -> None:
-        self._keys, self._normal = mix(mix(seeds) + 0x5EED), normal
+        keys = mix(mix(seeds) + 0x5EED)[:, None, None]  # [B, 1, 1]
+        self._low, self._high, self._normal = keys.to(torch.int32), (keys >> 32).to(torch.int32), normal
 
     def __call__(self, start: Tensor, samples: int, harmonics: int) -> Tensor:
-        where = (start[:, None] + torch.arange(samples, device=start.device))[:, :, None] * harmonics  # [B, L, 1]
-        where = where + torch.arange(harmonics, device=start.device)  # [B, L, H]
-        u = uniform(self._keys[:, None, None], where)
+        count = torch.arange(samples * harmonics, dtype=torch.int32, device=start.device).view(samples, harmonics)
+        x = count + ((start * harmonics)[:, None, None].to(torch.int32) + self._low)  # [B, L, H]
+        x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(0x7FEB352D).add_(self._high)
+        x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(-0x7B935975)
+        u = (x >> 9).bitwise_and_(0x7FFFFF).float().add_(0.5).mul_(2.0**-23)
         return torch.special.ndtri(u) if self._normal else u
 
 
@@ -82,7 +86,7 @@ class Snake(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         alpha = self.alpha[:, None]
-        return x + (1.0 / (alpha + 1e-9)) * (x * alpha).sin().square()
+        return torch.addcmul(x, (x * alpha).sin_().square_(), (alpha + 1e-9).reciprocal())
 
 
 class ResBlock(nn.Module):
@@ -148,11 +152,11 @@ class Source(nn.Module):
         turns = phase[:, None] + self.turns(f0).double().cumsum(1)  # [B, F, H], in turns / frame
         # The reference keeps the phase in float32: it coarsens as the sound goes on (0.03 in harmonic 9 after 30 s).
         angle = turns * frame if self.exact_phase else turns.float() * 2 * math.pi * frame
-        if self.dims.causal:  # the phase stands still within a frame: so was it trained
-            angle = angle.repeat_interleave(frame, dim=1)
-        else:
+        if not self.dims.causal:
             angle = F.interpolate(angle.transpose(1, 2), scale_factor=frame, mode="linear").transpose(1, 2)
-        return ((angle % 1) * (2 * math.pi)).float().sin() if self.exact_phase else angle.sin()
+        sines = ((angle % 1) * (2 * math.pi)).float().sin() if self.exact_phase else angle.sin()
+        # The causal vocoder's phase stands still within a frame: so was it trained.
+        return sines.repeat_interleave(frame, dim=1) if self.dims.causal else sines
 
     def forward(self, f0: Tensor, phase: Tensor, noise: Tensor) -> Tensor:
         """``f0 [B, F]``, ``phase [B, H]``, ``noise [B, F*frame, H]``: excitation ``[B, 1, F*frame]``."""

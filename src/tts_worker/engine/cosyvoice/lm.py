@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tts_worker.engine.cosyvoice.dims import LmDims
+from tts_worker.engine.cosyvoice.joined import joined
 from tts_worker.engine.cosyvoice.kv import SlotPool
 
 
@@ -31,51 +32,61 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:  # [..., D] -> [..., D]
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions in the half-split form: ``x [B, T, H, d]``, ``cos, sin [B, T, 1, d]``."""
-    a, b = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-b, a], dim=-1) * sin
+    """Rotary positions in the half-split form: ``x [B, T, H, d]``, ``cos, sin [B, T, 1, d]``, the first half of ``sin``
+    with its sign turned."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 class Attention(nn.Module):
     """Grouped-query attention over the slots of a pool."""
 
+    qkv_proj: nn.Linear  # by ``prepare``, in place of the three
+
     def __init__(self, cfg: LmDims, layer: int) -> None:
         super().__init__()
-        self.layer, self.head_dim = layer, cfg.head_dim
+        self.layer, self.head_dim, self.kv_heads = layer, cfg.head_dim, cfg.kv_heads
         self.q_proj = nn.Linear(cfg.hidden_size, cfg.heads * cfg.head_dim)
         self.k_proj = nn.Linear(cfg.hidden_size, cfg.kv_heads * cfg.head_dim)
         self.v_proj = nn.Linear(cfg.hidden_size, cfg.kv_heads * cfg.head_dim)
         self.o_proj = nn.Linear(cfg.heads * cfg.head_dim, cfg.hidden_size, bias=False)
 
+    def prepare(self) -> None:
+        self.qkv_proj = joined(self.q_proj, self.k_proj, self.v_proj)
+        del self.q_proj, self.k_proj, self.v_proj
+
     def forward(self, x: Tensor, call: _Call) -> Tensor:  # [B, T, D] -> [B, T, D]
-        q = rotate(self.q_proj(x).unflatten(-1, (-1, self.head_dim)), call.cos, call.sin)  # [B, T, H, d]
-        k = rotate(self.k_proj(x).unflatten(-1, (-1, self.head_dim)), call.cos, call.sin)  # [B, T, Hkv, d]
-        v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, Hkv, d]
+        heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, H+2*Hkv, d]
+        q, k = rotate(heads[:, :, : -self.kv_heads], call.cos, call.sin).tensor_split([-self.kv_heads], dim=2)
+        v = heads[:, :, -self.kv_heads :]  # [B, T, Hkv, d]
         call.pool.write(self.layer, call.slots, call.positions, k.to(call.pool.data.dtype), v.to(call.pool.data.dtype))
-        keys, values = call.pool.read(self.layer, call.slots, call.mask.shape[-1]).to(x.dtype)  # [B, Hkv, L, d]
+        keys, values = call.pool.read(self.layer, call.slots, call.context).to(x.dtype)  # [B, Hkv, L, d]
         # The heads that share a key become queries of one head: nothing is repeated in memory.
         q = q.transpose(1, 2).unflatten(1, (keys.shape[1], -1)).flatten(2, 3)  # [B, Hkv, G*T, d]
-        mask = call.mask.repeat(1, 1, q.shape[2] // x.shape[1], 1) if x.shape[1] > 1 else call.mask
-        out = F.scaled_dot_product_attention(q, keys, values, mask)
+        out = F.scaled_dot_product_attention(q, keys, values, call.mask)
         out = out.unflatten(2, (-1, x.shape[1])).flatten(1, 2)  # [B, H, T, d]
         return self.o_proj(out.transpose(1, 2).flatten(2))  # [B, T, D]
 
 
 class Mlp(nn.Module):
+    gate_up_proj: nn.Linear  # by ``prepare``, in place of the two
+
     def __init__(self, cfg: LmDims) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(cfg.hidden_size, cfg.intermediate_size, bias=False)
         self.up_proj = nn.Linear(cfg.hidden_size, cfg.intermediate_size, bias=False)
         self.down_proj = nn.Linear(cfg.intermediate_size, cfg.hidden_size, bias=False)
 
+    def prepare(self) -> None:
+        self.gate_up_proj = joined(self.gate_proj, self.up_proj)
+        del self.gate_proj, self.up_proj
+
     def forward(self, x: Tensor) -> Tensor:  # [B, T, D] -> [B, T, D]
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)
 
 
 class Layer(nn.Module):
@@ -94,16 +105,23 @@ class Layer(nn.Module):
 class _Call:
     """What all layers of one forward pass share: where the tokens stand and whom they may look at."""
 
-    def __init__(self, cfg: LmDims, pool: SlotPool, slots: Tensor, new: Tensor, span: int, context: int) -> None:
-        self.pool, self.slots = pool, slots
+    def __init__(
+        self, cfg: LmDims, pool: SlotPool, slots: Tensor, new: Tensor, span: int, context: int, dtype: torch.dtype
+    ) -> None:
+        self.pool, self.slots, self.context = pool, slots, context
         steps = torch.arange(span, device=new.device)
         where = pool.lengths[slots][:, None] + steps  # [B, T]
         self.positions = torch.where(steps < new[:, None], where, pool.max_tokens)  # padding goes to the bin
-        self.mask = (torch.arange(context, device=new.device) <= where[:, :, None])[:, None]  # [B, 1, T, L]
+        seen = torch.arange(context, device=new.device) <= where[:, :, None]  # [B, T, L]
+        self.mask: Tensor | None = None  # [B, 1, G*T, L], added to the scores
+        if seen.is_cuda or not bool(seen.all()):  # on a CPU, looking costs less than a mask that hides nothing
+            hidden = torch.zeros(seen.shape, dtype=dtype, device=new.device).masked_fill_(~seen, -torch.inf)
+            self.mask = hidden.repeat(1, cfg.heads // cfg.kv_heads if span > 1 else 1, 1)[:, None]
         exponent = torch.arange(0, cfg.head_dim, 2, device=new.device).float() / cfg.head_dim
         angle = where[:, :, None] * (1.0 / cfg.rope_theta**exponent)  # [B, T, d/2]
-        angle = torch.cat([angle, angle], dim=-1)[:, :, None]  # [B, T, 1, d]
-        self.cos, self.sin = angle.cos(), angle.sin()
+        cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+        self.cos = torch.cat([cos, cos], dim=-1)[:, :, None]  # [B, T, 1, d]
+        self.sin = torch.cat([-sin, sin], dim=-1)[:, :, None]
         pool.lengths[slots] += new
 
 
@@ -118,7 +136,8 @@ class Qwen2(nn.Module):
 
 
 class SpeechLM(nn.Module):
-    """CosyVoice2's and CosyVoice3's language model; the family decides where the special rows lie."""
+    """CosyVoice2's and CosyVoice3's language model; the family decides where the special rows lie. Call ``prepare``
+    once the weights are loaded."""
 
     def __init__(self, cfg: LmDims) -> None:
         super().__init__()
@@ -139,6 +158,13 @@ class SpeechLM(nn.Module):
         """The text head shares its weight with the text table."""
         self.get_submodule("llm.model.lm_head").weight = self.body.embed_tokens.weight
 
+    def prepare(self) -> SpeechLM:
+        """Join the layers that read the same; afterwards the state dict no longer has the official names."""
+        for layer in cast("list[Layer]", self.body.layers):
+            layer.self_attn.prepare()
+            layer.mlp.prepare()
+        return self
+
     def embed_text(self, ids: Tensor) -> Tensor:  # [...] -> [..., D]
         return F.embedding(ids, self.body.embed_tokens.weight)
 
@@ -154,8 +180,7 @@ class SpeechLM(nn.Module):
         """Feed ``x [B, T, D]``, of which ``new [B]`` vectors count (the rest is padding), after what ``slots [B]``
         hold. ``context`` is at least their longest length afterwards. Returns the scores for the token after the
         last one, ``log-softmax [B, speech_rows]`` in float32. The slots of a batch must differ."""
-        call = _Call(self.cfg, pool, slots, new, x.shape[1], context)
-        call.cos, call.sin = call.cos.to(x.dtype), call.sin.to(x.dtype)
+        call = _Call(self.cfg, pool, slots, new, x.shape[1], context, x.dtype)
         for layer in self.body.layers:
             x = layer(x, call)
         last = x[torch.arange(x.shape[0], device=x.device), new - 1]  # [B, D]

@@ -58,7 +58,7 @@ class Networks:
             lm, flow = SpeechLM(config.lm), Flow(config.flow)
         hift = Hift(config.hift, not float32_phase)
         lm = _fill(lm, bundle.load_weights("llm", lm_dtype), "the language model", device)
-        lm.tie()
+        lm.prepare().tie()
         flow = _fill(flow, bundle.load_weights("flow"), "the flow", device)
         hift = _fill(hift, bundle.load_weights("hift"), "the vocoder", device)
         networks = cls(config, lm, flow.prepare(config.flow.chunk_tokens), hift.prepare())

@@ -44,9 +44,10 @@ def join_heads(x: Tensor, heads: int, branches: int) -> Tensor:
     return x.unflatten(1, (branches, heads)).permute(1, 0, 3, 2, 4).flatten(0, 1).flatten(2)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | None, site: int, memory: Memory) -> Tensor:
-    """Attention of ``q, k, v [N, T, H*d]`` over the past and themselves: ``[N, T, H*d]``."""
-    q, k, v = (split_heads(x, heads, memory.branches) for x in (q, k, v))
+def attend(qkv: Tensor, heads: int, mask: Tensor | None, site: int, memory: Memory) -> Tensor:
+    """Attention of queries, keys and values ``qkv [N, T, 3*H*d]`` over the past and themselves: ``[N, T, H*d]``."""
+    qkv = qkv.unflatten(0, (memory.branches, -1)).unflatten(-1, (3, heads, -1))  # [R, B, T, 3, H, d]
+    q, k, v = qkv.permute(3, 1, 0, 4, 2, 5).flatten(2, 3).unbind()  # [B, R*H, T, d], as in ``split_heads``
     k, v = memory.keys_values(site, k, v)  # [B, R*H, L, d]
     return join_heads(F.scaled_dot_product_attention(q, k, v, mask), heads, memory.branches)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tts_worker.engine.cosyvoice.dims import DitDims
 from tts_worker.engine.cosyvoice.flow.blocks import CausalConv, Sites, attend, sinusoid
+from tts_worker.engine.cosyvoice.joined import joined
 from tts_worker.engine.cosyvoice.kv import Memory
 
 TIME_SINUSOIDS, POSITION_KERNEL, POSITION_GROUPS, ROTARY_BASE = 256, 31, 16, 10_000.0  # fixed in the reference
@@ -71,14 +72,18 @@ class Rotary(nn.Module):
         return torch.stack([angle, angle], dim=-1).flatten(-2)
 
 
-def rotate_first_head(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """``x [N, T, H*d]``, ``cos, sin [N, T, d]``."""
-    head, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+def rotate_first_heads(qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``qkv [N, T, 3*H*d]``, ``cos, sin [N, T, 1, d]``: head 0 of queries and of keys rotated, the rest as it was."""
+    d, inner = cos.shape[-1], qkv.shape[-1] // 3
+    head = qkv.unflatten(-1, (3, -1))[:, :, :2, :d]  # [N, T, 2, d]
     turned = torch.stack([-head[..., 1::2], head[..., ::2]], dim=-1).flatten(-2)
-    return torch.cat([head * cos + turned * sin, rest], dim=-1)
+    q, k = torch.addcmul(head * cos, turned, sin).unbind(2)
+    return torch.cat([q, qkv[..., d:inner], k, qkv[..., inner + d :]], dim=-1)
 
 
 class SelfAttention(nn.Module):
+    to_qkv: nn.Linear  # by ``prepare``, in place of the three
+
     def __init__(self, dims: DitDims, sites: Sites) -> None:
         super().__init__()
         inner = dims.heads * dims.head_dim
@@ -88,9 +93,13 @@ class SelfAttention(nn.Module):
         self.to_v = nn.Linear(dims.dim, inner)
         self.to_out = nn.ModuleList([nn.Linear(inner, dims.dim)])
 
+    def prepare(self) -> None:
+        self.to_qkv = joined(self.to_q, self.to_k, self.to_v)
+        del self.to_q, self.to_k, self.to_v
+
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, memory: Memory) -> Tensor:  # [N, T, D]
-        q, k = rotate_first_head(self.to_q(x), cos, sin), rotate_first_head(self.to_k(x), cos, sin)
-        return self.to_out[0](attend(q, k, self.to_v(x), self.heads, mask, self.site, memory))
+        qkv = rotate_first_heads(self.to_qkv(x), cos, sin)  # [N, T, 3*H*d]
+        return self.to_out[0](attend(qkv, self.heads, mask, self.site, memory))
 
 
 class FeedForward(nn.Module):
@@ -123,7 +132,7 @@ class Steered(nn.LayerNorm):
         super().__init__(dim, eps=1e-6, elementwise_affine=False)
 
     def forward(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(x) * (1 + scale[:, None]) + shift[:, None]
+        return torch.addcmul(shift[:, None], super().forward(x), 1 + scale[:, None])
 
 
 class Block(nn.Module):
@@ -138,8 +147,9 @@ class Block(nn.Module):
         self, x: Tensor, table: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, memory: Memory
     ) -> Tensor:
         """``x [N, T, D]``, ``table [N or 1, 6, D]``: shift, scale, gate of attention, then of the feed-forward."""
-        x = x + table[:, 2, None] * self.attn(self.norm(x, table[:, 0], table[:, 1]), cos, sin, mask, memory)
-        return x + table[:, 5, None] * self.ff(self.norm(x, table[:, 3], table[:, 4]))
+        heard = self.attn(self.norm(x, table[:, 0], table[:, 1]), cos, sin, mask, memory)
+        x = torch.addcmul(x, table[:, 2, None], heard)
+        return torch.addcmul(x, table[:, 5, None], self.ff(self.norm(x, table[:, 3], table[:, 4])))
 
 
 class Dit(nn.Module):
@@ -155,6 +165,11 @@ class Dit(nn.Module):
         self.norm_out = Steering(dims.dim, 2)
         self.norm = Steered(dims.dim)
         self.proj_out = nn.Linear(dims.dim, dims.mel)
+
+    def prepare(self) -> None:
+        """Join the layers that read the same; afterwards the state dict no longer has the official names."""
+        for block in cast("list[Block]", self.transformer_blocks):
+            block.attn.prepare()
 
     def time_embedding(self, t: Tensor) -> Tensor:  # [S] -> [S, D]
         return self.time_embed(t)
@@ -179,7 +194,7 @@ class Dit(nn.Module):
         the first frame), ``mask [B, 1, T, L]``: velocity ``[N, T, mel]``."""
         angles = self.rotary_embed.angles(start, x.shape[1])  # [B, T, d]
         angles = angles.repeat(x.shape[0] // start.shape[0], 1, 1)  # [N, T, d]
-        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        cos, sin = angles.cos().to(x.dtype)[:, :, None], angles.sin().to(x.dtype)[:, :, None]  # [N, T, 1, d]
         x = self.input_embed(x, cond, mu, spk, past)  # [N, T, D]
         for i, block in enumerate(self.transformer_blocks):
             x = block(x, table[:, 6 * i : 6 * i + 6], cos, sin, mask, past)

@@ -87,11 +87,12 @@ class Flow(nn.Module):
 
     @torch.inference_mode()
     def prepare(self, tokens: int) -> Flow:
-        """Tabulate what depends on weights and constants only. Call once the weights are loaded; ``tokens`` is the
-        longest sequence expected (longer ones extend the tables themselves)."""
+        """Tabulate what depends on weights and constants only, and join layers that read the same. Call once, when the
+        weights are loaded; ``tokens`` is the longest sequence expected (longer ones extend the tables themselves)."""
         device = self.spk_embed_affine_layer.weight.device
         self.times = solver_times(self.dims.steps).to(device)  # [steps, 2]
         self.noise = initial_noise(self.dims.mel).to(device)  # [NOISE_FRAMES, mel]
+        self.estimator.prepare()
         self.time_tables = self.estimator.tables(self.times[:, 0])  # [steps, K, D]
         if self.dims.encoder is not None:
             self.encoder.prepare(tokens)
