@@ -24,12 +24,13 @@ def samples_of_ms(duration_ms: float, sample_rate_hz: int) -> int:
 def to_pcm(samples: Floats) -> bytes:
     """Float samples ``[N]`` as s16le. What is out of range is clipped, so that +1.0 never wraps to a full-scale click;
     not-a-number becomes silence."""
-    scaled = np.clip(samples, -1.0, 1.0, dtype=np.float32)  # before scaling: huge values would overflow
+    scaled: Floats = np.minimum(samples, 1.0, dtype=np.float32)  # before scaling: huge values would overflow
+    np.maximum(scaled, -1.0, out=scaled)
     scaled *= FULL_SCALE
     np.rint(scaled, out=scaled)
     np.minimum(scaled, FULL_SCALE - 1, out=scaled)
-    whole: NDArray[np.int16] = np.nan_to_num(scaled, copy=False, nan=0.0).astype("<i2")
-    return whole.tobytes()
+    scaled[np.isnan(scaled)] = 0.0  # np.clip and np.nan_to_num would do all this at four times the cost
+    return scaled.astype("<i2").tobytes()
 
 
 def to_float(pcm: bytes) -> Floats:

@@ -12,7 +12,7 @@ from math import gcd
 
 import numpy as np
 
-from tts_worker.audio.pcm import Floats, to_float, to_pcm
+from tts_worker.audio.pcm import FULL_SCALE, Floats
 from tts_worker.errors import InvalidRequest
 
 MIN_RATE_HZ = 8_000
@@ -86,7 +86,7 @@ class Resampler:
         """Convert the next piece (s16le). What the filter still looks ahead for comes with a later call."""
         if self._up == self._down:
             return pcm
-        return self._convert(to_float(pcm))
+        return self._convert(np.frombuffer(pcm, "<i2").astype(np.float32))  # whole numbers: nothing to scale
 
     def flush(self) -> bytes:
         """The end of the stream. Afterwards the resampler begins a new one."""
@@ -113,7 +113,10 @@ class Resampler:
         first_needed = until * self._down // self._up + 1 - taps // 2
         self._held = self._held[first_needed - self._held_from :]
         self._held_from = first_needed
-        return to_pcm(out)
+        np.rint(out, out=out)
+        np.minimum(out, FULL_SCALE - 1, out=out)
+        np.maximum(out, -FULL_SCALE, out=out)
+        return out.astype("<i2").tobytes()
 
     def _multiply(self, table: Floats, until: int) -> Floats:
         """A whole multiple of the rate, as 24 to 48 kHz: every phase is a plain correlation, at half the cost."""
