@@ -25,7 +25,7 @@ from tts_worker.audio.pcm import to_pcm
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.streaming.config import TextMode
 from tts_worker.engine.streaming.graphs import Compute, RehearsalRunner, Tensors, _Recording, single
-from tts_worker.engine.streaming.lanes import HostLane, Ticket
+from tts_worker.engine.streaming.lanes import HostLane, Mark, Ticket
 from tts_worker.engine.streaming.load import load_networks
 from tts_worker.engine.streaming.render import Stretch, to_int16
 from tts_worker.types import Audio, Boundary, Cancel, Done, EndText, Open, Text, UtteranceKey
@@ -276,3 +276,38 @@ def test_what_cannot_be_recorded_is_computed(caplog: pytest.LogCaptureFixture, a
     assert (tokens.recordings, sound.recordings) == (after, after)
     assert tokens.asked == sound.asked == after + 1, "it does not try for ever"
     assert sum("without recordings" in message for message in caplog.messages) == 2
+
+
+class _Tick:
+    """A moment of a device's clock."""
+
+    def __init__(self, at_ms: float) -> None:
+        self.at_ms = at_ms
+
+    def ms_since(self, earlier: Mark) -> float:
+        assert isinstance(earlier, _Tick)
+        return self.at_ms - earlier.at_ms
+
+
+class TickingLane(LateLane):
+    """A device with a clock of its own: whatever it does takes so long."""
+
+    def __init__(self, each_ms: float) -> None:
+        super().__init__([1])
+        self._each_ms, self._now_ms = each_ms, 0.0
+
+    def mark(self) -> Mark:
+        self._now_ms += self._each_ms
+        return _Tick(self._now_ms)
+
+
+def test_stages_are_timed_by_the_device_and_not_by_who_asked_it() -> None:
+    subject = engine("cosyvoice3", lanes=(TickingLane(7.0), TickingLane(11.0)))
+    heard = speak(subject, TEXT[:1])
+    parts = [dict(chunk.meta.stages_ms) for chunk in heard.audio if chunk.meta.wall_ms]
+    assert parts
+    for part in parts:
+        assert (part["flow"], part["vocoder"]) == (11.0, 11.0)
+        assert part["lm"] % 7.0 == 0.0
+    assert parts[0]["lm"] >= 14.0
+    assert subject.spent.chunk_s == pytest.approx(0.022)

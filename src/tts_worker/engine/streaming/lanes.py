@@ -8,6 +8,7 @@ model and the vocoder overlap. Knows nothing about what is computed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 from types import TracebackType
 from typing import Protocol
 
@@ -26,6 +27,14 @@ class Ticket(Protocol):
         ...
 
 
+class Mark(Protocol):
+    """A moment in what a lane does."""
+
+    def ms_since(self, earlier: Mark) -> float:
+        """How long the device took from ``earlier``, of the same lane, to here. Blocks until it has come here."""
+        ...
+
+
 class Lane(Protocol):
     device: torch.device
 
@@ -39,6 +48,21 @@ class Lane(Protocol):
         ...
 
     def fetch(self, numbers: Tensor) -> Ticket: ...
+
+    def mark(self) -> Mark:
+        """The moment when all that was asked for until now is done."""
+        ...
+
+
+class _Now:
+    """A moment of the host's clock."""
+
+    def __init__(self) -> None:
+        self._at_s = perf_counter()
+
+    def ms_since(self, earlier: Mark) -> float:
+        assert isinstance(earlier, _Now)
+        return 1000 * (self._at_s - earlier._at_s)
 
 
 class _Here:
@@ -71,6 +95,22 @@ class HostLane:
 
     def fetch(self, numbers: Tensor) -> Ticket:
         return _Here(numbers)
+
+    def mark(self) -> Mark:
+        return _Now()
+
+
+class _Passed:
+    """A moment on a stream, by the device's clock."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._event.record(stream)  # type: ignore[no-untyped-call]
+
+    def ms_since(self, earlier: Mark) -> float:
+        assert isinstance(earlier, _Passed)
+        self._event.synchronize()  # type: ignore[no-untyped-call]
+        return float(earlier._event.elapsed_time(self._event))
 
 
 class _Copied:
@@ -117,6 +157,9 @@ class CudaLane:
 
     def fetch(self, numbers: Tensor) -> Ticket:
         return _Copied(numbers)
+
+    def mark(self) -> Mark:
+        return _Passed(self.stream)
 
 
 def lane_for(device: torch.device, *, urgent: bool = False) -> Lane:

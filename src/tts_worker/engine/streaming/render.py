@@ -7,7 +7,6 @@ It must not know when a chunk is due, who listens or how urgent anything is.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +19,7 @@ from tts_worker.engine.cosyvoice.flow.stream import FlowPool, FlowState
 from tts_worker.engine.cosyvoice.hift import HashedNoise, HiftState
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.streaming.graphs import Runner
-from tts_worker.engine.streaming.lanes import Lane, Ticket
+from tts_worker.engine.streaming.lanes import Lane, Mark, Ticket
 from tts_worker.engine.streaming.voices import VoiceState, window
 
 
@@ -111,8 +110,16 @@ class Renderer:
     def __init__(self, networks: Networks, pool: FlowPool, lane: Lane, runner: Runner) -> None:
         self._networks, self.pool, self._lane, self._runner = networks, pool, lane, runner
         self.flow_frames = self.vocoder_frames = 0
-        self.flow_ms = self.vocoder_ms = 0.0
+        self._marks: tuple[Mark, Mark, Mark] | None = None  # of the last pass: begun, mel there, sound there
         self._after: dict[Shape, tuple[int, bool]] = {}
+
+    @property
+    def last_ms(self) -> tuple[float, float]:
+        """What flow and vocoder took in the last pass, which has landed."""
+        if self._marks is None:
+            return 0.0, 0.0
+        begun, flowed, done = self._marks
+        return flowed.ms_since(begun), done.ms_since(flowed)
 
     def passes(self, work: Work) -> int:
         """How many passes of the flow a piece of work takes (more than one at a stream's odd begin or end)."""
@@ -144,13 +151,12 @@ class Renderer:
         Raises OutOfMemory if the pool has no pages; whatever else the networks raise leaves the streams in need of
         ``recover``.
         """
-        began = time.perf_counter()
-        with self._lane:
+        with self._lane as lane:
+            begun = lane.mark()
             mels = self._flow(works)
-            flowed = time.perf_counter()
+            flowed = lane.mark()
             done = self._vocode(works, mels)
-        self.flow_ms = 1000 * (flowed - began)
-        self.vocoder_ms = 1000 * (time.perf_counter() - flowed)
+            self._marks = begun, flowed, lane.mark()
         return done
 
     # -- tokens to mel ------------------------------------------------------------------------------------------------

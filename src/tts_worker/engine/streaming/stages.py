@@ -14,7 +14,7 @@ from time import perf_counter
 from tts_worker.audio.pcm import fade_out, to_float, to_pcm
 from tts_worker.engine.cosyvoice.chunks import Chunk, Item
 from tts_worker.engine.streaming.decode import Row
-from tts_worker.engine.streaming.lanes import Ticket
+from tts_worker.engine.streaming.lanes import Mark, Ticket
 from tts_worker.engine.streaming.parts import Parts
 from tts_worker.engine.streaming.passage import Passage
 from tts_worker.engine.streaming.render import Rendered, Work
@@ -65,6 +65,7 @@ class _Tokens:
     fed: bool  # a feed, not a burst
     steps: int
     began_s: float
+    marks: tuple[Mark, Mark]  # of the device: begun, done
 
 
 class TokenStage:
@@ -72,7 +73,7 @@ class TokenStage:
 
     def __init__(self, parts: Parts, batch: int, burst_tokens: int, spent: Spent) -> None:
         self._decoder, self._book, self._batch, self._burst = parts.decoder, parts.book, batch, burst_tokens
-        self._spent = spent
+        self._spent, self._lane = spent, parts.token_lane
         self._flight: _Tokens | None = None
 
     @property
@@ -86,17 +87,17 @@ class TokenStage:
 
     def launch(self, urgent: Utterance, others: Iterable[Utterance]) -> None:
         """One pass for ``urgent`` and whoever of ``others`` waits for the same. Raises StageFault."""
-        began_s = perf_counter()
         kind = urgent.token_need()
         company = [] if urgent.alone else [u for u in others if u is not urgent and not u.alone]
         if kind is Need.FEED:
-            self._launch_feed(urgent, company, began_s)
+            self._launch_feed(urgent, company)
         else:
             members = [urgent, *(u for u in company if u.token_need() is Need.DECODE)][: self._batch]
-            self._launch_burst(members, began_s)
+            self._launch_burst(members)
 
-    def _launch_feed(self, urgent: Utterance, company: Sequence[Utterance], began_s: float) -> None:
+    def _launch_feed(self, urgent: Utterance, company: Sequence[Utterance]) -> None:
         members: list[Utterance] = []
+        began_s, begun = perf_counter(), self._lane.mark()
         for utterance in (urgent, *company):
             if len(members) == self._batch or (members and len(self._pending(members[0])) > _SMALL_FEED):
                 break
@@ -116,7 +117,7 @@ class TokenStage:
             ticket = self._decoder.feed([self._row(u, 1) for u in members], [self._pending(u) for u in members])
         except Exception as problem:
             raise StageFault(members, problem) from problem
-        self._fly(_Tokens(tuple(members), ticket, True, 1, began_s))
+        self._fly(_Tokens(tuple(members), ticket, True, 1, began_s, (begun, self._lane.mark())))
 
     def _prepare(self, utterance: Utterance) -> bool:
         """Bring the run to where something can be fed. False if it turns out that nothing can."""
@@ -147,7 +148,7 @@ class TokenStage:
         budget = min(run.budget, self._decoder.room(utterance.slot))
         return Row(utterance.slot, run.special, run.special_from, max(1, budget), utterance.talk.forced(steps))
 
-    def _launch_burst(self, members: Sequence[Utterance], began_s: float) -> None:
+    def _launch_burst(self, members: Sequence[Utterance]) -> None:
         fitting = []
         for utterance in members:
             if self._decoder.room(utterance.slot) < self._burst + 1:
@@ -160,11 +161,12 @@ class TokenStage:
         steps = self._burst
         if first.outlet.emitted_samples == 0 and first.talk.passages:
             steps = max(1, min(steps, first.talk.passages[0].missing_tokens))  # not one more before the first sound
+        began_s, begun = perf_counter(), self._lane.mark()
         try:
             ticket = self._decoder.burst([self._row(u, steps) for u in fitting], steps)
         except Exception as problem:
             raise StageFault(fitting, problem) from problem
-        self._fly(_Tokens(tuple(fitting), ticket, False, steps, began_s))
+        self._fly(_Tokens(tuple(fitting), ticket, False, steps, began_s, (begun, self._lane.mark())))
 
     def _fly(self, flight: _Tokens) -> None:
         for utterance in flight.members:
@@ -181,9 +183,9 @@ class TokenStage:
             utterance.decoding = False
         try:
             columns = flight.ticket.wait().T.tolist()
+            spent_s = flight.marks[1].ms_since(flight.marks[0]) / 1000
         except Exception as problem:
             raise StageFault(flight.members, problem) from problem
-        spent_s = perf_counter() - flight.began_s
         drawn = 0
         for utterance, column in zip(flight.members, columns, strict=True):
             if utterance.gone:
@@ -313,24 +315,24 @@ class SoundStage:
             sound.utterance.rendering = False
         try:
             pieces = [sound.rendered.pcm() for sound in flight]
+            flow_ms, vocoder_ms = self._renderer.last_ms
         except Exception as problem:
             raise StageFault([sound.utterance for sound in flight], problem) from problem
-        spent_s = perf_counter() - self._began_s
-        self._spent.flow_ms += self._renderer.flow_ms
-        self._spent.vocoder_ms += self._renderer.vocoder_ms
-        self._spent.chunk_s = _mean(self._spent.chunk_s, spent_s)
+        self._spent.flow_ms += flow_ms
+        self._spent.vocoder_ms += vocoder_ms
+        self._spent.chunk_s = _mean(self._spent.chunk_s, (flow_ms + vocoder_ms) / 1000)
+        shared_by = len(flight)
         for sound, pcm in zip(flight, pieces, strict=True):
             if not sound.utterance.gone:
-                self._hand_over(sound, pcm, len(flight))
+                self._hand_over(sound, pcm, flow_ms / shared_by, vocoder_ms / shared_by)
 
-    def _hand_over(self, sound: _Sound, pcm: bytes, shared_by: int) -> None:
+    def _hand_over(self, sound: _Sound, pcm: bytes, flow_ms: float, vocoder_ms: float) -> None:
         utterance, passage, chunk = sound.utterance, sound.passage, sound.chunk
         if passage.base_sample is None:
             passage.base_sample = utterance.outlet.rendered_samples
         words = passage.words(chunk)
         if chunk.final and utterance.talk.truncated is not None and len(utterance.talk.passages) == 1:
             pcm = to_pcm(fade_out(to_float(pcm), _END_FADE_SAMPLES))
-        flow_ms, vocoder_ms = self._renderer.flow_ms / shared_by, self._renderer.vocoder_ms / shared_by
         utterance.outlet.render(
             pcm, words, text_range=passage.text_range, wall_ms=utterance.lm_ms + flow_ms + vocoder_ms,
             stages_ms=(("lm", utterance.lm_ms), ("flow", flow_ms), ("vocoder", vocoder_ms)),
