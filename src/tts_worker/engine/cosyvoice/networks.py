@@ -54,6 +54,8 @@ class Networks:
     ) -> Networks:
         """Raises BundleError if the weights do not fit or make nonsense."""
         config, device = bundle.config, torch.device(device)
+        if device.type == "cuda":  # convolutions round factors to 10 bits there unless told not to: a phase needs more
+            torch.backends.cudnn.allow_tf32 = False
         with torch.device("meta"):  # no memory, no time for numbers that are thrown away
             lm, flow = SpeechLM(config.lm), Flow(config.flow)
         hift = Hift(config.hift, not float32_phase)

@@ -105,11 +105,11 @@ class _Passed:
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        self._event.record(stream)  # type: ignore[no-untyped-call]
+        self._event.record(stream)
 
     def ms_since(self, earlier: Mark) -> float:
         assert isinstance(earlier, _Passed)
-        self._event.synchronize()  # type: ignore[no-untyped-call]
+        self._event.synchronize()
         return float(earlier._event.elapsed_time(self._event))
 
 
