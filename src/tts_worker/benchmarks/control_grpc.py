@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 
+from tts_worker.benchmarks.bystander import Bystander
 from tts_worker.benchmarks.control import Commander, ControlTimes
 from tts_worker.benchmarks.stats import Figure, LoopLag, percentile, rounded_ms
 from tts_worker.benchmarks.texts import paragraph
@@ -119,7 +120,7 @@ class _Listener:
 async def measure_control_grpc(address: str, sessions: int, seconds: float) -> dict[str, Figure]:
     """``sessions`` listeners of the worker at ``address`` (``host:port``), over one channel as an orchestrator has."""
     times = ControlTimes()
-    async with grpc.aio.insecure_channel(address) as channel, LoopLag() as lag:
+    async with Bystander() as bystander, grpc.aio.insecure_channel(address) as channel, LoopLag() as lag:
         stub = tts_worker_pb2_grpc.TTSServiceStub(channel)
         listeners = [_Listener(stub, f"bench-{index}", random.Random(index), times) for index in range(sessions)]
         for listener in listeners:
@@ -132,10 +133,13 @@ async def measure_control_grpc(address: str, sessions: int, seconds: float) -> d
         for task in listening:
             task.cancel()
         await asyncio.wait(listening)
+    stalled_s = [stall.end_s - stall.begin_s for stall in bystander.stalls]
     answered_s = [value for listener in listeners for value in listener.answered_s]
     return {
         **times.figures(),
         "answered_p50_ms": rounded_ms(percentile(answered_s, 50)),
         "answered_p99_ms": rounded_ms(percentile(answered_s, 99)),
         "client_loop_lag_p99_ms": rounded_ms(percentile(lag.lags_s, 99)),
+        "machine_stalls": len(stalled_s),
+        "machine_stall_max_ms": rounded_ms(max(stalled_s, default=None)),
     }

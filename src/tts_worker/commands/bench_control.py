@@ -8,13 +8,13 @@ import asyncio
 from tts_worker.benchmarks.control import measure_control
 from tts_worker.benchmarks.stats import Figure, show
 from tts_worker.commands.common import quiet_logs
-from tts_worker.errors import InvalidRequest
+from tts_worker.errors import InvalidRequest, MissingExtra
 from tts_worker.settings import load_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", choices=("tone", "cpu"), default="tone")
-    parser.add_argument("--transport", choices=("local", "ws"), default="local")
+    parser.add_argument("--transport", choices=("local", "ws", "grpc"), default="local")
     parser.add_argument("--sessions", type=int, default=64)
     parser.add_argument(
         "--load", type=float, default=0.8, help="share of its time the tone engine is busy (default 0.8)"
@@ -44,9 +44,17 @@ async def _measure(args: argparse.Namespace, engine: dict[str, object]) -> dict[
     if args.transport == "local":
         flags = {"engines": {args.engine: engine}, "session": {"max_sessions": args.sessions}}
         return await measure_control(load_settings(flags=flags), args.sessions, args.seconds)
-    from tts_worker.benchmarks.control_websocket import measure_control_websocket, server_process
-
     settings = [f"engines.{args.engine}.{key}={value}" for key, value in engine.items()]
     settings += [f"session.max_sessions={args.sessions}", "log_level=warning"]
-    async with server_process([word for setting in settings for word in ("--set", setting)]) as address:
+    arguments = [word for setting in settings for word in ("--set", setting)]
+    if args.transport == "grpc":
+        try:
+            from tts_worker.benchmarks.control_grpc import grpc_server_process, measure_control_grpc
+        except ModuleNotFoundError:
+            raise MissingExtra("--transport grpc", "grpc") from None
+        async with grpc_server_process(arguments) as address:
+            return await measure_control_grpc(address, args.sessions, args.seconds)
+    from tts_worker.benchmarks.control_websocket import measure_control_websocket, server_process
+
+    async with server_process(arguments) as address:
         return await measure_control_websocket(address, args.sessions, args.seconds)
