@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 
+@torch.inference_mode(False)  # weights are tensors like any other: some kernels ask for their version
 def joined(*layers: nn.Linear) -> nn.Linear:
     """One layer whose output is that of ``layers`` side by side: ``[..., I] -> [..., sum of O]``. All of them have a
     bias, or none."""
