@@ -14,7 +14,7 @@ from tts_worker.engine.streaming.engine import CosyVoiceEngine
 from tts_worker.engine.streaming.graphs import GraphRunner
 from tts_worker.engine.streaming.lanes import CudaLane
 from tts_worker.engine.streaming.load import load_networks
-from tts_worker.types import Boundary, Cancel, Done, EndText, Open, Text, UtteranceKey
+from tts_worker.types import Boundary, Cancel, Done, EndText, Open, SynthesisParams, Text, UtteranceKey
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,11 +36,15 @@ def on_device(family: str, *, half: bool, graphs: bool, crowd: int = 8) -> CosyV
     return subject
 
 
+def seeded(n: int) -> SynthesisParams:
+    return replace(PROMPTED, seed=n)
+
+
 def crowd_says(subject: CosyVoiceEngine, crowd: int) -> list[Heard]:
     keys = [UtteranceKey("s", n) for n in range(crowd)]
     heard: dict[UtteranceKey, Heard] = {}
     for key in keys:
-        subject.handle(Open(key, replace(PROMPTED, seed=key.generation), PLENTY_SAMPLES))
+        subject.handle(Open(key, seeded(key.generation), PLENTY_SAMPLES))
         for segment in TEXT:
             subject.handle(Text(key, segment))
         subject.handle(EndText(key))
@@ -58,10 +62,11 @@ def levels_apart(a: bytes, b: bytes) -> float:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_device_says_what_the_cpu_says(family: str) -> None:
     eos = bundle(family).config.lm.eos_id
-    expected = speak(engine(family, script=lambda key, run: [*range(100 + run, 160 + run), eos]), TEXT)
+    expected = speak(engine(family, script=lambda key, run: [*range(100 + run, 160 + run), eos]), TEXT, seeded(0))
     (heard,) = crowd_says(on_device(family, half=False, graphs=False), 1)
     assert heard.words == expected.words
     assert levels_apart(expected.pcm, heard.pcm) < 0.02
+    assert not torch.backends.cudnn.allow_tf32, "convolutions in full float32"
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -82,7 +87,7 @@ def test_sixty_four_at_once_equal_their_solo_runs() -> None:
     subject = on_device("cosyvoice3", half=False, graphs=True, crowd=64)
     together = crowd_says(subject, 64)
     for n in range(0, 64, 9):
-        alone = speak(subject, TEXT, replace(PROMPTED, seed=n), UtteranceKey("alone", n))
+        alone = speak(subject, TEXT, seeded(n), UtteranceKey("alone", n))
         assert levels_apart(together[n].pcm, alone.pcm) < 0.02
 
 
