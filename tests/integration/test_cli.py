@@ -175,6 +175,12 @@ def test_serve_serves_lists_its_voices_and_drains(capsys: pytest.CaptureFixture[
         assert process.wait(timeout=20) == 0
 
 
+def test_a_value_that_ends_in_a_colon_is_set_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """YAML would read a mapping; who means one writes braces."""
+    assert main(["serve", *TONE, "--set", "registry.prefix=tts:worker:", "--set", "registry.url=redis://x/0"]) == 2
+    assert "registry.url: a registered worker is reached over gRPC" in error_of(capsys), "the prefix was fine"
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

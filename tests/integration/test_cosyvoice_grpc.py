@@ -17,7 +17,7 @@ from tests.integration.grpc_rig import dial
 from tts_worker.app import Worker, running_worker
 from tts_worker.fleet import in_fleet
 from tts_worker.transports.grpc import cosyvoice_pb2 as pb
-from tts_worker.transports.grpc import cosyvoice_pb2_grpc
+from tts_worker.transports.grpc import cosyvoice_pb2_grpc, tts_worker_pb2, tts_worker_pb2_grpc
 
 TEXT = "Hello there, my friend."
 SECOND = np.zeros(16_000, "<i2").tobytes()
@@ -113,6 +113,10 @@ async def test_a_recording_becomes_a_voice_where_an_engine_can() -> None:
         try:
             low = await ask(address, zero_shot(LOUD, "希望"))
             assert await ask(address, zero_shot(LOUD, "希望")) == low
+            async with dial(member.address) as channel:
+                worker_protocol = tts_worker_pb2_grpc.TTSServiceStub(channel)
+                told = await worker_protocol.GetCapabilities(tts_worker_pb2.GetCapabilitiesRequest())
+            assert told.capabilities.zero_shot
             cross = pb.crosslingualRequest(tts_text=TEXT, prompt_audio=LOUD)
             assert await ask(address, pb.Request(cross_lingual_request=cross)) == low
             assert worker.learner.heard == ["希望", ""], "once, however often it comes"

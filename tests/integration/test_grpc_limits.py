@@ -297,10 +297,15 @@ async def test_capabilities_say_what_is_there() -> None:
         assert (able.streaming, able.cpu_ok, able.max_concurrent_sessions) == (True, True, 10)
         assert (able.native_sample_rate, able.pause_resume, able.word_timestamps) == (24_000, True, True)
         assert (48_000 in able.sample_rates, able.protocol_version) == (True, 1)
+        assert (able.zero_shot, able.emotive_zero_prompt) == (False, False)
+        assert answer.metrics["rtf"] == 0.0, "no sound yet, and never absent: readers take that for the slowest"
         assert list(answer.resident_models) == ["tone"]
         await rig.start()
         after = await rig.stub.GetCapabilities(pb.GetCapabilitiesRequest())
         assert (after.metrics["queue_depth"], after.metrics["free_slots"]) == (1.0, 9.0)
+        await say(rig, "Hello there.")
+        spoken = await rig.stub.GetCapabilities(pb.GetCapabilitiesRequest())
+        assert 0 < spoken.metrics["rtf"] < 1
 
 
 async def test_a_drain_lets_turns_end_and_waits_for_no_silent_session() -> None:

@@ -52,6 +52,8 @@ def _assign(flags: dict[str, Any], assignment: str) -> None:
         parsed = yaml.safe_load(value)
     except yaml.YAMLError:
         raise InvalidRequest(f"--set {key}: the value is not valid YAML") from None
+    if isinstance(parsed, dict) and not value.lstrip().startswith("{"):
+        parsed = value  # such as registry.prefix=tts:worker: , which nobody means as a mapping
     for name in path[:-1]:
         flags = flags.setdefault(name, {})
         if not isinstance(flags, dict):

@@ -20,7 +20,18 @@ from typing import Final
 
 from tts_worker.engine.base import Engine
 from tts_worker.errors import EngineFault, ErrorInfo, NotReady
-from tts_worker.types import Cancel, Command, Done, EngineInfo, Event, Failed, Open, UtteranceKey
+from tts_worker.types import (
+    SAMPLE_RATE_HZ,
+    Audio,
+    Cancel,
+    Command,
+    Done,
+    EngineInfo,
+    Event,
+    Failed,
+    Open,
+    UtteranceKey,
+)
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +53,7 @@ class EngineStats:
     steps: int = 0
     busy_s: float = 0.0
     events: int = 0
+    audio_s: float = 0.0
     faults: int = 0
     stale_events: int = 0
     slowest_step_s: float = 0.0
@@ -188,6 +200,8 @@ class EngineLoop:
                 self.stats.stale_events += 1  # cancelled while the step ran, or from a runner given up
                 continue
             self.stats.events += 1
+            if isinstance(event, Audio):
+                self.stats.audio_s += event.samples / SAMPLE_RATE_HZ
             if isinstance(event, Done | Failed):
                 self._live.discard(event.key)
             self._dispatch(event)

@@ -31,6 +31,15 @@ RETRY_AFTER_S = 1.0
 """When a refused caller may try again: turns last seconds, so slots free up quickly."""
 
 
+class EngineCosts(Protocol):
+    """Engine time spent, and the sound that came of it."""
+
+    @property
+    def busy_s(self) -> float: ...
+    @property
+    def audio_s(self) -> float: ...
+
+
 class HubEngine(EnginePort, Protocol):
     """An engine as the hub needs it (``engine.loop.EngineLoop``)."""
 
@@ -38,6 +47,8 @@ class HubEngine(EnginePort, Protocol):
     def ready(self) -> bool: ...
     @property
     def info(self) -> EngineInfo: ...
+    @property
+    def stats(self) -> EngineCosts: ...
 
 
 class ModelGate(Protocol):
@@ -162,6 +173,18 @@ class SessionHub:
     @property
     def live_sessions(self) -> int:
         return len(self._sessions)
+
+    @property
+    def learns_voices(self) -> bool:
+        """Whether an engine that is loaded can learn a voice from a recording."""
+        return bool(self._enrolments)
+
+    @property
+    def rtf(self) -> float:
+        """Engine time per second of sound, over all engines since they were loaded; 0 before the first sound."""
+        stats = [engine.stats for engine in self._engines.values()]
+        audio_s = sum(each.audio_s for each in stats)
+        return sum(each.busy_s for each in stats) / audio_s if audio_s else 0.0
 
     @property
     def buffered_s(self) -> float:

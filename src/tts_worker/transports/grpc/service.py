@@ -198,10 +198,12 @@ class TTSService:
 
     async def GetCapabilities(self, request: pb.GetCapabilitiesRequest, context: Context) -> pb.GetCapabilitiesResponse:
         hub = self._hub
-        infos = {voice.engine: voice.info for voice in hub.voices}.values()
+        infos = list({voice.engine: voice.info for voice in hub.voices}.values())
         return pb.GetCapabilitiesResponse(
             capabilities=pb.Capabilities(
                 streaming=True,
+                zero_shot=hub.learns_voices,
+                emotive_zero_prompt=any("instruct" in info.capabilities for info in infos),
                 cpu_ok=any(info.device == "cpu" for info in infos),
                 languages=sorted({tag for voice in hub.voices for tag in voice.languages}),
                 max_concurrent_sessions=hub.config.max_sessions,
@@ -220,13 +222,15 @@ class TTSService:
 
 
 def load_metrics(hub: SessionHub) -> dict[str, float]:
-    """What an orchestrator chooses by. ``queue_depth`` is how many sessions live: nobody ever queues."""
+    """What an orchestrator chooses by. ``queue_depth`` is how many sessions live: nobody ever queues. ``rtf`` is always
+    there, for those that choose by it take a worker without one for the slowest."""
     live, places = hub.live_sessions, hub.config.max_sessions
     return {
         "queue_depth": float(live),
         "live_sessions": float(live),
         "free_slots": float(max(0, places - live)),
         "load": live / places,
+        "rtf": hub.rtf,
         "buffered_s": hub.buffered_s,
         "ready": float(hub.ready),
     }
