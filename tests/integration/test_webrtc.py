@@ -81,12 +81,27 @@ async def test_pause_resume_stop_and_the_next_turn_on_one_track(address: str) ->
         assert stopped["text_spoken"] + stopped["text_remaining"] == LONG
         listener.send(type="text", text="Yes.", end=True)
         await listener.told("done")
-        assert np.diff(listener.stamps).min() == 960
-        assert set(np.diff(listener.stamps)) == {960}, "through the flush and the pause"
+        steps = np.diff(listener.stamps)
+        assert (steps > 0).all(), "through the flush and the pause"
+        assert (steps % 960 == 0).all()  # a machine that is too busy gives frames up, but not their time
         listener.send(type="ping", id=7)
         assert (await listener.told("pong"))["id"] == 7
         listener.send(type="close")
         await until_live_sessions(address, 0)
+
+
+async def test_a_pause_is_acknowledged_however_much_waits_to_be_played(address: str) -> None:
+    async with listening(address) as listener:
+        listener.send(type="text", text=LONG, end=True)
+        for count in range(1, 4):
+            heard = len(listener.frames)
+            await listener.until(lambda: any(listener.loud[heard:]))  # noqa: B023
+            for _ in range(3):
+                listener.send(type="ping")  # whatever is said, the worker looks for sound as well
+            listener.send(type="pause")
+            assert (await listener.told("paused", count))["applied"]
+            listener.send(type="resume")
+            assert (await listener.told("resumed", count))["applied"]
 
 
 async def test_a_stop_is_silence_at_the_ear_after_little_more_than_the_jitter_buffer(address: str) -> None:

@@ -185,9 +185,10 @@ class Peer:
         return self._playout.hold() if self._dialogue.session.state is State.PAUSED else self._playout.take()
 
     def _advance(self) -> None:
-        """Take from the session what is needed soon, and pass on what it says on the way."""
+        """Take from the session what is needed soon, and pass on what it says on the way. In a pause it gives no sound,
+        and what it says must not wait behind sound that does not move."""
         session = self._dialogue.session
-        while self._playout.hungry and (item := session.poll()) is not None:
+        while (self._playout.hungry or session.state is State.PAUSED) and (item := session.poll()) is not None:
             if isinstance(item, PcmFrame):
                 self._playout.push(item.pcm)
             else:
