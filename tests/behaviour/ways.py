@@ -50,7 +50,7 @@ class BentWorker(Worker):
         if self._bent is None:
             await super()._load(name)
             return
-        engine = EngineLoop(lambda: ToneEngine(self._bent), name=name, hang_timeout_s=5.0)
+        engine = EngineLoop(lambda: ToneEngine(self._bent), name=name, hang_timeout_s=20.0)
         await engine.start()
         self.hub.add_engine(name, "tone", engine)
         self.engines[name] = engine
@@ -161,15 +161,34 @@ async def cosyvoice(setup: Setup) -> AsyncIterator[Client]:
         yield client
 
 
+@asynccontextmanager
+async def webrtc(setup: Setup) -> AsyncIterator[Client]:
+    """aiortc to aiortc: sound on a track, the protocol on a data channel."""
+    pytest.importorskip("aiortc", reason="needs the extra 'webrtc'")
+    from tests.behaviour.webrtc_way import WebRtcClient
+
+    # Sound waits in the listener's jitter buffer, and may do so for as long as a busy machine likes.
+    patient = replace(setup.client, audio_timeout_s=max(setup.client.audio_timeout_s, 2.0))
+    async with served(setup) as address:
+        speaking = WebRtcClient(address, patient)
+        try:
+            yield cast(Client, speaking)
+        finally:
+            await speaking.close()
+
+
 @dataclass(frozen=True)
 class Way:
     """``exact``: its sound is the worker's, byte for byte (no codec between). ``lacks``: what it has no words for.
-    ``slow``: its sound takes time to compute."""
+    ``slow``: its sound takes time. ``paced``: all of it comes at the pace of a listener, who waits most of the time, so
+    the behaviours run side by side. ``crowd``: how many others speak where there are to be many."""
 
     enter: Callable[[Setup], AbstractAsyncContextManager[Client]]
     exact: bool = True
     lacks: frozenset[str] = frozenset()
     slow: bool = False
+    paced: bool = False
+    crowd: int = 50
 
 
 WAYS: dict[str, Way] = {
@@ -179,4 +198,7 @@ WAYS: dict[str, Way] = {
     "redis": Way(registered),
     "cosyvoice": Way(cosyvoice, lacks=frozenset({"tone", "crowd", "hang"}), slow=True),
     "livekit": Way(livekit, False, frozenset({"spans", "surrogates", "flush", "played", "admission", "retryable"})),
+    "webrtc": Way(
+        webrtc, False, frozenset({"lead"}), slow=True, paced=True, crowd=5
+    ),  # each speaker costs a codec on both ends
 }

@@ -19,7 +19,7 @@ from aiortc.mediastreams import MediaStreamError
 class Listener:
     """``log``: what the data channel said. ``sound``: what the track played, mono at 48 kHz, and when each frame came.
 
-    ``stamps``: the time stamps of the frames.
+    ``stamps``: the time stamps of the frames. ``on_message``, ``on_frame``: who is told as they come.
     """
 
     def __init__(self) -> None:
@@ -29,6 +29,8 @@ class Listener:
         self.frames: list[np.ndarray[Any, Any]] = []
         self.stamps: list[int] = []
         self.heard_at_s: list[float] = []
+        self.on_message: Callable[[str], None] = lambda raw: None
+        self.on_frame: Callable[[np.ndarray[Any, Any]], None] = lambda frame: None
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.connection.addTransceiver("audio", direction="recvonly")
@@ -37,6 +39,7 @@ class Listener:
 
     def _on_message(self, raw: str) -> None:
         self.log.append(json.loads(raw))
+        self.on_message(raw)
         self._changed.set()
 
     def _on_track(self, track: Any) -> None:
@@ -49,6 +52,7 @@ class Listener:
                 self.frames.append(frame.to_ndarray().reshape(-1, 2)[:, 0])
                 self.stamps.append(frame.pts)
                 self.heard_at_s.append(asyncio.get_running_loop().time())
+                self.on_frame(self.frames[-1])
                 self._changed.set()
         except MediaStreamError:
             return
