@@ -26,6 +26,10 @@ function show(id, text) {
   at(id).textContent = text;
 }
 
+function showMs(id, ms) {
+  show(id, `${Math.round(ms)} ms`);
+}
+
 function enable(connected) {
   for (const id of ["speak", "pause", "stop", "ear"]) at(id).disabled = !connected;
   show("connect", connected ? "Disconnect" : "Connect");
@@ -36,7 +40,7 @@ async function connect() {
   show("state", "Connecting");
   gauge = new Gauge((atS) => {
     if (askedS === null) return;
-    show("first-sound", `${Math.round((atS - askedS) * 1000)} ms`);
+    showMs("first-sound", (atS - askedS) * 1000);
     askedS = null;
   });
   const own = new Peer({
@@ -114,13 +118,19 @@ async function stopped() {
   const { s, ms } = stopping;
   const [own, meter] = [peer, gauge];
   stopping = null;
-  show("stop-told", `${Math.round(performance.now() - ms)} ms`);
+  const toldMs = performance.now() - ms;
   await new Promise((resolve) => setTimeout(resolve, SETTLED_MS));
   if (peer !== own || stopping !== null || speaking) return;
   const heardMs = Math.max(0, ((await meter.lastLoud()) - s) * 1000);
-  show("stop-heard", `${Math.round(heardMs)} ms`);
-  const jitterMs = await own.jitterMs();
-  if (jitterMs !== null) show("jitter", `${Math.round(jitterMs)} ms`);
+  const roundTripMs = (await own.roundTripMs()) ?? 0;
+  const jitterMs = (await own.jitterMs()) ?? 0;
+  showMs("network", roundTripMs);
+  showMs("worker", Math.max(0, toldMs - roundTripMs));
+  showMs("jitter", jitterMs);
+  showMs("playout", Math.max(0, heardMs - toldMs - jitterMs));
+  showMs("device", meter.deviceMs);
+  showMs("stop-told", toldMs);
+  showMs("stop-heard", heardMs);
 }
 
 at("connect").onclick = () => (peer === null ? connect() : disconnect());

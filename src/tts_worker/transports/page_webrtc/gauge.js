@@ -19,6 +19,11 @@ export class Gauge {
     return this.#context.currentTime;
   }
 
+  /** What the device adds to every time, in ms, as far as the browser knows. */
+  get deviceMs() {
+    return (this.#context.outputLatency || this.#context.baseLatency) * 1000;
+  }
+
   async listen(stream) {
     await this.#context.audioWorklet.addModule(new URL("gauge-worklet.js", import.meta.url));
     this.#node = new AudioWorkletNode(this.#context, "gauge", { numberOfOutputs: 1 });

@@ -56,6 +56,16 @@ export class Peer {
     return null;
   }
 
+  /** How long a packet to the worker and back takes, in ms, as the browser measured it last; null before it has. */
+  async roundTripMs() {
+    for (const report of (await this.#connection.getStats()).values()) {
+      if (report.type === "candidate-pair" && report.nominated && report.currentRoundTripTime !== undefined) {
+        return report.currentRoundTripTime * 1000;
+      }
+    }
+    return null;
+  }
+
   close() {
     this.#over = true;
     this.#connection.close();
