@@ -4,7 +4,8 @@
 
 A worker with the tone engine, its own page ``/webrtc`` and Debian's Chromium without a window, all on this machine. The
 page measures (see ``page_webrtc``): the ear is the end of the browser's audio graph, on the audio clock; the sound
-device adds what it adds to all sound. Needs ``pip install "tts-worker[webrtc]" playwright`` and ``apt install chromium``.
+device adds what it adds to all sound. Needs ``pip install "tts-worker[webrtc]" playwright`` and ``apt install
+chromium``.
 """
 
 from __future__ import annotations

@@ -2,4 +2,6 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.behaviour.behaviours", "tests.behaviour.ear")
+_CHECKING = ("control", "ear", "faults", "sessions", "speaking", "table")
+
+pytest.register_assert_rewrite(*(f"tests.behaviour.{name}" for name in _CHECKING))

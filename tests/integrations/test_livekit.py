@@ -24,7 +24,7 @@ from livekit.agents import (
 )
 from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT
 
-from tests.behaviour.behaviours import _fault
+from tests.behaviour.faults import fault_at
 from tests.behaviour.ways import Setup, served
 from tests.fakes.proxy import proxied
 from tts_worker.client import Client
@@ -374,7 +374,7 @@ def test_every_error_has_its_livekit_form(code: ErrorCode) -> None:
 
 
 async def test_an_engine_that_breaks_before_the_first_sound_is_tried_again() -> None:
-    async with plugin(Setup(engine=_fault(Fault.OUT_OF_MEMORY, chunk=0, generation=1))) as (voice, watch):
+    async with plugin(Setup(engine=fault_at(Fault.OUT_OF_MEMORY, chunk=0, generation=1))) as (voice, watch):
         take = await say(voice, TEXT, conn_options=APIConnectOptions(max_retry=1, retry_interval=0.01, timeout=5.0))
         assert "".join(take.pieces) == TEXT
         [error] = watch.errors

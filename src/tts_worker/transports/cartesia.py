@@ -22,7 +22,8 @@ from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerE
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.transports import cartesia_wire as vendor
-from tts_worker.transports.contexts import Context, ContextSocket, Message, SocketLimits, parse_object
+from tts_worker.transports import wire
+from tts_worker.transports.contexts import Context, ContextSocket, Message, SocketLimits
 from tts_worker.transports.rendering import Rendering, download, failure
 from tts_worker.transports.responses import LiveStream
 from tts_worker.types import SAMPLE_RATE_HZ, Ended, Output, PcmFrame, UtteranceKey, Words
@@ -194,7 +195,7 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
     @routes.post("/tts/bytes", summary="Text to speech as Cartesia's clients ask for it, streamed")
     async def speech(request: Request) -> Response:
         try:
-            wanted = vendor.checked(vendor.REQUEST, parse_object(await request.body(), "body"))
+            wanted = vendor.checked(vendor.REQUEST, wire.parse_object(await request.body(), "body"))
             if len(wanted.transcript) > max_input_chars:
                 raise TextTooLong(f"transcript may have at most {max_input_chars} characters")
             rendering = wanted.output_format.rendering()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -212,7 +211,7 @@ class ContextSocket:
             try:
                 if (raw := message.get("text")) is None:
                     raise InvalidRequest("binary messages are not understood: send JSON text")
-                data = parse_object(raw, "message")
+                data = wire.parse_object(raw, "message")
                 name = self.dialect.context_of(data)
                 self.dialect.read(data)
             except SendTimeout:
@@ -290,14 +289,3 @@ class ContextSocket:
             since_s = self._sending_since_s
             if since_s is not None and loop.time() - since_s > limit_s:
                 raise SendTimeout(f"nothing was read for {limit_s:g} s")
-
-
-def parse_object(raw: str | bytes, what: str) -> Message:
-    """A JSON object. Raises InvalidRequest."""
-    try:
-        data = json.loads(raw)
-    except (ValueError, RecursionError):
-        raise InvalidRequest(f"the {what} is not valid JSON") from None
-    if not isinstance(data, dict):
-        raise InvalidRequest(f"the {what} must be a JSON object")
-    return data

@@ -19,8 +19,9 @@ from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.text.decoding import TextDecoder
 from tts_worker.transports import elevenlabs_wire as vendor
+from tts_worker.transports import wire
 from tts_worker.transports.alignment import CharacterClock
-from tts_worker.transports.contexts import Context, ContextSocket, Message, SocketLimits, parse_object
+from tts_worker.transports.contexts import Context, ContextSocket, Message, SocketLimits
 from tts_worker.transports.rendering import Rendering, download, failure
 from tts_worker.transports.responses import LiveStream
 from tts_worker.types import Ended, Output, PcmFrame, Words
@@ -203,7 +204,7 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
     async def speech(request: Request, voice: str) -> Response:
         try:
             query = vendor.query_of(request.query_params)
-            body: vendor.Body = vendor.checked(vendor.BODY, parse_object(await request.body(), "body"))
+            body: vendor.Body = vendor.checked(vendor.BODY, wire.parse_object(await request.body(), "body"))
             if len(body.text) > max_input_chars:
                 raise TextTooLong(f"text may have at most {max_input_chars} characters")
             asked = body.model_dump(include={"language_code", "seed"}, exclude_none=True)

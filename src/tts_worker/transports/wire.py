@@ -129,6 +129,17 @@ def parse_client_message(raw: str) -> ClientMessage:
         raise InvalidRequest(explain(error, skip=1)) from None
 
 
+def parse_object(raw: str | bytes, what: str) -> dict[str, Any]:
+    """A JSON object, ``what`` it is called in the error. Raises InvalidRequest."""
+    try:
+        data = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise InvalidRequest(f"the {what} is not valid JSON") from None
+    if not isinstance(data, dict):
+        raise InvalidRequest(f"the {what} must be a JSON object")
+    return data
+
+
 def parse_start(fields: Mapping[str, Any]) -> StartMessage:
     """The fields of a ``start``, where a session begins with something else than a message. Raises InvalidRequest."""
     try:
