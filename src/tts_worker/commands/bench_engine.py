@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cancels", type=int, default=0, help="calls that are cancelled at random points (default 0)")
     parser.add_argument("--repeats", type=int, default=5, help="medians and minima are told (default 5)")
     parser.add_argument("--first-tokens", type=int, default=8, help="before the first boundary (default 8)")
+    parser.add_argument("--stride-chunks", type=int, help="chunks at a time, once under way (default: by device)")
     parser.add_argument("--memory-gb", type=float, help="for what is being spoken (default: what suits the device)")
     parser.add_argument("--threads", type=int, help="of the CPU")
     parser.add_argument("--half", action="store_true", default=None, help="bfloat16, also on a CPU")
@@ -82,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
         graphs=not args.no_graphs,
         max_utterances=max(4, args.sessions),
         first_tokens=args.first_tokens,
+        stride_chunks=args.stride_chunks,
         max_passage_s=int(max(lengths_s)) + 2,
         memory_gb=args.memory_gb,
         smooth_start=args.smooth_start,
@@ -121,11 +123,13 @@ def forced_tokens(count: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.i
 
 @dataclass(frozen=True)
 class Spoken:
-    """One utterance: when its first sound came and how much that was, what each chunk took, and the sound."""
+    """One utterance: when its first sound came and how much that was, how long each chunk sounds and what it took, and
+    the sound."""
 
     first_s: float
     first_samples: int
     first_tokens: int
+    chunks_s: tuple[float, ...]
     chunks_ms: tuple[float, ...]
     chunks_cpu_ms: tuple[float, ...]
     stages_ms: dict[str, float]
@@ -183,7 +187,7 @@ class Bench:
         """Say ``tokens`` alone, as fast as it goes. Raises SynthesisFailed."""
         engine, self._say = self.engine, [int(token) for token in tokens]
         engine.spent.reset()
-        pcm, chunks_ms, cpu_ms, stages_ms = bytearray(), [], [], dict[str, float]()
+        pcm, chunks_s, chunks_ms, cpu_ms, stages_ms = bytearray(), list[float](), [], [], dict[str, float]()
         first = (0.0, 0, 0)
         began_s, cpu_s = perf_counter(), process_time()
         self._open(segments=segments)
@@ -198,20 +202,22 @@ class Bench:
                     for name, value in event.meta.stages_ms:
                         stages_ms[name] = stages_ms.get(name, 0.0) + value
                     if event.meta.wall_ms:
+                        chunks_s.append(0.0)
                         chunks_ms.append(event.meta.wall_ms)
                         cpu_ms.append(1000 * (process_time() - cpu_s))
                         cpu_s = process_time()
+                    chunks_s[-1] += event.samples / SAMPLE_RATE_HZ
         wall_s = perf_counter() - began_s
-        return Spoken(*first, tuple(chunks_ms), tuple(cpu_ms), stages_ms, wall_s, bytes(pcm))
+        return Spoken(*first, tuple(chunks_s), tuple(chunks_ms), tuple(cpu_ms), stages_ms, wall_s, bytes(pcm))
 
     def _best_chunks(self, runs: Sequence[Spoken]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """What each chunk takes at best, for other work only ever adds; on a CPU processor time, which it adds least
-        to."""
+        """What a second of each chunk takes at best, in ms, for other work only ever adds; on a CPU processor time,
+        which it adds least to."""
         on_cpu = self.engine.info.device == "cpu"
         best: np.ndarray[tuple[int], np.dtype[np.float64]] = np.min(
             [run.chunks_cpu_ms if on_cpu else run.chunks_ms for run in runs], axis=0
         )
-        return best
+        return best / runs[0].chunks_s
 
     # -- what is measured ---------------------------------------------------------------------------------------------
 
@@ -242,7 +248,7 @@ class Bench:
         }
 
     def growth(self, seconds: float, repeats: int) -> dict[str, Figure]:
-        """What a chunk costs at each second of one long turn, as callers speak it: sentence after sentence, with the
+        """What a second of sound costs along one long turn, as callers speak it: sentence after sentence, with the
         context carried. Whole chunks only, the best of all repeats, for other work only ever adds."""
         each, count = int(SENTENCE_S * TOKEN_RATE_HZ), max(2, round(seconds / SENTENCE_S))
         tokens = forced_tokens(each * count, 4)
@@ -262,16 +268,18 @@ class Bench:
         slope, _ = np.polyfit(np.arange(count) * SENTENCE_S, np.median(whole, axis=1), 1)
         return {
             "turn_seconds": count * SENTENCE_S,
-            "chunk_ms_early": _rounded(early),
-            "chunk_ms_late": _rounded(late),
-            "chunk_late_over_early": _rounded(late / early, 3),
-            "chunk_ms_slope_per_s": _rounded(float(slope), 4),
+            "second_ms_early": _rounded(early),
+            "second_ms_late": _rounded(late),
+            "late_over_early": _rounded(late / early, 3),
+            "second_ms_slope_per_s": _rounded(float(slope), 4),
         }
 
     def unbroken(self, seconds: float, repeats: int) -> dict[str, Figure]:
         """The same without a sentence end: attention over all that was said makes late chunks dearer."""
         tokens = forced_tokens(int(seconds * TOKEN_RATE_HZ), 4)
-        best = self._best_chunks([self.speak(tokens) for _ in range(repeats)])[2:-1]
+        runs = [self.speak(tokens) for _ in range(repeats)]
+        lengths = np.round(runs[0].chunks_s, 3)
+        best = self._best_chunks(runs)[lengths == lengths.max()]  # the first ones are shorter
         if len(best) < 2:  # too short to tell
             return {}
         part = max(1, len(best) // 6)

@@ -45,17 +45,35 @@ def next_chunk(done: int, available: int, ended: bool, hop: int, ahead: int) -> 
     return Chunk(done, available, available, True) if ended else None
 
 
-class GridPlan:
-    """Our chunks of one utterance: every boundary of the trained grid, the first as soon as the prompt allows."""
+SHORT_CHUNKS = 2  # whole chunks that come one at a time: so much lead a listener has before they grow
 
-    def __init__(self, prompt_tokens: int, chunk_tokens: int, ahead: int) -> None:
-        self._hop, self._chunk, self._ahead, self._done = first_hop(prompt_tokens, chunk_tokens), chunk_tokens, ahead, 0
+
+class GridPlan:
+    """Our chunks of one utterance: boundaries of the trained grid, the first as soon as the prompt allows. ``stride``:
+    after the first few, so many at a time, which sounds the same, comes later and costs less."""
+
+    def __init__(self, prompt_tokens: int, chunk_tokens: int, ahead: int, stride: int = 1) -> None:
+        self._first, self._chunk, self._ahead = first_hop(prompt_tokens, chunk_tokens), chunk_tokens, ahead
+        self._stride, self._done = stride, 0
+
+    def hop(self, done: int) -> int:
+        """Tokens of the chunk that begins at the boundary ``done``."""
+        if done == 0:
+            return self._first
+        return self._chunk if done < self._first + SHORT_CHUNKS * self._chunk else self._stride * self._chunk
 
     def next(self, available: int, ended: bool) -> Chunk | None:
-        chunk = next_chunk(self._done, available, ended, self._hop, self._ahead)
+        chunk = next_chunk(self._done, available, ended, self.hop(self._done), self._ahead)
         if chunk is not None and not chunk.final:
-            self._done, self._hop = chunk.end, self._chunk
+            self._done = chunk.end
         return chunk
+
+    def settled(self, available: int) -> int:
+        """Tokens whose chunks were due by the time that ``available`` were there."""
+        done = 0
+        while available >= done + self.hop(done) + self._ahead:
+            done += self.hop(done)
+        return done
 
 
 class Kind(str, Enum):

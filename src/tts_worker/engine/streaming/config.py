@@ -20,6 +20,7 @@ class StreamingConfig:
     """Sizes count per engine. Raises ConfigError for sizes that cannot work.
 
     ``first_tokens``: speech tokens before the first boundary; the flow's prompt is trimmed to make it so.
+    ``stride_chunks``: once a listener has some lead, so many chunks of the mask are computed and sent as one.
     ``context_tokens``: speech of earlier clauses that a clause continues. ``max_passage_s``: longest stretch of sound
     between two sentence ends; attention over it is what makes a late chunk dearer than an early one. ``lm_tokens``:
     longest sequence of the language model. ``pages``: memory for so many chunks (a second each) of all utterances and
@@ -33,6 +34,7 @@ class StreamingConfig:
     max_utterances: int = 16
     text_mode: TextMode = TextMode.CLAUSE
     first_tokens: int = 8
+    stride_chunks: int = 1
     context_tokens: int = 250
     max_passage_s: int = 30
     lm_tokens: int = 3072
@@ -50,6 +52,7 @@ class StreamingConfig:
         least = {
             "max_utterances": (self.max_utterances, 1),
             "first_tokens": (self.first_tokens, 1),
+            "stride_chunks": (self.stride_chunks, 1),
             "context_tokens": (self.context_tokens, 0),
             "max_passage_s": (self.max_passage_s, 4),
             "lm_tokens": (self.lm_tokens, 128),

@@ -52,6 +52,7 @@ class LoadOptions:
     max_utterances: int | None = None
     text_mode: str = "clause"
     first_tokens: int = 8
+    stride_chunks: int | None = None
     context_tokens: int = 250
     max_passage_s: int = 30
     memory_gb: float | None = None
@@ -87,6 +88,7 @@ def load_engine(
         max_utterances=options.max_utterances or (64 if cuda else 16),
         text_mode=TextMode(options.text_mode),
         first_tokens=options.first_tokens,
+        stride_chunks=options.stride_chunks or (1 if cuda or options.backend == "onnx" else 2),
         context_tokens=options.context_tokens,
         max_passage_s=options.max_passage_s,
         pages=pages_of(networks, options.memory_gb),

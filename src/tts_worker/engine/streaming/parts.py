@@ -80,7 +80,7 @@ class Parts:
             networks.config, tokenizer, voices,
             stored=stored, first_tokens=config.first_tokens, cached=config.cached_voices, guests=guests,
         )  # fmt: skip
-        renderer = Renderer(networks, pool, sound_lane, runners[1])
+        renderer = Renderer(networks, pool, sound_lane, runners[1], config.stride_chunks)
         if device.type == "cuda":  # what was loaded and cleared so far is there before a lane looks at it
             torch.cuda.synchronize(device)
         return cls(networks, decoder, renderer, pool, book, token_lane, sound_lane, runners)

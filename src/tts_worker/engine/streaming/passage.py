@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from tts_worker.engine.cosyvoice.chunks import Chunk, GridPlan, first_hop
+from tts_worker.engine.cosyvoice.chunks import Chunk, GridPlan
 from tts_worker.engine.cosyvoice.compat import SilenceFilter
 from tts_worker.engine.cosyvoice.dims import FlowDims
 from tts_worker.engine.streaming.alignment import WordClock
@@ -28,6 +28,7 @@ class Passage:
         pace: float,
         speed: float,
         frame_samples: int,
+        stride: int = 1,
     ) -> None:
         self.stream, self.tokens = stream, stream.tokens
         self.clock = WordClock(pace)
@@ -36,8 +37,7 @@ class Passage:
         self._speed, self._frame_samples = speed, frame_samples
         self._flow, self._silence = flow, silence
         prompt = len(stream.voice.prompt)
-        self._hop = first_hop(prompt, flow.chunk_tokens)
-        self._plan = GridPlan(prompt, flow.chunk_tokens, flow.lookahead_tokens)
+        self._plan = GridPlan(prompt, flow.chunk_tokens, flow.lookahead_tokens, stride)
         self._due: Chunk | None = None
         self.rendered_tokens = 0
         self._segments: list[tuple[int, int]] = []
@@ -58,13 +58,13 @@ class Passage:
     @property
     def missing_tokens(self) -> int:
         """How many more until the first chunk is due."""
-        return self._hop + self._flow.lookahead_tokens - len(self.tokens)
+        return self._plan.hop(0) + self._flow.lookahead_tokens - len(self.tokens)
 
     @property
     def missing_after_due(self) -> int:
         """Waiting tokens from which on the chunk after the one that is due is due as well."""
-        chunk = 0 if self._due is None else self._due.end - self._due.begin
-        return chunk + self._flow.chunk_tokens + self._flow.lookahead_tokens
+        end = self.rendered_tokens if self._due is None else self._due.end
+        return end - self.rendered_tokens + self._plan.hop(end) + self._flow.lookahead_tokens
 
     @property
     def due(self) -> Chunk | None:
@@ -79,8 +79,7 @@ class Passage:
 
     def heard_tokens(self) -> int:
         """Tokens that may have become sound by now, whether or not they have: a matter of count, not of time."""
-        over = len(self.tokens) - self._flow.lookahead_tokens - self._hop
-        return self._hop + over // self._flow.chunk_tokens * self._flow.chunk_tokens if over >= 0 else 0
+        return self._plan.settled(len(self.tokens))
 
     def cut(self, keep: int) -> None:
         """Forget tokens after the first ``keep``; what may have been heard stays, and one more to end on."""

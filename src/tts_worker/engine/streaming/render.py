@@ -105,10 +105,12 @@ class Shape:
 
 
 class Renderer:
-    """Runs the flow and the vocoder. ``flow_frames``, ``vocoder_frames``: how many were computed so far."""
+    """Runs the flow and the vocoder. ``stride``: the flow computes up to so many chunks of a stream in one pass.
+    ``flow_frames``, ``vocoder_frames``: how many were computed so far."""
 
-    def __init__(self, networks: Networks, pool: FlowPool, lane: Lane, runner: Runner) -> None:
+    def __init__(self, networks: Networks, pool: FlowPool, lane: Lane, runner: Runner, stride: int = 1) -> None:
         self._networks, self.pool, self._lane, self._runner = networks, pool, lane, runner
+        self._stride = stride
         self.flow_frames = self.vocoder_frames = 0
         self._marks: tuple[Mark, Mark, Mark] | None = None  # of the last pass: begun, mel there, sound there
         self._after: dict[Shape, tuple[int, bool]] = {}
@@ -121,8 +123,8 @@ class Renderer:
         begun, flowed, done = self._marks
         return flowed.ms_since(begun), done.ms_since(flowed)
 
-    def passes(self, work: Work) -> int:
-        """How many passes of the flow a piece of work takes (more than one at a stream's odd begin or end)."""
+    def pages(self, work: Work) -> int:
+        """How many chunks of the mask a piece of work takes (one more than its own at a stream's odd begin or end)."""
         stream, size = work.stream, self.pool.chunk_tokens
         if stream.flow is not None:
             done = stream.flow.tokens
@@ -167,23 +169,24 @@ class Renderer:
         for work in works:
             if work.stream.flow is None:
                 work.stream.flow = self.pool.open(work.stream.voice.flow)
-        left = [self.passes(work) for work in works]
+        left = [self.pages(work) for work in works]
         while any(left):
-            now = [i for i, passes in enumerate(left) if passes == max(left)]
-            for i, frames in zip(now, self._pass([works[i] for i in now]), strict=True):
+            now = [i for i, chunks in enumerate(left) if chunks == max(left)]
+            wide = min(max(left), self._stride)
+            for i, frames in zip(now, self._pass([works[i] for i in now], wide), strict=True):
                 parts[i].append(frames)
-                left[i] -= 1
+                left[i] -= wide
         return [torch.cat(part, dim=1).transpose(1, 2) for part in parts]
 
-    def _pass(self, works: Sequence[Work]) -> list[Tensor]:
-        """One chunk of each stream: its frames ``[1, n, mel]`` that nobody has heard."""
+    def _pass(self, works: Sequence[Work], chunks: int) -> list[Tensor]:
+        """The next ``chunks`` of each stream: their frames ``[1, n, mel]`` that nobody has heard."""
         config, ratio = self._networks.config, self._networks.config.flow.frames_per_token
         states, windows, begins = [], [], []
         for work in works:
             stream, state = work.stream, work.stream.flow
             assert state is not None
             tokens = [*stream.voice.prompt, *stream.tokens[: work.chunk.known]]
-            windows.append(window(config, tokens, stream.voice.prompt_mel, state.tokens, len(tokens)))
+            windows.append(window(config, tokens, stream.voice.prompt_mel, state.tokens, len(tokens), chunks))
             states.append(state)
             begins.append(state.tokens)
         mel = self.pool.advance(
@@ -198,7 +201,7 @@ class Renderer:
         for row, (work, begin) in enumerate(zip(works, begins, strict=True)):
             prompt = len(work.stream.voice.prompt)
             first = max(0, prompt + work.chunk.begin - begin)
-            last = min(self.pool.chunk_tokens, prompt + work.chunk.end - begin)
+            last = min(chunks * self.pool.chunk_tokens, prompt + work.chunk.end - begin)
             out.append(mel[row : row + 1, first * ratio : max(first, last) * ratio].clone())
         return out
 

@@ -258,7 +258,7 @@ class SoundStage:
             if fits:
                 members.append(utterance)
                 works.append(work)
-                pages += self._renderer.passes(work)
+                pages += self._renderer.pages(work)
             if len(members) == self._batch or (members and members[0].alone):
                 break
         if not members:
@@ -278,7 +278,7 @@ class SoundStage:
     def _fits(self, utterance: Utterance, work: Work, everyone: Sequence[Utterance], taken: int) -> bool:
         """Whether there are pages for ``work``. What has begun may take what there is; what begins waits until there is
         enough for all of it, so that it need not end half-way. Raises OutOfMemory where nobody will ever free any."""
-        pool, needed = self._pool, self._renderer.passes(work) + taken
+        pool, needed = self._pool, self._renderer.pages(work) + taken
         begins = work.stream.flow is None
         others = [
             u for u in everyone if u is not utterance and u.talk.passages and u.talk.passages[0].stream.flow is not None

@@ -183,6 +183,7 @@ class Talk:
             passage = Passage(
                 SoundStream(self.voice, seed, [], stretch), config.flow, silence,
                 pace=self.voice.pace, speed=params.speed, frame_samples=config.hift.frame_samples,
+                stride=self._model.settings.stride_chunks,
             )  # fmt: skip
             self._passages_begun += 1
             self.passages.append(passage)

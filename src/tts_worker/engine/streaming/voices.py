@@ -188,12 +188,12 @@ class VoiceBook:
 
 
 def window(
-    config: CosyVoiceConfig, tokens: tuple[int, ...] | list[int], mel: Tensor, start: int, end: int
+    config: CosyVoiceConfig, tokens: tuple[int, ...] | list[int], mel: Tensor, start: int, end: int, chunks: int = 1
 ) -> tuple[list[int], int, Tensor]:
-    """What the flow's next chunk from token ``start`` takes of ``tokens[:end]`` and the prompt's ``mel [F, bins]``:
-    ids, padded; how many of them exist; the condition ``[1, chunk_frames, bins]``."""
-    flow = config.flow
-    span, frames = flow.chunk_tokens + flow.lookahead_tokens, flow.chunk_tokens * flow.frames_per_token
+    """What the flow's next ``chunks`` from token ``start`` take of ``tokens[:end]`` and the prompt's ``mel [F, bins]``:
+    ids, padded; how many of them exist; the condition ``[1, chunks * chunk_frames, bins]``."""
+    flow, size = config.flow, chunks * config.flow.chunk_tokens
+    span, frames = size + flow.lookahead_tokens, size * flow.frames_per_token
     ids = list(tokens[start : min(end, start + span)])
     first = start * flow.frames_per_token
     cond = mel[first : first + frames]

@@ -144,30 +144,31 @@ class FlowPool:
 
     @torch.inference_mode()
     def advance(self, states: list[FlowState], tokens: Tensor, known: list[int], spk: Tensor, cond: Tensor) -> Tensor:
-        """Compute the next chunk of each utterance: ``tokens [B, chunk+A]`` from where each stands, of which ``known``
-        exist (fewer than chunk+A only at the end), ``spk [B, mel]``, ``cond [B, chunk_frames, mel]`` (prompt mel or 0).
-        Returns mel ``[B, chunk_frames, mel]``. Raises OutOfMemory before anything changed."""
+        """Compute the next n chunks of each utterance: ``tokens [B, n*chunk+A]`` from where each stands, of which
+        ``known`` exist (fewer only at the end), ``spk [B, mel]``, ``cond [B, n*chunk_frames, mel]`` (prompt mel or 0).
+        Returns mel ``[B, n*chunk_frames, mel]``. Raises OutOfMemory before anything changed."""
         size, ratio = self.chunk_tokens, self.flow.dims.frames_per_token
-        if len(self._pages) < len(states):
+        chunks = tokens.shape[1] // size
+        if len(self._pages) < chunks * len(states):
             raise OutOfMemory("all flow pages are taken: end an utterance or configure more pages")
-        if any(len(state.pages) >= self.max_chunks for state in states):
+        if any(len(state.pages) + chunks > self.max_chunks for state in states):
             raise OutOfMemory(f"an utterance may last {self.max_chunks} chunks here: end it or configure more")
         for state in states:
-            state.pages.append(self._pages.pop())
+            state.pages += [self._pages.pop() for _ in range(chunks)]
         longest = max(len(state.pages) for state in states)
         longest = min(-(-longest // self._page_bucket) * self._page_bucket, max(longest, self.max_chunks))
-        null = [self._null_at(s.tokens // size, min(n, size) * ratio) for s, n in zip(states, known, strict=True)]
-        plan = [
-            [s.slot, s.tokens, n, s.pages[-1], *s.pages, *[0] * (longest - len(s.pages))]
-            for s, n in zip(states, known, strict=True)
-        ]
+        null, plan = [], []
+        for s, n in zip(states, known, strict=True):
+            ends = [min(n - i * size, size) * ratio for i in range(chunks)]
+            null.append(torch.cat([self._null_at(s.tokens // size + i, end) for i, end in enumerate(ends)], dim=1))
+            plan.append([s.slot, s.tokens, n, *s.pages[-chunks:], *s.pages, *[0] * (longest - len(s.pages))])
         missing = (1 << (len(states) - 1).bit_length()) - len(states) if self._page_bucket > 1 else 0
-        plan += [[self._spare_slot, 0, 1, self._spare_page, self._spare_page, *[0] * (longest - 1)]] * missing
+        plan += [[self._spare_slot, 0, 1, *[self._spare_page] * (chunks + 1), *[0] * (longest - 1)]] * missing
         inputs = [torch.cat([x, x[:1].expand(missing, *x.shape[1:])]) for x in (tokens, spk, cond, torch.cat(null))]
         index = torch.tensor(plan).to(self.device, non_blocking=True)
-        mel = self._run(("flow", index.shape), self._advance, (index, *inputs))
+        mel = self._run(("flow", chunks, index.shape), self._advance, (index, *inputs))
         for state, n in zip(states, known, strict=True):
-            state.tokens += min(n, size)
+            state.tokens += min(n, chunks * size)
         return mel[: len(states)]
 
     @torch.inference_mode()
@@ -182,11 +183,12 @@ class FlowPool:
                 index = torch.tensor([[self._spare_slot, 0, 1, self._spare_page, *table]] * rows).to(self.device)
                 cond = self.flow.noise.new_zeros(rows, self.flow.chunk_frames, mel)
                 tokens = torch.zeros(rows, size + ahead, dtype=torch.long, device=self.device)
-                self._run(("flow", index.shape), self._advance, (index, tokens, cond[:, 0], cond, cond.clone()))
+                self._run(("flow", 1, index.shape), self._advance, (index, tokens, cond[:, 0], cond, cond.clone()))
 
     def _advance(self, index: Tensor, tokens: Tensor, spk: Tensor, cond: Tensor, null: Tensor) -> Tensor:
-        """``index [B, 4 + pages]``: slot, first token, tokens that exist, fresh page, page table."""
-        (slots, start, known), fresh, table = index[:, :3].unbind(1), index[:, 3:4], index[:, 4:]
+        """``index [B, 3 + n + pages]``: slot, first token, tokens that exist, fresh pages, page table."""
+        chunks = tokens.shape[1] // self.chunk_tokens
+        (slots, start, known), fresh, table = index[:, :3].unbind(1), index[:, 3 : 3 + chunks], index[:, 3 + chunks :]
         views = [memory.view(slots, table, fresh) for memory in self._front]
         front: Memory | EncoderPast = EncoderPast(*views) if len(views) == 2 else views[0]
         past = ChunkPast(front, lambda rows: self._estimator.view(slots, table, fresh, rows), null)
