@@ -15,6 +15,7 @@ from tts_worker.errors import (
     OverCapacity,
     SessionClosed,
     TextTooLong,
+    UnknownModel,
     UnknownVoice,
 )
 from tts_worker.session.machine import State
@@ -120,6 +121,15 @@ async def values_out_of_range_are_refused(room: Room) -> None:
 @behaviour("admission", "lead")
 async def a_lead_that_makes_no_sense_is_refused(room: Room) -> None:
     assert isinstance(await room.refused(replace(FAST, lead_ms=-5.0)), InvalidRequest)
+
+
+@behaviour("admission")
+async def a_model_or_an_ability_that_is_not_there_is_refused(room: Room) -> None:
+    for options in (replace(FAST, model="nobody"), replace(FAST, needs=("telepathy",))):
+        refusal = await room.refused(options)
+        assert isinstance(refusal, UnknownModel | InvalidRequest)
+        assert not refusal.retryable
+    assert (await (await room.open()).say("Ok.")).outcome is Outcome.DONE
 
 
 @behaviour("admission", session={"max_sessions": 1}, client=ClientSettings(idle_connections=0))

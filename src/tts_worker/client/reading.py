@@ -97,6 +97,8 @@ def start_message(options: SessionOptions) -> Message:
     """The message that asks for a session with these options."""
     wanted = {
         "voice": options.voice,
+        "model": options.model,
+        "needs": list(options.needs) or None,
         "speed": options.speed,
         "seed": options.seed,
         "language": options.language,

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from tts_worker.errors import ErrorInfo, InvalidRequest
 from tts_worker.session.hub import SessionOptions
@@ -27,11 +27,20 @@ class _Message(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
 
+def _names(value: object) -> object:
+    """A JSON array; in a URL, names between commas."""
+    if isinstance(value, str):
+        return tuple(value.split(","))
+    return tuple(value) if isinstance(value, list) else value
+
+
 class StartMessage(_Message):
     """Configures the session; the first message, or later for the utterances that follow."""
 
     type: Literal["start"]
     voice: str | None = Field(None, max_length=128)
+    model: str | None = Field(None, max_length=128)
+    needs: Annotated[tuple[str, ...], BeforeValidator(_names), Field(max_length=16)] = ()
     speed: float = 1.0
     seed: int = 0
     language: str | None = Field(None, max_length=35)
