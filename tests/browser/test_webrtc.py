@@ -245,6 +245,21 @@ async def test_a_voice_interrupts(caller: Browser, address: str) -> None:
         await page.quiet(300)
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+async def test_the_page_of_the_worker_leads_here_if_it_is_there(caller: Browser, enabled: bool) -> None:
+    async with serving(webrtc={"enabled": enabled}) as address:
+        page = await caller.new_page()
+        async with page.expect_response("**/webrtc"):
+            await page.goto(f"http://{address}/")
+        link = page.locator("#webrtc")
+        if enabled:
+            await link.click()
+            await page.wait_for_url("**/webrtc")
+        else:
+            assert await link.is_hidden()
+        await page.close()
+
+
 @pytest.mark.quality
 @pytest.mark.skipif(judging.why_absent() is not None, reason=str(judging.why_absent()))
 async def test_a_recogniser_reads_the_text_back(caller: Browser) -> None:

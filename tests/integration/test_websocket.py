@@ -286,6 +286,7 @@ async def test_a_message_of_a_megabyte_closes_with_1009() -> None:
     ("path", "status"),
     [
         ("/v1/stream?voice=nobody", 404),
+        ("/v1/stream?needs=word_times,telepathy", 400),
         ("/v1/stream?speed=fast", 400),
         ("/v1/stream?speed=100", 400),
         ("/v1/stream?type=text", 400),
@@ -408,6 +409,7 @@ async def until_live_sessions(address: str, wanted: int) -> float:
 
 
 async def test_a_drain_closes_what_is_left(serve_tone: Serving) -> None:
+    """With a code that says: come back to another worker."""
     async with serve_tone(server={"drain_s": 0.1}) as address:
         client_context = dial(address)
         client = await client_context.__aenter__()

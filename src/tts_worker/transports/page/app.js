@@ -278,3 +278,7 @@ function milliseconds(ms) {
 
 showState();
 conversation.connect();
+fetch("/webrtc").then(
+  ({ ok }) => (byId("webrtc").hidden = !ok), // a worker may be told not to offer it
+  () => {},
+);
