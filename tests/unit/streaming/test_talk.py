@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
@@ -213,6 +213,9 @@ def test_sizes_that_cannot_work_are_refused(name: str) -> None:
     lengths=st.lists(st.integers(1, 120), min_size=4, max_size=4),
     pace=st.floats(0.7, 4.0),
 )
+@example(
+    texts=["Hello world."] * 2 + ["very long words"], lengths=[97, 120, 62, 1], pace=1.0
+)  # ends at 279.00000000000006
 def test_words_come_in_order_in_time_and_all_of_them(texts: list[str], lengths: list[int], pace: float) -> None:
     """Whatever the pace was taken for: no word later than its sound, none before what was told, each once."""
     clock, total, expected = WordClock(pace), 0, 0

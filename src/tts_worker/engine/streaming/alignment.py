@@ -126,7 +126,7 @@ class WordClock:
         unit = (end - at) / left if left else 0.0
         settled = []
         for word, _ in run.words:
-            finish = at + unit * _cost(word)
+            finish = min(at + unit * _cost(word), float(end))  # sums round
             settled.append(PlacedWord(word.start_char, word.end_char, at, finish))
             at = finish
         run.words.clear()
