@@ -223,6 +223,19 @@ async def test_drain_lets_turns_end_and_takes_no_new_ones(worker: Worker) -> Non
     await draining
 
 
+async def test_a_drain_waits_for_nobody_who_says_nothing(worker: Worker) -> None:
+    silent, speaking = worker.hub.open(FAST), worker.hub.open(FAST)
+    speaking.speak(TEXT)
+    speaking.end_text()
+    draining = asyncio.create_task(worker.hub.drain(timeout_s=3_600))
+    assert await silent.next() is None
+    assert not draining.done()
+    _, ended = await to_end(speaking)
+    assert ended.outcome is Outcome.DONE
+    assert await speaking.next() is None, "its turn was the last"
+    await draining
+
+
 async def test_an_engine_fault_reaches_the_client_and_turns_readiness_off() -> None:
     settings = ToneSettings(fault=lambda key, chunk: Fault.RAISE if chunk == 3 else None)
     engine = EngineLoop(lambda: ToneEngine(settings), restart_backoff_s=(30.0, 30.0))

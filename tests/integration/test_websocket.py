@@ -414,6 +414,8 @@ async def test_a_drain_closes_what_is_left(serve_tone: Serving) -> None:
         client_context = dial(address)
         client = await client_context.__aenter__()
         await client.until("ready")
-    with pytest.raises(ConnectionClosed):
+    with pytest.raises(ConnectionClosed) as closed:
         await client.until_closed()
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1012
     await client_context.__aexit__(None, None, None)

@@ -18,7 +18,7 @@ import anyio
 from tts_worker.errors import Draining, IllegalCommand, InvalidRequest, NotReady, OverCapacity, TTSWorkerError
 from tts_worker.models.enrolment import Enrolment
 from tts_worker.models.routing import Wanted, choose
-from tts_worker.session.machine import MachineConfig, SessionMachine
+from tts_worker.session.machine import MachineConfig, SessionMachine, State
 from tts_worker.session.session import EnginePort, LocalSession, SessionObserver, SessionTimeouts
 from tts_worker.text.filter import UrlMode
 from tts_worker.text.lexicon import Lexicon
@@ -29,6 +29,9 @@ from tts_worker.voices import VoiceCatalog
 
 RETRY_AFTER_S = 1.0
 """When a refused caller may try again: turns last seconds, so slots free up quickly."""
+
+_DRAIN_CHECK_S = 0.1
+"""In a drain: how soon a session is closed that has said all."""
 
 
 class EngineCosts(Protocol):
@@ -356,14 +359,22 @@ class SessionHub:
     # -- drain --------------------------------------------------------------------------------------------------------
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no more sessions, let the running ones end, close what is left after ``timeout_s``."""
+        """Take no more sessions, close those that say nothing, let running turns end; after ``timeout_s`` close all."""
         self._draining = True
-        if self._sessions:
-            self._empty.clear()
-            with anyio.move_on_after(timeout_s):
-                await self._empty.wait()
+        with anyio.move_on_after(timeout_s):
+            while self._close_silent():
+                self._empty.clear()
+                with anyio.move_on_after(_DRAIN_CHECK_S):
+                    await self._empty.wait()
         for session in list(self._sessions.values()):
             session.close("drain")
+
+    def _close_silent(self) -> bool:
+        """Whether any are left."""
+        for session in list(self._sessions.values()):
+            if session.state is State.IDLE:
+                session.close("drain")
+        return bool(self._sessions)
 
 
 def _timeouts(options: SessionOptions, defaults: SessionTimeouts) -> SessionTimeouts:

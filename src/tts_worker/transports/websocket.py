@@ -19,6 +19,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from tts_worker.errors import (
     HTTP_STATUS,
     WEBSOCKET_CLOSE,
+    Draining,
     InvalidRequest,
     SendTimeout,
     TTSWorkerError,
@@ -70,6 +71,7 @@ class _Connection:
 
     def __init__(self, websocket: WebSocket, hub: SessionHub, session: LocalSession, limits: StreamLimits) -> None:
         self._websocket = websocket
+        self._hub = hub
         self._limits = limits
         self._dialogue = Dialogue(hub, session, max_message_chars=limits.max_message_chars)
         self._sending_since_s: float | None = None
@@ -123,7 +125,9 @@ class _Connection:
             elif session.state is not State.CLOSED:
                 await session.wait()
             elif session is self.session:
-                return  # closed by the client, a drain, or the end of the connection
+                if self._hub.draining and not self._dialogue.closing:
+                    raise Draining("the worker is shutting down; use another one")
+                return  # closed by the client, or the end of the connection
 
     async def _send(self, message: bytes | dict[str, Any]) -> None:
         self._sending_since_s = asyncio.get_running_loop().time()
