@@ -57,6 +57,7 @@ async def shown_ms(page: Page, name: str) -> float:
     shown = await page.wait_for_function(
         "id => document.getElementById(id).textContent.endsWith(' ms') && document.getElementById(id).textContent",
         arg=name,
+        polling=50,  # not with every frame that the browser paints: it has sound to play
     )
     return float(str(await shown.json_value()).removesuffix(" ms"))
 

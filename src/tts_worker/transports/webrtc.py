@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _PAGE = Path(__file__).parent / "page_webrtc"
 _PAGE_POLICY = "default-src 'self'; media-src 'self' blob: mediastream:; base-uri 'none'"
-_SCRIPTS = ("app.js", "gauge.js", "gauge-worklet.js", "peer.js")
+_FILES = ("app.js", "gauge.js", "gauge-worklet.js", "peer.js", "webrtc.css")
 _RETRY_AFTER_S = 1.0
 
 
@@ -112,8 +112,8 @@ def router(hub: SessionHub, settings: WebRtcSettings, *, max_message_chars: int,
             return FileResponse(_PAGE / "index.html", headers={"Content-Security-Policy": _PAGE_POLICY})
 
         @routes.get("/static/webrtc/{name}", include_in_schema=False)
-        async def script(name: str) -> Response:
-            if name not in _SCRIPTS:
+        async def file(name: str) -> Response:
+            if name not in _FILES:
                 raise HTTPException(404)
             return FileResponse(_PAGE / name, headers={"Cache-Control": "no-cache"})
 
