@@ -198,7 +198,7 @@ def test_seeds_of_runs_differ_and_stay_in_range() -> None:
     assert mixed_seed(7, 0, 0) == 7
 
 
-@pytest.mark.parametrize("name", ["max_utterances", "first_tokens", "pages", "lm_tokens", "retries"])
+@pytest.mark.parametrize("name", ["max_utterances", "first_tokens", "stride_chunks", "pages", "lm_tokens", "retries"])
 def test_sizes_that_cannot_work_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         StreamingConfig(**{name: -1})

@@ -83,6 +83,8 @@ def load_engine(
     if options.backend == "onnx":
         if cuda or half:
             raise ConfigError("backend: onnx runs on the CPU in float32; set device: cpu and half: false")
+        if (options.stride_chunks or 1) > 1:
+            raise ConfigError("backend: onnx computes one chunk at a time; leave stride_chunks at 1")
         run_on_onnx(networks, options.bundle / GRAPHS_DIR, torch.get_num_threads())
     config = StreamingConfig(
         max_utterances=options.max_utterances or (64 if cuda else 16),
