@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -113,3 +117,20 @@ def test_memory_keeps_its_own_type(dtype: torch.dtype) -> None:
     keys, _ = view.keys_values(0, noise(1, HEADS, 2, DIM), noise(1, HEADS, 2, DIM))
     assert (keys.dtype, memory.data.dtype) == (torch.float32, dtype)
     assert view.left(0, noise(1, 2, 2)).dtype == torch.float32
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_is_there_when_it_is_touched_and_not_before(dtype: torch.dtype) -> None:
+    """A server reserves gigabytes for what its callers may say."""
+
+    def resident_mb() -> float:
+        return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
+
+    before_mb = resident_mb()
+    memory = PagedMemory(3, 4, 4, 64, 50, [(64, 6)], pages=2048, slots=4, dtype=dtype)
+    assert memory.data.nbytes > 1e9
+    assert memory.data.dtype is dtype
+    assert resident_mb() - before_mb < 100.0
+    memory.data[:, :, :, :, 5] = 1.0
+    assert float(memory.data[1, 3, 2, 3, 4:7].float().sum()) == 50 * 64, "zeros beside it"

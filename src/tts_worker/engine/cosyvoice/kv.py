@@ -8,6 +8,9 @@ With ``checked=True`` memory is filled with NaN, so that reading what nobody wro
 
 from __future__ import annotations
 
+import math
+import mmap
+import sys
 from typing import Protocol
 
 import torch
@@ -16,10 +19,20 @@ from torch import Tensor
 
 
 def _memory(shape: list[int], dtype: torch.dtype, device: str | torch.device, checked: bool) -> Tensor:
-    """Zeros, which an operating system provides when they are first touched; NaN if checked."""
+    """Zeros, which on a CPU the operating system provides when they are first touched; NaN if checked."""
     if checked:
         return torch.full(shape, float("nan"), dtype=dtype, device=device)
-    return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape)
+    if torch.device(device).type != "cpu" or not size:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # torch.zeros writes zeros: the gigabytes that a server keeps ready would be taken from others at once.
+    return torch.frombuffer(_mapping(size * dtype.itemsize), dtype=dtype).view(shape)
+
+
+def _mapping(size_bytes: int) -> mmap.mmap:
+    if sys.platform == "win32":
+        return mmap.mmap(-1, size_bytes)
+    return mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 class SlotPool:
