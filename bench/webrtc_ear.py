@@ -3,9 +3,9 @@
     python bench/webrtc_ear.py [--stops 60] [--json]
 
 A worker with the tone engine, its own page ``/webrtc`` and Debian's Chromium without a window, all on this machine. The
-page measures (see ``page_webrtc``): the ear is the end of the browser's audio graph, on the audio clock; the sound
-device adds what it adds to all sound. Needs ``pip install "tts-worker[webrtc]" playwright`` and ``apt install
-chromium``.
+page measures (see ``page_webrtc``) and mutes, as a listener does who stops: "arrived" is what would be heard of it
+without that, and the sum of the parts. The ear is the end of the browser's audio graph, on the audio clock; the sound
+device adds what it adds to all sound. Needs ``pip install "tts-worker[webrtc]" playwright``, ``apt install chromium``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FLAGS = (
     "--autoplay-policy=no-user-gesture-required",
     "--disable-features=WebRtcHideLocalIpsWithMdns",  # nobody here resolves the names
 )
-PARTS = ("stop-heard", "stop-told", "network", "worker", "jitter", "playout", "device")
+PARTS = ("stop-heard", "stop-arrived", "stop-told", "network", "worker", "jitter", "playout", "device")
 TEXT = "This is a rather long story, and it goes on and on. " * 20
 PROMISE_MS = 120
 

@@ -178,13 +178,17 @@ async def test_a_stop_silences_and_the_page_says_when(caller: Browser, address: 
         for _ in range(2):
             await page.speak(LONG)
             await page.sounds()
+            await page.shown_ms("first-sound")  # heard, although the page has muted the one before
             await page.page.click("#stop")
             # 120 ms is the promise; a quarter of a second more is what a busy machine may add.
             assert await page.shown_ms("stop-heard") < 370
             assert await page.shown_ms("stop-told") < 370
+            assert await page.shown_ms("stop-heard") <= await page.shown_ms("stop-arrived"), "what is old is muted"
+            for part in ("network", "worker", "jitter", "playout", "device"):
+                assert await page.shown_ms(part) >= 0
             await page.quiet(300)
             await page.page.evaluate(
-                "for (const id of ['stop-heard', 'stop-told']) document.getElementById(id).textContent = ''"
+                "for (const id of ['first-sound', 'stop-heard', 'stop-told']) document.getElementById(id).textContent = ''"
             )
 
 

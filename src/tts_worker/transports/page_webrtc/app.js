@@ -47,6 +47,7 @@ async function connect() {
     message: told,
     sound: (stream) => {
       audio.srcObject = stream; // without an element that plays it, Chromium gives a remote stream to nobody
+      audio.muted = true; // the gauge is who is heard
       audio.play();
       gauge.listen(stream);
     },
@@ -83,11 +84,15 @@ function told(message) {
     show("state", `Connected, voice ${message.voice}`);
   } else if (message.type === "started") {
     speaking = true;
+    gauge.mute(false);
     show("said", "");
   } else if (message.type === "words") {
     at("said").append(message.words.map((word) => `${word.text} `).join(""));
   } else if (["done", "truncated", "error", "stopped"].includes(message.type)) {
-    if (message.type === "stopped") stopped();
+    if (message.type === "stopped") {
+      gauge.mute(true);
+      stopped();
+    }
     speaking = false;
     if (message.type === "error") show("problem", message.message);
   } else if (message.type === "rejected") {
@@ -110,6 +115,7 @@ function stop(reason) {
   askedS = null;
   paused = false;
   show("pause", "Pause");
+  gauge.mute(true);
   peer.send({ type: "stop", reason });
 }
 
@@ -121,14 +127,16 @@ async function stopped() {
   const toldMs = performance.now() - ms;
   await new Promise((resolve) => setTimeout(resolve, SETTLED_MS));
   if (peer !== own || stopping !== null || speaking) return;
-  const heardMs = Math.max(0, ((await meter.lastLoud()) - s) * 1000);
+  const { arrivedS, heardS } = await meter.lastLoud();
+  const [arrivedMs, heardMs] = [arrivedS, heardS].map((atS) => Math.max(0, (atS - s) * 1000));
   const roundTripMs = (await own.roundTripMs()) ?? 0;
   const jitterMs = (await own.jitterMs()) ?? 0;
   showMs("network", roundTripMs);
   showMs("worker", Math.max(0, toldMs - roundTripMs));
   showMs("jitter", jitterMs);
-  showMs("playout", Math.max(0, heardMs - toldMs - jitterMs));
+  showMs("playout", Math.max(0, arrivedMs - toldMs - jitterMs));
   showMs("device", meter.deviceMs);
+  showMs("stop-arrived", arrivedMs);
   showMs("stop-told", toldMs);
   showMs("stop-heard", heardMs);
 }

@@ -1,23 +1,32 @@
-/** Notes when sound was last loud, in the audio thread, where a busy page cannot delay it. Passes nothing on. */
+/**
+ * Notes when sound was last loud, in the audio thread, where a busy page cannot delay it. Passes nothing on.
+ *
+ * Its inputs are the sound as it arrives, and as it is heard.
+ */
 
 const LOUD = 0.01;
 
 class Gauge extends AudioWorkletProcessor {
-  #lastLoud = -1;
+  #lastLoud = [-1, -1];
   #wasLoud = false;
 
   constructor() {
     super();
-    this.port.onmessage = () => this.port.postMessage({ type: "lastLoud", atS: this.#lastLoud });
+    this.port.onmessage = () => {
+      const [arrivedS, heardS] = this.#lastLoud;
+      this.port.postMessage({ type: "lastLoud", arrivedS, heardS });
+    };
   }
 
-  process([input]) {
-    const samples = input[0] ?? [];
-    if (samples.some((sample) => Math.abs(sample) > LOUD)) {
-      this.#lastLoud = currentTime + samples.length / sampleRate;
+  process(inputs) {
+    inputs.forEach(([samples = []], i) => {
+      if (samples.some((sample) => Math.abs(sample) > LOUD)) this.#lastLoud[i] = currentTime + samples.length / sampleRate;
+    });
+    const heardS = this.#lastLoud[1];
+    if (heardS > currentTime) {
       if (!this.#wasLoud) this.port.postMessage({ type: "loud", atS: currentTime });
       this.#wasLoud = true;
-    } else if (currentTime - this.#lastLoud > 0.2) {
+    } else if (currentTime - heardS > 0.2) {
       this.#wasLoud = false;
     }
     return true;

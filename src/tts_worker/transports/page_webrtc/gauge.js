@@ -1,12 +1,17 @@
 /**
- * Listens to what the page plays, as it leaves the page: when it becomes loud, and when it was loud last.
+ * Plays the worker's sound, and listens to it as it arrives and as it leaves the page: when it becomes loud, and when it
+ * was loud last.
  *
- * All times are those of the audio clock, in seconds (``now``). What the device adds after it is the same for all sound.
+ * Sound that a stop makes old waits in the browser's jitter buffer, where nobody can take it back: until the next begins it
+ * is muted. All times are those of the audio clock, in seconds (``now``). What the device adds is the same for all sound.
  */
+
+const RAMP_S = 0.005;
 
 export class Gauge {
   #context = new AudioContext({ latencyHint: "interactive" });
   #node = null;
+  #volume = this.#context.createGain();
   #asked = [];
   #onLoud;
 
@@ -26,16 +31,27 @@ export class Gauge {
 
   async listen(stream) {
     await this.#context.audioWorklet.addModule(new URL("gauge-worklet.js", import.meta.url));
-    this.#node = new AudioWorkletNode(this.#context, "gauge", { numberOfOutputs: 1 });
+    this.#node = new AudioWorkletNode(this.#context, "gauge", { numberOfInputs: 2, numberOfOutputs: 1 });
     this.#node.port.onmessage = ({ data }) => {
       if (data.type === "loud") this.#onLoud(data.atS);
-      else this.#asked.shift()?.(data.atS);
+      else this.#asked.shift()?.(data);
     };
-    this.#context.createMediaStreamSource(stream).connect(this.#node).connect(this.#context.destination); // silence
+    const source = this.#context.createMediaStreamSource(stream);
+    source.connect(this.#node, 0, 0);
+    source.connect(this.#volume).connect(this.#node, 0, 1);
+    this.#volume.connect(this.#context.destination);
+    this.#node.connect(this.#context.destination); // silence: what is connected to nothing is not asked
     await this.#context.resume();
   }
 
-  /** When the last loud sound ended. */
+  mute(muted) {
+    const volume = this.#volume.gain;
+    volume.cancelScheduledValues(this.now);
+    volume.setValueAtTime(volume.value, this.now);
+    volume.linearRampToValueAtTime(muted ? 0 : 1, this.now + RAMP_S); // no click
+  }
+
+  /** When the last loud sound ended: {arrivedS, heardS}. */
   lastLoud() {
     return new Promise((resolve) => {
       this.#asked.push(resolve);
