@@ -27,7 +27,7 @@ class ToneEngineSettings(Section):
 class CosyVoiceEngineSettings(Section):
     """``bundle``: the model directory; ``voices``: stored voices (default: inside it). ``device``: ``auto`` is CUDA
     where there is one. ``half``: bfloat16 for the language model and the flow (default: on CUDA). ``threads``: of the
-    CPU, None leaves it to PyTorch. ``backend``: what runs flow estimator and vocoder; ``onnx`` takes the graphs that
+    CPU, None takes all cores but one. ``backend``: what runs flow estimator and vocoder; ``onnx`` takes the graphs that
     ``tts-worker export onnx`` wrote. ``memory_gb``: for the past of all that is being spoken. The others are those of
     ``tts_worker.engine.streaming.config.StreamingConfig``; None takes what suits the device."""
 

@@ -224,6 +224,19 @@ def test_memory_too_small_to_speak_is_a_setting_that_is_wrong(tmp_path: Path) ->
         load_engine(LoadOptions(bundle("cosyvoice3").path, device="cuda:7"))
 
 
+def test_one_core_is_left_for_those_who_wait_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    monkeypatch.setattr(
+        "tts_worker.engine.streaming.load.os.sched_getaffinity", lambda pid: set(range(6)), raising=False
+    )
+    monkeypatch.setattr("tts_worker.engine.streaming.load.os.cpu_count", lambda: 6)
+    for threads in (None, 3):
+        with pytest.raises(ConfigError, match="memory_gb"):
+            load_engine(LoadOptions(bundle("cosyvoice3").path, device="cpu", memory_gb=0.001, threads=threads))
+    assert asked == [5, 3]
+
+
 # -- voices -----------------------------------------------------------------------------------------------------------
 
 
