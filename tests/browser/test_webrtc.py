@@ -187,9 +187,8 @@ async def test_a_stop_silences_and_the_page_says_when(caller: Browser, address: 
             for part in ("network", "worker", "jitter", "playout", "device"):
                 assert await page.shown_ms(part) >= 0
             await page.quiet(300)
-            await page.page.evaluate(
-                "for (const id of ['first-sound', 'stop-heard', 'stop-told']) document.getElementById(id).textContent = ''"
-            )
+            clear = "ids => ids.forEach((id) => (document.getElementById(id).textContent = ''))"
+            await page.page.evaluate(clear, ["first-sound", "stop-heard", "stop-told"])
 
 
 async def test_a_pause_holds_and_goes_on(caller: Browser, address: str) -> None:
