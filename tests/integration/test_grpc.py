@@ -9,9 +9,14 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.conftest import until
+from tests.conftest import tone_settings, until
 from tests.integration.grpc_rig import CHAR_48K, LONG, TEXT, grpc_worker, say
+from tts_worker.app import running_worker
+from tts_worker.session.hub import SessionOptions
 from tts_worker.transports.grpc import tts_worker_pb2 as pb
+from tts_worker.transports.grpc.frames import StreamFormat
+from tts_worker.transports.grpc.options import paced
+from tts_worker.transports.grpc.speaking import Speaking
 
 FAST = {"realtime": "false"}
 SHORT = "Hello there, friend."
@@ -263,3 +268,34 @@ async def test_ending_the_session_ends_what_it_says() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
             await late.read_all()
         assert refusal.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_writer_who_falls_silent_does_not_make_the_lead_longer() -> None:
+    """What is held back is the first that a listener gets who has run dry: else 20 ms more were ahead from then on,
+    and a STOP were heard so much later."""
+    form, lead_s = StreamFormat(), 0.2
+    async with running_worker(tone_settings()) as worker:
+        loop = asyncio.get_running_loop()
+        options = paced(SessionOptions(lead_ms=1000 * lead_s), form, 40.0)
+        speaking = Speaking(worker.hub.open(options), "s", 1, form)
+        left: list[tuple[float, float]] = []  # when, and how many seconds of sound
+
+        async def listen() -> None:
+            async for frame in speaking.frames():
+                left.append((loop.time(), frame.speech_samples / form.sample_rate_hz))
+
+        listening = asyncio.create_task(listen())
+        ahead_s: list[float] = []
+        for _ in range(4):
+            left.clear()
+            speaking.write("Some words. ", flush=True)
+            await until(lambda: sum(seconds for _, seconds in left) > 0.4)
+            await until(lambda: speaking.session.pacer.lead_at_s(loop.time()) == 0)  # the listener has run dry
+            began_s, sent_s = left[0][0], 0.0
+            most_s = 0.0
+            for at_s, seconds in left:
+                sent_s += seconds
+                most_s = max(most_s, sent_s - (at_s - began_s))
+            ahead_s.append(most_s)
+        listening.cancel()
+    assert min(ahead_s[1:]) < lead_s + 0.01, ahead_s

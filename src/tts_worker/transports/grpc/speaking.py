@@ -20,6 +20,7 @@ from tts_worker.transports.grpc import messages
 from tts_worker.transports.grpc import tts_worker_pb2 as pb
 from tts_worker.transports.grpc.frames import FrameShaper, ShapedFrame, StreamFormat
 from tts_worker.types import (
+    SAMPLE_RATE_HZ,
     Acknowledged,
     ControlName,
     Ended,
@@ -174,9 +175,19 @@ class Speaking:
         if isinstance(item, Words):
             self._words.extend(item.words)
         elif isinstance(item, PcmFrame):
+            self._count_held_back(item)
             self._send(self._shaper.push(item.pcm))
         elif isinstance(item, Ended):
             self._on_ended(item)
+
+    def _count_held_back(self, frame: PcmFrame) -> None:
+        """A listener who has run dry gets first what was held back here: it is part of the lead, or that would be
+        longer by as much from then on."""
+        pacer, now_s = self.session.pacer, asyncio.get_running_loop().time()
+        held = self._form.to_engine(self._shaper.held_samples)
+        missing = held + frame.samples - round(pacer.lead_at_s(now_s) * SAMPLE_RATE_HZ)
+        if held and missing > 0:
+            pacer.sent(missing, now_s)
 
     def _on_ended(self, ended: Ended) -> None:
         self._receipt = ended.receipt
