@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +30,7 @@ from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.engine.streaming.config import StreamingConfig
 from tts_worker.engine.streaming.engine import CosyVoiceEngine
-from tts_worker.engine.streaming.graphs import EagerRunner, Runner, Tensors
+from tts_worker.engine.streaming.graphs import EagerRunner, RehearsalRunner, Runner, Tensors
 from tts_worker.engine.streaming.load import LoadOptions, load_engine, voices_of
 from tts_worker.engine.streaming.parts import Parts
 from tts_worker.engine.streaming.talk import Model
@@ -346,3 +348,19 @@ def test_a_cancel_while_others_wait_lets_them_go_on() -> None:
     subject.handle(Cancel(first))
     hear(subject, heard)
     assert heard[second].ends == [Done(second)]
+
+
+@pytest.mark.parametrize("runner", [EagerRunner, RehearsalRunner])
+def test_a_closed_engine_gives_its_memory_back_without_a_collector(runner: type[Runner]) -> None:
+    """A worker freezes its heap once it has started: what then lies in a cycle would stay for good."""
+    small = settings(lm_tokens=256, max_passage_s=4, pages=20, decode_batch=1, checked=False)
+    subject = engine("cosyvoice3", small, runners=(runner(), runner()))
+    subject.warm_up()
+    memory = weakref.ref(subject.parts.pool), weakref.ref(subject.parts.decoder), weakref.ref(subject.parts.renderer)
+    gc.disable()
+    try:
+        subject.close()
+        del subject
+        assert [part() for part in memory] == [None] * 3
+    finally:
+        gc.enable()

@@ -9,7 +9,7 @@ work.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -75,10 +75,10 @@ class CosyVoiceEngine:
         self.parts, self._model = parts, _with_warm_up(model)
         config, settings = model.config, model.settings
         self.spent = Spent()
-        self._tokens = TokenStage(parts, settings.decode_batch, settings.burst_tokens, self.spent)
-        self._sound = SoundStage(parts, settings.render_batch, self.spent, self._unblock)
-        self._healthy = healthy or (lambda: _answers(parts.networks.flow.noise.device))
         self._utterances: dict[UtteranceKey, Utterance] = {}
+        self._tokens = TokenStage(parts, settings.decode_batch, settings.burst_tokens, self.spent)
+        self._sound = SoundStage(parts, settings.render_batch, self.spent, partial(_unblock, self._utterances))
+        self._healthy = healthy or (lambda: _answers(parts.networks.flow.noise.device))
         self._events: list[Event] = []
         self._sent_only = False  # the last step made nothing new
         self.info = EngineInfo(
@@ -284,11 +284,7 @@ class CosyVoiceEngine:
         self.parts.decoder.release(utterance.slot)
         if utterance.talk.voice is not None:
             self.parts.book.leave(utterance.talk.voice)
-        self._unblock()
-
-    def _unblock(self) -> None:
-        for utterance in self._utterances.values():
-            utterance.blocked = False
+        _unblock(self._utterances)
 
     # -- the way out --------------------------------------------------------------------------------------------------
 
@@ -352,6 +348,15 @@ class CosyVoiceEngine:
         for utterance in list(self._utterances.values()):
             self._free(utterance)
         self._events.clear()
+        for runner in self.parts.runners:
+            runner.forget()
+
+
+def _unblock(utterances: Mapping[UtteranceKey, Utterance]) -> None:
+    """Memory was freed: whoever waited for it may look again. No method, because an engine that refers to itself would
+    not go away by itself, and it is large."""
+    for utterance in utterances.values():
+        utterance.blocked = False
 
 
 def _slices(utterance: Utterance, last: bool) -> Iterator[Audio]:

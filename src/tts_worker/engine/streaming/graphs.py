@@ -32,12 +32,19 @@ class Runner(Protocol):
         be among ``inputs``. What it changes in place, it changes as a plain call would."""
         ...
 
+    def forget(self) -> None:
+        """Let go of what was recorded and of everything that it refers to."""
+        ...
+
 
 class EagerRunner:
     fixed_shapes = False
 
     def run(self, key: Hashable, compute: Compute, inputs: Tensors) -> Tensors:
         return compute(*inputs)
+
+    def forget(self) -> None:
+        pass
 
 
 @dataclass
@@ -93,6 +100,9 @@ class RecordingRunner:
         recording.replay()
         self.replays += 1
         return recording.outputs
+
+    def forget(self) -> None:
+        self._recordings.clear()
 
     def _record(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> _Recording:
         raise NotImplementedError
