@@ -20,6 +20,8 @@ import soundfile
 from tests.conftest import serving
 from tests.integration.test_websocket import dial, metric, until_live_sessions
 from tests.unit.audio.test_encoders import with_flac_length
+from tts_worker.app import Worker, create_application
+from tts_worker.engine.loop import EngineLoop
 
 TEXT = "Hello there, my friend. How are you today?"
 
@@ -46,6 +48,17 @@ async def test_health_metrics_voices_models() -> None:
         assert "tone" in {model["id"] for model in models["data"]}
         schema = (await client.get("/openapi.json")).json()
         assert "/v1/audio/speech" in schema["paths"]
+
+
+async def test_a_worker_whose_engine_is_lost_asks_to_be_replaced(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = httpx.ASGITransport(create_application(worker))
+    async with httpx.AsyncClient(transport=over, base_url="http://worker") as client:
+        assert (await client.get("/health/live")).status_code == 200
+        monkeypatch.setattr(EngineLoop, "lost", True)
+        answer = await client.get("/health/live")
+        assert (answer.status_code, answer.json()) == (503, {"status": "lost"})
 
 
 async def test_the_openai_sdk_gets_every_format() -> None:

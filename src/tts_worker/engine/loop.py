@@ -13,6 +13,7 @@ import logging
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -37,6 +38,10 @@ log = logging.getLogger(__name__)
 
 _CLOSE: Final = None
 """Inbox entry that ends the thread."""
+
+
+REBUILDS_UNTIL_LOST = 5
+"""So many failures in a row to rebuild a broken engine mean that this process cannot: it must be replaced."""
 
 
 class EngineState(str, Enum):
@@ -92,6 +97,7 @@ class EngineLoop:
         self._hang_timeout_s = hang_timeout_s
         self._backoff_s, self._max_backoff_s = restart_backoff_s
         self._next_backoff_s = self._backoff_s
+        self._failed_rebuilds = 0
         self._info: EngineInfo | None = None
         self._runner: _Runner | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -114,6 +120,11 @@ class EngineLoop:
     @property
     def ready(self) -> bool:
         return self.state is EngineState.READY
+
+    @property
+    def lost(self) -> bool:
+        """Whether the engine broke and could not be rebuilt again and again, as when a device's context is gone."""
+        return self._failed_rebuilds >= REBUILDS_UNTIL_LOST
 
     @property
     def live_utterances(self) -> int:
@@ -225,6 +236,12 @@ class EngineLoop:
                     engine.close()
                 except Exception:
                     log.exception("engine %s: close failed", self.name)
+                engine = None
+            # Its memory is free before another engine is built: what broke it must not hold it.
+            cause = fault
+            while cause is not None:
+                traceback.clear_frames(cause.__traceback__)
+                cause = cause.__cause__ or cause.__context__
             runner.stopped.set()
         if fault is not None:
             self._call(self._on_fault, runner, fault)
@@ -269,6 +286,7 @@ class EngineLoop:
         if runner is not self._runner:
             return
         self._info = info
+        self._failed_rebuilds = 0
         self._set_state(EngineState.READY)
         if self._started is not None and not self._started.done():
             self._started.set_result(None)
@@ -286,6 +304,10 @@ class EngineLoop:
         self.stats.faults += 1
         log.error("engine %s broke (%s) and is being rebuilt", self.name, type(fault).__name__, exc_info=fault)
         self._runner = None
+        if self.state is EngineState.FAULTED:
+            self._failed_rebuilds += 1
+        if self._failed_rebuilds == REBUILDS_UNTIL_LOST:
+            log.critical("engine %s cannot be rebuilt in this process", self.name)
         self._set_state(EngineState.FAULTED)
         self._fail_live(self._fault_error().info)
         self._restart = self._loop.call_later(self._next_backoff_s, self._launch)

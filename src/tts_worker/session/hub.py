@@ -49,6 +49,8 @@ class HubEngine(EnginePort, Protocol):
     @property
     def ready(self) -> bool: ...
     @property
+    def lost(self) -> bool: ...
+    @property
     def info(self) -> EngineInfo: ...
     @property
     def stats(self) -> EngineCosts: ...
@@ -168,6 +170,11 @@ class SessionHub:
     def ready(self) -> bool:
         """Whether a session for any voice could begin now."""
         return not self._draining and bool(self._engines) and all(engine.ready for engine in self._engines.values())
+
+    @property
+    def lost(self) -> bool:
+        """Whether an engine cannot be rebuilt in this process, which then had better be replaced."""
+        return any(engine.lost for engine in self._engines.values())
 
     @property
     def draining(self) -> bool:

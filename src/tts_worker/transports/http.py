@@ -55,9 +55,9 @@ def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig) -> ASGIApp
     limits = StreamLimits(config.max_message_chars, config.send_timeout_s)
     _add_errors(app)
 
-    @app.get("/health/live", summary="The process runs")
+    @app.get("/health/live", summary="The process runs: 503 once an engine cannot be rebuilt in it, so restart it")
     async def live() -> Response:
-        return JSONResponse({"status": "live"})
+        return JSONResponse({"status": "lost"}, 503) if hub.lost else JSONResponse({"status": "live"})
 
     @app.get("/health/ready", summary="Sessions are taken: 200 after warm-up, 503 after an engine fault or in a drain")
     async def ready() -> Response:

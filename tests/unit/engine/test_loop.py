@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
-from tts_worker.engine.loop import EngineLoop, EngineState
+from tts_worker.engine.loop import REBUILDS_UNTIL_LOST, EngineLoop, EngineState
 from tts_worker.engine.tone import Fault, ToneEngine, ToneSettings
 from tts_worker.errors import EngineFault, ErrorCode
 from tts_worker.types import (
@@ -220,3 +222,50 @@ async def test_stop_fails_what_is_live_and_ends_the_thread() -> None:
     await loop.stop()
     assert isinstance(inbox.events[-1], Failed)
     assert not any(thread.name == "tts-short-lived" for thread in threading.enumerate())
+
+
+async def test_a_broken_engine_is_gone_before_its_successor_is_built() -> None:
+    """Two of them may not fit on a device, and a frozen heap is not collected."""
+    before: list[weakref.ref[ToneEngine]] = []
+    alive: list[bool] = []
+    poison = ToneSettings(fault=lambda which, chunk: Fault.RAISE if which.session == "poison" else None)
+
+    def factory() -> ToneEngine:
+        alive.append(any(engine() is not None for engine in before))
+        built = ToneEngine(poison)
+        before.append(weakref.ref(built))
+        return built
+
+    loop, again = EngineLoop(factory, restart_backoff_s=(0.0, 0.0)), asyncio.Event()
+    await loop.start()
+    loop.on_state(lambda state: again.set() if state is EngineState.READY else None)
+    gc.disable()
+    try:
+        speak(loop, key("poison"))
+        await again.wait()
+    finally:
+        gc.enable()
+        await loop.stop()
+    assert alive == [False, False]
+
+
+async def test_an_engine_that_cannot_be_rebuilt_is_lost_until_it_can() -> None:
+    """A device whose context is gone is gone for this process: whoever watches over it must start another one."""
+    built = 0
+
+    def factory() -> ToneEngine:
+        nonlocal built
+        built += 1
+        lost.append(loop.lost)
+        if 1 < built <= 1 + REBUILDS_UNTIL_LOST:
+            raise RuntimeError("device-side assert triggered")
+        return ToneEngine(ToneSettings(fault=lambda which, chunk: Fault.RAISE if built == 1 else None))
+
+    loop, again, lost = EngineLoop(factory, restart_backoff_s=(0.0, 0.0)), asyncio.Event(), list[bool]()
+    await loop.start()
+    loop.on_state(lambda state: again.set() if state is EngineState.READY else None)
+    speak(loop, key("poison"))
+    await again.wait()
+    await loop.stop()
+    assert lost == [False] * (1 + REBUILDS_UNTIL_LOST) + [True]
+    assert not loop.lost, "it came back after all"
