@@ -1,6 +1,5 @@
-"""Layers that read the same input as one layer: fewer and larger products, which every processor likes better.
+"""Layers that read the same input as one, once their weights are loaded: fewer and larger products.
 
-Owns nothing: networks keep the official names until their weights are loaded, then join what belongs together.
 It must not know which networks there are.
 """
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tts_worker.engine.cosyvoice.dims import LookaheadDims
+from tts_worker.engine.cosyvoice.joined import joined
 from tts_worker.engine.cosyvoice.kv import Memory
 
 
@@ -50,6 +51,19 @@ def attend(qkv: Tensor, heads: int, mask: Tensor | None, site: int, memory: Memo
     q, k, v = qkv.permute(3, 1, 0, 4, 2, 5).flatten(2, 3).unbind()  # [B, R*H, T, d], as in ``split_heads``
     k, v = memory.keys_values(site, k, v)  # [B, R*H, L, d]
     return join_heads(F.scaled_dot_product_attention(q, k, v, mask), heads, memory.branches)
+
+
+class JoinedAttention(nn.Module):
+    """Queries, keys and values of the same input: three layers in a file, one once ``prepare`` was called."""
+
+    to_q: nn.Linear
+    to_k: nn.Linear
+    to_v: nn.Linear
+    to_qkv: nn.Linear
+
+    def prepare(self) -> None:
+        self.to_qkv = joined(self.to_q, self.to_k, self.to_v)
+        del self.to_q, self.to_k, self.to_v
 
 
 class Sites:

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tts_worker.engine.cosyvoice.dims import DitDims
-from tts_worker.engine.cosyvoice.flow.blocks import CausalConv, Sites, attend, sinusoid
-from tts_worker.engine.cosyvoice.joined import joined
+from tts_worker.engine.cosyvoice.flow.blocks import CausalConv, JoinedAttention, Sites, attend, sinusoid
 from tts_worker.engine.cosyvoice.kv import Memory
 
 TIME_SINUSOIDS, POSITION_KERNEL, POSITION_GROUPS, ROTARY_BASE = 256, 31, 16, 10_000.0  # fixed in the reference
@@ -81,9 +80,7 @@ def rotate_first_heads(qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([q, qkv[..., d:inner], k, qkv[..., inner + d :]], dim=-1)
 
 
-class SelfAttention(nn.Module):
-    to_qkv: nn.Linear  # by ``prepare``, in place of the three
-
+class SelfAttention(JoinedAttention):
     def __init__(self, dims: DitDims, sites: Sites) -> None:
         super().__init__()
         inner = dims.heads * dims.head_dim
@@ -92,10 +89,6 @@ class SelfAttention(nn.Module):
         self.to_k = nn.Linear(dims.dim, inner)
         self.to_v = nn.Linear(dims.dim, inner)
         self.to_out = nn.ModuleList([nn.Linear(inner, dims.dim)])
-
-    def prepare(self) -> None:
-        self.to_qkv = joined(self.to_q, self.to_k, self.to_v)
-        del self.to_q, self.to_k, self.to_v
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, memory: Memory) -> Tensor:  # [N, T, D]
         qkv = rotate_first_heads(self.to_qkv(x), cos, sin)  # [N, T, 3*H*d]
@@ -165,11 +158,6 @@ class Dit(nn.Module):
         self.norm_out = Steering(dims.dim, 2)
         self.norm = Steered(dims.dim)
         self.proj_out = nn.Linear(dims.dim, dims.mel)
-
-    def prepare(self) -> None:
-        """Join the layers that read the same; afterwards the state dict no longer has the official names."""
-        for block in cast("list[Block]", self.transformer_blocks):
-            block.attn.prepare()
 
     def time_embedding(self, t: Tensor) -> Tensor:  # [S] -> [S, D]
         return self.time_embed(t)

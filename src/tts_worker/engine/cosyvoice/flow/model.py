@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tts_worker.engine.cosyvoice.dims import FlowDims
-from tts_worker.engine.cosyvoice.flow.blocks import Lookahead, Sites, chunk_mask
+from tts_worker.engine.cosyvoice.flow.blocks import JoinedAttention, Lookahead, Sites, chunk_mask
 from tts_worker.engine.cosyvoice.flow.dit import Dit
 from tts_worker.engine.cosyvoice.flow.encoder import Encoder, EncoderPast
 from tts_worker.engine.cosyvoice.flow.unet import Unet
@@ -92,7 +92,8 @@ class Flow(nn.Module):
         device = self.spk_embed_affine_layer.weight.device
         self.times = solver_times(self.dims.steps).to(device)  # [steps, 2]
         self.noise = initial_noise(self.dims.mel).to(device)  # [NOISE_FRAMES, mel]
-        self.estimator.prepare()
+        for attention in [module for module in self.estimator.modules() if isinstance(module, JoinedAttention)]:
+            attention.prepare()
         self.time_tables = self.estimator.tables(self.times[:, 0])  # [steps, K, D]
         if self.dims.encoder is not None:
             self.encoder.prepare(tokens)

@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tts_worker.engine.cosyvoice.dims import UnetDims
-from tts_worker.engine.cosyvoice.flow.blocks import CausalConv, Sites, attend, sinusoid
-from tts_worker.engine.cosyvoice.joined import joined
+from tts_worker.engine.cosyvoice.flow.blocks import CausalConv, JoinedAttention, Sites, attend, sinusoid
 from tts_worker.engine.cosyvoice.kv import Memory
 
 
@@ -50,9 +49,7 @@ class Residual(nn.Module):
         return self.block2(y, memory) + self.res_conv(x)
 
 
-class SelfAttention(nn.Module):
-    to_qkv: nn.Linear  # by ``prepare``, in place of the three
-
+class SelfAttention(JoinedAttention):
     def __init__(self, sites: Sites, dims: UnetDims) -> None:
         super().__init__()
         inner = dims.heads * dims.head_dim
@@ -61,10 +58,6 @@ class SelfAttention(nn.Module):
         self.to_k = nn.Linear(dims.channels, inner, bias=False)
         self.to_v = nn.Linear(dims.channels, inner, bias=False)
         self.to_out = nn.ModuleList([nn.Linear(inner, dims.channels)])
-
-    def prepare(self) -> None:
-        self.to_qkv = joined(self.to_q, self.to_k, self.to_v)
-        del self.to_q, self.to_k, self.to_v
 
     def forward(self, x: Tensor, mask: Tensor | None, memory: Memory) -> Tensor:  # [N, T, C] -> [N, T, C]
         return self.to_out[0](attend(self.to_qkv(x), self.heads, mask, self.site, memory))
@@ -126,12 +119,6 @@ class Unet(nn.Module):
     def _stages(self) -> list[Any]:
         """Residual block, transformer blocks and, at the ends, a convolution."""
         return [*self.down_blocks, *self.mid_blocks, *self.up_blocks]
-
-    def prepare(self) -> None:
-        """Join the layers that read the same; afterwards the state dict no longer has the official names."""
-        for _, blocks, *_ in self._stages():
-            for block in blocks:
-                block.attn1.prepare()
 
     def time_embedding(self, t: Tensor) -> Tensor:  # [S] -> [S, 4C]
         return self.time_mlp(sinusoid(t, self.dims.in_channels).to(self.final_proj.weight.dtype))
