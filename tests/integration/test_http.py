@@ -54,7 +54,7 @@ async def test_a_worker_whose_engine_is_lost_asks_to_be_replaced(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     over = httpx.ASGITransport(create_application(worker))
-    async with httpx.AsyncClient(transport=over, base_url="http://worker") as client:
+    async with httpx.AsyncClient(transport=over, base_url="http://localhost") as client:
         assert (await client.get("/health/live")).status_code == 200
         monkeypatch.setattr(EngineLoop, "lost", True)
         answer = await client.get("/health/live")
