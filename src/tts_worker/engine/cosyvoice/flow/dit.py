@@ -168,16 +168,9 @@ class Dit(nn.Module):
         return torch.cat([part(time) for part in (*(block.attn_norm for block in blocks), self.norm_out)], dim=1)
 
     def forward(
-        self,
-        x: Tensor,
-        mu: Tensor,
-        spk: Tensor,
-        cond: Tensor,
-        table: Tensor,
-        start: Tensor,
-        mask: Tensor | None,
+        self, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, table: Tensor, start: Tensor, mask: Tensor | None,
         past: Memory,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """``x, mu, cond [N, T, mel]``, ``spk [N, mel]``, ``table [N or 1, 6*depth+2, D]``, ``start [B]`` (position of
         the first frame), ``mask [B, 1, T, L]``: velocity ``[N, T, mel]``."""
         angles = self.rotary_embed.angles(start, x.shape[1])  # [B, T, d]

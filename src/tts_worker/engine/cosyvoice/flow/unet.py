@@ -129,16 +129,9 @@ class Unet(nn.Module):
         return torch.stack([stage[0].mlp(time) for stage in self._stages()], dim=1)
 
     def forward(
-        self,
-        x: Tensor,
-        mu: Tensor,
-        spk: Tensor,
-        cond: Tensor,
-        table: Tensor,
-        start: Tensor,
-        mask: Tensor | None,
+        self, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, table: Tensor, start: Tensor, mask: Tensor | None,
         past: Memory,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """``x, mu, cond [N, T, mel]``, ``spk [N, mel]``, ``table [N or 1, stages, C]``, ``start [B]`` (unused:
         positions come from causality alone), ``mask [B, 1, T, L]``: velocity ``[N, T, mel]``."""
         spk = spk[:, None].expand(-1, x.shape[1], -1)
