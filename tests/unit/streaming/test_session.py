@@ -1,5 +1,5 @@
-"""A worker whose voice is CosyVoice, word by word: what a session promises, over the real engine thread. Clause by clause
-it keeps the whole table of tests/behaviour."""
+"""A worker whose voice is CosyVoice, word by word: what a session promises, over the real engine thread. Clause by
+clause it keeps the whole table of tests/behaviour."""
 
 from __future__ import annotations
 
