@@ -67,7 +67,7 @@ def mel_of(subject: CosyVoiceEngine, patch: pytest.MonkeyPatch) -> torch.Tensor:
 
     def keep(*given: Any) -> torch.Tensor:
         mel = advance(*given)
-        made.append(mel.float().cpu())
+        made.append(mel.float().cpu().clone())  # a recording writes there again
         return mel
 
     patch.setattr(subject.parts.pool, "advance", keep)
