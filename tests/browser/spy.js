@@ -1,9 +1,13 @@
 // Runs before the page's own scripts: hears what its audio graph plays, sees when words light up and buttons are used.
 {
-  const spy = (globalThis.spy = { quanta: [], lit: [], clicks: [], problems: [], contexts: [] });
+  const spy = (globalThis.spy = { quanta: [], lit: [], clicks: [], problems: [], contexts: [], taps: [] });
 
   // Posts every quantum that is not silent, with its place on the audio clock.
   const TAP = `registerProcessor("tap", class extends AudioWorkletProcessor {
+    constructor() {
+      super();
+      this.port.onmessage = () => this.port.postMessage("echo");
+    }
     process([[samples]]) {
       if (samples?.some((sample) => sample !== 0)) {
         this.port.postMessage({ frame: currentFrame, atMs: Date.now(), samples: [...samples] });
@@ -24,12 +28,24 @@
     if (target instanceof AudioDestinationNode) {
       spy.contexts.push(this.context);
       const tap = new AudioWorkletNode(this.context, "tap", { channelCount: 1, channelCountMode: "explicit" });
-      tap.port.onmessage = ({ data }) => spy.quanta.push(data);
+      tap.echoed = () => {};
+      tap.port.onmessage = ({ data }) => (data === "echo" ? tap.echoed() : spy.quanta.push(data));
+      spy.taps.push(tap);
       connect.call(this, tap);
       connect.call(tap, target); // its output is silence; this only keeps it running
     }
     return connect.call(this, target, ...rest);
   };
+
+  // Once the taps have answered, every quantum that was rendered before is here. (One whose context is closed does not.)
+  spy.settled = () =>
+    Promise.all(
+      spy.taps.map((tap) => {
+        const answer = new Promise((resolve) => (tap.echoed = resolve));
+        tap.port.postMessage("echo");
+        return Promise.race([answer, new Promise((resolve) => setTimeout(resolve, 1000))]);
+      }),
+    );
 
   addEventListener("click", ({ target }) => spy.clicks.push({ id: target.id, atMs: Date.now() }), true);
 

@@ -173,6 +173,7 @@ class Studio:
         await self.page.evaluate("spy.quanta.length = 0")
 
     async def heard(self) -> Heard:
+        await self.page.evaluate("spy.settled().then(() => null)")
         # As one string: much faster than value by value.
         quanta = json.loads(await self.page.evaluate("JSON.stringify(spy.quanta)"))
         if not quanta:

@@ -225,7 +225,7 @@ async def test_a_worker_that_goes_away_is_said(caller: Browser) -> None:
         context = booth(caller, address)
         page = await context.__aenter__()
         await page.connect()
-    await page.shows("problem", "The")
+    await page.shows("problem", "The ")
     await page.shows("state", "Not connected")
     await context.__aexit__(None, None, None)
 

@@ -49,7 +49,9 @@ async function connect() {
       audio.srcObject = stream; // without an element that plays it, Chromium gives a remote stream to nobody
       audio.muted = true; // the gauge is who is heard
       audio.play();
-      gauge.listen(stream);
+      gauge.listen(stream).catch(() => {
+        if (peer === own) show("problem", "A part of this page could not be loaded, so nothing is heard: reload it.");
+      });
     },
     lost: (reason) => {
       disconnect();
