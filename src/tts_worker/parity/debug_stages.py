@@ -23,15 +23,27 @@ def _parts(golden: Golden, prefix: str) -> list[str]:
     return [key.removeprefix(prefix) for key in golden if key.startswith(prefix)]
 
 
+_JOINED = ("to_q", "to_k", "to_v")
+"""Three layers of the reference that are one of ours, ``to_qkv``."""
+
+
+def _joined(path: str) -> str:
+    """Our name of a module of the reference."""
+    stem, dot, name = path.rpartition(".")
+    return f"{stem}{dot}to_qkv" if name in _JOINED else path
+
+
 def _check_modules(
     bench: Bench, golden: Golden, prefix: str, module: nn.Module, limit: float, run: Callable[[], object]
 ) -> None:
     known = {name for name, _ in module.named_modules()}
     paths = _parts(golden, prefix)
-    with outputs_of(module, [path for path in paths if path in known]) as seen:
+    with outputs_of(module, {_joined(path) for path in paths} & known) as seen:
         run()
     for path in paths:
-        got, key = seen.get(path), f"{prefix}{path}"
+        got, key = seen.get(_joined(path)), f"{prefix}{path}"
+        if got is not None and _joined(path) != path:
+            got = got.chunk(3, dim=-1)[_JOINED.index(path.rpartition(".")[2])]
         expected = golden[key]
         if got is None or got.shape != expected.shape:
             bench.info(golden.name, key, NO_MODULE if got is None else "our module of this name holds something else")

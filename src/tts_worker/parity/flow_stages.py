@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ NOISE = 1e-5  # torch draws it in last bits differently where a processor has no
 
 
 @contextmanager
-def outputs_of(module: nn.Module, paths: list[str]) -> Iterator[dict[str, Tensor]]:
+def outputs_of(module: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, Tensor]]:
     """What the submodules at ``paths`` return while the block runs."""
     seen: dict[str, Tensor] = {}
 
