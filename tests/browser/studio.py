@@ -34,10 +34,20 @@ UNTIL_TEXT = """([id, text]) => new Promise((resolve) => {
 Sound = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def equally_long(heard: Sound, sent: Sound) -> bool:
-    """Whether as many samples sounded as were sent. Silence does not count: on a machine that stutters there may be
-    more of it. The end of a fade may be too faint to tell from silence."""
-    return abs(int(np.count_nonzero(heard)) - int(np.count_nonzero(sent))) <= 4
+def all_sounded(heard: Sound, sent: Sound) -> bool:
+    """Whether as many samples sounded as were sent; if not, fails with where they part. Silence does not count: on a
+    machine that stutters there may be more of it. The end of a fade may be too faint to tell from silence."""
+    sounded, expected = int(np.count_nonzero(heard)), int(np.count_nonzero(sent))
+    parted = np.flatnonzero(heard[: len(sent)] != sent[: len(heard)])
+    silent = heard == 0
+    begins = np.flatnonzero(silent & ~np.r_[False, silent[:-1]])
+    ends = np.flatnonzero(silent & ~np.r_[silent[1:], False]) + 1
+    holes = [(int(begin), int(end - begin)) for begin, end in zip(begins, ends, strict=True) if end - begin >= 8]
+    assert abs(sounded - expected) <= 4, (
+        f"{sounded} of {expected} samples sounded, of {len(sent)} sent in a span of {len(heard)}; "
+        f"different from {parted[:1]} on; silences (begin, samples): {holes[:20]}"
+    )
+    return True
 
 
 @dataclass

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from playwright.async_api import Browser, Page, Playwright
 
 from tests.browser.conftest import launch
-from tests.browser.studio import Studio, equally_long
+from tests.browser.studio import Studio, all_sounded
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="package")]
 
@@ -143,7 +143,7 @@ async def test_a_voice_interrupts_like_a_stop(listening: Browser, address: str) 
         characters = f"{len(receipt['text_spoken'])} of {len(text)} characters"
         await studio.shows("status", f"Interrupted by you. {characters} were heard.")
         assert await studio.shown_ms("stop-silent") in range(50, 5_000), "it takes a while to be sure"
-        assert equally_long((await studio.heard()).sound, studio.turns[-1].sound[: receipt["samples_played"]])
+        assert all_sounded((await studio.heard()).sound, studio.turns[-1].sound[: receipt["samples_played"]])
         await studio.at("ear").uncheck()
         await studio.speak("Now it is not heard.")
         await studio.shows("status", "Finished.")

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from playwright.async_api import Browser
 
-from tests.browser.studio import RATE_HZ, Sound, Studio, equally_long
+from tests.browser.studio import RATE_HZ, Sound, Studio, all_sounded
 from tests.conftest import serving
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="package")]
@@ -93,7 +93,7 @@ async def test_stop_is_silence_at_once_and_a_receipt_in_the_text(studio: Studio)
         assert receipt["text_spoken"] + receipt["text_remaining"] == LONG
         assert receipt["text_remaining"]
         assert receipt["samples_played"] == studio.sent[-1]["played_samples"] < receipt["samples_sent"]
-        assert equally_long(heard.sound, studio.turns[-1].sound[: receipt["samples_played"]])
+        assert all_sounded(heard.sound, studio.turns[-1].sound[: receipt["samples_played"]])
         assert await studio.page.locator(".spoken").inner_text() == receipt["text_spoken"]
         assert await studio.page.locator(".remaining").text_content() == receipt["text_remaining"]
         characters = f"{len(receipt['text_spoken'])} of {len(LONG)} characters"
@@ -137,7 +137,7 @@ async def test_a_new_turn_right_after_stop_is_only_itself(studio: Studio) -> Non
     assert same(heard[end - len(sent) : end], sent).all()
     assert old.ended is not None
     before = old.sound[: old.ended["samples_played"]]
-    assert equally_long(heard[: end - len(sent)], before), "and of the old no more came"
+    assert all_sounded(heard[: end - len(sent)], before), "and of the old no more came"
 
 
 async def test_speak_while_speaking_says_the_new_text_instead(studio: Studio) -> None:
@@ -182,7 +182,7 @@ async def test_any_clicks_in_any_order_leave_the_page_ready(studio: Studio, clic
     await studio.forget_sound()
     await studio.speak("Ok.")
     await studio.shows("status", "Finished.")
-    assert equally_long((await studio.heard()).sound, studio.turns[-1].sound)
+    assert all_sounded((await studio.heard()).sound, studio.turns[-1].sound)
 
 
 async def test_sound_that_the_system_takes_away_is_paused_and_comes_back(studio: Studio) -> None:
