@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.unit.cosyvoice.bundles import FAMILIES, tiny
 from tts_worker.audio.decode import Recording, read_recording
+from tts_worker.audio.prompt import usable_speech
 from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.enrol import (
@@ -25,7 +26,6 @@ from tts_worker.engine.cosyvoice.enrol import (
     enrol,
     instruct_ids,
     plain_transcript,
-    prepare,
 )
 from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer
 from tts_worker.errors import BundleError, InvalidRequest, TextTooLong, UnknownVoice
@@ -106,7 +106,7 @@ def test_the_same_recording_makes_the_same_voice(bundle: Bundle, frontend: Promp
 @settings(deadline=None, max_examples=20)
 @given(before_s=st.floats(0, 4), after_s=st.floats(0, 4), level=st.floats(0.02, 0.3))
 def test_silence_at_the_ends_is_cut_but_not_the_speech(before_s: float, after_s: float, level: float) -> None:
-    ready, _ = prepare(speech(4, level=level, before_s=before_s, after_s=after_s))
+    ready, _ = usable_speech(speech(4, level=level, before_s=before_s, after_s=after_s))
 
     assert 3.9 <= ready.seconds <= 4.0 + min(before_s, 0.1) + min(after_s, 0.2) + 0.05
 
@@ -116,7 +116,7 @@ def test_silence_at_the_ends_is_cut_but_not_the_speech(before_s: float, after_s:
 def test_an_odd_level_is_brought_near_the_usual_one_and_never_clips(level: float) -> None:
     original = speech(3.5, level=level)
 
-    ready, gain_db = prepare(original)
+    ready, gain_db = usable_speech(original)
 
     loudest = float(np.abs(ready.samples).max())
     assert loudest <= max(0.951, float(np.abs(original.samples).max()) + 0.01)

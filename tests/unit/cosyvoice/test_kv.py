@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.cosyvoice.networks import noise
-from tts_worker.engine.cosyvoice.kv import NoPast, PagedMemory, SlotPool
+from tts_worker.engine.cosyvoice.kv import NoPast, PagedMemory, SlotPool, SlotView
 
 LAYERS, HEADS, DIM = 2, 2, 3
 
@@ -29,26 +29,26 @@ def test_each_slot_gives_back_its_own_tokens_in_order(appends: list[dict[int, in
         slots, new = torch.tensor(list(batch)), torch.tensor(list(batch.values()))
         span = max(1, int(new.max()))
         kv = noise(2, len(batch), span, HEADS, DIM, seed=100 * seed + n)
-        steps = torch.arange(span)
-        where = torch.where(steps < new[:, None], pool.lengths[slots][:, None] + steps, pool.max_tokens)
-        pool.write(1, slots, where, kv[0], kv[1])
+        where = pool.lengths[slots][:, None] + torch.arange(span)
+        view = SlotView(pool, slots, where, new, 18)
+        read = view.keys_values(1, torch.cat([kv[0], kv[1]], dim=2))
         pool.lengths[slots] += new
         for row, (slot, count) in enumerate(batch.items()):
             written[slot] += [kv[:, row, i] for i in range(count)]
-    back = pool.read(1, torch.tensor([3, 0, 1]), 18)  # [2, B, heads, context, dim]
-    for row, slot in enumerate((3, 0, 1)):
-        expected = torch.zeros(2, 18, HEADS, DIM)
-        for i, kv_row in enumerate(written[slot]):
-            expected[:, i] = kv_row
-        assert torch.equal(back[:, row].transpose(1, 2), expected)
+        for row, slot in enumerate(batch):
+            expected = torch.zeros(2, 18, HEADS, DIM)
+            for i, kv_row in enumerate(written[slot]):
+                expected[:, i] = kv_row
+            assert torch.equal(read[:, row].transpose(1, 2), expected)
 
 
 def test_reading_what_nobody_wrote_is_loud() -> None:
     pool = SlotPool(LAYERS, 2, HEADS, 4, DIM, checked=True)
     pool.lengths[0] = 2  # a lie
-    assert pool.read(0, torch.tensor([0]), 4).isnan().any()
+    one, new = torch.tensor([0]), torch.tensor([1])
+    assert SlotView(pool, one, torch.tensor([[2]]), new, 4).keys_values(0, noise(1, 1, 2 * HEADS, DIM)).isnan().any()
     memory = PagedMemory(1, 1, HEADS, DIM, 2, [(3, 2)], pages=3, slots=1, checked=True)
-    one, page = torch.tensor([0]), torch.tensor([[2]])
+    page = torch.tensor([[2]])
     _, values = memory.view(one, torch.tensor([[1, 2]]), page).keys_values(0, *noise(2, 1, HEADS, 2, DIM).unbind())
     assert values[:, :, :2].isnan().all()  # page 1 was never written
     assert values[:, :, 2:].isfinite().all()
@@ -58,7 +58,8 @@ def test_reading_what_nobody_wrote_is_loud() -> None:
 def test_a_slot_that_was_reset_keeps_no_trace() -> None:
     pool = SlotPool(1, 2, HEADS, 4, DIM, checked=True)
     both = torch.tensor([0, 1])
-    pool.write(0, both, torch.zeros(2, 1, dtype=torch.long), *noise(2, 2, 1, HEADS, DIM).unbind())
+    start = torch.zeros(2, 1, dtype=torch.long)
+    SlotView(pool, both, start, torch.ones(2, dtype=torch.long), 1).keys_values(0, noise(2, 1, 2 * HEADS, DIM))
     pool.lengths += 1
     pool.reset(torch.tensor([0]))
     assert pool.lengths.tolist() == [0, 1]

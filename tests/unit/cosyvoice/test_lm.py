@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -88,9 +90,7 @@ def test_a_slot_knows_nothing_of_who_had_it_before(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_half_precision_stays_near(family: str) -> None:
     lm, dims = networks(family).lm, networks(family).config.lm
-    small = SpeechLM(dims).prepare()
-    small.load_state_dict(lm.state_dict())
-    small = small.to(torch.bfloat16).eval()
+    small = copy.deepcopy(lm).to(torch.bfloat16)
     pool = SlotPool(dims.layers, 1, dims.kv_heads, 16, dims.head_dim, dtype=torch.bfloat16, checked=True)
     x = inputs(family, 12)
     with torch.inference_mode():

@@ -1,14 +1,14 @@
 """Voices of CosyVoice: made from a recording, taken over from a bundle's speakers, and turned into requests.
 
-Owns what makes a prompt good (3 to 30 s of speech, not silent, of a sane level) and what the models want around texts:
-``<|endofprompt|>``, the system prompt of CosyVoice3, which ids and which sound go where in each mode. Users write plain
-transcripts and plain instructions. It must not know how a voice is stored (voicepack/voice_file.py) or spoken.
+Owns what the models want around texts: ``<|endofprompt|>``, the system prompt of CosyVoice3, which ids and sound go
+where in each mode. Users write plain transcripts and instructions. It must not know which recordings are usable
+(audio/prompt.py), how a voice is stored (voicepack/voice_file.py) or spoken.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tts_worker.audio.decode import Recording, read_recording
 from tts_worker.audio.pcm import Floats
-from tts_worker.audio.trim import TrimOptions, speech_range
+from tts_worker.audio.prompt import usable_speech
 from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.compat import Compat
@@ -29,11 +29,7 @@ from tts_worker.engine.tensor_files import read_pickled
 from tts_worker.errors import BundleError, InvalidRequest, TextTooLong
 from tts_worker.voicepack.voice_file import Voice, load_voice
 
-LEAST_S, MOST_S = 3.0, 30.0
 MAX_TRANSCRIPT_CHARS = 1000
-SILENT_DBFS, TARGET_DBFS, TOLERANCE_DB, MAX_GAIN_DB = -50.0, -22.0, 6.0, 30.0
-PEAK = 0.95
-SPEECH_BELOW_LOUD_DB = 35.0  # what is so much quieter than the loud parts is not speech
 CHARS_PER_S = (1.0, 35.0)  # of a transcript that can belong to a recording, from slow Chinese to fast English
 SYSTEM_PROMPT = "You are a helpful assistant."  # CosyVoice3 was trained with it
 
@@ -54,7 +50,7 @@ def enrol(bundle: Bundle, frontend: PromptFrontend, audio: Path | str | bytes | 
     """
     recording = audio if isinstance(audio, Recording) else read_recording(audio)
     notes = []
-    speech, gain_db = prepare(recording)
+    speech, gain_db = usable_speech(recording)
     if recording.rate_hz < bundle.config.sample_rate_hz:
         notes.append(f"the audio has {recording.rate_hz} samples a second: the voice will sound duller than it could")
     if float((np.abs(recording.samples) >= 0.999).mean()) > 1e-3:
@@ -76,40 +72,6 @@ def enrol(bundle: Bundle, frontend: PromptFrontend, audio: Path | str | bytes | 
         gain_db=gain_db,
         notes=tuple(notes),
     )
-
-
-def prepare(recording: Recording) -> tuple[Recording, float]:
-    """The speech in ``recording`` at a usual level, and the gain in dB that made it so. Raises InvalidRequest."""
-    if recording.seconds > MOST_S:
-        raise InvalidRequest(
-            f"the audio is {recording.seconds:.1f} s long; use {LEAST_S:g} to {MOST_S:g} s of clear speech"
-        )
-    samples = recording.samples - recording.samples.mean(dtype=np.float64).astype(np.float32)
-    loud_dbfs, speech_dbfs = _levels(samples, recording.rate_hz)
-    if loud_dbfs < SILENT_DBFS:
-        raise InvalidRequest("the audio is silent, or nearly so; is it the right channel?")
-    options = TrimOptions(loud_dbfs - SPEECH_BELOW_LOUD_DB, 10, 100, 200, recording.rate_hz)
-    start, end = speech_range(samples, options) or (0, 0)
-    samples = samples[start:end]
-    speech = Recording(samples, recording.rate_hz)
-    if speech.seconds < LEAST_S:
-        raise InvalidRequest(f"the audio has {speech.seconds:.1f} s of speech; use {LEAST_S:g} to {MOST_S:g} s")
-    if abs(speech_dbfs - TARGET_DBFS) <= TOLERANCE_DB:
-        return speech, 0.0
-    room_db = 20 * np.log10(PEAK / float(np.abs(samples).max()))
-    gain_db = float(min(TARGET_DBFS - speech_dbfs, MAX_GAIN_DB, max(room_db, 0.0)))
-    return replace(speech, samples=samples * np.float32(10 ** (gain_db / 20))), gain_db
-
-
-def _levels(samples: Floats, rate_hz: int) -> tuple[float, float]:
-    """In dB of full scale: the loudest 20 ms windows (but for a click or two), and the mean of all that is speech."""
-    window = max(1, rate_hz // 50)
-    power = np.square(samples[: len(samples) // window * window], dtype=np.float64).reshape(-1, window).mean(axis=1)
-    if not len(power):
-        return -np.inf, -np.inf
-    loud = np.percentile(power, 98)
-    speech = power[power >= loud * 10 ** (-SPEECH_BELOW_LOUD_DB / 20)].mean()
-    return 10 * float(np.log10(loud + 1e-12)), 10 * float(np.log10(speech + 1e-12))
 
 
 def plain_transcript(text: str) -> str:

@@ -64,21 +64,43 @@ class SlotPool:
         if self.checked:
             self.data[:, :, slots] = float("nan")
 
-    def write(self, layer: int, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store ``k, v [B, T, heads, dim]`` of ``slots [B]`` at ``positions [B, T]``."""
-        rows = slots[:, None]
-        self.data[layer, 0, rows, :, positions] = k
-        self.data[layer, 1, rows, :, positions] = v
 
-    def read(self, layer: int, slots: Tensor, context: int) -> Tensor:
-        """The first ``context`` positions of ``slots [B]``: ``[2, B, heads, context, dim]``."""
-        kv = self.data[layer, :, :, :, :context]
-        one = slots.shape[0] == 1 and not slots.is_cuda  # on a CPU, looking costs nothing and copying does
-        kv = kv.narrow(1, int(slots), 1) if one else kv.index_select(1, slots)
-        if self.checked:  # beyond its length a slot holds NaN, and NaN times an attention weight of zero is NaN
-            known = torch.arange(context, device=kv.device) < self.lengths[slots][:, None]  # [B, context]
-            kv = kv.masked_fill(~known[None, :, None, :, None], 0.0)
-        return kv
+class SlotView:
+    """Keys and values of ``slots [B]`` of a ``SlotPool`` in one forward pass: ``new [B]`` of the positions ``where
+    [B, T]`` are written, the first ``context`` are read. ``all_seen``: none of these comes after one of those."""
+
+    def __init__(self, pool: SlotPool, slots: Tensor, where: Tensor, new: Tensor, context: int) -> None:
+        span = where.shape[1]
+        self._pool, self._slots, self._context, self._known = pool, slots[:, None], context, None
+        if pool.checked:  # beyond its length a slot holds NaN, and NaN times an attention weight of zero is NaN
+            known = torch.arange(context, device=slots.device) < (pool.lengths[slots] + new)[:, None]  # [B, context]
+            self._known = known[None, :, None, :, None]
+        # On a CPU, looking at numbers costs nothing, and copying does: one slot is written and read where it lies.
+        self._alone = slots.shape[0] == 1 and not slots.is_cuda
+        self.all_seen = False
+        if self._alone:
+            slot, begin = int(slots), int(where[0, 0])
+            self.all_seen = span == 1 and context <= begin + 1
+            self._fresh = pool.data[:, :, slot, :, begin : begin + int(new)].unbind()  # [2, heads, new, dim] each
+            self._past = pool.data[:, :, slot : slot + 1, :, :context].unbind()  # [2, 1, heads, context, dim] each
+        else:
+            steps = torch.arange(span, device=new.device)
+            self._positions = torch.where(steps < new[:, None], where, pool.max_tokens)  # padding goes to the bin
+
+    def keys_values(self, layer: int, kv: Tensor) -> Tensor:
+        """Store the keys, then values of new tokens, ``kv [B, T, 2*heads, dim]``; all of them, as far as they are read:
+        ``[2, B, heads, context, dim]``."""
+        kv = kv.unflatten(2, (2, -1))  # [B, T, 2, heads, dim]
+        if self._alone:
+            fresh, past = self._fresh[layer], self._past[layer]
+            fresh.copy_(kv[0, : fresh.shape[2]].permute(1, 2, 0, 3))
+        else:
+            store = self._pool.data[layer]
+            store[0, self._slots, :, self._positions] = kv[:, :, 0].to(store.dtype)
+            store[1, self._slots, :, self._positions] = kv[:, :, 1].to(store.dtype)
+            past = store[:, :, :, : self._context].index_select(1, self._slots[:, 0])
+        past = past.to(kv.dtype)
+        return past if self._known is None else past.masked_fill(~self._known, 0.0)
 
 
 class Memory(Protocol):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tts_worker.engine.cosyvoice.dims import LmDims
 from tts_worker.engine.cosyvoice.joined import joined
-from tts_worker.engine.cosyvoice.kv import SlotPool
+from tts_worker.engine.cosyvoice.kv import SlotPool, SlotView
 
 
 def embedding(rows: int, dim: int) -> nn.Embedding:
@@ -24,20 +24,27 @@ def embedding(rows: int, dim: int) -> nn.Embedding:
 
 
 class RMSNorm(nn.Module):
-    """Root mean square norm, computed in float32 whatever the weights are."""
+    """Root mean square norm, computed in float32 whatever the weights are. Call ``prepare`` once those are loaded."""
 
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(dim))
         self.eps = eps
 
+    def prepare(self) -> None:
+        dim = self.weight.shape[0]
+        self.gain, self.least = self.weight.detach() * dim**0.5, self.weight.new_tensor((self.eps * dim) ** 0.5)
+
     def forward(self, x: Tensor) -> Tensor:  # [..., D] -> [..., D]
-        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
+        if x.is_cuda or x.dtype != torch.float32:
+            return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
+        # On a CPU that is eight operations; the same in four, where a step for one token counts them.
+        return x * self.gain / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.least)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions in the half-split form: ``x [B, T, H, d]``, ``cos, sin [B, T, 1, d]``, the first half of ``sin``
-    with its sign turned."""
+    """Rotary positions in the half-split form: ``x, cos, sin [B, T, H, d]``, the first half of ``sin`` with its sign
+    turned."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
@@ -59,13 +66,11 @@ class Attention(nn.Module):
         del self.q_proj, self.k_proj, self.v_proj
 
     def forward(self, x: Tensor, call: _Call) -> Tensor:  # [B, T, D] -> [B, T, D]
-        heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, H+2*Hkv, d]
-        q, k = rotate(heads[:, :, : -self.kv_heads], call.cos, call.sin).tensor_split([-self.kv_heads], dim=2)
-        v = heads[:, :, -self.kv_heads :]  # [B, T, Hkv, d]
-        call.pool.write(self.layer, call.slots, call.positions, k.to(call.pool.data.dtype), v.to(call.pool.data.dtype))
-        keys, values = call.pool.read(self.layer, call.slots, call.context).to(x.dtype)  # [B, Hkv, L, d]
+        heads = rotate(self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)), call.cos, call.sin)  # [B, T, H+2*Hkv, d]
+        q, new = heads.tensor_split((-2 * self.kv_heads,), dim=2)
+        keys, values = call.past.keys_values(self.layer, new)  # [B, Hkv, L, d] each
         # The heads that share a key become queries of one head: nothing is repeated in memory.
-        q = q.transpose(1, 2).unflatten(1, (keys.shape[1], -1)).flatten(2, 3)  # [B, Hkv, G*T, d]
+        q = q.transpose(1, 2).unflatten(1, (self.kv_heads, -1)).flatten(2, 3)  # [B, Hkv, G*T, d]
         out = F.scaled_dot_product_attention(q, keys, values, call.mask)
         out = out.unflatten(2, (-1, x.shape[1])).flatten(1, 2)  # [B, H, T, d]
         return self.o_proj(out.transpose(1, 2).flatten(2))  # [B, T, D]
@@ -86,7 +91,7 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # [B, T, D] -> [B, T, D]
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate) * up)
+        return self.down_proj(F.silu(gate).mul_(up))
 
 
 class Layer(nn.Module):
@@ -106,22 +111,18 @@ class _Call:
     """What all layers of one forward pass share: where the tokens stand and whom they may look at."""
 
     def __init__(
-        self, cfg: LmDims, pool: SlotPool, slots: Tensor, new: Tensor, span: int, context: int, dtype: torch.dtype
+        self, cfg: LmDims, pool: SlotPool, slots: Tensor, new: Tensor, span: int, context: int, rotary: Tensor
     ) -> None:
-        self.pool, self.slots, self.context = pool, slots, context
-        steps = torch.arange(span, device=new.device)
-        where = pool.lengths[slots][:, None] + steps  # [B, T]
-        self.positions = torch.where(steps < new[:, None], where, pool.max_tokens)  # padding goes to the bin
-        seen = torch.arange(context, device=new.device) <= where[:, :, None]  # [B, T, L]
+        where = pool.lengths[slots][:, None] + torch.arange(span, device=new.device)  # [B, T]
+        self.past = SlotView(pool, slots, where, new, context)
         self.mask: Tensor | None = None  # [B, 1, G*T, L], added to the scores
-        if seen.is_cuda or not bool(seen.all()):  # on a CPU, looking costs less than a mask that hides nothing
-            hidden = torch.zeros(seen.shape, dtype=dtype, device=new.device).masked_fill_(~seen, -torch.inf)
+        if not self.past.all_seen:
+            seen = torch.arange(context, device=new.device) <= where[:, :, None]  # [B, T, L]
+            hidden = torch.zeros(seen.shape, dtype=rotary.dtype, device=new.device).masked_fill_(~seen, -torch.inf)
             self.mask = hidden.repeat(1, cfg.heads // cfg.kv_heads if span > 1 else 1, 1)[:, None]
-        exponent = torch.arange(0, cfg.head_dim, 2, device=new.device).float() / cfg.head_dim
-        angle = where[:, :, None] * (1.0 / cfg.rope_theta**exponent)  # [B, T, d/2]
-        cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
-        self.cos = torch.cat([cos, cos], dim=-1)[:, :, None]  # [B, T, 1, d]
-        self.sin = torch.cat([-sin, sin], dim=-1)[:, :, None]
+        turns = rotary[:, where.clamp_(max=pool.max_tokens)][:, :, :, None]  # [2, B, T, 1, d]
+        still = rotary[:, :1, None, None].expand(-1, *where.shape, cfg.kv_heads, -1)  # position 0: values do not turn
+        self.cos, self.sin = torch.cat([turns.expand(-1, -1, -1, cfg.heads + cfg.kv_heads, -1), still], dim=3)
         pool.lengths[slots] += new
 
 
@@ -149,6 +150,7 @@ class SpeechLM(nn.Module):
         self.speech_embedding = embedding(cfg.speech_rows, cfg.hidden_size)
         if cfg.own_special_rows:
             self.llm_embedding = embedding(2, cfg.hidden_size)
+        self._rotary: dict[tuple[int, torch.dtype], Tensor] = {}
 
     @property
     def body(self) -> Qwen2:
@@ -163,7 +165,20 @@ class SpeechLM(nn.Module):
         for layer in cast("list[Layer]", self.body.layers):
             layer.self_attn.prepare()
             layer.mlp.prepare()
+        for norm in [module for module in self.modules() if isinstance(module, RMSNorm)]:
+            norm.prepare()
         return self
+
+    def _turns(self, positions: int, like: Tensor) -> Tensor:
+        """Cosines and sines of the rotary angles as ``rotate`` takes them: ``[2, positions, d]``. Kept, for they depend
+        on the position only, and CUDA graphs read them where they are."""
+        key = positions, like.dtype
+        if key not in self._rotary:
+            exponent = torch.arange(0, self.cfg.head_dim, 2, device=like.device).float() / self.cfg.head_dim
+            angle = torch.arange(positions, device=like.device)[:, None] * (1.0 / self.cfg.rope_theta**exponent)
+            cos, sin = angle.cos(), angle.sin()  # [positions, d/2]
+            self._rotary[key] = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)]).to(like.dtype)
+        return self._rotary[key]
 
     def embed_text(self, ids: Tensor) -> Tensor:  # [...] -> [..., D]
         return F.embedding(ids, self.body.embed_tokens.weight)
@@ -180,8 +195,8 @@ class SpeechLM(nn.Module):
         """Feed ``x [B, T, D]``, of which ``new [B]`` vectors count (the rest is padding), after what ``slots [B]``
         hold. ``context`` is at least their longest length afterwards. Returns the scores for the token after the
         last one, ``log-softmax [B, speech_rows]`` in float32. The slots of a batch must differ."""
-        call = _Call(self.cfg, pool, slots, new, x.shape[1], context, x.dtype)
+        call = _Call(self.cfg, pool, slots, new, x.shape[1], context, self._turns(pool.max_tokens + 1, x))
         for layer in self.body.layers:
             x = layer(x, call)
-        last = x[torch.arange(x.shape[0], device=x.device), new - 1]  # [B, D]
+        last = x[:, 0] if x.shape[1] == 1 else x[torch.arange(x.shape[0], device=x.device), new - 1]  # [B, D]
         return self.llm_decoder(self.body.norm(last)).float().log_softmax(-1)

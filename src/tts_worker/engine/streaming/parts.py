@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from tts_worker.engine.cosyvoice.enrol import MOST_S
+from tts_worker.audio.prompt import MOST_S
 from tts_worker.engine.cosyvoice.flow.stream import FlowPool
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer

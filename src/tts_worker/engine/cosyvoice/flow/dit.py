@@ -125,6 +125,8 @@ class Steered(nn.LayerNorm):
         super().__init__(dim, eps=1e-6, elementwise_affine=False)
 
     def forward(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:  # type: ignore[override]
+        if shift.shape[0] == 1:  # the same for all: weight and bias of one operation
+            return F.layer_norm(x, self.normalized_shape, 1 + scale[0], shift[0], self.eps)
         return torch.addcmul(shift[:, None], super().forward(x), 1 + scale[:, None])
 
 
