@@ -37,12 +37,12 @@ class DrawState:
 
     def __init__(self, slots: int, rule: SampleRule, device: str | torch.device = "cpu") -> None:
         self.rule = rule
-        self.seeds = torch.zeros(slots, dtype=torch.long, device=device)  # [slots]
+        self.keys = torch.zeros(slots, dtype=torch.long, device=device)  # [slots] seeds, mixed
         self.steps = torch.zeros(slots, dtype=torch.long, device=device)  # [slots]
         self.recent = torch.full([slots, rule.window], -1, dtype=torch.long, device=device)  # [slots, window]
 
     def start(self, slots: Tensor, seeds: Tensor) -> None:
-        self.seeds[slots] = seeds
+        self.keys[slots] = mix(seeds)
         self.steps[slots] = 0
         self.recent[slots] = -1
 
@@ -68,8 +68,7 @@ def draw(scores: Tensor, allowed: Tensor, state: DrawState, slots: Tensor) -> Te
     """Draw the next id of ``slots [B]`` from ``scores [B, V]`` (any log-probabilities) among the ids that are
     ``allowed [B, V]`` (at least one each). Returns ``[B]``; the caller records what it keeps."""
     rule = state.rule
-    key = mix(mix(state.seeds[slots]) + state.steps[slots] * 2)[:, None]  # [B, 1]
-    ids = torch.arange(scores.shape[1], device=scores.device)
+    key = mix(state.keys[slots] + state.steps[slots] * 2)[:, None]  # [B, 1]
     scores = scores.float().masked_fill(~allowed, -torch.inf)
     top, top_ids = scores.softmax(-1).topk(min(rule.top_k, scores.shape[1]), dim=-1)  # [B, k], falling
     top = top * (top.cumsum(-1) - top < rule.top_p)  # the id that crosses top_p belongs to the nucleus
@@ -79,7 +78,7 @@ def draw(scores: Tensor, allowed: Tensor, state: DrawState, slots: Tensor) -> Te
     repeated = (state.recent[slots] == first).sum(-1) >= rule.repeats  # [B]
     if not repeated.is_cuda and not bool(repeated.any()):
         return first[:, 0]  # on a CPU, looking is cheaper than a second draw that nobody needs
-    rest = scores.scatter(1, first, -torch.inf)
+    rest, ids = scores.scatter(1, first, -torch.inf), torch.arange(scores.shape[1], device=scores.device)
     again = (rest.softmax(-1) / -uniform(mix(key + 1), ids).log()).argmax(-1)  # [B]
     repeated &= rest.amax(-1) > -torch.inf  # nothing else allowed: keep it
     return torch.where(repeated, again, first[:, 0])
