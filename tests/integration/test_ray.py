@@ -32,7 +32,7 @@ from websockets.exceptions import ConnectionClosed
 from tests.behaviour.behaviours import BEHAVIOURS, Room
 from tests.behaviour.ways import Setup
 from tests.conftest import tone_settings
-from tts_worker.app import running_worker
+from tts_worker.app import Worker, running_worker
 from tts_worker.client import connect
 from tts_worker.errors import ConfigError
 from tts_worker.session.hub import SessionOptions
@@ -88,7 +88,9 @@ def cluster() -> Iterator[Cluster]:
     before = set(psutil.Process().children(recursive=True))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     port = free_port()
-    ours.connect(settings_of(port).ray)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)  # replicas import these tests
+        ours.connect(settings_of(port).ray)
     try:
         yield Cluster(port, ours.deploy(settings_of(port)))
     finally:
@@ -294,6 +296,40 @@ async def test_an_update_lets_running_turns_end(cluster: Cluster) -> None:
             await fresh.speak(TEXT)
             await fresh.first_sound()
             assert len(fresh.pcm) == 1_920  # of the new settings
+
+
+@pytest.mark.parametrize("name", [name for name, wanted in BEHAVIOURS.items() if wanted.setup.sections])
+async def test_behaviour_of_a_worker_with_settings_of_its_own(cluster: Cluster, name: str) -> None:
+    wanted = BEHAVIOURS[name]
+    await cluster.deploy(**wanted.setup.sections, ray={"min_replicas": 1, "max_replicas": 1})
+    async with connect(f"ws://{cluster.host}", wanted.setup.client) as client:
+        await wanted.behave(Room(client, True))
+
+
+def replica_with(name: str) -> Any:
+    """A replica with the worker of a behaviour."""
+    from tts_worker.transports.ray import Replica
+
+    class Bent(Replica):
+        @staticmethod
+        def worker_of(settings: Settings) -> Worker:  # noqa: ARG004  (the engine is not of the settings)
+            from tests.behaviour.behaviours import BEHAVIOURS  # in the replica's process: a table cannot be sent there
+            from tests.behaviour.ways import BentWorker
+
+            return BentWorker(BEHAVIOURS[name].setup)
+
+    return Bent
+
+
+@pytest.mark.parametrize("name", [name for name, wanted in BEHAVIOURS.items() if wanted.setup.engine is not None])
+async def test_behaviour_of_a_worker_that_fails(cluster: Cluster, name: str) -> None:
+    from tts_worker.transports import ray as ours
+
+    wanted = BEHAVIOURS[name]
+    one = ours.application(settings_of(cluster.port, ray={"min_replicas": 1, "max_replicas": 1}), replica_with(name))
+    await asyncio.to_thread(serve.run, one, name=ours.APPLICATION, route_prefix="/")
+    async with connect(f"ws://{cluster.host}", wanted.setup.client) as client:
+        await wanted.behave(Room(client, True))
 
 
 async def test_more_sessions_bring_more_replicas(cluster: Cluster) -> None:

@@ -47,10 +47,14 @@ class Replica:
     """A worker in a process that Ray started. ``settings``: those of ``Settings``, as plain data."""
 
     async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc]  # Ray awaits it
-        self._worker = Worker(load_settings(flags=settings))
+        self._worker = self.worker_of(load_settings(flags=settings))
         logging.basicConfig(level=self._worker.settings.log_level.upper())
         await self._worker.start()
         self._was_ready = True
+
+    @staticmethod
+    def worker_of(settings: Settings) -> Worker:
+        return Worker(settings)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:  # the name is Ray's
         return create_application(self._worker)
@@ -68,7 +72,7 @@ class Replica:
         await self._worker.stop()
 
 
-def application(settings: Settings) -> Application:
+def application(settings: Settings, replica: type[Replica] = Replica) -> Application:
     """The deployment of ``settings``, not yet running."""
     replicas, drain_s = settings.ray, settings.server.drain_s
     deployment = serve.deployment(
@@ -80,7 +84,7 @@ def application(settings: Settings) -> Application:
         graceful_shutdown_wait_loop_s=0.2,
         logging_config={"enable_access_log": False},
         **_scaling(replicas, settings.session.max_sessions),
-    )(serve.ingress()(Replica))
+    )(serve.ingress()(replica))
     bound: Application = deployment.bind(settings.model_dump())
     return bound
 
