@@ -312,7 +312,7 @@ def replica_with(name: str) -> Any:
 
     class Bent(Replica):
         @staticmethod
-        def worker_of(settings: Settings) -> Worker:  # noqa: ARG004  (the engine is not of the settings)
+        def worker_of(settings: Settings) -> Worker:
             from tests.behaviour.behaviours import BEHAVIOURS  # in the replica's process: a table cannot be sent there
             from tests.behaviour.ways import BentWorker
 
