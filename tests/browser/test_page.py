@@ -125,7 +125,7 @@ async def test_the_rest_can_be_spoken_after_all(studio: Studio) -> None:
 
 
 async def test_a_new_turn_right_after_stop_is_only_itself(studio: Studio) -> None:
-    await studio.speak("This is the old turn, and it goes on and on.")
+    await studio.speak("This is the old turn, and it goes on and on. " * 4)
     await studio.until_heard(4_800)
     await studio.at("stop").click()
     await studio.speak("New.")
@@ -186,7 +186,7 @@ async def test_any_clicks_in_any_order_leave_the_page_ready(studio: Studio, clic
 
 
 async def test_sound_that_the_system_takes_away_is_paused_and_comes_back(studio: Studio) -> None:
-    await studio.speak(TEXT)
+    await studio.speak(TEXT * 3)
     await studio.until_heard(4_800)
     await studio.page.evaluate("spy.contexts[0].suspend()")
     await studio.until_state("Paused")
