@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 import torch
 
-from tests.behaviour.ways import Setup
+from tests.behaviour.ways import Setup, started
 from tests.unit.cosyvoice.bundles import tiny
 from tests.unit.streaming.engines import bundle, networks, settings, tokenizer, voice
 from tts_worker.app import Worker
@@ -76,16 +76,6 @@ class CosyVoiceWorker(Worker):
 
 
 @asynccontextmanager
-async def cosyvoice_worker(setup: Setup) -> AsyncIterator[Worker]:
-    worker = CosyVoiceWorker(setup)
-    await worker.start()
-    try:
-        yield worker
-    finally:
-        await worker.stop()
-
-
-@asynccontextmanager
 async def cosyvoice_client(setup: Setup) -> AsyncIterator[Client]:
-    async with Client(LocalConnector(lambda: cosyvoice_worker(setup)), setup.client) as client:
+    async with Client(LocalConnector(lambda: started(CosyVoiceWorker(setup))), setup.client) as client:
         yield client

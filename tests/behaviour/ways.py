@@ -19,7 +19,7 @@ import uvicorn
 
 from tests.conftest import tone_settings
 from tests.fakes.redis import embedded_redis
-from tts_worker.app import Worker, create_application, running_worker
+from tts_worker.app import Worker, create_application
 from tts_worker.client import Client, ClientSettings, connect
 from tts_worker.client.local import LocalConnector
 from tts_worker.engine.loop import EngineLoop
@@ -62,18 +62,17 @@ class BentWorker(Worker):
 
 
 @asynccontextmanager
-async def bent_worker(setup: Setup) -> AsyncIterator[Worker]:
-    """A running worker of this setup."""
-    if setup.engine is None:
-        async with running_worker(tone_settings(**setup.sections)) as worker:
-            yield worker
-        return
-    worker = BentWorker(setup)
-    await worker.start()
+async def started(worker: Worker) -> AsyncIterator[Worker]:
     try:
+        await worker.start()
         yield worker
     finally:
         await worker.stop()
+
+
+def bent_worker(setup: Setup) -> AbstractAsyncContextManager[Worker]:
+    """A running worker of this setup."""
+    return started(BentWorker(setup))
 
 
 @asynccontextmanager

@@ -55,6 +55,14 @@ def test_reading_what_nobody_wrote_is_loud() -> None:
     assert memory.view(one, page, page).left(0, noise(1, 3, 4)).isnan().any()  # nor the slot's context
 
 
+@pytest.mark.parametrize("slots", [[0], [0, 1]])
+def test_writing_beyond_the_memory_is_loud(slots: list[int]) -> None:
+    pool = SlotPool(LAYERS, 2, HEADS, 4, DIM)
+    where, new = torch.tensor([[4, 5]] * len(slots)), torch.tensor([2] * len(slots))
+    with pytest.raises((IndexError, RuntimeError)):
+        SlotView(pool, torch.tensor(slots), where, new, 4).keys_values(0, noise(len(slots), 2, 2 * HEADS, DIM))
+
+
 def test_a_slot_that_was_reset_keeps_no_trace() -> None:
     pool = SlotPool(1, 2, HEADS, 4, DIM, checked=True)
     both = torch.tensor([0, 1])

@@ -81,7 +81,7 @@ class SlotView:
         if self._alone:
             slot, begin = int(slots), int(where[0, 0])
             self.all_seen = span == 1 and context <= begin + 1
-            self._fresh = pool.data[:, :, slot, :, begin : begin + int(new)].unbind()  # [2, heads, new, dim] each
+            self._fresh = pool.data[:, :, slot].narrow(3, begin, int(new)).unbind()  # [2, heads, new, dim] each
             self._past = pool.data[:, :, slot : slot + 1, :, :context].unbind()  # [2, 1, heads, context, dim] each
         else:
             steps = torch.arange(span, device=new.device)

@@ -9,6 +9,7 @@ without a device, so that a CPU test finds out what a recording would have misse
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Protocol
@@ -63,7 +64,7 @@ def single(runner: Runner) -> Callable[[Hashable, Callable[..., Tensor], Tensors
     return run
 
 
-class RecordingRunner:
+class RecordingRunner(ABC):
     """Buffers and keys; subclasses know how to record. Only what is asked for while ``recording`` is on is recorded: a
     caller's first chunk must not wait for a capture. Everything else is computed plainly, and so is all that is left
     once a recording failed."""
@@ -104,8 +105,8 @@ class RecordingRunner:
     def forget(self) -> None:
         self._recordings.clear()
 
-    def _record(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> _Recording:
-        raise NotImplementedError
+    @abstractmethod
+    def _record(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> _Recording: ...
 
 
 class GraphRunner(RecordingRunner):
