@@ -16,7 +16,7 @@ from tests.conftest import serving
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="package")]
 
 TEXT = "Hello there, my friend."
-LONG = "Hello there, my friend. How are you, and how is all of the rest?"
+LONG = "Hello there, my friend. How are you, and how is all of the rest? Take your time: it is long enough for all."
 """So long that the worker has not sent all of it when the first of it is heard."""
 FADE_SAMPLES = 120
 PLAUSIBLE_MS = range(1, 5_000)
@@ -51,7 +51,7 @@ async def test_what_is_written_is_heard_and_every_word_lights_up_in_its_time(stu
 
 
 async def test_pause_is_silence_and_resume_goes_on_without_losing_a_sample(studio: Studio) -> None:
-    await studio.speak(f"{TEXT} And then I go.")
+    await studio.speak(f"{TEXT * 3} And then I go.")
     await studio.until_heard(4_800)
     await studio.at("pause").click()
     await studio.until_state("Paused")

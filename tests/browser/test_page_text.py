@@ -13,7 +13,7 @@ from tests.browser.studio import Studio
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="package")]
 
-HOSTILE = '<img src=x onerror="alert(1)"> <script>alert(2)</script> & &amp; ok.'
+HOSTILE = '<img src=x onerror="alert(1)"> <script>alert(2)</script> & &amp; ok' + ", and so it goes on" * 10
 
 
 async def test_text_is_spoken_while_it_is_typed_and_enter_ends_a_turn(studio: Studio) -> None:
@@ -105,7 +105,7 @@ async def test_text_without_any_sound_is_said_to_have_none(studio: Studio) -> No
 
 async def test_a_text_of_many_messages_comes_back_whole(studio: Studio) -> None:
     # An emoji on every second place: the cut between two messages falls into one of them.
-    text = "a" + "🎉" * 20_000 + " the end."
+    text = "a" + "🎉" * 20_000 + " and so it goes on" * 20  # what sounds of it outlasts a click on a busy machine
     await studio.speak(text)
     await studio.until_heard(1_200)
     await studio.at("stop").click()
@@ -120,7 +120,7 @@ async def test_a_text_of_many_messages_comes_back_whole(studio: Studio) -> None:
 async def test_without_a_mouse(studio: Studio) -> None:
     await studio.page.keyboard.press("Tab")
     await expect(studio.at("text")).to_be_focused()
-    await studio.write("Hello there, my friend.")
+    await studio.write("Hello there, my friend. " * 8)
     await studio.page.keyboard.press("Control+Enter")
     await studio.until_heard(2_400)
     for name in ("speak", "pause"):
