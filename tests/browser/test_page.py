@@ -16,7 +16,7 @@ from tests.conftest import serving
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="package")]
 
 TEXT = "Hello there, my friend."
-LONG = "Hello there, my friend. How are you, and how is all of the rest? Take your time: it is long enough for all."
+LONG = "Hello there, my friend. How are you, and how is all of the rest?"
 """So long that the worker has not sent all of it when the first of it is heard."""
 FADE_SAMPLES = 120
 PLAUSIBLE_MS = range(1, 5_000)
