@@ -51,7 +51,7 @@ async def test_what_is_written_is_heard_and_every_word_lights_up_in_its_time(stu
 
 
 async def test_pause_is_silence_and_resume_goes_on_without_losing_a_sample(studio: Studio) -> None:
-    await studio.speak(f"{TEXT * 3} And then I go.")
+    await studio.speak(f"{TEXT} And then I go.")
     await studio.until_heard(4_800)
     await studio.at("pause").click()
     await studio.until_state("Paused")
