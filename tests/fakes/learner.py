@@ -75,15 +75,25 @@ class LearningWorker(Worker):
 @asynccontextmanager
 async def serving_worker(worker: Worker) -> AsyncIterator[str]:
     """Start ``worker`` and serve it on a free port of loopback; yields ``host:port``."""
-    await worker.start()
-    config = uvicorn.Config(create_application(worker), port=0, log_config=None, access_log=False, lifespan="off")
+    # A test that fails may leave a connection open: the server does not wait for its end for ever.
+    config = uvicorn.Config(
+        create_application(worker),
+        port=0,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=30,
+    )
     config.load()
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
-    await server.startup()
-    host, port = server.servers[0].sockets[0].getsockname()[:2]
     try:
-        yield f"{host}:{port}"
+        await worker.start()
+        await server.startup()
+        try:
+            host, port = server.servers[0].sockets[0].getsockname()[:2]
+            yield f"{host}:{port}"
+        finally:
+            await server.shutdown()
     finally:
-        await server.shutdown()
         await worker.stop()

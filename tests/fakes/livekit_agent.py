@@ -318,8 +318,8 @@ async def on_stage(
     session.output.audio = synchronizer.audio_output
     session.output.transcription = synchronizer.text_output
     stage = Stage(session, speaker, ears, scribe, page)
-    await session.start(agent or Agent(instructions="Recite."), record=False)
     try:
+        await session.start(agent or Agent(instructions="Recite."), record=False)
         yield stage
     finally:
         await session.aclose()

@@ -39,6 +39,9 @@ class Proxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self._writers.add(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
         try:
             await self._passing.wait()
             far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
@@ -64,12 +67,15 @@ class Proxy:
             writer.transport.abort()
 
     async def stop(self) -> None:
-        self.heal()
+        """Everything is reset, nothing is accepted any more, and nothing of it goes on behind the back of a test."""
+        if self._server is not None:
+            self._server.close()
+        await asyncio.sleep(0)  # what was just accepted becomes a task
         self.cut()
         for task in self._tasks:
             task.cancel()
-        if self._server is not None:
-            self._server.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.cut()
         await asyncio.sleep(0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 import socket
 import subprocess
@@ -21,21 +22,33 @@ REAL_REDIS = shutil.which("redis-server")
 @cache
 def embedded_redis() -> str:
     """The URL of one that all tests share; use a prefix of your own. It ends with the process."""
-    server = ValkeyServer()
-    server.start()
+    # Left to itself it looks for a port from the same number on in every process: of several that run tests at the same
+    # time, all but one would use a server that goes away with that one.
+    server = ValkeyServer(port=free_port())
+    server.start(timeout=60.0)
     return server.connection_url
 
 
-async def eventually(condition: Callable[[], Awaitable[object]], timeout_s: float = 20.0) -> None:
+async def eventually(condition: Callable[[], Awaitable[object]], timeout_s: float = 60.0) -> None:
     """Until ``condition`` holds; fails when it never does."""
     with anyio.fail_after(timeout_s):
         while not await condition():  # noqa: ASYNC110  (another process, nothing signals it)
             await asyncio.sleep(0.005)
 
 
+_ports = iter(random.SystemRandom().sample(range(20_000, 32_000), 12_000))
+
+
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """One that nobody listens on, and another one every time. It lies below those that the system itself hands out, so
+    no client's connection takes it before whoever asked for it listens."""
+    for port in _ports:
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError:
+            continue
+    raise OSError("all ports are taken")
 
 
 class RedisProcess:
@@ -86,8 +99,8 @@ async def _answers(client: Redis) -> bool:
 @asynccontextmanager
 async def real_redis(password: str | None = None) -> AsyncIterator[RedisProcess]:
     server = RedisProcess(password)
-    await server.start()
     try:
+        await server.start()
         yield server
     finally:
         await server.stop()
