@@ -10,9 +10,16 @@ from typing import Any
 
 import anyio
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as examples
 
 from tts_worker.app import Worker, running_worker, serve
 from tts_worker.settings import Settings, load_settings
+
+# How long an example takes says how busy the machine is, not whether what it shows is right. What takes too long for
+# anybody is ended by pytest-timeout.
+examples.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+examples.load_profile("any machine")
 
 TONE: dict[str, Any] = {"engines": {"tone": {"kind": "tone"}}}
 
@@ -22,7 +29,7 @@ def tone_settings(**sections: Any) -> Settings:
     return load_settings(flags={**TONE, **sections})
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Let the event loop run until ``condition`` holds; fails when it never does."""
     with anyio.fail_after(timeout_s):
         while not condition():  # noqa: ASYNC110  (other threads bring about what is waited for, nothing signals it)
@@ -60,13 +67,13 @@ async def serving(**sections: Any) -> AsyncIterator[str]:
 
     task = asyncio.create_task(serve(tone_settings(server=server, **sections), on_listening, ready.set))
     waiting = asyncio.create_task(ready.wait())
-    await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    if task.done():
-        waiting.cancel()
-        task.result()
     try:
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
         yield address
     finally:
+        waiting.cancel()
         task.cancel()
         await asyncio.wait({task})
 

@@ -18,6 +18,8 @@ from tts_worker.errors import BundleError, InvalidRequest
 from tts_worker.parity import Check, ParityReport, Status, run_parity
 from tts_worker.parity.compare import Bench, Golden
 
+pytestmark = pytest.mark.timeout(400)  # a whole run of every stage is half a minute of work where two share a core
+
 # One number that the reference computed, for each file.
 RESULTS = {
     "bistream_mid_stop_error": "emitted",

@@ -67,12 +67,14 @@ def speak() -> Iterator[Speak]:
     def on_loop(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, loop).result()
 
-    running = create_worker(load_settings())
-    worker = on_loop(running.__aenter__())
     try:
-        yield lambda text: on_loop(_stream(worker, text))
+        running = create_worker(load_settings())
+        worker = on_loop(running.__aenter__())
+        try:
+            yield lambda text: on_loop(_stream(worker, text))
+        finally:
+            on_loop(running.__aexit__(None, None, None))
     finally:
-        on_loop(running.__aexit__(None, None, None))
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

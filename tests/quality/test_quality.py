@@ -17,7 +17,7 @@ from tts_worker.audio.pcm import to_float
 from tts_worker.audio.trim import TrimOptions, speech_range
 from tts_worker.types import SAMPLE_RATE_HZ
 
-pytestmark = [pytest.mark.quality, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.quality, pytest.mark.timeout(1200)]
 
 MOST_WER = 0.06
 LEAST_MOS = 4.2

@@ -8,9 +8,11 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
+from tests.conftest import until
 from tts_worker.engine.loop import REBUILDS_UNTIL_LOST, EngineLoop, EngineState
 from tts_worker.engine.tone import Fault, ToneEngine, ToneSettings
 from tts_worker.errors import EngineFault, ErrorCode
@@ -56,10 +58,10 @@ class Inbox:
 
 
 @asynccontextmanager
-async def running(settings: ToneSettings, **options: float) -> AsyncIterator[EngineLoop]:
-    loop = EngineLoop(lambda: ToneEngine(settings), restart_backoff_s=(0.01, 0.05), **options)  # type: ignore[arg-type]
-    await loop.start()
+async def running(settings: ToneSettings, **options: Any) -> AsyncIterator[EngineLoop]:
+    loop = EngineLoop(lambda: ToneEngine(settings), restart_backoff_s=(0.01, 0.05), **options)
     try:
+        await loop.start()
         yield loop
     finally:
         settings.hang.set()
@@ -118,13 +120,13 @@ async def test_nothing_of_a_cancelled_utterance_is_delivered() -> None:
 
     def spend(seconds: float) -> None:
         in_step.set()
-        go_on.wait(5)
+        go_on.wait(60)
 
     async with running(ToneSettings(cost_per_audio_s=1.0, spend=spend)) as loop:
         inbox = Inbox()
         loop.subscribe("a", inbox)
         speak(loop, key("a"), "hello")
-        await asyncio.get_running_loop().run_in_executor(None, in_step.wait)
+        assert await asyncio.get_running_loop().run_in_executor(None, in_step.wait, 60)
         loop.post(Cancel(key("a")))  # while its sound is being made
         go_on.set()
         loop.subscribe("b", other := Inbox())
@@ -153,15 +155,18 @@ async def test_a_failing_utterance_leaves_the_others_alone() -> None:
 @pytest.mark.parametrize("kind", [Fault.RAISE, Fault.HANG])
 async def test_a_broken_engine_is_replaced_without_an_operator(kind: Fault) -> None:
     broke: list[UtteranceKey] = []
+    now_s = 0.0  # stands still, or a busy machine would make a step look as if it hung
 
     def fault(which: UtteranceKey, chunk: int) -> Fault | None:
+        nonlocal now_s
         if which.session == "poison" and not broke:
             broke.append(which)
+            now_s += 1.0 if kind is Fault.HANG else 0.0
             return kind
         return None
 
     states: list[EngineState] = []
-    async with running(ToneSettings(fault=fault), hang_timeout_s=0.2) as loop:
+    async with running(ToneSettings(fault=fault), hang_timeout_s=0.2, clock=lambda: now_s) as loop:
         ready_again = asyncio.Event()
 
         def on_state(state: EngineState) -> None:
@@ -221,7 +226,8 @@ async def test_stop_fails_what_is_live_and_ends_the_thread() -> None:
     await loop.stop()
     await loop.stop()
     assert isinstance(inbox.events[-1], Failed)
-    assert not any(thread.name == "tts-short-lived" for thread in threading.enumerate())
+    # Its engine is closed; the thread itself may need a moment to be gone.
+    await until(lambda: not any(thread.name == "tts-short-lived" for thread in threading.enumerate()))
 
 
 async def test_a_broken_engine_is_gone_before_its_successor_is_built() -> None:
@@ -237,10 +243,10 @@ async def test_a_broken_engine_is_gone_before_its_successor_is_built() -> None:
         return built
 
     loop, again = EngineLoop(factory, restart_backoff_s=(0.0, 0.0)), asyncio.Event()
-    await loop.start()
-    loop.on_state(lambda state: again.set() if state is EngineState.READY else None)
     gc.disable()
     try:
+        await loop.start()
+        loop.on_state(lambda state: again.set() if state is EngineState.READY else None)
         speak(loop, key("poison"))
         await again.wait()
     finally:
@@ -262,10 +268,12 @@ async def test_an_engine_that_cannot_be_rebuilt_is_lost_until_it_can() -> None:
         return ToneEngine(ToneSettings(fault=lambda which, chunk: Fault.RAISE if built == 1 else None))
 
     loop, again, lost = EngineLoop(factory, restart_backoff_s=(0.0, 0.0)), asyncio.Event(), list[bool]()
-    await loop.start()
-    loop.on_state(lambda state: again.set() if state is EngineState.READY else None)
-    speak(loop, key("poison"))
-    await again.wait()
-    await loop.stop()
+    try:
+        await loop.start()
+        loop.on_state(lambda state: again.set() if state is EngineState.READY else None)
+        speak(loop, key("poison"))
+        await again.wait()
+    finally:
+        await loop.stop()
     assert lost == [False] * (1 + REBUILDS_UNTIL_LOST) + [True]
     assert not loop.lost, "it came back after all"

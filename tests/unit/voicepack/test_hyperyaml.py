@@ -273,6 +273,11 @@ def test_what_is_not_supported_is_refused_with_a_line(text: str, complaint: str)
         load_hyperyaml(text, "model.yaml")
 
 
+AT_ONCE_S = 3
+"""Seconds of work of this thread, so that a machine that stands still does not count; there may be a collection of the
+whole heap among it. What is prevented would take hours."""
+
+
 def doubling(n: int) -> str:
     return "a0: xxxxxxxx\n" + "".join(f"a{i}: !ref <a{i - 1}><a{i - 1}>\n" for i in range(1, n))
 
@@ -287,23 +292,23 @@ def chained(n: int) -> str:
 
 @pytest.mark.parametrize("text", [doubling(40), chained(2000), "a: " + "- " * 8000, "a" + " " * 16000 + "b"])
 def test_hostile_text_is_refused_at_once(text: str) -> None:
-    started = time.perf_counter()
+    started_s = time.thread_time()
 
     with pytest.raises(BundleError):
         load_hyperyaml(text, "hostile")
 
-    assert time.perf_counter() - started < 1
+    assert time.thread_time() - started_s < AT_ONCE_S
 
 
 def test_what_is_referred_to_twice_is_shared_and_not_copied() -> None:
-    started = time.perf_counter()
+    started_s = time.thread_time()
 
     loaded = load_hyperyaml(sharing(60), "shared")
 
     last = loaded["a59"]
     assert isinstance(last, list)
     assert last[0] is last[1]
-    assert time.perf_counter() - started < 1
+    assert time.thread_time() - started_s < AT_ONCE_S
 
 
 @settings(deadline=None, max_examples=150)

@@ -224,12 +224,13 @@ def test_a_hostile_voice_is_refused_at_once(tmp_path: Path, harm: Callable[[Path
     folder = save_voice(tmp_path / "voices", "x", voice())
     harm(folder)
     before = sorted(tmp_path.rglob("*"))
-    started = time.perf_counter()
+    started_s = time.thread_time()
 
     with pytest.raises(BundleError, match=complaint):
         load_voice(tmp_path / "voices", "x")
 
-    assert time.perf_counter() - started < 1
+    # Work of this thread, so that a machine that stands still does not count; the heap may be collected meanwhile.
+    assert time.thread_time() - started_s < 3
     assert sorted(tmp_path.rglob("*")) == before
 
 
