@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,6 +19,7 @@ from websockets.asyncio.server import ServerConnection, serve
 import tts_worker
 from tests.behaviour.ear import Ear
 from tests.behaviour.ways import Setup, served
+from tests.conftest import until
 from tests.fakes.proxy import proxied
 from tts_worker.client import Client, ClientSettings, SessionOptions, connect, reading
 from tts_worker.errors import (
@@ -39,6 +39,8 @@ from tts_worker.types import Alignment, Ended, Outcome, Receipt, UtteranceKey, W
 
 FAST = SessionOptions(realtime=False)
 STORY = "This is a long story that goes on and on. " * 10
+NERVOUS = ClientSettings(heartbeat_s=1.5)
+"""Finds out soon that a worker is gone, but not because a busy machine stood still for a second before it was."""
 
 
 async def ear_of(client: Client, options: SessionOptions = FAST) -> Ear:
@@ -72,31 +74,33 @@ async def worker_process() -> AsyncIterator[tuple[asyncio.subprocess.Process, st
 
 
 async def test_a_worker_that_is_killed_or_frozen_ends_the_utterance_once_with_a_retryable_error() -> None:
-    async with worker_process() as (process, address):
-        patient = ClientSettings(heartbeat_s=0.3)
-        async with connect(f"ws://{address}", patient) as client, connect(f"ws://{address}") as other:
-            frozen, killed = await ear_of(client, SessionOptions()), await ear_of(other, SessionOptions())
-            keys = [ear.session.speak(STORY) for ear in (frozen, killed)]
-            await frozen.hear(2_000)
-            await killed.hear(2_000)
-            process.send_signal(signal.SIGSTOP)
-            with anyio.fail_after(5.0):
-                ended = await frozen.end(keys[0])
-            assert ended.error is not None
-            assert (ended.error.code, ended.error.retryable) == (ErrorCode.CONNECTION_LOST, True)
-            assert ended.receipt.text_spoken + ended.receipt.text_remaining == STORY
-            process.send_signal(signal.SIGCONT)
-            process.kill()
-            ended = await killed.end(keys[1])
-            assert ended.error is not None
-            assert ended.error.code is ErrorCode.CONNECTION_LOST
-            assert ended.receipt.samples_sent * 2 == len(killed.sound[keys[1]])
-            assert await killed.session.next() is None
-            assert killed.session.state is State.CLOSED
-            with pytest.raises(SessionClosed, match="lost"):
-                killed.session.speak("Hello?")
-            with pytest.raises(ConnectionLost):
-                await client.open()
+    async with (
+        worker_process() as (process, address),
+        connect(f"ws://{address}", NERVOUS) as client,
+        connect(f"ws://{address}") as other,
+    ):
+        frozen, killed = await ear_of(client, SessionOptions()), await ear_of(other, SessionOptions())
+        keys = [ear.session.speak(STORY) for ear in (frozen, killed)]
+        await frozen.hear(2_000)
+        await killed.hear(2_000)
+        process.send_signal(signal.SIGSTOP)
+        with anyio.fail_after(60.0):
+            ended = await frozen.end(keys[0])
+        assert ended.error is not None
+        assert (ended.error.code, ended.error.retryable) == (ErrorCode.CONNECTION_LOST, True)
+        assert ended.receipt.text_spoken + ended.receipt.text_remaining == STORY
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        ended = await killed.end(keys[1])
+        assert ended.error is not None
+        assert ended.error.code is ErrorCode.CONNECTION_LOST
+        assert ended.receipt.samples_sent * 2 == len(killed.sound[keys[1]])
+        assert await killed.session.next() is None
+        assert killed.session.state is State.CLOSED
+        with pytest.raises(SessionClosed, match="lost"):
+            killed.session.speak("Hello?")
+        with pytest.raises(ConnectionLost):
+            await client.open()
 
 
 @pytest.mark.parametrize("point", ["open", "text", "started", "sound", "paused", "ended", "stopped", "idle"])
@@ -127,20 +131,26 @@ async def test_a_loss_at_any_point_ends_what_was_begun_exactly_once(point: str) 
 
 
 async def test_stop_and_close_wait_for_nothing() -> None:
-    async with served(Setup()) as address, proxied(address) as proxy:
-        async with connect(f"ws://{proxy.address}", ClientSettings(heartbeat_s=0.3)) as client:
-            ear = await ear_of(client, SessionOptions())
-            key = ear.session.speak(STORY)
-            await ear.hear(2_000)
-            proxy.swallow()
-            ear.session.stop()
-            assert ear.session.state is State.IDLE
-            assert ear.session.poll() is None, "the receipt is the worker's; no sound comes meanwhile"
-            with anyio.fail_after(5.0):
-                ended = await ear.end(key)
-            assert ended.outcome is Outcome.STOPPED, "it was stopped, whatever became of the worker"
-            began_s = time.monotonic()
-        assert time.monotonic() - began_s < 2.0
+    async with (
+        served(Setup()) as address,
+        proxied(address) as proxy,
+        connect(f"ws://{proxy.address}", NERVOUS) as client,
+        connect(f"ws://{proxy.address}") as leaving,
+    ):
+        ear, other = await ear_of(client, SessionOptions()), await ear_of(leaving, SessionOptions())
+        key = ear.session.speak(STORY)
+        other.session.speak(STORY)
+        await ear.hear(2_000)
+        await other.hear(2_000)
+        proxy.swallow()
+        ear.session.stop()
+        assert ear.session.state is State.IDLE
+        assert ear.session.poll() is None, "the receipt is the worker's; no sound comes meanwhile"
+        with anyio.fail_after(8.0):  # its own heartbeat would tell it of the loss after 10 s at the earliest
+            await leaving.aclose()
+        with anyio.fail_after(60.0):
+            ended = await ear.end(key)
+        assert ended.outcome is Outcome.STOPPED, "it was stopped, whatever became of the worker"
 
 
 # -- the pool ---------------------------------------------------------------------------------------------------------
@@ -157,8 +167,10 @@ async def test_connections_are_used_again_and_replaced_when_they_died() -> None:
             await ear.say(f"Turn {turn}.")
             ear.session.close()
         assert proxy.connections == 1
+        pool: Any = client._connector
+        assert pool._idle
         proxy.cut()
-        await asyncio.sleep(0.1)  # the reset arrives
+        await until(lambda: not pool._idle)  # the reset has arrived
         ear = await ear_of(client)
         assert (await ear.say("Nobody noticed.")).outcome is Outcome.DONE
         assert proxy.connections == 2
@@ -195,9 +207,8 @@ async def test_idle_connections_are_given_up() -> None:
     async with served(Setup()) as address, proxied(address) as proxy:
         async with connect(f"ws://{proxy.address}", ClientSettings(idle_s=0.05)) as client:
             await client.prewarm()
-            with anyio.fail_after(5.0):
-                await asyncio.sleep(0.3)
-                assert not (await client.open(FAST)).connection_reused
+            await asyncio.sleep(0.3)  # however late this is: the connection's own timer is earlier
+            assert not (await client.open(FAST)).connection_reused
         assert proxy.connections == 2
 
 
@@ -225,7 +236,7 @@ async def test_a_reader_that_does_not_read_slows_the_worker_down() -> None:
             await asyncio.sleep(0.01)
         assert ear.session.buffered_samples <= 0.5 * 24_000 + 480  # type: ignore[attr-defined]
         ear.session.stop()
-        with anyio.fail_after(5.0):
+        with anyio.fail_after(60.0):
             await ear.end(key)
 
 
@@ -264,7 +275,7 @@ Play = Callable[[ServerConnection], Awaitable[None]]
 
 
 @asynccontextmanager
-async def strange_worker(play: Play, timeout_s: float = 0.3) -> AsyncIterator[Client]:
+async def strange_worker(play: Play, timeout_s: float = 60.0) -> AsyncIterator[Client]:
     async def handle(socket: ServerConnection) -> None:
         await play(socket)
         await socket.wait_closed()
@@ -298,7 +309,8 @@ async def test_whoever_answers_strangely_is_no_worker(greeting: Any, error: type
         if greeting is not None:
             await send(socket, greeting)
 
-    async with strange_worker(play) as client:
+    # Only who says nothing is given up for it; the answer of all others may take its time on a busy machine.
+    async with strange_worker(play, 0.3 if error is DeadlineExceeded else 60.0) as client:
         with pytest.raises(error):
             await client.open()
 
@@ -358,7 +370,7 @@ async def test_many_small_deltas_are_few_messages() -> None:
         for _ in range(10_000):
             key = ear.session.speak("x")
         ear.session.end_text()
-        with anyio.fail_after(5.0):
+        with anyio.fail_after(60.0):
             while (item := await ear.session.next()) is not None and not isinstance(item, Ended):
                 pass
         assert key.generation == 1
