@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import json
 import random
 from collections.abc import AsyncIterator, Callable
@@ -19,7 +21,9 @@ from aiortc.mediastreams import MediaStreamError
 class Listener:
     """``log``: what the data channel said. ``sound``: what the track played, mono at 48 kHz, and when each frame came.
 
-    ``stamps``: the time stamps of the frames. ``on_message``, ``on_frame``: who is told as they come.
+    ``stamps``: the time stamps of the frames. ``arrived``: packets of sound so far; on a good network the frame of each
+    is heard, in order, so ``frames[arrived:]`` are those that were still to come. ``on_message``, ``on_frame``: who is
+    told as they come.
     """
 
     def __init__(self) -> None:
@@ -28,7 +32,7 @@ class Listener:
         self.log: list[dict[str, Any]] = []
         self.frames: list[np.ndarray[Any, Any]] = []
         self.stamps: list[int] = []
-        self.heard_at_s: list[float] = []
+        self.arrived = 0
         self.on_message: Callable[[str], None] = lambda raw: None
         self.on_frame: Callable[[np.ndarray[Any, Any]], None] = lambda frame: None
         self._changed = asyncio.Event()
@@ -43,6 +47,14 @@ class Listener:
         self._changed.set()
 
     def _on_track(self, track: Any) -> None:
+        (receiver,) = self.connection.getReceivers()
+        take = receiver._handle_rtp_packet
+
+        async def counted(packet: Any, arrival_time_ms: int) -> None:
+            self.arrived += 1
+            await take(packet, arrival_time_ms=arrival_time_ms)
+
+        receiver._handle_rtp_packet = counted
         self._tasks.append(asyncio.create_task(self._listen(track)))
 
     async def _listen(self, track: Any) -> None:
@@ -51,7 +63,6 @@ class Listener:
                 frame = await track.recv()
                 self.frames.append(frame.to_ndarray().reshape(-1, 2)[:, 0])
                 self.stamps.append(frame.pts)
-                self.heard_at_s.append(asyncio.get_running_loop().time())
                 self.on_frame(self.frames[-1])
                 self._changed.set()
         except MediaStreamError:
@@ -68,7 +79,7 @@ class Listener:
         self.channel.send(json.dumps(message))
 
     async def until(self, condition: Callable[[], object]) -> None:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()
@@ -91,40 +102,56 @@ class Listener:
         return [bool(np.abs(frame).max() > 200) for frame in self.frames]
 
     async def close(self) -> None:
-        await self.connection.close()
-        for task in self._tasks:
-            task.cancel()
+        try:
+            await self.connection.close()
+        finally:
+            for task in self._tasks:
+                task.cancel()
 
 
 async def offered(address: str, sdp: str, **session: Any) -> httpx.Response:
-    async with httpx.AsyncClient(base_url=f"http://{address}") as http:
+    async with httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as http:
         return await http.post("/webrtc/offer", json={"sdp": sdp, "type": "offer", "session": session})
 
 
 @asynccontextmanager
-async def listening(address: str, **session: Any) -> AsyncIterator[Listener]:
-    """A connected listener whose session is ready."""
+async def unconnected() -> AsyncIterator[Listener]:
+    """A listener that has not said a word yet, and is closed in the end."""
     listener = Listener()
     try:
-        answer = await offered(address, await listener.offer(), **session)
-        assert answer.status_code == 200, answer.text
-        await listener.accept(answer.json()["sdp"])
-        await listener.told("ready")
         yield listener
     finally:
         await listener.close()
 
 
-def bad_network(listener: Listener, *, loss: float, jitter_ms: float, seed: int) -> None:
-    """From now on packets to this listener's ears are lost, late and out of order."""
+@asynccontextmanager
+async def listening(address: str, **session: Any) -> AsyncIterator[Listener]:
+    """A connected listener whose session is ready."""
+    async with unconnected() as listener:
+        answer = await offered(address, await listener.offer(), **session)
+        assert answer.status_code == 200, answer.text
+        await listener.accept(answer.json()["sdp"])
+        await listener.told("ready")
+        yield listener
+
+
+def bad_network(listener: Listener, *, loss: float, late_packets: int, seed: int) -> None:
+    """From now on packets to this listener's ears are lost, late and out of order.
+
+    A packet that comes late comes when so many others have come (one leaves every 20 ms): what happens to the sound is
+    then the same on a machine that is busy.
+    """
     chance = random.Random(seed)
-    loop = asyncio.get_running_loop()
     transport = listener.connection.getReceivers()[0].transport
     arrive = transport._handle_rtp_data
+    numbers = itertools.count()
+    on_the_way: list[tuple[int, int, bytes]] = []  # with which packet it arrives, and its own number
 
     async def handle(data: bytes, arrival_time_ms: int) -> None:
+        number = next(numbers)
         if chance.random() >= loss:
-            delay_s = chance.random() * jitter_ms / 1000
-            loop.call_later(delay_s, lambda: asyncio.ensure_future(arrive(data, arrival_time_ms=arrival_time_ms)))
+            heapq.heappush(on_the_way, (number + chance.randint(0, late_packets), number, data))
+        while on_the_way and on_the_way[0][0] <= number:
+            await arrive(heapq.heappop(on_the_way)[2], arrival_time_ms=arrival_time_ms)
 
     transport._handle_rtp_data = handle

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 
@@ -18,11 +19,13 @@ from tests.integration.test_websocket import metric, until_live_sessions
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("aiortc", reason='needs the extra "webrtc"')
-    from tests.integration.listener import Listener, bad_network, listening, offered
+    from tests.integration.listener import bad_network, listening, offered, unconnected
 
 TEXT = "Hello there, my friend. How are you today?"
 LONG = "This is a rather long story, and it goes on and on. " * 20
 SOUND_S = 0.06 * len("".join(TEXT.split()))  # the tone engine: 60 ms a character
+END_FRAMES = 10
+"""So long a silence is the end of what was said: between sentences there are 6 frames of it."""
 
 
 def pitch_hz(sound: np.ndarray[Any, Any]) -> float:
@@ -50,7 +53,7 @@ async def test_a_turn_is_heard_and_told_like_on_every_other_way(address: str) ->
         assert done["samples_sent"] == round(24_000 * SOUND_S)
         words = [word["text"] for message in listener.of("words") for word in message["words"]]
         assert words == TEXT.split()
-        await listener.until(lambda: any(listener.loud) and not any(listener.loud[-5:]))
+        await listener.until(lambda: any(listener.loud) and not any(listener.loud[-END_FRAMES:]))
         assert sum(listener.loud) * 0.02 == pytest.approx(SOUND_S, abs=0.3)
         loud = [frame for frame, loud in zip(listener.frames, listener.loud, strict=True) if loud]
         async with listening(address, voice="tone-low") as other:
@@ -68,7 +71,8 @@ async def test_pause_resume_stop_and_the_next_turn_on_one_track(address: str) ->
         listener.send(type="pause")
         paused = await listener.told("paused")
         assert paused["applied"]
-        await listener.until(lambda: not any(listener.loud[-8:]))
+        known = len(listener.frames)  # what was sent before is heard first, however long that takes
+        await listener.until(lambda: len(listener.frames) > known + 25 and not any(listener.loud[-END_FRAMES:]))
         quiet = len(listener.frames)
         await listener.until(lambda: len(listener.frames) > quiet + 10)
         assert not any(listener.loud[quiet:]), "silence goes on, so the time stamps do"
@@ -105,21 +109,22 @@ async def test_a_pause_is_acknowledged_however_much_waits_to_be_played(address: 
 
 
 async def test_a_stop_is_silence_at_the_ear_after_little_more_than_the_jitter_buffer(address: str) -> None:
-    loop = asyncio.get_running_loop()
+    """Counted in frames of 20 ms: what had arrived when the STOP left is the listener's own buffer."""
     async with listening(address) as listener:
         for turn in range(3):
             before = len(listener.frames)
             listener.send(type="text", text=LONG, end=True)
             await listener.until(lambda: sum(listener.loud[before:]) > 10)  # noqa: B023
-            stopped_s = loop.time()
+            asked = listener.arrived
             listener.send(type="stop")
             await listener.told("stopped", turn + 1)
-            heard = len(listener.frames)
-            await listener.until(lambda: len(listener.frames) > heard + 25)  # noqa: B023
-            last = max(index for index, loud in enumerate(listener.loud) if loud)
-            # 120 ms is what the listener's own buffer holds; a quarter of a second is what a busy machine adds.
-            assert listener.heard_at_s[last] - stopped_s < 0.4
-            assert not any(listener.loud[-10:])
+            acknowledged = listener.arrived
+            await listener.until(lambda: len(listener.frames) > acknowledged + 25)  # noqa: B023
+            # What left before the worker heard of it: a frame at most, and some more where the machine stood still in
+            # between, for a worker that is late catches up a little. The rest is the next line's.
+            assert sum(listener.loud[asked:]) <= 10
+            # What left after that: the sound fades within 5 ms, and the codec's memory of it rings in the next frame.
+            assert sum(listener.loud[acknowledged:]) <= 2
 
 
 async def test_a_start_on_the_channel_changes_the_voice_and_bad_messages_are_answered(address: str) -> None:
@@ -131,11 +136,12 @@ async def test_a_start_on_the_channel_changes_the_voice_and_bad_messages_are_ans
         assert (await listener.told("rejected", 5))["code"] == "invalid_request"
         listener.send(type="start", voice="nobody")
         assert (await listener.told("rejected", 6))["code"] == "unknown_voice"
+        began_s = asyncio.get_running_loop().time()
         listener.send(type="text", text=TEXT, end=True, tomorrow=1)
         assert (await listener.told("started"))["voice"] == "tone-low"
         await listener.told("done")
-        took_s = listener.heard_at_s[-1] - listener.heard_at_s[listener.loud.index(True)]
-        assert took_s > 0.8 * SOUND_S, "at the pace of playback, whatever was asked for"
+        took_s = asyncio.get_running_loop().time() - began_s
+        assert took_s > 0.9 * SOUND_S, "at the pace of playback, whatever was asked for"
 
 
 async def test_deltas_of_one_byte_and_a_receipt_that_is_too_long_for_a_message(address: str) -> None:
@@ -160,7 +166,8 @@ async def test_deltas_of_one_byte_and_a_receipt_that_is_too_long_for_a_message(a
 
 async def test_speech_survives_loss_and_jitter(address: str) -> None:
     async with listening(address) as listener:
-        bad_network(listener, loss=0.05, jitter_ms=40, seed=3)
+        # With this seed aiortc's jitter buffer gives up a quarter at the worst, wherever in the losses speech begins.
+        bad_network(listener, loss=0.05, late_packets=2, seed=12)
         listener.send(type="text", text=TEXT, end=True)
         await listener.told("done")
         await listener.until(lambda: any(listener.loud) and not any(listener.loud[-15:]))
@@ -185,30 +192,36 @@ async def test_a_client_that_closes_frees_its_session_and_may_come_again(address
 
 
 async def test_a_client_that_vanishes_frees_its_session() -> None:
-    async with serving(webrtc={"silence_timeout_s": 2}) as address:
-        listener = Listener()
-        answer = await offered(address, await listener.offer())
-        await listener.accept(answer.json()["sdp"])
-        await listener.told("ready")
+    async with serving(webrtc={"silence_timeout_s": 2}) as address, listening(address) as listener:
         transport = listener.connection.getReceivers()[0].transport.transport
         await transport._connection.close()  # its sockets are gone, and it says nothing
         await until_live_sessions(address, 0)
-        await listener.close()
 
 
-async def test_a_peer_that_never_connects_is_ended() -> None:
-    async with serving(webrtc={"connect_timeout_s": 0.3, "max_peers": 1}) as address:
-        listener = Listener()
+async def test_a_peer_that_has_not_connected_yet_has_a_place() -> None:
+    async with serving(webrtc={"connect_timeout_s": 600, "max_peers": 1}) as address, unconnected() as listener:
         sdp = await listener.offer()
-        assert (await offered(address, sdp)).status_code == 200
+        answer = await offered(address, sdp)
+        assert answer.status_code == 200
         refused = await offered(address, sdp)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "over_capacity")
         assert refused.headers["retry-after"] == "1"
         assert await metric(address, "tts_sessions") == 1
+        await listener.accept(answer.json()["sdp"])
+        await listener.told("ready")
+
+
+async def test_a_peer_that_never_connects_is_ended_and_its_place_is_free() -> None:
+    # Nobody connects here: in so short a time a busy machine might not.
+    async with serving(webrtc={"connect_timeout_s": 0.3, "max_peers": 1}) as address, unconnected() as listener:
+        sdp = await listener.offer()
+        assert (await offered(address, sdp)).status_code == 200
         await until_live_sessions(address, 0)
-        async with listening(address):
-            pass
-        await listener.close()
+        with anyio.fail_after(60):  # its sockets are closed before its place is free
+            while (again := await offered(address, sdp)).status_code == 503:
+                pass
+        assert again.status_code == 200
+        await until_live_sessions(address, 0)
 
 
 # -- offers that cannot be answered -----------------------------------------------------------------------------------
@@ -216,11 +229,8 @@ async def test_a_peer_that_never_connects_is_ended() -> None:
 
 @asynccontextmanager
 async def real_offer() -> AsyncIterator[str]:
-    listener = Listener()
-    try:
+    async with unconnected() as listener:
         yield await listener.offer()
-    finally:
-        await listener.close()
 
 
 async def test_offers_that_cannot_be_answered_are_422_and_hold_nothing(address: str) -> None:
@@ -251,7 +261,7 @@ async def test_offers_that_cannot_be_answered_are_422_and_hold_nothing(address: 
 async def test_bodies_that_are_no_offer(address: str) -> None:
     import httpx
 
-    async with httpx.AsyncClient(base_url=f"http://{address}") as http:
+    async with httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as http:
         for body in ("", "[]", "{}", '{"sdp": "x"}', '{"sdp": "x", "type": "answer"}', '{"sdp": 1, "type": "offer"}'):
             assert (await http.post("/webrtc/offer", content=body)).status_code == 422
         large = json.dumps({"sdp": "x" * 2_000_000, "type": "offer"})
