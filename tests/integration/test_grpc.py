@@ -19,7 +19,6 @@ from tts_worker.transports.grpc.options import paced
 from tts_worker.transports.grpc.speaking import Speaking
 
 FAST = {"realtime": "false"}
-SHORT = "Hello there, friend."
 
 
 async def test_one_utterance_in_frames_of_48_khz() -> None:
@@ -142,9 +141,9 @@ async def test_pause_resume_change_no_sample() -> None:
     async with grpc_worker() as rig:
         await rig.start("a")
         await rig.start("b", **FAST)
-        whole = await say(rig, SHORT, session="b")
-        call = await rig.speak(SHORT, session="a").begin()
-        for at in (1, 9, 20):
+        whole = await say(rig, TEXT, session="b")
+        call = await rig.speak(TEXT, session="a").begin()
+        for at in (1, 9, 20):  # of a hundred: however late a command is, there is sound to pause
             await call.hear(at)
             paused = await rig.control(pb.PAUSE, "a")
             assert (paused.success, paused.applied, paused.state) == (True, True, "paused")
@@ -244,11 +243,12 @@ async def test_a_session_may_choose_how_long_a_pause_lasts() -> None:
 async def test_cancelling_the_call_is_stop_and_the_session_lives() -> None:
     async with grpc_worker() as rig:
         await rig.start()
-        for _ in range(3):
+        for turn in range(1, 4):
             call = await rig.speak(LONG).begin()
             await call.hear(2)
             call.rpc.cancel()
-            await until(lambda: rig.worker.hub.buffered_s == 0)
+            await until(lambda turn=turn: f'outcome="stopped"}} {turn}.0' in rig.worker.metrics.render().decode())
+            assert rig.worker.hub.buffered_s == 0
         assert rig.worker.hub.live_sessions == 1
         assert (await rig.control(pb.STOP)).state == "idle"
         assert (await say(rig, "Ok.")).frames[-1].receipt.outcome == "done"
