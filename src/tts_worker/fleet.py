@@ -58,6 +58,11 @@ class FleetMember:
         if self._registrar is not None:
             self._registrar.start()
 
+    async def announced(self) -> None:
+        """Until the registry knows it, or has not answered. After ``announce``."""
+        if self._registrar is not None:
+            await self._registrar.tried()
+
     def begin_drain(self) -> None:
         """The hub takes no more sessions: let nobody send any, and wait for nobody who is silent."""
         for running in self._servers:

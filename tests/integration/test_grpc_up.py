@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -12,12 +16,24 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@asynccontextmanager
+async def running(*words: str, **pipes: Any) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A Python process, of which nothing is left afterwards, whatever became of the test."""
+    process = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=asyncio.subprocess.PIPE, **pipes)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            for left in [*psutil.Process(process.pid).children(recursive=True), process]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    left.kill()
+        await process.communicate()
+
+
 async def test_the_example_runs_as_it_is_written() -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(ROOT / "examples" / "orchestrator.py"), "tone", stdout=asyncio.subprocess.PIPE
-    )
-    output = (await process.communicate())[0].decode()
-    assert process.returncode == 0, output
+    async with running(str(ROOT / "examples" / "orchestrator.py"), "tone") as process:
+        output = (await process.communicate())[0].decode()
+        assert process.returncode == 0, output
     assert "registered: ['worker-1', 'worker-2']" in output
     assert "frames of 1920 bytes" in output
     assert 'was heard: "Of course.' in output
@@ -26,21 +42,20 @@ async def test_the_example_runs_as_it_is_written() -> None:
 
 
 async def test_a_worker_that_dies_ends_the_command_and_leaves_nothing() -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tts_worker", "up", "--engine", "tone", "--workers", "1", "--port", "0"),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    while not (line := await process.stdout.readline()).startswith(b"up: "):
-        assert line, "it ended"
-    children = psutil.Process(process.pid).children(recursive=True)
-    worker = next(child for child in children if "serve" in child.cmdline())
-    worker.kill()
-    _, errors = await process.communicate()
-    assert process.returncode == 1
-    assert b"a worker has ended" in errors
-    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    words = ("-m", "tts_worker", "up", "--engine", "tone", "--workers", "1", "--port", "0")
+    async with running(*words, stderr=asyncio.subprocess.PIPE) as process:
+        assert process.stdout is not None
+        while not (line := await process.stdout.readline()).startswith(b"up: "):
+            assert line, "it ended"
+        children = psutil.Process(process.pid).children(recursive=True)
+        worker = next(child for child in children if "serve" in child.cmdline())
+        worker.kill()
+        _, errors = await process.communicate()
+        assert process.returncode == 1
+        assert b"a worker has ended" in errors
+        # It has waited for all of them; what is left to the system is to clear them away.
+        _, alive = await asyncio.to_thread(psutil.wait_procs, children, timeout=30)
+        assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.parametrize("arguments", [["--workers", "0"], ["--port", "-1"]])

@@ -7,7 +7,8 @@ import itertools
 import json
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,12 @@ def entry(name: str = "one", **values: Any) -> WorkerEntry:
     return WorkerEntry(**{**fields, **values})
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Redis that a busy machine lets answer late is not one that does not answer."""
+    monkeypatch.setattr("tts_worker.registry.store.TIMEOUT_S", 30.0)
+
+
 @dataclass
 class Place:
     """A prefix of a Redis, and a client that writes whatever it likes."""
@@ -71,6 +78,17 @@ class Place:
     async def nobody(self) -> bool:
         return not await self.believed()
 
+    @asynccontextmanager
+    async def registered(
+        self, describe: Callable[[], WorkerEntry | None] = entry, heartbeat_s: float = 30.0
+    ) -> AsyncIterator[Registrar]:
+        registrar = Registrar(self.store(), self.prefix, heartbeat_s, describe)
+        registrar.start()
+        try:
+            yield registrar
+        finally:
+            await registrar.stop()
+
 
 @pytest.fixture(params=["embedded", "debian"])
 async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
@@ -92,30 +110,29 @@ async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
 
 
 async def test_an_entry_has_the_six_keys_that_orchestrators_take_and_expires(place: Place) -> None:
-    registrar = Registrar(place.store(), place.prefix, 0.9, entry)
-    registrar.start()
-    await eventually(lambda: place.redis.get(f"{place.prefix}one"))
-    raw = await place.redis.get(f"{place.prefix}one")
-    assert raw is not None
+    async with place.registered() as registrar:
+        await registrar.tried()
+        raw = await place.redis.get(f"{place.prefix}one")
+        assert raw is not None
 
-    @dataclass
-    class TheirRegistration:  # their reader makes one of all keys: one too many and the worker is invisible
-        name: str
-        addr: str
-        capabilities: dict[str, Any]
-        resident_models: list[str]
-        metrics: dict[str, float]
-        last_heartbeat_ts: float
+        @dataclass
+        class TheirRegistration:  # their reader makes one of all keys: one too many and the worker is invisible
+            name: str
+            addr: str
+            capabilities: dict[str, Any]
+            resident_models: list[str]
+            metrics: dict[str, float]
+            last_heartbeat_ts: float
 
-    theirs = TheirRegistration(**json.loads(raw))
-    assert theirs.addr == "grpc://127.0.0.1:7002"
-    assert {"streaming", "zero_shot", "lora", "cpu_ok", "languages", "emotive_zero_prompt"} <= set(theirs.capabilities)
-    assert theirs.capabilities["max_concurrent_sessions"] == 10
-    assert abs(theirs.last_heartbeat_ts - time.time()) < 30
-    left_ms = await place.redis.pttl(f"{place.prefix}one")
-    assert 0 < left_ms <= 1_900, "a heartbeat and a second"
-    assert await place.believed() == {"one": "127.0.0.1:7002"}
-    await registrar.stop()
+        theirs = TheirRegistration(**json.loads(raw))
+        assert theirs.addr == "grpc://127.0.0.1:7002"
+        keys = {"streaming", "zero_shot", "lora", "cpu_ok", "languages", "emotive_zero_prompt"}
+        assert keys <= set(theirs.capabilities)
+        assert theirs.capabilities["max_concurrent_sessions"] == 10
+        assert abs(theirs.last_heartbeat_ts - time.time()) < 30
+        left_ms = await place.redis.pttl(f"{place.prefix}one")
+        assert 15_000 < left_ms <= 31_000, "a heartbeat and a second"
+        assert await place.believed() == {"one": "127.0.0.1:7002"}
     assert await place.redis.get(f"{place.prefix}one") is None
 
 
@@ -127,24 +144,57 @@ async def test_it_is_renewed_and_taken_back_when_the_worker_is_not_ready(place: 
         told += 1
         return entry(metrics={"told": float(told)}) if ready else None
 
-    registrar = Registrar(place.store(), place.prefix, 0.3, describe)
-    registrar.start()
-    await until(lambda: told >= 4)
-    assert await place.believed()
-    ready = False
-    registrar.changed()
-    await eventually(place.nobody)
+    async def renewed() -> bool:
+        raw = await place.redis.get(f"{place.prefix}one")
+        return raw is not None and json.loads(raw)["metrics"]["told"] >= 4
+
+    async with place.registered(describe, 0.3) as registrar:
+        await eventually(renewed)
+        ready = False
+        registrar.changed()
+        await eventually(place.nobody)
+        ready = True
+        await eventually(place.believed)
+
+
+async def test_it_is_taken_back_at_once(place: Place) -> None:
+    """And not when it would have been renewed, or has expired."""
     ready = True
-    await eventually(place.believed)
-    await registrar.stop()
+    async with place.registered(lambda: entry() if ready else None, 300.0) as registrar:
+        await registrar.tried()
+        assert await place.believed()
+        ready = False
+        registrar.changed()
+        await eventually(place.nobody)
+
+
+async def test_a_renewal_that_is_under_way_does_not_outlive_the_worker(place: Place) -> None:
+    """An entry that is written while the worker takes it back would stay until it expires."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    class SlowStore(Store):
+        async def put(self, key: str, value: bytes, ttl_s: float) -> None:
+            begun.set()
+            await go_on.wait()
+            await super().put(key, value, ttl_s)
+
+    await place.forge("one", entry().to_json())  # of the renewal before
+    registrar = Registrar(SlowStore(place.url), place.prefix, 30.0, entry)
+    registrar.start()
+    await begun.wait()
+    stopping = asyncio.create_task(registrar.stop())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    go_on.set()
+    await stopping
+    assert await place.believed() == {}
 
 
 async def test_a_name_that_another_worker_has_taken_is_left_to_it(place: Place) -> None:
-    registrar = Registrar(place.store(), place.prefix, 30.0, entry)
-    registrar.start()
-    await eventually(place.believed)
-    await place.forge("one", entry(addr="grpc://127.0.0.1:7999").to_json())
-    await registrar.stop()
+    async with place.registered() as registrar:
+        await registrar.tried()
+        assert await place.believed()
+        await place.forge("one", entry(addr="grpc://127.0.0.1:7999").to_json())
     assert await place.believed() == {"one": "127.0.0.1:7999"}
 
 
@@ -152,56 +202,56 @@ async def test_a_name_that_another_worker_has_taken_is_left_to_it(place: Place) 
 
 VALID = json.loads(entry().to_json())
 
-FORGED: dict[str, Any] = {
-    "no JSON": "{",
-    "no object": "[1, 2]",
-    "nothing in it": {},
-    "a key missing": {key: value for key, value in VALID.items() if key != "addr"},
-    "another name": {**VALID, "name": "two"},
-    "a name with a path": {**VALID, "name": "../one"},
-    "a type that is wrong": {**VALID, "resident_models": "all"},
-    "a number as text": {**VALID, "last_heartbeat_ts": "now"},
-    "infinite load": json.dumps({**VALID, "metrics": {"queue_depth": float("inf")}}),
-    "a stale heartbeat": {**VALID, "last_heartbeat_ts": time.time() - 3_600},
-    "a heartbeat from the future": {**VALID, "last_heartbeat_ts": time.time() + 3_600},
-    "too large": {**VALID, "metrics": {f"m{i}": 1.0 for i in range(10_000)}},
-    "too deep": "[" * 30_000,
-    "not UTF-8": b"\xff\xfe" * 100,
-    "another scheme": {**VALID, "addr": "http://127.0.0.1:7002"},
-    "a path": {**VALID, "addr": "grpc://127.0.0.1:7002/etc"},
-    "a user": {**VALID, "addr": "grpc://user@127.0.0.1:7002"},
-    "no port": {**VALID, "addr": "grpc://127.0.0.1"},
-    "a port that is none": {**VALID, "addr": "grpc://127.0.0.1:99999"},
-    "a socket file": {**VALID, "addr": "unix:///var/run/docker.sock"},
-    "the cloud's metadata": {**VALID, "addr": "grpc://169.254.169.254:80"},
-    "the same in IPv6": {**VALID, "addr": "grpc://[::ffff:169.254.169.254]:80"},
-    "a private network": {**VALID, "addr": "grpc://10.0.0.5:22"},
-    "every address": {**VALID, "addr": "grpc://0.0.0.0:7002"},
-    "an address as a number": {**VALID, "addr": "grpc://2852039166:80"},
-    "a name of nothing": {**VALID, "addr": "grpc://no-such-host.invalid:7002"},
+FORGED: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "no JSON": lambda valid: "{",
+    "no object": lambda valid: "[1, 2]",
+    "nothing in it": lambda valid: {},
+    "a key missing": lambda valid: {key: value for key, value in valid.items() if key != "addr"},
+    "another name": lambda valid: {**valid, "name": "two"},
+    "a name with a path": lambda valid: {**valid, "name": "../one"},
+    "a type that is wrong": lambda valid: {**valid, "resident_models": "all"},
+    "a number as text": lambda valid: {**valid, "last_heartbeat_ts": "now"},
+    "infinite load": lambda valid: {**valid, "metrics": {"queue_depth": float("inf")}},
+    "a stale heartbeat": lambda valid: {**valid, "last_heartbeat_ts": time.time() - 3_600},
+    "a heartbeat from the future": lambda valid: {**valid, "last_heartbeat_ts": time.time() + 3_600},
+    "too large": lambda valid: {**valid, "metrics": {f"m{i}": 1.0 for i in range(10_000)}},
+    "too deep": lambda valid: "[" * 30_000,
+    "not UTF-8": lambda valid: b"\xff\xfe" * 100,
+    "another scheme": lambda valid: {**valid, "addr": "http://127.0.0.1:7002"},
+    "a path": lambda valid: {**valid, "addr": "grpc://127.0.0.1:7002/etc"},
+    "a user": lambda valid: {**valid, "addr": "grpc://user@127.0.0.1:7002"},
+    "no port": lambda valid: {**valid, "addr": "grpc://127.0.0.1"},
+    "a port that is none": lambda valid: {**valid, "addr": "grpc://127.0.0.1:99999"},
+    "a socket file": lambda valid: {**valid, "addr": "unix:///var/run/docker.sock"},
+    "the cloud's metadata": lambda valid: {**valid, "addr": "grpc://169.254.169.254:80"},
+    "the same in IPv6": lambda valid: {**valid, "addr": "grpc://[::ffff:169.254.169.254]:80"},
+    "a private network": lambda valid: {**valid, "addr": "grpc://10.0.0.5:22"},
+    "every address": lambda valid: {**valid, "addr": "grpc://0.0.0.0:7002"},
+    "an address as a number": lambda valid: {**valid, "addr": "grpc://2852039166:80"},
+    "a name of nothing": lambda valid: {**valid, "addr": "grpc://no-such-host.invalid:7002"},
 }
+"""What is wrong -> how an entry that is valid now becomes so: one that was made at the start of all tests is stale when
+this one is run."""
 
 
 @pytest.mark.parametrize("what", FORGED)
 async def test_what_is_forged_is_left_out(what: str, caplog: pytest.LogCaptureFixture) -> None:
-    redis = Redis.from_url(embedded_redis())
-    place = Place(embedded_redis(), f"r{next(_prefixes)}:", redis)
-    await place.forge("one", FORGED[what])
-    await place.forge("good", entry("good").to_json())
-    with caplog.at_level(logging.WARNING):
-        assert await place.believed() == {"good": "127.0.0.1:7002"}
-    assert f"{place.prefix}one" in caplog.text
-    assert "169.254" not in caplog.text, "the log repeats no value"
-    await redis.aclose()
+    async with aclosing(Redis.from_url(embedded_redis())) as redis:
+        place = Place(embedded_redis(), f"r{next(_prefixes)}:", redis)
+        await place.forge("one", FORGED[what](json.loads(entry().to_json())))
+        await place.forge("good", entry("good").to_json())
+        with caplog.at_level(logging.WARNING):
+            assert await place.believed() == {"good": "127.0.0.1:7002"}
+        assert f"{place.prefix}one" in caplog.text
+        assert "169.254" not in caplog.text, "the log repeats no value"
 
 
 async def test_complaints_come_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     await place.forge("one", "{")
-    directory = Directory(place.store(), place.prefix)
-    for _ in range(3):
-        assert await directory.workers() == []
+    async with aclosing(Directory(place.store(), place.prefix)) as directory:
+        for _ in range(3):
+            assert await directory.workers() == []
     assert caplog.text.count("left out") == 1
-    await directory.aclose()
 
 
 async def test_keys_of_other_types_and_other_prefixes_are_not_looked_at(place: Place) -> None:
@@ -227,7 +277,8 @@ async def test_there_are_never_more_than_a_thousand(place: Place) -> None:
     await place.redis.flushall()
 
 
-async def test_a_host_name_is_gone_to_by_its_checked_address(place: Place) -> None:
+async def test_a_host_name_is_gone_to_by_its_checked_address(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tts_worker.registry.directory._RESOLVE_S", 30.0)
     await place.forge("one", entry(addr="grpc://localhost:7002").to_json())
     assert set(await place.believed()) == {"one"}
     assert (await place.believed())["one"] in ("127.0.0.1:7002", "[::1]:7002")
@@ -305,35 +356,35 @@ def test_an_entry_of_another_make_is_read() -> None:
 
 @pytest.mark.skipif(REAL_REDIS is None, reason="Debian's redis-server is not installed")
 async def test_redis_down_at_start_killed_and_back(caplog: pytest.LogCaptureFixture) -> None:
-    async with real_redis("a-secret-password") as server:
+    async with (
+        real_redis("a-secret-password") as server,
+        aclosing(Redis.from_url(server.url)) as redis,
+    ):
         await server.kill()
-        place = Place(server.url, "worker:", Redis.from_url(server.url))
-        registrar = Registrar(place.store(), place.prefix, 0.3, entry)
+        place = Place(server.url, "worker:", redis)
         with caplog.at_level(logging.INFO):
-            registrar.start()
-            await until(lambda: "does not answer" in caplog.text)
-            await server.start()
-            await eventually(place.believed)
-            await server.kill()
-            with pytest.raises(ConnectionLost):
-                await place.believed()
-            await server.start()
-            await eventually(place.believed)
-            assert "answers again" in caplog.text
+            async with place.registered(heartbeat_s=0.3) as registrar:
+                await registrar.tried()  # nobody is made to wait for a registry that is away
+                assert "does not answer" in caplog.text
+                await server.start()
+                await eventually(place.believed)
+                await until(lambda: "answers again" in caplog.text)
+                await server.kill()
+                with pytest.raises(ConnectionLost):
+                    await place.believed()
+                await server.start()
+                await eventually(place.believed)
         assert "a-secret-password" not in caplog.text
-        await registrar.stop()
         assert await place.believed() == {}
-        await place.redis.aclose()
 
 
 @pytest.mark.skipif(REAL_REDIS is None, reason="Debian's redis-server is not installed")
 async def test_a_wrong_password_is_a_registry_that_does_not_answer() -> None:
     async with real_redis("a-secret-password") as server:
-        store = Store(server.url.replace("a-secret-password", "a-wrong-one"))
-        with pytest.raises(ConnectionLost) as lost:
-            await store.put("worker:x", b"y", 1.0)
+        async with aclosing(Store(server.url.replace("a-secret-password", "a-wrong-one"))) as store:
+            with pytest.raises(ConnectionLost) as lost:
+                await store.put("worker:x", b"y", 1.0)
         assert "wrong-one" not in lost.value.message
-        await store.aclose()
 
 
 async def test_stopping_without_redis_is_fine() -> None:

@@ -37,6 +37,8 @@ class Registrar:
         self._written: tuple[str, bytes] | None = None
         self._reachable = True
         self._changed = asyncio.Event()
+        self._tried = asyncio.Event()
+        self._stopping = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -46,10 +48,16 @@ class Registrar:
         """``describe`` has something new to say that should not wait: the worker drains, say."""
         self._changed.set()
 
+    async def tried(self) -> None:
+        """Until Redis was told for the first time, or has not answered."""
+        await self._tried.wait()
+
     async def stop(self) -> None:
         """Take the entry back, if Redis answers."""
         if self._task is not None:
-            self._task.cancel()
+            # A renewal that is under way is waited for: cut off, it might reach Redis after the entry was taken back.
+            self._stopping = True
+            self._changed.set()
             await asyncio.wait({self._task})
         try:
             await self._withdraw()
@@ -58,19 +66,26 @@ class Registrar:
         await self._store.aclose()
 
     async def _run(self) -> None:
-        while True:
-            self._changed.clear()
-            try:
-                await self._renew()
-                if not self._reachable:
-                    log.info("the registry at %s answers again", self._store.place)
-                self._reachable = True
-            except ConnectionLost as lost:
-                if self._reachable:
-                    log.warning("%s; the worker goes on and registers when it can", lost.message)
-                self._reachable = False
-            with anyio.move_on_after(self._interval_s):
-                await self._changed.wait()
+        try:
+            while not self._stopping:
+                self._changed.clear()
+                await self._tell()
+                self._tried.set()
+                with anyio.move_on_after(self._interval_s):
+                    await self._changed.wait()
+        finally:
+            self._tried.set()
+
+    async def _tell(self) -> None:
+        try:
+            await self._renew()
+            if not self._reachable:
+                log.info("the registry at %s answers again", self._store.place)
+            self._reachable = True
+        except ConnectionLost as lost:
+            if self._reachable:
+                log.warning("%s; the worker goes on and registers when it can", lost.message)
+            self._reachable = False
 
     async def _renew(self) -> None:
         entry = self._describe()
