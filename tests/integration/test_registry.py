@@ -165,7 +165,7 @@ async def test_it_is_taken_back_at_once(place: Place) -> None:
         assert await place.believed()
         ready = False
         registrar.changed()
-        await eventually(place.nobody)
+        await eventually(place.nobody, 30.0)  # after 60 s nobody would believe it any more
 
 
 async def test_a_renewal_that_is_under_way_does_not_outlive_the_worker(place: Place) -> None:
