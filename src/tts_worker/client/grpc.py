@@ -112,7 +112,9 @@ class GrpcConnector:
                     ("grpc.keepalive_timeout_ms", heartbeat_ms),
                     ("grpc.http2.max_pings_without_data", 0),
                     ("grpc.initial_reconnect_backoff_ms", 100),
-                    ("grpc.min_reconnect_backoff_ms", 100),
+                    # So long an attempt to connect may take: else it is given up after the backoff of 100 ms, which
+                    # neither a worker far away keeps nor a busy one.
+                    ("grpc.min_reconnect_backoff_ms", int(1000 * min(self._settings.connect_timeout_s, 3_600.0))),
                     ("grpc.max_reconnect_backoff_ms", 1_000),
                     ("grpc.use_local_subchannel_pool", 1),  # a client that closes cuts nobody else's connection
                     ("grpc.enable_http_proxy", 0),
