@@ -199,15 +199,15 @@ async def new_params_take_effect_with_the_next_utterance(room: Room) -> None:
 async def sound_comes_at_the_pace_of_playback(room: Room) -> None:
     ear = await room.open(SessionOptions(lead_ms=60))
     clock = asyncio.get_running_loop().time
+    asked_s = clock()
     key = ear.session.speak("A little more than a second.")
     ear.session.end_text()
-    await ear.hear(1, key)
-    began_s = clock()
     while key not in ear.ends:
         await ear.next()
-        lead_s = len(ear.sound[key]) / 48_000 - (clock() - began_s)
-        # A way may hold some, and a busy machine may hand that over at once; unpaced all 1.4 s come at once.
-        assert lead_s <= 0.060 + 0.300, "ahead of the listener by more than was asked for"
+        # Nobody can have begun to listen before it was asked for. A busy machine only makes this less, so 20 ms are
+        # enough for all that clocks and frames round; unpaced all 1.4 s come at once.
+        lead_s = len(ear.sound[key]) / 48_000 - (clock() - asked_s)
+        assert lead_s <= 0.060 + 0.020, "ahead of the listener by more than was asked for"
 
 
 @behaviour()

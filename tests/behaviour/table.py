@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.behaviour.ear import Ear
-from tests.behaviour.ways import Setup
+from tests.behaviour.ways import PATIENT, Setup
 from tts_worker.client import Client, ClientSettings, SessionOptions
 from tts_worker.engine.tone import ToneSettings
 
@@ -67,7 +67,7 @@ def behaviour(
     *needs: str, client: ClientSettings | None = None, engine: ToneSettings | None = None, **sections: Any
 ) -> Callable[[Behave], Behave]:
     def register(function: Behave) -> Behave:
-        setup = Setup(sections, engine, client or ClientSettings())
+        setup = Setup(sections, engine, client or PATIENT)
         BEHAVIOURS[function.__name__] = Behaviour(function, setup, frozenset(needs))
         return function
 

@@ -15,6 +15,8 @@ from tests.behaviour.ways import WAYS
 
 SIDE_BY_SIDE = 12
 """Behaviours of a way that plays at the pace of a listener: they wait, most of the time."""
+PATIENCE_S = 110
+"""Just before pytest-timeout ends it: on a busy machine sound may take several times as long as it lasts."""
 
 
 async def behave(way: str, name: str) -> None:
@@ -33,7 +35,6 @@ def table(*, paced: bool) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("way", "name"), rows)
 
 
-@pytest.mark.timeout(30)
 @table(paced=False)
 async def test_behaviour(way: str, name: str) -> None:
     await behave(way, name)
@@ -49,7 +50,7 @@ async def begun(request: pytest.FixtureRequest) -> AsyncIterator[Begun]:
 
     async def when_there_is_room(way: str, name: str) -> None:
         async with turn:
-            with anyio.fail_after(40):
+            with anyio.fail_after(PATIENCE_S):
                 await behave(way, name)
 
     tasks: dict[tuple[str, str], asyncio.Task[None]] = {}

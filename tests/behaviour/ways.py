@@ -27,6 +27,9 @@ from tts_worker.engine.tone import ToneEngine, ToneSettings
 from tts_worker.errors import ConnectionLost
 from tts_worker.fleet import in_fleet
 
+PATIENT = ClientSettings(connect_timeout_s=60.0, audio_timeout_s=60.0)
+"""A client that a busy machine does not make give up."""
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -35,7 +38,7 @@ class Setup:
 
     sections: Mapping[str, Any] = field(default_factory=dict)
     engine: ToneSettings | None = None
-    client: ClientSettings = field(default_factory=ClientSettings)
+    client: ClientSettings = PATIENT
 
 
 class BentWorker(Worker):

@@ -160,7 +160,7 @@ class WebRtcClient:
         socket = TrackSocket()
         try:
             await self._join(socket)
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 ready = json.loads(await socket.recv())
             connection = Connection(
                 cast(ClientConnection, socket), ready, self._settings, Connection.close, lambda _: None
