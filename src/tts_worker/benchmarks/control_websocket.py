@@ -12,6 +12,7 @@ import contextlib
 import json
 import random
 import sys
+from collections import deque
 from collections.abc import AsyncIterator
 from time import perf_counter
 
@@ -56,14 +57,15 @@ class _Listener:
         self._socket = socket
         self._rng = rng
         self._times = times
-        self._asked_at_s: dict[ControlName, float] = {}
+        self._asked_at_s: dict[ControlName, deque[float]] = {command: deque() for command in _MESSAGES}  # unanswered
+        self._resume_asked_at_s: float | None = None  # of a pause that is over, before its first sound
         self._playing_until_s = 0.0
         self._stopped = self._paused = self._sounded = False
         self._sending: set[asyncio.Task[None]] = set()
         self.acknowledged_s: list[float] = []
 
     def command(self, command: ControlName, at_s: float) -> None:
-        self._asked_at_s[command] = at_s
+        self._asked_at_s[command].append(at_s)
         self._send(_MESSAGES[command])
 
     def _send(self, message: str) -> None:
@@ -85,10 +87,9 @@ class _Listener:
 
     def _on_sound(self, size: int, now_s: float) -> None:
         self._times.frames_after_stop += self._stopped
-        asked_at_s = self._asked_at_s.pop(ControlName.RESUME, None)
-        if asked_at_s is not None:
-            self._times.resumed(now_s - asked_at_s, self._sounded)
-            self._paused = False
+        if self._resume_asked_at_s is not None:
+            self._times.resumed(now_s - self._resume_asked_at_s, self._sounded)
+            self._resume_asked_at_s = None
         self._times.frames_in_pause += self._paused
         self._sounded = True
         seconds = size / BYTES_PER_SAMPLE / SAMPLE_RATE_HZ
@@ -99,19 +100,27 @@ class _Listener:
         if kind == "started":
             self._stopped = self._sounded = False
         elif kind == "paused":
+            asked_at_s = self._asked_at_s[ControlName.PAUSE].popleft()
             self._paused = event["applied"] is True
-            asked_at_s = self._asked_at_s.pop(ControlName.PAUSE)
             self._times.pause_s.append(max(now_s, self._playing_until_s) - asked_at_s)
-        elif kind in ("done", "truncated", "error") or (kind == "stopped" and event["applied"] is True):
-            if kind == "stopped":
-                asked_at_s = self._asked_at_s.pop(ControlName.STOP)
+        elif kind == "resumed":  # no sooner: a RESUME may leave before its PAUSE is acknowledged
+            asked_at_s = self._asked_at_s[ControlName.RESUME].popleft()
+            if event["applied"] is True:
+                self._paused, self._resume_asked_at_s = False, asked_at_s
+        elif kind == "stopped":
+            asked_at_s = self._asked_at_s[ControlName.STOP].popleft()
+            if event["applied"] is True:
                 self._times.stop_s.append(max(now_s, self._playing_until_s) - asked_at_s)
                 self.acknowledged_s.append(now_s - asked_at_s)
                 self._stopped = True
                 self._playing_until_s = now_s
-            self._paused = False
-            self._asked_at_s.pop(ControlName.RESUME, None)
-            self._speak()
+                self._over()
+        elif kind in ("done", "truncated", "error"):
+            self._over()
+
+    def _over(self) -> None:
+        self._paused, self._resume_asked_at_s = False, None
+        self._speak()
 
 
 async def measure_control_websocket(address: str, sessions: int, seconds: float) -> dict[str, Figure]:
