@@ -7,7 +7,7 @@ import base64
 import json
 import warnings
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import aiohttp
@@ -18,7 +18,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.conftest import serving
-from tests.integration.test_websocket import until_live_sessions
+from tests.integration.test_websocket import PATIENT, until_live_sessions
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -29,6 +29,7 @@ TEXT = "Hello there, my friend. How are you today?"
 FORMAT = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24_000}
 SAMPLES = 24 * 60 * len("".join(TEXT.split()))  # the tone engine: 60 ms a character
 LONG = "This is a rather long story, and it goes on and on. " * 40
+OPEN = {"continue": True}  # the context is there until its writer says that there is no more
 
 
 class Client:
@@ -55,6 +56,11 @@ class Client:
             if message["type"] == kind and context in (None, message["context_id"]):
                 return message
 
+    async def until_done(self, context: str) -> None:
+        """Perhaps it was done already, before whatever was waited for last."""
+        if not any((message["type"], message["context_id"]) == ("done", context) for message in self.log):
+            await self.until("done", context)
+
     def sound(self, context: str) -> bytes:
         chunks = [m for m in self.log if m["type"] == "chunk" and m["context_id"] == context]
         return b"".join(base64.b64decode(m["data"]) for m in chunks)
@@ -66,7 +72,7 @@ REQUEST: dict[str, Any] = {"model_id": "sonic-3", "voice": {"mode": "id", "id": 
 @asynccontextmanager
 async def dial(address: str, query: str = "", **options: Any) -> AsyncIterator[Client]:
     url = f"ws://{address}/tts/websocket?cartesia_version=2025-04-16{query}"
-    async with connect(url, compression=None, max_size=None, **options) as socket:
+    async with connect(url, compression=None, max_size=None, open_timeout=60, **options) as socket:
         yield Client(socket)
 
 
@@ -154,8 +160,10 @@ async def plugin(address: str, **options: Any) -> AsyncIterator[Any]:
         tts = livekit_cartesia.TTS(
             api_key="any key", voice="tone", base_url=f"http://{address}", http_session=http, **options
         )
-        yield tts
-        await tts.aclose()
+        try:
+            yield tts
+        finally:
+            await tts.aclose()
 
 
 async def test_livekits_plugin_streams_with_word_times() -> None:
@@ -233,7 +241,7 @@ async def test_every_encoding_at_every_rate() -> None:
 async def test_a_cancel_disturbs_nobody_else_and_nothing_follows() -> None:
     async with serving() as address, dial(address) as client:
         await client.say("kept", LONG)
-        await client.say("stopped", LONG)
+        await client.say("stopped", LONG, **OPEN)
         await client.until("chunk", "kept")
         await client.until("chunk", "stopped")
         await client.send(context_id="stopped", cancel=True)
@@ -241,7 +249,7 @@ async def test_a_cancel_disturbs_nobody_else_and_nothing_follows() -> None:
         await client.say("after", "Yes.")
         await client.until("done", "after")
         said = len(client.sound("stopped"))
-        await client.until("done", "kept")
+        await client.until_done("kept")
         assert len(client.sound("stopped")) == said
         await client.say("alone", LONG)
         await client.until("done", "alone")
@@ -271,14 +279,14 @@ async def test_continuations_join_and_a_flush_of_nothing_is_answered() -> None:
         await client.say("whole")
         await client.until("done")
         for piece in ("Hello the", "re, my friend. How", " are you today?"):
-            await client.say("cut", piece, **{"continue": True})
+            await client.say("cut", piece, **OPEN)
         await client.say("cut", "", **{"continue": False})
         await client.until("done")
         assert client.sound("cut") == client.sound("whole")
-        await client.say("flushed", "", flush=True, **{"continue": True})
+        await client.say("flushed", "", flush=True, **OPEN)
         assert (await client.until("flush_done"))["flush_id"] == 1
         for _ in range(40):  # more than may wait
-            await client.say("flushed", "Yes. ", flush=True, **{"continue": True})
+            await client.say("flushed", "Yes. ", flush=True, **OPEN)
         await client.say("flushed", "", **{"continue": False})
         await client.until("done")
         assert [m["flush_id"] for m in client.log if m["type"] == "flush_done"] == list(range(1, 42))
@@ -286,7 +294,7 @@ async def test_continuations_join_and_a_flush_of_nothing_is_answered() -> None:
 
 async def test_a_silent_writer_does_not_hold_a_session_for_ever() -> None:
     async with serving(session={"text_idle_timeout_s": 0.2}) as address, dial(address) as client:
-        await client.say("a", "One. ", flush=True, **{"continue": True})
+        await client.say("a", "One. ", flush=True, **OPEN)
         await client.until("done", "a")
         await until_live_sessions(address, 0)
 
@@ -325,17 +333,18 @@ async def test_wrong_messages_are_answered_and_the_socket_stays_usable() -> None
         assert (await client.until("error", "too long"))["status_code"] == 413
         await client.send(context_id="never there", cancel=True)
         await client.say("unknown fields", "Yes.", tomorrow={"a": 1}, pronunciation_dict_id="x")
-        await client.until("done", "unknown fields")
-        await client.until("done", "fine")
+        await client.until_done("unknown fields")
+        await client.until_done("fine")
 
 
 async def test_over_capacity_is_an_error_of_that_context_only() -> None:
     async with serving(session={"max_sessions": 1}) as address, dial(address) as client:
-        await client.say("first", LONG)
+        await client.say("first", **OPEN)
         await client.until("chunk", "first")
         await client.say("second")
         error = await client.until("error", "second")
         assert (error["status_code"], error["error_code"]) == (503, "over_capacity")
+        await client.say("first", "", **{"continue": False})
         await client.until("done", "first")
         await client.say("second")
         await client.until("done", "second")
@@ -351,7 +360,7 @@ async def test_keys_in_header_or_url_and_no_origin_of_others() -> None:
             with pytest.raises(InvalidStatus):
                 async with dial(address, **options):
                     pass
-        async with httpx.AsyncClient(base_url=f"http://{address}") as http:
+        async with httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as http:
             assert (await http.get("/v1/voices?api_key=a-long-secret")).status_code == 401
 
 
@@ -359,25 +368,32 @@ async def test_keys_in_header_or_url_and_no_origin_of_others() -> None:
 
 
 async def test_a_dropped_socket_frees_every_context_within_100_ms() -> None:
-    async with serving() as address, dial(address) as client:
-        for name in ("a", "b", "c"):
-            await client.say(name, LONG)
-            await client.until("chunk", name)
-        client.socket.transport.abort()
-        began_s = asyncio.get_running_loop().time()
-        await until_live_sessions(address, 0)
-        # The promise is 100 ms; the rest is for asking, on a machine that does other things too.
-        assert asyncio.get_running_loop().time() - began_s < 2.0
+    async with serving(**PATIENT) as address:
+        took_s = []
+        for _ in range(3):
+            async with dial(address) as client:
+                for name in ("a", "b", "c"):
+                    await client.say(name, **OPEN)
+                    await client.until("chunk", name)
+                client.socket.transport.abort()
+                began_s = asyncio.get_running_loop().time()
+                await until_live_sessions(address, 0)
+                took_s.append(asyncio.get_running_loop().time() - began_s)
+        # The promise is 100 ms; the rest is for asking. A machine that stands still does not do so every time.
+        assert min(took_s) < 1.0
 
 
 async def test_a_reader_that_stops_is_cut_off_and_holds_nothing() -> None:
     async with (
         serving(server={"send_timeout_s": 0.4}) as address,
-        connect(f"ws://{address}/tts/websocket", compression=None, max_queue=1) as socket,
+        connect(f"ws://{address}/tts/websocket", compression=None, max_queue=1, open_timeout=60) as socket,
     ):
         for n in range(20):
-            await socket.send(json.dumps({"context_id": f"{n}", "transcript": LONG, **REQUEST}))
-        await until_live_sessions(address, 20)
+            await socket.send(json.dumps({"context_id": f"{n}", "transcript": "", **REQUEST, **OPEN}))
+        await until_live_sessions(address, 20)  # nothing is sent to them yet, so nobody is cut off
+        with suppress(ConnectionClosed):  # it may happen before the last of this has left
+            for n in range(20):
+                await socket.send(json.dumps({"context_id": f"{n}", "transcript": LONG, **REQUEST}))
         await until_live_sessions(address, 0)
         with pytest.raises(ConnectionClosed):
             await Client(socket).until("never")

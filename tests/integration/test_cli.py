@@ -104,7 +104,7 @@ def test_say_speaks_a_pipe_while_it_is_still_being_written() -> None:
         say.stdin.flush()
         first = say.stdout.read(48_000)  # a second of sound, before the writer has written the rest
         assert len(first) == 48_000
-        rest, _ = say.communicate(b" this is the rest.", timeout=30)
+        rest, _ = say.communicate(b" this is the rest.", timeout=60)
     assert say.returncode == 0
     assert len(rest) > 24_000
 
@@ -141,7 +141,7 @@ def test_control_c_stops_and_says_what_is_left(player: Path, tmp_path: Path) -> 
     with subprocess.Popen(command, stderr=subprocess.PIPE) as say, open(tmp_path / "speaker", "rb") as speaker:
         assert len(speaker.read(9_600)) == 9_600
         say.send_signal(signal.SIGINT)
-        _, messages = say.communicate(timeout=30)
+        _, messages = say.communicate(timeout=60)
     assert say.returncode == 130
     assert b"characters were not spoken" in messages
 
@@ -164,7 +164,7 @@ def served(*args: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 def test_serve_serves_lists_its_voices_and_drains(capsys: pytest.CaptureFixture[str]) -> None:
     with served("--set", "log_format=json") as (process, url):
-        assert httpx.get(f"{url}/health/ready").status_code == 200
+        assert httpx.get(f"{url}/health/ready", timeout=60).status_code == 200
         assert main(["voices", "--url", url, "--json"]) == 0
         assert {voice["id"] for voice in json.loads(capsys.readouterr().out)["voices"]} == {
             "tone",
@@ -172,7 +172,7 @@ def test_serve_serves_lists_its_voices_and_drains(capsys: pytest.CaptureFixture[
             "tone-high",
         }
         process.terminate()
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=60) == 0
 
 
 def test_a_value_that_ends_in_a_colon_is_set_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,9 +237,10 @@ def test_bench_latency(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bench_load(capsys: pytest.CaptureFixture[str]) -> None:
-    figures = bench(capsys, "load", "--engine", "tone", "--sessions", "3", "--seconds", "1")
+    figures = bench(capsys, "load", "--engine", "tone", "--sessions", "3", "--seconds", "2")
     assert figures["utterances"] == 3
-    assert figures["audio_s"] == pytest.approx(3, abs=1)
+    # Never more than two seconds and the lead for each; less where the machine stood still, but more than one alone.
+    assert 2.2 < figures["audio_s"] < 6.5
     assert 0 <= figures["underruns_unexplained"] <= figures["underruns"]
 
 

@@ -21,7 +21,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.conftest import serving
-from tests.integration.test_websocket import until_live_sessions
+from tests.integration.test_websocket import PATIENT, until_live_sessions
 from tts_worker.transports.alignment import CharacterClock
 from tts_worker.types import Word
 
@@ -77,7 +77,7 @@ async def dial(
     address: str, path: str = "tone/multi-stream-input", query: str = "", **options: Any
 ) -> AsyncIterator[Client]:
     url = f"ws://{address}/v1/text-to-speech/{path}?model_id=x&output_format=pcm_24000{query}"
-    async with connect(url, compression=None, max_size=None, **options) as socket:
+    async with connect(url, compression=None, max_size=None, open_timeout=60, **options) as socket:
         yield Client(socket)
 
 
@@ -89,8 +89,10 @@ async def plugin(address: str, **options: Any) -> AsyncIterator[Any]:
     async with aiohttp.ClientSession() as http:
         options = {"voice_id": "tone", "encoding": "pcm_24000", **options}
         tts = livekit_elevenlabs.TTS(api_key="any key", base_url=f"http://{address}/v1", http_session=http, **options)
-        yield tts
-        await tts.aclose()
+        try:
+            yield tts
+        finally:
+            await tts.aclose()
 
 
 async def spoken(stream: Any) -> tuple[int, list[Any]]:
@@ -171,7 +173,7 @@ async def test_livekits_plugin_downloads_lists_voices_and_is_told_what_is_wrong(
 
 
 async def test_the_vendors_sdk_downloads_every_family_of_formats() -> None:
-    async with serving() as address, httpx.AsyncClient() as http:
+    async with serving() as address, httpx.AsyncClient(timeout=60) as http:
         client = elevenlabs_client.AsyncElevenLabs(api_key="any key", base_url=f"http://{address}", httpx_client=http)
         speech = client.text_to_speech
         lengths_s = []
@@ -356,7 +358,7 @@ async def test_what_the_handshake_refuses() -> None:
 
 
 async def test_a_dropped_socket_frees_every_context() -> None:
-    async with serving() as address, dial(address) as client:
+    async with serving(**PATIENT) as address, dial(address) as client:
         for name in ("a", "b", "c"):
             await client.say(name, LONG)
             await client.until("audio", name)

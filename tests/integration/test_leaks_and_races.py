@@ -20,6 +20,8 @@ from tts_worker.session.hub import SessionOptions
 from tts_worker.settings import Settings, load_settings
 from tts_worker.types import PcmFrame
 
+pytestmark = pytest.mark.timeout(600)  # so many calls take half a minute of a processor, and that of several when busy
+
 TEXT = "Hello there, my friend. How are you today? I am well, thank you for asking."
 
 
@@ -81,7 +83,8 @@ async def test_dropped_calls_leave_nothing(settings: Settings, number: int) -> N
         await calls(worker, max(500, number // 10), seed=1)  # caches and arenas fill once
         before, memory_bytes = held(), process.memory_info().rss
         await calls(worker, number, seed=2)
-        assert held() == before
+        # A thread or a socket may still be on its way out, now or when it was counted first.
+        await until(lambda: all(now <= then for now, then in zip(held(), before, strict=True)))
         assert process.memory_info().rss - memory_bytes < 20e6
         assert sum(1 for _ in worker.hub.voices) > 0
 

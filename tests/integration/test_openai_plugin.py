@@ -27,8 +27,10 @@ async def plugin(address: str, **options: Any) -> AsyncIterator[Any]:
     client = openai.AsyncOpenAI(api_key="any key", base_url=f"http://{address}/v1", max_retries=0)
     async with client:
         tts = livekit_openai.TTS(client=client, voice="tone", **options)
-        yield tts
-        await tts.aclose()
+        try:
+            yield tts
+        finally:
+            await tts.aclose()
 
 
 @pytest.mark.parametrize("model", ["tts-1", "gpt-4o-mini-tts"])  # a plain body, and server-sent events

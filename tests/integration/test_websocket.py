@@ -23,7 +23,7 @@ LONG = TEXT * 20  # nobody is so slow that a command comes after its end
 
 PATIENT: dict[str, Any] = {
     "server": {"send_timeout_s": 600, "heartbeat_s": 600},
-    "session": {"text_idle_timeout_s": 600},
+    "session": {"text_idle_timeout_s": 600, "pause_timeout_s": 600},
 }
 """Settings with which nothing but its leaving ends the sessions of a client that has gone."""
 
