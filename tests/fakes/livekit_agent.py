@@ -161,6 +161,8 @@ class Loudspeaker(AudioOutput):
         super().__init__(label="loudspeaker", capabilities=AudioOutputCapabilities(pause=can_pause), sample_rate=24_000)
         self.heard: list[bytes] = []
         self.interrupted: list[bool] = []
+        self.dry_s = 0.0
+        """For how long there was nothing to play where there should have been."""
         self.begun = asyncio.Event()
         self.paused = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -222,6 +224,9 @@ class Loudspeaker(AudioOutput):
             self._run_clock()
 
     def _stop_clock(self) -> None:
+        if self._since_s is not None:
+            running_s = (self._loop.time() - self._since_s) * self._speed
+            self.dry_s += max(0.0, self._played_s + running_s - self.captured_s)
         self._played_s, self._since_s = self.position_s, None
         if self._timer is not None:
             self._timer.cancel()

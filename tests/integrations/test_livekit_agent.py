@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -14,15 +16,17 @@ from livekit.agents.voice.agent_session import SessionConnectOptions
 
 from tests.behaviour.ear import Ear
 from tests.behaviour.ways import bent_worker, served
+from tests.conftest import until
 from tests.fakes.livekit_agent import on_stage
 from tests.fakes.proxy import proxied
-from tests.integrations.test_livekit import BRISK, plugin
+from tests.integrations.test_livekit import BRISK, handed_out, plugin, speaking
 from tts_worker.client import Client, SessionOptions
 from tts_worker.client.local import LocalConnector
-from tts_worker.integrations.livekit import TTS
 
 REPLY = "One two three four five six seven."
 STORY = "This is the longest story that I know, and it goes on and on for quite a while."
+LONG = f"{STORY} " * 4
+"""Still going on when a busy machine gets round to interrupting it."""
 
 
 async def reference(text: str) -> tuple[bytes, list[float]]:
@@ -31,6 +35,29 @@ async def reference(text: str) -> tuple[bytes, list[float]]:
         ear = Ear((await client.open(SessionOptions(realtime=False))).session)
         ended = await ear.say(text)
         return ear.sound[ended.key], [word.start_sample / 24_000 for word in ended.receipt.words]
+
+
+@asynccontextmanager
+async def standing_still() -> AsyncIterator[Callable[[], float]]:
+    """How long the event loop had no turn in that time, though it wanted one (s): the machine's part in being late."""
+    clock = asyncio.get_running_loop().time
+    lost_s, woken_s = 0.0, clock()
+
+    async def watch() -> None:
+        nonlocal lost_s, woken_s
+        while True:
+            await asyncio.sleep(0.01)
+            now_s = clock()
+            lost_s += max(0.0, now_s - woken_s - 0.01)
+            woken_s = now_s
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield lambda: lost_s + max(0.0, clock() - woken_s - 0.01)
+    finally:
+        watching.cancel()
+        lost_s += max(0.0, clock() - woken_s - 0.01)
+        woken_s = float("inf")
 
 
 async def test_a_spoken_turn() -> None:
@@ -46,26 +73,33 @@ async def test_a_spoken_turn() -> None:
 
 
 async def test_an_interruption_cuts_the_transcript_at_the_word_that_was_heard() -> None:
-    async with plugin(max_ahead_s=0.5) as (voice, watch), on_stage(voice, [STORY, "Yes?"], can_pause=False) as stage:
+    async with plugin(max_ahead_s=0.5) as (voice, watch), on_stage(voice, [LONG, "Yes?"], can_pause=False) as stage:
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
         reply = stage.session.generate_reply(user_input="Count!")
         await stage.speaker.until(0.8)
-        stage.ears.voice()
-        await reply
+        await until(lambda: len(stage.page.text.split()) >= 3)
+        shown = stage.page.text
+        heard_before_s = stage.speaker.position_s
+        async with standing_still() as stood_still:
+            stage.ears.voice()
+            await reply
         heard_s = len(stage.speaker.heard[0]) / 48_000
         assert stage.speaker.interrupted == [True]
-        assert heard_s < 1.5, "it went on talking"
+        assert heard_s - heard_before_s < 0.5 + stood_still(), "it went on talking"
         text, interrupted = stage.said[0]
         assert interrupted
-        assert (STORY).startswith(text.rstrip())
-        _, starts_s = await reference(STORY)
-        words = sum(start_s <= heard_s for start_s in starts_s)
-        # Never a word that was not heard; LiveKit's own clock of the transcript may be late on a busy machine.
-        assert words - 5 <= len(text.split()) <= words + 1
-        assert text.strip()
+        assert LONG.startswith(text.rstrip())
+        assert text.startswith(shown.rstrip()), "what was shown was heard"
+        # Never a word that was not heard. (LiveKit's own clock of the transcript does not know of a loudspeaker that
+        # has run dry on a busy machine.)
+        _, starts_s = await reference(LONG)
+        by_its_clock_s = heard_s + stage.speaker.dry_s
+        assert len(text.split()) <= sum(start_s <= by_its_clock_s for start_s in starts_s) + 1
         # The worker was told, and what it made in vain is bounded.
         receipt = watch.receipts[0]
         assert receipt.reason == "interrupted"
-        assert receipt.samples_sent / 24_000 <= heard_s + 0.5 + 0.5
+        assert receipt.samples_sent / 24_000 <= clock() - began_s + 0.5
         stage.ears.silence()
         stage.scribe.writes("Stop.")
         await stage.until_said(2)
@@ -78,13 +112,14 @@ async def test_a_false_interruption_pauses_the_worker_and_goes_on_with_the_next_
         async with on_stage(voice, [text]) as stage:
             voice.attach(stage.session)
             reply = stage.session.generate_reply(user_input="Count!")
-            await stage.speaker.until(0.8)
+            await stage.speaker.until(0.5)
             stage.ears.voice()
             await stage.speaker.paused.wait()
             assert voice.counters.paused == 1
-            made = stage.speaker.captured_s
+            held_at = handed_out(voice)
             await asyncio.sleep(0.6)
-            assert stage.speaker.captured_s - made <= 0.5, "a paused worker makes nothing"
+            assert handed_out(voice) == held_at, "a paused worker makes nothing"
+            assert stage.speaker.captured_s <= held_at / 24_000
             stage.ears.silence()
             await reply
             assert stage.false_interruptions == [True]
@@ -96,7 +131,7 @@ async def test_a_false_interruption_pauses_the_worker_and_goes_on_with_the_next_
 
 
 async def test_a_pause_that_becomes_an_interruption() -> None:
-    async with plugin(max_ahead_s=0.3) as (voice, watch), on_stage(voice, [STORY, "Sorry."]) as stage:
+    async with plugin(max_ahead_s=0.3) as (voice, watch), on_stage(voice, [LONG, "Sorry."]) as stage:
         voice.attach(stage.session)
         first = stage.session.generate_reply(user_input="Count!")
         await stage.speaker.until(0.5)
@@ -123,6 +158,8 @@ async def test_two_turns_back_to_back_and_one_that_only_calls_a_tool() -> None:
     agent = Agent(instructions="Recite.", tools=[ring])
     async with plugin() as (voice, watch):
         async with on_stage(voice, ["First.", "Second.", "tool:ring"], agent=agent) as stage:
+            assert voice._warming is not None
+            await voice._warming  # the agent asked for it; people take longer to say something
             await stage.session.generate_reply(user_input="one")
             await stage.session.generate_reply(user_input="two")
             await stage.session.generate_reply(user_input="three")
@@ -134,55 +171,62 @@ async def test_two_turns_back_to_back_and_one_that_only_calls_a_tool() -> None:
 
 
 async def test_a_worker_killed_in_the_middle_of_a_turn() -> None:
-    async with served(BRISK) as address, proxied(address) as proxy:
-        voice = TTS(f"ws://{proxy.address}", max_ahead_s=0.3)
-        async with on_stage(voice, [STORY, "Back again."]) as stage:
-            turn = stage.session.generate_reply(user_input="Count!")
-            await stage.speaker.until(0.5)
-            proxy.cut()
-            await turn
-            assert [(type(event.error.error).__name__, event.error.recoverable) for event in stage.errors] == [
-                ("APIConnectionError", False)
-            ]
-            assert stage.speaker.heard[0], "what was made is still heard"
-            await stage.session.generate_reply(user_input="Still there?")
-            assert stage.said[-1] == ("Back again.", False)
-        await voice.aclose()
+    async with (
+        served(BRISK) as address,
+        proxied(address) as proxy,
+        speaking(proxy.address, max_ahead_s=0.3) as (voice, _),
+        on_stage(voice, [LONG, "Back again."]) as stage,
+    ):
+        turn = stage.session.generate_reply(user_input="Count!")
+        await stage.speaker.until(0.5)
+        proxy.cut()
+        await turn
+        assert [(type(event.error.error).__name__, event.error.recoverable) for event in stage.errors] == [
+            ("APIConnectionError", False)
+        ]
+        assert stage.speaker.heard[0], "what was made is still heard"
+        await stage.session.generate_reply(user_input="Still there?")
+        assert stage.said[-1] == ("Back again.", False)
 
 
 async def test_a_connection_that_died_while_nobody_spoke_is_not_noticed() -> None:
-    async with served(BRISK) as address, proxied(address) as proxy:
-        voice = TTS(f"ws://{proxy.address}")
-        async with on_stage(voice, ["First.", "Second."]) as stage:
-            await stage.session.generate_reply(user_input="one")
-            proxy.cut()  # minutes of silence: something on the way forgot the connection
-            await stage.session.generate_reply(user_input="two")
-            assert stage.said == [("First.", False), ("Second.", False)]
-            assert stage.errors == []
-        await voice.aclose()
+    async with (
+        served(BRISK) as address,
+        proxied(address) as proxy,
+        speaking(proxy.address) as (voice, _),
+        on_stage(voice, ["First.", "Second."]) as stage,
+    ):
+        await stage.session.generate_reply(user_input="one")
+        pool: Any = voice._client._connector
+        await until(lambda: pool._idle)
+        proxy.cut()  # minutes of silence: something on the way forgot the connection
+        await until(lambda: not pool._idle)
+        await stage.session.generate_reply(user_input="two")
+        assert stage.said == [("First.", False), ("Second.", False)]
+        assert stage.errors == []
 
 
 async def test_a_stall_ends_in_a_retry_and_the_turn_is_spoken() -> None:
-    async with served(BRISK) as address, proxied(address) as proxy:
-        voice = TTS(f"ws://{proxy.address}")
-        options = SessionConnectOptions(
-            tts_conn_options=APIConnectOptions(max_retry=2, retry_interval=0.01, timeout=0.5)
-        )
-        async with on_stage(voice, ["First.", REPLY], conn_options=options) as stage:
-            await stage.session.generate_reply(user_input="one")
-            proxy.swallow()
-            voice.on("error", lambda error: proxy.heal())
-            await stage.session.generate_reply(user_input="two")
-            assert stage.said[1] == (REPLY, False)
-            assert [event.error.recoverable for event in stage.errors] == [True]
-        await voice.aclose()
+    # Long enough for a worker that is there, whatever else the machine does.
+    options = SessionConnectOptions(tts_conn_options=APIConnectOptions(max_retry=2, retry_interval=0.01, timeout=1.5))
+    async with (
+        served(BRISK) as address,
+        proxied(address) as proxy,
+        speaking(proxy.address) as (voice, _),
+        on_stage(voice, ["First.", REPLY], conn_options=options) as stage,
+    ):
+        await stage.session.generate_reply(user_input="one")
+        proxy.swallow()
+        voice.on("error", lambda error: proxy.heal())
+        await stage.session.generate_reply(user_input="two")
+        assert stage.said[1] == (REPLY, False)
+        assert [event.error.recoverable for event in stage.errors] == [True]
 
 
 @pytest.mark.parametrize("kind", ["fallback", "sentences"])
 async def test_inside_the_adapters(kind: str) -> None:
     text = "This is the first sentence. And here is the second."
-    dead = TTS("ws://127.0.0.1:1")
-    async with plugin() as (voice, _):
+    async with plugin() as (voice, _), speaking("127.0.0.1:1") as (dead, _):
         if kind == "fallback":
             adapter: tts.TTS[Any] = tts.FallbackAdapter([dead, voice], max_retry_per_tts=0)
         else:
@@ -193,4 +237,3 @@ async def test_inside_the_adapters(kind: str) -> None:
         assert (said.replace(" ", ""), cut) == (text.replace(" ", ""), False)  # the tokenizer eats spaces
         assert len(stage.speaker.heard[0]) > 48_000
         await adapter.aclose()
-        await dead.aclose()
