@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", type=Path, required=True, metavar="DIR", help="model directory; random weights do")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of sound, for the real-time factor (default 20)")
-    parser.add_argument("--growth-seconds", type=float, default=60.0, help="of sound, to see costs grow (default 60)")
+    parser.add_argument("--growth-seconds", type=float, default=60.0, help="of sound, to see costs grow (default 60, at least 12)")
     parser.add_argument("--prompt-tokens", type=int, default=125, help="of the made-up voice (default 125: 5 s)")
     parser.add_argument("--sessions", type=int, default=1, help="that listen in real time, at once (default 1)")
     parser.add_argument("--session-seconds", type=float, default=6.0, help="of sound for each of them (default 6)")
@@ -73,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
     lengths_s = (args.seconds, args.growth_seconds, args.session_seconds)
     if not all(1.0 <= length_s <= MOST_S for length_s in lengths_s):
         raise InvalidRequest(f"--seconds, --growth-seconds and --session-seconds must be 1 to {MOST_S}")
+    if args.growth_seconds < 2 * SENTENCE_S:
+        raise InvalidRequest(f"--growth-seconds must be at least {2 * SENTENCE_S}: two sentences, to compare them")
     if args.repeats < 1 or args.sessions < 1 or args.prompt_tokens < 0:
         raise InvalidRequest("--repeats and --sessions must be at least 1, --prompt-tokens at least 0")
     options = LoadOptions(

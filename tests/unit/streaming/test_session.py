@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import until
 from tests.unit.cosyvoice.bundles import tiny
 from tts_worker.app import Worker, running_worker
+from tts_worker.cli import main
 from tts_worker.errors import ConfigError
 from tts_worker.session.hub import SessionOptions
 from tts_worker.session.session import LocalSession
@@ -142,3 +143,15 @@ def test_the_benchmark_needs_torch_numpy_and_tokenizers_only() -> None:
     assert code == "0"
     for name in ("first_sound_p50_ms", "rtf_p50", "flow_ms_per_s", "late_over_early", "sessions_with_a_hole"):
         assert f'"{name}"' in figures
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--growth-seconds", "4"), ("--seconds", "0"), ("--session-seconds", "1000"), ("--repeats", "0")],
+)
+def test_the_benchmark_refuses_what_it_cannot_measure(
+    flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["bench", "engine", "--bundle", str(tiny("cosyvoice2")), flag, value])
+    assert code != 0
+    assert flag in capsys.readouterr().err
