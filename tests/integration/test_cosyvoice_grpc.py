@@ -63,7 +63,7 @@ async def test_the_published_client_gets_its_sound() -> None:
         )
         with pytest.raises(grpc.RpcError, match="instruct"):
             await ask(address, instructed)  # never silently without
-        assert worker.hub.live_sessions == 0
+        await until(lambda: worker.hub.live_sessions == 0)
 
 
 @pytest.mark.parametrize(

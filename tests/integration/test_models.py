@@ -201,7 +201,7 @@ async def test_sessions_loads_and_unloads_at_the_same_time() -> None:
 
 async def test_http_and_websocket_wait_for_the_model_for_a_bounded_time() -> None:
     worker = ManyWorker(load_wait_s=0.05)
-    async with serving_worker(worker) as address, httpx.AsyncClient(base_url=f"http://{address}") as client:
+    async with serving_worker(worker) as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client:
         asked = {"input": TEXT, "voice": "b-one", "response_format": "pcm"}
         worker.hold.clear()
         late = await client.post("/v1/audio/speech", json=asked)
@@ -294,6 +294,7 @@ async def test_voices_in_use_are_kept_beyond_the_limit() -> None:
     enrolment.close()
 
 
+@pytest.mark.timeout(400)  # real networks, small as they are, on however few cores
 async def test_cosyvoice_learns_a_voice_and_speaks_with_it() -> None:
     """The real thing on a tiny model: beside another engine, loaded for the session, its voice gone with it."""
     engines = {
@@ -307,7 +308,7 @@ async def test_cosyvoice_learns_a_voice_and_speaks_with_it() -> None:
             "max_utterances": 4,
         },
     }
-    models = {"preload": ["tone"], "on_demand": True, "load_wait_s": 60}
+    models = {"preload": ["tone"], "on_demand": True, "load_wait_s": 600}
     async with running_worker(load_settings(flags={"engines": engines, "models": models})) as worker:
         with pytest.raises(InvalidRequest, match="no engine"):
             await worker.hub.enrol(wav(speech(4)), SAID)

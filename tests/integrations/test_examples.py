@@ -89,12 +89,14 @@ async def test_livekit_agent() -> None:
     example = load("livekit_agent.py")
     async with served(Setup()) as address:
         voice = TTS(f"ws://{address}")
-        async with on_stage(voice, ["tool:opening_hours", "Until six."], agent=example.Assistant()) as stage:
-            voice.attach(stage.session)
-            await stage.until_said(1)
-            await stage.session.generate_reply(user_input="How long are you open today?")
-        assert stage.said[0] == ("Hello! How can I help you?", False)
-        await voice.aclose()
+        try:
+            async with on_stage(voice, ["tool:opening_hours", "Until six."], agent=example.Assistant()) as stage:
+                voice.attach(stage.session)
+                await stage.until_said(1)
+                await stage.session.generate_reply(user_input="How long are you open today?")
+            assert stage.said[0] == ("Hello! How can I help you?", False)
+        finally:
+            await voice.aclose()
 
 
 async def test_livekit_agent_starts() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 import warnings
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -133,6 +134,7 @@ async def running(service: TTSWorkerTTSService, rate_hz: int = 24_000) -> AsyncI
 
 async def test_a_turn_is_one_utterance_with_its_words_and_metrics() -> None:
     async with served(Setup()) as address, running(TTSWorkerTTSService(f"ws://{address}")) as bot:
+        began_s = time.monotonic()
         await bot.write(*(REPLY[i : i + 3] for i in range(0, len(REPLY), 3)))
         await bot.stopped()
         kinds = [
@@ -146,7 +148,7 @@ async def test_a_turn_is_one_utterance_with_its_words_and_metrics() -> None:
         assert [word.text for word in words] == REPLY.split()
         assert [word.pts for word in words] == sorted(word.pts for word in words)
         data = [item for frame in bot.down.of(MetricsFrame) for item in frame.data]
-        assert any(isinstance(item, TTFBMetricsData) and 0 < item.value < 5 for item in data)
+        assert any(isinstance(item, TTFBMetricsData) and 0 < item.value < time.monotonic() - began_s for item in data)
         assert sum(item.value for item in data if isinstance(item, TTSUsageMetricsData)) >= len(REPLY) - 1
         assert bot.up.of(ErrorFrame) == []
 
@@ -172,7 +174,8 @@ async def test_an_interruption_stops_the_worker_and_the_next_turn_is_only_itself
         cut = bot.down.frames.index(bot.down.of(InterruptionFrame)[0])
         await bot.write("Yes?")
         await bot.down.until(lambda: len(bot.down.of(TTSStartedFrame)) == 2)
-        await bot.down.until(lambda: any(isinstance(f, TTSStoppedFrame) for f in bot.down.frames[cut:]))
+        second = bot.down.frames.index(bot.down.of(TTSStartedFrame)[1])  # the end of the first may come after its cut
+        await bot.down.until(lambda: any(isinstance(f, TTSStoppedFrame) for f in bot.down.frames[second:]))
         after = [f.audio for f in bot.down.frames[cut:] if isinstance(f, TTSAudioRawFrame)]
         assert b"".join(after) == await reference("Yes?")
         assert (
@@ -239,6 +242,7 @@ async def test_a_worker_that_dies_is_an_error_and_the_pipeline_lives() -> None:
         await bot.heard(5_000)
         proxy.cut()
         await bot.stopped()
+        await bot.up.until(lambda: bot.up.of(ErrorFrame))  # it goes the other way
         assert "lost" in bot.up.of(ErrorFrame)[0].error
         await bot.write("Back again.")
         await bot.stopped(2)
