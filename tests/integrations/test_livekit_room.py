@@ -21,7 +21,8 @@ from tests.conftest import until
 from tests.fakes.livekit_agent import on_stage
 from tests.integrations.test_livekit import plugin
 
-STORY = "This is the longest story that I know, and it goes on and on for quite a while."
+STORY = "This is the longest story that I know, and it goes on and on for quite a while. " * 4
+"""Still going on when a busy machine gets round to interrupting it."""
 
 
 class _Publication:
@@ -44,10 +45,11 @@ class _Room:
 
 
 class _Listener:
-    """Who hears the track: when there was sound."""
+    """Who hears the track: for how long there was sound. It comes at the pace of playback; however late a busy machine
+    lets it be counted, it is as much."""
 
     def __init__(self) -> None:
-        self.loud_at_s: list[float] = []
+        self.loud_s = 0.0
         self.changed = asyncio.Event()
 
     async def listen(self, track: rtc.LocalAudioTrack) -> None:
@@ -55,7 +57,7 @@ class _Listener:
         try:
             async for event in stream:
                 if np.abs(np.frombuffer(event.frame.data, np.int16)).max(initial=0) > 500:
-                    self.loud_at_s.append(asyncio.get_running_loop().time())
+                    self.loud_s += event.frame.duration
                     self.changed.set()
         finally:
             await stream.aclose()
@@ -87,7 +89,6 @@ async def room_sink() -> AsyncIterator[tuple[_ParticipantAudioOutput, _Listener]
 
 
 async def test_pause_resume_and_interruption_at_the_real_sink() -> None:
-    clock = asyncio.get_running_loop().time
     async with (
         plugin(max_ahead_s=0.5) as (voice, watch),
         room_sink() as (sink, listener),
@@ -102,24 +103,25 @@ async def test_pause_resume_and_interruption_at_the_real_sink() -> None:
 
         stage.ears.voice()
         await until(lambda: "listening" in stage.states)
-        paused_at_s = clock()
+        heard_s = listener.loud_s
         await asyncio.sleep(0.6)
         assert voice.counters.paused == 1
-        assert max(listener.loud_at_s) - paused_at_s < 0.4, "it went on talking"
+        assert listener.loud_s - heard_s < 0.4, "it went on talking"
 
         stage.ears.silence()  # a false interruption
         resumed = listener.sound()
-        with anyio.fail_after(2.0):
+        with anyio.fail_after(60.0):
             await resumed
+        await until(lambda: stage.false_interruptions)
         assert stage.false_interruptions == [True]
 
         turn.interrupt(force=True)
-        interrupted_at_s = clock()
+        heard_s = listener.loud_s
         await turn
         await asyncio.sleep(0.6)
-        assert max(listener.loud_at_s) - interrupted_at_s < 0.4
+        assert listener.loud_s - heard_s < 0.4
         [event] = finished
         assert event.interrupted
-        assert 0.3 < event.playback_position < 4.0
+        assert 0.3 < event.playback_position < listener.loud_s + 1.0
         assert stage.said[0][1]
         assert [receipt.reason for receipt in watch.receipts] == ["interrupted"]
