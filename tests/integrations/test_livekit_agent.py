@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ from livekit.agents.voice.agent_session import SessionConnectOptions
 from tests.behaviour.ear import Ear
 from tests.behaviour.ways import bent_worker, served
 from tests.conftest import until
+from tests.fakes.clock import standing_still
 from tests.fakes.livekit_agent import on_stage
 from tests.fakes.proxy import proxied
 from tests.integrations.test_livekit import BRISK, handed_out, plugin, speaking
@@ -35,29 +34,6 @@ async def reference(text: str) -> tuple[bytes, list[float]]:
         ear = Ear((await client.open(SessionOptions(realtime=False))).session)
         ended = await ear.say(text)
         return ear.sound[ended.key], [word.start_sample / 24_000 for word in ended.receipt.words]
-
-
-@asynccontextmanager
-async def standing_still() -> AsyncIterator[Callable[[], float]]:
-    """How long the event loop had no turn in that time, though it wanted one (s): the machine's part in being late."""
-    clock = asyncio.get_running_loop().time
-    lost_s, woken_s = 0.0, clock()
-
-    async def watch() -> None:
-        nonlocal lost_s, woken_s
-        while True:
-            await asyncio.sleep(0.01)
-            now_s = clock()
-            lost_s += max(0.0, now_s - woken_s - 0.01)
-            woken_s = now_s
-
-    watching = asyncio.create_task(watch())
-    try:
-        yield lambda: lost_s + max(0.0, clock() - woken_s - 0.01)
-    finally:
-        watching.cancel()
-        lost_s += max(0.0, clock() - woken_s - 0.01)
-        woken_s = float("inf")
 
 
 async def test_a_spoken_turn() -> None:
