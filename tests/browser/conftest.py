@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, Playwright, async_playwright
 
-from tests.browser.studio import Studio
+from tests.browser.studio import PATIENCE_MS, Studio, without_end
 from tests.conftest import serving
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -42,7 +42,9 @@ async def playwright() -> AsyncIterator[Playwright]:
 
 @asynccontextmanager
 async def launch(playwright: Playwright, *flags: str) -> AsyncIterator[Browser]:
-    launched = await playwright.chromium.launch(executable_path=str(CHROMIUM), args=[*FLAGS, *flags])
+    launched = await playwright.chromium.launch(
+        executable_path=str(CHROMIUM), args=[*FLAGS, *flags], timeout=PATIENCE_MS
+    )
     try:
         yield launched
     finally:
@@ -65,16 +67,25 @@ async def address() -> AsyncIterator[str]:
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def lab(browser: Browser, address: str) -> AsyncIterator[Page]:
     """A page of the server's origin without the application: for its modules one by one."""
-    page = await browser.new_page()
-    await page.goto(f"http://{address}/health/live")
-    await page.add_script_tag(path=Path(__file__).parent / "lab.js")
-    yield page
-    await page.close()
+    async with await browser.new_context() as own:
+        own.set_default_timeout(PATIENCE_MS)
+        page = await own.new_page()
+        await page.goto(f"http://{address}/health/live")
+        await page.add_script_tag(path=Path(__file__).parent / "lab.js")
+        yield page
 
 
 @pytest_asyncio.fixture(loop_scope="package")
 async def studio(browser: Browser, address: str) -> AsyncIterator[Studio]:
     """The web page, opened and connected; fails the test if the page reports an error of its own."""
     async with Studio.open(browser, address) as opened:
+        await opened.until_state("Ready")
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def endless(browser: Browser, address: str) -> AsyncIterator[Studio]:
+    """The same with a worker that goes on with every turn until it is stopped."""
+    async with Studio.open(browser, address, before=without_end()) as opened:
         await opened.until_state("Ready")
         yield opened

@@ -15,11 +15,13 @@ from typing import Any
 
 import anyio
 import numpy as np
-from playwright.async_api import Browser, ConsoleMessage, Locator, Page, WebSocket
+from playwright.async_api import Browser, ConsoleMessage, Locator, Page, WebSocket, WebSocketRoute, expect
 
 HERE = Path(__file__).parent
 RATE_HZ = 24_000
-PATIENCE_MS = 20_000
+PATIENCE_MS = 60_000
+"""For whatever is to happen in the end: how soon it does says how busy the machine is."""
+expect.set_options(timeout=PATIENCE_MS)
 
 # A browser reports every refused request on the console by itself; these are no faults of the page.
 NETWORK_NOISE = ("Failed to load resource", "WebSocket connection to")
@@ -31,7 +33,34 @@ UNTIL_TEXT = """([id, text]) => new Promise((resolve) => {
   look();
 })"""
 
+Before = Callable[[Page], Awaitable[None]]
 Sound = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def routed(handler: Callable[[WebSocketRoute], None]) -> Before:
+    """With that handler between the page and the worker."""
+
+    async def before(page: Page) -> None:
+        await page.route_web_socket("**/v1/stream", handler)
+
+    return before
+
+
+def without_end(*contexts: str) -> Before:
+    """The worker does not hear that these texts (or any) are complete: it is never done before it is stopped, however
+    long that takes a busy machine."""
+
+    def handler(route: WebSocketRoute) -> None:
+        server = route.connect_to_server()
+
+        def from_page(raw: str | bytes) -> None:
+            message = json.loads(raw)
+            if message["type"] != "end" or (contexts and message["context"] not in contexts):
+                server.send(raw)
+
+        route.on_message(from_page)
+
+    return routed(handler)
 
 
 def all_sounded(heard: Sound, sent: Sound) -> bool:
@@ -48,6 +77,35 @@ def all_sounded(heard: Sound, sent: Sound) -> bool:
         f"different from {parted[:1]} on; silences (begin, samples): {holes[:20]}"
     )
     return True
+
+
+def silences(sound: Sound) -> dict[int, int]:
+    """How long it is silent after so many samples that are not. A zero or two are no silence, but part of a wave."""
+    sounding = np.flatnonzero(sound)
+    lengths = np.diff(sounding) - 1
+    return {int(place) + 1: int(lengths[place]) for place in np.flatnonzero(lengths >= 8)}
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What became of sound between the wire and the loudspeaker. ``faded``: samples that were heard, but not in full.
+    ``holes``: the silences that were heard and not sent, in samples."""
+
+    faded: int
+    holes: list[int]
+
+
+def carried(heard: Sound, sent: Sound) -> Carried:
+    """Fails unless every sample sounded once and in its order."""
+    sounded, expected = heard[heard != 0], sent[sent != 0]
+    assert len(sounded) == len(expected), f"{len(sounded)} of {len(expected)} samples sounded"
+    between, wanted = silences(heard), silences(sent)
+    added = {place: between.get(place, 0) - wanted.get(place, 0) for place in {*between, *wanted}}
+    assert min(added.values(), default=0) >= 0, "a silence was cut short"
+    faded = np.abs(sounded) < np.abs(expected) - 0.01
+    assert (sounded * expected > 0).all(), "other sound than was sent"
+    assert (np.abs(sounded - expected)[~faded] < 0.01).all(), "other sound than was sent"
+    return Carried(int(faded.sum()), [samples for samples in added.values() if samples])
 
 
 @dataclass
@@ -67,10 +125,11 @@ class Turn:
 @dataclass(frozen=True)
 class Heard:
     """What went to the loudspeaker: 16-bit sample values, from the first sounding quantum to the last, and when each
-    sample was rendered."""
+    sample was rendered. ``frame``: the place of the first one on the audio clock."""
 
     sound: Sound
     at_ms: Sound
+    frame: int = 0
 
     @property
     def trimmed(self) -> Sound:
@@ -97,7 +156,7 @@ class Studio:
         cls,
         browser: Browser,
         address: str,
-        before: Callable[[Page], Awaitable[None]] | None = None,
+        before: Before | None = None,
         **context: Any,
     ) -> AsyncIterator[Studio]:
         """The page, opened; fails if the page reported an error of its own. ``before`` arranges things first."""
@@ -124,10 +183,12 @@ class Studio:
         return self.page.locator(f"#{name}")
 
     async def shows(self, name: str, text: str) -> None:
+        """Until it does, also if it is over by now."""
         with anyio.move_on_after(PATIENCE_MS / 1000):
             await self.page.evaluate(UNTIL_TEXT, [name, text])  # at once, where playwright's own looks now and then
+            return
         shown = await self.at(name).text_content()
-        assert shown == text, f"{name} shows {shown!r}, not {text!r}"
+        raise AssertionError(f"{name} shows {shown!r}, not {text!r}")
 
     async def said(self, problem: str) -> None:
         """Until that problem was shown, also if it is over by now."""
@@ -137,9 +198,8 @@ class Studio:
         await self.shows("state", state)
 
     async def shown_ms(self, name: str) -> int:
-        text = await self.at(name).inner_text()
-        assert text.endswith(" ms"), f"{name} shows {text!r}"
-        return int(text.removesuffix(" ms"))
+        await self.until("id => document.getElementById(id).textContent.endsWith(' ms')", name)
+        return int((await self.at(name).inner_text()).removesuffix(" ms"))
 
     async def lit(self) -> list[dict[str, Any]]:
         """``text`` and ``atMs`` of the words that lit up, in the order in which they did."""
@@ -158,6 +218,18 @@ class Studio:
         """Until that many samples went to the loudspeaker since the last ``forget_sound``."""
         await self.until("samples => spy.quanta.length * 128 >= samples", samples)
 
+    async def when_heard(self, samples: int, name: str) -> None:
+        """Click that button in the moment in which so many samples have gone to the loudspeaker. A click from outside
+        takes a busy machine seconds, and the turn may be over."""
+        await self.until(
+            """([samples, id]) => {
+              if (spy.quanta.length * 128 < samples) return false;
+              document.getElementById(id).click();
+              return true;
+            }""",
+            [samples, name],
+        )
+
     async def until_silent(self, seconds: float) -> None:
         """Until nothing went to the loudspeaker for so long, by the audio clock."""
         await self.until(
@@ -165,9 +237,10 @@ class Studio:
             seconds,
         )
 
-    async def clicked_ms(self, name: str) -> float:
-        """When that button was clicked last."""
-        return float(await self.page.evaluate("id => spy.clicks.findLast((click) => click.id === id).atMs", name))
+    async def clicked_at(self, name: str) -> int:
+        """The place on the audio clock where the audio thread could hear that this button was clicked last."""
+        await self.page.evaluate("spy.settled().then(() => null)")
+        return int(await self.page.evaluate("id => spy.clicks.findLast((click) => click.id === id).frame", name))
 
     async def until(self, condition: str, argument: Any = None) -> None:
         """Until that JavaScript function of ``argument`` is true."""
@@ -180,7 +253,7 @@ class Studio:
     # -- what it plays ------------------------------------------------------------------------------------------------
 
     async def forget_sound(self) -> None:
-        await self.page.evaluate("spy.quanta.length = 0")
+        await self.page.evaluate("spy.settled().then(() => { spy.quanta.length = 0; })")
 
     async def heard(self) -> Heard:
         await self.page.evaluate("spy.settled().then(() => null)")
@@ -195,7 +268,7 @@ class Studio:
             place = slice(quantum["frame"] - first, quantum["frame"] - first + 128)
             sound[place] = np.array(quantum["samples"]) * 32_768
             at_ms[place] = quantum["atMs"]
-        return Heard(sound, at_ms)
+        return Heard(sound, at_ms, first)
 
     # -- what goes over the wire --------------------------------------------------------------------------------------
 
@@ -203,8 +276,13 @@ class Studio:
         return "".join(message["text"] for message in self.sent if message["type"] == "text")
 
     def _on_websocket(self, socket: WebSocket) -> None:
-        socket.on("framesent", lambda raw: self.sent.append(json.loads(raw)))
+        socket.on("framesent", self._on_sent)
         socket.on("framereceived", self._on_received)
+
+    def _on_sent(self, raw: str | bytes) -> None:
+        message = json.loads(raw)
+        if message["type"] != "ping":  # those come by the clock
+            self.sent.append(message)
 
     def _on_received(self, raw: str | bytes) -> None:
         if isinstance(raw, bytes):

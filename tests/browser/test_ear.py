@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from playwright.async_api import Browser, Page, Playwright
 
 from tests.browser.conftest import launch
-from tests.browser.studio import Studio, all_sounded
+from tests.browser.studio import Studio, all_sounded, without_end
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="package")]
 
@@ -129,12 +129,12 @@ async def listening(playwright: Playwright, tmp_path_factory: pytest.TempPathFac
 
 
 async def test_a_voice_interrupts_like_a_stop(listening: Browser, address: str) -> None:
-    text = "This goes on for long enough to be interrupted by whoever wants to. " * 4
-    async with Studio.open(listening, address) as studio:
+    text = "This goes on for long enough to be interrupted by whoever wants to. " * 10
+    async with Studio.open(listening, address, before=without_end("turn-1")) as studio:
         await studio.until_state("Ready")
-        await studio.at("ear").check()
         await studio.speak(text)
-        await studio.until_state("Speaking")
+        await studio.until_heard(2_400)
+        await studio.at("ear").check()  # now: on a busy machine somebody could speak before there is anything to hear
         await studio.until_state("Ready")
         receipt = studio.turns[-1].ended
         assert receipt is not None
@@ -142,7 +142,7 @@ async def test_a_voice_interrupts_like_a_stop(listening: Browser, address: str) 
         assert receipt["text_spoken"] + receipt["text_remaining"] == text
         characters = f"{len(receipt['text_spoken'])} of {len(text)} characters"
         await studio.shows("status", f"Interrupted by you. {characters} were heard.")
-        assert await studio.shown_ms("stop-silent") in range(50, 5_000), "it takes a while to be sure"
+        assert await studio.shown_ms("stop-silent") in range(50, 60_000), "it takes a while to be sure"
         assert all_sounded((await studio.heard()).sound, studio.turns[-1].sound[: receipt["samples_played"]])
         await studio.at("ear").uncheck()
         await studio.speak("Now it is not heard.")

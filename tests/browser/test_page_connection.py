@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
@@ -11,7 +11,7 @@ import pytest
 from playwright.async_api import Browser, Page, WebSocketRoute, expect
 from websockets.asyncio.client import connect
 
-from tests.browser.studio import Studio
+from tests.browser.studio import Before, Studio, routed
 from tests.conftest import serving
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="package")]
@@ -19,13 +19,11 @@ pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="package")]
 KEY = "a-key-of-some-length"
 TEXT = "Hello there, my friend."
 
-Before = Callable[[Page], Awaitable[None]]
-
 
 async def test_the_page_and_its_files_can_be_loaded_without_the_key() -> None:
     async with (
         serving(server={"api_keys": [KEY]}) as address,
-        httpx.AsyncClient(base_url=f"http://{address}") as client,
+        httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client,
     ):
         for path in ("/", "/static/app.js", "/static/style.css"):
             answer = await client.get(path)
@@ -78,31 +76,32 @@ async def test_a_full_worker_is_said_to_be_full_and_used_once_there_is_room(brow
 
 
 async def test_a_worker_that_dies_in_the_middle_and_comes_back(browser: Browser) -> None:
-    async with serving() as address:
-        opened = Studio.open(browser, address)
-        studio = await opened.__aenter__()
-        await studio.until_state("Ready")
-        await studio.speak(TEXT * 4)
-        await studio.until_heard(9_600)
-    await studio.shows("connection", "Offline")
-    await studio.until_state("Offline")
-    assert (await studio.at("status").inner_text()).startswith("Cut off: the worker is shutting down. ")
-    spoken = await studio.page.locator(".spoken").inner_text()
-    remaining = await studio.page.locator(".remaining").text_content()
-    assert spoken
-    assert remaining
-    assert spoken + remaining == TEXT * 4
-    await studio.speak(TEXT)
-    await studio.shows("problem", "The worker cannot be reached. Trying again …")
-    await studio.shows("status", "")  # what could not be said then is not said later
-    async with serving(server={"port": int(address.rpartition(":")[2])}):
-        await studio.until_state("Ready")
-        await studio.shows("problem", "")
-        await studio.speak(TEXT)
-        await studio.shows("status", "Finished.")
-        assert studio.turns[-1].ended is not None
-        assert studio.turns[-1].ended["text_spoken"] == TEXT
-        await opened.__aexit__(None, None, None)
+    text = TEXT * 40  # a busy machine may take long to end a worker
+    async with AsyncExitStack() as worker:
+        address = await worker.enter_async_context(serving())
+        async with Studio.open(browser, address) as studio:
+            await studio.until_state("Ready")
+            await studio.speak(text)
+            await studio.until_heard(9_600)
+            await worker.aclose()
+            await studio.shows("connection", "Offline")
+            await studio.until_state("Offline")
+            assert (await studio.at("status").inner_text()).startswith("Cut off: the worker is shutting down. ")
+            spoken = await studio.page.locator(".spoken").inner_text()
+            remaining = await studio.page.locator(".remaining").text_content()
+            assert spoken
+            assert remaining
+            assert spoken + remaining == text
+            await studio.speak(TEXT)
+            await studio.shows("problem", "The worker cannot be reached. Trying again …")
+            await studio.shows("status", "")  # what could not be said then is not said later
+            await worker.enter_async_context(serving(server={"port": int(address.rpartition(":")[2])}))
+            await studio.until_state("Ready")
+            await studio.shows("problem", "")
+            await studio.speak(TEXT)
+            await studio.shows("status", "Finished.")
+            assert studio.turns[-1].ended is not None
+            assert studio.turns[-1].ended["text_spoken"] == TEXT
 
 
 async def test_a_connection_that_falls_silent_is_given_up(browser: Browser, address: str) -> None:
@@ -111,38 +110,32 @@ async def test_a_connection_that_falls_silent_is_given_up(browser: Browser, addr
         route.on_message(lambda raw: None if json.loads(raw)["type"] == "ping" else server.send(raw))
 
     async def before(page: Page) -> None:
-        await page.clock.install()
+        await page.clock.install(time=0)
+        await page.clock.pause_at(1_000)  # so that no time passes but what the test lets pass
         await routed(swallow)(page)
 
     async with Studio.open(browser, address, before=before) as studio:
         await studio.until_state("Ready")
         await studio.page.clock.run_for(19_000)
         assert await studio.at("connection").inner_text() == "Connected"
-        for _ in range(50):
-            await studio.page.clock.run_for(100)
-            if await studio.at("connection").inner_text() == "Offline":
-                break
+        await studio.page.clock.run_for(1_100)
+        await studio.shows("connection", "Offline")
         await studio.shows("problem", "The connection was lost: it stopped answering. Trying again …")
         await studio.page.clock.run_for(2_000)
         await studio.until_state("Ready")
 
 
-def routed(handler: Callable[[WebSocketRoute], None]) -> Before:
-    async def before(page: Page) -> None:
-        await page.route_web_socket("**/v1/stream", handler)
-
-    return before
-
-
-def changing(**fields: Any) -> Before:
-    """The page's `start` message with other fields, as if the page had sent them."""
+def changing(*, ends: bool = True, **fields: Any) -> Before:
+    """The page's `start` message with other fields, as if the page had sent them. Without ``ends`` the worker does not
+    hear that a text is complete, so it is never done."""
 
     def change(route: WebSocketRoute) -> None:
         server = route.connect_to_server()
 
         def forward(raw: str | bytes) -> None:
             message = json.loads(raw)
-            server.send(json.dumps(message | fields if message["type"] == "start" else message))
+            if ends or message["type"] != "end":
+                server.send(json.dumps(message | fields if message["type"] == "start" else message))
 
         route.on_message(forward)
 
@@ -181,8 +174,7 @@ async def test_a_stop_that_comes_too_late_does_not_end_the_next_turn(browser: Br
     async with Studio.open(browser, address, before=routed(delay)) as studio:
         await studio.until_state("Ready")
         await studio.speak(TEXT)
-        await studio.until_heard(1_200)
-        await studio.at("stop").click()
+        await studio.when_heard(1_200, "stop")
         await studio.at("speak").click()
         await studio.shows("status", "Finished.")
         assert [turn.ended["type"] for turn in studio.turns if turn.ended] == ["done", "done"]
@@ -195,18 +187,18 @@ async def test_a_stop_that_is_never_answered_ends_with_the_connection(browser: B
         server = route.connect_to_server()
 
         async def forward(raw: str | bytes) -> None:
-            if json.loads(raw)["type"] == "stop":
+            kind = json.loads(raw)["type"]
+            if kind == "stop":
                 await route.close(code=1011, reason="broken")
-            else:
+            elif kind != "end":  # so the worker cannot be done before
                 server.send(raw)
 
         route.on_message(forward)
 
     async with Studio.open(browser, address, before=routed(cut)) as studio:
         await studio.until_state("Ready")
-        await studio.speak(TEXT * 20)  # a busy machine may take a second to click
-        await studio.until_heard(1_200)
-        await studio.at("stop").click()
+        await studio.speak(TEXT * 4)
+        await studio.when_heard(1_200, "stop")
         await studio.said("The connection was lost: broken. Trying again …")
         await studio.until_state("Ready")
         assert (await studio.at("status").inner_text()).startswith("Cut off. ")
@@ -233,12 +225,10 @@ async def test_what_the_worker_rejects_is_said_and_nothing_sounds(
 
 
 async def test_a_pause_that_the_worker_ends_is_said(browser: Browser, address: str) -> None:
-    async with Studio.open(browser, address, before=changing(pause_timeout_s=0.2)) as studio:
+    async with Studio.open(browser, address, before=changing(ends=False, pause_timeout_s=0.2)) as studio:
         await studio.until_state("Ready")
-        # Long enough that the worker is not done when it hears of the pause: what it has sent, it cannot time out.
-        await studio.speak(TEXT * 4)
-        await studio.until_heard(2_400)
-        await studio.at("pause").click()
+        await studio.speak(TEXT * 4)  # what it has sent and is done with, the worker cannot time out
+        await studio.when_heard(2_400, "pause")
         await studio.until_state("Ready")
         status = await studio.at("status").inner_text()
         assert status.startswith("Paused for too long: the worker let it go. ")

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from playwright.async_api import Browser, Page, expect
 
-from tests.browser.studio import Studio
+from tests.browser.studio import PATIENCE_MS, Studio
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="package")]
 
@@ -21,6 +21,7 @@ async def test_text_is_spoken_while_it_is_typed_and_enter_ends_a_turn(studio: St
     await studio.at("live").check()
     await expect(studio.at("text")).to_be_focused()
     await studio.page.keyboard.type("First one, then more")
+    await studio.lit()  # the page's answer comes after what it has sent until now
     assert studio.sent_text() == "First one, then ", "the word being typed is held back"
     await studio.page.keyboard.press("Enter")
     await studio.page.keyboard.type("Second.")
@@ -30,7 +31,7 @@ async def test_text_is_spoken_while_it_is_typed_and_enter_ends_a_turn(studio: St
     assert [turn.ended["text_spoken"] for turn in studio.turns if turn.ended] == ["First one, then more\n", "Second.\n"]
     assert [word["text"] for word in await studio.lit()] == ["First", "one,", "then", "more", "Second."]
     assert await studio.at("mirror").text_content() == "Not this. First one, then more\nSecond.\n"
-    assert await studio.shown_ms("first-audio") in range(1, 5_000)
+    assert await studio.shown_ms("first-audio") in range(1, 60_000)
     typed = [message for message in studio.sent if message["type"] == "text"]
     assert len(typed) >= 5, "word by word"
 
@@ -83,15 +84,15 @@ async def test_words_light_up_where_they_were_written_in_any_script(studio: Stud
     assert await studio.at("mirror").text_content() == text
 
 
-async def test_markup_in_the_text_is_text(studio: Studio) -> None:
-    await studio.write(HOSTILE)
-    await studio.at("speak").click()
-    await studio.until_heard(1_200)
-    assert await studio.at("mirror").text_content() == HOSTILE
-    await studio.at("stop").click()
-    await studio.until_state("Ready")
-    assert await studio.at("mirror").text_content() == HOSTILE
-    assert await studio.page.locator("#script img, #script script").count() == 0
+async def test_markup_in_the_text_is_text(endless: Studio) -> None:
+    await endless.write(HOSTILE)
+    await endless.at("speak").click()
+    await endless.until_heard(1_200)
+    assert await endless.at("mirror").text_content() == HOSTILE
+    await endless.at("stop").click()
+    await endless.until_state("Ready")
+    assert await endless.at("mirror").text_content() == HOSTILE
+    assert await endless.page.locator("#script img, #script script").count() == 0
 
 
 async def test_text_without_any_sound_is_said_to_have_none(studio: Studio) -> None:
@@ -103,35 +104,34 @@ async def test_text_without_any_sound_is_said_to_have_none(studio: Studio) -> No
     assert len(studio.turns) == 1
 
 
-async def test_a_text_of_many_messages_comes_back_whole(studio: Studio) -> None:
+async def test_a_text_of_many_messages_comes_back_whole(endless: Studio) -> None:
     # An emoji on every second place: the cut between two messages falls into one of them.
-    text = "a" + "🎉" * 20_000 + " and so it goes on" * 20  # what sounds of it outlasts a click on a busy machine
-    await studio.speak(text)
-    await studio.until_heard(1_200)
-    await studio.at("stop").click()
-    await studio.until_state("Ready")
-    receipt = studio.turns[-1].ended
+    text = "a" + "🎉" * 20_000 + " and so it goes on" * 20
+    await endless.speak(text)
+    await endless.when_heard(1_200, "stop")
+    await endless.until_state("Ready")
+    receipt = endless.turns[-1].ended
     assert receipt is not None
-    assert sum(message["type"] == "text" for message in studio.sent) > 1
+    assert sum(message["type"] == "text" for message in endless.sent) > 1
     assert receipt["text_spoken"] + receipt["text_remaining"] == text
-    assert await studio.at("mirror").text_content() == text
+    assert await endless.at("mirror").text_content() == text
 
 
-async def test_without_a_mouse(studio: Studio) -> None:
-    await studio.page.keyboard.press("Tab")
-    await expect(studio.at("text")).to_be_focused()
-    await studio.write("Hello there, my friend. " * 8)
-    await studio.page.keyboard.press("Control+Enter")
-    await studio.until_heard(2_400)
+async def test_without_a_mouse(endless: Studio) -> None:
+    await endless.page.keyboard.press("Tab")
+    await expect(endless.at("text")).to_be_focused()
+    await endless.write("Hello there, my friend. " * 8)
+    await endless.page.keyboard.press("Control+Enter")
+    await endless.until_heard(2_400)
     for name in ("speak", "pause"):
-        await studio.page.keyboard.press("Tab")
-        await expect(studio.at(name)).to_be_focused()
-    await studio.page.keyboard.press("Space")
-    await studio.until_state("Paused")
-    await expect(studio.at("pause")).to_be_focused()
-    await studio.page.keyboard.press("Escape")
-    await studio.until_state("Ready")
-    await expect(studio.at("status")).to_have_attribute("role", "status")
+        await endless.page.keyboard.press("Tab")
+        await expect(endless.at(name)).to_be_focused()
+    await endless.page.keyboard.press("Space")
+    await endless.until_state("Paused")
+    await expect(endless.at("pause")).to_be_focused()
+    await endless.page.keyboard.press("Escape")
+    await endless.until_state("Ready")
+    await expect(endless.at("status")).to_have_attribute("role", "status")
 
 
 async def test_everything_has_a_name_for_who_cannot_see_it(studio: Studio) -> None:
@@ -175,15 +175,16 @@ async def test_the_words_stand_where_the_caret_does(studio: Studio, text: str, w
 
 async def test_the_page_obeys_its_own_policy(browser: Browser, address: str) -> None:
     """As it is served, without ears and eyes: nothing is refused by the content policy, and it speaks."""
-    page = await browser.new_page()
-    complaints: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    await page.goto(f"http://{address}/")
-    await page.locator("#text").fill("Ok.")
-    await page.locator("#speak").click()
-    await expect(page.locator("#status")).to_have_text("Finished.", timeout=20_000)
-    assert complaints == []
-    refused = await page.evaluate("fetch('data:text/plain,x').then(() => false, () => true)")
-    assert refused, "the policy is in force"
-    await page.close()
+    async with await browser.new_context() as own:
+        own.set_default_timeout(PATIENCE_MS)
+        page = await own.new_page()
+        complaints: list[str] = []
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        await page.goto(f"http://{address}/")
+        await page.locator("#text").fill("Ok.")
+        await page.locator("#speak").click()
+        await expect(page.locator("#status")).to_have_text("Finished.")
+        assert complaints == []
+        refused = await page.evaluate("fetch('data:text/plain,x').then(() => false, () => true)")
+        assert refused, "the policy is in force"
