@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -92,9 +93,11 @@ class _Speaker:
         self._session = session
         self._rng = rng
         self._times = times
-        self._asked_at_s: dict[ControlName, float] = {}
+        self._asked_at_s: dict[ControlName, deque[float]] = {command: deque() for command in SCRIPT}  # unanswered
+        self._resume_asked_at_s: float | None = None  # of a pause that is over, before its first sound
         self._last_stopped: UtteranceKey | None = None
         self._paused = False
+        self.heard = 0  # frames
         self._speak()
 
     def _speak(self) -> None:
@@ -102,7 +105,7 @@ class _Speaker:
         self._session.end_text()
 
     def command(self, command: ControlName, at_s: float) -> None:
-        self._asked_at_s[command] = at_s
+        self._asked_at_s[command].append(at_s)
         if command is ControlName.PAUSE:
             self._session.pause()
         elif command is ControlName.RESUME:
@@ -118,22 +121,29 @@ class _Speaker:
             elif isinstance(item, Ended):
                 if item.outcome is Outcome.STOPPED:
                     self._last_stopped = item.key
-                    self._times.stop_s.append(now_s - self._asked_at_s.pop(ControlName.STOP))
-                self._paused = False
+                    self._times.stop_s.append(now_s - self._asked_at_s[ControlName.STOP].popleft())
+                self._paused, self._resume_asked_at_s = False, None
                 self._speak()
-            elif isinstance(item, Acknowledged) and item.command is ControlName.PAUSE:
-                self._paused = item.applied
-                self._times.pause_s.append(now_s - self._asked_at_s.pop(ControlName.PAUSE))
+            elif isinstance(item, Acknowledged):
+                self._on_acknowledged(item, now_s)
+
+    def _on_acknowledged(self, item: Acknowledged, now_s: float) -> None:
+        # Answers come in the order of the commands, of which several may be under way when the machine stood still.
+        asked_at_s = self._asked_at_s[item.command].popleft()
+        if item.command is ControlName.PAUSE:
+            self._paused = item.applied
+            self._times.pause_s.append(now_s - asked_at_s)
+        elif item.command is ControlName.RESUME and item.applied:
+            self._paused, self._resume_asked_at_s = False, asked_at_s
 
     def _on_frame(self, frame: PcmFrame, now_s: float) -> None:
         if self._last_stopped is not None and frame.key.generation <= self._last_stopped.generation:
             self._times.frames_after_stop += 1
-        asked_at_s = self._asked_at_s.pop(ControlName.RESUME, None)
-        if asked_at_s is not None:
-            self._times.resumed(now_s - asked_at_s, sounded_before=frame.index > 0)
-            self._paused = False
-        elif self._paused:
-            self._times.frames_in_pause += 1
+        if self._resume_asked_at_s is not None:
+            self._times.resumed(now_s - self._resume_asked_at_s, sounded_before=frame.index > 0)
+            self._resume_asked_at_s = None
+        self._times.frames_in_pause += self._paused
+        self.heard += 1
 
 
 async def measure_control(settings: Settings, sessions: int, seconds: float) -> dict[str, Figure]:

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", type=Path, required=True, metavar="DIR", help="model directory; random weights do")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of sound, for the real-time factor (default 20)")
-    parser.add_argument("--growth-seconds", type=float, default=60.0, help="of sound, to see costs grow (default 60, at least 12)")
+    parser.add_argument("--growth-seconds", type=float, default=60.0, help="of sound, at least 12 (default 60)")
     parser.add_argument("--prompt-tokens", type=int, default=125, help="of the made-up voice (default 125: 5 s)")
     parser.add_argument("--sessions", type=int, default=1, help="that listen in real time, at once (default 1)")
     parser.add_argument("--session-seconds", type=float, default=6.0, help="of sound for each of them (default 6)")
