@@ -353,8 +353,7 @@ async def serve(settings: Settings, on_listening: Callable[[str], None], on_read
             on_listening(f"grpc://{members[0].address}")
         await worker.start()
         for member in members:
-            member.announce()
-            await member.announced()  # who reads "ready" and looks for the worker finds it
+            await member.announce()  # who reads "ready" and looks for the worker finds it
         on_ready()
         await asyncio.wait({serving})
         serving.result()

@@ -53,14 +53,10 @@ class FleetMember:
     _servers: Sequence[server.RunningServer]
     _registrar: Registrar | None
 
-    def announce(self) -> None:
-        """The worker is ready: register it."""
+    async def announce(self) -> None:
+        """The worker is ready: register it. Returns once the registry knows it, or has not answered."""
         if self._registrar is not None:
             self._registrar.start()
-
-    async def announced(self) -> None:
-        """Until the registry knows it, or has not answered. After ``announce``."""
-        if self._registrar is not None:
             await self._registrar.tried()
 
     def begin_drain(self) -> None:

@@ -6,7 +6,6 @@ worker. The client's sessions keep ``tts_worker.session.session.Session``, whate
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -24,7 +23,6 @@ from tts_worker.client import Client, ClientSettings, connect
 from tts_worker.client.local import LocalConnector
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.engine.tone import ToneEngine, ToneSettings
-from tts_worker.errors import ConnectionLost
 from tts_worker.fleet import in_fleet
 
 PATIENT = ClientSettings(connect_timeout_s=60.0, audio_timeout_s=60.0)
@@ -124,19 +122,10 @@ async def registered(setup: Setup) -> AsyncIterator[Client]:
     registry = {"url": embedded_redis(), "prefix": f"behaviour:{secrets.token_hex(4)}:"}
     sections = {**setup.sections, "grpc": {"enabled": True, "port": 0}, "registry": registry}
     async with bent_worker(replace(setup, sections=sections)) as worker, in_fleet(worker) as member:
-        member.announce()
+        await member.announce()
         async with connect(f"{registry['url']}?prefix={registry['prefix']}", setup.client) as client:
-            await found(client)
+            await client.prewarm()  # it is found at once
             yield client
-
-
-async def found(client: Client) -> None:
-    """Until the worker has registered."""
-    while True:
-        try:
-            return await client.prewarm()
-        except ConnectionLost:
-            await asyncio.sleep(0.005)
 
 
 @asynccontextmanager

@@ -57,6 +57,40 @@ class ControlTimes:
         }
 
 
+class Unanswered:
+    """Commands of one session that are under way, and what the answers have said so far. Answers come in the order of
+    the commands, of which several may be under way when the machine stood still."""
+
+    def __init__(self, times: ControlTimes) -> None:
+        self._times = times
+        self._asked_at_s: dict[ControlName, deque[float]] = {command: deque() for command in SCRIPT}
+        self._resume_asked_at_s: float | None = None  # of a pause that is over, before its first sound
+        self._paused = False
+
+    def asked(self, command: ControlName, at_s: float) -> None:
+        self._asked_at_s[command].append(at_s)
+
+    def answered(self, command: ControlName, *, applied: bool) -> float:
+        """When it had been given."""
+        asked_at_s = self._asked_at_s[command].popleft()
+        if command is ControlName.PAUSE:
+            self._paused = applied
+        elif command is ControlName.RESUME and applied:  # no sooner: it may leave before its PAUSE is answered
+            self._paused, self._resume_asked_at_s = False, asked_at_s
+        return asked_at_s
+
+    def sounded(self, now_s: float, *, before: bool) -> None:
+        """A frame came; ``before``: not the first of its turn."""
+        if self._resume_asked_at_s is not None:
+            self._times.resumed(now_s - self._resume_asked_at_s, before)
+            self._resume_asked_at_s = None
+        self._times.frames_in_pause += self._paused
+
+    def over(self) -> None:
+        """The turn has ended, and with it what was paused."""
+        self._paused, self._resume_asked_at_s = False, None
+
+
 class Commander:
     """Sends every session its commands at random times, from a thread of its own. ``deliver(index, command, at_s)`` is
     called on the event loop; ``at_s`` is when the command was given."""
@@ -93,11 +127,8 @@ class _Speaker:
         self._session = session
         self._rng = rng
         self._times = times
-        self._asked_at_s: dict[ControlName, deque[float]] = {command: deque() for command in SCRIPT}  # unanswered
-        self._resume_asked_at_s: float | None = None  # of a pause that is over, before its first sound
+        self._commands = Unanswered(times)
         self._last_stopped: UtteranceKey | None = None
-        self._paused = False
-        self.heard = 0  # frames
         self._speak()
 
     def _speak(self) -> None:
@@ -105,7 +136,7 @@ class _Speaker:
         self._session.end_text()
 
     def command(self, command: ControlName, at_s: float) -> None:
-        self._asked_at_s[command].append(at_s)
+        self._commands.asked(command, at_s)
         if command is ControlName.PAUSE:
             self._session.pause()
         elif command is ControlName.RESUME:
@@ -121,29 +152,18 @@ class _Speaker:
             elif isinstance(item, Ended):
                 if item.outcome is Outcome.STOPPED:
                     self._last_stopped = item.key
-                    self._times.stop_s.append(now_s - self._asked_at_s[ControlName.STOP].popleft())
-                self._paused, self._resume_asked_at_s = False, None
+                    self._times.stop_s.append(now_s - self._commands.answered(ControlName.STOP, applied=True))
+                self._commands.over()
                 self._speak()
             elif isinstance(item, Acknowledged):
-                self._on_acknowledged(item, now_s)
-
-    def _on_acknowledged(self, item: Acknowledged, now_s: float) -> None:
-        # Answers come in the order of the commands, of which several may be under way when the machine stood still.
-        asked_at_s = self._asked_at_s[item.command].popleft()
-        if item.command is ControlName.PAUSE:
-            self._paused = item.applied
-            self._times.pause_s.append(now_s - asked_at_s)
-        elif item.command is ControlName.RESUME and item.applied:
-            self._paused, self._resume_asked_at_s = False, asked_at_s
+                asked_at_s = self._commands.answered(item.command, applied=item.applied)
+                if item.command is ControlName.PAUSE:
+                    self._times.pause_s.append(now_s - asked_at_s)
 
     def _on_frame(self, frame: PcmFrame, now_s: float) -> None:
         if self._last_stopped is not None and frame.key.generation <= self._last_stopped.generation:
             self._times.frames_after_stop += 1
-        if self._resume_asked_at_s is not None:
-            self._times.resumed(now_s - self._resume_asked_at_s, sounded_before=frame.index > 0)
-            self._resume_asked_at_s = None
-        self._times.frames_in_pause += self._paused
-        self.heard += 1
+        self._commands.sounded(now_s, before=frame.index > 0)
 
 
 async def measure_control(settings: Settings, sessions: int, seconds: float) -> dict[str, Figure]:

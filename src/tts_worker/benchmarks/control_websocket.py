@@ -12,13 +12,12 @@ import contextlib
 import json
 import random
 import sys
-from collections import deque
 from collections.abc import AsyncIterator
 from time import perf_counter
 
 from websockets.asyncio.client import ClientConnection, connect
 
-from tts_worker.benchmarks.control import Commander, ControlTimes
+from tts_worker.benchmarks.control import Commander, ControlTimes, Unanswered
 from tts_worker.benchmarks.stats import Figure, LoopLag, percentile, rounded_ms
 from tts_worker.benchmarks.texts import paragraph
 from tts_worker.errors import EngineFault
@@ -57,15 +56,14 @@ class _Listener:
         self._socket = socket
         self._rng = rng
         self._times = times
-        self._asked_at_s: dict[ControlName, deque[float]] = {command: deque() for command in _MESSAGES}  # unanswered
-        self._resume_asked_at_s: float | None = None  # of a pause that is over, before its first sound
+        self._commands = Unanswered(times)
         self._playing_until_s = 0.0
-        self._stopped = self._paused = self._sounded = False
+        self._stopped = self._sounded = False
         self._sending: set[asyncio.Task[None]] = set()
         self.acknowledged_s: list[float] = []
 
     def command(self, command: ControlName, at_s: float) -> None:
-        self._asked_at_s[command].append(at_s)
+        self._commands.asked(command, at_s)
         self._send(_MESSAGES[command])
 
     def _send(self, message: str) -> None:
@@ -87,10 +85,7 @@ class _Listener:
 
     def _on_sound(self, size: int, now_s: float) -> None:
         self._times.frames_after_stop += self._stopped
-        if self._resume_asked_at_s is not None:
-            self._times.resumed(now_s - self._resume_asked_at_s, self._sounded)
-            self._resume_asked_at_s = None
-        self._times.frames_in_pause += self._paused
+        self._commands.sounded(now_s, before=self._sounded)
         self._sounded = True
         seconds = size / BYTES_PER_SAMPLE / SAMPLE_RATE_HZ
         self._playing_until_s = max(self._playing_until_s, now_s) + seconds
@@ -100,15 +95,12 @@ class _Listener:
         if kind == "started":
             self._stopped = self._sounded = False
         elif kind == "paused":
-            asked_at_s = self._asked_at_s[ControlName.PAUSE].popleft()
-            self._paused = event["applied"] is True
+            asked_at_s = self._commands.answered(ControlName.PAUSE, applied=event["applied"] is True)
             self._times.pause_s.append(max(now_s, self._playing_until_s) - asked_at_s)
-        elif kind == "resumed":  # no sooner: a RESUME may leave before its PAUSE is acknowledged
-            asked_at_s = self._asked_at_s[ControlName.RESUME].popleft()
-            if event["applied"] is True:
-                self._paused, self._resume_asked_at_s = False, asked_at_s
+        elif kind == "resumed":
+            self._commands.answered(ControlName.RESUME, applied=event["applied"] is True)
         elif kind == "stopped":
-            asked_at_s = self._asked_at_s[ControlName.STOP].popleft()
+            asked_at_s = self._commands.answered(ControlName.STOP, applied=event["applied"] is True)
             if event["applied"] is True:
                 self._times.stop_s.append(max(now_s, self._playing_until_s) - asked_at_s)
                 self.acknowledged_s.append(now_s - asked_at_s)
@@ -119,7 +111,7 @@ class _Listener:
             self._over()
 
     def _over(self) -> None:
-        self._paused, self._resume_asked_at_s = False, None
+        self._commands.over()
         self._speak()
 
 

@@ -9,14 +9,22 @@ import random
 from tests.conftest import until
 from tts_worker.app import Worker
 from tts_worker.benchmarks.control import SCRIPT, ControlTimes, _Speaker
-from tts_worker.types import ControlName
+from tts_worker.types import ControlName, PcmFrame
+
+
+class _Counting(_Speaker):
+    heard = 0  # frames
+
+    def _on_frame(self, frame: PcmFrame, now_s: float) -> None:
+        super()._on_frame(frame, now_s)
+        self.heard += 1
 
 
 async def listened(worker: Worker, commands: tuple[ControlName, ...], pauses: int) -> ControlTimes:
     """All ``commands`` are given before the first answer is read, as when the machine stood still."""
     times = ControlTimes()
     session = worker.hub.open()
-    speaker = _Speaker(session, random.Random(1), times)
+    speaker = _Counting(session, random.Random(1), times)
     for command in commands:
         speaker.command(command, 0.0)
     listening = asyncio.create_task(speaker.listen())

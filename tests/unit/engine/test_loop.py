@@ -230,6 +230,18 @@ async def test_stop_fails_what_is_live_and_ends_the_thread() -> None:
     await until(lambda: not any(thread.name == "tts-short-lived" for thread in threading.enumerate()))
 
 
+async def broken_and_rebuilt(loop: EngineLoop) -> None:
+    """Start, let ``poison`` break the engine, wait for its successor, and stop."""
+    again = asyncio.Event()
+    try:
+        await loop.start()
+        loop.on_state(lambda state: again.set() if state is EngineState.READY else None)
+        speak(loop, key("poison"))
+        await again.wait()
+    finally:
+        await loop.stop()
+
+
 async def test_a_broken_engine_is_gone_before_its_successor_is_built() -> None:
     """Two of them may not fit on a device, and a frozen heap is not collected."""
     before: list[weakref.ref[ToneEngine]] = []
@@ -242,16 +254,12 @@ async def test_a_broken_engine_is_gone_before_its_successor_is_built() -> None:
         before.append(weakref.ref(built))
         return built
 
-    loop, again = EngineLoop(factory, restart_backoff_s=(0.0, 0.0)), asyncio.Event()
+    loop = EngineLoop(factory, restart_backoff_s=(0.0, 0.0))
     gc.disable()
     try:
-        await loop.start()
-        loop.on_state(lambda state: again.set() if state is EngineState.READY else None)
-        speak(loop, key("poison"))
-        await again.wait()
+        await broken_and_rebuilt(loop)
     finally:
         gc.enable()
-        await loop.stop()
     assert alive == [False, False]
 
 
@@ -267,13 +275,7 @@ async def test_an_engine_that_cannot_be_rebuilt_is_lost_until_it_can() -> None:
             raise RuntimeError("device-side assert triggered")
         return ToneEngine(ToneSettings(fault=lambda which, chunk: Fault.RAISE if built == 1 else None))
 
-    loop, again, lost = EngineLoop(factory, restart_backoff_s=(0.0, 0.0)), asyncio.Event(), list[bool]()
-    try:
-        await loop.start()
-        loop.on_state(lambda state: again.set() if state is EngineState.READY else None)
-        speak(loop, key("poison"))
-        await again.wait()
-    finally:
-        await loop.stop()
+    loop, lost = EngineLoop(factory, restart_backoff_s=(0.0, 0.0)), list[bool]()
+    await broken_and_rebuilt(loop)
     assert lost == [False] * (1 + REBUILDS_UNTIL_LOST) + [True]
     assert not loop.lost, "it came back after all"

@@ -274,7 +274,7 @@ def test_what_is_not_supported_is_refused_with_a_line(text: str, complaint: str)
         load_hyperyaml(text, "model.yaml")
 
 
-AT_ONCE_S = 3
+AT_ONCE_S = 1
 """Seconds of work of this thread, so that a machine that stands still does not count; there may be a collection of the
 whole heap among it. What is prevented would take hours."""
 

@@ -230,7 +230,7 @@ def test_a_hostile_voice_is_refused_at_once(tmp_path: Path, harm: Callable[[Path
         load_voice(tmp_path / "voices", "x")
 
     # Work of this thread, so that a machine that stands still does not count; the heap may be collected meanwhile.
-    assert time.thread_time() - started_s < 3
+    assert time.thread_time() - started_s < 1
     assert sorted(tmp_path.rglob("*")) == before
 
 
