@@ -94,9 +94,9 @@ class Fleet:
         async with aclosing(Directory(Store(self.url), self.prefix)) as directory:
             return {worker.entry.name for worker in await directory.workers()}
 
-    async def unlisted(self, name: str) -> None:
+    async def listed(self, name: str, there: bool = True) -> None:
         async def so() -> bool:
-            return name not in await self.names()
+            return (name in await self.names()) is there
 
         await eventually(so)
 
@@ -148,7 +148,7 @@ async def test_a_new_worker_is_found_and_a_draining_one_is_left(fleet: Fleet) ->
         other = await _open_until(client, lambda: second.live == 1)
         first.fleet.begin_drain()
         draining = asyncio.create_task(first.worker.hub.drain(60.0))
-        await fleet.unlisted("first")
+        await fleet.listed("first", there=False)
         await until(lambda: first.live == 0)
         assert (await ear.say("It said nothing, so it moved.")).outcome is Outcome.DONE
         assert second.live == 2
@@ -265,7 +265,7 @@ async def test_sigterm_takes_the_entry_back_and_lets_a_turn_end(fleet: Fleet) ->
         ear.session.end_text()
         await ear.hear(1, key)
         process.terminate()
-        await fleet.unlisted("served")
+        await fleet.listed("served", there=False)
         assert (await ear.end(key)).outcome is Outcome.DONE
         with anyio.fail_after(60):  # it waits for no silent session
             assert await process.wait() == 0
