@@ -171,13 +171,13 @@ async def test_over_capacity_is_refused_at_once_and_said_in_both_ways() -> None:
         await rig.start("a")
         await rig.start("b")
         took_s = []
-        for _ in range(3):
+        for _ in range(20):
             began_s = time.perf_counter()
             refused = await rig.start("c")
             took_s.append(time.perf_counter() - began_s)
             assert (refused.success, refused.error.code, refused.error.retryable) == (False, "over_capacity", True)
             assert refused.message
-        assert min(took_s) < 0.5, "it was made to wait"
+        assert min(took_s) < 0.05, "it was made to wait"
         first = await rig.speak(LONG, session="a").begin()
         await first.hear(1)
         further = await rig.speak(LONG, session="a").begin()

@@ -19,10 +19,11 @@ import openai
 import pytest
 import soundfile
 
-from tests.conftest import serving
+from tests.conftest import serving, tone_settings, until
+from tests.fakes.learner import serving_worker
 from tests.integration.test_websocket import dial, metric, until_live_sessions
 from tests.unit.audio.test_encoders import with_flac_length
-from tts_worker.app import Worker, create_application
+from tts_worker.app import Worker, create_application, running_worker
 from tts_worker.engine.loop import EngineLoop
 
 TEXT = "Hello there, my friend. How are you today?"
@@ -224,7 +225,7 @@ async def test_over_capacity_is_503_with_retry_after_at_once() -> None:
     async with serving(session={"max_sessions": 1}) as address, http(address) as client, dial(address) as other:
         await other.until("ready")
         took_s = []
-        for _ in range(5):
+        for _ in range(20):
             began_s = time.monotonic()
             answer = await client.post("/v1/audio/speech", json=speech())
             took_s.append(time.monotonic() - began_s)
@@ -232,7 +233,7 @@ async def test_over_capacity_is_503_with_retry_after_at_once() -> None:
             assert int(answer.headers["retry-after"]) >= 1
             assert answer.json()["error"]["code"] == "over_capacity"
             assert answer.json()["error"]["retryable"] is True
-        assert min(took_s) < 1.0, "a machine that stands still does not do so every time"
+        assert min(took_s) < 0.05, "a machine that stands still does not do so every time"
 
 
 @pytest.mark.parametrize("read_first", [False, True], ids=["before the first byte", "while streaming"])
@@ -249,6 +250,20 @@ async def test_a_client_that_leaves_frees_its_slot(read_first: bool) -> None:
         await until_live_sessions(address, 0)
         assert not go_on.is_set()
         assert await metric(address, 'tts_engine_faults{engine="tone"}') == 0, "it did not fail either"
+
+
+async def test_the_slot_of_a_client_that_left_is_free_within_100_ms() -> None:
+    slow = {"engines": {"tone": {"kind": "tone", "cost_per_audio_s": 5.0}}}  # nothing is sent that could fail
+    async with running_worker(tone_settings(**slow)) as worker, serving_worker(worker) as address:
+        took_s = []
+        for _ in range(10):
+            async with asked(address, "many words " * 900) as (_, writer):
+                await until(lambda: worker.hub.live_sessions == 1)
+                writer.transport.abort()
+                left_s = time.monotonic()
+                await until(lambda: worker.hub.live_sessions == 0)
+                took_s.append(time.monotonic() - left_s)
+        assert min(took_s) < 0.1, "a machine that stands still does not do so every time"
 
 
 async def test_a_reader_that_stops_reading_is_cut_off() -> None:

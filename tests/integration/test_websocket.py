@@ -314,7 +314,7 @@ async def test_over_capacity_is_503_at_once_and_frees_again() -> None:
         async with dial(address) as client:
             await client.until("ready")
             took_s = []
-            for _ in range(5):
+            for _ in range(20):
                 began_s = time.monotonic()
                 with pytest.raises(InvalidStatus) as refused:
                     async with dial(address):
@@ -322,7 +322,7 @@ async def test_over_capacity_is_503_at_once_and_frees_again() -> None:
                 took_s.append(time.monotonic() - began_s)
                 assert refused.value.response.status_code == 503
                 assert refused.value.response.headers["Retry-After"]
-            assert min(took_s) < 1.0, "a machine that stands still does not do so every time"
+            assert min(took_s) < 0.05, "a machine that stands still does not do so every time"
         await until_live_sessions(address, 0)
         async with dial(address) as client:
             await client.until("ready")
