@@ -239,6 +239,8 @@ def test_bench_latency(capsys: pytest.CaptureFixture[str]) -> None:
 def test_bench_load(capsys: pytest.CaptureFixture[str]) -> None:
     figures = bench(capsys, "load", "--engine", "tone", "--sessions", "3", "--seconds", "2")
     assert figures["utterances"] == 3
+    assert figures.keys() >= {"sessions", "underrun_p99_ms", "first_audio_p95_ms", "cpu_percent", "rss_mb"}
+    assert 0 <= figures["continuity_c50"] <= 1
     # Never more than two seconds and the lead for each; less where the machine stood still, but more than one alone.
     assert 2.2 < figures["audio_s"] < 6.5
     assert 0 <= figures["underruns_unexplained"] <= figures["underruns"]
