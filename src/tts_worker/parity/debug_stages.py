@@ -62,9 +62,8 @@ def check_layers(bench: Bench, golden: Golden, networks: Networks) -> None:
             bench.close(golden, "est.out_stream", run_estimator(flow, x, mu, spk, cond, t, True), MEL)
         if "est.rope_freqs" in golden:
             start = torch.zeros(1, dtype=torch.long)
-            bench.close(
-                golden, "est.rope_freqs", cast("Dit", flow.estimator).rotary_embed.angles(start, x.shape[2]), FEATURES
-            )
+            angles = cast("Dit", flow.estimator).rotary_embed.angles(start, x.shape[2])
+            bench.close(golden, "est.rope_freqs", angles.repeat_interleave(2, dim=-1), FEATURES)
     if "enc.in" in golden:
         given, ahead = golden["enc.in"], flow.dims.lookahead_tokens
         span, past = given.shape[1], whole_past(flow)

@@ -28,7 +28,7 @@ def outputs_of(module: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, Te
     seen: dict[str, Tensor] = {}
 
     def keep(path: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        return lambda _module, _inputs, output: seen.update({path: output})
+        return lambda _module, _inputs, output: seen.update({path: output.clone()})  # before it is changed in place
 
     handles = [module.get_submodule(path).register_forward_hook(keep(path)) for path in paths]
     try:

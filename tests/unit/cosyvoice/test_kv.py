@@ -49,7 +49,7 @@ def test_reading_what_nobody_wrote_is_loud() -> None:
     assert SlotView(pool, one, torch.tensor([[2]]), new, 4).keys_values(0, noise(1, 1, 2 * HEADS, DIM)).isnan().any()
     memory = PagedMemory(1, 1, HEADS, DIM, 2, [(3, 2)], pages=3, slots=1, checked=True)
     page = torch.tensor([[2]])
-    _, values = memory.view(one, torch.tensor([[1, 2]]), page).keys_values(0, *noise(2, 1, HEADS, 2, DIM).unbind())
+    _, values = memory.view(one, torch.tensor([[1, 2]]), page).keys_values(0, noise(2, 1, HEADS, 2, DIM))
     assert values[:, :, :2].isnan().all()  # page 1 was never written
     assert values[:, :, 2:].isfinite().all()
     assert memory.view(one, page, page).left(0, noise(1, 3, 4)).isnan().any()  # nor the slot's context
@@ -81,11 +81,11 @@ def test_pages_come_back_in_the_order_of_the_table(order: list[int], branches: i
     memory = PagedMemory(3, 2, HEADS, DIM, 2, [], pages=7, slots=2, checked=True)
     rows = slice(1, 1 + branches)
     tables = [order[:3], order[3:]]  # two utterances, three chunks each
-    new = noise(3, 2, 2, branches * HEADS, 2, DIM, seed=seed)  # [chunk, k or v, utterance, R*heads, page, dim]
+    new = noise(3, 2, branches * 2, HEADS, 2, DIM, seed=seed)  # [chunk, k or v, R*utterances, heads, page, dim]
     for chunk in range(3):
         table = torch.tensor([pages[: chunk + 1] for pages in tables])
         view = memory.view(torch.tensor([0, 1]), table, table[:, -1:], rows)
-        keys, values = view.keys_values(1, new[chunk, 0], new[chunk, 1])
+        keys, values = view.keys_values(1, new[chunk])
     for which, got in enumerate((keys, values)):
         assert torch.equal(got, torch.cat([new[chunk, which] for chunk in range(3)], dim=2))
 
@@ -96,7 +96,7 @@ def test_short_tables_are_filled_with_zeros_and_shared_pages_serve_two() -> None
     memory.reset(voice)
     given = noise(2, 1, HEADS, 2, DIM)
     view = memory.view(voice, prompt, prompt)
-    view.keys_values(0, given[0], given[1])
+    view.keys_values(0, given)
     view.left(0, torch.full((1, 2, 3), 7.0))
     for slot in (1, 2):
         memory.copy_tails(0, slot)
@@ -104,18 +104,19 @@ def test_short_tables_are_filled_with_zeros_and_shared_pages_serve_two() -> None
     table = torch.tensor([[1, 2], [1, 3]])
     more = noise(2, 2, HEADS, 2, DIM, seed=1)
     view = memory.view(pair, table, table[:, -1:])
-    keys, _ = view.keys_values(0, more[0], more[1])
+    keys, _ = view.keys_values(0, more)
     assert torch.equal(keys, torch.cat([given[0].expand(2, -1, -1, -1), more[0]], dim=2))
     assert torch.equal(view.left(0, torch.zeros(2, 2, 1))[:, :, 0], torch.full((2, 2), 7.0))
     view = memory.view(voice, torch.tensor([[1, 0]]), torch.tensor([[2]]))
-    assert torch.equal(view.keys_values(0, given[0], given[1])[0][:, :, 2:], torch.zeros(1, HEADS, 2, DIM))
+    assert torch.equal(view.keys_values(0, given)[0][:, :, 2:], torch.zeros(1, HEADS, 2, DIM))
 
 
 def test_without_a_past_there_is_silence() -> None:
     memory = NoPast([(2, 3)])
     x = noise(1, 2, 4)
     assert torch.equal(memory.left(0, x), torch.cat([torch.zeros(1, 2, 3), x], dim=2))
-    assert memory.keys_values(0, x, x) == (x, x)
+    kv = noise(2, 1, 2, 4, DIM)
+    assert all(map(torch.equal, memory.keys_values(0, kv), kv))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -123,7 +124,7 @@ def test_memory_keeps_its_own_type(dtype: torch.dtype) -> None:
     memory = PagedMemory(1, 1, HEADS, DIM, 2, [(2, 1)], pages=2, slots=1, dtype=dtype)
     index = torch.tensor([[1]])
     view = memory.view(torch.tensor([0]), index, index)
-    keys, _ = view.keys_values(0, noise(1, HEADS, 2, DIM), noise(1, HEADS, 2, DIM))
+    keys, _ = view.keys_values(0, noise(2, 1, HEADS, 2, DIM))
     assert (keys.dtype, memory.data.dtype) == (torch.float32, dtype)
     assert view.left(0, noise(1, 2, 2)).dtype == torch.float32
 
@@ -142,4 +143,4 @@ def test_memory_is_there_when_it_is_touched_and_not_before(dtype: torch.dtype) -
     assert memory.data.dtype is dtype
     assert resident_mb() - before_mb < 100.0
     memory.data[:, :, :, :, 5] = 1.0
-    assert float(memory.data[1, 3, 2, 3, 4:7].float().sum()) == 50 * 64, "zeros beside it"
+    assert float(memory.data[1, 3, 3, 2, 4:7].float().sum()) == 50 * 64, "zeros beside it"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import mmap
 import sys
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -104,34 +105,29 @@ class SlotView:
 
 
 class Memory(Protocol):
-    """What a streaming network asks of its past. Sites are numbered in the order in which the network visits them."""
-
-    @property
-    def branches(self) -> int:
-        """How many rows of the batch belong to one utterance (2 under guidance), branch-major."""
-        ...
+    """What a streaming network asks of its past. Sites are numbered in the order in which the network visits them. Rows
+    ``N`` are branches x utterances, branch-major (2 branches under guidance)."""
 
     def left(self, site: int, x: Tensor) -> Tensor:
         """``x [N, C, T]`` with the left context of convolution ``site`` before it; the end of ``x`` is remembered."""
         ...
 
-    def keys_values(self, site: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values up to and with ``k, v [B, heads, T, dim]``, each ``[B, heads, context, dim]``."""
+    def keys_values(self, site: int, kv: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values up to and with ``kv [2, N, heads, T, dim]``, each ``[N, heads, context, dim]``."""
         ...
 
 
 class NoPast:
     """The whole sequence at once: zeros before its start, and attention over itself. Remembers nothing."""
 
-    def __init__(self, tails: list[tuple[int, int]], branches: int = 1) -> None:
+    def __init__(self, tails: list[tuple[int, int]]) -> None:
         self._widths = [width for _, width in tails]
-        self.branches = branches
 
     def left(self, site: int, x: Tensor) -> Tensor:
         return F.pad(x, (self._widths[site], 0))
 
-    def keys_values(self, site: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        return k, v
+    def keys_values(self, site: int, kv: Tensor) -> tuple[Tensor, Tensor]:
+        return kv[0], kv[1]
 
 
 class PagedMemory:
@@ -139,7 +135,7 @@ class PagedMemory:
     voice's pages can be shared by all who speak with it. Page 0 stays zero: it fills the tables of short utterances.
 
     ``rows`` are the guided solver steps (1 for an encoder); keys and values are
-    ``[2, layers, rows, heads, pages, page, dim]``, the context of convolution ``i`` is ``[rows, slots, C_i, width_i]``.
+    ``[2, layers, heads, rows, pages, page, dim]``, the context of convolution ``i`` is ``[rows, slots, C_i, width_i]``.
     """
 
     def __init__(
@@ -158,7 +154,7 @@ class PagedMemory:
         checked: bool = False,
     ) -> None:
         self.page = page
-        self.data = _memory([2, layers, rows, heads, pages, page, head_dim], dtype, device, checked)
+        self.data = _memory([2, layers, heads, rows, pages, page, head_dim], dtype, device, checked)
         self.data[..., 0, :, :] = 0.0
         self.tails = [_memory([rows, slots, c, w], dtype, device, checked) for c, w in tails]
 
@@ -185,34 +181,42 @@ class PagedView:
         self._memory, self._slots, self._rows = memory, slots, rows
         self._table, self._fresh = table.flatten(), fresh.flatten()
         self._pages = table
-        self._batch = slots.shape[0]
-        # On a CPU, pages of one utterance that lie side by side are read where they are.
-        pages = table[0].tolist() if self._batch == 1 and not table.is_cuda else []
-        in_a_row = bool(pages) and pages == list(range(pages[0], pages[0] + len(pages)))
-        self._in_place = (pages[0], len(pages)) if in_a_row else None
-        self.branches = rows.stop - rows.start
+        self._batch, self._branches = slots.shape[0], rows.stop - rows.start
+        self._layers = memory.data[:, :, :, rows].unbind(1)  # [2, H, R, pages, page, D] each
+        # On a CPU, looking at numbers costs nothing, and copying does: pages of one utterance that lie side by side are
+        # written and read where they are.
+        self._lies: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None
+        if self._batch == 1 and not table.is_cuda:
+            pages, new = _run_of(self._table), _run_of(self._fresh)
+            if pages is not None and new is not None:
+                self._lies = self._in_place(*pages), self._in_place(*new)
+
+    def _in_place(self, first: int, count: int) -> Sequence[Tensor]:
+        """So many pages of all layers: ``[2, R, H, count*page, D]`` each."""
+        pages = self._memory.data[:, :, :, self._rows, first : first + count]
+        return pages.flatten(4, 5).transpose(2, 3).unbind(1)
 
     def left(self, site: int, x: Tensor) -> Tensor:
         tail = self._memory.tails[site][self._rows]  # [R, slots, C, w]
         past = tail.index_select(1, self._slots).flatten(0, 1)  # [R*B, C, w]
         x = torch.cat([past.to(x.dtype), x], dim=2)  # [R*B, C, w+T]
-        last = x[:, :, -tail.shape[3] :].unflatten(0, (self.branches, self._batch))
+        last = x[:, :, -tail.shape[3] :].unflatten(0, (self._branches, self._batch))
         tail.index_copy_(1, self._slots, last.to(tail.dtype))
         return x
 
-    def keys_values(self, site: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        page, rows, out = self._memory.page, self.branches, []
-        for which, x in enumerate((k, v)):  # [B, R*H, n*page, D]
-            store = self._memory.data[which, site, self._rows]  # [R, H, pages, page, D]
-            new = x.unflatten(2, (-1, page)).unflatten(1, (rows, -1)).permute(1, 2, 0, 3, 4, 5)  # [R, H, B, n, page, D]
-            store.index_copy_(2, self._fresh, new.flatten(2, 3).to(store.dtype))
-            if self._in_place is not None:
-                past = store.narrow(2, *self._in_place)  # [R, H, m, page, D]
-            else:
-                past = store.index_select(2, self._table)  # [R, H, B*m, page, D]
-            past = past.unflatten(2, (self._batch, -1)).flatten(3, 4)  # [R, H, B, m*page, D]
-            out.append(past.flatten(0, 1).transpose(0, 1).to(x.dtype))  # [B, R*H, m*page, D]
-        return out[0], out[1]
+    def keys_values(self, site: int, kv: Tensor) -> tuple[Tensor, Tensor]:
+        if self._lies is not None:
+            past, fresh = self._lies[0][site], self._lies[1][site]
+            fresh.copy_(kv)
+            k, v = past.unbind() if past.dtype == kv.dtype else past.to(kv.dtype).unbind()
+            return k, v
+        page, store = self._memory.page, self._layers[site]  # [2, H, R, pages, page, D]
+        new = kv.unflatten(3, (-1, page)).unflatten(1, (self._branches, -1))  # [2, R, B, H, n, page, D]
+        new = new.permute(0, 3, 1, 2, 4, 5, 6).flatten(3, 4)  # [2, H, R, B*n, page, D]
+        store.index_copy_(3, self._fresh, new.to(store.dtype))
+        past = store.index_select(3, self._table).unflatten(3, (self._batch, -1))  # [2, H, R, B, m, page, D]
+        k, v = past.flatten(4, 5).flatten(2, 3).transpose(1, 2).to(kv.dtype).unbind()  # [R*B, H, m*page, D]
+        return k, v
 
     def plain(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The past as plain tensors, for a back end that cannot look into this memory; one fresh page each. Keys and
@@ -222,8 +226,8 @@ class PagedView:
         fresh = (self._pages == self._fresh[:, None]).to(torch.int8)  # [B, m]
         order = fresh.argsort(dim=1, stable=True)  # [B, m]
         past = self._pages.gather(1, order)[:, :-1].flatten()
-        store = self._memory.data[:, :, self._rows].index_select(4, past)  # [2, layers, R, H, B*(m-1), page, D]
-        store = store.unflatten(4, (batch, -1)).transpose(3, 4)  # [2, layers, R, B, H, m-1, page, D]
+        store = self._memory.data[:, :, :, self._rows].index_select(4, past)  # [2, layers, H, R, B*(m-1), page, D]
+        store = store.unflatten(4, (batch, -1)).movedim(2, 4)  # [2, layers, R, B, H, m-1, page, D]
         keys, values = store.flatten(2, 3).flatten(4, 5).unbind(0)
         tails = [tail[self._rows].index_select(1, self._slots).flatten(2).flatten(0, 1) for tail in self._memory.tails]
         columns = order[:, :, None] * page + torch.arange(page, device=order.device)
@@ -232,10 +236,16 @@ class PagedView:
     def remember(self, keys: Tensor, values: Tensor, context: Tensor) -> None:
         """What such a back end made of the fresh page: as ``plain`` gives them, ``page`` positions long."""
         for which, new in enumerate((keys, values)):
-            new = new.unflatten(1, (self.branches, self._batch)).transpose(2, 3)  # [layers, R, H, B, page, D]
-            store = self._memory.data[which, :, self._rows]
+            new = new.unflatten(1, (self._branches, self._batch)).movedim(3, 1)  # [layers, H, R, B, page, D]
+            store = self._memory.data[which, :, :, self._rows]
             store.index_copy_(3, self._fresh, new.to(store.dtype))
         widths = [tail.shape[2] * tail.shape[3] for tail in self._memory.tails]
         for tail, new in zip(self._memory.tails, context.split(widths, dim=1), strict=True):
-            last = new.unflatten(0, (self.branches, self._batch)).unflatten(2, tail.shape[2:])
+            last = new.unflatten(0, (self._branches, self._batch)).unflatten(2, tail.shape[2:])
             tail[self._rows].index_copy_(1, self._slots, last.to(tail.dtype))
+
+
+def _run_of(pages: Tensor) -> tuple[int, int] | None:
+    """The first of ``pages`` and how many they are, if they follow each other."""
+    numbers = pages.tolist()
+    return (numbers[0], len(numbers)) if numbers == [*range(numbers[0], numbers[0] + len(numbers))] else None

@@ -35,8 +35,6 @@ class TensorMemory:
     """A past given as plain tensors, which collects what is new: ``keys, values [layers, N, heads, L, dim]``,
     ``context [N, S]`` (all convolution contexts, flat, in the order of their sites)."""
 
-    branches = 1
-
     def __init__(self, tails: list[tuple[int, int]], keys: Tensor, values: Tensor, context: Tensor) -> None:
         self._tails, self._keys, self._values = tails, keys, values
         self._contexts = torch.split(context, [channels * width for channels, width in tails], dim=1)
@@ -48,7 +46,8 @@ class TensorMemory:
         self.new[2].append(x[:, :, -width:].flatten(1))
         return x
 
-    def keys_values(self, site: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def keys_values(self, site: int, kv: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = kv.unbind()
         self.new[0].append(k)
         self.new[1].append(v)
         return torch.cat([self._keys[site], k], dim=2), torch.cat([self._values[site], v], dim=2)
@@ -194,7 +193,9 @@ class OnnxEstimator(nn.Module):
             raise BundleError("the ONNX back end of the flow does not know this memory: set backend to torch")
         if mask is None:  # all is seen
             mask = torch.ones(start.shape[0], 1, frames, held[0].shape[3] + frames, dtype=torch.bool, device=x.device)
-        elif columns is not None:
+        elif mask.dtype != torch.bool:
+            mask = mask[: start.shape[0]] == 0
+        if columns is not None:
             mask = mask.gather(3, columns[:, None, None].expand(-1, -1, frames, -1))
         given = (x, mu, spk, cond, table, start.repeat(branches), mask.repeat(branches, 1, 1, 1), *held)
         values = [_array(tensor, name) for name, tensor in zip(ESTIMATOR_INPUTS, given, strict=True)]

@@ -1,7 +1,7 @@
 """What the flow's networks share: the chunk mask, attention over a past, causal convolution, the look-ahead layer.
 
 Batches are ``[N, T, C]``. ``N`` is branches x utterances, branch-major (guidance runs two branches of each utterance);
-masks and start positions are per utterance ``[B]``. Nothing here knows tokens, mel frames or the solver.
+start positions are per utterance ``[B]``. Nothing here knows tokens, mel frames or the solver.
 """
 
 from __future__ import annotations
@@ -35,22 +35,11 @@ def sinusoid(t: Tensor, dim: int, scale: float = 1000.0) -> Tensor:
     return torch.cat([angle.sin(), angle.cos()], dim=-1)
 
 
-def split_heads(x: Tensor, heads: int, branches: int) -> Tensor:
-    """``[R*B, T, H*d] -> [B, R*H, T, d]``: branches become heads, so that an utterance's mask serves them all."""
-    return x.unflatten(0, (branches, -1)).unflatten(-1, (heads, -1)).permute(1, 0, 3, 2, 4).flatten(1, 2)
-
-
-def join_heads(x: Tensor, heads: int, branches: int) -> Tensor:
-    """``[B, R*H, T, d] -> [R*B, T, H*d]``."""
-    return x.unflatten(1, (branches, heads)).permute(1, 0, 3, 2, 4).flatten(0, 1).flatten(2)
-
-
-def attend(qkv: Tensor, heads: int, mask: Tensor | None, site: int, memory: Memory) -> Tensor:
-    """Attention of queries, keys and values ``qkv [N, T, 3*H*d]`` over the past and themselves: ``[N, T, H*d]``."""
-    qkv = qkv.unflatten(0, (memory.branches, -1)).unflatten(-1, (3, heads, -1))  # [R, B, T, 3, H, d]
-    q, k, v = qkv.permute(3, 1, 0, 4, 2, 5).flatten(2, 3).unbind()  # [B, R*H, T, d], as in ``split_heads``
-    k, v = memory.keys_values(site, k, v)  # [B, R*H, L, d]
-    return join_heads(F.scaled_dot_product_attention(q, k, v, mask), heads, memory.branches)
+def attend(qkv: Tensor, mask: Tensor | None, site: int, memory: Memory) -> Tensor:
+    """Attention of queries, keys and values ``qkv [N, T, 3, H, d]`` over the past and themselves: ``[N, T, H*d]``."""
+    qkv = qkv.permute(2, 0, 3, 1, 4)  # [3, N, H, T, d], nothing copied
+    k, v = memory.keys_values(site, qkv[1:])  # [N, H, L, d]
+    return F.scaled_dot_product_attention(qkv[0], k, v, mask).transpose(1, 2).flatten(2)
 
 
 class JoinedAttention(nn.Module):

@@ -7,6 +7,7 @@ It must not know guidance, the solver or where its past is kept.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -65,19 +66,29 @@ class Rotary(nn.Module):
         self.register_buffer("inv_freq", 1.0 / ROTARY_BASE**exponent)
 
     def angles(self, start: Tensor, span: int) -> Tensor:
-        """``start [B]`` to ``[B, span, head_dim]``: each frequency twice, side by side."""
+        """From positions ``start [B]``: ``[B, span, head_dim/2]``."""
         where = start[:, None] + torch.arange(span, device=start.device)  # [B, T]
-        angle = where[:, :, None].float() * self.inv_freq.float()
-        return torch.stack([angle, angle], dim=-1).flatten(-2)
+        return where[:, :, None].float() * self.inv_freq.float()
+
+    def turns(self, start: Tensor, x: Tensor) -> Tensor:
+        """For ``x [N, T, D]`` from positions ``start [B]``, as ``rotate_first_heads`` takes them: complex but for half
+        precision, which has no complex numbers, and for exporters, which lose what is written through a view."""
+        angle = self.angles(start, x.shape[1]).repeat(x.shape[0] // start.shape[0], 1, 1)[:, :, None]  # [N, T, 1, d/2]
+        if x.dtype == torch.float32 and not torch.jit.is_tracing():  # type: ignore[attr-defined]
+            return torch.polar(torch.ones_like(angle), angle)
+        return torch.stack([angle.cos(), angle.sin()], dim=-1).to(x.dtype)
 
 
-def rotate_first_heads(qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """``qkv [N, T, 3*H*d]``, ``cos, sin [N, T, 1, d]``: head 0 of queries and of keys rotated, the rest as it was."""
-    d, inner = cos.shape[-1], qkv.shape[-1] // 3
-    head = qkv.unflatten(-1, (3, -1))[:, :, :2, :d]  # [N, T, 2, d]
-    turned = torch.stack([-head[..., 1::2], head[..., ::2]], dim=-1).flatten(-2)
-    q, k = torch.addcmul(head * cos, turned, sin).unbind(2)
-    return torch.cat([q, qkv[..., d:inner], k, qkv[..., inner + d :]], dim=-1)
+def rotate_first_heads(qkv: Tensor, turns: Tensor) -> Tensor:
+    """``qkv [N, T, 3, H, d]``, ``turns [N, T, 1, d/2]``, complex, or ``[N, T, 1, d/2, 2]``, their real and imaginary
+    parts: head 0 of queries and of keys rotated, the rest as it was. Complex ``turns`` rotate in place."""
+    head = qkv[:, :, :2, 0].unflatten(-1, (-1, 2))  # [N, T, 2, d/2, 2]
+    if turns.is_complex():
+        torch.view_as_complex(head).mul_(turns)
+        return qkv
+    (a, b), (cos, sin) = head.unbind(-1), turns.unbind(-1)
+    turned = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)[:, :, :, None]  # [N, T, 2, 1, d]
+    return torch.cat([torch.cat([turned, qkv[:, :, :2, 1:]], dim=3), qkv[:, :, 2:]], dim=2)
 
 
 class SelfAttention(JoinedAttention):
@@ -90,9 +101,9 @@ class SelfAttention(JoinedAttention):
         self.to_v = nn.Linear(dims.dim, inner)
         self.to_out = nn.ModuleList([nn.Linear(inner, dims.dim)])
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, memory: Memory) -> Tensor:  # [N, T, D]
-        qkv = rotate_first_heads(self.to_qkv(x), cos, sin)  # [N, T, 3*H*d]
-        return self.to_out[0](attend(qkv, self.heads, mask, self.site, memory))
+    def forward(self, x: Tensor, turns: Tensor, mask: Tensor | None, memory: Memory) -> Tensor:  # [N, T, D]
+        qkv = rotate_first_heads(self.to_qkv(x).unflatten(-1, (3, self.heads, -1)), turns)  # [N, T, 3, H, d]
+        return self.to_out[0](attend(qkv, mask, self.site, memory))
 
 
 class FeedForward(nn.Module):
@@ -119,15 +130,15 @@ class Steering(nn.Module):
 
 
 class Steered(nn.LayerNorm):
-    """Layer norm with scale and shift from outside: ``x [N, T, D]``, ``shift, scale [N or 1, D]``."""
+    """Layer norm with scale and shift from outside: ``x [N, T, D]``, ``shift, scale [D] or [N, 1, D]``."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim, eps=1e-6, elementwise_affine=False)
 
     def forward(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:  # type: ignore[override]
-        if shift.shape[0] == 1:  # the same for all: weight and bias of one operation
-            return F.layer_norm(x, self.normalized_shape, 1 + scale[0], shift[0], self.eps)
-        return torch.addcmul(shift[:, None], super().forward(x), 1 + scale[:, None])
+        if shift.dim() == 1:  # the same for all: weight and bias of one operation
+            return F.layer_norm(x, self.normalized_shape, scale, shift, self.eps)
+        return torch.addcmul(shift, super().forward(x), scale)
 
 
 class Block(nn.Module):
@@ -138,13 +149,12 @@ class Block(nn.Module):
         self.ff = FeedForward(dims)
         self.norm = Steered(dims.dim)
 
-    def forward(
-        self, x: Tensor, table: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, memory: Memory
-    ) -> Tensor:
-        """``x [N, T, D]``, ``table [N or 1, 6, D]``: shift, scale, gate of attention, then of the feed-forward."""
-        heard = self.attn(self.norm(x, table[:, 0], table[:, 1]), cos, sin, mask, memory)
-        x = torch.addcmul(x, table[:, 2, None], heard)
-        return torch.addcmul(x, table[:, 5, None], self.ff(self.norm(x, table[:, 3], table[:, 4])))
+    def forward(self, x: Tensor, steer: Sequence[Tensor], turns: Tensor, mask: Tensor | None, memory: Memory) -> Tensor:
+        """``x [N, T, D]``, ``steer``: shift, scale, gate of attention, then of the feed-forward, ``[D] or [N, 1, D]``
+        each."""
+        shift, scale, gate, ff_shift, ff_scale, ff_gate = steer
+        x = torch.addcmul(x, gate, self.attn(self.norm(x, shift, scale), turns, mask, memory))
+        return torch.addcmul(x, ff_gate, self.ff(self.norm(x, ff_shift, ff_scale)))
 
 
 class Dit(nn.Module):
@@ -165,21 +175,23 @@ class Dit(nn.Module):
         return self.time_embed(t)
 
     def tables(self, t: Tensor) -> Tensor:
-        """What the times ``t [S]`` steer: ``[S, 6*depth + 2, D]``, the last two being scale and shift of the output."""
+        """What the times ``t [S]`` steer: ``[S, 6*depth + 2, D]``, the last two being scale and shift of the output.
+        Scales as they are multiplied with: one is added."""
         time, blocks = self.time_embed(t), cast("list[Block]", self.transformer_blocks)
-        return torch.cat([part(time) for part in (*(block.attn_norm for block in blocks), self.norm_out)], dim=1)
+        table = torch.cat([part(time) for part in (*(block.attn_norm for block in blocks), self.norm_out)], dim=1)
+        scales = [6 * block + place for block in range(len(blocks)) for place in (1, 4)] + [-2]
+        table[:, scales] += 1
+        return table
 
     def forward(
         self, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, table: Tensor, start: Tensor, mask: Tensor | None,
         past: Memory,
     ) -> Tensor:  # fmt: skip
         """``x, mu, cond [N, T, mel]``, ``spk [N, mel]``, ``table [N or 1, 6*depth+2, D]``, ``start [B]`` (position of
-        the first frame), ``mask [B, 1, T, L]``: velocity ``[N, T, mel]``."""
-        angles = self.rotary_embed.angles(start, x.shape[1])  # [B, T, d]
-        angles = angles.repeat(x.shape[0] // start.shape[0], 1, 1)  # [N, T, d]
-        cos, sin = angles.cos().to(x.dtype)[:, :, None], angles.sin().to(x.dtype)[:, :, None]  # [N, T, 1, d]
+        the first frame), ``mask [N or 1, 1, T, L]``: velocity ``[N, T, mel]``."""
+        turns = self.rotary_embed.turns(start, x)
         x = self.input_embed(x, cond, mu, spk, past)  # [N, T, D]
+        steer = table[0].unbind() if table.shape[0] == 1 else table[:, :, None].unbind(1)
         for i, block in enumerate(self.transformer_blocks):
-            x = block(x, table[:, 6 * i : 6 * i + 6], cos, sin, mask, past)
-        scale, shift = table[:, -2], table[:, -1]
-        return self.proj_out(self.norm(x, shift, scale))
+            x = block(x, steer[6 * i : 6 * i + 6], turns, mask, past)
+        return self.proj_out(self.norm(x, steer[-1], steer[-2]))

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tts_worker.engine.cosyvoice.dims import EncoderDims
-from tts_worker.engine.cosyvoice.flow.blocks import CausalConv, Lookahead, Sites, chunk_mask, join_heads, split_heads
+from tts_worker.engine.cosyvoice.flow.blocks import CausalConv, Lookahead, Sites, chunk_mask
 from tts_worker.engine.cosyvoice.kv import Memory
 
 
@@ -43,14 +43,15 @@ class RelativeAttention(nn.Module):
     def forward(self, x: Tensor, mask: Tensor, column: Tensor, memory: Memory) -> Tensor:
         """``x [B, T, D]``, ``mask, column [B, 1, T, L]``, the latter as a column of the slice below: ``[B, T, D]``."""
         first = self.positions.shape[-1] // 2 - mask.shape[-1] + 1  # column of the largest distance, L-1
-        q, k, v = (split_heads(f(x), self.heads, 1) for f in (self.linear_q, self.linear_k, self.linear_v))
-        k, v = memory.keys_values(self.site, k, v)  # [B, H, L, d]
+        qkv = torch.stack([self.linear_q(x), self.linear_k(x), self.linear_v(x)])
+        qkv = qkv.unflatten(-1, (self.heads, -1)).transpose(2, 3)  # [3, B, H, T, d]
+        q, (k, v) = qkv[0], memory.keys_values(self.site, qkv[1:])  # [B, H, T or L, d]
         positions = self.positions[:, :, first : first + mask.shape[-1] + x.shape[1] - 1]  # [H, d, L+T-1]
         by_position = (q + self.pos_bias_v[:, None]) @ positions  # [B, H, T, L+T-1]
         bias = by_position.gather(-1, column.expand(-1, self.heads, -1, -1))  # [B, H, T, L]
         bias = (bias / math.sqrt(q.shape[-1])).masked_fill(~mask, -torch.inf)
         out = F.scaled_dot_product_attention(q + self.pos_bias_u[:, None], k, v, bias)
-        return self.linear_out(join_heads(out, self.heads, 1))
+        return self.linear_out(out.transpose(1, 2).flatten(2))
 
 
 class FeedForward(nn.Module):

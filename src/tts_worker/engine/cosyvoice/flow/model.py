@@ -133,6 +133,9 @@ class Flow(nn.Module):
         """Guided Euler steps from noise to mel: ``mu, cond [B, T, mel]``, ``spk [B, mel]``, ``start [B]`` in frames,
         ``mask [B, 1, T, L]``, None where all is seen. Returns ``[B, T, mel]`` in float32."""
         x, guidance, dtype = self.noise_at(start, mu.shape[1]), self.dims.guidance, mu.dtype
+        if mask is not None:  # as it is added to the scores, which every attention would make of it anew
+            mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
+        both = mask if mask is None or mask.shape[0] == 1 else mask.repeat(2, 1, 1, 1)
         two = [torch.cat([y, torch.zeros_like(y)]) for y in (mu, spk, cond)]  # guided branch, then free branch
         for step in range(self.dims.steps):
             table, dt = self.time_tables[step : step + 1], self.times[step, 1]
@@ -142,7 +145,7 @@ class Flow(nn.Module):
                 free = past.null_velocity
             else:
                 memory = past.estimator(slice(2 * step - 1, 2 * step + 1))
-                velocity = self.estimator(x.to(dtype).repeat(2, 1, 1), *two, table, start, mask, memory)
+                velocity = self.estimator(x.to(dtype).repeat(2, 1, 1), *two, table, start, both, memory)
                 guided, free = velocity.float().chunk(2)
             x = x + dt * ((1.0 + guidance) * guided - guidance * free)
         return x
@@ -156,7 +159,7 @@ class Flow(nn.Module):
         else:
             front = NoPast(self.front_sites.tails)
         tails = self.estimator.sites.tails
-        return ChunkPast(front, lambda rows: NoPast(tails, rows.stop - rows.start))
+        return ChunkPast(front, lambda rows: NoPast(tails))
 
     @torch.inference_mode()
     def mel(

@@ -60,7 +60,8 @@ class SelfAttention(JoinedAttention):
         self.to_out = nn.ModuleList([nn.Linear(inner, dims.channels)])
 
     def forward(self, x: Tensor, mask: Tensor | None, memory: Memory) -> Tensor:  # [N, T, C] -> [N, T, C]
-        return self.to_out[0](attend(self.to_qkv(x), self.heads, mask, self.site, memory))
+        qkv = self.to_qkv(x).unflatten(-1, (3, self.heads, -1))  # [N, T, 3, H, d]
+        return self.to_out[0](attend(qkv, mask, self.site, memory))
 
 
 class FeedForward(nn.Module):
@@ -133,7 +134,7 @@ class Unet(nn.Module):
         past: Memory,
     ) -> Tensor:  # fmt: skip
         """``x, mu, cond [N, T, mel]``, ``spk [N, mel]``, ``table [N or 1, stages, C]``, ``start [B]`` (unused:
-        positions come from causality alone), ``mask [B, 1, T, L]``: velocity ``[N, T, mel]``."""
+        positions come from causality alone), ``mask [N or 1, 1, T, L]``: velocity ``[N, T, mel]``."""
         spk = spk[:, None].expand(-1, x.shape[1], -1)
         x = torch.cat([x, mu, spk, cond], dim=-1).transpose(1, 2)  # [N, 4*mel, T]
         skip, stages = x, self._stages()
