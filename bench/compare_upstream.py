@@ -188,18 +188,18 @@ class Ours(Bench):
     def mel(self, tokens: np.ndarray[Any, Any]) -> Tensor:
         """What is streamed for ``tokens``, put together: ``[mel, frames]``."""
         renderer, heard = self.engine.parts.renderer, []
-        whole: Callable[..., list[Tensor]] = renderer._flow
+        whole: Callable[..., list[Tensor]] = renderer._frames
 
         def listening(works: Any) -> list[Tensor]:
             mels = whole(works)
             heard.extend(mel.clone() for mel in mels)
             return mels
 
-        renderer._flow = listening  # type: ignore[method-assign]
+        renderer._frames = listening  # type: ignore[method-assign]
         try:
             self.speak(tokens)
         finally:
-            renderer._flow = whole  # type: ignore[method-assign]
+            renderer._frames = whole  # type: ignore[method-assign]
         return torch.cat(heard, dim=2)[0].cpu()
 
 
@@ -218,6 +218,10 @@ def main() -> int:
     parser.add_argument("--first-tokens", type=int, default=8, help="of the engine, before the first boundary")
     parser.add_argument("--repeats", type=int, default=3, help="(default 3); the best of each is told")
     parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
+    parser.add_argument(
+        "--overlap", action=argparse.BooleanOptionalAction, default=True,
+        help="ours in two threads, as the reference always is (default)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -229,8 +233,8 @@ def main() -> int:
 
     reference = Reference(args.checkout, bundle)
     options = LoadOptions(
-        args.bundle, device="cpu", threads=args.threads, first_tokens=args.first_tokens, smooth_start=False,
-        max_passage_s=int(args.seconds) + 2, max_utterances=4,
+        args.bundle, device="cpu", threads=args.threads, overlap=args.overlap, first_tokens=args.first_tokens,
+        smooth_start=False, max_passage_s=int(args.seconds) + 2, max_utterances=4,
     )  # fmt: skip
     ours = Ours(options, args.prompt_tokens)
 
@@ -273,7 +277,8 @@ def figures_of(
     """The best of each, and the ratios to ours."""
     figures: dict[str, Any] = {
         "family": bundle.config.family, "seconds": args.seconds, "prompt_tokens": args.prompt_tokens,
-        "threads": args.threads, "torch": torch.__version__, "mel_largest_difference": apart, "mel_std": size,
+        "threads": args.threads, "overlap": args.overlap, "torch": torch.__version__,
+        "mel_largest_difference": apart, "mel_std": size,
     }  # fmt: skip
     best: dict[str, dict[str, float]] = {}
     for name, streamed in runs.items():

@@ -63,6 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stride-chunks", type=int, help="chunks at a time, once under way (default: by device)")
     parser.add_argument("--memory-gb", type=float, help="for what is being spoken (default: what suits the device)")
     parser.add_argument("--threads", type=int, help="of the CPU")
+    parser.add_argument(
+        "--overlap",
+        action=argparse.BooleanOptionalAction,
+        help="the flow beside tokens and vocoder, on a CPU (default: with four cores)",
+    )
     parser.add_argument("--half", action="store_true", default=None, help="bfloat16, also on a CPU")
     parser.add_argument("--no-graphs", action="store_true", help="without CUDA graphs")
     parser.add_argument("--smooth-start", action="store_true", help="let a first chunk wait where a hole would follow")
@@ -82,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
         half=args.half,
         threads=args.threads,
+        overlap=args.overlap,
         graphs=not args.no_graphs,
         max_utterances=max(4, args.sessions),
         first_tokens=args.first_tokens,
@@ -171,6 +177,7 @@ class Bench:
             "lm_dtype": str(lm).removeprefix("torch."),
             "flow_dtype": str(flow).removeprefix("torch."),
             "threads": torch.get_num_threads(),
+            "overlap": self.engine.settings.overlap,
             "torch": torch.__version__,
             "graphs": parts.runners[0].fixed_shapes,
             "warm_up_s": round(self._warm_up_s, 2),

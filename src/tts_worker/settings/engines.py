@@ -44,6 +44,7 @@ class CosyVoiceEngineSettings(Section):
     text_mode: Literal["clause", "interleaved"] = "clause"
     first_tokens: int = Field(8, ge=1, le=25)
     stride_chunks: int | None = Field(None, ge=1, le=8)
+    overlap: bool | None = None
     context_tokens: int = Field(250, ge=0, le=2_000)
     max_passage_s: int = Field(30, ge=4, le=240)
     memory_gb: float | None = Field(None, gt=0)

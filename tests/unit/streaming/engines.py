@@ -17,7 +17,7 @@ from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.streaming.config import StreamingConfig
 from tts_worker.engine.streaming.engine import CosyVoiceEngine
 from tts_worker.engine.streaming.graphs import Runner
-from tts_worker.engine.streaming.lanes import Lane
+from tts_worker.engine.streaming.lanes import Lanes
 from tts_worker.engine.streaming.load import voices_of
 from tts_worker.engine.streaming.parts import Parts
 from tts_worker.engine.streaming.talk import Model, Script
@@ -95,7 +95,7 @@ def engine(
     script: Script | None = None,
     loaded: Networks | None = None,
     runners: tuple[Runner, Runner] | None = None,
-    lanes: tuple[Lane, Lane] | None = None,
+    lanes: Lanes | None = None,
     healthy: Callable[[], bool] | None = None,
     voices: dict[str, Voice] | None = None,
 ) -> CosyVoiceEngine:

@@ -25,7 +25,7 @@ from tts_worker.audio.pcm import to_pcm
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.streaming.config import TextMode
 from tts_worker.engine.streaming.graphs import Compute, RehearsalRunner, Tensors, _Recording, single
-from tts_worker.engine.streaming.lanes import HostLane, Mark, Ticket
+from tts_worker.engine.streaming.lanes import HostLane, Lane, Lanes, Mark, Ticket
 from tts_worker.engine.streaming.load import load_networks
 from tts_worker.engine.streaming.render import Stretch, to_int16
 from tts_worker.types import Audio, Boundary, Cancel, Done, EndText, Open, Text, UtteranceKey
@@ -101,11 +101,16 @@ class LateLane(HostLane):
         return _Later(numbers, self._looks[self._fetched % len(self._looks)])
 
 
+def two(tokens: Lane, sound: Lane) -> Lanes:
+    """As on CUDA."""
+    return Lanes(tokens, sound, sound)
+
+
 @pytest.mark.parametrize("mode", TextMode)
 def test_results_that_come_late_change_nothing(mode: TextMode) -> None:
     text = segments(("Hello ", Boundary.WORD), ("world and ", Boundary.WORD), ("you.", Boundary.END))
     expected = speak(engine("cosyvoice3", settings(text_mode=mode)), text)
-    subject = engine("cosyvoice3", settings(text_mode=mode), lanes=(LateLane([0, 3, 1]), LateLane([2, 5])))
+    subject = engine("cosyvoice3", settings(text_mode=mode), lanes=two(LateLane([0, 3, 1]), LateLane([2, 5])))
     keys = [UtteranceKey("s", n) for n in range(3)]
     heard: dict[UtteranceKey, Heard] = {}
     for key in keys:
@@ -119,7 +124,7 @@ def test_results_that_come_late_change_nothing(mode: TextMode) -> None:
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 13, 21])
 def test_a_cancel_while_something_is_on_the_device_frees_everything(steps: int) -> None:
-    subject = engine("cosyvoice2", lanes=(LateLane([3, 1]), LateLane([4])))
+    subject = engine("cosyvoice2", lanes=two(LateLane([3, 1]), LateLane([4])))
     speak(subject, TEXT)
     free = Held(subject).now
     for turn in range(2):
@@ -138,7 +143,9 @@ def test_a_cancel_while_something_is_on_the_device_frees_everything(steps: int) 
 
 def test_tokens_are_drawn_while_sound_is_made() -> None:
     """Two lanes are for nothing if one waits for the other."""
-    subject = engine("cosyvoice3", lanes=(LateLane([1]), LateLane([300])), script=lambda key, run: [*range(200), 6562])
+    subject = engine(
+        "cosyvoice3", lanes=two(LateLane([1]), LateLane([300])), script=lambda key, run: [*range(200), 6562]
+    )
     subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
     subject.handle(Text(KEY, TEXT[0]))
     while not subject._sound.busy:
@@ -194,7 +201,7 @@ def test_a_pace_is_the_same_however_the_mel_was_cut(speed: float, cuts: tuple[in
 
 
 def test_late_events_are_audio_only() -> None:
-    subject = engine("cosyvoice3", lanes=(LateLane([2]), LateLane([2])))
+    subject = engine("cosyvoice3", lanes=two(LateLane([2]), LateLane([2])))
     subject.handle(Open(KEY, PROMPTED, 100))
     subject.handle(Text(KEY, TEXT[0]))
     events = [event for _ in range(200) if subject.has_work for event in subject.step(0.0)]
@@ -229,7 +236,7 @@ def test_what_is_expected_first_is_waited_for_alone() -> None:
     """Whoever waits for tokens and then at once for sound leaves the language model idle meanwhile; whoever waits for
     tokens while the sound is there already lets the listener wait."""
     waited: list[str] = []
-    lanes = (WaitingLane(waited, "tokens"), WaitingLane(waited, "sound"))
+    lanes = two(WaitingLane(waited, "tokens"), WaitingLane(waited, "sound"))
     subject = engine("cosyvoice3", lanes=lanes, script=lambda key, run: [*range(200), 6562])
     subject.spent.token_s, subject.spent.chunk_s = 1e-9, 1e9  # tokens come soon, sound does not
     subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
@@ -302,7 +309,7 @@ class TickingLane(LateLane):
 
 
 def test_stages_are_timed_by_the_device_and_not_by_who_asked_it() -> None:
-    subject = engine("cosyvoice3", lanes=(TickingLane(7.0), TickingLane(11.0)))
+    subject = engine("cosyvoice3", lanes=two(TickingLane(7.0), TickingLane(11.0)))
     heard = speak(subject, TEXT[:1])
     parts = [dict(chunk.meta.stages_ms) for chunk in heard.audio if chunk.meta.wall_ms]
     assert parts

@@ -35,7 +35,7 @@ def parts():  # type: ignore[no-untyped-def]
 def talk_of(parts, texts: Sequence[Segment], **changes: object) -> Talk:  # type: ignore[no-untyped-def]
     model = Model(bundle(FAMILY).config, tokenizer(FAMILY), settings(**changes))
     talk = Talk(KEY, SynthesisParams("prompted", seed=5), model)
-    voice = parts.book.get("prompted", parts.networks.flow, parts.sound_lane)
+    voice = parts.book.get("prompted", parts.networks.flow, parts.lanes.flow)
     talk.use(voice, voice.request(None))
     for segment in texts:
         talk.add(segment)

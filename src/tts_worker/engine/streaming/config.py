@@ -19,21 +19,23 @@ class TextMode(str, Enum):
 class StreamingConfig:
     """Sizes count per engine. Raises ConfigError for sizes that cannot work.
 
-    ``first_tokens``: speech tokens before the first boundary; the flow's prompt is trimmed to make it so.
-    ``stride_chunks``: once a listener has some lead, so many chunks of the mask are computed and sent as one.
-    ``context_tokens``: speech of earlier clauses that a clause continues. ``max_passage_s``: longest stretch of sound
-    between two sentence ends; attention over it is what makes a late chunk dearer than an early one. ``lm_tokens``:
-    longest sequence of the language model. ``pages``: memory for so many chunks (a second each) of all utterances and
-    voices together. ``decode_batch``, ``render_batch``: how many utterances share a pass; a ``render_batch`` of 1 makes
-    sound the same to the bit, alone or in a crowd. ``smooth_start``: where the next chunk would come too late, a first
-    one waits for it instead of leaving a hole. ``retries``: how often a run of nonsense tokens is drawn again, as long
-    as none of it was heard. ``graphs``: record CUDA graphs while warming up. ``checked``: fill memory with NaN, for
-    tests.
+    ``first_tokens``: speech tokens before the first boundary; the flow's prompt is trimmed to make it so. ``overlap``:
+    on a CPU, the flow has a thread to itself, beside the language model and the vocoder (on CUDA, tokens and sound
+    always have streams of their own). ``stride_chunks``: once a listener has some lead, so many chunks of the mask are
+    computed and sent as one. ``context_tokens``: speech of earlier clauses that a clause continues. ``max_passage_s``:
+    longest stretch of sound between two sentence ends; attention over it is what makes a late chunk dearer than an
+    early one. ``lm_tokens``: longest sequence of the language model. ``pages``: memory for so many chunks (a second
+    each) of all utterances and voices together. ``decode_batch``, ``render_batch``: how many utterances share a pass; a
+    ``render_batch`` of 1 makes sound the same to the bit, alone or in a crowd. ``smooth_start``: where the next chunk
+    would come too late, a first one waits for it instead of leaving a hole. ``retries``: how often a run of nonsense
+    tokens is drawn again, as long as none of it was heard. ``graphs``: record CUDA graphs while warming up.
+    ``checked``: fill memory with NaN, for tests.
     """
 
     max_utterances: int = 16
     text_mode: TextMode = TextMode.CLAUSE
     first_tokens: int = 8
+    overlap: bool = False
     stride_chunks: int = 1
     context_tokens: int = 250
     max_passage_s: int = 30

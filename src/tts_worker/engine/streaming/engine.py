@@ -171,22 +171,28 @@ class CosyVoiceEngine:
         # What is ready leaves before anything new is made, but sending alone never fills two steps in a row.
         self._sent_only = bool(self._events) and not self._sent_only
         if not self._sent_only:
-            if not self._launch(int(now_s * 1e6)):
+            between = self._sound.has_frames
+            launched = self._launch(int(now_s * 1e6), sound_only=between)
+            if between:
+                self._attempt(self._sound.vocode)
+            elif not launched:
                 self._wait()
             self._land()
             self._emit()
         events, self._events = self._events, []
         return events
 
-    def _launch(self, now_us: int) -> bool:
+    def _launch(self, now_us: int, *, sound_only: bool) -> bool:
         """Begin the most urgent work that the device has room for. True if something was begun."""
         launched = False
         order = self._by_urgency(now_us)
         for utterance in order:
             need = self._need(utterance)
+            if sound_only and need is not Need.RENDER:
+                continue
             if need is Need.VOICE:
                 self._attempt(partial(self._prepare_voice, utterance))
-            elif need is Need.RENDER and not self._sound.busy:
+            elif need is Need.RENDER and self._sound.has_room:
                 wanting = [u for u in order if u is utterance or (self._need(u) is Need.RENDER and not u.alone)]
                 wanting = wanting[wanting.index(utterance) :]
                 self._attempt(partial(self._sound.launch, wanting, list(self._utterances.values())))
@@ -206,7 +212,8 @@ class CosyVoiceEngine:
                 if utterance.waiting_since_us is None:
                     utterance.waiting_since_us = now_us
                 outlet = utterance.outlet
-                jobs.append(Job(key, outlet.lead_samples, utterance.waiting_since_us, outlet.emitted_samples > 0))
+                lead_samples = outlet.lead_samples + utterance.coming_samples
+                jobs.append(Job(key, lead_samples, utterance.waiting_since_us, outlet.emitted_samples > 0))
         return [self._utterances[job.key] for job in by_urgency(jobs, now_us)]
 
     def _company(self) -> list[Utterance]:
@@ -219,14 +226,14 @@ class CosyVoiceEngine:
         book, params = self.parts.book, utterance.talk.params
         try:
             if utterance.talk.voice is None:
-                voice = book.get(params.voice, self.parts.networks.flow, self.parts.sound_lane)
+                voice = book.get(params.voice, self.parts.networks.flow, self.parts.lanes.flow)
                 try:
                     utterance.talk.use(voice, voice.request(params.instruct))
                 except TTSWorkerError:
                     book.leave(voice)
                     raise
             elif book.missing(utterance.talk.voice):
-                book.prepare(utterance.talk.voice, self.parts.pool, self.parts.sound_lane)
+                book.prepare(utterance.talk.voice, self.parts.pool, self.parts.lanes.flow)
         except Exception as problem:
             raise StageFault([utterance], problem) from problem
 
@@ -280,7 +287,7 @@ class CosyVoiceEngine:
         del self._utterances[utterance.outlet.key]
         utterance.gone = True
         for passage in utterance.talk.passages:
-            self.parts.renderer.close(passage.stream)
+            self._sound.close(passage.stream)
         self.parts.decoder.release(utterance.slot)
         if utterance.talk.voice is not None:
             self.parts.book.leave(utterance.talk.voice)
@@ -348,8 +355,7 @@ class CosyVoiceEngine:
         for utterance in list(self._utterances.values()):
             self._free(utterance)
         self._events.clear()
-        for runner in self.parts.runners:
-            runner.forget()
+        self.parts.close()
 
 
 def _unblock(utterances: Mapping[UtteranceKey, Utterance]) -> None:

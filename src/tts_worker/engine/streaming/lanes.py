@@ -1,19 +1,26 @@
 """Where work runs on the device, and how numbers get there and back without the host waiting.
 
-A ``Lane`` is one queue of the device: what is sent, computed and fetched inside ``with lane:`` happens in order. On a
-CPU it is no queue at all. On CUDA it is a stream of its own with pinned memory on both sides, so that the language
-model and the vocoder overlap. Knows nothing about what is computed.
+A ``Lane`` is one queue of the device: what is sent, computed and fetched inside ``with lane:`` happens in order. On
+CUDA it is a stream of its own with pinned memory on both sides, so that the language model and the vocoder overlap. On
+a CPU it is a thread of its own where there are processors for that, else no queue at all. Knows nothing about what is
+computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 class Ticket(Protocol):
@@ -35,6 +42,37 @@ class Mark(Protocol):
         ...
 
 
+class Begun(Generic[T]):
+    """Work that a lane has begun: what it returned or raised, once it is over."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work: Callable[[], T] | None = work
+        self._over = threading.Event()
+        self._returned: T | None = None
+        self._raised: BaseException | None = None
+
+    def run(self) -> None:
+        """Do it, in the thread that calls."""
+        work, self._work = self._work, None
+        assert work is not None
+        try:
+            self._returned = work()
+        except BaseException as problem:
+            self._raised = problem
+        self._over.set()
+
+    @property
+    def over(self) -> bool:
+        return self._over.is_set()
+
+    def result(self) -> T:
+        """Blocks until it is over. Raises what it raised."""
+        self._over.wait()
+        if self._raised is not None:
+            raise self._raised
+        return self._returned  # type: ignore[return-value]
+
+
 class Lane(Protocol):
     device: torch.device
 
@@ -48,6 +86,14 @@ class Lane(Protocol):
         ...
 
     def fetch(self, numbers: Tensor) -> Ticket: ...
+
+    def do(self, work: Callable[[], T]) -> Begun[T]:
+        """Begin ``work``, which enters the lane and touches nothing meanwhile that anybody else does."""
+        ...
+
+    def close(self) -> None:
+        """What has begun is waited for; nothing more is begun."""
+        ...
 
     def mark(self) -> Mark:
         """The moment when all that was asked for until now is done."""
@@ -96,8 +142,63 @@ class HostLane:
     def fetch(self, numbers: Tensor) -> Ticket:
         return _Here(numbers)
 
+    def do(self, work: Callable[[], T]) -> Begun[T]:
+        begun = Begun(work)
+        begun.run()
+        return begun
+
+    def close(self) -> None:
+        pass
+
     def mark(self) -> Mark:
         return _Now()
+
+
+_Inbox = queue.SimpleQueue[Callable[[], None] | None]
+
+
+class ThreadLane(HostLane):
+    """A thread of the CPU, with ``threads`` of PyTorch's: ``do`` returns at once. Who enters the lane in another thread
+    waits until all is done that was begun, so that whatever he does comes after it."""
+
+    def __init__(self, threads: int = 1) -> None:
+        super().__init__()
+        self._inbox: _Inbox = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        # The thread does not know the lane, which would otherwise never go away; without the lane, it ends.
+        self._thread = threading.Thread(target=_serve, args=(self._inbox, threads), name="tts-sound", daemon=True)
+        self._thread.start()
+        weakref.finalize(self, self._inbox.put, None)
+
+    def __enter__(self) -> ThreadLane:
+        if threading.current_thread() is not self._thread:
+            self._idle.wait()
+        return self
+
+    def do(self, work: Callable[[], T]) -> Begun[T]:
+        """One after the other: the last one must be over."""
+        assert self._idle.is_set()
+        begun, idle = Begun(work), self._idle
+        idle.clear()
+
+        def run() -> None:
+            begun.run()
+            idle.set()
+
+        self._inbox.put(run)
+        return begun
+
+    def close(self) -> None:
+        self._inbox.put(None)
+        self._thread.join()
+
+
+def _serve(inbox: _Inbox, threads: int) -> None:
+    torch.set_num_threads(threads)  # a setting of the thread that calls
+    while (work := inbox.get()) is not None:
+        work()
+        del work  # what it refers to need not wait for the next one
 
 
 class _Passed:
@@ -158,10 +259,42 @@ class CudaLane:
     def fetch(self, numbers: Tensor) -> Ticket:
         return _Copied(numbers)
 
+    def do(self, work: Callable[[], T]) -> Begun[T]:
+        begun = Begun(work)
+        begun.run()  # to launch is all that the host does
+        return begun
+
+    def close(self) -> None:
+        pass
+
     def mark(self) -> Mark:
         return _Passed(self.stream)
 
 
-def lane_for(device: torch.device, *, urgent: bool = False) -> Lane:
-    """A lane of its own on ``device``."""
-    return CudaLane(device, urgent=urgent) if device.type == "cuda" else HostLane()
+@dataclass(frozen=True)
+class Lanes:
+    """``tokens``: the language model, which is urgent. ``flow`` and ``vocoder``: one lane, or two where the host can do
+    both at once."""
+
+    tokens: Lane
+    flow: Lane
+    vocoder: Lane
+
+    def close(self) -> None:
+        for lane in (self.tokens, self.flow, self.vocoder):
+            lane.close()
+
+
+def lanes_for(device: torch.device, *, overlap: bool = False) -> Lanes:
+    """``overlap``: on a CPU, the flow, which is half of all the work, has a thread to itself and two thirds of
+    PyTorch's threads. Tokens and the vocoder stay with the caller."""
+    if device.type == "cuda":
+        sound = CudaLane(device)
+        return Lanes(CudaLane(device, urgent=True), sound, sound)
+    host = HostLane()
+    if not overlap:
+        return Lanes(host, host, host)
+    threads = torch.get_num_threads()
+    own = max(1, threads // 3)
+    torch.set_num_threads(own)
+    return Lanes(host, ThreadLane(max(1, threads - own)), host)

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 CPU_MEMORY_GB = 4.0
 CUDA_MEMORY_SHARE = 0.6  # of what is free once the weights are loaded
+OVERLAP_THREADS = 3  # with fewer, two that compute would leave nothing to whoever answers the callers
 LEAST_PAGES = 12
 MOST_PAGES = 65_536
 
@@ -49,6 +50,7 @@ class LoadOptions:
     device: str = "auto"
     half: bool | None = None
     threads: int | None = None
+    overlap: bool | None = None
     backend: str = "torch"
     graphs: bool = True
     max_utterances: int | None = None
@@ -89,6 +91,8 @@ def load_engine(
             raise ConfigError("backend: onnx computes one chunk at a time; leave stride_chunks at 1")
         run_on_onnx(networks, options.bundle / GRAPHS_DIR, torch.get_num_threads())
     config = StreamingConfig(
+        overlap=not cuda
+        and (torch.get_num_threads() >= OVERLAP_THREADS if options.overlap is None else options.overlap),
         max_utterances=options.max_utterances or (64 if cuda else 16),
         text_mode=TextMode(options.text_mode),
         first_tokens=options.first_tokens,

@@ -1,7 +1,6 @@
 """Builds what the engine works with from networks and settings: memory, lanes, recordings, voices.
 
-Owns the order of building and what is recorded while warming up. The language model has a lane of its own, urgent; flow
-and vocoder share one, so that tokens and sound are made side by side. It must not know files.
+Owns the order of building and what is recorded while warming up. It must not know files.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tts_worker.engine.streaming.config import StreamingConfig
 from tts_worker.engine.streaming.decode import Decoder
 from tts_worker.engine.streaming.graphs import EagerRunner, GraphRunner, RecordingRunner, Runner, single
 from tts_worker.engine.streaming.guests import GuestVoices
-from tts_worker.engine.streaming.lanes import CudaLane, Lane, lane_for
+from tts_worker.engine.streaming.lanes import CudaLane, Lanes, lanes_for
 from tts_worker.engine.streaming.render import Renderer
 from tts_worker.engine.streaming.voices import VoiceBook
 from tts_worker.voicepack.voice_file import Voice
@@ -37,8 +36,7 @@ class Parts:
     renderer: Renderer
     pool: FlowPool
     book: VoiceBook
-    token_lane: Lane
-    sound_lane: Lane
+    lanes: Lanes
     runners: tuple[Runner, Runner]  # of tokens, of sound
 
     @classmethod
@@ -52,17 +50,17 @@ class Parts:
         stored: Path | None = None,
         guests: GuestVoices | None = None,
         runners: tuple[Runner, Runner] | None = None,
-        lanes: tuple[Lane, Lane] | None = None,
+        lanes: Lanes | None = None,
     ) -> Parts:
         """``runners`` and ``lanes`` replace what the device would get: tests rehearse recordings and slow devices."""
         device, flow = networks.flow.noise.device, networks.config.flow
-        token_lane, sound_lane = lanes or (lane_for(device, urgent=True), lane_for(device))
+        lanes = lanes or lanes_for(device, overlap=config.overlap)
         if runners is None:
             runners = (EagerRunner(), EagerRunner())
-            if config.graphs and isinstance(token_lane, CudaLane) and isinstance(sound_lane, CudaLane):
-                runners = GraphRunner(token_lane.stream), GraphRunner(sound_lane.stream)
+            if config.graphs and isinstance(lanes.tokens, CudaLane) and isinstance(lanes.flow, CudaLane):
+                runners = GraphRunner(lanes.tokens.stream), GraphRunner(lanes.flow.stream)
         decoder = Decoder(
-            networks, slots=config.max_utterances, max_tokens=config.lm_tokens, lane=token_lane, runner=runners[0],
+            networks, slots=config.max_utterances, max_tokens=config.lm_tokens, lane=lanes.tokens, runner=runners[0],
             checked=config.checked,
         )  # fmt: skip
         longest_s = int(MOST_S) + config.max_passage_s + 2
@@ -80,10 +78,10 @@ class Parts:
             networks.config, tokenizer, voices,
             stored=stored, first_tokens=config.first_tokens, cached=config.cached_voices, guests=guests,
         )  # fmt: skip
-        renderer = Renderer(networks, pool, sound_lane, runners[1], config.stride_chunks)
+        renderer = Renderer(networks, pool, lanes, runners[1], config.stride_chunks)
         if device.type == "cuda":  # what was loaded and cleared so far is there before a lane looks at it
             torch.cuda.synchronize(device)
-        return cls(networks, decoder, renderer, pool, book, token_lane, sound_lane, runners)
+        return cls(networks, decoder, renderer, pool, book, lanes, runners)
 
     def record(self, config: StreamingConfig) -> None:
         """Everything has been run once: record what recurs, for every batch. Nothing is recorded afterwards."""
@@ -93,9 +91,15 @@ class Parts:
         if self.runners[0].fixed_shapes:
             self.decoder.record_bursts(config.decode_batch)
         if self.runners[1].fixed_shapes:
-            with self.sound_lane:
+            with self.lanes.flow:
                 self.pool.record_passes(config.render_batch)
             self.renderer.record_shapes(config.render_batch)
         for runner in self.runners:
             if isinstance(runner, RecordingRunner):
                 runner.recording = False
+
+    def close(self) -> None:
+        """What was begun is waited for; what was recorded is forgotten."""
+        self.lanes.close()
+        for runner in self.runners:
+            runner.forget()

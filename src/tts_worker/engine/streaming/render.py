@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from tts_worker.engine.cosyvoice.flow.stream import FlowPool, FlowState
 from tts_worker.engine.cosyvoice.hift import HashedNoise, HiftState
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.streaming.graphs import Runner
-from tts_worker.engine.streaming.lanes import Lane, Mark, Ticket
+from tts_worker.engine.streaming.lanes import Begun, Lanes, Mark, Ticket
 from tts_worker.engine.streaming.voices import VoiceState, window
 
 
@@ -74,22 +75,50 @@ class SoundStream:
 
 @dataclass(frozen=True)
 class Work:
-    """``chunk`` of ``stream`` is due."""
+    """``chunk`` of ``stream`` is due. ``tokens``: those that it knows."""
 
     stream: SoundStream
     chunk: Chunk
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Mels:
+    """What the flow made of some works, ``[1, mel, n]`` each, and when."""
+
+    frames: list[Tensor]
+    marks: tuple[Mark, Mark]
+
+    @property
+    def ms(self) -> float:
+        return self.marks[1].ms_since(self.marks[0])
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """Sound on its way to the host: 16-bit samples ``[B, n]``, ``row`` is this work's. ``samples`` is n."""
+    """Sound on its way to the host: 16-bit samples ``[B, n]``, ``row`` is this work's."""
 
     ticket: Ticket
     row: int
-    samples: int
 
     def pcm(self) -> bytes:
         return self.ticket.wait()[self.row].numpy().tobytes()
+
+
+@dataclass(frozen=True)
+class Voiced:
+    """What the vocoder made of some works, and when."""
+
+    parts: list[Rendered]
+    marks: tuple[Mark, Mark]
+
+    @property
+    def ready(self) -> bool:
+        return all(part.ticket.ready for part in self.parts)
+
+    @property
+    def ms(self) -> float:
+        return self.marks[1].ms_since(self.marks[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,23 +134,14 @@ class Shape:
 
 
 class Renderer:
-    """Runs the flow and the vocoder. ``stride``: the flow computes up to so many chunks of a stream in one pass.
-    ``flow_frames``, ``vocoder_frames``: how many were computed so far."""
+    """Runs the flow and the vocoder, in the lanes of either. ``stride``: the flow computes up to so many chunks of a
+    stream in one pass. ``flow_frames``, ``vocoder_frames``: how many were computed so far."""
 
-    def __init__(self, networks: Networks, pool: FlowPool, lane: Lane, runner: Runner, stride: int = 1) -> None:
-        self._networks, self.pool, self._lane, self._runner = networks, pool, lane, runner
+    def __init__(self, networks: Networks, pool: FlowPool, lanes: Lanes, runner: Runner, stride: int = 1) -> None:
+        self._networks, self.pool, self._lanes, self._runner = networks, pool, lanes, runner
         self._stride = stride
         self.flow_frames = self.vocoder_frames = 0
-        self._marks: tuple[Mark, Mark, Mark] | None = None  # of the last pass: begun, mel there, sound there
         self._after: dict[Shape, tuple[int, bool]] = {}
-
-    @property
-    def last_ms(self) -> tuple[float, float]:
-        """What flow and vocoder took in the last pass, which has landed."""
-        if self._marks is None:
-            return 0.0, 0.0
-        begun, flowed, done = self._marks
-        return flowed.ms_since(begun), done.ms_since(flowed)
 
     def pages(self, work: Work) -> int:
         """How many chunks of the mask a piece of work takes (one more than its own at a stream's odd begin or end)."""
@@ -131,6 +151,10 @@ class Renderer:
         else:
             done = stream.voice.flow.tokens if stream.voice.flow is not None else 0
         return -(-(len(stream.voice.prompt) + work.chunk.end - done) // size)
+
+    def samples(self, mel: Tensor) -> int:
+        """How much sound becomes of frames ``[1, mel, n]``."""
+        return mel.shape[2] * self._networks.config.hift.frame_samples
 
     def close(self, stream: SoundStream) -> None:
         """Free what ``stream`` holds. Idempotent."""
@@ -146,25 +170,25 @@ class Renderer:
             self.pool.close(stream.flow)
             stream.flow = None
 
-    @torch.inference_mode()
-    def render(self, works: Sequence[Work]) -> list[Rendered]:
-        """Compute what is due. Works that take equally many passes and have kept equally much run as one batch.
-
-        Raises OutOfMemory if the pool has no pages; whatever else the networks raise leaves the streams in need of
-        ``recover``.
-        """
-        with self._lane as lane:
-            begun = lane.mark()
-            mels = self._flow(works)
-            flowed = lane.mark()
-            done = self._vocode(works, mels)
-            self._marks = begun, flowed, lane.mark()
-        return done
-
     # -- tokens to mel ------------------------------------------------------------------------------------------------
 
-    def _flow(self, works: Sequence[Work]) -> list[Tensor]:
-        """The new frames of each work, ``[1, mel, n]``."""
+    def flow(self, works: Sequence[Work]) -> Begun[Mels]:
+        """Begin the flow's part of what is due. Its streams are nobody else's until that is over.
+
+        What comes of it raises OutOfMemory if the pool has no pages; whatever else the networks raise leaves the
+        streams in need of ``recover``.
+        """
+        return self._lanes.flow.do(partial(self._mels, works))
+
+    @torch.inference_mode()
+    def _mels(self, works: Sequence[Work]) -> Mels:
+        with self._lanes.flow as lane:
+            begun = lane.mark()
+            frames = self._frames(works)
+            return Mels(frames, (begun, lane.mark()))
+
+    def _frames(self, works: Sequence[Work]) -> list[Tensor]:
+        """The new frames of each work, ``[1, mel, n]``. Works that take equally many passes run as one batch."""
         parts: list[list[Tensor]] = [[] for _ in works]
         for work in works:
             if work.stream.flow is None:
@@ -173,10 +197,15 @@ class Renderer:
         while any(left):
             now = [i for i, chunks in enumerate(left) if chunks == max(left)]
             wide = min(max(left), self._stride)
-            for i, frames in zip(now, self._pass([works[i] for i in now], wide), strict=True):
-                parts[i].append(frames)
+            for i, mel in zip(now, self._pass([works[i] for i in now], wide), strict=True):
+                parts[i].append(mel)
                 left[i] -= wide
-        return [torch.cat(part, dim=1).transpose(1, 2) for part in parts]
+        frames = [torch.cat(part, dim=1).transpose(1, 2) for part in parts]
+        paces = [work.stream.stretch for work in works]
+        return [
+            mel if pace is None else pace.push(mel, work.chunk.final)
+            for work, mel, pace in zip(works, frames, paces, strict=True)
+        ]
 
     def _pass(self, works: Sequence[Work], chunks: int) -> list[Tensor]:
         """The next ``chunks`` of each stream: their frames ``[1, n, mel]`` that nobody has heard."""
@@ -185,13 +214,13 @@ class Renderer:
         for work in works:
             stream, state = work.stream, work.stream.flow
             assert state is not None
-            tokens = [*stream.voice.prompt, *stream.tokens[: work.chunk.known]]
+            tokens = [*stream.voice.prompt, *work.tokens]
             windows.append(window(config, tokens, stream.voice.prompt_mel, state.tokens, len(tokens), chunks))
             states.append(state)
             begins.append(state.tokens)
         mel = self.pool.advance(
             states,
-            self._lane.send([ids for ids, _, _ in windows]),
+            self._lanes.flow.send([ids for ids, _, _ in windows]),
             [known for _, known, _ in windows],
             torch.cat([work.stream.voice.spk for work in works]),
             torch.cat([cond for _, _, cond in windows]),
@@ -207,32 +236,40 @@ class Renderer:
 
     # -- mel to sound -------------------------------------------------------------------------------------------------
 
-    def _vocode(self, works: Sequence[Work], mels: Sequence[Tensor]) -> list[Rendered]:
+    @torch.inference_mode()
+    def vocode(self, works: Sequence[Work], mels: Sequence[Tensor]) -> Voiced:
+        """Turn the frames ``[1, mel, n]`` of each work into sound. Those that have kept equally much run as one batch.
+        If it raises, no stream has changed."""
+        with self._lanes.vocoder as lane:
+            begun = lane.mark()
+            parts = self._sounds(works, mels)
+            return Voiced(parts, (begun, lane.mark()))
+
+    def _sounds(self, works: Sequence[Work], mels: Sequence[Tensor]) -> list[Rendered]:
         groups: dict[Shape, list[int]] = {}
-        fresh: list[Tensor] = []
         hift = self._networks.hift
-        for i, (work, mel) in enumerate(zip(works, mels, strict=True)):
-            stream = work.stream
-            if stream.stretch is not None:
-                mel = stream.stretch.push(mel, work.chunk.final)
-            fresh.append(mel)
-            if stream.hift is None:
-                stream.hift = hift.start(1, mel.device)
-            state = stream.hift
+        states = [work.stream.hift or hift.start(1, mel.device) for work, mel in zip(works, mels, strict=True)]
+        for i, (work, mel, state) in enumerate(zip(works, mels, states, strict=True)):
             tail = 0 if state.tail is None else state.tail.shape[1]
             key = Shape(mel.shape[2], state.mel.shape[2], state.f0.shape[1], state.heard, tail, work.chunk.final)
             groups.setdefault(key, []).append(i)
         done: dict[int, Rendered] = {}
         for key, members in groups.items():
-            samples = self._group(key, [works[i].stream for i in members], torch.cat([fresh[i] for i in members]))
-            ticket = self._lane.fetch(samples)
+            seeds = [works[i].stream.seed for i in members]
+            samples, after = self._group(
+                key, [states[i] for i in members], seeds, torch.cat([mels[i] for i in members])
+            )
+            ticket = self._lanes.vocoder.fetch(samples)
             for row, i in enumerate(members):
-                done[i] = Rendered(ticket, row, samples.shape[1])
+                done[i], states[i] = Rendered(ticket, row), after[row]
+        for work, state in zip(works, states, strict=True):
+            work.stream.hift = state
         return [done[i] for i in range(len(works))]
 
-    def _group(self, key: Shape, streams: Sequence[SoundStream], mel: Tensor) -> Tensor:
-        """Streams of equal shape as one batch: 16-bit samples ``[B, n]``; their states go on."""
-        states = [stream.hift for stream in streams if stream.hift is not None]
+    def _group(
+        self, key: Shape, states: Sequence[HiftState], seeds: Sequence[int], mel: Tensor
+    ) -> tuple[Tensor, list[HiftState]]:
+        """Streams of equal shape as one batch: 16-bit samples ``[B, n]``, and their states afterwards."""
         self.vocoder_frames += mel.shape[0] * (mel.shape[2] + states[0].mel.shape[2])
         no_tail = states[0].mel[:, 0, :0]
         inputs = (
@@ -242,20 +279,20 @@ class Renderer:
             torch.cat([state.phase for state in states]),
             torch.cat([state.start for state in states]),
             torch.cat([no_tail if state.tail is None else state.tail for state in states]),
-            self._lane.send([stream.seed for stream in streams]),
+            self._lanes.vocoder.send(seeds),
         )
-        samples, *parts = self._runner.run(("vocoder", len(streams), key), self._vocoder(key), inputs)
-        parts = [part.clone() for part in parts]  # a recording's buffers are written again
+        samples, *parts = self._runner.run(("vocoder", len(states), key), self._vocoder(key), inputs)
         heard, has_tail = self._after[key]
-        for row, stream in enumerate(streams):
-            kept, f0, phase, start, tail = (part[row : row + 1] for part in parts)
-            stream.hift = HiftState(kept, f0, phase, start, heard, tail if has_tail else None)
-        return samples
+        after = []
+        for kept, f0, phase, start, tail in zip(*(torch.split(part.clone(), 1) for part in parts), strict=True):
+            # cloned, for a recording's buffers are written again
+            after.append(HiftState(kept, f0, phase, start, heard, tail if has_tail else None))
+        return samples, after
 
     @torch.inference_mode()
     def record_shapes(self, batch: int) -> None:
         """Run the vocoder once more for every shape that is met within an utterance, in every batch."""
-        with self._lane:
+        with self._lanes.vocoder as lane:
             for key in [key for key in self._after if not key.final]:
                 for rows in range(1, batch + 1):
                     state = self._networks.hift.start(rows, self.pool.device)
@@ -265,7 +302,7 @@ class Renderer:
                         self._vocoder(key),
                         (
                             mel[:, :, : key.frames], mel[:, :, : key.kept], mel[:, 0, : key.pitched], state.phase,
-                            state.start, mel.new_zeros(rows, key.tail), self._lane.send([0] * rows),
+                            state.start, mel.new_zeros(rows, key.tail), lane.send([0] * rows),
                         ),
                     )  # fmt: skip
 

@@ -7,17 +7,18 @@ decision. It must not know credit, clocks or commands.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 from tts_worker.audio.pcm import fade_out, to_float, to_pcm
-from tts_worker.engine.cosyvoice.chunks import Chunk, Item
+from tts_worker.engine.cosyvoice.chunks import Item
 from tts_worker.engine.streaming.decode import Row
-from tts_worker.engine.streaming.lanes import Mark, Ticket
+from tts_worker.engine.streaming.lanes import Begun, Mark, Ticket
 from tts_worker.engine.streaming.parts import Parts
 from tts_worker.engine.streaming.passage import Passage
-from tts_worker.engine.streaming.render import Rendered, Work
+from tts_worker.engine.streaming.render import Mels, SoundStream, Voiced, Work
 from tts_worker.engine.streaming.runs import InterleavedRun
 from tts_worker.engine.streaming.utterance import Need, Utterance
 from tts_worker.errors import OutOfMemory
@@ -73,7 +74,7 @@ class TokenStage:
 
     def __init__(self, parts: Parts, batch: int, burst_tokens: int, spent: Spent) -> None:
         self._decoder, self._book, self._batch, self._burst = parts.decoder, parts.book, batch, burst_tokens
-        self._spent, self._lane = spent, parts.token_lane
+        self._spent, self._lane = spent, parts.lanes.tokens
         self._flight: _Tokens | None = None
 
     @property
@@ -215,22 +216,39 @@ class TokenStage:
 class _Sound:
     utterance: Utterance
     passage: Passage
-    chunk: Chunk
-    rendered: Rendered
+    work: Work
+
+
+_Sounds = tuple[_Sound, ...]
 
 
 class SoundStage:
-    """Chunks of tokens to sound."""
+    """Chunks of tokens to sound: through the flow, then through the vocoder. Where the flow has a lane to itself, it is
+    at the next chunk while the vocoder is at this one."""
 
     def __init__(self, parts: Parts, batch: int, spent: Spent, freed: Callable[[], None]) -> None:
         self._renderer, self._pool, self._book, self._batch = parts.renderer, parts.pool, parts.book, batch
         self._spent, self._freed = spent, freed
-        self._flight: tuple[_Sound, ...] = ()
+        self._one_lane = parts.lanes.flow is parts.lanes.vocoder
+        self._flow: tuple[_Sounds, Begun[Mels]] | None = None
+        self._between: deque[tuple[_Sounds, Mels]] = deque()
+        self._vocoder: tuple[_Sounds, Mels, Voiced] | None = None
+        self._left: list[SoundStream] = []  # whose listeners went while the flow was at them
         self._began_s = 0.0
 
     @property
     def busy(self) -> bool:
-        return bool(self._flight)
+        return self._flow is not None or self._vocoder is not None or bool(self._between)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether ``launch`` may be called."""
+        return not self.busy if self._one_lane else self._flow is None
+
+    @property
+    def has_frames(self) -> bool:
+        """Whether ``vocode`` must be called."""
+        return bool(self._between) and self._vocoder is None
 
     @property
     def expected_s(self) -> float:
@@ -248,7 +266,7 @@ class SoundStage:
             passage = utterance.talk.due
             if passage is None or passage.due is None:
                 continue
-            work = Work(passage.stream, passage.due)
+            work = Work(passage.stream, passage.due, tuple(passage.tokens[: passage.due.known]))
             try:
                 fits = self._fits(utterance, work, everyone, pages)
             except OutOfMemory as problem:
@@ -263,16 +281,13 @@ class SoundStage:
                 break
         if not members:
             return False
-        try:
-            rendered = self._renderer.render(works)
-        except Exception as problem:
-            raise StageFault(members, problem) from problem
+        sounds = tuple(_Sound(u, u.talk.passages[0], work) for u, work in zip(members, works, strict=True))
         for utterance in members:
             utterance.rendering = True
-        self._flight = tuple(
-            _Sound(utterance, utterance.talk.passages[0], work.chunk, sound)
-            for utterance, work, sound in zip(members, works, rendered, strict=True)
-        )
+        self._flow = sounds, self._renderer.flow(works)
+        if self._one_lane:  # what the vocoder does comes after it, in the order of the lane
+            self._land_flow()
+            self.vocode()
         return True
 
     def _fits(self, utterance: Utterance, work: Work, everyone: Sequence[Utterance], taken: int) -> bool:
@@ -301,33 +316,69 @@ class SoundStage:
         tokens = max(passage.clock.expected_tokens, len(passage.tokens)) - passage.rendered_tokens
         return max(0, int(tokens) // self._pool.chunk_tokens)
 
-    @property
-    def _ready(self) -> bool:
-        return all(sound.rendered.ticket.ready for sound in self._flight)
+    def _land_flow(self) -> None:
+        assert self._flow is not None
+        (sounds, begun), self._flow = self._flow, None
+        try:
+            mels = begun.result()
+        except Exception as problem:
+            for sound in sounds:
+                sound.utterance.rendering = False
+            raise StageFault([sound.utterance for sound in sounds], problem) from problem
+        finally:
+            while self._left:
+                self._renderer.close(self._left.pop())
+        self._between.append((sounds, mels))
+        if not self._one_lane:  # the next chunk may begin
+            for sound in sounds:
+                sound.utterance.rendering = False
+                sound.passage.done(sound.work.chunk)
+            for sound, mel in zip(sounds, mels.frames, strict=True):
+                sound.utterance.coming_samples = self._renderer.samples(mel)
+
+    def vocode(self) -> None:
+        """Give the vocoder what the flow made. Raises StageFault."""
+        sounds, mels = self._between.popleft()
+        there = [(sound, mel) for sound, mel in zip(sounds, mels.frames, strict=True) if not sound.utterance.gone]
+        if not there:
+            return
+        sounds, mels = tuple(sound for sound, _ in there), replace(mels, frames=[mel for _, mel in there])
+        try:
+            voiced = self._renderer.vocode([sound.work for sound in sounds], mels.frames)
+        except Exception as problem:
+            if len(there) > 1:  # nothing has changed: each by himself, so that it shows whose fault it is
+                self._between.extendleft(((sound,), replace(mels, frames=[mel])) for sound, mel in there[::-1])
+            raise StageFault([sound.utterance for sound in sounds], problem) from problem
+        self._vocoder = sounds, mels, voiced
 
     def land(self, *, block: bool) -> None:
         """Hand over sound that has arrived. Raises StageFault."""
-        flight = self._flight
-        if not flight or not (block or self._ready):
+        if self._vocoder is None:
+            if self._flow is not None and (block or self._flow[1].over):
+                self._land_flow()
             return
-        self._flight = ()
-        for sound in flight:
-            sound.utterance.rendering = False
+        sounds, mels, voiced = self._vocoder
+        if not (block or voiced.ready):
+            return
+        self._vocoder = None
+        for sound in sounds:
+            sound.utterance.coming_samples = 0
+            sound.utterance.rendering &= not self._one_lane
         try:
-            pieces = [sound.rendered.pcm() for sound in flight]
-            flow_ms, vocoder_ms = self._renderer.last_ms
+            pieces = [part.pcm() for part in voiced.parts]
+            flow_ms, vocoder_ms = mels.ms, voiced.ms
         except Exception as problem:
-            raise StageFault([sound.utterance for sound in flight], problem) from problem
+            raise StageFault([sound.utterance for sound in sounds], problem) from problem
         self._spent.flow_ms += flow_ms
         self._spent.vocoder_ms += vocoder_ms
         self._spent.chunk_s = _mean(self._spent.chunk_s, (flow_ms + vocoder_ms) / 1000)
-        shared_by = len(flight)
-        for sound, pcm in zip(flight, pieces, strict=True):
+        shared_by = len(sounds)
+        for sound, pcm in zip(sounds, pieces, strict=True):
             if not sound.utterance.gone:
                 self._hand_over(sound, pcm, flow_ms / shared_by, vocoder_ms / shared_by)
 
     def _hand_over(self, sound: _Sound, pcm: bytes, flow_ms: float, vocoder_ms: float) -> None:
-        utterance, passage, chunk = sound.utterance, sound.passage, sound.chunk
+        utterance, passage, chunk = sound.utterance, sound.passage, sound.work.chunk
         if passage.base_sample is None:
             passage.base_sample = utterance.outlet.rendered_samples
         words = passage.words(chunk)
@@ -340,13 +391,22 @@ class SoundStage:
         utterance.lm_ms = 0.0
         utterance.chunks += 1
         utterance.alone = False
-        passage.done(chunk)
+        if self._one_lane:
+            passage.done(chunk)
         if chunk.final:
             self._renderer.close(passage.stream)
             utterance.talk.passages.popleft()
             self._freed()
 
+    def close(self, stream: SoundStream) -> None:
+        """Nobody listens to ``stream`` any more. What the flow is at is let go of when it is through."""
+        if self._flow is not None and any(sound.work.stream is stream for sound in self._flow[0]):
+            self._left.append(stream)
+        else:
+            self._renderer.close(stream)
+
     def recover(self, utterance: Utterance) -> None:
-        """After a fault: the flow's memory is made anew by the next pass."""
-        if utterance.talk.passages:
+        """After a fault: the flow's memory is made anew by the next pass, unless that is through or under way."""
+        fine = [*(self._flow[0] if self._flow is not None else ()), *(one for some, _ in self._between for one in some)]
+        if utterance.talk.passages and all(sound.utterance is not utterance for sound in fine):
             self._renderer.recover(utterance.talk.passages[0].stream)

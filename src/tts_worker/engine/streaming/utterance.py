@@ -31,7 +31,7 @@ class Utterance:
 
     ``decoding``, ``rendering``: something of it is on the device. ``blocked``: there is no memory for its sound at
     present; somebody else will free some. ``alone``: a batch with it failed, so it goes by itself. ``gone``: nothing of
-    it may come out any more.
+    it may come out any more. ``coming_samples``: what the vocoder is at.
     """
 
     def __init__(self, command: Open, model: Model, slot: int) -> None:
@@ -41,13 +41,14 @@ class Utterance:
         self.held = self.gone = False
         self.decoding = self.rendering = self.blocked = self.alone = False
         self.chunks = 0
+        self.coming_samples = 0
         self.waiting_since_us: int | None = None
         self.lm_ms = 0.0  # spent since the last chunk
 
     @property
     def has_room(self) -> bool:
         """The listener has room for more than is waiting already."""
-        return self.outlet.credit_samples > self.outlet.waiting_samples
+        return self.outlet.credit_samples > self.outlet.waiting_samples + self.coming_samples
 
     def need(self, voice_missing: Callable[[VoiceState], bool]) -> Need:
         """What it waits for now; NOTHING while it is held, out of credit, without text, or on the device."""

@@ -1,0 +1,256 @@
+"""The flow in a lane of its own, beside tokens and vocoder: the same sound, sooner, and nothing left behind."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from tests.contract.engine_contract import PLENTY_SAMPLES, Heard, segments
+from tests.unit.streaming.engines import FAMILIES, KEY, PROMPTED, bundle, engine, hear, settings, speak
+from tests.unit.streaming.test_engine import Held
+from tests.unit.streaming.test_faults import CROWD, Failing, scripted
+from tts_worker.engine.streaming.engine import CosyVoiceEngine
+from tts_worker.engine.streaming.graphs import EagerRunner, Runner
+from tts_worker.engine.streaming.lanes import Begun, HostLane, Lanes, ThreadLane
+from tts_worker.engine.streaming.utterance import plain_segment
+from tts_worker.types import Boundary, Cancel, Done, EndText, Failed, Hold, Open, Release, Text, UtteranceKey
+
+T = TypeVar("T")
+TEXT = segments(("Hello world and ", Boundary.CLAUSE), ("you.", Boundary.SENTENCE), (" So it is.", Boundary.END))
+LONG = segments(("Hello world and you, that it is", Boundary.END))
+
+
+def long_script(key: UtteranceKey, run: int) -> Sequence[int]:
+    return [*range(150), 6562]
+
+
+class _Seen(Begun[T]):
+    """Work that is over, to whoever looks so often."""
+
+    def __init__(self, work: Callable[[], T], looks: int) -> None:
+        super().__init__(work)
+        self._looks = looks
+        self.run()
+
+    @property
+    def over(self) -> bool:
+        self._looks -= 1
+        return self._looks < 0
+
+
+class SlowLane(HostLane):
+    """A lane whose work is through after so many looks, or when somebody waits for it."""
+
+    def __init__(self, looks: Sequence[int]) -> None:
+        super().__init__()
+        self._looks, self.begun = looks, 0
+
+    def do(self, work: Callable[[], T]) -> Begun[T]:
+        self.begun += 1
+        return _Seen(work, self._looks[self.begun % len(self._looks)])
+
+
+def beside(flow: HostLane) -> Lanes:
+    host = HostLane()
+    return Lanes(host, flow, host)
+
+
+def crowd(subject: CosyVoiceEngine, texts: Sequence[str] = ("Hello world",) * 3) -> dict[UtteranceKey, Heard]:
+    for key, text in zip(CROWD, texts, strict=True):
+        subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
+        subject.handle(Text(key, plain_segment(text)))
+        subject.handle(EndText(key))
+    heard: dict[UtteranceKey, Heard] = {}
+    hear(subject, heard)
+    return heard
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Heard]:
+    return {family: speak(engine(family), TEXT) for family in FAMILIES}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_thread_beside_says_the_same_to_the_bit(plain: dict[str, Heard], family: str) -> None:
+    subject = engine(family, settings(overlap=True))
+    assert isinstance(subject.parts.lanes.flow, ThreadLane)
+    for _ in range(2):
+        heard = speak(subject, TEXT)
+        assert heard.pcm == plain[family].pcm
+        assert (heard.words, heard.ends) == (plain[family].words, plain[family].ends)
+    alone = crowd(engine("cosyvoice2", script=scripted))
+    together = crowd(engine("cosyvoice2", settings(overlap=True), script=scripted))
+    assert [together[key].sound for key in CROWD] == [alone[key].sound for key in CROWD]
+    subject.close()
+
+
+@examples(deadline=None, max_examples=10)
+@given(looks=st.lists(st.integers(0, 12), min_size=1, max_size=4), pause=st.sets(st.integers(0, 60), max_size=4))
+def test_whenever_the_flow_is_through_nothing_changes(
+    plain: dict[str, Heard], looks: list[int], pause: set[int]
+) -> None:
+    subject = engine("cosyvoice3", lanes=beside(SlowLane(looks)))
+    subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
+    for segment in TEXT:
+        subject.handle(Text(KEY, segment))
+    subject.handle(EndText(KEY))
+    heard = {KEY: Heard()}
+    for step in range(61):
+        if step in pause:
+            subject.handle(Hold(KEY))
+            for _ in range(3):
+                assert not subject.step(0.0), "nothing leaves while it is held"
+            subject.handle(Release(KEY))
+        for event in subject.step(0.0):
+            (heard[KEY].ends if isinstance(event, Done) else heard[KEY].audio).append(event)  # type: ignore[attr-defined]
+    hear(subject, heard)
+    assert heard[KEY].pcm == plain["cosyvoice3"].pcm
+    assert heard[KEY].words == plain["cosyvoice3"].words
+
+
+def test_the_next_chunk_begins_before_the_vocoder_and_tokens_are_drawn_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    subject = engine("cosyvoice3", script=long_script, lanes=beside(SlowLane([10**9])))  # through when waited for
+    renderer, done = subject.parts.renderer, list[tuple[str, int]]()
+    flow, vocode = renderer.flow, renderer.vocode
+    monkeypatch.setattr(renderer, "flow", lambda works: (done.append(("flow", subject.spent.tokens)), flow(works))[1])
+    monkeypatch.setattr(
+        renderer, "vocode", lambda works, mels: (done.append(("vocoder", subject.spent.tokens)), vocode(works, mels))[1]
+    )
+    assert speak(subject, LONG).ends == [Done(KEY)]
+    names = [name for name, _ in done]
+    chunks = len(names) // 2
+    assert chunks >= 5
+    assert names == ["flow"] + ["flow", "vocoder"] * (chunks - 1) + ["vocoder"], "one ahead, and never two"
+    drawn = [tokens for name, tokens in done if name == "flow"]
+    assert drawn[1] >= drawn[0] + bundle("cosyvoice3").config.flow.chunk_tokens, "the language model did not wait"
+
+
+@pytest.mark.parametrize("credit", [10, 20_000, 60_000])
+def test_it_computes_no_more_than_without(credit: int) -> None:
+    computed = []
+    for lanes in (None, beside(SlowLane([10**9]))):
+        subject = engine("cosyvoice3", script=long_script, lanes=lanes)
+        subject.handle(Open(KEY, PROMPTED, credit))
+        subject.handle(Text(KEY, LONG[0]))
+        subject.handle(EndText(KEY))
+        hear(subject, {})
+        computed.append((subject.parts.renderer.flow_frames, subject.parts.renderer.vocoder_frames))
+    assert computed[0] == computed[1]
+
+
+@pytest.mark.parametrize("looks", [[2], [10**9]])
+@pytest.mark.parametrize("steps", [3, 8, 21])
+def test_a_cancel_at_any_step_frees_everything(steps: int, looks: list[int]) -> None:
+    subject = engine("cosyvoice2", lanes=beside(SlowLane(looks)))
+    speak(subject, TEXT)
+    free = Held(subject).now
+    for turn in range(2):
+        key = UtteranceKey("s", turn)
+        subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
+        subject.handle(Text(key, TEXT[0]))
+        for _ in range(steps):
+            subject.step(0.0)
+        subject.handle(Cancel(key))
+    heard: dict[UtteranceKey, Heard] = {}
+    hear(subject, heard)
+    assert not heard, "nothing of it may come out"
+    assert Held(subject).now == free
+
+
+def test_listeners_that_leave_a_thread_at_work_leave_nothing_behind() -> None:
+    subject = engine("cosyvoice3", settings(overlap=True))
+    expected = speak(subject, TEXT).pcm
+    free, rng = Held(subject).now, np.random.default_rng(3)
+    for turn in range(40):
+        key = UtteranceKey("s", turn)
+        subject.handle(Open(key, PROMPTED, int(rng.integers(0, 60_000))))
+        subject.handle(Text(key, TEXT[0]))
+        for _ in range(int(rng.integers(0, 14))):
+            subject.step(0.0)
+        subject.handle(Cancel(key))
+    assert speak(subject, TEXT).pcm == expected, "pages that were let go of while the flow wrote them"
+    assert Held(subject).now == free
+    subject.close()
+
+
+@pytest.mark.parametrize("on_call", [2, 3, 5])
+def test_a_batch_that_fails_once_costs_nobody_anything(on_call: int) -> None:
+    """Calls of flow and vocoder in turn: either fails once, half-way."""
+    batch = settings(render_batch=4, decode_batch=4)
+
+    def says(sound: Runner) -> dict[UtteranceKey, Heard]:
+        subject = engine(
+            "cosyvoice2", batch, script=scripted, runners=(EagerRunner(), sound), lanes=beside(SlowLane([1, 4]))
+        )
+        return crowd(subject)
+
+    failing = Failing(torch.OutOfMemoryError("out of memory"), on_call)
+    well, heard = says(EagerRunner()), says(failing)
+    assert failing.calls > on_call
+    for key in CROWD:
+        assert heard[key].ends == [Done(key)]
+        assert heard[key].words == well[key].words
+        difference = np.frombuffer(heard[key].pcm, "<i2").astype(int) - np.frombuffer(well[key].pcm, "<i2")
+        assert np.abs(difference).max() <= 40
+
+
+@pytest.mark.parametrize("first", [2, 3, 5, 6])
+def test_whoever_fails_alone_fails_alone(first: int) -> None:
+    failing = Failing(ValueError("numbers"), first, times=2)  # the batch, then one of its members
+    subject = engine(
+        "cosyvoice2", settings(render_batch=4, decode_batch=4), script=scripted, runners=(EagerRunner(), failing),
+        lanes=beside(SlowLane([2])),
+    )  # fmt: skip
+    heard = crowd(subject)
+    ends = [end for key in CROWD for end in heard[key].ends]
+    assert len(ends) == 3
+    assert sum(isinstance(end, Failed) for end in ends) <= 1
+    assert subject.live == 0
+    assert subject.parts.decoder.free_slots == settings().max_utterances
+
+
+def test_a_thread_tells_what_it_raised_and_whoever_enters_waits_for_it() -> None:
+    lane, go = ThreadLane(), threading.Event()
+    begun = lane.do(lambda: (go.wait(), 1 // 0)[1])
+    assert not begun.over
+    entered = threading.Event()
+
+    def enter() -> None:
+        with lane:
+            entered.set()
+
+    other = threading.Thread(target=enter)
+    other.start()
+    assert not entered.is_set()
+    go.set()
+    other.join()
+    assert begun.over
+    with pytest.raises(ZeroDivisionError):
+        begun.result()
+    assert lane.do(lambda: threading.current_thread().name).result() == "tts-sound"
+    lane.close()
+    lane.close()
+    assert not lane._thread.is_alive()
+
+
+def test_the_thread_ends_with_its_engine() -> None:
+    subject = engine("cosyvoice3", settings(overlap=True))
+    speak(subject, TEXT)
+    lane = subject.parts.lanes.flow
+    assert isinstance(lane, ThreadLane)
+    thread, gone = lane._thread, weakref.ref(subject.parts.pool)
+    del lane, subject  # as after a fault: nobody closed it
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    assert gone() is None
