@@ -15,6 +15,7 @@ SILENT = segments(("...", Boundary.SENTENCE), ("— 😀", Boundary.END))
 
 SUBJECTS = {
     "v2-clause": Subject(lambda: engine("cosyvoice2"), PROMPTED, CLAUSES, SILENT),
+    "v2-overlap": Subject(lambda: engine("cosyvoice2", settings(overlap=True)), PROMPTED, CLAUSES, SILENT),
     "v3-interleaved": Subject(
         lambda: engine("cosyvoice3", settings(text_mode=TextMode.INTERLEAVED)), PROMPTED, WORDS, SILENT
     ),
