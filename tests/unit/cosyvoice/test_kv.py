@@ -30,8 +30,8 @@ def test_each_slot_gives_back_its_own_tokens_in_order(appends: list[dict[int, in
         span = max(1, int(new.max()))
         kv = noise(2, len(batch), span, HEADS, DIM, seed=100 * seed + n)
         where = pool.lengths[slots][:, None] + torch.arange(span)
-        view = SlotView(pool, slots, where, new, 18)
-        read = view.keys_values(1, torch.cat([kv[0], kv[1]], dim=2))
+        view = SlotView(pool, slots, where, new, 18, torch.cat([kv[0], kv[1]], dim=2))
+        read = torch.stack(view.keys_values(1))
         pool.lengths[slots] += new
         for row, (slot, count) in enumerate(batch.items()):
             written[slot] += [kv[:, row, i] for i in range(count)]
@@ -46,7 +46,8 @@ def test_reading_what_nobody_wrote_is_loud() -> None:
     pool = SlotPool(LAYERS, 2, HEADS, 4, DIM, checked=True)
     pool.lengths[0] = 2  # a lie
     one, new = torch.tensor([0]), torch.tensor([1])
-    assert SlotView(pool, one, torch.tensor([[2]]), new, 4).keys_values(0, noise(1, 1, 2 * HEADS, DIM)).isnan().any()
+    keys, _ = SlotView(pool, one, torch.tensor([[2]]), new, 4, noise(1, 1, 2 * HEADS, DIM)).keys_values(0)
+    assert keys.isnan().any()
     memory = PagedMemory(1, 1, HEADS, DIM, 2, [(3, 2)], pages=3, slots=1, checked=True)
     page = torch.tensor([[2]])
     _, values = memory.view(one, torch.tensor([[1, 2]]), page).keys_values(0, noise(2, 1, HEADS, 2, DIM))
@@ -60,14 +61,14 @@ def test_writing_beyond_the_memory_is_loud(slots: list[int]) -> None:
     pool = SlotPool(LAYERS, 2, HEADS, 4, DIM)
     where, new = torch.tensor([[4, 5]] * len(slots)), torch.tensor([2] * len(slots))
     with pytest.raises((IndexError, RuntimeError)):
-        SlotView(pool, torch.tensor(slots), where, new, 4).keys_values(0, noise(len(slots), 2, 2 * HEADS, DIM))
+        SlotView(pool, torch.tensor(slots), where, new, 4, noise(len(slots), 2, 2 * HEADS, DIM)).keys_values(0)
 
 
 def test_a_slot_that_was_reset_keeps_no_trace() -> None:
     pool = SlotPool(1, 2, HEADS, 4, DIM, checked=True)
     both = torch.tensor([0, 1])
     start = torch.zeros(2, 1, dtype=torch.long)
-    SlotView(pool, both, start, torch.ones(2, dtype=torch.long), 1).keys_values(0, noise(2, 1, 2 * HEADS, DIM))
+    SlotView(pool, both, start, torch.ones(2, dtype=torch.long), 1, noise(2, 1, 2 * HEADS, DIM)).keys_values(0)
     pool.lengths += 1
     pool.reset(torch.tensor([0]))
     assert pool.lengths.tolist() == [0, 1]

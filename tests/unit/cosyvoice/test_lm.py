@@ -9,6 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.unit.cosyvoice.bundles import fullsize
 from tests.unit.cosyvoice.networks import FAMILIES, apart, full_config, ids, networks
@@ -106,3 +108,26 @@ def test_special_rows_are_one_vector_each(family: str) -> None:
     assert [tuple(row.shape) for row in rows] == [(1, dims.hidden_size)] * 2
     assert not torch.equal(rows[0], rows[1])
     assert torch.equal(lm.embed_text(torch.tensor([3]))[0], lm.body.embed_tokens.weight[3])
+
+
+class Calls(TorchDispatchMode):
+    """Counts what is asked of PyTorch, views and all: each call lets go of Python's lock and waits for it."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        self.count += not func.__name__.startswith("resolve_")  # part of ``tolist``, which keeps the lock
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_for_one_token_asks_little_of_pytorch(family: str) -> None:
+    dims, slots, one = networks(family).config.lm, torch.tensor([0]), torch.tensor([1])
+    pool, x = SlotPool(dims.layers, 1, dims.kv_heads, 64, dims.head_dim), inputs(family, 1)
+    with torch.inference_mode():
+        networks(family).lm(x, one, slots, pool, 1)  # what is kept for good is made
+        with Calls() as calls:
+            networks(family).lm(x, one, slots, pool, 2)
+    assert calls.count <= 17 * dims.layers + 33

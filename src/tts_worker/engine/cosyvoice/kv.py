@@ -68,40 +68,43 @@ class SlotPool:
 
 class SlotView:
     """Keys and values of ``slots [B]`` of a ``SlotPool`` in one forward pass: ``new [B]`` of the positions ``where
-    [B, T]`` are written, the first ``context`` are read. ``all_seen``: none of these comes after one of those."""
+    [B, T]`` are written, the first ``context`` are read. ``all_seen``: none of these comes after one of those.
+    ``kv [B, T, 2*heads, dim]``, of the pool's type, is where each layer leaves its keys, then values: all views are
+    made here, once for all layers."""
 
-    def __init__(self, pool: SlotPool, slots: Tensor, where: Tensor, new: Tensor, context: int) -> None:
-        span = where.shape[1]
-        self._pool, self._slots, self._context, self._known = pool, slots[:, None], context, None
+    def __init__(self, pool: SlotPool, slots: Tensor, where: Tensor, new: Tensor, context: int, kv: Tensor) -> None:
+        span, kv = where.shape[1], kv.unflatten(2, (2, -1))  # [B, T, 2, heads, dim]
+        self._pool, self._slots, self._context, self._known = pool, slots, context, None
         if pool.checked:  # beyond its length a slot holds NaN, and NaN times an attention weight of zero is NaN
             known = torch.arange(context, device=slots.device) < (pool.lengths[slots] + new)[:, None]  # [B, context]
-            self._known = known[None, :, None, :, None]
+            self._known = known[:, None, :, None]
         # On a CPU, looking at numbers costs nothing, and copying does: one slot is written and read where it lies.
         self._alone = slots.shape[0] == 1 and not slots.is_cuda
         self.all_seen = False
         if self._alone:
-            slot, begin = int(slots), int(where[0, 0])
+            (slot,), (count,), begin = slots.tolist(), new.tolist(), where.tolist()[0][0]
             self.all_seen = span == 1 and context <= begin + 1
-            self._fresh = pool.data[:, :, slot].narrow(3, begin, int(new)).unbind()  # [2, heads, new, dim] each
-            self._past = pool.data[:, :, slot : slot + 1, :, :context].unbind()  # [2, 1, heads, context, dim] each
+            self._new = kv[0, :count].permute(1, 2, 0, 3)  # [2, heads, new, dim]
+            self._fresh = pool.data[:, :, slot].narrow(3, begin, count).unbind()  # the same, for each layer
+            self._past = pool.data[:, :, slot : slot + 1, :, :context].flatten(0, 1).unbind()  # keys, values, keys, ..
         else:
             steps = torch.arange(span, device=new.device)
             self._positions = torch.where(steps < new[:, None], where, pool.max_tokens)  # padding goes to the bin
+            self._keys_values = kv.unbind(2)
 
-    def keys_values(self, layer: int, kv: Tensor) -> Tensor:
-        """Store the keys, then values of new tokens, ``kv [B, T, 2*heads, dim]``; all of them, as far as they are read:
-        ``[2, B, heads, context, dim]``."""
-        kv = kv.unflatten(2, (2, -1))  # [B, T, 2, heads, dim]
+    def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Store what ``layer`` left in ``kv``; all keys and values, as far as they are read:
+        ``[B, heads, context, dim]`` each."""
         if self._alone:
-            fresh, past = self._fresh[layer], self._past[layer]
-            fresh.copy_(kv[0, : fresh.shape[2]].permute(1, 2, 0, 3))
+            self._fresh[layer].copy_(self._new)
+            keys, values = self._past[2 * layer], self._past[2 * layer + 1]
         else:
             store = self._pool.data[layer]
-            store[0, self._slots, :, self._positions] = kv[:, :, 0].to(store.dtype)
-            store[1, self._slots, :, self._positions] = kv[:, :, 1].to(store.dtype)
-            past = store[:, :, :, : self._context].index_select(1, self._slots[:, 0])
-        past = past.to(kv.dtype)
-        return past if self._known is None else past.masked_fill(~self._known, 0.0)
+            for which, new in enumerate(self._keys_values):
+                store[which, self._slots[:, None], :, self._positions] = new
+            keys, values = store[:, :, :, : self._context].index_select(1, self._slots).unbind()
+        known = self._known
+        return (keys, values) if known is None else (keys.masked_fill(~known, 0.0), values.masked_fill(~known, 0.0))
 
 
 class Memory(Protocol):

@@ -23,35 +23,14 @@ def embedding(rows: int, dim: int) -> nn.Embedding:
     return nn.Embedding(rows, dim, _weight=torch.empty(rows, dim))
 
 
-class RMSNorm(nn.Module):
-    """Root mean square norm, computed in float32 whatever the weights are. Call ``prepare`` once those are loaded."""
-
-    def __init__(self, dim: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.eps = eps
-
-    def prepare(self) -> None:
-        dim = self.weight.shape[0]
-        self.gain, self.least = self.weight.detach() * dim**0.5, self.weight.new_tensor((self.eps * dim) ** 0.5)
-
-    def forward(self, x: Tensor) -> Tensor:  # [..., D] -> [..., D]
-        if x.is_cuda or x.dtype != torch.float32:
-            return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
-        # On a CPU that is eight operations; the same in four, where a step for one token counts them.
-        return x * self.gain / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.least)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions in the half-split form: ``x, cos, sin [B, T, H, d]``, the first half of ``sin`` with its sign
-    turned."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+    """Rotary positions in the half-split form: ``x, cos, sin, out [B, T, H, 2, d/2]``, the first half of ``sin`` with
+    its sign turned."""
+    torch.addcmul(x * cos, x.flip(-2), sin, out=out)
 
 
 class Attention(nn.Module):
     """Grouped-query attention over the slots of a pool."""
-
-    qkv_proj: nn.Linear  # by ``prepare``, in place of the three
 
     def __init__(self, cfg: LmDims, layer: int) -> None:
         super().__init__()
@@ -64,21 +43,21 @@ class Attention(nn.Module):
     def prepare(self) -> None:
         self.qkv_proj = joined(self.q_proj, self.k_proj, self.v_proj)
         del self.q_proj, self.k_proj, self.v_proj
+        self._used = self.qkv_proj, self.o_proj.weight  # at hand: looking them up takes as long as a small sum
 
     def forward(self, x: Tensor, call: _Call) -> Tensor:  # [B, T, D] -> [B, T, D]
-        heads = rotate(self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)), call.cos, call.sin)  # [B, T, H+2*Hkv, d]
-        q, new = heads.tensor_split((-2 * self.kv_heads,), dim=2)
-        keys, values = call.past.keys_values(self.layer, new)  # [B, Hkv, L, d] each
-        # The heads that share a key become queries of one head: nothing is repeated in memory.
-        q = q.transpose(1, 2).unflatten(1, (self.kv_heads, -1)).flatten(2, 3)  # [B, Hkv, G*T, d]
-        out = F.scaled_dot_product_attention(q, keys, values, call.mask)
-        out = out.unflatten(2, (-1, x.shape[1])).flatten(1, 2)  # [B, H, T, d]
-        return self.o_proj(out.transpose(1, 2).flatten(2))  # [B, T, D]
+        qkv_proj, weight = self._used
+        rotate(qkv_proj(x).view(call.cos.shape), call.cos, call.sin, call.halves)
+        keys, values = call.past.keys_values(self.layer)  # [B, Hkv, L, d] each
+        # The heads that share a key are queries of one head: nothing is repeated in memory.
+        queries = call.queries if call.span == 1 else call.queries.flatten(2, 3)  # [B, Hkv, G*T, d]
+        out = F.scaled_dot_product_attention(queries, keys, values, call.mask)  # [B, Hkv, G*T, d]
+        if call.span > 1:
+            out = out.unflatten(2, (-1, call.span)).permute(0, 3, 1, 2, 4)  # [B, T, Hkv, G, d]
+        return F.linear(out.reshape(call.joint), weight)  # [B, T, D]
 
 
 class Mlp(nn.Module):
-    gate_up_proj: nn.Linear  # by ``prepare``, in place of the two
-
     def __init__(self, cfg: LmDims) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(cfg.hidden_size, cfg.intermediate_size, bias=False)
@@ -88,10 +67,12 @@ class Mlp(nn.Module):
     def prepare(self) -> None:
         self.gate_up_proj = joined(self.gate_proj, self.up_proj)
         del self.gate_proj, self.up_proj
+        self._used = self.gate_up_proj.weight, self.down_proj.weight
 
-    def forward(self, x: Tensor) -> Tensor:  # [B, T, D] -> [B, T, D]
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate).mul_(up))
+    def forward(self, x: Tensor, call: _Call) -> Tensor:  # [B*T, D] -> [B, T, D]
+        gate_up, down = self._used
+        F.linear(x, gate_up, out=call.gate_up)  # type: ignore[call-arg]
+        return F.linear(F.silu(call.gate).mul_(call.up), down)
 
 
 class Layer(nn.Module):
@@ -99,31 +80,49 @@ class Layer(nn.Module):
         super().__init__()
         self.self_attn = Attention(cfg, layer)
         self.mlp = Mlp(cfg)
-        self.input_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
+        self.input_layernorm = nn.RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
+
+    def prepare(self) -> None:
+        self.self_attn.prepare()
+        self.mlp.prepare()
+        self._used = self.input_layernorm.forward, self.self_attn, self.post_attention_layernorm.forward, self.mlp
 
     def forward(self, x: Tensor, call: _Call) -> Tensor:  # [B, T, D] -> [B, T, D]
-        x = x + self.self_attn(self.input_layernorm(x), call)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        before, attend, between, mlp = self._used
+        torch.add(x, attend(before(x), call), out=call.middle)
+        return call.middle + mlp(between(call.rows), call)
 
 
 class _Call:
-    """What all layers of one forward pass share: where the tokens stand and whom they may look at."""
+    """What all layers of one forward pass share: where the tokens stand, whom they may look at, and buffers for what
+    each of them reads by views: a view that is made once for all costs nothing."""
 
-    def __init__(
-        self, cfg: LmDims, pool: SlotPool, slots: Tensor, new: Tensor, span: int, context: int, rotary: Tensor
-    ) -> None:
-        where = pool.lengths[slots][:, None] + torch.arange(span, device=new.device)  # [B, T]
-        self.past = SlotView(pool, slots, where, new, context)
+    def __init__(self, lm: SpeechLM, pool: SlotPool, slots: Tensor, new: Tensor, x: Tensor, context: int) -> None:
+        cfg, (batch, span, _) = lm.cfg, x.shape
+        self.span, self.joint = span, (batch, span, cfg.heads * cfg.head_dim)
+        where = pool.lengths[slots][:, None]  # [B, 1]
+        where = where + torch.arange(span, device=new.device) if span > 1 else where  # [B, T]
+        self.gate_up = x.new_empty(batch * span, 2 * cfg.intermediate_size)
+        self.gate, self.up = self.gate_up.view(batch, span, -1).chunk(2, dim=-1)
+        self.middle = x.new_empty(x.shape)  # [B, T, D]
+        self.rows = self.middle.view(-1, cfg.hidden_size)
+        heads = x.new_empty(batch, span, cfg.heads + 2 * cfg.kv_heads, cfg.head_dim)
+        self.halves = heads.unflatten(3, (2, -1))
+        queries, kv = heads.tensor_split((cfg.heads,), dim=2)
+        queries = queries.unflatten(2, (cfg.kv_heads, -1)).permute(0, 2, 3, 1, 4)  # [B, Hkv, G, T, d]
+        self.queries = queries.flatten(2, 3) if span == 1 else queries
+        self.past = SlotView(pool, slots, where, new, context, kv)
         self.mask: Tensor | None = None  # [B, 1, G*T, L], added to the scores
         if not self.past.all_seen:
             seen = torch.arange(context, device=new.device) <= where[:, :, None]  # [B, T, L]
-            hidden = torch.zeros(seen.shape, dtype=rotary.dtype, device=new.device).masked_fill_(~seen, -torch.inf)
+            hidden = x.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
             self.mask = hidden.repeat(1, cfg.heads // cfg.kv_heads if span > 1 else 1, 1)[:, None]
-        turns = rotary[:, where.clamp_(max=pool.max_tokens)][:, :, :, None]  # [2, B, T, 1, d]
-        still = rotary[:, :1, None, None].expand(-1, *where.shape, cfg.kv_heads, -1)  # position 0: values do not turn
-        self.cos, self.sin = torch.cat([turns.expand(-1, -1, -1, cfg.heads + cfg.kv_heads, -1), still], dim=3)
-        pool.lengths[slots] += new
+        where = where.clamp_(max=pool.max_tokens) if span > 1 else where  # padding may lie beyond the memory
+        cos, sin, turning = lm.turns(pool.max_tokens + 1, x)
+        turns = where[:, :, None] * turning  # [B, T, H+2*Hkv]
+        self.cos, self.sin = cos[turns], sin[turns]
+        pool.lengths.index_add_(0, slots, new)
 
 
 class Qwen2(nn.Module):
@@ -133,7 +132,7 @@ class Qwen2(nn.Module):
         super().__init__()
         self.embed_tokens = embedding(cfg.text_vocab, cfg.hidden_size)
         self.layers = nn.ModuleList(Layer(cfg, i) for i in range(cfg.layers))
-        self.norm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
+        self.norm = nn.RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
 
 
 class SpeechLM(nn.Module):
@@ -150,7 +149,7 @@ class SpeechLM(nn.Module):
         self.speech_embedding = embedding(cfg.speech_rows, cfg.hidden_size)
         if cfg.own_special_rows:
             self.llm_embedding = embedding(2, cfg.hidden_size)
-        self._rotary: dict[tuple[int, torch.dtype], Tensor] = {}
+        self._rotary: dict[tuple[int, torch.dtype], list[Tensor]] = {}
 
     @property
     def body(self) -> Qwen2:
@@ -162,22 +161,22 @@ class SpeechLM(nn.Module):
 
     def prepare(self) -> SpeechLM:
         """Join the layers that read the same; afterwards the state dict no longer has the official names."""
-        for layer in cast("list[Layer]", self.body.layers):
-            layer.self_attn.prepare()
-            layer.mlp.prepare()
-        for norm in [module for module in self.modules() if isinstance(module, RMSNorm)]:
-            norm.prepare()
+        self._layers = tuple(cast("list[Layer]", self.body.layers))
+        for layer in self._layers:
+            layer.prepare()
         return self
 
-    def _turns(self, positions: int, like: Tensor) -> Tensor:
-        """Cosines and sines of the rotary angles as ``rotate`` takes them: ``[2, positions, d]``. Kept, for they depend
-        on the position only, and CUDA graphs read them where they are."""
+    def turns(self, positions: int, like: Tensor) -> list[Tensor]:
+        """Cosines and sines as ``rotate`` takes them ``[positions, 2, d/2]``; which heads turn ``[H+2*Hkv]``: 1, or 0
+        for values, which stay as at position 0. Kept, for CUDA graphs read them where they are."""
         key = positions, like.dtype
         if key not in self._rotary:
             exponent = torch.arange(0, self.cfg.head_dim, 2, device=like.device).float() / self.cfg.head_dim
             angle = torch.arange(positions, device=like.device)[:, None] * (1.0 / self.cfg.rope_theta**exponent)
             cos, sin = angle.cos(), angle.sin()  # [positions, d/2]
-            self._rotary[key] = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)]).to(like.dtype)
+            turns = [torch.stack(pair, 1).to(like.dtype) for pair in ((cos, cos), (-sin, sin))]
+            turning = [1] * (self.cfg.heads + self.cfg.kv_heads) + [0] * self.cfg.kv_heads
+            self._rotary[key] = [*turns, torch.tensor(turning, device=like.device)]
         return self._rotary[key]
 
     def embed_text(self, ids: Tensor) -> Tensor:  # [...] -> [..., D]
@@ -195,8 +194,8 @@ class SpeechLM(nn.Module):
         """Feed ``x [B, T, D]``, of which ``new [B]`` vectors count (the rest is padding), after what ``slots [B]``
         hold. ``context`` is at least their longest length afterwards. Returns the scores for the token after the
         last one, ``log-softmax [B, speech_rows]`` in float32. The slots of a batch must differ."""
-        call = _Call(self.cfg, pool, slots, new, x.shape[1], context, self._turns(pool.max_tokens + 1, x))
-        for layer in self.body.layers:
+        call = _Call(self, pool, slots, new, x, context)
+        for layer in self._layers:
             x = layer(x, call)
-        last = x[:, 0] if x.shape[1] == 1 else x[torch.arange(x.shape[0], device=x.device), new - 1]  # [B, D]
-        return self.llm_decoder(self.body.norm(last)).float().log_softmax(-1)
+        last = x[:, 0] if call.span == 1 else x[torch.arange(x.shape[0], device=x.device), new - 1]  # [B, D]
+        return self.llm_decoder(self.body.norm(last)).log_softmax(-1, dtype=torch.float32)

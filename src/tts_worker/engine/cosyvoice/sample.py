@@ -33,7 +33,7 @@ class SampleRule:
 
 
 class DrawState:
-    """What the draws of up to ``slots`` utterances depend on: seed, number of draws, the last ids (a ring)."""
+    """What the draws of up to ``slots`` utterances depend on: seed, number of draws, the last ids (newest last)."""
 
     def __init__(self, slots: int, rule: SampleRule, device: str | torch.device = "cpu") -> None:
         self.rule = rule
@@ -48,37 +48,47 @@ class DrawState:
 
     def record(self, slots: Tensor, ids: Tensor) -> None:
         """Make ``ids [B]`` the newest of ``slots [B]`` (drawn, or forced by a schedule)."""
-        self.recent[slots, self.steps[slots] % self.rule.window] = ids
+        self.recent[slots] = torch.cat([self.recent[slots, 1:], ids[:, None]], dim=1)
         self.steps[slots] += 1
 
+    def ahead(self, slots: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Numbers and keys of the next ``count`` draws of ``slots [B]``: ``[count, B]`` each."""
+        steps = self.steps[slots] + torch.arange(count, device=slots.device)[:, None]
+        return steps, mix(self.keys[slots] + steps * 2)
 
-def mix(x: Tensor) -> Tensor:
-    """splitmix64's finaliser (Steele, Lea and Flood 2014) on int64, whose products wrap."""
+
+def mix(x: Tensor, low: bool = True) -> Tensor:
+    """splitmix64's finaliser (Steele, Lea and Flood 2014) on int64, whose products wrap. Its last step leaves the upper
+    31 bits as they are: it is for those who want the ``low`` ones."""
     x = (x ^ (x >> 30 & 0x3FFFFFFFF)) * _M1
     x = (x ^ (x >> 27 & 0x1FFFFFFFFF)) * _M2
-    return x ^ (x >> 31 & 0x1FFFFFFFF)
+    return x ^ (x >> 31 & 0x1FFFFFFFF) if low else x
 
 
 def uniform(keys: Tensor, ids: Tensor) -> Tensor:
     """Numbers in (0, 1) that depend on ``keys [...]`` and ``ids [...]`` alone: float32, 23 bits."""
-    return ((mix(keys + ids * _GOLDEN) >> 41 & 0x7FFFFF).float() + 0.5) * 2.0**-23
+    bits = mix(torch.add(keys, ids, alpha=_GOLDEN), low=False) >> 41 & 0x7FFFFF
+    return torch.add(bits, 0.5) * 2.0**-23
 
 
 def draw(scores: Tensor, allowed: Tensor, state: DrawState, slots: Tensor) -> Tensor:
     """Draw the next id of ``slots [B]`` from ``scores [B, V]`` (any log-probabilities) among the ids that are
     ``allowed [B, V]`` (at least one each). Returns ``[B]``; the caller records what it keeps."""
-    rule = state.rule
-    key = mix(state.keys[slots] + state.steps[slots] * 2)[:, None]  # [B, 1]
     scores = scores.float().masked_fill(~allowed, -torch.inf)
+    return pick(scores, state.ahead(slots, 1)[1].T, state.recent[slots], state.rule)[:, 0]
+
+
+def pick(scores: Tensor, key: Tensor, recent: Tensor, rule: SampleRule) -> Tensor:
+    """``[B, 1]`` from ``scores [B, V]``, ``-inf`` where not allowed, by ``key [B, 1]`` after ``recent [B, window]``."""
     top, top_ids = scores.softmax(-1).topk(min(rule.top_k, scores.shape[1]), dim=-1)  # [B, k], falling
     top = top * (top.cumsum(-1) - top < rule.top_p)  # the id that crosses top_p belongs to the nucleus
-    # argmax of p / e with e ~ Exp(1) draws from p: no cumulative sum over the vocabulary, no host.
-    first = (top / -uniform(key, top_ids).log()).argmax(-1, keepdim=True)  # [B, 1]
+    # argmax of p / e with e ~ Exp(1) draws from p: no cumulative sum over the vocabulary, no host. Here e is negative.
+    first = (top / uniform(key, top_ids).log()).argmin(-1, keepdim=True)  # [B, 1]
     first = top_ids.gather(1, first)
-    repeated = (state.recent[slots] == first).sum(-1) >= rule.repeats  # [B]
-    if not repeated.is_cuda and not bool(repeated.any()):
-        return first[:, 0]  # on a CPU, looking is cheaper than a second draw that nobody needs
+    repeated = (recent == first).sum(-1, keepdim=True) >= rule.repeats  # [B, 1]
+    if not repeated.is_cuda and [True] not in repeated.tolist():
+        return first  # on a CPU, looking is cheaper than a second draw that nobody needs
     rest, ids = scores.scatter(1, first, -torch.inf), torch.arange(scores.shape[1], device=scores.device)
-    again = (rest.softmax(-1) / -uniform(mix(key + 1), ids).log()).argmax(-1)  # [B]
-    repeated &= rest.amax(-1) > -torch.inf  # nothing else allowed: keep it
-    return torch.where(repeated, again, first[:, 0])
+    again = (rest.softmax(-1) / uniform(mix(key + 1), ids).log()).argmin(-1, keepdim=True)  # [B, 1]
+    repeated &= rest.amax(-1, keepdim=True) > -torch.inf  # nothing else allowed: keep it
+    return torch.where(repeated, again, first)

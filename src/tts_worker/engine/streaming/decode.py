@@ -1,8 +1,8 @@
 """Speech tokens for many utterances at once: slots of the language model, prefill, and bursts of decode steps.
 
-Owns the slots and what the device remembers of each: the last id, what may come next, how many draws are left. A burst
-draws several ids in a row without the host: a slot stands still by itself as soon as a special id comes or its budget
-is used. It must not know why a special id may come, who owns a slot or what happens to the ids.
+Owns the slots and what the device remembers of each: the last ids and how many draws are left. A burst draws several
+ids in a row without the host: a slot stands still by itself as soon as a special id comes or its budget is used. It
+must not know why a special id may come, who owns a slot or what happens to the ids.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from tts_worker.engine.cosyvoice.chunks import Item, Kind
 from tts_worker.engine.cosyvoice.kv import SlotPool
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.sample import DrawState, draw
+from tts_worker.engine.cosyvoice.sample import DrawState, pick
 from tts_worker.engine.streaming.graphs import Runner
 from tts_worker.engine.streaming.lanes import Lane, Ticket
 
@@ -62,12 +62,8 @@ class Decoder:
             dtype=weight.dtype, device=device, checked=checked,
         )  # fmt: skip
         self._draws = DrawState(count, networks.config.sampling, device)
-        self._last, self._alive = (
-            torch.zeros(count, dtype=torch.long, device=device),
-            torch.zeros(count, dtype=torch.bool, device=device),
-        )
-        self._rules = torch.zeros(count, 3, dtype=torch.long, device=device)  # special id, from which draw on, budget
-        self._ids = torch.arange(dims.speech_rows, device=device)[None]  # [1, V]
+        self._left = torch.zeros(count, 1, dtype=torch.long, device=device)  # draws; a slot without stands still
+        self._special_ids = torch.arange(dims.speech_tokens, dims.speech_rows, device=device)
         self._free = list(range(slots))[::-1]
         self._fed: list[list[Item]] = [[] for _ in range(count)]  # what each slot holds
         self.steps = 0  # forward passes, for the benchmark
@@ -153,11 +149,10 @@ class Decoder:
         """Feed each slot its ``items`` and draw one id each: ``[1, B]``. Batches of different lengths are padded."""
         counts = [len(part) for part in items]
         with self._lane:
-            slots = self._begin(rows)
+            slots, (plan,) = self._begin(rows, 1)
             context = self._context(max(self.length(row.slot) + n for row, n in zip(rows, counts, strict=True)))
             scores = self._forward(self._embed(items), self._lane.send(counts), slots, context)
-            ids = self._draw(scores, slots, self._forced(rows, 1)[0])
-            ticket = self._lane.fetch(ids[None])
+            ticket = self._lane.fetch(self._draw(scores, slots, plan, *self._standing(slots)).T)
         for row, part in zip(rows, items, strict=True):
             self._fed[row.slot] += part
         return ticket
@@ -167,22 +162,17 @@ class Decoder:
         """Draw up to ``steps`` ids of each slot, each after feeding the one before: ``[steps, B]``. The ids tell, by
         ``fed``, how far each slot got."""
         with self._lane:
-            slots = self._begin(rows)
-            forced = self._forced(rows, steps)
-            if self._runner.fixed_shapes:
-                missing = _bucket(len(rows)) - len(rows)
-                slots = torch.cat([slots, slots.new_full([missing], self._spare)])
-                forced = torch.cat([forced, forced.new_full([steps, missing], NOT_FORCED)], dim=1)
-                self._alive[self._spare] = False
+            missing = _bucket(len(rows)) - len(rows) if self._runner.fixed_shapes else 0
+            slots, plans = self._begin([*rows, *[Row(self._spare, 0, 0, 0)] * missing], steps)
             longest = max(self.length(row.slot) for row in rows)
             drawn = []
-            for step in range(steps):
+            for step, plan in enumerate(plans):
                 reach = steps if self._runner.fixed_shapes else step + 1
                 context = self._context(longest + reach)
                 key = ("decode", slots.shape[0], context)
-                (ids,) = self._runner.run(key, self._stepper(context), (slots, forced[step]))
-                drawn.append(ids[: len(rows)].clone())
-            return self._lane.fetch(torch.stack(drawn))
+                (ids,) = self._runner.run(key, self._stepper(context), (slots, plan))
+                drawn.append(ids.clone())
+            return self._lane.fetch(torch.stack(drawn)[:, : len(rows), 0])
 
     def fed(self, slot: int, ids: Sequence[int], last: int) -> list[int]:
         """After a burst: the ids that were drawn for ``slot``, of its column ``ids``; ``last`` was drawn before."""
@@ -197,21 +187,22 @@ class Decoder:
         for rows in (1 << power for power in range(_bucket(batch).bit_length())):
             for context in sorted({self._context(n) for n in range(1, self.max_tokens, CONTEXT_BUCKET)}):
                 with self._lane:
-                    slots = self._lane.send([self._spare] * rows)
-                    forced = self._lane.send([NOT_FORCED] * rows)
-                    self._alive[slots] = False
-                    self._runner.run(("decode", rows, context), self._stepper(context), (slots, forced))
+                    slots, plans = self._begin([Row(self._spare, 0, 0, 0)] * rows, 1)
+                    self._runner.run(("decode", rows, context), self._stepper(context), (slots, plans[0]))
 
-    def _begin(self, rows: Sequence[Row]) -> Tensor:
-        plan = self._lane.send([[row.slot, row.special, row.special_from, row.budget] for row in rows])
-        slots = plan[:, 0].contiguous()
-        self._rules[slots] = plan[:, 1:]
-        self._alive[slots] = True
-        return slots
-
-    def _forced(self, rows: Sequence[Row], steps: int) -> Tensor:
-        table = [[row.forced[step] if step < len(row.forced) else NOT_FORCED for row in rows] for step in range(steps)]
-        return self._lane.send(table)
+    def _begin(self, rows: Sequence[Row], steps: int) -> tuple[Tensor, Sequence[Tensor]]:
+        """The slots ``[B]``, and for each step what ``_draw`` must know of it that no draw before it changes,
+        ``[3, B, 1]``: the key of the draw, the special id that may come (or ``NOT_FORCED``, which none is) and the id
+        that is forced."""
+        unforced = [NOT_FORCED] * steps
+        sent = self._lane.send(
+            [[row.slot, row.special, row.special_from, row.budget, *[*row.forced, *unforced][:steps]] for row in rows]
+        )
+        slots, special, special_from = sent[:, :3].T.contiguous()  # [B] each
+        self._left[slots] = sent[:, 3:4]
+        draws, keys = self._draws.ahead(slots, steps)  # [steps, B]
+        special = torch.where(draws >= special_from, special, NOT_FORCED)
+        return slots, torch.stack([keys, special, sent[:, 4:].T], dim=1)[..., None].unbind()
 
     def _context(self, longest: int) -> int:
         if self._runner.fixed_shapes:
@@ -219,10 +210,11 @@ class Decoder:
         return min(longest, self.max_tokens)
 
     def _stepper(self, context: int) -> Callable[[Tensor, Tensor], tuple[Tensor]]:
-        def step(slots: Tensor, forced: Tensor) -> tuple[Tensor]:
-            alive = self._alive[slots]
-            x = self._lm.embed_speech(self._last[slots])[:, None]
-            return (self._draw(self._forward(x, alive.long(), slots, context), slots, forced),)
+        def step(slots: Tensor, plan: Tensor) -> tuple[Tensor]:
+            left, new, recent = self._standing(slots)
+            x = self._lm.embed_speech(recent[:, -1:].clamp(min=0))  # of a slot that stands still: anything
+            scores = self._forward(x, new, slots, context)
+            return (self._draw(scores, slots, plan, left, new, recent),)
 
         return step
 
@@ -232,21 +224,23 @@ class Decoder:
         scores: Tensor = self._lm(x, new, slots, self._pool, context)
         return scores
 
-    def _draw(self, scores: Tensor, slots: Tensor, forced: Tensor) -> Tensor:
-        """Draw, remember, and stop the slots that must stop. ``[B]`` ids, ``IDLE`` or ``BROKEN``."""
-        draws, alive, speech = self._draws, self._alive[slots], self._dims.speech_tokens
-        special, special_from, budget = self._rules[slots].unbind(1)
-        may_come = draws.steps[slots] >= special_from
-        allowed = (self._ids < speech) | ((self._ids == special[:, None]) & may_come[:, None])
-        ids = draw(scores, allowed, draws, slots)
-        ids = torch.where(forced >= 0, forced, ids)
-        ids = torch.where(scores.amax(-1).isfinite(), ids, BROKEN)
-        place = draws.steps[slots] % draws.rule.window
-        draws.recent[slots, place] = torch.where(alive, ids, draws.recent[slots, place])
-        draws.steps[slots] += alive.long()
-        self._rules[slots, 2] = budget - alive.long()
-        self._last[slots] = torch.where(alive, ids.clamp(min=0), self._last[slots])
-        self._alive[slots] = alive & (ids >= 0) & (ids < speech) & (budget > 1)
+    def _standing(self, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Draws that are left ``[B, 1]``, whether one is made ``[B]``: 1 or 0, the last ids ``[B, window]``."""
+        left = self._left[slots]
+        return left, left.clamp(max=1).view(-1), self._draws.recent[slots]
+
+    def _draw(self, scores: Tensor, slots: Tensor, plan: Tensor, left: Tensor, new: Tensor, recent: Tensor) -> Tensor:
+        """Draw, remember, and stop the slots that must stop. ``scores [B, V]`` are changed; ``plan`` is of ``_begin``,
+        ``left, new, recent`` of ``_standing``. ``[B, 1]`` ids, ``IDLE`` or ``BROKEN``."""
+        draws, speech, alive = self._draws, self._dims.speech_tokens, left > 0
+        key, special, forced = plan.unbind()
+        scores[:, speech:].masked_fill_(self._special_ids != special, -torch.inf)
+        good = scores.amax(-1, keepdim=True) > -torch.inf
+        ids = torch.where(forced >= 0, forced, pick(scores, key, recent, draws.rule))
+        ids = torch.where(good, ids, BROKEN)
+        draws.recent[slots] = torch.where(alive, torch.cat([recent[:, 1:], ids], dim=1), recent)
+        draws.steps.index_add_(0, slots, new)
+        self._left[slots] = torch.where((ids < speech) & good & alive, left - 1, 0)
         return torch.where(alive, ids, IDLE)
 
     def _embed(self, rows: Sequence[Sequence[Item]]) -> Tensor:
