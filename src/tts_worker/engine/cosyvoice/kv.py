@@ -43,17 +43,9 @@ class SlotPool:
     """
 
     def __init__(
-        self,
-        layers: int,
-        slots: int,
-        heads: int,
-        max_tokens: int,
-        head_dim: int,
-        *,
-        dtype: torch.dtype = torch.float32,
-        device: str | torch.device = "cpu",
-        checked: bool = False,
-    ) -> None:
+        self, layers: int, slots: int, heads: int, max_tokens: int, head_dim: int, *,
+        dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu", checked: bool = False,
+    ) -> None:  # fmt: skip
         self.max_tokens = max_tokens
         self.checked = checked
         self.data = _memory([layers, 2, slots, heads, max_tokens + 1, head_dim], dtype, device, checked)
@@ -142,24 +134,22 @@ class PagedMemory:
     """
 
     def __init__(
-        self,
-        rows: int,
-        layers: int,
-        heads: int,
-        head_dim: int,
-        page: int,
-        tails: list[tuple[int, int]],
-        *,
-        pages: int,
-        slots: int,
-        dtype: torch.dtype = torch.float32,
-        device: str | torch.device = "cpu",
+        self, rows: int, layers: int, heads: int, head_dim: int, page: int, tails: list[tuple[int, int]], *,
+        pages: int, slots: int, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu",
         checked: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.page = page
         self.data = _memory([2, layers, heads, rows, pages, page, head_dim], dtype, device, checked)
         self.data[..., 0, :, :] = 0.0
         self.tails = [_memory([rows, slots, c, w], dtype, device, checked) for c, w in tails]
+        self._tails_of: dict[tuple[int, int, int], list[Tensor]] = {}
+
+    def tails_of(self, slot: int, rows: slice) -> list[Tensor]:
+        """``[R, C_i, w_i]``: the contexts of one slot where they lie. Made once: in a pass there are hundreds."""
+        key = slot, rows.start, rows.stop
+        if key not in self._tails_of:
+            self._tails_of[key] = [tail[rows, slot] for tail in self.tails]
+        return self._tails_of[key]
 
     def reset(self, slots: Tensor) -> None:
         """Start ``slots [B]`` anew: before the first sample there is silence."""
@@ -189,7 +179,9 @@ class PagedView:
         # On a CPU, looking at numbers costs nothing, and copying does: pages of one utterance that lie side by side are
         # written and read where they are.
         self._lies: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None
+        self._tails: list[Tensor] | None = None
         if self._batch == 1 and not table.is_cuda:
+            self._tails = memory.tails_of(int(slots), rows)
             pages, new = _run_of(self._table), _run_of(self._fresh)
             if pages is not None and new is not None:
                 self._lies = self._in_place(*pages), self._in_place(*new)
@@ -200,6 +192,11 @@ class PagedView:
         return pages.flatten(4, 5).transpose(2, 3).unbind(1)
 
     def left(self, site: int, x: Tensor) -> Tensor:
+        if self._tails is not None:
+            tail = self._tails[site]  # [R, C, w]
+            x = torch.cat([tail if tail.dtype == x.dtype else tail.to(x.dtype), x], dim=2)
+            tail.copy_(x[:, :, -tail.shape[2] :])
+            return x
         tail = self._memory.tails[site][self._rows]  # [R, slots, C, w]
         past = tail.index_select(1, self._slots).flatten(0, 1)  # [R*B, C, w]
         x = torch.cat([past.to(x.dtype), x], dim=2)  # [R*B, C, w+T]

@@ -104,15 +104,9 @@ class Flow(nn.Module):
         return self.spk_embed_affine_layer(F.normalize(embedding.to(self.spk_embed_affine_layer.weight), dim=1))
 
     def mu(
-        self,
-        tokens: Tensor,
-        known: Tensor,
-        start: Tensor,
-        total: Tensor,
-        context: int,
-        chunked: bool,
+        self, tokens: Tensor, known: Tensor, start: Tensor, total: Tensor, context: int, chunked: bool,
         front: Memory | EncoderPast,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """``tokens [B, T+A]`` from position ``start [B]``, the last A look-ahead only; ``known [B]`` of them exist, and
         those before position ``total [B]`` become sound. ``context`` >= start + T. The mean that the flow starts out
         from: ``[B, T*frames_per_token, mel]``."""
@@ -163,16 +157,9 @@ class Flow(nn.Module):
 
     @torch.inference_mode()
     def mel(
-        self,
-        tokens: Tensor,
-        lengths: Tensor,
-        prompt_mel: Tensor,
-        prompt_frames: Tensor,
-        spk: Tensor,
-        *,
-        chunked: bool,
-        final: bool,
-    ) -> Tensor:
+        self, tokens: Tensor, lengths: Tensor, prompt_mel: Tensor, prompt_frames: Tensor, spk: Tensor, *,
+        chunked: bool, final: bool,
+    ) -> Tensor:  # fmt: skip
         """Whole sequences. ``tokens [B, L]`` (prompt and speech, of which ``lengths [B]`` count; if not ``final``, the
         last ones are look-ahead only), ``prompt_mel [B, P, mel]`` of which ``prompt_frames [B]`` count, ``spk``.
         Returns ``[B, L'*frames_per_token, mel]`` with the prompt, L' = L or, if not final, L less the look-ahead."""

@@ -42,17 +42,9 @@ class FlowPool:
     ``max_chunks``."""
 
     def __init__(
-        self,
-        flow: Flow,
-        *,
-        slots: int,
-        pages: int,
-        max_chunks: int,
-        dtype: torch.dtype = torch.float32,
-        checked: bool = False,
-        run: Run = _plainly,
-        page_bucket: int = 1,
-    ) -> None:
+        self, flow: Flow, *, slots: int, pages: int, max_chunks: int, dtype: torch.dtype = torch.float32,
+        checked: bool = False, run: Run = _plainly, page_bucket: int = 1,
+    ) -> None:  # fmt: skip
         """``run`` carries the passes out; page tables are rounded up to ``page_bucket`` and, where that is more than 1,
         batches to powers of two, so that few shapes recur."""
         dims, device = flow.dims, flow.noise.device
