@@ -7,6 +7,7 @@ It must not know guidance, the solver or where its past is kept.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import cast
 
@@ -19,6 +20,7 @@ from tts_worker.engine.cosyvoice.flow.blocks import CausalConv, JoinedAttention,
 from tts_worker.engine.cosyvoice.kv import Memory
 
 TIME_SINUSOIDS, POSITION_KERNEL, POSITION_GROUPS, ROTARY_BASE = 256, 31, 16, 10_000.0  # fixed in the reference
+GELU_SLOPE = math.sqrt(8 / math.pi)
 
 
 class TimeEmbed(nn.Module):
@@ -106,11 +108,24 @@ class SelfAttention(JoinedAttention):
         return self.to_out[0](attend(qkv, mask, self.site, memory))
 
 
+class Gelu(nn.GELU):
+    """The approximation with a hyperbolic tangent. PyTorch's own takes two and a half times as long on a CPU."""
+
+    def __init__(self) -> None:
+        super().__init__(approximate="tanh")
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda:
+            return super().forward(x)
+        # (1 + tanh u) / 2 is the sigmoid of 2u, here sqrt(8 / pi) * (x + 0.044715 x^3)
+        return torch.addcmul(x.new_tensor(GELU_SLOPE), x, x, value=0.044715 * GELU_SLOPE).mul_(x).sigmoid_().mul_(x)
+
+
 class FeedForward(nn.Module):
     def __init__(self, dims: DitDims) -> None:
         super().__init__()
         inner = int(dims.dim * dims.ff_mult)
-        first = nn.Sequential(nn.Linear(dims.dim, inner), nn.GELU(approximate="tanh"))
+        first = nn.Sequential(nn.Linear(dims.dim, inner), Gelu())
         self.ff = nn.Sequential(first, nn.Identity(), nn.Linear(inner, dims.dim))
 
     def forward(self, x: Tensor) -> Tensor:
