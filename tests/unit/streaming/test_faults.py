@@ -78,13 +78,15 @@ class Failing(EagerRunner):
 CROWD = [UtteranceKey(f"s{n}", 2) for n in range(3)]
 
 
-def crowd_says(tokens: Runner, sound: Runner, config: StreamingConfig | None = None) -> dict[UtteranceKey, Heard]:
+def crowd_says(
+    tokens: Runner, sound: Runner, config: StreamingConfig | None = None, params: SynthesisParams = PROMPTED
+) -> dict[UtteranceKey, Heard]:
     """Three at once, each with a text of its own."""
     subject = engine(
         "cosyvoice2", config or settings(render_batch=4, decode_batch=4), script=scripted, runners=(tokens, sound)
     )
     for key in CROWD:
-        subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
+        subject.handle(Open(key, params, PLENTY_SAMPLES))
         subject.handle(Text(key, plain_segment("Hello world")))
         subject.handle(EndText(key))
     heard: dict[UtteranceKey, Heard] = {}
@@ -111,6 +113,20 @@ def test_a_batch_that_fails_once_costs_nobody_anything(
         assert heard[key].ends == [Done(key)]
         assert heard[key].words == well[key].words
         difference = np.frombuffer(heard[key].pcm, "<i2").astype(int) - np.frombuffer(well[key].pcm, "<i2")
+        assert np.abs(difference).max() <= 40
+
+
+@pytest.mark.parametrize("on_call", [2, 3, 5])
+def test_another_pace_outlives_a_pass_that_is_tried_again(on_call: int) -> None:
+    params = replace(PROMPTED, speed=1.3)
+    config = settings(render_batch=4, decode_batch=4)
+    expected = crowd_says(EagerRunner(), EagerRunner(), config, params)
+    failing = Failing(torch.OutOfMemoryError("out of memory"), on_call)
+    heard = crowd_says(EagerRunner(), failing, config, params)
+    assert failing.calls > on_call
+    for key in CROWD:
+        assert heard[key].samples == expected[key].samples
+        difference = np.frombuffer(heard[key].pcm, "<i2").astype(int) - np.frombuffer(expected[key].pcm, "<i2")
         assert np.abs(difference).max() <= 40
 
 
