@@ -47,7 +47,7 @@ class Begun(Generic[T]):
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work: Callable[[], T] | None = work
-        self._over = threading.Event()
+        self.ended = threading.Event()
         self._returned: T | None = None
         self._raised: BaseException | None = None
 
@@ -59,15 +59,15 @@ class Begun(Generic[T]):
             self._returned = work()
         except BaseException as problem:
             self._raised = problem
-        self._over.set()
+        self.ended.set()
 
     @property
     def over(self) -> bool:
-        return self._over.is_set()
+        return self.ended.is_set()
 
     def result(self) -> T:
         """Blocks until it is over. Raises what it raised."""
-        self._over.wait()
+        self.ended.wait()
         if self._raised is not None:
             raise self._raised
         return self._returned  # type: ignore[return-value]
@@ -164,29 +164,21 @@ class ThreadLane(HostLane):
     def __init__(self, threads: int = 1) -> None:
         super().__init__()
         self._inbox: _Inbox = queue.SimpleQueue()
-        self._idle = threading.Event()
-        self._idle.set()
+        self._last: threading.Event | None = None  # the end of what was begun last
         # The thread does not know the lane, which would otherwise never go away; without the lane, it ends.
         self._thread = threading.Thread(target=_serve, args=(self._inbox, threads), name="tts-sound", daemon=True)
         self._thread.start()
         weakref.finalize(self, self._inbox.put, None)
 
     def __enter__(self) -> ThreadLane:
-        if threading.current_thread() is not self._thread:
-            self._idle.wait()
+        if self._last is not None and threading.current_thread() is not self._thread:
+            self._last.wait()
         return self
 
     def do(self, work: Callable[[], T]) -> Begun[T]:
-        """One after the other: the last one must be over."""
-        assert self._idle.is_set()
-        begun, idle = Begun(work), self._idle
-        idle.clear()
-
-        def run() -> None:
-            begun.run()
-            idle.set()
-
-        self._inbox.put(run)
+        begun = Begun(work)
+        self._last = begun.ended
+        self._inbox.put(begun.run)
         return begun
 
     def close(self) -> None:
