@@ -113,7 +113,7 @@ def test_sixty_four_at_once_equal_their_solo_runs() -> None:
 
 def test_a_cancel_in_flight_frees_everything_and_memory_does_not_grow() -> None:
     subject = on_device("cosyvoice3", half=True, graphs=True)
-    assert isinstance(subject.parts.token_lane, CudaLane)
+    assert isinstance(subject.parts.lanes.tokens, CudaLane)
     speak(subject, TEXT)
     pool, decoder = subject.parts.pool, subject.parts.decoder
     free, before = (pool.free_pages, pool.free_slots, decoder.free_slots), torch.cuda.memory_allocated()
