@@ -116,13 +116,9 @@ class Interleave:
     """
 
     def __init__(
-        self,
-        rule: InterleaveRule,
-        prefix: Sequence[int],
-        prompt_text: Sequence[int],
-        prompt_speech: Sequence[int],
+        self, rule: InterleaveRule, prefix: Sequence[int], prompt_text: Sequence[int], prompt_speech: Sequence[int],
         compat: Compat,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """``prefix``: text that is fed before everything (CosyVoice3: the instruction up to its end tag)."""
         self._rule, self._compat = rule, compat
         self._pending: list[Item] = [(Kind.SOS, 0), *((Kind.TEXT, i) for i in prefix)]

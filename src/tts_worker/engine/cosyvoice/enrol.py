@@ -136,14 +136,9 @@ class Speaker:
         return Mode.ZERO_SHOT if len(self.voice.prompt_text_ids) else Mode.CROSS_LINGUAL
 
     def request(
-        self,
-        text: str,
-        *,
-        mode: Mode | None = None,
-        instruction: str = "",
-        allow_special: bool = False,
+        self, text: str, *, mode: Mode | None = None, instruction: str = "", allow_special: bool = False,
         compat: Compat | None = None,
-    ) -> Request:
+    ) -> Request:  # fmt: skip
         """What the networks are given to speak ``text``, which may be empty where it comes later. ``mode`` None is
         instruct if there is an instruction, else what suits the voice. Raises InvalidRequest for a mode that the voice
         cannot."""
