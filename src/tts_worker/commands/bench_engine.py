@@ -19,7 +19,7 @@ import torch
 from tts_worker.benchmarks.stats import Figure, percentile, rss_mb, show
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.streaming.engine import CosyVoiceEngine
-from tts_worker.engine.streaming.load import LoadOptions, load_engine
+from tts_worker.engine.streaming.load import LoadOptions, load_engine, usual_threads
 from tts_worker.engine.streaming.utterance import plain_segment
 from tts_worker.errors import InvalidRequest, SynthesisFailed
 from tts_worker.types import (
@@ -160,6 +160,8 @@ class Bench:
         self._generation = 0
         voice = made_up_voice(bundle, prompt_tokens)
         self.engine: CosyVoiceEngine = load_engine(options, self._script, {VOICE: voice})
+        on_cpu = self.engine.info.device == "cpu"
+        self._threads = options.threads or (usual_threads() if on_cpu else torch.get_num_threads())
         began_s = perf_counter()
         self.engine.warm_up()
         self._warm_up_s = perf_counter() - began_s
@@ -176,7 +178,7 @@ class Bench:
             "device": self.engine.info.device,
             "lm_dtype": str(lm).removeprefix("torch."),
             "flow_dtype": str(flow).removeprefix("torch."),
-            "threads": torch.get_num_threads(),
+            "threads": self._threads,
             "overlap": self.engine.settings.overlap,
             "torch": torch.__version__,
             "graphs": parts.runners[0].fixed_shapes,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tests.unit.cosyvoice.bundles import fullsize
 from tests.unit.cosyvoice.networks import FAMILIES, apart, full_config, ids, networks, noise
+from tts_worker.engine.cosyvoice.flow.dit import Gelu
 from tts_worker.engine.cosyvoice.flow.model import NOISE_FRAMES, Flow, initial_noise, solver_times
 from tts_worker.engine.cosyvoice.flow.stream import FlowPool, FlowState
 from tts_worker.errors import OutOfMemory
@@ -224,3 +225,10 @@ def test_the_solver_goes_from_nought_to_one(steps: int) -> None:
     assert float(times[0, 0]) == 0
     assert float(times[-1].sum()) == pytest.approx(1, abs=1e-6)
     assert (times[:, 1] > 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_its_gelu_is_pytorchs(dtype: torch.dtype) -> None:
+    x = torch.linspace(-12, 12, 4801).to(dtype)
+    theirs = torch.nn.functional.gelu(x, approximate="tanh")
+    assert torch.allclose(Gelu()(x), theirs, rtol=1e-6 if dtype == torch.float32 else 0, atol=1e-6)

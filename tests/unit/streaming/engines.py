@@ -23,6 +23,7 @@ from tts_worker.engine.streaming.parts import Parts
 from tts_worker.engine.streaming.talk import Model, Script
 from tts_worker.types import (
     Audio,
+    Cancel,
     Done,
     EndText,
     Failed,
@@ -34,7 +35,7 @@ from tts_worker.types import (
 )
 from tts_worker.voicepack.voice_file import Voice
 
-__all__ = ["FAMILIES", "KEY", "PROMPTED", "engine", "hear", "networks", "settings", "speak", "voice"]
+__all__ = ["FAMILIES", "KEY", "PROMPTED", "engine", "hear", "leave", "networks", "settings", "speak", "voice"]
 
 KEY = UtteranceKey("test", 1)
 PROMPTED = SynthesisParams("prompted", seed=3)
@@ -118,6 +119,20 @@ def hear(subject: CosyVoiceEngine, heard: dict[UtteranceKey, Heard], most_steps:
                 assert isinstance(event, Done | Failed)
                 mine.ends.append(event)
     raise AssertionError("the engine did not come to rest")
+
+
+def leave(subject: CosyVoiceEngine, segment: Segment, steps: int) -> None:
+    """Two callers, one after the other, who cancel after so many steps; nothing of theirs may come out."""
+    for turn in range(2):
+        key = UtteranceKey("s", turn)
+        subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
+        subject.handle(Text(key, segment))
+        for _ in range(steps):
+            subject.step(0.0)
+        subject.handle(Cancel(key))
+    heard: dict[UtteranceKey, Heard] = {}
+    hear(subject, heard)
+    assert not heard
 
 
 def speak(

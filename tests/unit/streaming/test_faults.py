@@ -31,9 +31,10 @@ from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.engine.streaming.config import StreamingConfig
 from tts_worker.engine.streaming.engine import CosyVoiceEngine
 from tts_worker.engine.streaming.graphs import EagerRunner, RehearsalRunner, Runner, Tensors
+from tts_worker.engine.streaming.lanes import HostLane, Lanes, Ticket
 from tts_worker.engine.streaming.load import LoadOptions, load_engine, voices_of
 from tts_worker.engine.streaming.parts import Parts
-from tts_worker.engine.streaming.talk import Model
+from tts_worker.engine.streaming.talk import Model, Script
 from tts_worker.engine.streaming.utterance import plain_segment
 from tts_worker.errors import ConfigError, EngineFault, ErrorCode
 from tts_worker.types import (
@@ -79,12 +80,18 @@ CROWD = [UtteranceKey(f"s{n}", 2) for n in range(3)]
 
 
 def crowd_says(
-    tokens: Runner, sound: Runner, config: StreamingConfig | None = None, params: SynthesisParams = PROMPTED
+    tokens: Runner,
+    sound: Runner,
+    config: StreamingConfig | None = None,
+    params: SynthesisParams = PROMPTED,
+    lanes: Lanes | None = None,
+    script: Script | None = scripted,
 ) -> dict[UtteranceKey, Heard]:
     """Three at once, each with a text of its own."""
     subject = engine(
-        "cosyvoice2", config or settings(render_batch=4, decode_batch=4), script=scripted, runners=(tokens, sound)
-    )
+        "cosyvoice2", config or settings(render_batch=4, decode_batch=4), script=script, runners=(tokens, sound),
+        lanes=lanes,
+    )  # fmt: skip
     for key in CROWD:
         subject.handle(Open(key, params, PLENTY_SAMPLES))
         subject.handle(Text(key, plain_segment("Hello world")))
@@ -94,6 +101,14 @@ def crowd_says(
     assert subject.live == 0
     assert subject.parts.decoder.free_slots == settings().max_utterances
     return heard
+
+
+def assert_sounds_as(heard: Heard, expected: Heard) -> None:
+    """The same words, and the same sound but for rounding: memory was made anew, or a batch was another one."""
+    assert heard.words == expected.words
+    assert heard.samples == expected.samples
+    difference = np.frombuffer(heard.pcm, "<i2").astype(int) - np.frombuffer(expected.pcm, "<i2")
+    assert np.abs(difference).max() <= 40
 
 
 @pytest.fixture(scope="module")
@@ -111,9 +126,18 @@ def test_a_batch_that_fails_once_costs_nobody_anything(
     assert failing.calls > on_call
     for key in CROWD:
         assert heard[key].ends == [Done(key)]
-        assert heard[key].words == well[key].words
-        difference = np.frombuffer(heard[key].pcm, "<i2").astype(int) - np.frombuffer(well[key].pcm, "<i2")
-        assert np.abs(difference).max() <= 40
+        assert_sounds_as(heard[key], well[key])
+
+
+@pytest.mark.parametrize("on_call", [1, 2, 4])
+def test_what_is_drawn_after_a_step_that_failed_is_what_would_have_been(on_call: int) -> None:
+    expected = crowd_says(EagerRunner(), EagerRunner(), script=None)
+    failing = Failing(torch.OutOfMemoryError("out of memory"), on_call)
+    heard = crowd_says(failing, EagerRunner(), script=None)
+    assert failing.calls > on_call
+    for key in CROWD:
+        assert heard[key].ends == expected[key].ends == [Done(key)]
+        assert_sounds_as(heard[key], expected[key])
 
 
 @pytest.mark.parametrize("on_call", [2, 3, 5])
@@ -125,9 +149,37 @@ def test_another_pace_outlives_a_pass_that_is_tried_again(on_call: int) -> None:
     heard = crowd_says(EagerRunner(), failing, config, params)
     assert failing.calls > on_call
     for key in CROWD:
-        assert heard[key].samples == expected[key].samples
-        difference = np.frombuffer(heard[key].pcm, "<i2").astype(int) - np.frombuffer(expected[key].pcm, "<i2")
-        assert np.abs(difference).max() <= 40
+        assert_sounds_as(heard[key], expected[key])
+
+
+class LosingLane(HostLane):
+    """A device that loses what it made on its way to the host, once."""
+
+    def __init__(self, on_fetch: int) -> None:
+        super().__init__()
+        self.left = on_fetch
+
+    def fetch(self, numbers: Tensor) -> Ticket:
+        self.left -= 1
+        return _Lost() if self.left == 0 else super().fetch(numbers)
+
+
+class _Lost:
+    ready = True
+
+    def wait(self) -> Tensor:
+        raise torch.OutOfMemoryError("out of memory")
+
+
+@pytest.mark.parametrize("on_fetch", [1, 2])
+def test_sound_lost_on_its_way_to_the_host_is_made_again(well: dict[UtteranceKey, Heard], on_fetch: int) -> None:
+    host, losing = HostLane(), LosingLane(on_fetch)
+    config = settings(render_batch=4, decode_batch=4)
+    heard = crowd_says(EagerRunner(), EagerRunner(), config, lanes=Lanes(host, losing, losing))
+    assert losing.left < 0
+    for key in CROWD:
+        assert heard[key].ends == [Done(key)]
+        assert_sounds_as(heard[key], well[key])
 
 
 @pytest.mark.parametrize(

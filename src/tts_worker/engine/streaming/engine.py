@@ -19,8 +19,10 @@ from tts_worker.engine.cosyvoice.config import V2, V3
 from tts_worker.engine.schedule import Job, by_urgency
 from tts_worker.engine.streaming.config import StreamingConfig, TextMode
 from tts_worker.engine.streaming.parts import Parts
-from tts_worker.engine.streaming.stages import SoundStage, Spent, StageFault, TokenStage
+from tts_worker.engine.streaming.sound_stage import SoundStage
+from tts_worker.engine.streaming.stage import Spent, StageFault
 from tts_worker.engine.streaming.talk import Model
+from tts_worker.engine.streaming.token_stage import TokenStage
 from tts_worker.engine.streaming.utterance import Need, Utterance, plain_segment
 from tts_worker.errors import (
     EngineFault,
@@ -274,8 +276,8 @@ class CosyVoiceEngine:
             if len(fault.members) == 1:
                 self._fail(utterance, _explain(cause))
             else:
-                self._tokens.recover(utterance)
-                self._sound.recover(utterance)
+                if fault.recover is not None:
+                    fault.recover(utterance)
                 utterance.alone = True
 
     def _fail(self, utterance: Utterance, error: ErrorInfo) -> None:
@@ -312,7 +314,9 @@ class CosyVoiceEngine:
             return False
         if not utterance.talk.passages or not utterance.has_room:
             return False
-        if self._need(utterance) is Need.NOTHING and not (utterance.decoding or utterance.rendering):
+        if self._need(utterance) is Need.NOTHING and not (
+            utterance.decoding or utterance.rendering or utterance.coming_samples
+        ):
             return False  # nothing more comes by itself
         flow, spent = self._model.config.flow, self.spent
         renders = 1 + (len(self._utterances) - 1) // self.settings.render_batch

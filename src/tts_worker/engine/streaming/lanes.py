@@ -51,7 +51,7 @@ class Begun(Generic[T]):
         self._returned: T | None = None
         self._raised: BaseException | None = None
 
-    def run(self) -> None:
+    def run(self) -> Begun[T]:
         """Do it, in the thread that calls."""
         work, self._work = self._work, None
         assert work is not None
@@ -60,6 +60,7 @@ class Begun(Generic[T]):
         except BaseException as problem:
             self._raised = problem
         self.ended.set()
+        return self
 
     @property
     def over(self) -> bool:
@@ -143,9 +144,7 @@ class HostLane:
         return _Here(numbers)
 
     def do(self, work: Callable[[], T]) -> Begun[T]:
-        begun = Begun(work)
-        begun.run()
-        return begun
+        return Begun(work).run()
 
     def close(self) -> None:
         pass
@@ -154,7 +153,7 @@ class HostLane:
         return _Now()
 
 
-_Inbox = queue.SimpleQueue[Callable[[], None] | None]
+_Inbox = queue.SimpleQueue[Callable[[], object] | None]
 
 
 class ThreadLane(HostLane):
@@ -166,7 +165,7 @@ class ThreadLane(HostLane):
         self._inbox: _Inbox = queue.SimpleQueue()
         self._last: threading.Event | None = None  # the end of what was begun last
         # The thread does not know the lane, which would otherwise never go away; without the lane, it ends.
-        self._thread = threading.Thread(target=_serve, args=(self._inbox, threads), name="tts-sound", daemon=True)
+        self._thread = threading.Thread(target=_serve, args=(self._inbox, threads), name="tts-flow", daemon=True)
         self._thread.start()
         weakref.finalize(self, self._inbox.put, None)
 
@@ -252,9 +251,7 @@ class CudaLane:
         return _Copied(numbers)
 
     def do(self, work: Callable[[], T]) -> Begun[T]:
-        begun = Begun(work)
-        begun.run()  # to launch is all that the host does
-        return begun
+        return Begun(work).run()  # to launch is all that the host does
 
     def close(self) -> None:
         pass

@@ -83,15 +83,21 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Mels:
-    """What the flow made of some works, ``[1, mel, n]`` each, and when."""
-
-    frames: list[Tensor]
-    marks: tuple[Mark, Mark]
+class _Made:
+    begun: Mark
+    done: Mark
 
     @property
     def ms(self) -> float:
-        return self.marks[1].ms_since(self.marks[0])
+        """What the device took for it. Blocks until it is done."""
+        return self.done.ms_since(self.begun)
+
+
+@dataclass(frozen=True)
+class Mels(_Made):
+    """What the flow made of some works, ``[1, mel, n]`` each."""
+
+    frames: list[Tensor]
 
 
 @dataclass(frozen=True)
@@ -106,19 +112,16 @@ class Rendered:
 
 
 @dataclass(frozen=True)
-class Voiced:
-    """What the vocoder made of some works, and when."""
+class Voiced(_Made):
+    """What the vocoder made of some works, and where it stands afterwards: their streams go on from there once their
+    sound has come to the host."""
 
     parts: list[Rendered]
-    marks: tuple[Mark, Mark]
+    after: list[HiftState]
 
     @property
     def ready(self) -> bool:
         return all(part.ticket.ready for part in self.parts)
-
-    @property
-    def ms(self) -> float:
-        return self.marks[1].ms_since(self.marks[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +160,9 @@ class Renderer:
         return mel.shape[2] * self._networks.config.hift.frame_samples
 
     def close(self, stream: SoundStream) -> None:
-        """Free what ``stream`` holds. Idempotent."""
-        if stream.flow is not None:
-            self.pool.close(stream.flow)
-            stream.flow = None
+        """Free what ``stream`` holds, also while the flow is at others: that takes from lists to which this adds.
+        Idempotent."""
+        self.recover(stream)
         stream.hift = None
 
     def recover(self, stream: SoundStream) -> None:
@@ -183,9 +185,8 @@ class Renderer:
     @torch.inference_mode()
     def _mels(self, works: Sequence[Work]) -> Mels:
         with self._lanes.flow as lane:
-            begun = lane.mark()
-            frames = self._frames(works)
-            return Mels(frames, (begun, lane.mark()))
+            begun, frames = lane.mark(), self._frames(works)
+            return Mels(begun, lane.mark(), frames)
 
     def _frames(self, works: Sequence[Work]) -> list[Tensor]:
         """The new frames of each work, ``[1, mel, n]``. Works that take equally many passes run as one batch."""
@@ -239,13 +240,12 @@ class Renderer:
     @torch.inference_mode()
     def vocode(self, works: Sequence[Work], mels: Sequence[Tensor]) -> Voiced:
         """Turn the frames ``[1, mel, n]`` of each work into sound. Those that have kept equally much run as one batch.
-        If it raises, no stream has changed."""
+        No stream is changed."""
         with self._lanes.vocoder as lane:
-            begun = lane.mark()
-            parts = self._sounds(works, mels)
-            return Voiced(parts, (begun, lane.mark()))
+            begun, (parts, after) = lane.mark(), self._sounds(works, mels)
+            return Voiced(begun, lane.mark(), parts, after)
 
-    def _sounds(self, works: Sequence[Work], mels: Sequence[Tensor]) -> list[Rendered]:
+    def _sounds(self, works: Sequence[Work], mels: Sequence[Tensor]) -> tuple[list[Rendered], list[HiftState]]:
         groups: dict[Shape, list[int]] = {}
         hift = self._networks.hift
         states = [work.stream.hift or hift.start(1, mel.device) for work, mel in zip(works, mels, strict=True)]
@@ -262,9 +262,7 @@ class Renderer:
             ticket = self._lanes.vocoder.fetch(samples)
             for row, i in enumerate(members):
                 done[i], states[i] = Rendered(ticket, row), after[row]
-        for work, state in zip(works, states, strict=True):
-            work.stream.hift = state
-        return [done[i] for i in range(len(works))]
+        return [done[i] for i in range(len(works))], states
 
     def _group(
         self, key: Shape, states: Sequence[HiftState], seeds: Sequence[int], mel: Tensor
@@ -283,11 +281,11 @@ class Renderer:
         )
         samples, *parts = self._runner.run(("vocoder", len(states), key), self._vocoder(key), inputs)
         heard, has_tail = self._after[key]
-        after = []
-        for kept, f0, phase, start, tail in zip(*(torch.split(part.clone(), 1) for part in parts), strict=True):
-            # cloned, for a recording's buffers are written again
-            after.append(HiftState(kept, f0, phase, start, heard, tail if has_tail else None))
-        return samples, after
+        rows = zip(*(torch.split(part.clone(), 1) for part in parts), strict=True)  # a recording's buffers are reused
+        return samples, [
+            HiftState(kept, f0, phase, start, heard, tail if has_tail else None)
+            for kept, f0, phase, start, tail in rows
+        ]
 
     @torch.inference_mode()
     def record_shapes(self, batch: int) -> None:

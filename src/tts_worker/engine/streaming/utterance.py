@@ -29,7 +29,7 @@ class Need(Enum):
 class Utterance:
     """See the module. ``slot`` is its place in the language model.
 
-    ``decoding``, ``rendering``: something of it is on the device. ``blocked``: there is no memory for its sound at
+    ``decoding``, ``rendering``: the language model, the flow is at it. ``blocked``: there is no memory for its sound at
     present; somebody else will free some. ``alone``: a batch with it failed, so it goes by itself. ``gone``: nothing of
     it may come out any more. ``coming_samples``: what the vocoder is at.
     """

@@ -115,7 +115,7 @@ class Gelu(nn.GELU):
         super().__init__(approximate="tanh")
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda:
+        if x.is_cuda or x.dtype != torch.float32:  # half precision would be rounded between the operations
             return super().forward(x)
         # (1 + tanh u) / 2 is the sigmoid of 2u, here sqrt(8 / pi) * (x + 0.044715 x^3)
         return torch.addcmul(x.new_tensor(GELU_SLOPE), x, x, value=0.044715 * GELU_SLOPE).mul_(x).sigmoid_().mul_(x)
