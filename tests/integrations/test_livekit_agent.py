@@ -66,7 +66,9 @@ async def test_an_interruption_cuts_the_transcript_at_the_word_that_was_heard() 
         text, interrupted = stage.said[0]
         assert interrupted
         assert LONG.startswith(text.rstrip())
-        assert text.startswith(shown.rstrip()), "what was shown was heard"
+        # LiveKit shows a word first and counts it as heard half a word later: an interruption may fall between.
+        counted, _, _ = shown.rstrip().rpartition(" ")
+        assert text.startswith(counted), "what was shown was heard"
         # Never a word that was not heard. (LiveKit's own clock of the transcript does not know of a loudspeaker that
         # has run dry on a busy machine.)
         _, starts_s = await reference(LONG)
