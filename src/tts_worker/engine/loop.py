@@ -9,6 +9,7 @@ utterances it held, turns ``ready`` off, and is rebuilt from its factory while t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
@@ -17,6 +18,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from types import FrameType
 from typing import Final
 
 from tts_worker.engine.base import Engine
@@ -238,10 +240,8 @@ class EngineLoop:
                     log.exception("engine %s: close failed", self.name)
                 engine = None
             # Its memory is free before another engine is built: what broke it must not hold it.
-            cause = fault
-            while cause is not None:
-                traceback.clear_frames(cause.__traceback__)
-                cause = cause.__cause__ or cause.__context__
+            for one in _linked(fault):
+                _let_go(one)
             runner.stopped.set()
         if fault is not None:
             self._call(self._on_fault, runner, fault)
@@ -336,3 +336,26 @@ class EngineLoop:
             healthy_s += interval_s
             if healthy_s > 60.0:
                 self._next_backoff_s = self._backoff_s
+
+
+def _linked(fault: BaseException | None) -> list[BaseException]:
+    """``fault``, what caused it, and what was being handled when it or a cause of it came."""
+    found: list[BaseException] = []
+    ahead = [fault]
+    while ahead:
+        one = ahead.pop()
+        if one is not None and not any(one is other for other in found):
+            found.append(one)
+            ahead += [one.__cause__, one.__context__]
+    return found
+
+
+def _let_go(fault: BaseException) -> None:
+    """Forget the locals of all functions that have ended, among those that ``fault`` was raised through and those that
+    called them."""
+    for frame, _ in traceback.walk_tb(fault.__traceback__):
+        caller: FrameType | None = frame
+        while caller is not None:
+            with contextlib.suppress(RuntimeError):  # still running
+                caller.clear()
+            caller = caller.f_back

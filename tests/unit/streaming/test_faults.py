@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from torch import Tensor
 
 from tests.contract.engine_contract import PLENTY_SAMPLES, Heard, segments
 from tests.unit.streaming.engines import (
+    FAMILIES,
     KEY,
     PROMPTED,
     bundle,
@@ -26,21 +25,23 @@ from tests.unit.streaming.engines import (
     tokenizer,
     voice,
 )
+from tts_worker.engine.cosyvoice.chunks import Item
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.loop import EngineLoop, EngineState
-from tts_worker.engine.streaming.config import StreamingConfig
+from tts_worker.engine.streaming.config import StreamingConfig, TextMode
+from tts_worker.engine.streaming.decode import Row
 from tts_worker.engine.streaming.engine import CosyVoiceEngine
-from tts_worker.engine.streaming.graphs import EagerRunner, RehearsalRunner, Runner, Tensors
+from tts_worker.engine.streaming.graphs import EagerRunner, Runner, Tensors
 from tts_worker.engine.streaming.lanes import HostLane, Lanes, Ticket
 from tts_worker.engine.streaming.load import LoadOptions, load_engine, voices_of
 from tts_worker.engine.streaming.parts import Parts
+from tts_worker.engine.streaming.render import Stretch
 from tts_worker.engine.streaming.talk import Model, Script
 from tts_worker.engine.streaming.utterance import plain_segment
 from tts_worker.errors import ConfigError, EngineFault, ErrorCode
 from tts_worker.types import (
     Audio,
     Boundary,
-    Cancel,
     Done,
     EndText,
     Event,
@@ -182,6 +183,69 @@ def test_sound_lost_on_its_way_to_the_host_is_made_again(well: dict[UtteranceKey
         assert_sounds_as(heard[key], well[key])
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_that_failed_half_way_is_begun_anew(family: str) -> None:
+    expected = speak(engine(family), TEXT)
+    subject = engine(family, runners=(EagerRunner(), Failing(torch.OutOfMemoryError("out of memory"), 1)))
+    (end,) = speak(subject, TEXT).ends
+    assert isinstance(end, Failed)
+    assert_sounds_as(speak(subject, TEXT), expected)
+
+
+def test_a_pace_that_fails_is_not_moved_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    params, config = replace(PROMPTED, speed=1.3), settings(render_batch=4, decode_batch=4)
+    expected = crowd_says(EagerRunner(), EagerRunner(), config, params)
+    push, calls = Stretch.push, 0
+
+    def fails(self: Stretch, mel: Tensor, final: bool) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 2:  # of a batch, the second one
+            raise torch.OutOfMemoryError("out of memory")
+        return push(self, mel, final)
+
+    monkeypatch.setattr(Stretch, "push", fails)
+    heard = crowd_says(EagerRunner(), EagerRunner(), config, params)
+    assert calls > 2
+    for key in CROWD:
+        assert_sounds_as(heard[key], expected[key])
+
+
+def test_text_whose_answer_is_lost_is_not_fed_twice() -> None:
+    def says(on_fetch: int) -> tuple[dict[UtteranceKey, Heard], list[int]]:
+        """What is heard, and how many shared each pass that was fed text; 0 for those that only drew."""
+        host, losing = HostLane(), LosingLane(on_fetch)
+        config = settings(text_mode=TextMode.INTERLEAVED, decode_batch=4)
+        subject = engine("cosyvoice3", config, lanes=Lanes(losing, host, host))
+        passes: list[int] = []
+        feed, burst = subject.parts.decoder.feed, subject.parts.decoder.burst
+
+        def fed(rows: Sequence[Row], items: Sequence[list[Item]]) -> Ticket:
+            passes.append(len(rows))
+            return feed(rows, items)
+
+        def drawn(rows: Sequence[Row], steps: int) -> Ticket:
+            passes.append(0)
+            return burst(rows, steps)
+
+        subject.parts.decoder.feed, subject.parts.decoder.burst = fed, drawn  # type: ignore[method-assign]
+        for key in CROWD[:2]:
+            subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
+            text = "Hello world and you, that it is of the world and the world and so it is of you and the world."
+            subject.handle(Text(key, plain_segment(text)))
+            subject.handle(EndText(key))
+        heard: dict[UtteranceKey, Heard] = {}
+        hear(subject, heard)
+        return heard, passes
+
+    expected, passes = says(on_fetch=10**9)
+    first_shared = 1 + next(i for i, rows in enumerate(passes) if rows > 1)
+    heard, _ = says(on_fetch=first_shared)
+    for key in CROWD[:2]:
+        assert heard[key].ends == expected[key].ends == [Done(key)]
+        assert_sounds_as(heard[key], expected[key])
+
+
 @pytest.mark.parametrize(
     ("problem", "code"),
     [
@@ -257,41 +321,7 @@ def test_scores_that_are_no_numbers_end_the_call_and_nothing_else() -> None:
     assert not heard.audio
 
 
-# -- memory -----------------------------------------------------------------------------------------------------------
-
-
-def long_script(tokens: int) -> Callable[[UtteranceKey, int], list[int]]:
-    return lambda key, run: [*(i * 13 % 6561 for i in range(tokens)), 6562]
-
-
-def test_who_finds_no_memory_waits_for_who_has_it() -> None:
-    subject = engine("cosyvoice3", settings(pages=8), script=long_script(100))
-    keys = [UtteranceKey("s", n) for n in range(4)]
-    heard: dict[UtteranceKey, Heard] = {}
-    for key in keys:
-        subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
-        subject.handle(Text(key, plain_segment("Hello world and you, that it is of the world")))
-        subject.handle(EndText(key))
-    hear(subject, heard)
-    assert [heard[key].ends for key in keys] == [[Done(key)] for key in keys]
-    assert {heard[key].samples for key in keys} == {100 * 960}
-
-
-def test_sound_that_no_memory_could_hold_ends_with_a_clear_failure() -> None:
-    subject = engine("cosyvoice3", settings(pages=5), script=long_script(300))
-    heard = speak(subject, (plain_segment("Hello"),))
-    (end,) = heard.ends
-    assert isinstance(end, Failed)
-    assert end.error.code is ErrorCode.OUT_OF_MEMORY
-    assert subject.live == 0
-    assert speak(engine("cosyvoice3", settings(pages=5)), (plain_segment("Hello"),)).samples
-
-
-def test_memory_too_small_to_speak_is_a_setting_that_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="memory_gb"):
-        load_engine(LoadOptions(bundle("cosyvoice3").path, memory_gb=0.001))
-    with pytest.raises(ConfigError, match="CUDA"):
-        load_engine(LoadOptions(bundle("cosyvoice3").path, device="cuda:7"))
+# -- loading ----------------------------------------------------------------------------------------------------------
 
 
 def test_one_core_is_left_for_those_who_wait_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,15 +398,6 @@ def test_what_cannot_be_done_is_refused(params: SynthesisParams) -> None:
     assert all(state.users == 0 for state in subject.parts.book._states.values())
 
 
-def test_prompts_that_nobody_uses_make_room_for_others() -> None:
-    voices = {f"v{n}": voice("cosyvoice3", 60, n) for n in range(5)}
-    subject = engine("cosyvoice3", settings(cached_voices=2), voices=voices)
-    sounds = [speak(subject, TEXT, SynthesisParams(name)).pcm for name in voices]
-    assert subject.parts.book.ready == 2
-    assert len(set(sounds)) == 5
-    assert speak(subject, TEXT, SynthesisParams("v0")).pcm == sounds[0]
-
-
 def test_an_instruction_is_followed_and_not_remembered() -> None:
     subject = engine("cosyvoice3")
     plain = speak(subject, TEXT).pcm
@@ -399,36 +420,3 @@ def test_a_text_without_any_stop_is_refused_where_it_cannot_be_read() -> None:
     (end,) = heard.ends
     assert isinstance(end, Failed)
     assert end.error.code is ErrorCode.TEXT_TOO_LONG
-
-
-def test_a_cancel_while_others_wait_lets_them_go_on() -> None:
-    subject = engine("cosyvoice3", settings(pages=5), script=long_script(60))
-    first, second = (UtteranceKey("s", n) for n in range(2))
-    for key in (first, second):
-        subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES if key == second else 10))
-        subject.handle(Text(key, plain_segment("Hello world and you, that it is")))
-        subject.handle(EndText(key))
-    heard: dict[UtteranceKey, Heard] = {}
-    for _ in range(40):
-        for event in subject.step(0.0):
-            assert isinstance(event, Audio)
-            heard.setdefault(event.key, Heard()).audio.append(event)
-    subject.handle(Cancel(first))
-    hear(subject, heard)
-    assert heard[second].ends == [Done(second)]
-
-
-@pytest.mark.parametrize("runner", [EagerRunner, RehearsalRunner])
-def test_a_closed_engine_gives_its_memory_back_without_a_collector(runner: type[Runner]) -> None:
-    """A worker freezes its heap once it has started: what then lies in a cycle would stay for good."""
-    small = settings(lm_tokens=256, max_passage_s=4, pages=20, decode_batch=1, checked=False)
-    subject = engine("cosyvoice3", small, runners=(runner(), runner()))
-    subject.warm_up()
-    memory = weakref.ref(subject.parts.pool), weakref.ref(subject.parts.decoder), weakref.ref(subject.parts.renderer)
-    gc.disable()
-    try:
-        subject.close()
-        del subject
-        assert [part() for part in memory] == [None] * 3
-    finally:
-        gc.enable()

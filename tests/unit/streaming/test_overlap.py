@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from torch import Tensor
 
 from tests.contract.engine_contract import PLENTY_SAMPLES, Heard, segments
 from tests.unit.cosyvoice.bundles import tiny
@@ -23,6 +24,7 @@ from tts_worker.engine.streaming.engine import CosyVoiceEngine
 from tts_worker.engine.streaming.graphs import EagerRunner, Runner
 from tts_worker.engine.streaming.lanes import Begun, HostLane, Lanes, ThreadLane, lanes_for
 from tts_worker.engine.streaming.load import LoadOptions, load_engine
+from tts_worker.engine.streaming.render import Mels, Voiced, Work
 from tts_worker.engine.streaming.utterance import plain_segment
 from tts_worker.types import Boundary, Cancel, Done, EndText, Failed, Hold, Open, Release, Text, UtteranceKey
 
@@ -161,6 +163,37 @@ def test_a_cancel_at_any_step_frees_everything(steps: int, looks: list[int]) -> 
     assert Held(subject).now == free
 
 
+@pytest.mark.parametrize("work", ["open", "advance"])
+def test_a_listener_leaves_while_the_engine_waits_for_the_thread(work: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the thread still takes for him is given back, too."""
+    subject = engine("cosyvoice3", settings(overlap=True), script=long_script)
+    speak(subject, TEXT)
+    free, pool = Held(subject).now, subject.parts.pool
+    at_work, go_on, really = threading.Event(), threading.Event(), getattr(pool, work)
+
+    def slowly(*given: object) -> object:
+        at_work.set()
+        assert go_on.wait(60)
+        return really(*given)
+
+    monkeypatch.setattr(pool, work, slowly)
+    subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
+    subject.handle(Text(KEY, LONG[0]))
+    while not at_work.is_set():
+        subject.step(0.0)
+    subject.handle(Cancel(KEY))
+    result = Begun.result
+
+    def waits(begun: Begun[object]) -> object:
+        go_on.set()  # not before the engine waits for it
+        return result(begun)
+
+    monkeypatch.setattr(Begun, "result", waits)
+    hear(subject, {})
+    assert Held(subject).now == free
+    subject.close()
+
+
 def test_listeners_that_leave_a_thread_at_work_leave_nothing_behind() -> None:
     subject = engine("cosyvoice3", settings(overlap=True))
     expected = speak(subject, TEXT).pcm
@@ -215,6 +248,85 @@ def test_whoever_fails_alone_fails_alone(first: int) -> None:
         assert len(heard[key].ends) == 1
         if key not in failed:
             assert_sounds_as(heard[key], well[key])
+
+
+def lying(subject: CosyVoiceEngine) -> dict[UtteranceKey, int]:
+    """How much sound will become of the frames that lie before the vocoder or in it, by utterance."""
+    stage, renderer = subject._sound, subject.parts.renderer
+    there = [*stage._between, *([stage._vocoder[:2]] if stage._vocoder else [])]
+    samples = dict.fromkeys(subject._utterances, 0)
+    for sounds, mels in there:
+        for sound, mel in zip(sounds, mels.frames, strict=True):
+            samples[sound.utterance.outlet.key] += renderer.samples(mel)
+    return samples
+
+
+def test_what_lies_before_the_vocoder_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a batch is given to the vocoder one by one while the flow makes more: credit is a promise."""
+    config = settings(render_batch=4, decode_batch=4)
+    subject = engine("cosyvoice3", config, script=long_script, lanes=beside(SlowLane([0])))
+    vocode, failed = subject.parts.renderer.vocode, False
+
+    def fails(works: Sequence[Work], mels: Sequence[Tensor]) -> Voiced:
+        nonlocal failed
+        if len(works) > 1 and not failed and subject._sound._flow is not None:
+            failed = True
+            raise torch.OutOfMemoryError("out of memory")
+        return vocode(works, mels)
+
+    monkeypatch.setattr(subject.parts.renderer, "vocode", fails)
+    for key in CROWD:
+        subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
+        subject.handle(Text(key, LONG[0]))
+        subject.handle(EndText(key))
+    most = 0
+    while subject.has_work:
+        subject.step(0.0)
+        lies = lying(subject)
+        assert {key: utterance.coming_samples for key, utterance in subject._utterances.items()} == lies
+        most = max([most, *lies.values()])
+    assert failed
+    assert most
+
+
+def test_a_chunk_that_waits_for_the_vocoder_is_heard_before_its_call_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The vocoder goes on one by one, and meanwhile the flow fails at the next chunk of somebody who is not alone."""
+    lengths = {"s0": 5, "s1": 5, "s2": 150}
+    config = settings(render_batch=4, decode_batch=4, smooth_start=False)
+    subject = engine(
+        "cosyvoice3",
+        config,
+        script=lambda key, run: [*range(lengths[key.session]), 6562],
+        lanes=beside(SlowLane([0, 90])),
+    )
+    renderer, met = subject.parts.renderer, False
+    flow, vocode = renderer._mels, renderer.vocode
+
+    def makes(works: Sequence[Work]) -> Mels:
+        if len(works) == 1 and works[0].chunk.begin:
+            raise ValueError("numbers")
+        return flow(works)
+
+    def says(works: Sequence[Work], mels: Sequence[Tensor]) -> Voiced:
+        nonlocal met
+        if len(works) > 1:
+            met = subject._sound._flow is not None and len(subject._sound._flow[0]) == 1
+            raise ValueError("numbers")
+        return vocode(works, mels)
+
+    monkeypatch.setattr(renderer, "_mels", makes)
+    monkeypatch.setattr(renderer, "vocode", says)
+    for key in CROWD:
+        subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
+        subject.handle(Text(key, LONG[0]))
+        subject.handle(EndText(key))
+    heard: dict[UtteranceKey, Heard] = {key: Heard() for key in CROWD}
+    hear(subject, heard)
+    assert met
+    *others, unlucky = CROWD
+    assert [heard[key].ends for key in others] == [[Done(key)] for key in others]
+    assert isinstance(heard[unlucky].ends[0], Failed)
+    assert heard[unlucky].samples
 
 
 def test_a_thread_tells_what_it_raised_and_whoever_enters_waits_for_it() -> None:

@@ -127,7 +127,23 @@ def test_nonsense_after_something_was_heard_is_cut_where_it_begins(parts) -> Non
     tokens = talk.passages[-1].tokens
     heard = 8 + 25 * ((len(good) + 3 + 50 - 3 - 8) // 25)  # boundaries with their look-ahead when the loop was seen
     assert tokens[: len(good)] == good
-    assert len(tokens) == max(len(good) + 3, heard + 1)
+    assert len(tokens) == max(len(good) + 3, heard + 3)
+
+
+@pytest.mark.parametrize("first", [8, 9, 10, 11, 12])
+def test_what_a_chunk_looked_ahead_to_is_not_drawn_again(parts, first: int) -> None:  # type: ignore[no-untyped-def]
+    """Sound of the first eight tokens is due with eleven, whether or not it was made by then."""
+    talk = talk_of(parts, segments(("Hello, ", Boundary.CLAUSE), ("you.", Boundary.END)))
+    talk.begin_run()
+    talk.take([*varied(first), EOS])
+    talk.begin_run()
+    talk.take([*varied(4, seed=1), -1])
+    if first < 11:
+        assert talk.truncated == "broken_scores"
+        assert talk.passages[-1].tokens == [*varied(first), *varied(4, seed=1)]
+    else:
+        assert talk.truncated is None
+        assert talk.passages[-1].tokens == varied(first)
 
 
 def test_a_run_that_never_ends_is_ended(parts) -> None:  # type: ignore[no-untyped-def]

@@ -24,6 +24,7 @@ from tts_worker.engine.streaming.stage import Spent, StageFault
 from tts_worker.engine.streaming.talk import Model
 from tts_worker.engine.streaming.token_stage import TokenStage
 from tts_worker.engine.streaming.utterance import Need, Utterance, plain_segment
+from tts_worker.engine.streaming.voices import VoiceState
 from tts_worker.errors import (
     EngineFault,
     ErrorInfo,
@@ -235,9 +236,18 @@ class CosyVoiceEngine:
                     book.leave(voice)
                     raise
             elif book.missing(utterance.talk.voice):
-                book.prepare(utterance.talk.voice, self.parts.pool, self.parts.lanes.flow)
+                self._prepare_prompt(utterance, utterance.talk.voice)
         except Exception as problem:
             raise StageFault([utterance], problem) from problem
+
+    def _prepare_prompt(self, utterance: Utterance, voice: VoiceState) -> None:
+        """A piece of it, if there is memory."""
+        book, lane = self.parts.book, self.parts.lanes.flow
+        with lane:
+            if self._sound.has_pages_for_voice(utterance, list(self._utterances.values())):
+                book.prepare(voice, self.parts.pool, lane)
+        if not book.missing(voice):  # it takes no more pages: whoever waits for some may look again
+            _unblock(self._utterances)
 
     def _land(self) -> None:
         """Take what has arrived."""
@@ -252,10 +262,12 @@ class CosyVoiceEngine:
             self._attempt(partial(min(busy, key=lambda stage: stage.expected_s).land, block=True))
 
     def _attempt(self, work: Callable[[], object]) -> None:
+        fault = _fault_of(work)
         try:
-            work()
-        except StageFault as fault:
-            self._contain(fault)
+            if fault is not None:
+                self._contain(fault)
+        finally:
+            del fault  # its traceback leads back to this frame: a cycle would keep all that the failed pass had made
 
     # -- faults -------------------------------------------------------------------------------------------------------
 
@@ -299,7 +311,8 @@ class CosyVoiceEngine:
 
     def _emit(self) -> None:
         for utterance in list(self._utterances.values()):
-            utterance.talk.leave_silent()
+            if utterance.talk.leave_silent():
+                _unblock(self._utterances)
             if utterance.can_emit and not self._gathers(utterance):
                 last = utterance.talk.ended and utterance.talk.run is None and not utterance.talk.passages
                 self._events += _slices(utterance, last)
@@ -372,6 +385,15 @@ def _unblock(utterances: Mapping[UtteranceKey, Utterance]) -> None:
 def _slices(utterance: Utterance, last: bool) -> Iterator[Audio]:
     while (audio := utterance.outlet.emit(_LONGEST_SLICE_SAMPLES, last=last)) is not None:
         yield audio
+
+
+def _fault_of(work: Callable[[], object]) -> StageFault | None:
+    """How ``work`` failed. What is raised because of it then does not drag it along, nor what its frames hold."""
+    try:
+        work()
+    except StageFault as fault:
+        return fault
+    return None
 
 
 def _explain(cause: BaseException) -> ErrorInfo:

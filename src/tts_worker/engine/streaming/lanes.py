@@ -69,8 +69,12 @@ class Begun(Generic[T]):
     def result(self) -> T:
         """Blocks until it is over. Raises what it raised."""
         self.ended.wait()
-        if self._raised is not None:
-            raise self._raised
+        problem, self._raised = self._raised, None
+        if problem is not None:
+            try:
+                raise problem
+            finally:
+                del problem  # its traceback holds this frame: a cycle would keep all that the failed pass had made
         return self._returned  # type: ignore[return-value]
 
 

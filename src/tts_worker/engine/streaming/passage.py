@@ -77,14 +77,15 @@ class Passage:
         """``chunk`` became sound, or holds nothing."""
         self._due, self.rendered_tokens, self.finished = None, chunk.end, chunk.final
 
-    def heard_tokens(self) -> int:
-        """Tokens that may have become sound by now, whether or not they have: a matter of count, not of time."""
-        return self._plan.settled(len(self.tokens))
+    def used_tokens(self) -> int:
+        """Tokens that may have become sound by now or shaped it, whether or not they have: a matter of count, not of
+        time."""
+        settled = self._plan.settled(len(self.tokens))
+        return settled + self._flow.lookahead_tokens if settled else 0
 
     def cut(self, keep: int) -> None:
-        """Forget tokens after the first ``keep``; what may have been heard stays, and one more to end on."""
-        heard = self.heard_tokens()
-        del self.tokens[max(keep, heard + 1 if heard else 0) :]
+        """Forget tokens after the first ``keep``; what may have been heard stays, and what it looked ahead to."""
+        del self.tokens[max(keep, self.used_tokens()) :]
 
     def rewind(self, start: int) -> None:
         """A run that began at token ``start`` is drawn again."""

@@ -8,6 +8,7 @@ It must not know when a chunk is due, who listens or how urgent anything is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 
@@ -202,11 +203,14 @@ class Renderer:
                 parts[i].append(mel)
                 left[i] -= wide
         frames = [torch.cat(part, dim=1).transpose(1, 2) for part in parts]
-        paces = [work.stream.stretch for work in works]
-        return [
+        paces = [copy(work.stream.stretch) for work in works]
+        frames = [
             mel if pace is None else pace.push(mel, work.chunk.final)
             for work, mel, pace in zip(works, frames, paces, strict=True)
         ]
+        for work, pace in zip(works, paces, strict=True):
+            work.stream.stretch = pace
+        return frames
 
     def _pass(self, works: Sequence[Work], chunks: int) -> list[Tensor]:
         """The next ``chunks`` of each stream: their frames ``[1, n, mel]`` that nobody has heard."""

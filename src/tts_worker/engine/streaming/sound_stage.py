@@ -97,27 +97,53 @@ class SoundStage:
         return True
 
     def _fits(self, utterance: Utterance, work: Work, everyone: Sequence[Utterance], taken: int) -> bool:
-        """Whether there are pages for ``work``. What has begun may take what there is; what begins waits until there is
+        """Whether there are pages for ``work`` besides those ``taken``. Raises OutOfMemory."""
+        needed = self._renderer.pages(work) + taken
+        return self._granted(utterance, needed, everyone, begins=work.stream.flow is None)
+
+    def has_pages_for_voice(self, utterance: Utterance, everyone: Sequence[Utterance]) -> bool:
+        """Whether there are pages for what is not there yet of its voice's prompt. If not, it waits for some. The flow
+        must not be at anything. Raises OutOfMemory."""
+        return self._granted(utterance, self._prompt_pages(utterance), everyone, begins=True)
+
+    def _granted(self, utterance: Utterance, needed: int, everyone: Sequence[Utterance], *, begins: bool) -> bool:
+        """Whether it may take ``needed`` pages. What has begun may take what there is; what begins waits until there is
         enough for all of it, so that it need not end half-way. Raises OutOfMemory where nobody will ever free any."""
-        pool, needed = self._pool, self._renderer.pages(work) + taken
-        begins = work.stream.flow is None
-        others = [
-            u for u in everyone if u is not utterance and u.talk.passages and u.talk.passages[0].stream.flow is not None
-        ]
+        pool, others = self._pool, [u for u in everyone if u is not utterance and self._holds_pages(u)]
         wanted = needed
         if begins:
-            wanted += self._expected_pages(utterance) + sum(map(self._expected_pages, others))
+            wanted += sum(self._expected_pages(u) for u in (utterance, *others))
+            wanted += sum(self._prompt_pages(u) for u in others)
         while pool.free_pages < wanted and self._book.shrink(pool):
             pass
         if pool.free_pages >= (wanted if others else needed):
             return True
-        if begins and others:
+        if begins and (others or any(self._goes_on(u) for u in everyone if u is not utterance)):
             utterance.blocked = True
             return False
         raise OutOfMemory("there is no memory for more sound: end an utterance, or set more pages")
 
+    def _holds_pages(self, utterance: Utterance) -> bool:
+        """Whether it has pages that it goes on with, and then gives back: of its sound, or of a prompt on its way."""
+        talk = utterance.talk
+        if talk.passages and talk.passages[0].stream.flow is not None:
+            return True
+        return talk.voice is not None and self._goes_on(utterance) and self._book.missing(talk.voice)
+
+    @staticmethod
+    def _goes_on(utterance: Utterance) -> bool:
+        """Whether it has a prompt that it goes on with. Those who wait for pages themselves do not."""
+        talk = utterance.talk
+        return not utterance.blocked and talk.waits and talk.voice is not None and talk.voice.flow is not None
+
+    def _prompt_pages(self, utterance: Utterance) -> int:
+        """Pages that its voice's prompt will still take."""
+        return 0 if utterance.talk.voice is None else self._book.missing_pages(utterance.talk.voice)
+
     def _expected_pages(self, utterance: Utterance) -> int:
         """Pages that the passage being spoken will still take, as far as its text tells."""
+        if not utterance.talk.passages:
+            return 0
         passage = utterance.talk.passages[0]
         tokens = max(passage.clock.expected_tokens, len(passage.tokens)) - passage.rendered_tokens
         return max(0, int(tokens) // self._pool.chunk_tokens)
@@ -127,12 +153,13 @@ class SoundStage:
         (sounds, begun), self._flow = self._flow, None
         for sound in sounds:
             sound.utterance.rendering = False
-        while self._left:
-            self._renderer.close(self._left.pop())
         try:
             mels = begun.result()
         except Exception as problem:
             raise StageFault([sound.utterance for sound in sounds], problem, self._recover) from problem
+        finally:
+            while self._left:  # not before: the thread may still take pages for them
+                self._renderer.close(self._left.pop())
         for sound, mel in zip(sounds, mels.frames, strict=True):  # the next chunk may begin
             sound.passage.done(sound.work.chunk)
             sound.utterance.coming_samples = self._renderer.samples(mel)
@@ -161,7 +188,8 @@ class SoundStage:
     def land(self, *, block: bool) -> None:
         """Hand over sound that has arrived. Raises StageFault."""
         if self._vocoder is None:
-            if self._flow is not None and (block or self._flow[1].over):
+            # Not while the chunk before waits for the vocoder: it is heard first, whatever the flow has to tell.
+            if self._flow is not None and not self._between and (block or self._flow[1].over):
                 self._land_flow()
             return
         sounds, mels, voiced = self._vocoder

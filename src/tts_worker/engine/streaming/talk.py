@@ -357,7 +357,7 @@ class Talk:
         return False
 
     def _may_redraw(self, passage: Passage) -> bool:
-        return self._attempt < self._model.settings.retries and passage.heard_tokens() <= self._run_start
+        return self._attempt < self._model.settings.retries and passage.used_tokens() <= self._run_start
 
     def _redraw(self, passage: Passage) -> bool:
         self._attempt += 1
@@ -375,8 +375,10 @@ class Talk:
 
     # -- sound --------------------------------------------------------------------------------------------------------
 
-    def leave_silent(self) -> None:
-        """A passage at the front that ended without a token has no sound."""
+    def leave_silent(self) -> bool:
+        """A passage at the front that ended without a token has no sound: it is left out. True if there was one."""
         head = self.due
         if head is not None and head.due is not None and head.due.final and not head.tokens:
             self.passages.popleft()
+            return True
+        return False

@@ -144,6 +144,9 @@ class TokenStage:
             columns = flight.ticket.wait().T.tolist()
             spent_s = flight.marks[1].ms_since(flight.marks[0]) / 1000
         except Exception as problem:
+            for utterance in flight.members:
+                if flight.fed and utterance.talk.run is not None:
+                    utterance.talk.run.unfed = []  # the decoder's book has it
             raise StageFault(flight.members, problem, self._recover) from problem
         drawn = 0
         for utterance, column in zip(flight.members, columns, strict=True):

@@ -31,7 +31,7 @@ class Utterance:
 
     ``decoding``, ``rendering``: the language model, the flow is at it. ``blocked``: there is no memory for its sound at
     present; somebody else will free some. ``alone``: a batch with it failed, so it goes by itself. ``gone``: nothing of
-    it may come out any more. ``coming_samples``: what the vocoder is at.
+    it may come out any more. ``coming_samples``: what lies before the vocoder, or in it.
     """
 
     def __init__(self, command: Open, model: Model, slot: int) -> None:
@@ -56,7 +56,7 @@ class Utterance:
             return Need.NOTHING
         talk = self.talk
         if talk.waits and (talk.voice is None or voice_missing(talk.voice)):
-            return Need.VOICE
+            return Need.NOTHING if self.blocked else Need.VOICE
         head = talk.due
         if head is None:
             return self.token_need()

@@ -135,6 +135,11 @@ class VoiceBook:
         """Whether ``prepare`` has anything left to do."""
         return state.flow is None or state.flow.tokens < self._shareable(state)
 
+    def missing_pages(self, state: VoiceState) -> int:
+        """Pages that ``prepare`` will still take."""
+        done = state.flow.tokens if state.flow is not None else 0
+        return (self._shareable(state) - done) // self._config.flow.chunk_tokens
+
     def _shareable(self, state: VoiceState) -> int:
         """Prompt tokens of whole chunks that no generated token can change any more."""
         config = self._config.flow
@@ -152,7 +157,12 @@ class VoiceBook:
                 tokens, known, cond = window(
                     self._config, state.prompt, state.prompt_mel, state.flow.tokens, len(state.prompt)
                 )
-                pool.advance([state.flow], lane.send([tokens]), [known], state.spk, cond)
+                try:
+                    pool.advance([state.flow], lane.send([tokens]), [known], state.spk, cond)
+                except Exception:  # half-way: nobody speaks with it yet, the next one begins anew
+                    pool.close(state.flow)
+                    state.flow = None
+                    raise
 
     def _make_room(self, pool: FlowPool) -> None:
         idle = sorted((s for s in self._states.values() if not s.users), key=lambda s: s.used_at)

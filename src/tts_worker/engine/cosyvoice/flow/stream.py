@@ -92,7 +92,7 @@ class FlowPool:
         """A new utterance, or one that goes on where ``voice`` stands. Raises OutOfMemory."""
         if not self._slots:
             raise OutOfMemory("all flow slots are taken: end an utterance or configure more slots")
-        state = FlowState(self._slots.pop())
+        state = FlowState(self._slots[-1])
         for memory in (*self._front, self._estimator):
             if voice is None:
                 memory.reset(torch.tensor([state.slot], device=self.device))
@@ -100,6 +100,7 @@ class FlowPool:
                 memory.copy_tails(voice.slot, state.slot)
         if voice is not None:
             state.pages, state.shared, state.tokens = list(voice.pages), len(voice.pages), voice.tokens
+        self._slots.pop()
         return state
 
     def close(self, state: FlowState) -> None:
