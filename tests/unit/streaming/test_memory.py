@@ -278,6 +278,21 @@ def test_a_slot_that_could_not_be_opened_is_free(monkeypatch: pytest.MonkeyPatch
     assert Held(subject).now == free
 
 
+def test_a_slot_given_back_while_another_is_opened_is_not_mistaken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's thread gives back while the flow's thread takes."""
+    pool = engine("cosyvoice3").parts.pool
+    leaving, free, memory = pool.open(), pool.free_slots, pool._estimator
+    reset = memory.reset
+
+    def meanwhile(slots: Tensor) -> None:
+        pool.close(leaving)
+        reset(slots)
+
+    monkeypatch.setattr(memory, "reset", meanwhile)
+    taken = [pool.open() for _ in range(free + 1)]
+    assert len({state.slot for state in taken}) == free + 1
+
+
 @pytest.mark.parametrize("stage", ["flow", "vocoder", "decode"])
 async def test_a_broken_engines_memory_is_free_before_another_one_is_built(stage: str) -> None:
     parts: list[weakref.ref[object]] = []

@@ -100,7 +100,7 @@ class FlowPool:
                 memory.copy_tails(voice.slot, state.slot)
         if voice is not None:
             state.pages, state.shared, state.tokens = list(voice.pages), len(voice.pages), voice.tokens
-        self._slots.pop()
+        self._slots.remove(state.slot)  # now that nothing can fail; it need not be the last any more
         return state
 
     def close(self, state: FlowState) -> None:
