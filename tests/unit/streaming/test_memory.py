@@ -209,6 +209,26 @@ def test_a_prompt_that_is_there_lets_others_go_on() -> None:
     assert heard[waiting].ends == [Done(waiting)]
 
 
+def test_nobody_waits_for_whoever_turns_out_to_say_nothing() -> None:
+    voices = {f"v{n}": voice("cosyvoice3", 150, n) for n in range(2)}  # five pages each
+    subject = engine("cosyvoice3", settings(pages=8), voices=voices, script=lambda key, run: [6562])
+    silent, waiting = UtteranceKey("silent", 1), UtteranceKey("waiting", 1)
+    subject.handle(Open(silent, SynthesisParams("v0"), PLENTY_SAMPLES))
+    subject.handle(Text(silent, plain_segment("Hello")))  # and the call stays open
+    while subject.parts.pool.free_pages > 3:
+        subject.step(0.0)
+    subject.handle(Hold(silent))
+    opened(subject, waiting, SynthesisParams("v1"))
+    heard: dict[UtteranceKey, Heard] = {}
+    hear(subject, heard)
+    assert not heard
+    subject.handle(Release(silent))
+    hear(subject, heard)
+    (end,) = heard[waiting].ends
+    assert isinstance(end, Failed)
+    assert end.error.code is ErrorCode.OUT_OF_MEMORY
+
+
 # -- nothing is kept --------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ work.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -18,6 +18,8 @@ import torch
 from tts_worker.engine.cosyvoice.config import V2, V3
 from tts_worker.engine.schedule import Job, by_urgency
 from tts_worker.engine.streaming.config import StreamingConfig, TextMode
+from tts_worker.engine.streaming.faults import answers, explain, fault_of
+from tts_worker.engine.streaming.pages import Pages, unblock
 from tts_worker.engine.streaming.parts import Parts
 from tts_worker.engine.streaming.sound_stage import SoundStage
 from tts_worker.engine.streaming.stage import Spent, StageFault
@@ -29,7 +31,6 @@ from tts_worker.errors import (
     EngineFault,
     ErrorInfo,
     InvalidRequest,
-    OutOfMemory,
     OverCapacity,
     SynthesisFailed,
     TTSWorkerError,
@@ -80,8 +81,11 @@ class CosyVoiceEngine:
         self.spent = Spent()
         self._utterances: dict[UtteranceKey, Utterance] = {}
         self._tokens = TokenStage(parts, settings.decode_batch, settings.burst_tokens, self.spent)
-        self._sound = SoundStage(parts, settings.render_batch, self.spent, partial(_unblock, self._utterances))
-        self._healthy = healthy or (lambda: _answers(parts.networks.flow.noise.device))
+        self._pages = Pages(parts.pool, parts.book)
+        # No method for it: an engine that refers to itself would not go away by itself, and it is large.
+        freed = partial(unblock, self._utterances)
+        self._sound = SoundStage(parts, self._pages, settings.render_batch, self.spent, freed)
+        self._healthy = healthy or (lambda: answers(parts.networks.flow.noise.device))
         self._events: list[Event] = []
         self._sent_only = False  # the last step made nothing new
         self.info = EngineInfo(
@@ -244,10 +248,10 @@ class CosyVoiceEngine:
         """A piece of it, if there is memory."""
         book, lane = self.parts.book, self.parts.lanes.flow
         with lane:
-            if self._sound.has_pages_for_voice(utterance, list(self._utterances.values())):
+            if self._pages.for_prompt(utterance, list(self._utterances.values())):
                 book.prepare(voice, self.parts.pool, lane)
         if not book.missing(voice):  # it takes no more pages: whoever waits for some may look again
-            _unblock(self._utterances)
+            unblock(self._utterances)
 
     def _land(self) -> None:
         """Take what has arrived."""
@@ -262,7 +266,7 @@ class CosyVoiceEngine:
             self._attempt(partial(min(busy, key=lambda stage: stage.expected_s).land, block=True))
 
     def _attempt(self, work: Callable[[], object]) -> None:
-        fault = _fault_of(work)
+        fault = fault_of(work)
         try:
             if fault is not None:
                 self._contain(fault)
@@ -286,7 +290,7 @@ class CosyVoiceEngine:
         members = [utterance for utterance in fault.members if not utterance.gone]
         for utterance in members:
             if len(fault.members) == 1:
-                self._fail(utterance, _explain(cause))
+                self._fail(utterance, explain(cause))
             else:
                 if fault.recover is not None:
                     fault.recover(utterance)
@@ -305,14 +309,14 @@ class CosyVoiceEngine:
         self.parts.decoder.release(utterance.slot)
         if utterance.talk.voice is not None:
             self.parts.book.leave(utterance.talk.voice)
-        _unblock(self._utterances)
+        unblock(self._utterances)
 
     # -- the way out --------------------------------------------------------------------------------------------------
 
     def _emit(self) -> None:
         for utterance in list(self._utterances.values()):
             if utterance.talk.leave_silent():
-                _unblock(self._utterances)
+                unblock(self._utterances)
             if utterance.can_emit and not self._gathers(utterance):
                 last = utterance.talk.ended and utterance.talk.run is None and not utterance.talk.passages
                 self._events += _slices(utterance, last)
@@ -375,41 +379,9 @@ class CosyVoiceEngine:
         self.parts.close()
 
 
-def _unblock(utterances: Mapping[UtteranceKey, Utterance]) -> None:
-    """Memory was freed: whoever waited for it may look again. No method, because an engine that refers to itself would
-    not go away by itself, and it is large."""
-    for utterance in utterances.values():
-        utterance.blocked = False
-
-
 def _slices(utterance: Utterance, last: bool) -> Iterator[Audio]:
     while (audio := utterance.outlet.emit(_LONGEST_SLICE_SAMPLES, last=last)) is not None:
         yield audio
-
-
-def _fault_of(work: Callable[[], object]) -> StageFault | None:
-    """How ``work`` failed. What is raised because of it then does not drag it along, nor what its frames hold."""
-    try:
-        work()
-    except StageFault as fault:
-        return fault
-    return None
-
-
-def _explain(cause: BaseException) -> ErrorInfo:
-    if isinstance(cause, TTSWorkerError):
-        return cause.info
-    if isinstance(cause, MemoryError | torch.OutOfMemoryError):
-        return OutOfMemory("the device has no memory left for this utterance").info
-    return SynthesisFailed(f"the model could not say a part of the text ({type(cause).__name__})").info
-
-
-def _answers(device: torch.device) -> bool:
-    """Whether a device still computes."""
-    try:
-        return float(torch.ones(1, device=device).sum()) == 1.0
-    except RuntimeError:
-        return False
 
 
 def _with_warm_up(model: Model) -> Model:

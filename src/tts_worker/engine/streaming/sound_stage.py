@@ -9,6 +9,7 @@ from time import perf_counter
 
 from tts_worker.audio.pcm import fade_out, to_float, to_pcm
 from tts_worker.engine.streaming.lanes import Begun
+from tts_worker.engine.streaming.pages import Pages
 from tts_worker.engine.streaming.parts import Parts
 from tts_worker.engine.streaming.passage import Passage
 from tts_worker.engine.streaming.render import Mels, SoundStream, Voiced, Work
@@ -32,8 +33,8 @@ _Sounds = tuple[_Sound, ...]
 class SoundStage:
     """Where the flow has a lane to itself, it is at the next chunk while the vocoder is at this one."""
 
-    def __init__(self, parts: Parts, batch: int, spent: Spent, freed: Callable[[], None]) -> None:
-        self._renderer, self._pool, self._book, self._batch = parts.renderer, parts.pool, parts.book, batch
+    def __init__(self, parts: Parts, pages: Pages, batch: int, spent: Spent, freed: Callable[[], None]) -> None:
+        self._renderer, self._pages, self._batch = parts.renderer, pages, batch
         self._spent, self._freed = spent, freed
         self._one_lane = parts.lanes.flow is parts.lanes.vocoder
         self._flow: tuple[_Sounds, Begun[Mels]] | None = None
@@ -99,54 +100,7 @@ class SoundStage:
     def _fits(self, utterance: Utterance, work: Work, everyone: Sequence[Utterance], taken: int) -> bool:
         """Whether there are pages for ``work`` besides those ``taken``. Raises OutOfMemory."""
         needed = self._renderer.pages(work) + taken
-        return self._granted(utterance, needed, everyone, begins=work.stream.flow is None)
-
-    def has_pages_for_voice(self, utterance: Utterance, everyone: Sequence[Utterance]) -> bool:
-        """Whether there are pages for what is not there yet of its voice's prompt. If not, it waits for some. The flow
-        must not be at anything. Raises OutOfMemory."""
-        return self._granted(utterance, self._prompt_pages(utterance), everyone, begins=True)
-
-    def _granted(self, utterance: Utterance, needed: int, everyone: Sequence[Utterance], *, begins: bool) -> bool:
-        """Whether it may take ``needed`` pages. What has begun may take what there is; what begins waits until there is
-        enough for all of it, so that it need not end half-way. Raises OutOfMemory where nobody will ever free any."""
-        pool, others = self._pool, [u for u in everyone if u is not utterance and self._holds_pages(u)]
-        wanted = needed
-        if begins:
-            wanted += sum(self._expected_pages(u) for u in (utterance, *others))
-            wanted += sum(self._prompt_pages(u) for u in others)
-        while pool.free_pages < wanted and self._book.shrink(pool):
-            pass
-        if pool.free_pages >= (wanted if others else needed):
-            return True
-        if begins and (others or any(self._goes_on(u) for u in everyone if u is not utterance)):
-            utterance.blocked = True
-            return False
-        raise OutOfMemory("there is no memory for more sound: end an utterance, or set more pages")
-
-    def _holds_pages(self, utterance: Utterance) -> bool:
-        """Whether it has pages that it goes on with, and then gives back: of its sound, or of a prompt on its way."""
-        talk = utterance.talk
-        if talk.passages and talk.passages[0].stream.flow is not None:
-            return True
-        return talk.voice is not None and self._goes_on(utterance) and self._book.missing(talk.voice)
-
-    @staticmethod
-    def _goes_on(utterance: Utterance) -> bool:
-        """Whether it has a prompt that it goes on with. Those who wait for pages themselves do not."""
-        talk = utterance.talk
-        return not utterance.blocked and talk.waits and talk.voice is not None and talk.voice.flow is not None
-
-    def _prompt_pages(self, utterance: Utterance) -> int:
-        """Pages that its voice's prompt will still take."""
-        return 0 if utterance.talk.voice is None else self._book.missing_pages(utterance.talk.voice)
-
-    def _expected_pages(self, utterance: Utterance) -> int:
-        """Pages that the passage being spoken will still take, as far as its text tells."""
-        if not utterance.talk.passages:
-            return 0
-        passage = utterance.talk.passages[0]
-        tokens = max(passage.clock.expected_tokens, len(passage.tokens)) - passage.rendered_tokens
-        return max(0, int(tokens) // self._pool.chunk_tokens)
+        return self._pages.for_sound(utterance, needed, everyone, begins=work.stream.flow is None)
 
     def _land_flow(self) -> None:
         assert self._flow is not None
