@@ -2,7 +2,7 @@
 
 The only place in ``engine/`` that knows asyncio. Commands go in through ``post`` and events come out through
 ``subscribe``; both sides are picklable data, so this seam could also be a process boundary. The thread blocks only when
-the engine has nothing to do. It contains faults: an engine that raises, or a step that does not return, fails the
+the engine has nothing to do. It contains faults: an engine that raises, or a call that does not return, fails the
 utterances it held, turns ``ready`` off, and is rebuilt from its factory while the server goes on.
 """
 
@@ -68,10 +68,11 @@ class EngineStats:
 
 @dataclass(slots=True, eq=False)
 class _Runner:
-    """One engine on one thread. A runner that hangs is abandoned with its thread; its late events are dropped."""
+    """One engine on one thread. A runner that hangs is abandoned with its thread: its late events are dropped, and it
+    closes its engine if the call ever returns. ``busy_since_s``: when the engine call in progress began."""
 
     inbox: queue.SimpleQueue[Command | None] = field(default_factory=queue.SimpleQueue)
-    step_began_s: float | None = None
+    busy_since_s: float | None = None
     stopped: threading.Event = field(default_factory=threading.Event)
 
 
@@ -230,13 +231,13 @@ class EngineLoop:
             engine.warm_up()
             self._call(self._on_ready, runner, engine.info)
             self._serve(runner, engine)
-        except Exception as exc:
+        except BaseException as exc:  # a panic of a Rust extension and SystemExit are not Exceptions
             fault = exc
         finally:
             if engine is not None:
                 try:
                     engine.close()
-                except Exception:
+                except BaseException:
                     log.exception("engine %s: close failed", self.name)
                 engine = None
             # Its memory is free before another engine is built: what broke it must not hold it.
@@ -257,14 +258,16 @@ class EngineLoop:
                     break
                 if command is _CLOSE:
                     return
+                runner.busy_since_s = self._clock()
                 engine.handle(command)
+                runner.busy_since_s = None  # not in a finally: after a fault it times the close of the engine
                 block = False
             if not engine.has_work:
                 continue
             began_s = self._clock()
-            runner.step_began_s = began_s
+            runner.busy_since_s = began_s
             events = engine.step(began_s)
-            runner.step_began_s = None
+            runner.busy_since_s = None
             spent_s = self._clock() - began_s
             self.stats.steps += 1
             self.stats.busy_s += spent_s
@@ -299,11 +302,12 @@ class EngineLoop:
             # Never came up: the caller of start() decides, there is nothing to keep alive.
             self._runner = None
             self._set_state(EngineState.STOPPED)
-            self._started.set_exception(fault)
+            self._started.set_exception(_as_exception(self.name, fault))
             return
         self.stats.faults += 1
         log.error("engine %s broke (%s) and is being rebuilt", self.name, type(fault).__name__, exc_info=fault)
         self._runner = None
+        runner.inbox.put(_CLOSE)  # if it hangs now and returns later, it frees its engine and ends
         if self.state is EngineState.FAULTED:
             self._failed_rebuilds += 1
         if self._failed_rebuilds == REBUILDS_UNTIL_LOST:
@@ -319,7 +323,7 @@ class EngineLoop:
             self._dispatch(Failed(key, error))
 
     async def _watch(self) -> None:
-        """Give up on a step that does not return. Also lets a long good run forget earlier faults."""
+        """Give up on an engine call that does not return. A minute without a fault resets the restart delay."""
         interval_s = min(1.0, self._hang_timeout_s / 4)
         healthy_s = 0.0
         while True:
@@ -328,14 +332,23 @@ class EngineLoop:
             if runner is None:
                 healthy_s = 0.0
                 continue
-            began_s = runner.step_began_s
+            began_s = runner.busy_since_s
             if began_s is not None and self._clock() - began_s > self._hang_timeout_s:
-                self._on_fault(runner, EngineFault(f"a step took longer than {self._hang_timeout_s:.0f} s"))
+                self._on_fault(runner, EngineFault(f"a call of the engine took longer than {self._hang_timeout_s:g} s"))
                 healthy_s = 0.0
                 continue
             healthy_s += interval_s
             if healthy_s > 60.0:
                 self._next_backoff_s = self._backoff_s
+
+
+def _as_exception(name: str, fault: BaseException) -> Exception:
+    """``fault`` for the caller of ``start``: SystemExit and its like, raised by an engine, must not end the process."""
+    if isinstance(fault, Exception):
+        return fault
+    error = EngineFault(f"the engine {name} could not start ({type(fault).__name__})")
+    error.__cause__ = fault
+    return error
 
 
 def _linked(fault: BaseException | None) -> list[BaseException]:

@@ -20,6 +20,7 @@ from tts_worker.types import (
     Audio,
     Boundary,
     Cancel,
+    Command,
     Done,
     EndText,
     Event,
@@ -279,3 +280,104 @@ async def test_an_engine_that_cannot_be_rebuilt_is_lost_until_it_can() -> None:
     await broken_and_rebuilt(loop)
     assert lost == [False] * (1 + REBUILDS_UNTIL_LOST) + [True]
     assert not loop.lost, "it came back after all"
+
+
+class Panic(BaseException):
+    """What a panic in a Rust extension becomes: no Exception."""
+
+
+class Breaking(ToneEngine):
+    """Breaks once, in the call that ``where`` names, on the utterance ``poison``."""
+
+    where: str
+    how: Callable[[], None]
+
+    def __init__(self, where: str, how: Callable[[], None], broke: list[str]) -> None:
+        super().__init__()
+        self.where, self.how, self.broke = where, how, broke
+
+    def _break(self, where: str) -> None:
+        if where == self.where and not self.broke:
+            self.broke.append(where)
+            self.how()
+
+    def handle(self, command: Command) -> None:
+        self._break("handle")
+        super().handle(command)
+
+    def step(self, now: float) -> list[Event]:
+        self._break("step")
+        return super().step(now)
+
+
+def panic() -> None:
+    raise Panic("a lock is poisoned")
+
+
+@pytest.mark.parametrize("where", ["handle", "step"])
+async def test_a_base_exception_is_an_engine_fault(where: str) -> None:
+    broke: list[str] = []
+    loop = EngineLoop(lambda: Breaking(where, panic, broke), restart_backoff_s=(0.0, 0.0))
+    await broken_and_rebuilt(loop)
+    assert loop.stats.faults == 1
+
+
+async def test_system_exit_at_start_is_a_typed_error() -> None:
+    class Leaving(ToneEngine):
+        def warm_up(self) -> None:
+            raise SystemExit(3)
+
+    loop = EngineLoop(Leaving)
+    with pytest.raises(EngineFault, match="SystemExit"):
+        await loop.start()
+    assert loop.state is EngineState.STOPPED
+
+
+@pytest.mark.parametrize("where", ["handle", "step"])
+async def test_an_engine_call_that_hangs_is_a_fault(where: str) -> None:
+    go_on = threading.Event()
+    broke: list[str] = []
+    now_s = 0.0  # stands still, or a busy machine would make a call look as if it hung
+
+    def hang() -> None:
+        nonlocal now_s
+        now_s += 1.0
+        go_on.wait()
+
+    loop = EngineLoop(
+        lambda: Breaking(where, hang, broke), restart_backoff_s=(0.0, 0.0), hang_timeout_s=0.2, clock=lambda: now_s
+    )
+    loop.subscribe("poison", inbox := Inbox())
+    try:
+        await broken_and_rebuilt(loop)
+    finally:
+        go_on.set()
+    failed = await inbox.until(lambda e: isinstance(e, Failed))
+    assert isinstance(failed, Failed)
+    assert failed.error.code is ErrorCode.ENGINE_FAULT
+    assert loop.stats.faults == 1
+
+
+@pytest.mark.parametrize("where", ["handle", "step"])
+async def test_an_abandoned_engine_is_freed_when_it_returns(where: str) -> None:
+    go_on = threading.Event()
+    broke: list[str] = []
+    engines: list[weakref.ref[ToneEngine]] = []
+    now_s = 0.0
+
+    def hang() -> None:
+        nonlocal now_s
+        now_s += 1.0
+        go_on.wait()
+
+    def factory() -> ToneEngine:
+        built = Breaking(where, hang, broke)
+        engines.append(weakref.ref(built))
+        return built
+
+    loop = EngineLoop(factory, name="stalls", restart_backoff_s=(0.0, 0.0), hang_timeout_s=0.2, clock=lambda: now_s)
+    await broken_and_rebuilt(loop)
+    assert engines[0]() is not None, "it hangs still"
+    go_on.set()
+    await until(lambda: not any(thread.name == "tts-stalls" for thread in threading.enumerate()))
+    assert [engine() for engine in engines] == [None, None]
