@@ -5,7 +5,7 @@ no transport, no clock; the caller resamples to a rate the format has.
 
 How soon bytes come out, fed 20 ms at a time at 24 kHz: pcm, wav, mulaw, alaw at once; mp3 with the first 20 ms (then
 about every 24 ms; the sound in them is 50 ms late, as the format has it); opus every 100 ms (the library's own default
-is one second); flac every 170 ms. A flac stream says that its length is unknown, which decoders that play accept.
+is one second); flac every 48 ms. A flac stream says that its length is unknown, which decoders that play accept.
 """
 
 from __future__ import annotations
@@ -157,6 +157,9 @@ _LIBSNDFILE_NAMES = {
     AudioFormat.OPUS: ("OGG", "OPUS"),
     AudioFormat.FLAC: ("FLAC", "PCM_16"),
 }
+_COMPRESSION_LEVELS = {AudioFormat.MP3: 0.5, AudioFormat.FLAC: 0.25}
+"""libsndfile's scale of 0 to 1. FLAC at 0.25 has blocks of 1152 samples instead of 4096: audio arrives sooner, and a
+player that drops the last block (LiveKit's decoder does) loses a quarter as much."""
 _OGG_PAGE_LATENCY_MS = 100.0
 _SFC_SET_OGG_PAGE_LATENCY_MS = 0x1302  # from sndfile.h
 
@@ -203,13 +206,12 @@ class _LibsndfileEncoder:
         self._silence = np.zeros(samples_of_ms(20, sample_rate_hz), np.int16)
         self._empty = True
         # MP3 at a constant 80 kbit/s: a stream has no index, and from a changing bit rate players guess a wrong length.
-        level, mode = (0.5, "CONSTANT") if audio_format is AudioFormat.MP3 else (None, None)
         self._file = soundfile.SoundFile(
             *(self._sink, "w", sample_rate_hz, 1),
             format=name,
             subtype=subtype,
-            compression_level=level,
-            bitrate_mode=mode,
+            compression_level=_COMPRESSION_LEVELS.get(audio_format),
+            bitrate_mode="CONSTANT" if audio_format is AudioFormat.MP3 else None,
         )
         if audio_format is AudioFormat.OPUS:
             _shorten_ogg_pages(soundfile, self._file)
