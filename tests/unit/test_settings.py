@@ -89,6 +89,24 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, message: str
     assert message in refused.value.message
 
 
+def test_one_key_of_the_default_engine_keeps_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    flag = load_settings(flags={"engines": {"hibari": {"max_utterances": 128}}})
+    assert (flag.engines["hibari"].kind, flag.engines["hibari"].max_utterances) == ("hibari", 128)
+    monkeypatch.setenv("TTS_WORKER_ENGINES__HIBARI__MAX_UTTERANCES", "32")
+    assert load_settings().engines["hibari"].max_utterances == 32
+
+
+def test_one_key_of_a_configured_engine_keeps_its_kind(tmp_path: Path) -> None:
+    file = written(tmp_path, "engines: {hibari: {kind: tone}}")
+    settings = load_settings(file, {"engines": {"hibari": {"max_utterances": 5}}})
+    assert (settings.engines["hibari"].kind, settings.engines["hibari"].max_utterances) == ("tone", 5)
+
+
+def test_an_engine_without_a_kind_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"engines\.fast\.kind: .*hibari, tone, cosyvoice"):
+        load_settings(flags={"engines": {"fast": {"max_utterances": 128}}})
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml cannot be read"):
         load_settings(tmp_path / "none.yaml")

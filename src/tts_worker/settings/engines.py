@@ -57,3 +57,5 @@ class CosyVoiceEngineSettings(Section):
 EngineSettings = Annotated[
     HibariEngineSettings | ToneEngineSettings | CosyVoiceEngineSettings, Field(discriminator="kind")
 ]
+
+ENGINE_KINDS = ("hibari", "tone", "cosyvoice")

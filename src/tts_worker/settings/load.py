@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsError
 
 from tts_worker.errors import ConfigError
+from tts_worker.settings.engines import ENGINE_KINDS
 from tts_worker.settings.tree import ENV_PREFIX, Settings
 
 _CLIENT_VARIABLES = frozenset({"TTS_WORKER_URL", "TTS_WORKER_API_KEY"})
@@ -101,6 +102,8 @@ def _explain(error: ValidationError, file: Path | None) -> str:
         key = ".".join(str(part) for part in problem["loc"]) or "(top level)"
         if problem["type"] == "extra_forbidden":
             message = "there is no such setting"
+        elif problem["type"] == "union_tag_not_found":
+            key, message = f"{key}.kind", f"an engine needs a kind: {', '.join(ENGINE_KINDS)}"
         else:
             message = problem["msg"].removeprefix("Value error, ")
         lines.append(f"{key}: {message}")

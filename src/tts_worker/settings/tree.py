@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -58,6 +58,20 @@ class Settings(BaseSettings):
     hang_timeout_s: Seconds = 30.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_kinds(cls, data: Any) -> Any:
+        """A key of the default engine that is set alone says nothing of its kind, which is known."""
+        engines = data.get("engines") if isinstance(data, dict) else None
+        if not isinstance(engines, dict):
+            return data
+        kinds = {name: engine.kind for name, engine in _default_engines().items()}
+        named = {
+            name: {"kind": kinds[name], **engine} if name in kinds and isinstance(engine, dict) else engine
+            for name, engine in engines.items()
+        }
+        return {**data, "engines": named}
 
     @model_validator(mode="after")
     def _check_models(self) -> Settings:
