@@ -284,6 +284,7 @@ def create_application(worker: Worker) -> ASGIApp:
             max_message_chars=session.max_message_chars,
             send_timeout_s=server.send_timeout_s,
             web_page=server.web_page,
+            openai_voice_names=worker.settings.voices.openai_names,
             webrtc=worker.settings.webrtc,
         ),
     )

@@ -25,6 +25,7 @@ from tests.integration.test_websocket import dial, metric, until_live_sessions
 from tests.unit.audio.test_encoders import with_flac_length
 from tts_worker.app import Worker, create_application, running_worker
 from tts_worker.engine.loop import EngineLoop
+from tts_worker.transports.openai import OPENAI_VOICES
 
 TEXT = "Hello there, my friend. How are you today?"
 
@@ -116,6 +117,56 @@ async def test_the_openai_sdk_gets_every_format() -> None:
             assert {model.id async for model in client.models.list()} >= {"tone", "tts-1"}
 
 
+@asynccontextmanager
+async def openai_sdk(address: str, **options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+    options = {"api_key": "any", "base_url": f"http://{address}/v1", "max_retries": 0, **options}
+    async with openai.AsyncOpenAI(**options) as client:
+        yield client
+
+
+async def test_the_openai_sdk_retrieves_a_model() -> None:
+    async with serving() as address, openai_sdk(address) as client:
+        for name in ("tone", "tts-1"):
+            model = await client.models.retrieve(name)
+            assert (model.id, model.object) == (name, "model")
+        with pytest.raises(openai.NotFoundError) as refused:
+            await client.models.retrieve("gpt-5")
+        assert refused.value.code == "unknown_model"
+
+
+@pytest.mark.parametrize("text", ["", "🎉🎉", "a" * 20_001], ids=["empty", "unspeakable", "too long"])
+async def test_the_openai_sdk_maps_wrong_input_to_bad_request(text: str) -> None:
+    async with serving() as address, openai_sdk(address) as client:
+        with pytest.raises(openai.BadRequestError):
+            await client.audio.speech.create(**speech(input=text))
+
+
+async def test_openai_voice_names_speak_with_the_default_voice() -> None:
+    async with (
+        serving(voices={"default": "tone-low", "aliases": {"nova": "tone-high"}}) as address,
+        openai_sdk(address) as client,
+    ):
+
+        async def pcm(voice: str) -> bytes:
+            answer = await client.audio.speech.create(**speech(voice=voice, response_format="pcm"))
+            return answer.content
+
+        default = await pcm("tone-low")
+        for name in OPENAI_VOICES - {"nova"}:
+            assert await pcm(name) == default, name
+        assert await pcm("nova") == await pcm("tone-high"), "voices.aliases goes first"
+        async with http(address) as plain:
+            voices = (await plain.get("/v1/voices")).json()["voices"]
+        assert {voice["id"] for voice in voices} == {"tone", "tone-low", "tone-high"}
+
+
+async def test_openai_voice_names_can_be_switched_off() -> None:
+    async with serving(voices={"openai_names": False}) as address, openai_sdk(address) as client:
+        with pytest.raises(openai.NotFoundError) as refused:
+            await client.audio.speech.create(**speech(voice="alloy"))
+        assert refused.value.code == "unknown_voice"
+
+
 async def test_the_openai_sdk_streams_and_sse_ends_with_done() -> None:
     async with serving_held(3) as (address, go_on):
         client = openai.AsyncOpenAI(api_key="any", base_url=f"http://{address}/v1", max_retries=0)
@@ -181,10 +232,10 @@ BAD_REQUESTS: list[tuple[Any, int, str]] = [
     (speech(seed=-1), 400, "invalid_request"),
     (speech(seed=10**30), 400, "invalid_request"),
     (speech(lexicon={"a": 1}), 400, "invalid_request"),
-    (speech(input="a" * 20_001), 413, "text_too_long"),
+    (speech(input="a" * 20_001), 400, "text_too_long"),
     (speech(input="a" * 2_000_000), 413, "text_too_long"),
-    (speech(input=""), 422, "unspeakable_text"),
-    (speech(input="🎉🎉"), 422, "unspeakable_text"),
+    (speech(input=""), 400, "unspeakable_text"),
+    (speech(input="🎉🎉"), 400, "unspeakable_text"),
 ]
 
 

@@ -168,11 +168,13 @@ class TextSettings(Section):
 
 class VoiceSettings(Section):
     """``default``: voice of requests that name none; None takes the first engine's first voice. ``aliases``: other
-    names for voices, so that a client with fixed names can be served on purpose."""
+    names for voices, so that a client with fixed names can be served on purpose. ``openai_names``: the OpenAI API
+    accepts OpenAI's own voice names (alloy, nova, ...) and speaks them with the default voice; an alias goes first."""
 
     default: str | None = None
     directory: Path | None = None
     aliases: dict[str, str] = Field(default_factory=dict)
+    openai_names: bool = True
 
 
 class ModelSettings(Section):

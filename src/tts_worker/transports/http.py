@@ -46,6 +46,7 @@ class HttpConfig:
     max_message_chars: int = 100_000
     send_timeout_s: float = 10.0
     web_page: bool = True
+    openai_voice_names: bool = True
     webrtc: WebRtcSettings = field(default_factory=WebRtcSettings)
 
 
@@ -77,9 +78,17 @@ def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig) -> ASGIApp
     async def v1_stream(websocket: WebSocket) -> None:
         await stream(websocket, hub, limits)
 
-    for dialect in (openai, cosyvoice_http, ray_cosyvoice):
+    app.include_router(
+        openai.router(
+            hub,
+            max_input_chars=config.max_input_chars,
+            send_timeout_s=config.send_timeout_s,
+            voice_names=openai.OPENAI_VOICES if config.openai_voice_names else frozenset(),
+        )
+    )
+    for cosyvoice in (cosyvoice_http, ray_cosyvoice):
         app.include_router(
-            dialect.router(hub, max_input_chars=config.max_input_chars, send_timeout_s=config.send_timeout_s)
+            cosyvoice.router(hub, max_input_chars=config.max_input_chars, send_timeout_s=config.send_timeout_s)
         )
     dialects = SocketLimits(config.max_message_chars, config.send_timeout_s)
     app.include_router(cartesia.router(hub, dialects, max_input_chars=config.max_input_chars))

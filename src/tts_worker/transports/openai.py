@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -17,7 +17,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse, Response
 
 from tts_worker.audio.encoders import AudioFormat, open_encoder
-from tts_worker.errors import InvalidRequest, TextTooLong, TTSWorkerError, UnknownModel
+from tts_worker.errors import (
+    ErrorCode,
+    ErrorInfo,
+    InvalidRequest,
+    TextTooLong,
+    TTSWorkerError,
+    UnknownModel,
+    UnknownVoice,
+)
 from tts_worker.session.hub import SessionHub, SessionOptions
 from tts_worker.transports import wire
 from tts_worker.transports.rendering import Rendering, download
@@ -26,6 +34,18 @@ from tts_worker.types import SAMPLE_RATE_HZ
 
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 """Model names that OpenAI's clients send by default. The voice decides what speaks; these names choose nothing."""
+
+OPENAI_VOICES = frozenset(
+    (
+        *("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable"),
+        *("marin", "nova", "onyx", "sage", "shimmer", "verse"),
+    )
+)
+"""Voice names that OpenAI's clients send; some accept no others. The default voice speaks them, unless a voice or an
+alias has the name."""
+
+_BAD_REQUEST = frozenset({ErrorCode.TEXT_TOO_LONG, ErrorCode.UNSPEAKABLE_TEXT})
+"""OpenAI answers 400 to input that is empty or too long, and its SDKs raise BadRequestError for 400 alone."""
 
 
 class VoiceId(BaseModel):
@@ -52,21 +72,23 @@ class SpeechRequest(BaseModel):
         return self.voice.id if isinstance(self.voice, VoiceId) else self.voice
 
 
-def router(hub: SessionHub, *, max_input_chars: int, send_timeout_s: float) -> APIRouter:
-    """The two routes over ``hub``."""
+def router(
+    hub: SessionHub, *, max_input_chars: int, send_timeout_s: float, voice_names: Collection[str] = OPENAI_VOICES
+) -> APIRouter:
+    """The routes over ``hub``. ``voice_names``: spoken by the default voice where no voice or alias has the name."""
     routes = APIRouter()
 
     @routes.post("/v1/audio/speech", summary="Text to speech, streamed", openapi_extra=_body_schema())
     async def speech(request: Request) -> Response:
         try:
-            wanted = _parse(await request.body())
+            wanted = _with_known_voice(_parse(await request.body()), hub, voice_names)
             if len(wanted.input) > max_input_chars:
                 raise TextTooLong(f"input may have at most {max_input_chars} characters")
             _check_model(wanted, hub)
             rate_hz = _rate_hz(wanted)
             rendering = Rendering(open_encoder(AudioFormat(wanted.response_format), rate_hz), rate_hz)
         except TTSWorkerError as error:
-            return error_response(error.info)
+            return _refusal(error.info)
         sound = download(hub, _options(wanted), wanted.input, rendering)
         sse = wanted.stream_format == "sse"
         return LiveStream(
@@ -74,15 +96,36 @@ def router(hub: SessionHub, *, max_input_chars: int, send_timeout_s: float) -> A
             "text/event-stream" if sse else rendering.content_type,
             {"x-request-id": secrets.token_hex(8), "x-sample-rate": str(rate_hz), "x-synthetic": "true"},
             send_timeout_s=send_timeout_s,
+            refuse=_refusal,
         )
 
     @routes.get("/v1/models", summary="The engines that run here")
     async def models() -> Response:
-        names = (*sorted({voice.engine for voice in hub.voices}), *OPENAI_MODELS)
-        data = [{"id": name, "object": "model", "created": 0, "owned_by": "tts-worker"} for name in names]
-        return JSONResponse({"object": "list", "data": data})
+        return JSONResponse({"object": "list", "data": [_model(name) for name in _model_names(hub)]})
+
+    @routes.get("/v1/models/{name}", summary="One of them")
+    async def model(name: str) -> Response:
+        if name not in _model_names(hub):
+            raise _unknown_model(name)
+        return JSONResponse(_model(name))
 
     return routes
+
+
+def _model_names(hub: SessionHub) -> tuple[str, ...]:
+    return (*sorted({voice.engine for voice in hub.voices}), *OPENAI_MODELS)
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "tts-worker"}
+
+
+def _unknown_model(name: str) -> UnknownModel:
+    return UnknownModel(f'there is no model "{name[:64]}"; GET /v1/models lists them')
+
+
+def _refusal(error: ErrorInfo) -> Response:
+    return error_response(error, 400 if error.code in _BAD_REQUEST else None)
 
 
 def _body_schema() -> dict[str, Any]:
@@ -105,12 +148,23 @@ def _parse(body: bytes) -> SpeechRequest:
         raise InvalidRequest(wire.explain(error)) from None
 
 
+def _with_known_voice(wanted: SpeechRequest, hub: SessionHub, voice_names: Collection[str]) -> SpeechRequest:
+    """The request with the default voice in place of one of ``voice_names`` that no voice or alias has."""
+    if wanted.voice_name not in voice_names:
+        return wanted
+    try:
+        hub.voices.get(wanted.voice_name)
+    except UnknownVoice:
+        return wanted.model_copy(update={"voice": None})
+    return wanted
+
+
 def _check_model(wanted: SpeechRequest, hub: SessionHub) -> None:
     """A model that names an engine must be the voice's engine; the voice is checked when the session opens."""
     if wanted.model in OPENAI_MODELS:
         return
     if wanted.model not in {voice.engine for voice in hub.voices}:
-        raise UnknownModel(f'there is no model "{wanted.model[:64]}"; GET /v1/models lists them')
+        raise _unknown_model(wanted.model)
     voice = hub.voices.get(wanted.voice_name)
     if voice.engine != wanted.model:
         raise InvalidRequest(f"voice {voice.name} belongs to model {voice.engine}, not {wanted.model}")
