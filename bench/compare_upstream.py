@@ -40,8 +40,22 @@ from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.streaming.load import LoadOptions
 from tts_worker.types import SAMPLE_RATE_HZ
 
-STAND_INS = ("torchaudio", "onnxruntime", "whisper", "lightning", "hydra", "rootutils", "wget", "gdown", "matplotlib",
-             "librosa", "pyworld", "modelscope", "tiktoken", "inflect")  # fmt: skip
+STAND_INS = (
+    "torchaudio",
+    "onnxruntime",
+    "whisper",
+    "lightning",
+    "hydra",
+    "rootutils",
+    "wget",
+    "gdown",
+    "matplotlib",
+    "librosa",
+    "pyworld",
+    "modelscope",
+    "tiktoken",
+    "inflect",
+)
 """Imported by the reference at the top of files that inference needs, and not used by it."""
 
 END_OF_PROMPT = 151646
@@ -130,7 +144,8 @@ class Reference:
         kind = model.CosyVoice3Model if config.family == "cosyvoice3" else model.CosyVoice2Model
         self.model = kind(parts["llm"], parts["flow"], parts["hift"], False)
         self.model.load(*(str(bundle.path / f"{part}.pt") for part in ("llm", "flow", "hift")))
-        self._hop, self._ratio = self.model.token_hop_len, config.flow.frames_per_token
+        self._hop = self.model.token_hop_len
+        self._ratio = config.flow.frames_per_token
         self._draw = self.model.llm.sampling
         # CosyVoice3 demands the end-of-prompt id, for which the small vocabulary of random weights has no row.
         table = self.model.llm.llm.model.model.embed_tokens
@@ -149,14 +164,20 @@ class Reference:
         if reset_hop:
             self.model.token_hop_len = self._hop
         self._force(tokens)
-        first_s, first_samples, samples, chunks = 0.0, 0, 0, 0
-        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        first_s = 0.0
+        first_samples = 0
+        samples = 0
+        chunks = 0
+        began_s = time.perf_counter()
+        began_cpu_s = time.process_time()
         for piece in self.model.tts(**inputs, stream=True):
             if not chunks:
-                first_s, first_samples = time.perf_counter() - began_s, piece["tts_speech"].shape[1]
+                first_s = time.perf_counter() - began_s
+                first_samples = piece["tts_speech"].shape[1]
             chunks += 1
             samples += piece["tts_speech"].shape[1]
-        wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+        wall_s = time.perf_counter() - began_s
+        cpu_s = time.process_time() - began_cpu_s
         return Streamed(first_s, first_samples, wall_s, cpu_s, chunks, samples)
 
     @torch.inference_mode()
@@ -168,10 +189,16 @@ class Reference:
             return torch.tensor([x.shape[1]], dtype=torch.int32)
 
         mel, _ = self.model.flow.inference(
-            token=given, token_len=length(given), prompt_token=prompt, prompt_token_len=length(prompt),
-            prompt_feat=prompt_mel, prompt_feat_len=length(prompt_mel), embedding=embedding,
-            streaming=True, finalize=True,
-        )  # fmt: skip
+            token=given,
+            token_len=length(given),
+            prompt_token=prompt,
+            prompt_token_len=length(prompt),
+            prompt_feat=prompt_mel,
+            prompt_feat_len=length(prompt_mel),
+            embedding=embedding,
+            streaming=True,
+            finalize=True,
+        )
         return mel[0]
 
 
@@ -182,12 +209,14 @@ class Ours(Bench):
         began_cpu_s = time.process_time()
         spoken = self.speak(tokens)
         cpu_s = time.process_time() - began_cpu_s
-        chunks, samples = len(spoken.chunks_ms), len(spoken.pcm) // 2
+        chunks = len(spoken.chunks_ms)
+        samples = len(spoken.pcm) // 2
         return Streamed(spoken.first_s, spoken.first_samples, spoken.wall_s, cpu_s, chunks, samples)
 
     def mel(self, tokens: np.ndarray[Any, Any]) -> Tensor:
         """What is streamed for ``tokens``, put together: ``[mel, frames]``."""
-        renderer, heard = self.engine.parts.renderer, []
+        renderer = self.engine.parts.renderer
+        heard = []
         whole: Callable[..., list[Tensor]] = renderer._frames
 
         def listening(works: Any) -> list[Tensor]:
@@ -219,9 +248,11 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3, help="(default 3); the best of each is told")
     parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
     parser.add_argument(
-        "--overlap", action=argparse.BooleanOptionalAction, default=True,
+        "--overlap",
+        action=argparse.BooleanOptionalAction,
+        default=True,
         help="ours in two threads, as the reference always is (default)",
-    )  # fmt: skip
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -233,9 +264,15 @@ def main() -> int:
 
     reference = Reference(args.checkout, bundle)
     options = LoadOptions(
-        args.bundle, device="cpu", threads=args.threads, overlap=args.overlap, first_tokens=args.first_tokens,
-        smooth_start=False, max_passage_s=int(args.seconds) + 2, max_utterances=4,
-    )  # fmt: skip
+        args.bundle,
+        device="cpu",
+        threads=args.threads,
+        overlap=args.overlap,
+        first_tokens=args.first_tokens,
+        smooth_start=False,
+        max_passage_s=int(args.seconds) + 2,
+        max_utterances=4,
+    )
     ours = Ours(options, args.prompt_tokens)
 
     state = ours.engine.parts.book._states[VOICE]
@@ -276,10 +313,15 @@ def figures_of(
 ) -> dict[str, Any]:
     """The best of each, and the ratios to ours."""
     figures: dict[str, Any] = {
-        "family": bundle.config.family, "seconds": args.seconds, "prompt_tokens": args.prompt_tokens,
-        "threads": args.threads, "overlap": args.overlap, "torch": torch.__version__,
-        "mel_largest_difference": apart, "mel_std": size,
-    }  # fmt: skip
+        "family": bundle.config.family,
+        "seconds": args.seconds,
+        "prompt_tokens": args.prompt_tokens,
+        "threads": args.threads,
+        "overlap": args.overlap,
+        "torch": torch.__version__,
+        "mel_largest_difference": apart,
+        "mel_std": size,
+    }
     best: dict[str, dict[str, float]] = {}
     for name, streamed in runs.items():
         best[name] = {

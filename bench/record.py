@@ -34,7 +34,8 @@ def main() -> int:
     if len(sys.argv) < 4 or sys.argv[2] != "--":
         print(__doc__, file=sys.stderr)
         return 2
-    name, command = sys.argv[1], sys.argv[3:]
+    name = sys.argv[1]
+    command = sys.argv[3:]
     if "--json" not in command:
         command.append("--json")
     load_before = os.getloadavg()[0]

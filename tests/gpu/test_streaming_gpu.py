@@ -29,9 +29,15 @@ def on_device(family: str, *, half: bool, graphs: bool, crowd: int = 8) -> CosyV
     eos = bundle(family).config.lm.eos_id
     loaded = load_networks(bundle(family), torch.device("cuda"), half=half)
     config = settings(
-        max_utterances=crowd, pages=8 * crowd + 20, graphs=graphs, checked=False, decode_batch=crowd, render_batch=8,
-        lm_tokens=512, max_passage_s=6,
-    )  # fmt: skip
+        max_utterances=crowd,
+        pages=8 * crowd + 20,
+        graphs=graphs,
+        checked=False,
+        decode_batch=crowd,
+        render_batch=8,
+        lm_tokens=512,
+        max_passage_s=6,
+    )
     subject = engine(family, config, loaded=loaded, script=lambda key, run: [*range(100 + run, 160 + run), eos])
     subject.warm_up()
     return subject
@@ -63,7 +69,8 @@ def levels_apart(a: bytes, b: bytes) -> float:
 def mel_of(subject: CosyVoiceEngine, patch: pytest.MonkeyPatch) -> torch.Tensor:
     """What the flow makes of one call. In half precision the pitch differs in a last bit and phases drift apart:
     samples say nothing any more."""
-    made, advance = [], subject.parts.pool.advance
+    made = []
+    advance = subject.parts.pool.advance
 
     def keep(*given: Any) -> torch.Tensor:
         mel = advance(*given)
@@ -97,7 +104,8 @@ def test_graphs_say_what_plain_calls_say(family: str, half: bool, monkeypatch: p
         assert one.words == other.words
         if not half:
             assert levels_apart(one.pcm, other.pcm) < 0.02
-    expected, mel = mel_of(plain, monkeypatch), mel_of(recorded, monkeypatch)
+    expected = mel_of(plain, monkeypatch)
+    mel = mel_of(recorded, monkeypatch)
     assert float((mel - expected).square().mean().sqrt()) < (0.1 if half else 1e-3) * float(expected.std())
     assert tokens.plain_calls == 0
     assert sound.replays > 2 * sound.plain_calls
@@ -115,8 +123,10 @@ def test_a_cancel_in_flight_frees_everything_and_memory_does_not_grow() -> None:
     subject = on_device("cosyvoice3", half=True, graphs=True)
     assert isinstance(subject.parts.lanes.tokens, CudaLane)
     speak(subject, TEXT)
-    pool, decoder = subject.parts.pool, subject.parts.decoder
-    free, before = (pool.free_pages, pool.free_slots, decoder.free_slots), torch.cuda.memory_allocated()
+    pool = subject.parts.pool
+    decoder = subject.parts.decoder
+    free = (pool.free_pages, pool.free_slots, decoder.free_slots)
+    before = torch.cuda.memory_allocated()
     for turn in range(200):
         key = UtteranceKey("s", turn)
         subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))

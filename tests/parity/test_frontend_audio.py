@@ -63,10 +63,12 @@ def reference(request: pytest.FixtureRequest) -> Reference:
 
 
 def test_every_recorded_feature_of_a_prompt(reference: Reference) -> None:
-    frontend, seen = reference.frontend, 0
+    frontend = reference.frontend
+    seen = 0
     for name in PROMPTS:
         prompt = reference.prompt(name)
-        at_16k, at_24k = frontend.resample(prompt, 16_000), frontend.resample(prompt, 24_000)
+        at_16k = frontend.resample(prompt, 16_000)
+        at_24k = frontend.resample(prompt, 24_000)
         features = {
             "16k": at_16k,
             "24k": at_24k,
@@ -118,7 +120,8 @@ def test_the_complete_input_of_voice_conversion(reference: Reference) -> None:
 
 def test_speakers_saved_by_the_reference_become_voices(reference: Reference) -> None:
     voices = bundled_voices(GOLDEN[reference.family] / "spk2info_with_zero_shot.pt", reference.bundle.config)
-    saved, speaker = voices["my_zero_shot_spk"], voices["tiny_spk"]
+    saved = voices["my_zero_shot_spk"]
+    speaker = voices["tiny_spk"]
 
     assert saved.prompt_text_ids.tolist() == reference.tensors["zero_shot.prompt_text"][0].tolist()
     assert saved.tokens.tolist() == reference.tensors["zero_shot.llm_prompt_speech_token"][0].tolist()
@@ -187,7 +190,8 @@ def test_mel_filters_are_triangles_of_equal_area(
 @given(samples=st.integers(2000, 9000), gain=st.floats(0.2, 0.9), seed=st.integers(0, 99))
 def test_features_have_their_lengths_and_follow_the_level(samples: int, gain: float, seed: int) -> None:
     sound = torch.randn(1, samples, generator=torch.Generator().manual_seed(seed)) * 0.3
-    mel, fbank = MelSpectrogram(24_000, 1920, 1920, 480, 80, 0, None), KaldiFbank()
+    mel = MelSpectrogram(24_000, 1920, 1920, 480, 80, 0, None)
+    fbank = KaldiFbank()
 
     assert mel(sound).shape == (1, samples // 480, 80)
     assert WhisperMel()(sound).shape == (1, 128, samples // 160)

@@ -68,8 +68,11 @@ def failures(path: Path, family: str = "cosyvoice2") -> list[Check]:
 def test_every_stage_gives_the_numbers_of_the_reference(family: str) -> None:
     report = report_of(family)
 
-    assert [f"{check.file}/{check.name} {check.error} {check.note}" for check in report.checks if
-            check.status is Status.FAIL] == []  # fmt: skip
+    assert [
+        f"{check.file}/{check.name} {check.error} {check.note}"
+        for check in report.checks
+        if check.status is Status.FAIL
+    ] == []
     passed = {check.file for check in report.checks if check.status is Status.PASS}
     assert {file.stem for file in GOLDEN[family].glob("*.safetensors")} <= passed
     assert {"text/tokenizer", "text/normalize", "silent_tokens", "spk2info_with_zero_shot.pt"} <= passed
@@ -88,7 +91,8 @@ def test_no_tensor_is_passed_over(family: str) -> None:
 
 @pytest.mark.parametrize("file", RESULTS)
 def test_one_changed_number_fails(tmp_path: Path, file: str) -> None:
-    source, key = GOLDEN["cosyvoice2"], RESULTS[file]
+    source = GOLDEN["cosyvoice2"]
+    key = RESULTS[file]
     for name in {file, *(["frontend"] if file == "e2e_text2wav" else [])}:
         shutil.copy(source / f"{name}.safetensors", tmp_path)
     value = read_safetensors(tmp_path / f"{file}.safetensors")[0][key].clone()
@@ -124,8 +128,10 @@ def test_what_no_stage_knows_fails(folder: Path) -> None:
 
 
 def test_a_listed_file_that_is_missing_fails(folder: Path) -> None:
-    shapes = {key: [list(value.shape), "float32"] for key, value in read_safetensors(
-        folder / "flow_estimator.safetensors")[0].items()}  # fmt: skip
+    shapes = {
+        key: [list(value.shape), "float32"]
+        for key, value in read_safetensors(folder / "flow_estimator.safetensors")[0].items()
+    }
     listed = {"flow_estimator": {"tensors": shapes}, "flow_cfm": {"tensors": {}}}
     (folder / "manifest.json").write_text(json.dumps(listed))
 
@@ -179,7 +185,8 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_long_waves_are_judged_by_their_distance(tmp_path: Path) -> None:
     wave = torch.sin(torch.arange(2000) / 9)
     write_safetensors(tmp_path / "x.safetensors", {"long": wave, "short": wave[:500], "silent": wave * 0}, {})
-    golden, bench = Golden(tmp_path / "x.safetensors"), Bench(1000)
+    golden = Golden(tmp_path / "x.safetensors")
+    bench = Bench(1000)
 
     def verdict(key: str, got: Tensor) -> Status:
         bench.wave(golden, key, got)

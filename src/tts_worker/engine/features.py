@@ -25,7 +25,8 @@ class SincResampler:
 
     def __init__(self, source_hz: int, target_hz: int, crossings: int = 6, rolloff: float = 0.99) -> None:
         common = math.gcd(source_hz, target_hz)
-        self.source, self.target = source_hz // common, target_hz // common
+        self.source = source_hz // common
+        self.target = target_hz // common
         cutoff = min(self.source, self.target) * rolloff
         self.width = math.ceil(crossings * self.source / cutoff)
         offsets = torch.arange(-self.width, self.width + self.source, dtype=torch.float64) / self.source
@@ -50,7 +51,9 @@ class SincResampler:
 
 def slaney_filters(rate_hz: int, n_fft: int, bins: int, low_hz: float, high_hz: float | None) -> Tensor:
     """Triangular filters on Slaney's mel scale with equal area, as in librosa: ``[bins, n_fft // 2 + 1]``."""
-    linear_hz, knee_hz, log_step = 200.0 / 3, 1000.0, math.log(6.4) / 27.0
+    linear_hz = 200.0 / 3
+    knee_hz = 1000.0
+    log_step = math.log(6.4) / 27.0
     knee_mel = knee_hz / linear_hz
 
     def to_mel(hz: float) -> float:
@@ -60,7 +63,8 @@ def slaney_filters(rate_hz: int, n_fft: int, bins: int, low_hz: float, high_hz: 
     edges = np.where(mels < knee_mel, mels * linear_hz, knee_hz * np.exp(log_step * (mels - knee_mel)))
     ramps = edges[:, None] - np.linspace(0, rate_hz / 2, n_fft // 2 + 1)[None]  # [bins + 2, freqs]
     widths = np.diff(edges)
-    rising, falling = -ramps[:-2] / widths[:-1, None], ramps[2:] / widths[1:, None]
+    rising = -ramps[:-2] / widths[:-1, None]
+    falling = ramps[2:] / widths[1:, None]
     triangles = np.maximum(0, np.minimum(rising, falling)).astype(np.float32)
     return torch.from_numpy((triangles * (2.0 / (edges[2:] - edges[:-2]))[:, None]).astype(np.float32))
 
@@ -71,7 +75,8 @@ class MelSpectrogram:
     def __init__(
         self, rate_hz: int, n_fft: int, window: int, hop: int, bins: int, low_hz: float, high_hz: float | None
     ) -> None:
-        self.n_fft, self.hop = n_fft, hop
+        self.n_fft = n_fft
+        self.hop = hop
         self.filters = slaney_filters(rate_hz, n_fft, bins, low_hz, high_hz)
         self.window = torch.hann_window(window)
 
@@ -100,7 +105,9 @@ class MelSpectrogram:
 class WhisperMel:
     """Whisper's log mel, without its padding to 30 s: what the speech tokenizer reads. 16 kHz."""
 
-    n_fft, hop, least_samples = 400, 160, 201
+    n_fft = 400
+    hop = 160
+    least_samples = 201
 
     def __init__(self, bins: int = 128) -> None:
         self.filters = slaney_filters(WHISPER_RATE_HZ, self.n_fft, bins, 0, None)
@@ -121,7 +128,10 @@ class KaldiFbank:
     https://kaldi-asr.org/doc/feat.html
     """
 
-    window, hop, n_fft, low_hz = 400, 160, 512, 20.0
+    window = 400
+    hop = 160
+    n_fft = 512
+    low_hz = 20.0
 
     def __init__(self, bins: int = 80, fft_dtype: torch.dtype = torch.float64) -> None:
         """``fft_dtype``: float64 gives the same on every processor to about 1e-4, even in bands that are nothing but
@@ -131,9 +141,13 @@ class KaldiFbank:
         def to_mel(hz: float) -> float:
             return 1127.0 * math.log(1.0 + hz / 700.0)
 
-        low, high = to_mel(self.low_hz), to_mel(WHISPER_RATE_HZ / 2)
-        step, index = (high - low) / (bins + 1), torch.arange(bins)[:, None]
-        left, centre, right = low + index * step, low + (index + 1.0) * step, low + (index + 2.0) * step
+        low = to_mel(self.low_hz)
+        high = to_mel(WHISPER_RATE_HZ / 2)
+        step = (high - low) / (bins + 1)
+        index = torch.arange(bins)[:, None]
+        left = low + index * step
+        centre = low + (index + 1.0) * step
+        right = low + (index + 2.0) * step
         hz = WHISPER_RATE_HZ / self.n_fft * torch.arange(self.n_fft // 2)
         mel = (1127.0 * (1.0 + hz / 700.0).log())[None]
         triangles = torch.minimum((mel - left) / (centre - left), (right - mel) / (right - centre)).clamp(min=0)

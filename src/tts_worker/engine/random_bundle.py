@@ -23,7 +23,8 @@ from tts_worker.voicepack.onnx_file import speaker_encoder, speech_tokenizer
 
 LOGIT_STD = 3.5  # a nucleus of some ids, as trained weights have; flat logits would make sampling look slow
 LOUDNESS = 0.0  # log magnitude that the vocoder's spectrum is centred at: loud enough to hear, far from clipping
-PITCH_HZ, PITCH_SPREAD_HZ = 150.0, 30.0
+PITCH_HZ = 150.0
+PITCH_SPREAD_HZ = 30.0
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,9 @@ def write_random_bundle(path: str | Path, family: str, size: str = "tiny", seed:
 def _write_prompt_models(bundle: Bundle, generator: torch.Generator) -> None:
     """Stand-ins with the calls of the real ones, and one speaker."""
     config = bundle.config
-    spk, fbank_bins, whisper_bins = config.flow.spk_embed, 80, 128
+    spk = config.flow.spk_embed
+    fbank_bins = 80
+    whisper_bins = 128
     encoder = torch.randn(fbank_bins, spk, generator=generator) / fbank_bins**0.5
     bundle.campplus.write_bytes(speaker_encoder(encoder.numpy().tobytes(), fbank_bins, spk))
     codes = torch.randn(1, whisper_bins, 4, generator=generator) * 300  # scores of some thousands, then modulo

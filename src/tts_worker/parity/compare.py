@@ -30,7 +30,8 @@ class Golden:
     """One golden file: tensors and what its header says (``meta``)."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.name = path, path.stem
+        self.path = path
+        self.name = path.stem
         self._tensors, header = read_safetensors(path)
         self.meta: dict[str, Any] = json.loads(header.get("meta", "{}"))
         self._unused = set(self._tensors)
@@ -122,7 +123,8 @@ def _largest(got: Tensor, expected: Tensor) -> float:
     """The largest difference, infinite between other shapes, NaN where there is one."""
     if got.shape != expected.shape:
         return math.inf
-    got, expected = got.detach().cpu().double(), expected.double()
+    got = got.detach().cpu().double()
+    expected = expected.double()
     difference = torch.where(got == expected, 0.0, (got - expected).abs())
     return float(difference.max()) if difference.numel() else 0.0
 

@@ -41,7 +41,8 @@ def _check_modules(
     with outputs_of(module, {_joined(path) for path in paths} & known) as seen:
         run()
     for path in paths:
-        got, key = seen.get(_joined(path)), f"{prefix}{path}"
+        got = seen.get(_joined(path))
+        key = f"{prefix}{path}"
         if got is not None and _joined(path) != path:
             got = got.chunk(3, dim=-1)[_JOINED.index(path.rpartition(".")[2])]
         expected = golden[key]
@@ -52,7 +53,8 @@ def _check_modules(
 
 
 def check_layers(bench: Bench, golden: Golden, networks: Networks) -> None:
-    flow, hift = networks.flow, networks.hift
+    flow = networks.flow
+    hift = networks.hift
     if "est.x" in golden:
         x, mu, cond, spk, t = (golden[f"est.{name}"] for name in ("x", "mu", "cond", "spks", "t"))
         _check_modules(
@@ -65,10 +67,13 @@ def check_layers(bench: Bench, golden: Golden, networks: Networks) -> None:
             angles = cast("Dit", flow.estimator).rotary_embed.angles(start, x.shape[2])
             bench.close(golden, "est.rope_freqs", angles.repeat_interleave(2, dim=-1), FEATURES)
     if "enc.in" in golden:
-        given, ahead = golden["enc.in"], flow.dims.lookahead_tokens
-        span, past = given.shape[1], whole_past(flow)
+        given = golden["enc.in"]
+        ahead = flow.dims.lookahead_tokens
+        span = given.shape[1]
+        past = whole_past(flow)
         flow.encoder.prepare(span)
-        known, start = torch.tensor([span]), torch.zeros(1, dtype=torch.long)
+        known = torch.tensor([span])
+        start = torch.zeros(1, dtype=torch.long)
 
         # The embedding runs over the look-ahead, too, and so is longer than the reference's: cut to compare.
         bench.close(golden, "enc_stream.embed", flow.encoder.embed(given), MEL)
@@ -91,8 +96,11 @@ def check_layers(bench: Bench, golden: Golden, networks: Networks) -> None:
 
 
 def _check_llm(bench: Bench, golden: Golden, networks: Networks) -> None:
-    lm, dims, given = networks.lm, networks.config.lm, golden["llm.in"]
-    one, span = torch.ones(1, dtype=torch.long), given.shape[1]
+    lm = networks.lm
+    dims = networks.config.lm
+    given = golden["llm.in"]
+    one = torch.ones(1, dtype=torch.long)
+    span = given.shape[1]
     names = {f"layers.{i}": f"llm.layer{i}." for i in range(dims.layers)}
     kinds = {"q_proj": "self_attn.qkv_proj", "self_attn": "self_attn", "mlp": "mlp"}
     wanted = {

@@ -48,7 +48,9 @@ class Run:
 
 
 def check_token2wav(bench: Bench, golden: Golden, networks: Networks) -> None:
-    config, meta, file = networks.config, golden.meta, golden.name
+    config = networks.config
+    meta = golden.meta
+    file = golden.name
     request = Request(
         (), golden["embedding"][0], flow_prompt=golden.ids("prompt_token"), prompt_mel=golden["prompt_feat"][0]
     )

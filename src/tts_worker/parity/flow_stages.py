@@ -41,7 +41,8 @@ def outputs_of(module: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, Te
 def run_estimator(flow: Flow, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, t: Tensor, chunked: bool) -> Tensor:
     """Velocity ``[N, mel, T]`` for inputs ``[N, mel, T]``, ``spk [N, mel]``, ``t [N]``."""
     x, mu, cond = (y.transpose(1, 2) for y in (x, mu, cond))
-    frames, start = x.shape[1], torch.zeros(len(x), dtype=torch.long)
+    frames = x.shape[1]
+    start = torch.zeros(len(x), dtype=torch.long)
     mask = chunk_mask(start, start + frames, frames, frames, flow.chunk_frames * chunked)
     tables = flow.estimator.tables(t)
     velocity: Tensor = flow.estimator(x, mu, spk, cond, tables, start, mask, NoPast(flow.estimator.sites.tails))
@@ -56,7 +57,8 @@ def whole_past(flow: Flow) -> Memory | EncoderPast:
 
 def check_encoder(bench: Bench, golden: Golden, flow: Flow) -> None:
     tokens = golden["token"].long()
-    ahead, ids = flow.dims.lookahead_tokens, tokens.clamp(min=0)
+    ahead = flow.dims.lookahead_tokens
+    ids = tokens.clamp(min=0)
     if "embedded" in golden:
         bench.close(golden, "embedded", flow.input_embedding(ids), EXACT)
     if "spk_in" in golden:
@@ -75,9 +77,13 @@ def check_encoder(bench: Bench, golden: Golden, flow: Flow) -> None:
     for key in golden:
         if not (found := re.fullmatch(r"(h|mu)_final([01])(?:_stream([01]))?", key)):
             continue
-        what, final, chunked = found.group(1), found.group(2) == "1", found.group(3) == "1"
+        what = found.group(1)
+        final = found.group(2) == "1"
+        chunked = found.group(3) == "1"
         given = F.pad(tokens, (0, ahead)) if final else tokens
-        known, start, span = torch.tensor([tokens.shape[1]]), torch.zeros(1, dtype=torch.long), given.shape[1] - ahead
+        known = torch.tensor([tokens.shape[1]])
+        start = torch.zeros(1, dtype=torch.long)
+        span = given.shape[1] - ahead
         past = whole_past(flow)
         if flow.dims.encoder is not None:
             flow.encoder.prepare(span)
@@ -95,7 +101,9 @@ def check_estimator(bench: Bench, golden: Golden, flow: Flow) -> None:
         bench.close(golden, "time_emb", flow.estimator.time_embedding(golden["time_in"]), FEATURES)
     for key in golden:
         if found := re.fullmatch(r"(out|input_embed)_(\d+)(?:_stream([01]))?", key):
-            what, size, chunked = found.group(1), found.group(2), found.group(3) == "1"
+            what = found.group(1)
+            size = found.group(2)
+            chunked = found.group(3) == "1"
             x, mu, spk, cond, t = (golden[f"{name}_{size}"] for name in ("x", "mu", "spks", "cond", "t"))
             with outputs_of(flow.estimator, ["input_embed"] if what == "input_embed" else []) as seen:
                 got = run_estimator(flow, x, mu, spk, cond, t, chunked)
@@ -115,8 +123,11 @@ def check_solver(bench: Bench, golden: Golden, flow: Flow) -> None:
             part = noise[:, :, :count] if found.group(1) == "first" else noise[:, :, -count:]
             bench.close(golden, key, part, NOISE)
         if found := re.fullmatch(r"out_stream([01])", key):
-            mu, spk, cond = golden["mu"].transpose(1, 2), golden["spks"], golden["cond"].transpose(1, 2)
-            frames, start = mu.shape[1], torch.zeros(len(mu), dtype=torch.long)
+            mu = golden["mu"].transpose(1, 2)
+            spk = golden["spks"]
+            cond = golden["cond"].transpose(1, 2)
+            frames = mu.shape[1]
+            start = torch.zeros(len(mu), dtype=torch.long)
             chunk = flow.chunk_frames * int(found.group(1))
             mask = chunk_mask(start, start + frames, frames, frames, chunk)
             got = flow.solve(mu, spk, cond, start, mask, flow.no_past())
@@ -134,11 +145,15 @@ def check_inference(bench: Bench, golden: Golden, flow: Flow) -> None:
     for key in golden:
         if not (found := re.fullmatch(r"mel_(noprompt_)?(\d+)_stream([01])_final([01])", key)):
             continue
-        prompt, mel = golden["prompt_token"].long(), golden["prompt_feat"]
+        prompt = golden["prompt_token"].long()
+        mel = golden["prompt_feat"]
         if found.group(1):
-            prompt, mel = prompt[:, :0], mel[:, :0]
+            prompt = prompt[:, :0]
+            mel = mel[:, :0]
         tokens = torch.cat([prompt, golden[f"token_{found.group(2)}"].long()], dim=1)
-        lengths, frames = torch.tensor([tokens.shape[1]]), torch.tensor([mel.shape[1]])
-        chunked, final = found.group(3) == "1", found.group(4) == "1"
+        lengths = torch.tensor([tokens.shape[1]])
+        frames = torch.tensor([mel.shape[1]])
+        chunked = found.group(3) == "1"
+        final = found.group(4) == "1"
         got = flow.mel(tokens, lengths, mel, frames, spk, chunked=chunked, final=final)[:, mel.shape[1] :]
         bench.close(golden, key, got.transpose(1, 2), MEL)

@@ -172,7 +172,8 @@ def check_tokenizer(bench: Bench, path: Path, tokenizer: TextTokenizer, version:
 
 def check_normaliser(bench: Bench, path: Path, tokenizer: TextTokenizer, own: set[str]) -> None:
     """The reference's normaliser. ``own``: the vocabularies that are this bundle's, by which English is measured."""
-    file, given = f"text/{path.stem}", json.loads(path.read_text("utf-8"))
+    file = f"text/{path.stem}"
+    given = json.loads(path.read_text("utf-8"))
     try:
         rewrite = wetext_rewriter()
     except MissingExtra:

@@ -37,14 +37,20 @@ def seeded_run(seed: int, hift: Hift, mel: Tensor, noise: Noise) -> tuple[Tensor
 
 
 def check_hift(bench: Bench, golden: Golden, networks: Networks) -> None:
-    hift, dims, mel = networks.hift, networks.config.hift, golden["mel"]
-    harmonics, samples = dims.nb_harmonics + 1, mel.shape[2] * dims.frame_samples
-    seed, silence = seed_of(golden.meta), GivenNoise(torch.zeros(0, harmonics))
-    first, start = hift.start(1).phase, torch.zeros(1, dtype=torch.long)
+    hift = networks.hift
+    dims = networks.config.hift
+    mel = golden["mel"]
+    harmonics = dims.nb_harmonics + 1
+    samples = mel.shape[2] * dims.frame_samples
+    seed = seed_of(golden.meta)
+    silence = GivenNoise(torch.zeros(0, harmonics))
+    first = hift.start(1).phase
+    start = torch.zeros(1, dtype=torch.long)
     pitch_key = next(key for key in ("f0", "f0_final1") if key in golden)
     pitch = golden[pitch_key]
     for key in golden:
-        final, ahead = not key.endswith("_final0"), hift.f0_predictor.ahead
+        final = not key.endswith("_final0")
+        ahead = hift.f0_predictor.ahead
         if key in ("f0", "f0_final0", "f0_final1"):
             bench.close(golden, key, hift.f0_predictor(mel, final), PITCH_HZ, "Hz")
         elif key == "uv":

@@ -28,8 +28,10 @@ def label(item: Item) -> str:
 
 def check_llm(bench: Bench, golden: Golden, networks: Networks) -> None:
     """Teacher forcing: the assembled input, then the scores given to the sampler at each step."""
-    dims, meta = networks.config.lm, golden.meta
-    text, forced = golden.ids("text"), golden.ids("forced")
+    dims = networks.config.lm
+    meta = golden.meta
+    text = golden.ids("text")
+    forced = golden.ids("forced")
     items: list[Item] = [(Kind.SOS, 0), *((Kind.TEXT, i) for i in (*golden.ids("prompt_text"), *text))]
     items += [(Kind.TASK, 0), *((Kind.SPEECH, i) for i in golden.ids("prompt_speech_token"))]
     decoding = Decoding(networks, Compat.reference(), 0, len(items) + len(forced) + 1)
@@ -59,7 +61,8 @@ def check_free_run(bench: Bench, golden: Golden, networks: Networks) -> None:
     for key in golden:
         if not (found := re.fullmatch(r"(.*?)seed(\d+)", key)):
             continue
-        prefix, seed = found.group(1), int(found.group(2))
+        prefix = found.group(1)
+        seed = int(found.group(2))
         request = Request(
             golden.ids(f"{prefix}text"),
             torch.zeros(0),
@@ -75,13 +78,24 @@ def check_free_run(bench: Bench, golden: Golden, networks: Networks) -> None:
 
 def check_bistream(bench: Bench, golden: Golden, networks: Networks, prompt_end: int | None) -> None:
     """Interleaved text: the order of everything, the scores, and where the reference gives up."""
-    compat, dims, meta, name = Compat.reference(), networks.config.lm, golden.meta, golden.name
+    compat = Compat.reference()
+    dims = networks.config.lm
+    meta = golden.meta
+    name = golden.name
     request = Request((), torch.zeros(0), golden.ids("prompt_text"), golden.ids("prompt_speech_token"))
     machine = OfflinePipeline(networks, compat).interleave(request, prompt_end)
-    text, drawn = iter(golden.ids("text")), iter(golden.ids("sampler_ids"))
+    text = iter(golden.ids("text"))
+    drawn = iter(golden.ids("sampler_ids"))
     decoding = Decoding(networks, compat, 0, sum(len(e[1]) for e in meta["schedule"] if e[0] == "forward") + 64)
     schedule: list[list[Any]] = []
-    scores, inputs, decoded, emitted, error, pulled, count, past = [], [], [], [], None, 0, 0, 0
+    scores = []
+    inputs = []
+    decoded = []
+    emitted = []
+    error = None
+    pulled = 0
+    count = 0
+    past = 0
     while not machine.done:
         if machine.wants_text:
             token = next(text, None)
@@ -145,15 +159,18 @@ def check_bistream(bench: Bench, golden: Golden, networks: Networks, prompt_end:
 
 def check_sampling(bench: Bench, golden: Golden, networks: Networks) -> None:
     """Candidate sets and single draws."""
-    rule, table = networks.config.sampling, golden["logp"]
+    rule = networks.config.sampling
+    table = golden["logp"]
     for i in range(len(table)):
         if f"cand_idx_{i}" in golden:
             ids, probs = nucleus(table[i], rule)
             bench.ids(golden, f"cand_idx_{i}", ids.tolist())
             bench.close(golden, f"cand_prob_{i}", probs, EXACT)
-    got, expected = [], []
+    got = []
+    expected = []
     for case in golden.meta["cases"]:
-        scores, history = table[case["logits"]], case["history"]
+        scores = table[case["logits"]]
+        history = case["history"]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(case["seed"])
             drawn = reference_draw(scores, history, rule)
@@ -169,7 +186,8 @@ def check_sampling(bench: Bench, golden: Golden, networks: Networks) -> None:
 def check_silence(bench: Bench, path: Path, networks: Networks) -> None:
     """Which silent tokens are dropped before the flow."""
     given: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    silent, limit = SILENT_TOKENS[networks.config.family], Compat().silence_limit_tokens
+    silent = SILENT_TOKENS[networks.config.family]
+    limit = Compat().silence_limit_tokens
     bench.equal(path.stem, "silent_tokens", sorted(silent), sorted(given["silent_tokens"]))
     bench.equal(path.stem, "max_silent", limit, given["max_silent"])
     for i, case in enumerate(given["cases"]):

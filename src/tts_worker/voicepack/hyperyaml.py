@@ -39,7 +39,8 @@ class _Resolver:
     """Replaces references. What is referred to is resolved once and shared, so nothing can blow up."""
 
     def __init__(self, root: Mapping[str, Value], source: str) -> None:
-        self.root, self.source = dict(root), source
+        self.root = dict(root)
+        self.source = source
         self.known: dict[str, Value] = {}
 
     def resolve(self, value: Value, trail: tuple[str, ...]) -> Value:
@@ -64,12 +65,14 @@ class _Resolver:
             return expression
         if whole := _REFERENCE.fullmatch(expression):
             return self._lookup(whole[1], trail)
-        text, at = "", 0
+        text = ""
+        at = 0
         for match in _REFERENCE.finditer(expression):
             part = self._lookup(match[1], trail)
             if isinstance(part, (Tagged, dict, list, tuple)):
                 self._fail(trail, f"<{match[1][:80]}> is not a number or a text and cannot be part of one")
-            text, at = f"{text}{expression[at : match.start()]}{part}", match.end()
+            text = f"{text}{expression[at : match.start()]}{part}"
+            at = match.end()
             if len(text) > MAX_STRING_CHARS:
                 self._fail(trail, f"references make a text of more than {MAX_STRING_CHARS} characters")
         text += expression[at:]

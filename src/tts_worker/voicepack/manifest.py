@@ -62,7 +62,8 @@ class PublishedModel:
 
 
 def sha256_of(file: Path, progress: Callable[[int], None] | None = None) -> str:
-    digest, done = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    done = 0
     with file.open("rb") as stream:
         while block := stream.read(BLOCK_BYTES):
             digest.update(block)

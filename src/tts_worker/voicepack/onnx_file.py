@@ -17,7 +17,8 @@ def check_onnx(path: Path) -> str | None:
     if not path.is_file():
         return "is missing"
     size_bytes = path.stat().st_size
-    graph, fields = False, 0
+    graph = False
+    fields = 0
     with path.open("rb") as file:
         while file.tell() < size_bytes and fields < MAX_FIELDS:
             fields += 1
@@ -51,7 +52,10 @@ def _read_varint(file: BinaryIO) -> int | None:
     return None
 
 
-FLOAT, INT32, INT64 = 1, 6, 7  # TensorProto.DataType
+# TensorProto.DataType
+FLOAT = 1
+INT32 = 6
+INT64 = 7
 
 
 def speaker_encoder(weights: bytes, mel_bins: int, size: int) -> bytes:

@@ -21,7 +21,8 @@ class Section:
     """
 
     def __init__(self, source: str, path: str, value: object) -> None:
-        self.source, self.path = source, path
+        self.source = source
+        self.path = path
         self._kind = value.kind if isinstance(value, Tagged) else None
         inner = value.value if isinstance(value, Tagged) else value
         if not isinstance(inner, dict):

@@ -93,7 +93,10 @@ class _Reader:
 
     def _logical_lines(self, text: str) -> Iterator[_Line]:
         """Lines without comments and blanks; a flow collection that spans lines becomes one line."""
-        start, indent, joined, depth = 0, 0, "", 0
+        start = 0
+        indent = 0
+        joined = ""
+        depth = 0
         for number, raw in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
             if len(raw) + len(joined) > MAX_LINE_CHARS:
                 self.fail(number, f"more than {MAX_LINE_CHARS} characters in one line or collection")
@@ -112,11 +115,13 @@ class _Reader:
                 lead = content[: len(content) - len(content.lstrip())]
                 if "\t" in lead:
                     self.fail(number, "a tab indents this line; YAML wants spaces")
-                start, indent = number, len(lead)
+                start = number
+                indent = len(lead)
             joined = f"{joined} {stripped}".lstrip()
             if depth <= 0:
                 yield _Line(start, indent, joined)
-                joined, depth = "", 0
+                joined = ""
+                depth = 0
         if depth:
             self.fail(start, "a bracket is never closed")
 

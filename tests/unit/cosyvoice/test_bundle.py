@@ -36,7 +36,8 @@ def test_a_whole_bundle_is_sound_and_its_weights_are_those_of_the_files(family: 
 
     assert bundle.validate().problems == ()
     for part in PARTS:
-        weights, saved = bundle.load_weights(part), load(tiny(family) / f"{part}.pt")
+        weights = bundle.load_weights(part)
+        saved = load(tiny(family) / f"{part}.pt")
         assert same(weights, {key: saved[key] for key in weights})
         assert weights.keys() == expected_shapes(bundle.config, part).keys()
 

@@ -38,7 +38,8 @@ def test_tiny_dimensions_ask_for_the_tiny_keys_and_shapes(family: str, part: str
 
 
 def test_families_differ_where_the_reference_does() -> None:
-    v2, v3 = config_of("cosyvoice2"), config_of("cosyvoice3")
+    v2 = config_of("cosyvoice2")
+    v3 = config_of("cosyvoice3")
 
     assert (v2.lm.eos_id, v2.lm.fill_id, v2.lm.speech_rows, v2.lm.sos_row, v2.lm.task_row) == (6561, 6563, 6564, 0, 1)
     assert (v3.lm.eos_id, v3.lm.fill_id, v3.lm.speech_rows) == (6562, 6564, 6761)

@@ -202,7 +202,9 @@ def test_users_who_come_from_the_reference_may_leave_its_tags_in() -> None:
 
 def spelled(tokenizer: TextTokenizer, ids: tuple[int, ...]) -> str:
     """The text of ``ids`` with the end of prompt shown as |."""
-    end, parts, current = tokenizer.end_of_prompt_id, [], list[int]()
+    end = tokenizer.end_of_prompt_id
+    parts = []
+    current = list[int]()
     for i in ids:
         if i == end:
             parts.append(tokenizer.decode(current) + "|")
@@ -218,7 +220,8 @@ SYSTEM = {"cosyvoice2": "", "cosyvoice3": "You are a helpful assistant.|"}
 def test_each_mode_gives_the_networks_what_the_reference_gives_them(
     bundle: Bundle, voice: Voice, tokenizer: TextTokenizer
 ) -> None:
-    speaker, system = Speaker(voice, bundle.config, tokenizer), SYSTEM[bundle.config.family]
+    speaker = Speaker(voice, bundle.config, tokenizer)
+    system = SYSTEM[bundle.config.family]
     tokens = tuple(voice.tokens.tolist())
 
     for mode, prompt_text, lm_prompt, flow_prompt in (

@@ -18,7 +18,10 @@ from tts_worker.engine.cosyvoice.flow.model import NOISE_FRAMES, Flow, initial_n
 from tts_worker.engine.cosyvoice.flow.stream import FlowPool, FlowState
 from tts_worker.errors import OutOfMemory
 
-CHUNK, AHEAD, RATIO, MEL = 25, 3, 2, 80
+CHUNK = 25
+AHEAD = 3
+RATIO = 2
+MEL = 80
 LIMIT = 5e-5
 
 families = pytest.mark.parametrize("family", FAMILIES)
@@ -35,7 +38,8 @@ class Speech:
         self.count = tokens
 
     def offline(self, *, chunked: bool = True, final: bool = True) -> Tensor:
-        lengths, frames = torch.tensor([self.count]), torch.tensor([self.prompt.shape[1]])
+        lengths = torch.tensor([self.count])
+        frames = torch.tensor([self.prompt.shape[1]])
         return self.flow.mel(self.tokens, lengths, self.prompt, frames, self.spk, chunked=chunked, final=final)
 
     def piece(self, start: int) -> tuple[Tensor, int, Tensor]:
@@ -123,7 +127,8 @@ def test_a_voice_computes_its_prompt_once_for_all_who_speak_with_it(family: str)
 )
 def test_a_batch_equals_its_members(family: str, shapes: list[tuple[int, int]], chunked: bool, final: bool) -> None:
     speeches = [Speech(family, tokens, min(prompt, tokens - 3), seed) for seed, (tokens, prompt) in enumerate(shapes)]
-    longest, most = max(s.count for s in speeches), max(s.prompt.shape[1] for s in speeches)
+    longest = max(s.count for s in speeches)
+    most = max(s.prompt.shape[1] for s in speeches)
     # Whatever stands in the padding must not matter.
     tokens = torch.cat([F.pad(s.tokens, (0, longest - s.count), value=17) for s in speeches])
     prompts = torch.cat([F.pad(s.prompt, (0, 0, 0, most - s.prompt.shape[1]), value=9.0) for s in speeches])
@@ -158,7 +163,8 @@ def test_a_token_beyond_the_look_ahead_changes_nothing_that_was_heard(family: st
 def test_memory_that_runs_out_says_so_and_loses_nothing(family: str) -> None:
     pool = pool_of(family, slots=2, pages=2, max_chunks=2)
     speech = Speech(family, 90, 0, seed=3)
-    first, second = pool.open(), pool.open()
+    first = pool.open()
+    second = pool.open()
     with pytest.raises(OutOfMemory, match="slots"):
         pool.open()
     advance(pool, [first], [speech])

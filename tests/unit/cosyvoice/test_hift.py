@@ -32,7 +32,8 @@ def hashed(family: str, *seeds: int) -> HashedNoise:
 
 
 def streamed(hift: Hift, mel: Tensor, cuts: list[int], noise_: HashedNoise | GivenNoise) -> Tensor:
-    state, out = hift.start(mel.shape[0]), []
+    state = hift.start(mel.shape[0])
+    out = []
     for i, piece in enumerate(mel.split(cuts, dim=2)):
         sound, state = hift.stream(piece, state, noise_, final=i == len(cuts) - 1)
         out.append(sound)
@@ -52,14 +53,16 @@ def test_keys_and_shapes_are_the_official_ones(family: str) -> None:
 @settings(deadline=None, max_examples=10)
 @given(cuts=pieces, seed=st.integers(0, 9))
 def test_the_causal_vocoder_streams_exactly(cuts: list[int], seed: int) -> None:
-    hift, mel = networks(V3).hift, a_mel(sum(cuts), seed)
+    hift = networks(V3).hift
+    mel = a_mel(sum(cuts), seed)
     assert apart(streamed(hift, mel, cuts, hashed(V3, seed)), hift(mel, hashed(V3, seed))[0]) < 1e-5
 
 
 @settings(deadline=None, max_examples=8)
 @given(cuts=pieces, seed=st.integers(0, 9))
 def test_the_other_vocoder_streams_exactly_if_it_waits_long_enough(cuts: list[int], seed: int) -> None:
-    hift, mel = networks(V2).hift, a_mel(sum(cuts), seed)
+    hift = networks(V2).hift
+    mel = a_mel(sum(cuts), seed)
     patch = pytest.MonkeyPatch()
     with patch.context() as patched:
         patched.setattr(hift_module, "HELD_FRAMES", 21)  # all that a frame's sound depends on to its right
@@ -68,11 +71,13 @@ def test_the_other_vocoder_streams_exactly_if_it_waits_long_enough(cuts: list[in
 
 
 def test_the_other_vocoder_stays_nearer_to_one_shot_than_the_reference_does() -> None:
-    hift, cuts = networks(V2).hift, [30, 20, 25, 40]
+    hift = networks(V2).hift
+    cuts = [30, 20, 25, 40]
     mel = a_mel(sum(cuts), seed=4)
     whole = hift(mel, QUIET)[0]
     ours = streamed(hift, mel, cuts, QUIET)
-    theirs, state = [], None
+    theirs = []
+    state = None
     for i, piece in enumerate(mel.split(cuts, dim=2)):
         sound, state = reference_fade(hift, piece, state, QUIET, final=i == len(cuts) - 1)
         theirs.append(sound)
@@ -84,14 +89,17 @@ def test_the_other_vocoder_stays_nearer_to_one_shot_than_the_reference_does() ->
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_click_where_chunks_meet(family: str) -> None:
     """The steepest step of the streamed sound is no steeper than that of the whole."""
-    hift, mel = networks(family).hift, a_mel(90, seed=2)
-    whole, cut = hift(mel, QUIET)[0], streamed(hift, mel, [20, 30, 15, 25], QUIET)
+    hift = networks(family).hift
+    mel = a_mel(90, seed=2)
+    whole = hift(mel, QUIET)[0]
+    cut = streamed(hift, mel, [20, 30, 15, 25], QUIET)
     assert float(cut.diff().abs().max()) < 1.05 * float(whole.diff().abs().max()) + 1e-4
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_batch_equals_its_members(family: str) -> None:
-    hift, mel = networks(family).hift, a_mel(40, batch=3)
+    hift = networks(family).hift
+    mel = a_mel(40, batch=3)
     both = streamed(hift, mel, [22, 18], hashed(family, 4, 5, 6))
     for row in range(3):
         alone = streamed(hift, mel[row : row + 1], [22, 18], hashed(family, 4 + row))
@@ -100,7 +108,9 @@ def test_a_batch_equals_its_members(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_stream_holds_no_more_at_the_end_than_at_the_beginning(family: str) -> None:
-    hift, state, emitted = networks(family).hift, networks(family).hift.start(1), 0
+    hift = networks(family).hift
+    state = networks(family).hift.start(1)
+    emitted = 0
     for step in range(12):
         sound, state = hift.stream(a_mel(10, seed=step), state, QUIET, final=False)
         emitted += sound.shape[1]
@@ -132,7 +142,8 @@ def test_noise_is_where_it_is(family: str, normal: bool) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_phase_does_not_coarsen_with_time(family: str) -> None:
     dims = networks(family).config.hift
-    pitch, frames = torch.full([1, 4], 211.7), 4
+    pitch = torch.full([1, 4], 211.7)
+    frames = 4
     start = 3000 * 60  # an hour in
     turns = torch.arange(1, 10).double() * (pitch[0, 0].double() * torch.arange(1, 10) / 24000 / torch.arange(1, 10))
     phase = (turns * start)[None]
@@ -155,7 +166,8 @@ def test_the_phase_does_not_coarsen_with_time(family: str) -> None:
 @given(frames=st.integers(6, 60), sizes=st.sampled_from([(16, 4), (32, 8), (8, 2)]), seed=st.integers(0, 99))
 def test_the_transform_is_torchs(frames: int, sizes: tuple[int, int], seed: int) -> None:
     n_fft, hop = sizes
-    fourier, window = Fourier(n_fft, hop), torch.hann_window(n_fft)
+    fourier = Fourier(n_fft, hop)
+    window = torch.hann_window(n_fft)
     fourier.prepare(torch.device("cpu"))
     sound = noise(2, 1, frames * hop, seed=seed)
     expected = torch.stft(sound[:, 0], n_fft, hop, n_fft, window, return_complex=True)

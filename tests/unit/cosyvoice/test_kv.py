@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from tests.unit.cosyvoice.networks import noise
 from tts_worker.engine.cosyvoice.kv import NoPast, PagedMemory, SlotPool, SlotView
 
-LAYERS, HEADS, DIM = 2, 2, 3
+LAYERS = 2
+HEADS = 2
+DIM = 3
 
 
 @settings(deadline=None, max_examples=30)
@@ -26,7 +28,8 @@ def test_each_slot_gives_back_its_own_tokens_in_order(appends: list[dict[int, in
     pool = SlotPool(LAYERS, 4, HEADS, 18, DIM, checked=True)
     written: dict[int, list[torch.Tensor]] = {slot: [] for slot in range(4)}
     for n, batch in enumerate(appends):
-        slots, new = torch.tensor(list(batch)), torch.tensor(list(batch.values()))
+        slots = torch.tensor(list(batch))
+        new = torch.tensor(list(batch.values()))
         span = max(1, int(new.max()))
         kv = noise(2, len(batch), span, HEADS, DIM, seed=100 * seed + n)
         where = pool.lengths[slots][:, None] + torch.arange(span)
@@ -45,7 +48,8 @@ def test_each_slot_gives_back_its_own_tokens_in_order(appends: list[dict[int, in
 def test_reading_what_nobody_wrote_is_loud() -> None:
     pool = SlotPool(LAYERS, 2, HEADS, 4, DIM, checked=True)
     pool.lengths[0] = 2  # a lie
-    one, new = torch.tensor([0]), torch.tensor([1])
+    one = torch.tensor([0])
+    new = torch.tensor([1])
     keys, _ = SlotView(pool, one, torch.tensor([[2]]), new, 4, noise(1, 1, 2 * HEADS, DIM)).keys_values(0)
     assert keys.isnan().any()
     memory = PagedMemory(1, 1, HEADS, DIM, 2, [(3, 2)], pages=3, slots=1, checked=True)
@@ -59,7 +63,8 @@ def test_reading_what_nobody_wrote_is_loud() -> None:
 @pytest.mark.parametrize("slots", [[0], [0, 1]])
 def test_writing_beyond_the_memory_is_loud(slots: list[int]) -> None:
     pool = SlotPool(LAYERS, 2, HEADS, 4, DIM)
-    where, new = torch.tensor([[4, 5]] * len(slots)), torch.tensor([2] * len(slots))
+    where = torch.tensor([[4, 5]] * len(slots))
+    new = torch.tensor([2] * len(slots))
     with pytest.raises((IndexError, RuntimeError)):
         SlotView(pool, torch.tensor(slots), where, new, 4, noise(len(slots), 2, 2 * HEADS, DIM)).keys_values(0)
 
@@ -93,7 +98,8 @@ def test_pages_come_back_in_the_order_of_the_table(order: list[int], branches: i
 
 def test_short_tables_are_filled_with_zeros_and_shared_pages_serve_two() -> None:
     memory = PagedMemory(1, 1, HEADS, DIM, 2, [(2, 1)], pages=4, slots=3, checked=True)
-    voice, prompt = torch.tensor([0]), torch.tensor([[1]])
+    voice = torch.tensor([0])
+    prompt = torch.tensor([[1]])
     memory.reset(voice)
     given = noise(2, 1, HEADS, 2, DIM)
     view = memory.view(voice, prompt, prompt)

@@ -64,13 +64,15 @@ def test_any_cutting_of_the_input_gives_the_same_scores(family: str, cuts: list[
     turns=st.lists(st.dictionaries(st.integers(0, 4), st.integers(1, 7), min_size=1), min_size=1, max_size=4),
 )
 def test_a_crowd_equals_its_members_alone(family: str, turns: list[dict[int, int]]) -> None:
-    crowd, alone = a_pool(family, 5), a_pool(family, 5)
+    crowd = a_pool(family, 5)
+    alone = a_pool(family, 5)
     lm = networks(family).lm
     for n, turn in enumerate(turns):
         given_to = {slot: inputs(family, count, seed=10 * n + slot) for slot, count in turn.items()}
         span = max(turn.values())
         x = torch.cat([torch.nn.functional.pad(v, (0, 0, 0, span - v.shape[1])) for v in given_to.values()])
-        slots, new = torch.tensor(list(turn)), torch.tensor(list(turn.values()))
+        slots = torch.tensor(list(turn))
+        new = torch.tensor(list(turn.values()))
         # The context may be longer than anyone needs: a graph has one for many.
         with torch.inference_mode():
             together = lm(x, new, slots, crowd, 40)
@@ -91,7 +93,8 @@ def test_a_slot_knows_nothing_of_who_had_it_before(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_half_precision_stays_near(family: str) -> None:
-    lm, dims = networks(family).lm, networks(family).config.lm
+    lm = networks(family).lm
+    dims = networks(family).config.lm
     small = copy.deepcopy(lm).to(torch.bfloat16)
     pool = SlotPool(dims.layers, 1, dims.kv_heads, 16, dims.head_dim, dtype=torch.bfloat16, checked=True)
     x = inputs(family, 12)
@@ -103,7 +106,8 @@ def test_half_precision_stays_near(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_special_rows_are_one_vector_each(family: str) -> None:
-    lm, dims = networks(family).lm, networks(family).config.lm
+    lm = networks(family).lm
+    dims = networks(family).config.lm
     rows = [lm.embed_special(row) for row in (dims.sos_row, dims.task_row)]
     assert [tuple(row.shape) for row in rows] == [(1, dims.hidden_size)] * 2
     assert not torch.equal(rows[0], rows[1])
@@ -124,8 +128,11 @@ class Calls(TorchDispatchMode):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_for_one_token_asks_little_of_pytorch(family: str) -> None:
-    dims, slots, one = networks(family).config.lm, torch.tensor([0]), torch.tensor([1])
-    pool, x = SlotPool(dims.layers, 1, dims.kv_heads, 64, dims.head_dim), inputs(family, 1)
+    dims = networks(family).config.lm
+    slots = torch.tensor([0])
+    one = torch.tensor([1])
+    pool = SlotPool(dims.layers, 1, dims.kv_heads, 64, dims.head_dim)
+    x = inputs(family, 1)
     with torch.inference_mode():
         networks(family).lm(x, one, slots, pool, 1)  # what is kept for good is made
         with Calls() as calls:

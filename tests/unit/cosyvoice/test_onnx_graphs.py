@@ -58,8 +58,10 @@ def test_the_graphs_are_valid_and_have_what_streaming_needs(exported: tuple[str,
     for file in folder.iterdir():
         onnx.checker.check_model(str(file), full_check=True)
     graph = onnx.load(folder / ESTIMATOR).graph
-    shapes = {value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
-              for value in (*graph.input, *graph.output)}  # fmt: skip
+    shapes = {
+        value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.output)
+    }
     assert shapes["mask"] == ["rows", 1, "frames", "all_frames"]
     assert shapes["keys"][1] == "rows"
     assert shapes["keys"][3] == "past_frames"
@@ -87,7 +89,8 @@ def spoken(of: Networks, **how: bool) -> list[Tensor]:
 def test_the_offline_path_sounds_the_same_on_either_back_end(
     exported: tuple[str, Path], on_onnx: Networks, stream: bool
 ) -> None:
-    plain, graphs = spoken(networks(exported[0]), stream=stream), spoken(on_onnx, stream=stream)
+    plain = spoken(networks(exported[0]), stream=stream)
+    graphs = spoken(on_onnx, stream=stream)
 
     assert [len(chunk) for chunk in plain] == [len(chunk) for chunk in graphs]
     assert len(plain) == (4 if stream else 1)
@@ -104,8 +107,11 @@ def test_the_paged_memory_of_the_streaming_engine_serves_either_back_end(
     def run(of: Networks) -> list[Tensor]:
         generator = torch.Generator().manual_seed(1)
         pool = FlowPool(of.flow, slots=3, pages=14, max_chunks=5, checked=True, page_bucket=bucket)
-        old, young, last = pool.open(), pool.open(), pool.open()
-        mel, spk = of.config.flow.mel, torch.randn(3, of.config.flow.mel, generator=generator)
+        old = pool.open()
+        young = pool.open()
+        last = pool.open()
+        mel = of.config.flow.mel
+        spk = torch.randn(3, of.config.flow.mel, generator=generator)
 
         def advance(states: list, known: list[int]) -> Tensor:  # type: ignore[type-arg]
             n = len(states)
@@ -116,7 +122,8 @@ def test_the_paged_memory_of_the_streaming_engine_serves_either_back_end(
         parts.append(advance([last, old], [28, 9])[0])
         return parts
 
-    plain, graphs = run(networks(exported[0])), run(on_onnx)
+    plain = run(networks(exported[0]))
+    graphs = run(on_onnx)
     assert max(apart(a, b) for a, b in zip(plain, graphs, strict=True)) < 5e-5
 
 
@@ -160,7 +167,8 @@ def test_sizes_of_the_graphs_do_not_bind_the_batch(exported: tuple[str, Path]) -
     session = onnx_graphs.open_session(folder / ESTIMATOR, graph)
     generator = torch.Generator().manual_seed(2)
     x, mu, cond = (torch.randn(5, 13, of.config.flow.mel, generator=generator) for _ in range(3))
-    spk, start = torch.randn(5, of.config.flow.mel, generator=generator), torch.tensor([0, 0, 0, 0, 0])
+    spk = torch.randn(5, of.config.flow.mel, generator=generator)
+    start = torch.tensor([0, 0, 0, 0, 0])
     mask = torch.ones(5, 1, 13, 13, dtype=torch.bool).tril()
     given = (x, mu, spk, cond, of.flow.time_tables[3:4], start, mask, *onnx_graphs.no_past(of.flow, 5))
 
@@ -187,7 +195,8 @@ def test_the_streaming_engine_speaks_on_either_back_end(exported: tuple[str, Pat
         driver.engine.close()
         return np.frombuffer(heard.pcm, "<i2") / 32_768
 
-    plain, graphs = speak("torch"), speak("onnx")
+    plain = speak("torch")
+    graphs = speak("onnx")
     assert len(plain) == len(graphs) > 4_800
     assert np.abs(plain - graphs).max() < 0.01
     with pytest.raises(ConfigError, match="backend: onnx runs on the CPU in float32"):

@@ -25,7 +25,8 @@ def everything(scores: Tensor) -> Tensor:
 
 
 def state(seeds: list[int], rule: SampleRule = RULE, history: list[int] | None = None) -> tuple[DrawState, Tensor]:
-    drawn, slots = DrawState(len(seeds), rule), torch.arange(len(seeds))
+    drawn = DrawState(len(seeds), rule)
+    slots = torch.arange(len(seeds))
     drawn.start(slots, torch.tensor(seeds))
     for token in history or []:
         drawn.record(slots, torch.full([len(seeds)], token))
@@ -58,7 +59,8 @@ def exact(scores: Tensor, rule: SampleRule, history: list[int]) -> Tensor:
 @pytest.mark.parametrize("history", [[], [2], [0, 1, 2, 3]])
 @pytest.mark.parametrize("rule", [RULE, SampleRule(0.6, 3, 4, 0.5), SampleRule(1.0, 8, 10, 1.0)])
 def test_the_distribution_is_that_of_the_rule(rule: SampleRule, history: list[int]) -> None:
-    scores, count = noise(8, seed=5) * 1.5, 40_000
+    scores = noise(8, seed=5) * 1.5
+    count = 40_000
     drawn, slots = state(list(range(count)), rule, history)
     got = draw(scores.expand(count, -1), torch.ones(count, 8, dtype=torch.bool), drawn, slots).bincount(minlength=8)
     expected = exact(scores, rule, history) * count
@@ -69,7 +71,8 @@ def test_the_distribution_is_that_of_the_rule(rule: SampleRule, history: list[in
 
 
 def test_steps_are_as_independent_as_seeds() -> None:
-    scores, count = torch.zeros(1, 4), 4000
+    scores = torch.zeros(1, 4)
+    count = 4000
     drawn, slots = state([7], SampleRule(1.0, 4, 1, 2.0))
     tokens = []
     for _ in range(count):
@@ -138,7 +141,8 @@ def test_a_hash_of_whole_numbers() -> None:
     values = [0, 1, -1, 2**62, -(2**63), 2**63 - 1, 123456789, -987654321]
     got = [int(v) & MASK64 for v in mix(torch.tensor(values))]
     assert got == [reference(v) for v in values]
-    keys, ids = torch.tensor(values)[:, None], torch.arange(5)
+    keys = torch.tensor(values)[:, None]
+    ids = torch.arange(5)
     expected = [[((reference(k + i * 0x9E3779B97F4A7C15) >> 41) + 0.5) / 2**23 for i in range(5)] for k in values]
     assert uniform(keys, ids).tolist() == expected
     assert (
@@ -160,7 +164,8 @@ def test_the_reference_set_holds_what_the_rule_says(seed: int, top_p: float, top
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_reference_draws_its_own_ids(family: str) -> None:
     with safe_open(GOLDEN[family] / "sampling.safetensors", "pt") as file:
-        scores, cases = file.get_tensor("logp"), json.loads(file.metadata()["meta"])["cases"]
+        scores = file.get_tensor("logp")
+        cases = json.loads(file.metadata()["meta"])["cases"]
     assert cases
     for case in cases:
         with torch.random.fork_rng(devices=[]):

@@ -158,7 +158,8 @@ def test_long_text_is_spoken_part_by_part(say: Say) -> None:
 
 
 def test_speed_stretches(say: Say) -> None:
-    plain, fast = say(TEXT, "--seed", "3"), say(TEXT, "--seed", "3", "--speed", "2")
+    plain = say(TEXT, "--seed", "3")
+    fast = say(TEXT, "--seed", "3", "--speed", "2")
     frames = plain["chunks"][0]["mel_frames"]
 
     assert fast["chunks"][0]["end_token"] == plain["chunks"][0]["end_token"]
@@ -211,7 +212,7 @@ def test_what_cannot_be_is_said_plainly(bundle: Path, tmp_path: Path, capsys: py
         ([*anna, "--rl", TEXT], 1, "llm.rl.pt: is missing"),
         ([TEXT], 2, "needs --bundle DIR"),
         (["--bundle", str(tmp_path), TEXT], 1, "not a CosyVoice model directory"),
-    ]  # fmt: skip
+    ]
     for args, code, message in cases:
         got, text = refusal(capsys, *args)
         assert message in text, (args, text)

@@ -56,7 +56,8 @@ def tokenizer(family: str) -> TextTokenizer:
 def networks(family: str, eager_to_end: float = EAGER_TO_END) -> Networks:
     """Shared: tests must not change it."""
     loaded = Networks.load(bundle(family))
-    head, dims = loaded.lm.llm_decoder, loaded.config.lm
+    head = loaded.lm.llm_decoder
+    dims = loaded.config.lm
     bias = torch.zeros(dims.speech_rows) if head.bias is None else head.bias.detach().clone()
     bias[dims.eos_id] += eager_to_end
     head.bias = torch.nn.Parameter(bias, requires_grad=False)
@@ -66,7 +67,8 @@ def networks(family: str, eager_to_end: float = EAGER_TO_END) -> Networks:
 @lru_cache
 def voice(family: str, tokens: int = 60, seed: int = 1) -> Voice:
     """A made-up voice with a prompt of so many speech tokens."""
-    config, rng = bundle(family).config, np.random.default_rng(seed)
+    config = bundle(family).config
+    rng = np.random.default_rng(seed)
     ids = tokenizer(family)
     text = "the world and you"
     system = [ids.end_of_prompt_id] if family == "cosyvoice3" else []
@@ -84,8 +86,13 @@ def voice(family: str, tokens: int = 60, seed: int = 1) -> Voice:
 def settings(**changes: Any) -> StreamingConfig:
     """Small memory, filled with NaN where nobody wrote."""
     base: dict[str, Any] = {
-        "max_utterances": 10, "pages": 60, "max_passage_s": 16, "lm_tokens": 640, "cached_voices": 2, "checked": True,
-    }  # fmt: skip
+        "max_utterances": 10,
+        "pages": 60,
+        "max_passage_s": 16,
+        "lm_tokens": 640,
+        "cached_voices": 2,
+        "checked": True,
+    }
     return StreamingConfig(**{**base, **changes})
 
 
@@ -100,7 +107,8 @@ def engine(
     healthy: Callable[[], bool] | None = None,
     voices: dict[str, Voice] | None = None,
 ) -> CosyVoiceEngine:
-    config, loaded = config or settings(), loaded or networks(family)
+    config = config or settings()
+    loaded = loaded or networks(family)
     known = {**(voices or {"prompted": voice(family)}), **voices_of(bundle(family))}
     parts = Parts.build(loaded, tokenizer(family), known, config, runners=runners, lanes=lanes)
     return CosyVoiceEngine(parts, Model(loaded.config, tokenizer(family), config, script), healthy=healthy)

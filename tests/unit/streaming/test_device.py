@@ -38,7 +38,8 @@ TEXT = segments(("Hello, ", Boundary.CLAUSE), ("world and you.", Boundary.SENTEN
 def test_recordings_replayed_from_fixed_buffers_say_the_same(family: str) -> None:
     small = {"max_passage_s": 6, "lm_tokens": 512, "decode_batch": 4, "render_batch": 2, "checked": False}
     expected = [speak(engine(family, settings(**small)), TEXT, key=UtteranceKey("s", n)) for n in range(1)]
-    tokens, sound = RehearsalRunner(), RehearsalRunner()
+    tokens = RehearsalRunner()
+    sound = RehearsalRunner()
     subject = engine(family, settings(**small), runners=(tokens, sound))
     subject.warm_up()
     recorded = tokens.recordings, sound.recordings
@@ -60,7 +61,8 @@ def test_recordings_replayed_from_fixed_buffers_say_the_same(family: str) -> Non
 
 
 def test_a_rehearsal_finds_what_a_recording_would_miss() -> None:
-    runner, hidden = RehearsalRunner(), [1.0]
+    runner = RehearsalRunner()
+    hidden = [1.0]
     run = single(runner)
 
     def compute(x: Tensor) -> Tensor:
@@ -79,7 +81,8 @@ class _Later:
     """Numbers that are there after so many looks."""
 
     def __init__(self, numbers: Tensor, looks: int) -> None:
-        self._numbers, self._looks = numbers.clone(), looks
+        self._numbers = numbers.clone()
+        self._looks = looks
 
     @property
     def ready(self) -> bool:
@@ -95,7 +98,8 @@ class LateLane(HostLane):
 
     def __init__(self, looks: Sequence[int]) -> None:
         super().__init__()
-        self._looks, self._fetched = looks, 0
+        self._looks = looks
+        self._fetched = 0
 
     def fetch(self, numbers: Tensor) -> Ticket:
         self._fetched += 1
@@ -159,11 +163,13 @@ def test_half_precision_stays_near(family: str) -> None:
     def mel(loaded: Networks) -> Tensor:
         flow = loaded.flow
         tokens = torch.arange(100, 160)[None]
-        spk, prompt = flow.speaker(torch.ones(1, flow.dims.spk_embed)), torch.zeros(1, 0, flow.dims.mel)
+        spk = flow.speaker(torch.ones(1, flow.dims.spk_embed))
+        prompt = torch.zeros(1, 0, flow.dims.mel)
         lengths = torch.tensor([60])
         return flow.mel(tokens, lengths, prompt, lengths * 0, spk, chunked=True, final=True)
 
-    exact, near = mel(networks(family)), mel(half)
+    exact = mel(networks(family))
+    near = mel(half)
     assert 0 < float((near - exact).square().mean().sqrt()) < 0.1 * float(exact.std())
 
     subject = engine(family, loaded=half, script=lambda key, run: [*range(100, 160), 6562 - (family == "cosyvoice2")])
@@ -180,7 +186,8 @@ def test_sixteen_bits_are_made_on_the_device_as_on_the_host() -> None:
 @pytest.mark.parametrize("cuts", [(7,), (1, 1, 5), (30, 2, 1, 17), (50, 50)])
 def test_a_pace_is_the_same_however_the_mel_was_cut(speed: float, cuts: tuple[int, ...]) -> None:
     mel = torch.randn(1, 4, sum(cuts), generator=torch.Generator().manual_seed(1))
-    whole, pieces = Stretch(speed), Stretch(speed)
+    whole = Stretch(speed)
+    pieces = Stretch(speed)
     expected = whole.push(mel, True)
     parts = mel.split(list(cuts), dim=2)
     out = torch.cat([pieces.push(part, n == len(cuts) - 1) for n, part in enumerate(parts)], dim=2)
@@ -206,7 +213,8 @@ class _Waited(_Later):
 
     def __init__(self, numbers: Tensor, waited: list[str], name: str) -> None:
         super().__init__(numbers, 10**9)
-        self._waited, self._name = waited, name
+        self._waited = waited
+        self._name = name
 
     def wait(self) -> Tensor:
         self._waited.append(self._name)
@@ -218,7 +226,8 @@ class WaitingLane(HostLane):
 
     def __init__(self, waited: list[str], name: str) -> None:
         super().__init__()
-        self._waited, self._name = waited, name
+        self._waited = waited
+        self._name = name
 
     def fetch(self, numbers: Tensor) -> Ticket:
         return _Waited(numbers, self._waited, self._name)
@@ -230,7 +239,9 @@ def test_what_is_expected_first_is_waited_for_alone() -> None:
     waited: list[str] = []
     lanes = two(WaitingLane(waited, "tokens"), WaitingLane(waited, "sound"))
     subject = engine("cosyvoice3", lanes=lanes, script=lambda key, run: [*range(200), 6562])
-    subject.spent.token_s, subject.spent.chunk_s = 1e-9, 1e9  # tokens come soon, sound does not
+    # tokens come soon, sound does not
+    subject.spent.token_s = 1e-9
+    subject.spent.chunk_s = 1e9
     subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
     subject.handle(Text(KEY, TEXT[0]))
     while not subject._sound.busy:
@@ -241,7 +252,9 @@ def test_what_is_expected_first_is_waited_for_alone() -> None:
     assert waited.count("tokens") >= 3, "the tokens of the next chunk were drawn meanwhile"
     assert waited[-1] == "sound"
 
-    subject.spent.token_s, subject.spent.chunk_s = 1e9, 1e-9  # and the other way round
+    # and the other way round
+    subject.spent.token_s = 1e9
+    subject.spent.chunk_s = 1e-9
     while not (subject._sound.busy and subject._tokens.busy):
         subject.step(0.0)
     waited.clear()
@@ -255,7 +268,8 @@ class Refusing(RehearsalRunner):
 
     def __init__(self, after: int) -> None:
         super().__init__()
-        self.asked, self._after = 0, after
+        self.asked = 0
+        self._after = after
 
     def _record(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> _Recording:
         self.asked += 1
@@ -268,7 +282,8 @@ class Refusing(RehearsalRunner):
 def test_what_cannot_be_recorded_is_computed(caplog: pytest.LogCaptureFixture, after: int) -> None:
     small = settings(max_passage_s=6, lm_tokens=512, decode_batch=2, render_batch=1, checked=False)
     expected = speak(engine("cosyvoice3", small), TEXT[:1])
-    tokens, sound = Refusing(after), Refusing(after)
+    tokens = Refusing(after)
+    sound = Refusing(after)
     subject = engine("cosyvoice3", small, runners=(tokens, sound))
     subject.warm_up()
     assert_alike(speak(subject, TEXT[:1]).pcm, expected.pcm)
@@ -293,7 +308,8 @@ class TickingLane(LateLane):
 
     def __init__(self, each_ms: float) -> None:
         super().__init__([1])
-        self._each_ms, self._now_ms = each_ms, 0.0
+        self._each_ms = each_ms
+        self._now_ms = 0.0
 
     def mark(self) -> Mark:
         self._now_ms += self._each_ms

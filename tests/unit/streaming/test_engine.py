@@ -90,7 +90,9 @@ def test_streaming_says_what_the_offline_path_says(family: str) -> None:
 @families
 def test_interleaved_text_is_spoken_as_offline(family: str) -> None:
     words = ("Hello", " world", " and", " you")
-    loaded, ids = networks(family, -50.0), tokenizer(family)  # goes on to the limit: offline there is no least
+    # goes on to the limit: offline there is no least
+    loaded = networks(family, -50.0)
+    ids = tokenizer(family)
     request = request_of(family, "", settings().first_tokens)
     pipeline = OfflinePipeline(loaded)
     machine = pipeline.interleave(request, ids.end_of_prompt_id if family == "cosyvoice3" else None)
@@ -172,7 +174,8 @@ SENTENCES = "Yes, it is 5. And you, the world: hello."
 def test_what_is_said_does_not_depend_on_how_the_text_was_cut(
     talkers: dict[TextMode, CosyVoiceEngine], mode: TextMode, cuts: list[int], steps: list[int]
 ) -> None:
-    subject, by_word = talkers[mode], mode is TextMode.INTERLEAVED
+    subject = talkers[mode]
+    by_word = mode is TextMode.INTERLEAVED
     whole = tuple(segment for come in pieces_of(SENTENCES, [], by_word=by_word) for segment in come)
     expected = speak(subject, whole)
 
@@ -194,9 +197,11 @@ def test_what_is_said_does_not_depend_on_how_the_text_was_cut(
 @families
 def test_every_chunk_costs_the_same(family: str) -> None:
     """Frames computed, which is what time is made of, from the second chunk to the last but one."""
-    tokens, eos = 250, bundle(family).config.lm.eos_id
+    tokens = 250
+    eos = bundle(family).config.lm.eos_id
     subject = engine(family, script=lambda key, run: [*(i * 31 % 6561 for i in range(tokens)), eos])
-    parts, costs = subject.parts, []
+    parts = subject.parts
+    costs = []
     subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
     subject.handle(Text(KEY, plain_segment("Hello")))
     subject.handle(EndText(KEY))
@@ -225,7 +230,9 @@ def test_the_first_sound_needs_few_tokens(family: str) -> None:
 
 def test_a_voice_is_prepared_once_and_shared() -> None:
     subject = engine("cosyvoice3")
-    pool, prompt_pages = subject.parts.pool, 1  # 42 tokens are left of 60; the first 25 never change
+    # 42 tokens are left of 60; the first 25 never change
+    pool = subject.parts.pool
+    prompt_pages = 1
     free = pool.free_pages
     speak(subject, (plain_segment("it"),))
     assert pool.free_pages == free - prompt_pages
@@ -298,7 +305,8 @@ def test_a_pause_at_any_step_changes_no_byte() -> None:
 @families
 @pytest.mark.parametrize("speed", [0.5, 1.7])
 def test_another_pace_has_the_length_it_should_have(family: str, speed: float) -> None:
-    tokens, eos = 70, bundle(family).config.lm.eos_id
+    tokens = 70
+    eos = bundle(family).config.lm.eos_id
     subject = engine(family, script=lambda key, run: [*range(100, 100 + tokens), eos])
     heard = speak(subject, (plain_segment("Hello world and you"),), replace(PROMPTED, speed=speed))
     assert heard.samples == int(2 * tokens / speed) * 480
@@ -309,7 +317,8 @@ def test_another_pace_has_the_length_it_should_have(family: str, speed: float) -
 def test_a_clock_that_jumps_changes_nothing() -> None:
     text = segments(("Hello, ", Boundary.CLAUSE), ("you.", Boundary.END))
     expected = speak(engine("cosyvoice3"), text)
-    subject, clock = engine("cosyvoice3"), [0.0, 1e9, -1e9, 5.0, -0.5, 1e-9]
+    subject = engine("cosyvoice3")
+    clock = [0.0, 1e9, -1e9, 5.0, -0.5, 1e-9]
     keys = [UtteranceKey("s", n) for n in range(3)]
     heard = {key: Heard() for key in keys}
     for key in keys:

@@ -66,7 +66,9 @@ class Failing(EagerRunner):
     """Computes, and then fails as if it had not come to the end: memory is half written."""
 
     def __init__(self, problem: Exception, on_call: int, times: int = 1) -> None:
-        self._problem, self._first, self._last = problem, on_call, on_call + times
+        self._problem = problem
+        self._first = on_call
+        self._last = on_call + times
         self.calls = 0
 
     def run(self, key: Hashable, compute: Callable[..., Tensors], inputs: tuple[Tensor, ...]) -> Tensors:
@@ -90,9 +92,12 @@ def crowd_says(
 ) -> dict[UtteranceKey, Heard]:
     """Three at once, each with a text of its own."""
     subject = engine(
-        "cosyvoice2", config or settings(render_batch=4, decode_batch=4), script=script, runners=(tokens, sound),
+        "cosyvoice2",
+        config or settings(render_batch=4, decode_batch=4),
+        script=script,
+        runners=(tokens, sound),
         lanes=lanes,
-    )  # fmt: skip
+    )
     for key in CROWD:
         subject.handle(Open(key, params, PLENTY_SAMPLES))
         subject.handle(Text(key, plain_segment("Hello world")))
@@ -174,7 +179,8 @@ class _Lost:
 
 @pytest.mark.parametrize("on_fetch", [1, 2])
 def test_sound_lost_on_its_way_to_the_host_is_made_again(well: dict[UtteranceKey, Heard], on_fetch: int) -> None:
-    host, losing = HostLane(), LosingLane(on_fetch)
+    host = HostLane()
+    losing = LosingLane(on_fetch)
     config = settings(render_batch=4, decode_batch=4)
     heard = crowd_says(EagerRunner(), EagerRunner(), config, lanes=Lanes(host, losing, losing))
     assert losing.left < 0
@@ -193,9 +199,11 @@ def test_a_prompt_that_failed_half_way_is_begun_anew(family: str) -> None:
 
 
 def test_a_pace_that_fails_is_not_moved_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    params, config = replace(PROMPTED, speed=1.3), settings(render_batch=4, decode_batch=4)
+    params = replace(PROMPTED, speed=1.3)
+    config = settings(render_batch=4, decode_batch=4)
     expected = crowd_says(EagerRunner(), EagerRunner(), config, params)
-    push, calls = Stretch.push, 0
+    push = Stretch.push
+    calls = 0
 
     def fails(self: Stretch, mel: Tensor, final: bool) -> Tensor:
         nonlocal calls
@@ -214,11 +222,13 @@ def test_a_pace_that_fails_is_not_moved_on(monkeypatch: pytest.MonkeyPatch) -> N
 def test_text_whose_answer_is_lost_is_not_fed_twice() -> None:
     def says(on_fetch: int) -> tuple[dict[UtteranceKey, Heard], list[int]]:
         """What is heard, and how many shared each pass that was fed text; 0 for those that only drew."""
-        host, losing = HostLane(), LosingLane(on_fetch)
+        host = HostLane()
+        losing = LosingLane(on_fetch)
         config = settings(text_mode=TextMode.INTERLEAVED, decode_batch=4)
         subject = engine("cosyvoice3", config, lanes=Lanes(losing, host, host))
         passes: list[int] = []
-        feed, burst = subject.parts.decoder.feed, subject.parts.decoder.burst
+        feed = subject.parts.decoder.feed
+        burst = subject.parts.decoder.burst
 
         def fed(rows: Sequence[Row], items: Sequence[list[Item]]) -> Ticket:
             passes.append(len(rows))
@@ -228,7 +238,8 @@ def test_text_whose_answer_is_lost_is_not_fed_twice() -> None:
             passes.append(0)
             return burst(rows, steps)
 
-        subject.parts.decoder.feed, subject.parts.decoder.burst = fed, drawn  # type: ignore[method-assign]
+        subject.parts.decoder.feed = fed
+        subject.parts.decoder.burst = drawn  # type: ignore[method-assign]
         for key in CROWD[:2]:
             subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
             text = "Hello world and you, that it is of the world and the world and so it is of you and the world."
@@ -280,7 +291,8 @@ async def test_a_broken_engine_is_rebuilt_and_speaks_again() -> None:
         built.append(engine("cosyvoice3", runners=(EagerRunner(), failing), healthy=lambda: False))
         return built[-1]
 
-    loop, states = EngineLoop(factory, restart_backoff_s=(0.0, 0.0)), []
+    loop = EngineLoop(factory, restart_backoff_s=(0.0, 0.0))
+    states = []
     came: asyncio.Queue[Event] = asyncio.Queue()
     loop.on_state(states.append)
     loop.subscribe("test", came.put_nowait)
@@ -342,7 +354,8 @@ def test_one_core_is_left_for_those_who_wait_for_an_answer(monkeypatch: pytest.M
 
 def with_folder(folder: Path) -> CosyVoiceEngine:
     """An engine with nothing but stored voices and the bundle's speaker."""
-    family, config = "cosyvoice3", settings()
+    family = "cosyvoice3"
+    config = settings()
     from tests.unit.streaming.engines import networks
 
     parts = Parts.build(networks(family), tokenizer(family), voices_of(bundle(family)), config, stored=folder)
@@ -350,7 +363,8 @@ def with_folder(folder: Path) -> CosyVoiceEngine:
 
 
 def test_a_voice_may_come_and_go_while_it_is_in_use(tmp_path: Path) -> None:
-    subject, params = with_folder(tmp_path), SynthesisParams("alice", seed=3)
+    subject = with_folder(tmp_path)
+    params = SynthesisParams("alice", seed=3)
     assert refused(subject, params) is ErrorCode.UNKNOWN_VOICE
     folder = save_voice(tmp_path, "alice", voice("cosyvoice3"))
     expected = speak(subject, TEXT, params)

@@ -117,9 +117,11 @@ def two_voices(pages: int, tokens: int) -> tuple[CosyVoiceEngine, dict[Utterance
     voices = {f"v{n}": voice("cosyvoice3", length, n) for n, length in enumerate((60, 150))}
     lengths = {"s0": 150, "s1": tokens}
     subject = engine(
-        "cosyvoice3", settings(pages=pages), voices=voices,
+        "cosyvoice3",
+        settings(pages=pages),
+        voices=voices,
         script=lambda key, run: [*(i * 13 % 6561 for i in range(lengths[key.session])), 6562],
-    )  # fmt: skip
+    )
     return subject, {UtteranceKey(f"s{n}", 1): SynthesisParams(name) for n, name in enumerate(voices)}
 
 
@@ -150,7 +152,8 @@ def opened(subject: CosyVoiceEngine, key: UtteranceKey, params: SynthesisParams)
 def test_two_prompts_for_which_there_is_no_memory_do_not_wait_for_each_other() -> None:
     voices = {f"v{n}": voice("cosyvoice3", 200, n) for n in range(2)}  # seven pages each
     subject = engine("cosyvoice3", settings(pages=20), voices=voices, script=long_script(20))
-    pool, book = subject.parts.pool, subject.parts.book
+    pool = subject.parts.pool
+    book = subject.parts.book
     keys = [UtteranceKey(f"s{n}", 1) for n in range(2)]
     for key, name in zip(keys, voices, strict=True):
         opened(subject, key, SynthesisParams(name))
@@ -192,7 +195,9 @@ def test_a_prompt_that_is_there_lets_others_go_on() -> None:
     """Even if whoever brought it then takes nothing."""
     voices = {"short": voice("cosyvoice3", 60), "long": voice("cosyvoice3", 150, 1)}  # one page and five
     subject = engine("cosyvoice3", settings(pages=8), voices=voices, script=long_script(20))
-    book, waiting, paused = subject.parts.book, UtteranceKey("waiting", 1), UtteranceKey("paused", 1)
+    book = subject.parts.book
+    waiting = UtteranceKey("waiting", 1)
+    paused = UtteranceKey("paused", 1)
     opened(subject, paused, SynthesisParams("long"))
     while not book.ready or book.missing_pages(book._states["long"]) > 3:
         subject.step(0.0)
@@ -212,7 +217,8 @@ def test_a_prompt_that_is_there_lets_others_go_on() -> None:
 def test_nobody_waits_for_whoever_turns_out_to_say_nothing() -> None:
     voices = {f"v{n}": voice("cosyvoice3", 150, n) for n in range(2)}  # five pages each
     subject = engine("cosyvoice3", settings(pages=8), voices=voices, script=lambda key, run: [6562])
-    silent, waiting = UtteranceKey("silent", 1), UtteranceKey("waiting", 1)
+    silent = UtteranceKey("silent", 1)
+    waiting = UtteranceKey("waiting", 1)
     subject.handle(Open(silent, SynthesisParams("v0"), PLENTY_SAMPLES))
     subject.handle(Text(silent, plain_segment("Hello")))  # and the call stays open
     while subject.parts.pool.free_pages > 3:
@@ -282,8 +288,10 @@ def test_a_pass_without_memory_lets_go_of_what_it_had_before_it_is_tried_again(s
 def test_a_slot_that_could_not_be_opened_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = engine("cosyvoice2")
     speak(subject, TEXT)
-    free, memory = Held(subject).now, subject.parts.pool._estimator
-    copy, calls = memory.copy_tails, 0
+    free = Held(subject).now
+    memory = subject.parts.pool._estimator
+    copy = memory.copy_tails
+    calls = 0
 
     def fails(source: int, target: int) -> None:
         nonlocal calls
@@ -301,7 +309,9 @@ def test_a_slot_that_could_not_be_opened_is_free(monkeypatch: pytest.MonkeyPatch
 def test_a_slot_given_back_while_another_is_opened_is_not_mistaken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine's thread gives back while the flow's thread takes."""
     pool = engine("cosyvoice3").parts.pool
-    leaving, free, memory = pool.open(), pool.free_slots, pool._estimator
+    leaving = pool.open()
+    free = pool.free_slots
+    memory = pool._estimator
     reset = memory.reset
 
     def meanwhile(slots: Tensor) -> None:
@@ -333,7 +343,8 @@ async def test_a_broken_engines_memory_is_free_before_another_one_is_built(stage
         return subject
 
     warm = asyncio.Event()
-    loop, came = EngineLoop(factory, restart_backoff_s=(0.0, 0.0)), asyncio.Queue[Event]()
+    loop = EngineLoop(factory, restart_backoff_s=(0.0, 0.0))
+    came = asyncio.Queue[Event]()
     loop.subscribe("test", came.put_nowait)
     await loop.start()
     gc.collect()

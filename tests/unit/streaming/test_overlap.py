@@ -56,7 +56,8 @@ class SlowLane(HostLane):
 
     def __init__(self, looks: Sequence[int]) -> None:
         super().__init__()
-        self._looks, self.begun = looks, 0
+        self._looks = looks
+        self.begun = 0
 
     def do(self, work: Callable[[], T]) -> Begun[T]:
         self.begun += 1
@@ -125,8 +126,10 @@ def test_the_next_chunk_begins_before_the_vocoder_and_tokens_are_drawn_meanwhile
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     subject = engine("cosyvoice3", script=long_script, lanes=beside(SlowLane([10**9])))  # through when waited for
-    renderer, done = subject.parts.renderer, list[tuple[str, int]]()
-    flow, vocode = renderer.flow, renderer.vocode
+    renderer = subject.parts.renderer
+    done = list[tuple[str, int]]()
+    flow = renderer.flow
+    vocode = renderer.vocode
     monkeypatch.setattr(renderer, "flow", lambda works: (done.append(("flow", subject.spent.tokens)), flow(works))[1])
     monkeypatch.setattr(
         renderer, "vocode", lambda works, mels: (done.append(("vocoder", subject.spent.tokens)), vocode(works, mels))[1]
@@ -168,8 +171,11 @@ def test_a_listener_leaves_while_the_engine_waits_for_the_thread(work: str, monk
     """What the thread still takes for him is given back, too."""
     subject = engine("cosyvoice3", settings(overlap=True), script=long_script)
     speak(subject, TEXT)
-    free, pool = Held(subject).now, subject.parts.pool
-    at_work, go_on, really = threading.Event(), threading.Event(), getattr(pool, work)
+    free = Held(subject).now
+    pool = subject.parts.pool
+    at_work = threading.Event()
+    go_on = threading.Event()
+    really = getattr(pool, work)
 
     def slowly(*given: object) -> object:
         at_work.set()
@@ -197,7 +203,8 @@ def test_a_listener_leaves_while_the_engine_waits_for_the_thread(work: str, monk
 def test_listeners_that_leave_a_thread_at_work_leave_nothing_behind() -> None:
     subject = engine("cosyvoice3", settings(overlap=True))
     expected = speak(subject, TEXT).pcm
-    free, rng = Held(subject).now, np.random.default_rng(3)
+    free = Held(subject).now
+    rng = np.random.default_rng(3)
     for turn in range(40):
         key = UtteranceKey("s", turn)
         subject.handle(Open(key, PROMPTED, int(rng.integers(0, 60_000))))
@@ -222,7 +229,8 @@ def test_a_batch_that_fails_once_costs_nobody_anything(on_call: int) -> None:
         return crowd(subject)
 
     failing = Failing(torch.OutOfMemoryError("out of memory"), on_call)
-    well, heard = says(EagerRunner()), says(failing)
+    well = says(EagerRunner())
+    heard = says(failing)
     assert failing.calls > on_call
     for key in CROWD:
         assert heard[key].ends == [Done(key)]
@@ -233,9 +241,12 @@ def test_a_batch_that_fails_once_costs_nobody_anything(on_call: int) -> None:
 def test_whoever_fails_alone_fails_alone(first: int) -> None:
     def says(sound: Runner) -> dict[UtteranceKey, Heard]:
         subject = engine(
-            "cosyvoice2", settings(render_batch=4, decode_batch=4), script=scripted, runners=(EagerRunner(), sound),
+            "cosyvoice2",
+            settings(render_batch=4, decode_batch=4),
+            script=scripted,
+            runners=(EagerRunner(), sound),
             lanes=beside(SlowLane([2])),
-        )  # fmt: skip
+        )
         heard = crowd(subject)
         assert (subject.live, subject.parts.decoder.free_slots) == (0, settings().max_utterances)
         return heard
@@ -252,7 +263,8 @@ def test_whoever_fails_alone_fails_alone(first: int) -> None:
 
 def lying(subject: CosyVoiceEngine) -> dict[UtteranceKey, int]:
     """How much sound will become of the frames that lie before the vocoder or in it, by utterance."""
-    stage, renderer = subject._sound, subject.parts.renderer
+    stage = subject._sound
+    renderer = subject.parts.renderer
     there = [*stage._between, *([stage._vocoder[:2]] if stage._vocoder else [])]
     samples = dict.fromkeys(subject._utterances, 0)
     for sounds, mels in there:
@@ -265,7 +277,8 @@ def test_what_lies_before_the_vocoder_is_counted(monkeypatch: pytest.MonkeyPatch
     """Also where a batch is given to the vocoder one by one while the flow makes more: credit is a promise."""
     config = settings(render_batch=4, decode_batch=4)
     subject = engine("cosyvoice3", config, script=long_script, lanes=beside(SlowLane([0])))
-    vocode, failed = subject.parts.renderer.vocode, False
+    vocode = subject.parts.renderer.vocode
+    failed = False
 
     def fails(works: Sequence[Work], mels: Sequence[Tensor]) -> Voiced:
         nonlocal failed
@@ -299,8 +312,10 @@ def test_a_chunk_that_waits_for_the_vocoder_is_heard_before_its_call_fails(monke
         script=lambda key, run: [*range(lengths[key.session]), 6562],
         lanes=beside(SlowLane([0, 90])),
     )
-    renderer, met = subject.parts.renderer, False
-    flow, vocode = renderer._mels, renderer.vocode
+    renderer = subject.parts.renderer
+    met = False
+    flow = renderer._mels
+    vocode = renderer.vocode
 
     def makes(works: Sequence[Work]) -> Mels:
         if len(works) == 1 and works[0].chunk.begin:
@@ -330,7 +345,8 @@ def test_a_chunk_that_waits_for_the_vocoder_is_heard_before_its_call_fails(monke
 
 
 def test_a_thread_tells_what_it_raised_and_whoever_enters_waits_for_it() -> None:
-    lane, go = ThreadLane(), threading.Event()
+    lane = ThreadLane()
+    go = threading.Event()
     begun = lane.do(lambda: (go.wait(), 1 // 0)[1])
     assert not begun.over
     entered = threading.Event()
@@ -358,7 +374,8 @@ def test_the_thread_ends_with_its_engine() -> None:
     speak(subject, TEXT)
     lane = subject.parts.lanes.flow
     assert isinstance(lane, ThreadLane)
-    thread, gone = lane._thread, weakref.ref(subject.parts.pool)
+    thread = lane._thread
+    gone = weakref.ref(subject.parts.pool)
     del lane, subject  # as after a fault: nobody closed it
     thread.join(timeout=60)
     assert not thread.is_alive()

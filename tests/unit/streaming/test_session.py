@@ -36,7 +36,9 @@ async def worker() -> AsyncIterator[Worker]:
 
 async def heard_of(session: LocalSession, *, pause_every: int = 0) -> tuple[bytes, list[Words], Ended]:
     """Everything of one utterance, paused now and then."""
-    pcm, words, frames = bytearray(), [], 0
+    pcm = bytearray()
+    words = []
+    frames = 0
     async for output in session:
         if isinstance(output, PcmFrame):
             pcm += output.pcm
@@ -85,7 +87,8 @@ async def test_a_session_keeps_its_promises(worker: Worker) -> None:
 
 
 async def test_listeners_that_leave_at_random_leave_nothing_behind(worker: Worker) -> None:
-    engine, rng = worker.engines["cosy"], random.Random(3)
+    engine = worker.engines["cosy"]
+    rng = random.Random(3)
 
     async def visit() -> None:
         session = worker.hub.open(QUICK)

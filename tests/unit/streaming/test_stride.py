@@ -14,7 +14,8 @@ from tts_worker.engine.cosyvoice.chunks import GridPlan
 from tts_worker.engine.cosyvoice.flow.stream import FlowPool
 from tts_worker.engine.streaming.utterance import plain_segment
 
-CHUNK, AHEAD = 25, 3
+CHUNK = 25
+AHEAD = 3
 
 
 @examples(deadline=None, max_examples=200)
@@ -24,7 +25,9 @@ CHUNK, AHEAD = 25, 3
     arrivals=st.lists(st.integers(0, 60), min_size=1, max_size=12),
 )
 def test_chunks_end_on_the_grid_and_say_everything_once(prompt: int, stride: int, arrivals: list[int]) -> None:
-    plan, done, available = GridPlan(prompt, CHUNK, AHEAD, stride), 0, 0
+    plan = GridPlan(prompt, CHUNK, AHEAD, stride)
+    done = 0
+    available = 0
     for arrival in arrivals:
         available += arrival
         while (chunk := plan.next(available, False)) is not None:
@@ -40,7 +43,9 @@ def test_chunks_end_on_the_grid_and_say_everything_once(prompt: int, stride: int
 
 
 def test_the_first_chunks_do_not_wait_for_a_stride() -> None:
-    plan, hops, done = GridPlan(42, CHUNK, AHEAD, 2), [], 0
+    plan = GridPlan(42, CHUNK, AHEAD, 2)
+    hops = []
+    done = 0
     for _ in range(5):
         hops.append(plan.hop(done))
         done += hops[-1]
@@ -54,19 +59,22 @@ def test_a_pass_over_several_chunks_gives_the_frames_of_single_ones(family: str,
     flow = networks(family).flow
     pool = FlowPool(flow, slots=3, pages=4 * chunks + 2, max_chunks=8, checked=True)
     ids = torch.arange(3, 3 + CHUNK * (chunks + 1) + AHEAD)[None]
-    spk, frames = torch.linspace(-1, 1, flow.dims.mel)[None], CHUNK * flow.dims.frames_per_token
+    spk = torch.linspace(-1, 1, flow.dims.mel)[None]
+    frames = CHUNK * flow.dims.frames_per_token
     cond = torch.zeros(1, frames, flow.dims.mel)
     for known in (CHUNK * chunks + AHEAD, CHUNK * (chunks - 1) + 7):
-        one, wide = pool.open(), pool.open()
+        one = pool.open()
+        wide = pool.open()
         pool.advance([one], ids[:, : CHUNK + AHEAD], [CHUNK + AHEAD], spk, cond)
         pool.advance([wide], ids[:, : CHUNK + AHEAD], [CHUNK + AHEAD], spk, cond)
         rest = ids[:, CHUNK:].clone()
         rest[:, known:] = 0
         single = [
-            pool.advance([one], rest[:, i * CHUNK : (i + 1) * CHUNK + AHEAD],
-                         [min(known - i * CHUNK, CHUNK + AHEAD)], spk, cond)
+            pool.advance(
+                [one], rest[:, i * CHUNK : (i + 1) * CHUNK + AHEAD], [min(known - i * CHUNK, CHUNK + AHEAD)], spk, cond
+            )
             for i in range(chunks)
-        ]  # fmt: skip
+        ]
         together = pool.advance([wide], rest, [known], spk, cond.repeat(1, chunks, 1))
         exist = min(known, chunks * CHUNK) * flow.dims.frames_per_token
         assert torch.allclose(together[:, :exist], torch.cat(single, dim=1)[:, :exist], atol=2e-5)
@@ -78,7 +86,8 @@ def test_a_pass_over_several_chunks_gives_the_frames_of_single_ones(family: str,
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_stride_sounds_the_same_and_computes_less(family: str) -> None:
-    spoken, frames = [], []
+    spoken = []
+    frames = []
     for stride in (1, 2):
         config = settings(stride_chunks=stride, smooth_start=False)
         subject = engine(family, config, script=lambda key, run: [*range(100, 250), 6561])

@@ -24,7 +24,8 @@ from tts_worker.text.alignment import spoken_words
 from tts_worker.types import Boundary, Segment, SynthesisParams
 
 FAMILY = "cosyvoice3"
-EOS, SILENT = 6562, 28
+EOS = 6562
+SILENT = 28
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,9 @@ def test_a_loop_of_any_period_up_to_a_second_is_found_and_what_came_before_is_ke
     before: list[int], period: list[int]
 ) -> None:
     rule = GuardRule()
-    guard, trip, seen = TokenGuard(frozenset()), None, 0
+    guard = TokenGuard(frozenset())
+    trip = None
+    seen = 0
     for token in [*before, *(period * (rule.loop_tokens + 2))]:
         seen += 1
         trip = guard.see(token)
@@ -166,7 +169,8 @@ def test_a_clause_continues_those_before_it(parts) -> None:  # type: ignore[no-u
     first = list(talk.run.unfed)
     talk.take([*varied(12), EOS])
     talk.begin_run()
-    items, ids = talk.run.unfed, tokenizer(FAMILY)
+    items = talk.run.unfed
+    ids = tokenizer(FAMILY)
     prompt = len(talk.request.prompt_text)
     text = [i for kind, i in items if kind is Kind.TEXT]
     speech = [i for kind, i in items if kind is Kind.SPEECH]
@@ -234,7 +238,9 @@ def test_sizes_that_cannot_work_are_refused(name: str) -> None:
 )  # ends at 279.00000000000006
 def test_words_come_in_order_in_time_and_all_of_them(texts: list[str], lengths: list[int], pace: float) -> None:
     """Whatever the pace was taken for: no word later than its sound, none before what was told, each once."""
-    clock, total, expected = WordClock(pace), 0, 0
+    clock = WordClock(pace)
+    total = 0
+    expected = 0
     ends = []
     for text, length in zip(texts, lengths, strict=False):
         words = spoken_words(plain_segment(text))
@@ -247,12 +253,14 @@ def test_words_come_in_order_in_time_and_all_of_them(texts: list[str], lengths: 
     boundaries = [*range(8, max(9, total - 27), 25)]
     chunks = [Chunk(a, b, b + 3, False) for a, b in zip([0, *boundaries], boundaries, strict=False) if b + 3 <= total]
     last = chunks[-1].end if chunks else 0
-    placed_at, told = 0.0, 0
+    placed_at = 0.0
+    told = 0
     for chunk in [*chunks, Chunk(last, total, total, True)]:
         for word in clock.take(chunk.end, chunk.known, chunk.final):
             assert chunk.begin <= word.start <= word.end <= chunk.known
             assert word.start >= placed_at
-            placed_at, told = word.end, told + 1
+            placed_at = word.end
+            told = told + 1
     assert told == expected
 
 

@@ -39,12 +39,16 @@ class PromptFrontend:
     def __init__(self, bundle: Bundle, *, reference: bool = False, cuda: bool = False, threads: int = 1) -> None:
         """``reference``: resample as the reference does. ``cuda``: run the speech tokenizer on the first GPU."""
         mel = bundle.config.mel
-        self._bundle, self._reference, self._cuda, self._threads = bundle, reference, cuda, threads
+        self._bundle = bundle
+        self._reference = reference
+        self._cuda = cuda
+        self._threads = threads
         self.sample_rate_hz = mel.sample_rate_hz
         self.mel_spectrogram = MelSpectrogram(
             mel.sample_rate_hz, mel.n_fft, mel.window_samples, mel.hop_samples, mel.bins, mel.fmin_hz, mel.fmax_hz
         )
-        self.whisper_mel, self.fbank = WhisperMel(), KaldiFbank()
+        self.whisper_mel = WhisperMel()
+        self.fbank = KaldiFbank()
         self._sessions: dict[Path, Any] = {}
 
     def resample(self, sound: Recording, rate_hz: int) -> Tensor:
@@ -98,11 +102,13 @@ class PromptFrontend:
     def prompt(self, sound: Recording, *, uncut: bool = False) -> PromptFeatures:
         """Everything about a prompt, tokens and mel cut to the same length unless ``uncut`` (as the reference leaves
         them in voice conversion)."""
-        tokens, mel = self.tokens(sound), self.mel(sound)
+        tokens = self.tokens(sound)
+        mel = self.mel(sound)
         if not uncut:
             ratio = self._bundle.config.flow.frames_per_token
             length = min(mel.shape[0] // ratio, tokens.shape[0])
-            tokens, mel = tokens[:length], mel[: ratio * length]
+            tokens = tokens[:length]
+            mel = mel[: ratio * length]
         return PromptFeatures(tokens, mel, self.embedding(sound))
 
     def _long_enough(self, samples: Tensor, least: int) -> Tensor:

@@ -53,8 +53,11 @@ class GridPlan:
     after the first few, so many at a time, which sounds the same, comes later and costs less."""
 
     def __init__(self, prompt_tokens: int, chunk_tokens: int, ahead: int, stride: int = 1) -> None:
-        self._first, self._chunk, self._ahead = first_hop(prompt_tokens, chunk_tokens), chunk_tokens, ahead
-        self._stride, self._done = stride, 0
+        self._first = first_hop(prompt_tokens, chunk_tokens)
+        self._chunk = chunk_tokens
+        self._ahead = ahead
+        self._stride = stride
+        self._done = 0
 
     def hop(self, done: int) -> int:
         """Tokens of the chunk that begins at the boundary ``done``."""
@@ -116,22 +119,31 @@ class Interleave:
     """
 
     def __init__(
-        self, rule: InterleaveRule, prefix: Sequence[int], prompt_text: Sequence[int], prompt_speech: Sequence[int],
+        self,
+        rule: InterleaveRule,
+        prefix: Sequence[int],
+        prompt_text: Sequence[int],
+        prompt_speech: Sequence[int],
         compat: Compat,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``prefix``: text that is fed before everything (CosyVoice3: the instruction up to its end tag)."""
-        self._rule, self._compat = rule, compat
+        self._rule = rule
+        self._compat = compat
         self._pending: list[Item] = [(Kind.SOS, 0), *((Kind.TEXT, i) for i in prefix)]
-        self._text, self._prompt = list(prompt_text), list(prompt_speech)
+        self._text = list(prompt_text)
+        self._prompt = list(prompt_speech)
         self._next_fill = (len(prompt_speech) // rule.speech + 1) * rule.speech - len(prompt_speech)
         self._drawn = self._pushed = 0
         self._waits_for_group = compat.speaks_before_text is False or not prefix
         self._after_fill = False
         self._final = False
-        self.wants_text, self.done, self.truncated = True, False, False
+        self.wants_text = True
+        self.done = False
+        self.truncated = False
 
     def _group(self) -> list[Item]:
-        group, self._text = self._text[: self._rule.text], self._text[self._rule.text :]
+        group = self._text[: self._rule.text]
+        self._text = self._text[self._rule.text :]
         return [(Kind.TEXT, i) for i in group]
 
     def push(self, token: int) -> None:
@@ -139,7 +151,8 @@ class Interleave:
         self._text.append(token)
         self._pushed += 1
         while self._prompt and len(self._text) >= self._rule.text:
-            speech, self._prompt = self._prompt[: self._rule.speech], self._prompt[self._rule.speech :]
+            speech = self._prompt[: self._rule.speech]
+            self._prompt = self._prompt[self._rule.speech :]
             self._pending += [*self._group(), *((Kind.SPEECH, i) for i in speech)]
             self._waits_for_group = False
         if self._prompt or ((self._after_fill or self._waits_for_group) and len(self._text) < self._rule.text):
@@ -156,7 +169,9 @@ class Interleave:
             self._pending = []
         rest = [] if self._compat.unread_prompt_dropped else self._prompt
         self._pending += [*((Kind.TEXT, i) for i in self._text), (Kind.TASK, 0), *((Kind.SPEECH, i) for i in rest)]
-        self._text, self._final, self.wants_text = [], True, False
+        self._text = []
+        self._final = True
+        self.wants_text = False
 
     @property
     def draws_left(self) -> int:

@@ -64,7 +64,9 @@ class SilenceFilter:
     """Drops what goes beyond ``limit`` silent tokens in a row (they stay in the language model's history)."""
 
     def __init__(self, silent: frozenset[int], limit: int) -> None:
-        self._silent, self._limit, self._run = silent, limit, 0
+        self._silent = silent
+        self._limit = limit
+        self._run = 0
 
     def keeps(self, token: int) -> bool:
         self._run = self._run + 1 if token in self._silent else 0

@@ -22,7 +22,8 @@ from tts_worker.engine.cosyvoice.sample import SampleRule
 from tts_worker.voicepack.hyperyaml import load_hyperyaml
 from tts_worker.voicepack.section import Section
 
-V2, V3 = "cosyvoice2", "cosyvoice3"
+V2 = "cosyvoice2"
+V3 = "cosyvoice3"
 YAML_NAMES = {"cosyvoice.yaml": "cosyvoice", "cosyvoice2.yaml": V2, "cosyvoice3.yaml": V3}
 """In this order the reference looks for them; the first that exists decides the family."""
 
@@ -79,7 +80,9 @@ class CosyVoiceConfig:
         Raises BundleError naming file and key: a missing or impossible value, an unknown class, parts that do not fit.
         """
         root = Section(source, "", load_hyperyaml(yaml_text, source))
-        lm, flow, hift = root.section("llm"), root.section("flow"), root.section("hift")
+        lm = root.section("llm")
+        flow = root.section("flow")
+        hift = root.section("hift")
         v3 = {"Qwen2LM": False, "CosyVoice3LM": True}[lm.kind("Qwen2LM", "CosyVoice3LM")]
         flow.kind("CausalMaskedDiffWithDiT" if v3 else "CausalMaskedDiffWithXvec")
         hift.kind("CausalHiFTGenerator" if v3 else "HiFTGenerator")
@@ -111,7 +114,8 @@ class CosyVoiceConfig:
         return config
 
     def _check_fit(self, root: Section) -> None:
-        mel, hift = self.mel, self.hift
+        mel = self.mel
+        hift = self.hift
         if not self.sample_rate_hz == mel.sample_rate_hz == hift.sample_rate_hz:
             root.fail("sample_rate", "differs from hift.sampling_rate or feat_extractor.sampling_rate")
         if mel.hop_samples != hift.frame_samples:
@@ -125,7 +129,8 @@ class CosyVoiceConfig:
 
 
 def _lm(llm: Section, qwen: Section, v3: bool) -> LmDims:
-    hidden, heads = qwen.integer("hidden_size"), qwen.integer("num_attention_heads")
+    hidden = qwen.integer("hidden_size")
+    heads = qwen.integer("num_attention_heads")
     for key in ("llm_input_size", "llm_output_size"):
         if llm.integer(key) != hidden:
             llm.fail(key, f"is not hidden_size of {qwen.source} ({hidden})")
@@ -261,7 +266,8 @@ def _all_left_chunks(estimator: Section) -> None:
 
 
 def _hift(hift: Section, v3: bool) -> HiftDims:
-    predictor, istft = hift.section("f0_predictor"), hift.section("istft_params")
+    predictor = hift.section("f0_predictor")
+    istft = hift.section("istft_params")
     predictor.kind("CausalConvRNNF0Predictor" if v3 else "ConvRNNF0Predictor")
     if predictor.integer("in_channels", 80) != hift.integer("in_channels"):
         predictor.fail("in_channels", "differs from hift.in_channels")

@@ -110,7 +110,8 @@ class Speaker:
     tokenizer: TextTokenizer
 
     def __post_init__(self) -> None:
-        config, voice = self.config, self.voice
+        config = self.config
+        voice = self.voice
         if voice.family != config.family:
             raise BundleError(
                 f"the voice was made for {voice.family}, not {config.family}; add it again with this model"
@@ -136,9 +137,14 @@ class Speaker:
         return Mode.ZERO_SHOT if len(self.voice.prompt_text_ids) else Mode.CROSS_LINGUAL
 
     def request(
-        self, text: str, *, mode: Mode | None = None, instruction: str = "", allow_special: bool = False,
+        self,
+        text: str,
+        *,
+        mode: Mode | None = None,
+        instruction: str = "",
+        allow_special: bool = False,
         compat: Compat | None = None,
-    ) -> Request:  # fmt: skip
+    ) -> Request:
         """What the networks are given to speak ``text``, which may be empty where it comes later. ``mode`` None is
         instruct if there is an instruction, else what suits the voice. Raises InvalidRequest for a mode that the voice
         cannot."""
@@ -152,7 +158,8 @@ class Speaker:
             )
         if bool(instruction) != (mode is Mode.INSTRUCT):
             raise InvalidRequest("an instruction and instruct2 mode need each other")
-        prompted, compat = mode is not Mode.SFT, compat or Compat()
+        prompted = mode is not Mode.SFT
+        compat = compat or Compat()
         ids = tuple(self.tokenizer.encode(text, allow_special=allow_special))
         own_text = mode is Mode.ZERO_SHOT or (mode is Mode.INSTRUCT and compat.instruct_ignored_by_saved_voice)
         if own_text and len(voice.prompt_text_ids):

@@ -39,7 +39,9 @@ class HashedNoise:
 
     def __init__(self, seeds: Tensor, normal: bool) -> None:
         keys = mix(mix(seeds) + 0x5EED)[:, None, None]  # [B, 1, 1]
-        self._low, self._high, self._normal = keys.to(torch.int32), (keys >> 32).to(torch.int32), normal
+        self._low = keys.to(torch.int32)
+        self._high = (keys >> 32).to(torch.int32)
+        self._normal = normal
 
     def __call__(self, start: Tensor, samples: int, harmonics: int) -> Tensor:
         count = torch.arange(samples * harmonics, dtype=torch.int32, device=start.device).view(samples, harmonics)
@@ -138,7 +140,8 @@ class Source(nn.Module):
 
     def __init__(self, dims: HiftDims, exact_phase: bool) -> None:
         super().__init__()
-        self.dims, self.exact_phase = dims, exact_phase
+        self.dims = dims
+        self.exact_phase = exact_phase
         self.l_linear = nn.Linear(dims.nb_harmonics + 1, 1)
 
     def turns(self, f0: Tensor) -> Tensor:
@@ -172,11 +175,13 @@ class Fourier(nn.Module):
 
     def __init__(self, n_fft: int, hop: int) -> None:
         super().__init__()
-        self.n_fft, self.hop = n_fft, hop
+        self.n_fft = n_fft
+        self.hop = hop
         self.forward_kernel = self.inverse_kernel = self.window_square = torch.zeros(0)  # by ``prepare``
 
     def prepare(self, device: torch.device) -> None:
-        n, bins = self.n_fft, self.n_fft // 2 + 1
+        n = self.n_fft
+        bins = self.n_fft // 2 + 1
         window = torch.hann_window(n, periodic=True, dtype=torch.float64)
         angle = (torch.arange(bins)[:, None] * torch.arange(n)).double() * (2 * math.pi / n)
         basis = torch.cat([angle.cos(), -angle.sin()])[:, None] * window  # [2*bins, 1, n_fft]
@@ -214,16 +219,22 @@ class Hift(nn.Module):
 
     def __init__(self, dims: HiftDims, exact_phase: bool = True) -> None:
         super().__init__()
-        self.dims, base, causal = dims, dims.base_channels, dims.causal
+        self.dims = dims
+        base = dims.base_channels
+        causal = dims.causal
         self.m_source = Source(dims, exact_phase)
         self.fourier = Fourier(dims.n_fft, dims.hop)
         kernel, pad = (dims.conv_pre_look_right + 1, (0, 0)) if causal else (7, (3, 3))
         self.conv_pre = weight_norm(Conv(dims.in_channels, base, kernel, pad))
-        self.ups, self.source_downs = nn.ModuleList(), nn.ModuleList()
-        self.source_resblocks, self.resblocks = nn.ModuleList(), nn.ModuleList()
-        rates, bins = dims.upsample_rates, dims.n_fft + 2
+        self.ups = nn.ModuleList()
+        self.source_downs = nn.ModuleList()
+        self.source_resblocks = nn.ModuleList()
+        self.resblocks = nn.ModuleList()
+        rates = dims.upsample_rates
+        bins = dims.n_fft + 2
         for i, (rate, kernel) in enumerate(zip(rates, dims.upsample_kernel_sizes, strict=True)):
-            inner, outer = base >> i, base >> (i + 1)
+            inner = base >> i
+            outer = base >> (i + 1)
             up = nn.ConvTranspose1d(inner, outer, kernel, rate, padding=(kernel - rate) // 2)
             self.ups.append(weight_norm(RepeatConv(inner, outer, kernel, rate) if causal else up))
             down = math.prod(rates[i + 1 :])  # from the source's rate to this stage's
@@ -258,7 +269,9 @@ class Hift(nn.Module):
     @property
     def history(self) -> int:
         """Frames of past that a window needs; 24 in the official sizes, where beyond 22 nothing changes (8e-7)."""
-        dims, reach, rate = self.dims, 0.0, 1
+        dims = self.dims
+        reach = 0.0
+        rate = 1
         blocks = zip(dims.resblock_kernel_sizes, dims.resblock_dilation_sizes, strict=True)
         widest = max(sum((kernel - 1) * (width + 1) for width in widths) for kernel, widths in blocks)
         for up, kernel in zip(dims.upsample_rates, dims.upsample_kernel_sizes, strict=True):
@@ -269,7 +282,8 @@ class Hift(nn.Module):
     def decode(self, mel: Tensor, source: Tensor, final: bool = True) -> Tensor:
         """``mel [B, mel, T]``, ``source [B, 1, T*frame]`` to sound ``[B, T*frame]``. Causal and not ``final``: the last
         frames are look-ahead only, and one more is dropped whose transform is not complete."""
-        dims, stages = self.dims, len(self.ups)
+        dims = self.dims
+        stages = len(self.ups)
         spectrum = self.fourier.analyse(source)  # [B, n_fft+2, T*frame/hop + 1]
         ahead = dims.conv_pre_look_right if dims.causal else 0
         if final:
@@ -311,9 +325,11 @@ class Hift(nn.Module):
         """Go on with ``mel [B, mel, T]``: the sound that is settled now ``[B, n*frame]``, and the state after it.
         Exact for the causal vocoder; the other needs more future than it waits for, so the sound of the held frames
         passes over into its better version when that is known."""
-        frame, predictor = self.dims.frame_samples, self.f0_predictor
+        frame = self.dims.frame_samples
+        predictor = self.f0_predictor
         mel = torch.cat([state.mel, mel], dim=2)  # [B, mel, n]
-        frames, known = mel.shape[2], state.f0.shape[1]
+        frames = mel.shape[2]
+        known = state.f0.shape[1]
         end = frames if final else frames - self.held
         if end <= state.heard:  # nothing is settled yet
             return mel.new_zeros(mel.shape[0], 0), replace(state, mel=mel)

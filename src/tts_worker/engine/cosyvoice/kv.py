@@ -43,9 +43,17 @@ class SlotPool:
     """
 
     def __init__(
-        self, layers: int, slots: int, heads: int, max_tokens: int, head_dim: int, *,
-        dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu", checked: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        layers: int,
+        slots: int,
+        heads: int,
+        max_tokens: int,
+        head_dim: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        checked: bool = False,
+    ) -> None:
         self.max_tokens = max_tokens
         self.checked = checked
         self.data = _memory([layers, 2, slots, heads, max_tokens + 1, head_dim], dtype, device, checked)
@@ -65,8 +73,13 @@ class SlotView:
     made here, once for all layers."""
 
     def __init__(self, pool: SlotPool, slots: Tensor, where: Tensor, new: Tensor, context: int, kv: Tensor) -> None:
-        span, kv = where.shape[1], kv.unflatten(2, (2, -1))  # [B, T, 2, heads, dim]
-        self._pool, self._slots, self._context, self._known = pool, slots, context, None
+        # [B, T, 2, heads, dim]
+        span = where.shape[1]
+        kv = kv.unflatten(2, (2, -1))
+        self._pool = pool
+        self._slots = slots
+        self._context = context
+        self._known = None
         if pool.checked:  # beyond its length a slot holds NaN, and NaN times an attention weight of zero is NaN
             known = torch.arange(context, device=slots.device) < (pool.lengths[slots] + new)[:, None]  # [B, context]
             self._known = known[:, None, :, None]
@@ -89,7 +102,8 @@ class SlotView:
         ``[B, heads, context, dim]`` each."""
         if self._alone:
             self._fresh[layer].copy_(self._new)
-            keys, values = self._past[2 * layer], self._past[2 * layer + 1]
+            keys = self._past[2 * layer]
+            values = self._past[2 * layer + 1]
         else:
             store = self._pool.data[layer]
             for which, new in enumerate(self._keys_values):
@@ -134,10 +148,20 @@ class PagedMemory:
     """
 
     def __init__(
-        self, rows: int, layers: int, heads: int, head_dim: int, page: int, tails: list[tuple[int, int]], *,
-        pages: int, slots: int, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu",
+        self,
+        rows: int,
+        layers: int,
+        heads: int,
+        head_dim: int,
+        page: int,
+        tails: list[tuple[int, int]],
+        *,
+        pages: int,
+        slots: int,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
         checked: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.page = page
         self.data = _memory([2, layers, heads, rows, pages, page, head_dim], dtype, device, checked)
         self.data[..., 0, :, :] = 0.0
@@ -171,10 +195,14 @@ class PagedView:
     """A ``Memory`` over some utterances and solver rows of a ``PagedMemory``."""
 
     def __init__(self, memory: PagedMemory, slots: Tensor, table: Tensor, fresh: Tensor, rows: slice) -> None:
-        self._memory, self._slots, self._rows = memory, slots, rows
-        self._table, self._fresh = table.flatten(), fresh.flatten()
+        self._memory = memory
+        self._slots = slots
+        self._rows = rows
+        self._table = table.flatten()
+        self._fresh = fresh.flatten()
         self._pages = table
-        self._batch, self._branches = slots.shape[0], rows.stop - rows.start
+        self._batch = slots.shape[0]
+        self._branches = rows.stop - rows.start
         self._layers = memory.data[:, :, :, rows].unbind(1)  # [2, H, R, pages, page, D] each
         # On a CPU, looking at numbers costs nothing, and copying does: pages of one utterance that lie side by side are
         # written and read where they are.
@@ -182,7 +210,8 @@ class PagedView:
         self._tails: list[Tensor] | None = None
         if self._batch == 1 and not table.is_cuda:
             self._tails = memory.tails_of(int(slots), rows)
-            pages, new = _run_of(self._table), _run_of(self._fresh)
+            pages = _run_of(self._table)
+            new = _run_of(self._fresh)
             if pages is not None and new is not None:
                 self._lies = self._in_place(*pages), self._in_place(*new)
 
@@ -206,11 +235,14 @@ class PagedView:
 
     def keys_values(self, site: int, kv: Tensor) -> tuple[Tensor, Tensor]:
         if self._lies is not None:
-            past, fresh = self._lies[0][site], self._lies[1][site]
+            past = self._lies[0][site]
+            fresh = self._lies[1][site]
             fresh.copy_(kv)
             k, v = past.unbind() if past.dtype == kv.dtype else past.to(kv.dtype).unbind()
             return k, v
-        page, store = self._memory.page, self._layers[site]  # [2, H, R, pages, page, D]
+        # [2, H, R, pages, page, D]
+        page = self._memory.page
+        store = self._layers[site]
         new = kv.unflatten(3, (-1, page)).unflatten(1, (self._branches, -1))  # [2, R, B, H, n, page, D]
         new = new.permute(0, 3, 1, 2, 4, 5, 6).flatten(3, 4)  # [2, H, R, B*n, page, D]
         store.index_copy_(3, self._fresh, new.to(store.dtype))
@@ -222,7 +254,8 @@ class PagedView:
         """The past as plain tensors, for a back end that cannot look into this memory; one fresh page each. Keys and
         values ``[layers, R*B, heads, (m-1)*page, dim]`` of the other pages, context ``[R*B, S]``, and the order
         ``[B, m*page]`` in which the columns of a mask then come, the fresh ones last."""
-        page, batch = self._memory.page, self._batch
+        page = self._memory.page
+        batch = self._batch
         fresh = (self._pages == self._fresh[:, None]).to(torch.int8)  # [B, m]
         order = fresh.argsort(dim=1, stable=True)  # [B, m]
         past = self._pages.gather(1, order)[:, :-1].flatten()

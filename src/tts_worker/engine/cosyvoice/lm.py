@@ -34,7 +34,9 @@ class Attention(nn.Module):
 
     def __init__(self, cfg: LmDims, layer: int) -> None:
         super().__init__()
-        self.layer, self.head_dim, self.kv_heads = layer, cfg.head_dim, cfg.kv_heads
+        self.layer = layer
+        self.head_dim = cfg.head_dim
+        self.kv_heads = cfg.kv_heads
         self.q_proj = nn.Linear(cfg.hidden_size, cfg.heads * cfg.head_dim)
         self.k_proj = nn.Linear(cfg.hidden_size, cfg.kv_heads * cfg.head_dim)
         self.v_proj = nn.Linear(cfg.hidden_size, cfg.kv_heads * cfg.head_dim)
@@ -100,7 +102,8 @@ class _Call:
 
     def __init__(self, lm: SpeechLM, pool: SlotPool, slots: Tensor, new: Tensor, x: Tensor, context: int) -> None:
         cfg, (batch, span, _) = lm.cfg, x.shape
-        self.span, self.joint = span, (batch, span, cfg.heads * cfg.head_dim)
+        self.span = span
+        self.joint = (batch, span, cfg.heads * cfg.head_dim)
         where = pool.lengths[slots][:, None]  # [B, 1]
         where = where + torch.arange(span, device=new.device) if span > 1 else where  # [B, T]
         self.gate_up = x.new_empty(batch * span, 2 * cfg.intermediate_size)
@@ -121,7 +124,8 @@ class _Call:
         where = where.clamp_(max=pool.max_tokens) if span > 1 else where  # padding may lie beyond the memory
         cos, sin, turning = lm.turns(pool.max_tokens + 1, x)
         turns = where[:, :, None] * turning  # [B, T, H+2*Hkv]
-        self.cos, self.sin = cos[turns], sin[turns]
+        self.cos = cos[turns]
+        self.sin = sin[turns]
         pool.lengths.index_add_(0, slots, new)
 
 
@@ -173,7 +177,9 @@ class SpeechLM(nn.Module):
         if key not in self._rotary:
             exponent = torch.arange(0, self.cfg.head_dim, 2, device=like.device).float() / self.cfg.head_dim
             angle = torch.arange(positions, device=like.device)[:, None] * (1.0 / self.cfg.rope_theta**exponent)
-            cos, sin = angle.cos(), angle.sin()  # [positions, d/2]
+            # [positions, d/2]
+            cos = angle.cos()
+            sin = angle.sin()
             turns = [torch.stack(pair, 1).to(like.dtype) for pair in ((cos, cos), (-sin, sin))]
             turning = [1] * (self.cfg.heads + self.cfg.kv_heads) + [0] * self.cfg.kv_heads
             self._rotary[key] = [*turns, torch.tensor(turning, device=like.device)]

@@ -20,7 +20,9 @@ from tts_worker.engine.cosyvoice.kv import SlotPool
 from tts_worker.engine.cosyvoice.lm import SpeechLM
 from tts_worker.errors import BundleError
 
-LARGEST_MEL, LEAST_SOUND = 100.0, 1e-6  # log magnitudes live in -12..5; a sound that never moves is no sound
+# log magnitudes live in -12..5; a sound that never moves is no sound
+LARGEST_MEL = 100.0
+LEAST_SOUND = 1e-6
 
 
 _Network = TypeVar("_Network", bound=nn.Module)
@@ -53,11 +55,13 @@ class Networks:
         float32_phase: bool = False,
     ) -> Networks:
         """Raises BundleError if the weights do not fit or make nonsense."""
-        config, device = bundle.config, torch.device(device)
+        config = bundle.config
+        device = torch.device(device)
         if device.type == "cuda":  # convolutions round factors to 10 bits there unless told not to: a phase needs more
             torch.backends.cudnn.allow_tf32 = False
         with torch.device("meta"):  # no memory, no time for numbers that are thrown away
-            lm, flow = SpeechLM(config.lm), Flow(config.flow)
+            lm = SpeechLM(config.lm)
+            flow = Flow(config.flow)
         hift = Hift(config.hift, not float32_phase)
         lm = _fill(lm, bundle.load_weights("llm", lm_dtype), "the language model", device)
         lm.prepare().tie()
@@ -70,12 +74,11 @@ class Networks:
     @torch.inference_mode()
     def check(self) -> None:
         """Say one chunk of nonsense and look at the numbers. Raises BundleError naming the network at fault."""
-        config, device = self.config, self.flow.noise.device
+        config = self.config
+        device = self.flow.noise.device
         dtype = self.lm.llm_decoder.weight.dtype
         one = torch.ones(1, dtype=torch.long, device=device)
-        pool = SlotPool(
-            config.lm.layers, 1, config.lm.kv_heads, 8, config.lm.head_dim, dtype=dtype, device=device
-        )  # fmt: skip
+        pool = SlotPool(config.lm.layers, 1, config.lm.kv_heads, 8, config.lm.head_dim, dtype=dtype, device=device)
         ids = torch.arange(8, device=device)[None]
         scores = self.lm(self.lm.embed_speech(ids), one * 8, one * 0, pool, 8)
         _demand(bool(scores.isfinite().all()), "llm", "scores that are no numbers")

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_M1, _M2, _GOLDEN = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15, -0x61C8864680B583EB  # as signed 64-bit integers
+# as signed 64-bit integers
+_M1 = -0x40A7B892E31B1A47
+_M2 = -0x6B2FB644ECCEEE15
+_GOLDEN = -0x61C8864680B583EB
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,8 @@ def pick(scores: Tensor, key: Tensor, recent: Tensor, rule: SampleRule) -> Tenso
     repeated = (recent == first).sum(-1, keepdim=True) >= rule.repeats  # [B, 1]
     if not repeated.is_cuda and [True] not in repeated.tolist():
         return first  # on a CPU, looking is cheaper than a second draw that nobody needs
-    rest, ids = scores.scatter(1, first, -torch.inf), torch.arange(scores.shape[1], device=scores.device)
+    rest = scores.scatter(1, first, -torch.inf)
+    ids = torch.arange(scores.shape[1], device=scores.device)
     again = (rest.softmax(-1) / uniform(mix(key + 1), ids).log()).argmin(-1, keepdim=True)  # [B, 1]
     repeated &= rest.amax(-1, keepdim=True) > -torch.inf  # nothing else allowed: keep it
     return torch.where(repeated, again, first)

@@ -92,7 +92,9 @@ def check_tensors(expected: Mapping[str, Shape], tensors: Mapping[str, Tensor], 
 
 def check_values(tensors: Mapping[str, Tensor], file: str) -> list[Problem]:
     """Part of the numeric self-check: NaN, infinities, absurd sizes, matrices that are all zero."""
-    broken, absurd, empty = [], [], []
+    broken = []
+    absurd = []
+    empty = []
     for key, tensor in tensors.items():
         if not tensor.is_floating_point():
             continue

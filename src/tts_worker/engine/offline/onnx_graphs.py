@@ -23,10 +23,13 @@ from tts_worker.engine.cosyvoice.kv import Memory, NoPast, PagedView
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.errors import BundleError, MissingExtra
 
-ESTIMATOR, VOCODER, VOCODER_CHUNK = "flow.estimator.onnx", "hift.decode.onnx", "hift.decode.chunk.onnx"
+ESTIMATOR = "flow.estimator.onnx"
+VOCODER = "hift.decode.onnx"
+VOCODER_CHUNK = "hift.decode.chunk.onnx"
 GRAPHS_DIR = "onnx"  # within a model directory, unless another folder is named
 OPSET = 17
-WEIGHTS_KEY, SAMPLED_VALUES = "tts_worker.weights", 64
+WEIGHTS_KEY = "tts_worker.weights"
+SAMPLED_VALUES = 64
 ESTIMATOR_INPUTS = ["x", "mu", "spk", "cond", "table", "start", "mask", "keys", "values", "context"]
 ESTIMATOR_OUTPUTS = ["velocity", "new_keys", "new_values", "new_context"]
 
@@ -36,7 +39,9 @@ class TensorMemory:
     ``context [N, S]`` (all convolution contexts, flat, in the order of their sites)."""
 
     def __init__(self, tails: list[tuple[int, int]], keys: Tensor, values: Tensor, context: Tensor) -> None:
-        self._tails, self._keys, self._values = tails, keys, values
+        self._tails = tails
+        self._keys = keys
+        self._values = values
         self._contexts = torch.split(context, [channels * width for channels, width in tails], dim=1)
         self.new: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
 
@@ -58,12 +63,22 @@ class EstimatorGraph(nn.Module):
 
     def __init__(self, flow: Flow) -> None:
         super().__init__()
-        self.estimator, self.tails = flow.estimator, flow.estimator.sites.tails
+        self.estimator = flow.estimator
+        self.tails = flow.estimator.sites.tails
 
     def forward(
-        self, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, table: Tensor, start: Tensor, mask: Tensor,
-        keys: Tensor, values: Tensor, context: Tensor,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
+        self,
+        x: Tensor,
+        mu: Tensor,
+        spk: Tensor,
+        cond: Tensor,
+        table: Tensor,
+        start: Tensor,
+        mask: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        context: Tensor,
+    ) -> tuple[Tensor, ...]:
         memory = TensorMemory(self.tails, keys, values, context)
         # The UNet has no use for positions; adding nothing of them keeps the input in the graph of either family.
         velocity = self.estimator(x, mu, spk, cond, table, start, mask, memory) + 0 * start[:, None, None]
@@ -75,7 +90,8 @@ class VocoderGraph(nn.Module):
 
     def __init__(self, hift: Hift, final: bool) -> None:
         super().__init__()
-        self.hift, self.final = hift, final
+        self.hift = hift
+        self.final = final
 
     def forward(self, mel: Tensor, source: Tensor) -> Tensor:
         return self.hift.decode(mel, source, self.final)
@@ -93,11 +109,16 @@ def export_onnx(networks: Networks, target: Path) -> list[Path]:
     """Write the graphs into the folder ``target``, float32. Returns their paths. Raises MissingExtra without onnx,
     BundleError if a graph does not pass ONNX's own checker."""
     target.mkdir(parents=True, exist_ok=True)
-    flow, hift, config = networks.flow, networks.hift, networks.config
-    rows, frames, mel = 2, 2 * flow.chunk_frames, config.flow.mel
+    flow = networks.flow
+    hift = networks.hift
+    config = networks.config
+    rows = 2
+    frames = 2 * flow.chunk_frames
+    mel = config.flow.mel
     keys, _, context = no_past(flow, rows)
     half = keys.new_zeros(*keys.shape[:3], flow.chunk_frames, keys.shape[4])
-    x, spk = torch.zeros(rows, frames, mel), torch.zeros(rows, mel)
+    x = torch.zeros(rows, frames, mel)
+    spk = torch.zeros(rows, mel)
     mask = torch.ones(rows, 1, frames, frames + flow.chunk_frames, dtype=torch.bool)
     start = torch.full([rows], flow.chunk_frames)
     given = (x, x, spk, x, flow.time_tables[:1].cpu(), start, mask, half, half, context)
@@ -126,9 +147,15 @@ def _write(
         with torch.inference_mode(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the tracer's remarks on shapes that are fixed on purpose
             torch.onnx.export(
-                graph.eval(), given, str(partial), input_names=inputs, output_names=outputs, dynamic_axes=free,
-                opset_version=OPSET, dynamo=False,
-            )  # fmt: skip
+                graph.eval(),
+                given,
+                str(partial),
+                input_names=inputs,
+                output_names=outputs,
+                dynamic_axes=free,
+                opset_version=OPSET,
+                dynamo=False,
+            )
         model = onnx.load(str(partial))
         onnx.helper.set_model_props(model, {WEIGHTS_KEY: fingerprint(graph)})
         onnx.save(model, str(partial))
@@ -175,20 +202,31 @@ class OnnxEstimator(nn.Module):
 
     def __init__(self, flow: Flow, session: Any) -> None:
         super().__init__()
-        self.sites, self._flow, self._session = flow.estimator.sites, [flow], session
+        self.sites = flow.estimator.sites
+        self._flow = [flow]
+        self._session = session
 
     def tables(self, t: Tensor) -> Tensor:
         raise BundleError("the solver's time tables are made by PyTorch, before the ONNX back end takes over")
 
     def forward(
-        self, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, table: Tensor, start: Tensor, mask: Tensor | None,
+        self,
+        x: Tensor,
+        mu: Tensor,
+        spk: Tensor,
+        cond: Tensor,
+        table: Tensor,
+        start: Tensor,
+        mask: Tensor | None,
         past: Memory,
-    ) -> Tensor:  # fmt: skip
-        branches, frames = x.shape[0] // start.shape[0], x.shape[1]
+    ) -> Tensor:
+        branches = x.shape[0] // start.shape[0]
+        frames = x.shape[1]
         if isinstance(past, PagedView):
             *held, columns = past.plain()
         elif isinstance(past, NoPast):
-            held, columns = list(no_past(self._flow[0], x.shape[0])), None
+            held = list(no_past(self._flow[0], x.shape[0]))
+            columns = None
         else:
             raise BundleError("the ONNX back end of the flow does not know this memory: set backend to torch")
         if mask is None:  # all is seen
@@ -215,7 +253,8 @@ def _array(tensor: Tensor, name: str) -> Any:
 def run_on_onnx(networks: Networks, folder: Path, threads: int = 1) -> Networks:
     """``backend: onnx``: from now on flow estimator and vocoder decoder of ``networks`` run from the graphs in
     ``folder``. This is the seam where another runtime would sit. Returns ``networks``."""
-    flow, hift = networks.flow, networks.hift
+    flow = networks.flow
+    hift = networks.hift
     flow.decoder.estimator = OnnxEstimator(flow, open_session(folder / ESTIMATOR, EstimatorGraph(flow), threads))
     sessions = {
         final: open_session(folder / name, VocoderGraph(hift, final), threads)
@@ -235,7 +274,9 @@ def run_on_onnx(networks: Networks, folder: Path, threads: int = 1) -> Networks:
 def compare_onnx(networks: Networks, folder: Path) -> dict[str, float]:
     """Largest difference of each graph in ``folder`` to PyTorch on one random input, by file name. Raises BundleError
     for a graph that ONNX Runtime does not run, MissingExtra without it."""
-    flow, hift, frames = networks.flow, networks.hift, networks.flow.chunk_frames
+    flow = networks.flow
+    hift = networks.hift
+    frames = networks.flow.chunk_frames
     generator = torch.Generator().manual_seed(0)
 
     def noise(*shape: int) -> Tensor:
@@ -245,10 +286,17 @@ def compare_onnx(networks: Networks, folder: Path) -> dict[str, float]:
     keys, values, context = no_past(flow, 2)
     keys, values = (noise(*t.shape[:3], frames, t.shape[4]) for t in (keys, values))
     given = (
-        noise(2, frames, mel), noise(2, frames, mel), noise(2, mel), noise(2, frames, mel), flow.time_tables[:1].cpu(),
-        torch.full([2], frames), torch.ones(2, 1, frames, 2 * frames, dtype=torch.bool), keys, values,
+        noise(2, frames, mel),
+        noise(2, frames, mel),
+        noise(2, mel),
+        noise(2, frames, mel),
+        flow.time_tables[:1].cpu(),
+        torch.full([2], frames),
+        torch.ones(2, 1, frames, 2 * frames, dtype=torch.bool),
+        keys,
+        values,
         torch.randn(context.shape, generator=generator),
-    )  # fmt: skip
+    )
     graphs: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {ESTIMATOR: (EstimatorGraph(flow), given)}
     sound = noise(1, mel, frames), noise(1, 1, frames * networks.config.hift.frame_samples) * 0.1
     for name, final in _vocoders(networks).items():

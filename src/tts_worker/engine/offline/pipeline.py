@@ -32,7 +32,9 @@ from tts_worker.engine.offline.reference import (
 )
 from tts_worker.errors import InvalidRequest
 
-LEAST_RATIO, MOST_RATIO = 2, 20  # speech tokens per text token
+# speech tokens per text token
+LEAST_RATIO = 2
+MOST_RATIO = 20
 INTERLEAVED_TOKENS = 4096  # longest interleaved sequence, text and speech together
 MAX_SEED = 1 << 63
 
@@ -64,21 +66,29 @@ class Decoding:
     """One utterance in the language model: feeds, draws, remembers. ``truncated`` once a limit ended it."""
 
     def __init__(self, networks: Networks, compat: Compat, seed: int, capacity: int) -> None:
-        lm, dims, rule = networks.lm, networks.config.lm, networks.config.sampling
+        lm = networks.lm
+        dims = networks.config.lm
+        rule = networks.config.sampling
         weight = lm.llm_decoder.weight
-        self._lm, self._dims, self._compat, self._rule = lm, dims, compat, rule
+        self._lm = lm
+        self._dims = dims
+        self._compat = compat
+        self._rule = rule
         self._pool = SlotPool(
             dims.layers, 1, dims.kv_heads, capacity, dims.head_dim, dtype=weight.dtype, device=weight.device
-        )  # fmt: skip
+        )
         self._slot = torch.zeros(1, dtype=torch.long, device=weight.device)
         self._draws = DrawState(1, rule, weight.device)
         self._draws.start(self._slot, torch.tensor([seed % MAX_SEED], device=weight.device))
         self._ids = torch.arange(dims.speech_rows, device=weight.device)[None]  # [1, V]
-        self._length, self._history, self.truncated = 0, list[int](), False
+        self._length = 0
+        self._history = list[int]()
+        self.truncated = False
 
     def embed(self, items: Iterable[Item]) -> Tensor:
         """Inputs to vectors ``[1, T, D]``."""
-        device, rows = self._ids.device, []
+        device = self._ids.device
+        rows = []
         for kind, i in items:
             if kind in (Kind.SOS, Kind.TASK):
                 rows.append(self._lm.embed_special(self._dims.sos_row if kind is Kind.SOS else self._dims.task_row))
@@ -157,13 +167,16 @@ class OfflinePipeline:
 
     def __init__(self, networks: Networks, compat: Compat | None = None, noise: Noise | None = None) -> None:
         """``noise`` replaces the vocoder's noise in every utterance (parity sets it to silence)."""
-        self.networks, self.compat, self._noise = networks, compat or Compat(), noise
+        self.networks = networks
+        self.compat = compat or Compat()
+        self._noise = noise
         self._hop = Hop()
 
     def interleave(self, request: Request, prefix_end: int | None) -> Interleave:
         """The order of feeds for ``request``, whose text comes later. ``prefix_end``: the text id that ends the
         instruction (CosyVoice3). Raises InvalidRequest if it is not in the prompt text."""
-        dims, prompt = self.networks.config.lm, request.prompt_text
+        dims = self.networks.config.lm
+        prompt = request.prompt_text
         cut = 0
         if prefix_end is not None:
             if prefix_end not in prompt:
@@ -203,9 +216,14 @@ class OfflinePipeline:
                     yield token
 
         yield from self.sound(
-            request, voiced(), seed=seed, stream=stream, speed=speed, progress=progress,
+            request,
+            voiced(),
+            seed=seed,
+            stream=stream,
+            speed=speed,
+            progress=progress,
             truncated=lambda: decoding.truncated,
-        )  # fmt: skip
+        )
 
     def sound(
         self,
@@ -225,7 +243,11 @@ class OfflinePipeline:
             raise InvalidRequest("speed must be between 0.1 and 10")
         flow = self.networks.config.flow
         vocode = self._vocoder(seed, stream, speed)
-        source, heard, ended, index, samples = iter(tokens), list[int](), False, 0, 0
+        source = iter(tokens)
+        heard = list[int]()
+        ended = False
+        index = 0
+        samples = 0
         plan: GridPlan | ReferencePlan = GridPlan(len(request.flow_prompt), flow.chunk_tokens, flow.lookahead_tokens)
         if self.compat.growing_hop:
             hop = self._hop if self.compat.hop_shared_by_requests else Hop()
@@ -252,10 +274,22 @@ class OfflinePipeline:
             done = time.perf_counter()
             stages = (("lm", decoded - began), ("flow", flowed - decoded), ("vocoder", done - flowed))
             yield AudioChunk(
-                index, audio, samples, chunk.begin, chunk.end, chunk.known, mel.shape[2], chunked, chunk.final,
-                chunk.final and truncated(), tuple((name, s * 1000) for name, s in stages), mel[0],
-            )  # fmt: skip
-            index, samples, began = index + 1, samples + len(audio), time.perf_counter()
+                index,
+                audio,
+                samples,
+                chunk.begin,
+                chunk.end,
+                chunk.known,
+                mel.shape[2],
+                chunked,
+                chunk.final,
+                chunk.final and truncated(),
+                tuple((name, s * 1000) for name, s in stages),
+                mel[0],
+            )
+            index = index + 1
+            samples = samples + len(audio)
+            began = time.perf_counter()
             if progress is not None:
                 progress(len(heard), samples)
             if chunk.final:
@@ -264,7 +298,8 @@ class OfflinePipeline:
     def _mel(self, request: Request, heard: list[int], final: bool, chunked: bool) -> Tensor:
         """Mel of all of ``heard``, without the prompt: ``[1, mel, T]``."""
         flow = self.networks.flow
-        device, ratio = flow.noise.device, flow.dims.frames_per_token
+        device = flow.noise.device
+        ratio = flow.dims.frames_per_token
         prompt = request.prompt_mel.reshape(1, -1, flow.dims.mel).to(device)
         if not self.compat.vc_prompt_uncut:
             prompt = prompt[:, : len(request.flow_prompt) * ratio]
@@ -276,7 +311,8 @@ class OfflinePipeline:
 
     def _vocoder(self, seed: int, stream: bool, speed: float) -> Callable[[Tensor, bool], Tensor]:
         """Mel ``[1, mel, T]`` (and whether it is the last) to sound ``[1, n]``, with a memory of its own."""
-        hift, config = self.networks.hift, self.networks.config
+        hift = self.networks.hift
+        config = self.networks.config
         device = self.networks.flow.noise.device
         noise = self._noise or HashedNoise(torch.tensor([seed % MAX_SEED], device=device), not config.hift.causal)
         if self._noise is None and self.compat.torch_draws:

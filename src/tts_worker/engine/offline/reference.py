@@ -20,13 +20,16 @@ from tts_worker.engine.cosyvoice.flow.model import NOISE_FRAMES
 from tts_worker.engine.cosyvoice.hift import HELD_FRAMES, F0Predictor, Hift, Noise
 from tts_worker.engine.cosyvoice.sample import SampleRule
 
-FIRST_HOP_TOKENS, MAX_HOP_TOKENS = 25, 100  # hops double from one to the other, whatever the trained chunk is
+# hops double from one to the other, whatever the trained chunk is
+FIRST_HOP_TOKENS = 25
+MAX_HOP_TOKENS = 100
 
 
 def nucleus(scores: Tensor, rule: SampleRule) -> tuple[Tensor, Tensor]:
     """The reference's candidate set of one utterance: ``scores [V]`` to (ids, probabilities), most likely first."""
     probs, ids = scores.softmax(dim=0).sort(descending=True, stable=True)
-    probs, ids = probs[: rule.top_k], ids[: rule.top_k]
+    probs = probs[: rule.top_k]
+    ids = ids[: rule.top_k]
     before = np.cumsum(probs.numpy(), dtype=np.float32)  # added up one by one in float32, as the reference does
     keep = 1 + int((before[:-1] < np.float32(rule.top_p)).sum())
     return ids[:keep], probs[:keep]
@@ -68,7 +71,9 @@ class NaturalNoise:
     drew the flow's initial noise, the first flow layers and the pitch predictor. Grows as more is asked for."""
 
     def __init__(self, flow: FlowDims, hift: HiftDims) -> None:
-        self._flow, self._hift, self._buffer = flow, hift, torch.zeros(0, hift.nb_harmonics + 1)
+        self._flow = flow
+        self._hift = hift
+        self._buffer = torch.zeros(0, hift.nb_harmonics + 1)
 
     def __call__(self, start: Tensor, samples: int, harmonics: int) -> Tensor:
         needed = int(start.max()) + samples
@@ -98,7 +103,9 @@ class ReferencePlan:
     """The reference's chunks of one utterance."""
 
     def __init__(self, prompt_tokens: int, hop: Hop, ahead: int) -> None:
-        self._hop, self._ahead, self._done = hop, ahead, 0
+        self._hop = hop
+        self._ahead = ahead
+        self._done = 0
         self._pad = -prompt_tokens % hop.tokens
 
     def next(self, available: int, ended: bool) -> Chunk | None:

@@ -101,11 +101,14 @@ class Reader:
         """One for each piece. Raises what ``pieces`` raises, and InvalidRequest for a mode that the voice cannot."""
         return [
             speaker.request(
-                piece, mode=manner.mode, instruction=manner.instruction, allow_special=manner.allow_special,
+                piece,
+                mode=manner.mode,
+                instruction=manner.instruction,
+                allow_special=manner.allow_special,
                 compat=self.compat,
             )
             for piece in self.pieces(text, manner.normalise)
-        ]  # fmt: skip
+        ]
 
     def conversion(self, speaker: Speaker, source: Recording) -> tuple[Request, list[int]]:
         """To say what ``source`` says in the speaker's voice: the request and the speech tokens. Raises InvalidRequest
@@ -152,9 +155,13 @@ class OfflineSpeaker:
                     listener(i, len(requests), tokens)
 
             chunks = self._pipeline.speak(
-                request, text=self._interleaved(request) if manner.interleave else None, seed=manner.seed + i,
-                stream=manner.stream, speed=manner.speed, on_token=count,
-            )  # fmt: skip
+                request,
+                text=self._interleaved(request) if manner.interleave else None,
+                seed=manner.seed + i,
+                stream=manner.stream,
+                speed=manner.speed,
+                on_token=count,
+            )
             for chunk in chunks:
                 yield SpokenChunk(i, len(requests), start_sample, chunk)
                 start_sample += len(chunk.samples)

@@ -17,7 +17,8 @@ from tts_worker.text.projection import word_weight
 USUAL_TOKENS_PER_WEIGHT = 25 / 15
 """25 speech tokens a second; 15 units of spoken weight a second."""
 
-_SLOWEST, _FASTEST = 4.0, 0.7
+_SLOWEST = 4.0
+_FASTEST = 0.7
 _PAUSES = {".": 5, "!": 5, "?": 5, "…": 5, "。": 5, "！": 5, "？": 5, ",": 2, ";": 2, ":": 2, "，": 2, "、": 2, "；": 2}
 
 

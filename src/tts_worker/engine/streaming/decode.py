@@ -21,7 +21,9 @@ from tts_worker.engine.cosyvoice.sample import DrawState, pick
 from tts_worker.engine.streaming.graphs import Runner
 from tts_worker.engine.streaming.lanes import Lane, Ticket
 
-IDLE, BROKEN = -2, -1  # in place of an id: the slot stood still; the scores were no numbers
+# in place of an id: the slot stood still; the scores were no numbers
+IDLE = -2
+BROKEN = -1
 NOT_FORCED = -1
 CONTEXT_BUCKET = 256
 
@@ -51,16 +53,27 @@ class Decoder:
     def __init__(
         self, networks: Networks, *, slots: int, max_tokens: int, lane: Lane, runner: Runner, checked: bool = False
     ) -> None:
-        dims, weight = networks.config.lm, networks.lm.llm_decoder.weight
-        self._lm, self._dims, self._lane, self._runner = networks.lm, dims, lane, runner
+        dims = networks.config.lm
+        weight = networks.lm.llm_decoder.weight
+        self._lm = networks.lm
+        self._dims = dims
+        self._lane = lane
+        self._runner = runner
         self.max_tokens = max_tokens
         device = weight.device
         count = slots + 2  # one to pad batches with, one to prepare prefixes in
-        self._spare, self._workshop = slots, slots + 1
+        self._spare = slots
+        self._workshop = slots + 1
         self._pool = SlotPool(
-            dims.layers, count, dims.kv_heads, max_tokens, dims.head_dim,
-            dtype=weight.dtype, device=device, checked=checked,
-        )  # fmt: skip
+            dims.layers,
+            count,
+            dims.kv_heads,
+            max_tokens,
+            dims.head_dim,
+            dtype=weight.dtype,
+            device=device,
+            checked=checked,
+        )
         self._draws = DrawState(count, networks.config.sampling, device)
         self._left = torch.zeros(count, 1, dtype=torch.long, device=device)  # draws; a slot without stands still
         self._special_ids = torch.arange(dims.speech_tokens, dims.speech_rows, device=device)
@@ -232,7 +245,9 @@ class Decoder:
     def _draw(self, scores: Tensor, slots: Tensor, plan: Tensor, left: Tensor, new: Tensor, recent: Tensor) -> Tensor:
         """Draw, remember, and stop the slots that must stop. ``scores [B, V]`` are changed; ``plan`` is of ``_begin``,
         ``left, new, recent`` of ``_standing``. ``[B, 1]`` ids, ``IDLE`` or ``BROKEN``."""
-        draws, speech, alive = self._draws, self._dims.speech_tokens, left > 0
+        draws = self._draws
+        speech = self._dims.speech_tokens
+        alive = left > 0
         key, special, forced = plan.unbind()
         scores[:, speech:].masked_fill_(self._special_ids != special, -torch.inf)
         good = scores.amax(-1, keepdim=True) > -torch.inf

@@ -76,8 +76,10 @@ class CosyVoiceEngine:
 
     def __init__(self, parts: Parts, model: Model, *, healthy: Callable[[], bool] | None = None) -> None:
         """``healthy`` finds out, after a fault, whether the device still works."""
-        self.parts, self._model = parts, _with_warm_up(model)
-        config, settings = model.config, model.settings
+        self.parts = parts
+        self._model = _with_warm_up(model)
+        config = model.config
+        settings = model.settings
         self.spent = Spent()
         self._utterances: dict[UtteranceKey, Utterance] = {}
         self._tokens = TokenStage(parts, settings.decode_batch, settings.burst_tokens, self.spent)
@@ -186,7 +188,8 @@ class CosyVoiceEngine:
                 self._wait()
             self._land()
             self._emit()
-        events, self._events = self._events, []
+        events = self._events
+        self._events = []
         return events
 
     def _launch(self, now_us: int, *, sound_only: bool) -> bool:
@@ -230,7 +233,8 @@ class CosyVoiceEngine:
         return [u for u in self._utterances.values() if u.has_room and u.talk.ahead_tokens < most]
 
     def _prepare_voice(self, utterance: Utterance) -> None:
-        book, params = self.parts.book, utterance.talk.params
+        book = self.parts.book
+        params = utterance.talk.params
         try:
             if utterance.talk.voice is None:
                 voice = book.get(params.voice, self.parts.networks.flow, self.parts.lanes.flow)
@@ -246,7 +250,8 @@ class CosyVoiceEngine:
 
     def _prepare_prompt(self, utterance: Utterance, voice: VoiceState) -> None:
         """A piece of it, if there is memory."""
-        book, lane = self.parts.book, self.parts.lanes.flow
+        book = self.parts.book
+        lane = self.parts.lanes.flow
         with lane:
             if self._pages.for_prompt(utterance, list(self._utterances.values())):
                 book.prepare(voice, self.parts.pool, lane)
@@ -335,7 +340,8 @@ class CosyVoiceEngine:
             utterance.decoding or utterance.rendering or utterance.coming_samples
         ):
             return False  # nothing more comes by itself
-        flow, spent = self._model.config.flow, self.spent
+        flow = self._model.config.flow
+        spent = self.spent
         renders = 1 + (len(self._utterances) - 1) // self.settings.render_batch
         next_s = flow.chunk_tokens * spent.token_s + renders * spent.chunk_s
         return outlet.waiting_samples < next_s * SAMPLE_RATE_HZ
@@ -357,7 +363,8 @@ class CosyVoiceEngine:
         that fails or is silent."""
         if not self.info.voices:
             raise EngineFault("the model has no voice yet: add one with tts-worker voice add")
-        key, heard = UtteranceKey(_WARM_UP, -1), bytearray()
+        key = UtteranceKey(_WARM_UP, -1)
+        heard = bytearray()
         self.handle(Open(key, SynthesisParams(self.info.voices[0]), credit_samples=60 * SAMPLE_RATE_HZ))
         self.handle(Text(key, plain_segment("This is a sentence to warm up with.")))
         self.handle(EndText(key))
@@ -386,7 +393,9 @@ def _slices(utterance: Utterance, last: bool) -> Iterator[Audio]:
 
 def _with_warm_up(model: Model) -> Model:
     """A model whose warm-up utterance ends, whatever the weights say."""
-    speech, eos, own = model.config.lm.speech_tokens, model.config.lm.eos_id, model.script
+    speech = model.config.lm.speech_tokens
+    eos = model.config.lm.eos_id
+    own = model.script
     sentence = (*(i * 97 % speech for i in range(_WARM_UP_TOKENS)), eos)
 
     def script(key: UtteranceKey, run: int) -> Sequence[int]:

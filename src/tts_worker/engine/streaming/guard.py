@@ -33,7 +33,8 @@ class TokenGuard:
     """One run of the language model. ``see`` every drawn speech id in order."""
 
     def __init__(self, silent: frozenset[int], rule: GuardRule | None = None) -> None:
-        self._rule, self._silent = rule or GuardRule(), silent
+        self._rule = rule or GuardRule()
+        self._silent = silent
         self._tokens: list[int] = []  # the last period
         self._seen = self._silence = 0
         self._matches = [0] * (LONGEST_PERIOD_TOKENS + 1)  # by period: how many in a row equal the id a period before

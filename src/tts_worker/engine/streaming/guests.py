@@ -26,7 +26,8 @@ class GuestVoices:
     """``bundle``, ``rl``: the model directory whose prompt models listen; opened for the first recording."""
 
     def __init__(self, bundle: Path, *, rl: bool = False) -> None:
-        self._path, self._rl = bundle, rl
+        self._path = bundle
+        self._rl = rl
         self._voices: dict[str, Voice] = {}
         self._listener: tuple[Bundle, PromptFrontend] | None = None
 

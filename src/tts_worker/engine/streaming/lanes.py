@@ -53,7 +53,8 @@ class Begun(Generic[T]):
 
     def run(self) -> Begun[T]:
         """Do it, in the thread that calls."""
-        work, self._work = self._work, None
+        work = self._work
+        self._work = None
         assert work is not None
         try:
             self._returned = work()
@@ -69,7 +70,8 @@ class Begun(Generic[T]):
     def result(self) -> T:
         """Blocks until it is over. Raises what it raised."""
         self.ended.wait()
-        problem, self._raised = self._raised, None
+        problem = self._raised
+        self._raised = None
         if problem is not None:
             try:
                 raise problem

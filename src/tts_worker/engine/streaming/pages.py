@@ -20,7 +20,8 @@ class Pages:
     """See the module. Whoever is refused for now is ``blocked`` until ``unblock``."""
 
     def __init__(self, pool: FlowPool, book: VoiceBook) -> None:
-        self._pool, self._book = pool, book
+        self._pool = pool
+        self._book = book
 
     def for_prompt(self, utterance: Utterance, everyone: Sequence[Utterance]) -> bool:
         """Whether there are pages for what is not there yet of its voice's prompt. The flow must not be at anything.
@@ -29,7 +30,8 @@ class Pages:
 
     def for_sound(self, utterance: Utterance, needed: int, everyone: Sequence[Utterance], *, begins: bool) -> bool:
         """Whether it may take ``needed`` pages. Raises OutOfMemory where nobody will ever free any."""
-        pool, others = self._pool, [u for u in everyone if u is not utterance and self._holds(u)]
+        pool = self._pool
+        others = [u for u in everyone if u is not utterance and self._holds(u)]
         wanted = needed
         if begins:
             wanted += sum(self._passage(u) for u in (utterance, *others)) + sum(self._prompt(u) for u in others)

@@ -53,16 +53,21 @@ class Parts:
         lanes: Lanes | None = None,
     ) -> Parts:
         """``runners`` and ``lanes`` replace what the device would get: tests rehearse recordings and slow devices."""
-        device, flow = networks.flow.noise.device, networks.config.flow
+        device = networks.flow.noise.device
+        flow = networks.config.flow
         lanes = lanes or lanes_for(device, overlap=config.overlap)
         if runners is None:
             runners = (EagerRunner(), EagerRunner())
             if config.graphs and isinstance(lanes.tokens, CudaLane) and isinstance(lanes.flow, CudaLane):
                 runners = GraphRunner(lanes.tokens.stream), GraphRunner(lanes.flow.stream)
         decoder = Decoder(
-            networks, slots=config.max_utterances, max_tokens=config.lm_tokens, lane=lanes.tokens, runner=runners[0],
+            networks,
+            slots=config.max_utterances,
+            max_tokens=config.lm_tokens,
+            lane=lanes.tokens,
+            runner=runners[0],
             checked=config.checked,
-        )  # fmt: skip
+        )
         longest_s = int(MOST_S) + config.max_passage_s + 2
         pool = FlowPool(
             networks.flow,
@@ -75,9 +80,14 @@ class Parts:
             page_bucket=PAGE_BUCKET if runners[1].fixed_shapes else 1,
         )
         book = VoiceBook(
-            networks.config, tokenizer, voices,
-            stored=stored, first_tokens=config.first_tokens, cached=config.cached_voices, guests=guests,
-        )  # fmt: skip
+            networks.config,
+            tokenizer,
+            voices,
+            stored=stored,
+            first_tokens=config.first_tokens,
+            cached=config.cached_voices,
+            guests=guests,
+        )
         renderer = Renderer(networks, pool, lanes, runners[1], config.stride_chunks)
         if device.type == "cuda":  # what was loaded and cleared so far is there before a lane looks at it
             torch.cuda.synchronize(device)

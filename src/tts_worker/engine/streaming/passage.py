@@ -30,12 +30,15 @@ class Passage:
         frame_samples: int,
         stride: int = 1,
     ) -> None:
-        self.stream, self.tokens = stream, stream.tokens
+        self.stream = stream
+        self.tokens = stream.tokens
         self.clock = WordClock(pace)
         self.closed = self.ended = self.finished = False
         self.base_sample: int | None = None  # of the utterance, once its first sound is there
-        self._speed, self._frame_samples = speed, frame_samples
-        self._flow, self._silence = flow, silence
+        self._speed = speed
+        self._frame_samples = frame_samples
+        self._flow = flow
+        self._silence = silence
         prompt = len(stream.voice.prompt)
         self._plan = GridPlan(prompt, flow.chunk_tokens, flow.lookahead_tokens, stride)
         self._due: Chunk | None = None
@@ -75,7 +78,9 @@ class Passage:
 
     def done(self, chunk: Chunk) -> None:
         """``chunk`` became sound, or holds nothing."""
-        self._due, self.rendered_tokens, self.finished = None, chunk.end, chunk.final
+        self._due = None
+        self.rendered_tokens = chunk.end
+        self.finished = chunk.final
 
     def used_tokens(self) -> int:
         """Tokens that may have become sound by now or shaped it, whether or not they have: a matter of count, not of
@@ -107,7 +112,8 @@ class Passage:
             at = bisect_right(self._segments, placed[-1].start_char, key=lambda span: span[0]) - 1
             self._range = self._segments[max(at, 0)]
         assert self.base_sample is not None
-        least, out = self._sample(chunk.begin), []
+        least = self._sample(chunk.begin)
+        out = []
         for word in placed:
             start = max(least, self._sample(word.start))
             least = max(start, min(self._sample(word.end), self._sample(chunk.end)))

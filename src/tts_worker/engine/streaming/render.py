@@ -58,7 +58,8 @@ class Stretch:
         out = kept[:, :, left - self._first] * (1 - share) + kept[:, :, right - self._first] * share
         self._made = max(end, self._made)
         needed = max(self._first, min(int(max(0.0, (self._made + 0.5) * self._speed - 0.5)), total - 1))
-        self._kept, self._first = kept[:, :, needed - self._first :], needed
+        self._kept = kept[:, :, needed - self._first :]
+        self._first = needed
         return out
 
 
@@ -142,14 +143,18 @@ class Renderer:
     stream in one pass. ``flow_frames``, ``vocoder_frames``: how many were computed so far."""
 
     def __init__(self, networks: Networks, pool: FlowPool, lanes: Lanes, runner: Runner, stride: int = 1) -> None:
-        self._networks, self.pool, self._lanes, self._runner = networks, pool, lanes, runner
+        self._networks = networks
+        self.pool = pool
+        self._lanes = lanes
+        self._runner = runner
         self._stride = stride
         self.flow_frames = self.vocoder_frames = 0
         self._after: dict[Shape, tuple[int, bool]] = {}
 
     def pages(self, work: Work) -> int:
         """How many chunks of the mask a piece of work takes (one more than its own at a stream's odd begin or end)."""
-        stream, size = work.stream, self.pool.chunk_tokens
+        stream = work.stream
+        size = self.pool.chunk_tokens
         if stream.flow is not None:
             done = stream.flow.tokens
         else:
@@ -186,7 +191,8 @@ class Renderer:
     @torch.inference_mode()
     def _mels(self, works: Sequence[Work]) -> Mels:
         with self._lanes.flow as lane:
-            begun, frames = lane.mark(), self._frames(works)
+            begun = lane.mark()
+            frames = self._frames(works)
             return Mels(begun, lane.mark(), frames)
 
     def _frames(self, works: Sequence[Work]) -> list[Tensor]:
@@ -214,10 +220,14 @@ class Renderer:
 
     def _pass(self, works: Sequence[Work], chunks: int) -> list[Tensor]:
         """The next ``chunks`` of each stream: their frames ``[1, n, mel]`` that nobody has heard."""
-        config, ratio = self._networks.config, self._networks.config.flow.frames_per_token
-        states, windows, begins = [], [], []
+        config = self._networks.config
+        ratio = self._networks.config.flow.frames_per_token
+        states = []
+        windows = []
+        begins = []
         for work in works:
-            stream, state = work.stream, work.stream.flow
+            stream = work.stream
+            state = work.stream.flow
             assert state is not None
             tokens = [*stream.voice.prompt, *work.tokens]
             windows.append(window(config, tokens, stream.voice.prompt_mel, state.tokens, len(tokens), chunks))
@@ -303,10 +313,15 @@ class Renderer:
                         ("vocoder", rows, key),
                         self._vocoder(key),
                         (
-                            mel[:, :, : key.frames], mel[:, :, : key.kept], mel[:, 0, : key.pitched], state.phase,
-                            state.start, mel.new_zeros(rows, key.tail), lane.send([0] * rows),
+                            mel[:, :, : key.frames],
+                            mel[:, :, : key.kept],
+                            mel[:, 0, : key.pitched],
+                            state.phase,
+                            state.start,
+                            mel.new_zeros(rows, key.tail),
+                            lane.send([0] * rows),
                         ),
-                    )  # fmt: skip
+                    )
 
     def _vocoder(self, key: Shape) -> Callable[..., tuple[Tensor, ...]]:
         """The vocoder for streams of one shape, as a function of tensors only."""

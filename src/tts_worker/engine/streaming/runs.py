@@ -14,7 +14,9 @@ from typing import Protocol
 from tts_worker.engine.cosyvoice.chunks import Draw, Interleave, Item, Kind
 from tts_worker.engine.cosyvoice.dims import LmDims
 
-LEAST_RATIO, MOST_RATIO = 2, 20  # speech tokens per text token
+# speech tokens per text token
+LEAST_RATIO = 2
+MOST_RATIO = 20
 
 
 class Run(Protocol):
@@ -52,7 +54,8 @@ class ClauseRun:
         self.unfed: list[Item] = [(Kind.SOS, 0), *((Kind.TEXT, i) for i in before), *((Kind.TEXT, i) for i in text)]
         self.unfed += [(Kind.TASK, 0), *((Kind.SPEECH, i) for i in speech)]
         self.fills: list[int] = []
-        self._least, self._most = LEAST_RATIO * len(text), most
+        self._least = LEAST_RATIO * len(text)
+        self._most = most
         self._drawn = 0
         self.done = self.truncated = False
 
@@ -87,7 +90,8 @@ class InterleavedRun:
     """Text token by token between the speech, in the order that ``machine`` decides."""
 
     def __init__(self, dims: LmDims, machine: Interleave) -> None:
-        self._dims, self._machine = dims, machine
+        self._dims = dims
+        self._machine = machine
         self.unfed: list[Item] = []
         self.fills: list[int] = []
         self._text: deque[int] = deque()
@@ -125,7 +129,9 @@ class InterleavedRun:
         return not self.done and self._how is None
 
     def take(self, token: int) -> bool:
-        self.unfed, self._how = [], None  # what an id is drawn from was fed
+        # what an id is drawn from was fed
+        self.unfed = []
+        self._how = None
         sound = self._machine.take(token)
         self._turn()
         return sound
@@ -150,4 +156,5 @@ class InterleavedRun:
                 machine.take(self._dims.fill_id)
             else:
                 self._how = how
-        self.done, self.truncated = machine.done, machine.truncated
+        self.done = machine.done
+        self.truncated = machine.truncated

@@ -34,8 +34,11 @@ class SoundStage:
     """Where the flow has a lane to itself, it is at the next chunk while the vocoder is at this one."""
 
     def __init__(self, parts: Parts, pages: Pages, batch: int, spent: Spent, freed: Callable[[], None]) -> None:
-        self._renderer, self._pages, self._batch = parts.renderer, pages, batch
-        self._spent, self._freed = spent, freed
+        self._renderer = parts.renderer
+        self._pages = pages
+        self._batch = batch
+        self._spent = spent
+        self._freed = freed
         self._one_lane = parts.lanes.flow is parts.lanes.vocoder
         self._flow: tuple[_Sounds, Begun[Mels]] | None = None
         self._between: deque[tuple[_Sounds, Mels]] = deque()
@@ -125,7 +128,8 @@ class SoundStage:
         there = [(sound, mel) for sound, mel in zip(sounds, mels.frames, strict=True) if not sound.utterance.gone]
         if not there:
             return
-        sounds, mels = tuple(sound for sound, _ in there), replace(mels, frames=[mel for _, mel in there])
+        sounds = tuple(sound for sound, _ in there)
+        mels = replace(mels, frames=[mel for _, mel in there])
         try:
             voiced = self._renderer.vocode([sound.work for sound in sounds], mels.frames)
         except Exception as problem:
@@ -152,7 +156,8 @@ class SoundStage:
         self._vocoder = None
         try:
             pieces = [part.pcm() for part in voiced.parts]
-            flow_ms, vocoder_ms = mels.ms, voiced.ms
+            flow_ms = mels.ms
+            vocoder_ms = voiced.ms
         except Exception as problem:
             raise self._unvoiced(sounds, mels, problem) from problem
         self._spent.flow_ms += flow_ms
@@ -165,19 +170,25 @@ class SoundStage:
                 self._hand_over(sound, pcm, flow_ms / shared_by, vocoder_ms / shared_by)
 
     def _hand_over(self, sound: _Sound, pcm: bytes, flow_ms: float, vocoder_ms: float) -> None:
-        utterance, passage, chunk = sound.utterance, sound.passage, sound.work.chunk
+        utterance = sound.utterance
+        passage = sound.passage
+        chunk = sound.work.chunk
         if passage.base_sample is None:
             passage.base_sample = utterance.outlet.rendered_samples
         words = passage.words(chunk)
         if chunk.final and utterance.talk.truncated is not None and len(utterance.talk.passages) == 1:
             pcm = to_pcm(fade_out(to_float(pcm), _END_FADE_SAMPLES))
         utterance.outlet.render(
-            pcm, words, text_range=passage.text_range, wall_ms=utterance.lm_ms + flow_ms + vocoder_ms,
+            pcm,
+            words,
+            text_range=passage.text_range,
+            wall_ms=utterance.lm_ms + flow_ms + vocoder_ms,
             stages_ms=(("lm", utterance.lm_ms), ("flow", flow_ms), ("vocoder", vocoder_ms)),
-        )  # fmt: skip
+        )
         utterance.lm_ms = 0.0
         utterance.chunks += 1
-        utterance.alone, utterance.coming_samples = False, 0
+        utterance.alone = False
+        utterance.coming_samples = 0
         if chunk.final:
             self._renderer.close(passage.stream)
             utterance.talk.passages.popleft()

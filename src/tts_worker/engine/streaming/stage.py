@@ -20,7 +20,9 @@ class StageFault(Exception):
         self, members: Sequence[Utterance], cause: BaseException, recover: Callable[[Utterance], None] | None = None
     ) -> None:
         super().__init__(type(cause).__name__)
-        self.members, self.cause, self.recover = list(members), cause, recover
+        self.members = list(members)
+        self.cause = cause
+        self.recover = recover
 
 
 @dataclass

@@ -71,7 +71,8 @@ class Talk:
     """
 
     def __init__(self, key: UtteranceKey, params: SynthesisParams, model: Model) -> None:
-        self.key, self.params = key, params
+        self.key = key
+        self.params = params
         self.voice: VoiceState | None = None
         self.passages: deque[Passage] = deque()
         self.run: ClauseRun | InterleavedRun | None = None
@@ -112,7 +113,8 @@ class Talk:
         self._close_if_over()
 
     def use(self, voice: VoiceState, request: Request) -> None:
-        self.voice, self._request = voice, request
+        self.voice = voice
+        self._request = request
 
     @property
     def request(self) -> Request:
@@ -160,10 +162,13 @@ class Talk:
     def begin_run(self) -> None:
         """Turn the next text into a run. Raises TextTooLong."""
         passage = self._passage()
-        self._run_index, self._attempt = self._runs_begun, 0
+        self._run_index = self._runs_begun
+        self._attempt = 0
         self._runs_begun += 1
         self._run_start = len(passage.tokens)
-        self._words, self._run_text, self._run_closes = [], [], False
+        self._words = []
+        self._run_text = []
+        self._run_closes = False
         passage.clock.begin(self._run_start)
         if not self._interleaved:
             segment = self._segments.popleft()
@@ -176,15 +181,20 @@ class Talk:
         passage = self._open_passage()
         if passage is None:
             assert self.voice is not None
-            config, params = self._model.config, self.params
+            config = self._model.config
+            params = self.params
             stretch = None if params.speed == 1.0 else Stretch(params.speed)
             seed = mixed_seed(params.seed, self._passages_begun)
             silence = SilenceFilter(SILENT_TOKENS[config.family], Compat().silence_limit_tokens)
             passage = Passage(
-                SoundStream(self.voice, seed, [], stretch), config.flow, silence,
-                pace=self.voice.pace, speed=params.speed, frame_samples=config.hift.frame_samples,
+                SoundStream(self.voice, seed, [], stretch),
+                config.flow,
+                silence,
+                pace=self.voice.pace,
+                speed=params.speed,
+                frame_samples=config.hift.frame_samples,
                 stride=self._model.settings.stride_chunks,
-            )  # fmt: skip
+            )
             self._passages_begun += 1
             self.passages.append(passage)
         return passage
@@ -211,9 +221,14 @@ class Talk:
 
     def _new_run(self, passage: Passage) -> None:
         """The run, from its beginning, with a seed of this attempt."""
-        request, config, model = self.request, self._model.config, self._model
-        self._raw, self._kept, self.drawn = [], [], []
-        self._words_told, self.started_run = 0, False
+        request = self.request
+        config = self._model.config
+        model = self._model
+        self._raw = []
+        self._kept = []
+        self.drawn = []
+        self._words_told = 0
+        self.started_run = False
         self.run_seed = mixed_seed(self.params.seed, self._run_index, self._attempt)
         self._guard = TokenGuard(SILENT_TOKENS[config.family])
         if model.script is not None:
@@ -231,7 +246,8 @@ class Talk:
         self._tell_words(passage)
 
     def _interleaved_run(self, before: Sequence[int], speech: Sequence[int]) -> InterleavedRun:
-        config, end_of_prompt = self._model.config, self._model.tokenizer.end_of_prompt_id
+        config = self._model.config
+        end_of_prompt = self._model.tokenizer.end_of_prompt_id
         dims, (text, each) = config.lm, config.mix_ratio
         rule = InterleaveRule(dims.speech_tokens, dims.fill_id, dims.eos_id, text, each, MOST_RATIO)
         cut = before.index(end_of_prompt) + 1 if config.family == V3 and end_of_prompt in before else 0
@@ -296,7 +312,8 @@ class Talk:
     def record_fills(self) -> list[int]:
         """Ids that count as drawn before the next one is."""
         assert self.run is not None
-        fills, self.run.fills = self.run.fills, []
+        fills = self.run.fills
+        self.run.fills = []
         self.drawn += fills
         return fills
 
@@ -370,7 +387,9 @@ class Talk:
         passage.cut(keep)
         passage.clock.finish(len(passage.tokens))
         passage.closed = passage.ended = True
-        self.run, self.truncated, self.ended = None, reason, True
+        self.run = None
+        self.truncated = reason
+        self.ended = True
         self._segments.clear()
 
     # -- sound --------------------------------------------------------------------------------------------------------

@@ -31,8 +31,12 @@ class TokenStage:
     """Feeds and bursts of the language model."""
 
     def __init__(self, parts: Parts, batch: int, burst_tokens: int, spent: Spent) -> None:
-        self._decoder, self._book, self._batch, self._burst = parts.decoder, parts.book, batch, burst_tokens
-        self._spent, self._lane = spent, parts.lanes.tokens
+        self._decoder = parts.decoder
+        self._book = parts.book
+        self._batch = batch
+        self._burst = burst_tokens
+        self._spent = spent
+        self._lane = parts.lanes.tokens
         self._flight: _Tokens | None = None
 
     @property
@@ -56,7 +60,8 @@ class TokenStage:
 
     def _launch_feed(self, urgent: Utterance, company: Sequence[Utterance]) -> None:
         members: list[Utterance] = []
-        began_s, begun = perf_counter(), self._lane.mark()
+        began_s = perf_counter()
+        begun = self._lane.mark()
         for utterance in (urgent, *company):
             if len(members) == self._batch or (members and len(self._pending(members[0])) > _SMALL_FEED):
                 break
@@ -120,7 +125,8 @@ class TokenStage:
         steps = self._burst
         if first.outlet.emitted_samples == 0 and first.talk.passages:
             steps = max(1, min(steps, first.talk.passages[0].missing_tokens))  # not one more before the first sound
-        began_s, begun = perf_counter(), self._lane.mark()
+        began_s = perf_counter()
+        begun = self._lane.mark()
         try:
             ticket = self._decoder.burst([self._row(u, steps) for u in fitting], steps)
         except Exception as problem:

@@ -66,8 +66,12 @@ class VoiceBook:
         cached: int,
         guests: GuestVoices | None = None,
     ) -> None:
-        self._config, self._tokenizer, self._stored, self._guests = config, tokenizer, stored, guests
-        self._first_tokens, self._cached = first_tokens, cached
+        self._config = config
+        self._tokenizer = tokenizer
+        self._stored = stored
+        self._guests = guests
+        self._first_tokens = first_tokens
+        self._cached = cached
         self._fixed = {name: Speaker(voice, config, tokenizer) for name, voice in voices.items()}
         self._states: dict[str, VoiceState] = {}
         self._clock = 0
@@ -105,7 +109,8 @@ class VoiceBook:
                 speaker = Speaker(load_voice(self._stored, name), self._config, self._tokenizer)
             state = self._states[name] = self._build(name, speaker, flow, lane)
         self._clock += 1
-        state.users, state.used_at = state.users + 1, self._clock
+        state.users = state.users + 1
+        state.used_at = self._clock
         return state
 
     def leave(self, state: VoiceState) -> None:
@@ -118,7 +123,8 @@ class VoiceBook:
             state.used_at = 0  # the first to be evicted
 
     def _build(self, name: str, speaker: Speaker, flow: Flow, lane: Lane) -> VoiceState:
-        config, voice = self._config.flow, speaker.voice
+        config = self._config.flow
+        voice = speaker.voice
         request = speaker.request("")
         drop = trimmed_prompt(len(request.flow_prompt), config.chunk_tokens, self._first_tokens)
         prompt = request.flow_prompt[drop:]
@@ -202,8 +208,10 @@ def window(
 ) -> tuple[list[int], int, Tensor]:
     """What the flow's next ``chunks`` from token ``start`` take of ``tokens[:end]`` and the prompt's ``mel [F, bins]``:
     ids, padded; how many of them exist; the condition ``[1, chunks * chunk_frames, bins]``."""
-    flow, size = config.flow, chunks * config.flow.chunk_tokens
-    span, frames = size + flow.lookahead_tokens, size * flow.frames_per_token
+    flow = config.flow
+    size = chunks * config.flow.chunk_tokens
+    span = size + flow.lookahead_tokens
+    frames = size * flow.frames_per_token
     ids = list(tokens[start : min(end, start + span)])
     first = start * flow.frames_per_token
     cond = mel[first : first + frames]

@@ -19,7 +19,11 @@ from tts_worker.engine.cosyvoice.dims import DitDims
 from tts_worker.engine.cosyvoice.flow.blocks import CausalConv, JoinedAttention, Sites, attend, sinusoid
 from tts_worker.engine.cosyvoice.kv import Memory
 
-TIME_SINUSOIDS, POSITION_KERNEL, POSITION_GROUPS, ROTARY_BASE = 256, 31, 16, 10_000.0  # fixed in the reference
+# fixed in the reference
+TIME_SINUSOIDS = 256
+POSITION_KERNEL = 31
+POSITION_GROUPS = 16
+ROTARY_BASE = 10_000.0
 GELU_SLOPE = math.sqrt(8 / math.pi)
 
 
@@ -97,7 +101,8 @@ class SelfAttention(JoinedAttention):
     def __init__(self, dims: DitDims, sites: Sites) -> None:
         super().__init__()
         inner = dims.heads * dims.head_dim
-        self.heads, self.site = dims.heads, sites.attention()
+        self.heads = dims.heads
+        self.site = sites.attention()
         self.to_q = nn.Linear(dims.dim, inner)
         self.to_k = nn.Linear(dims.dim, inner)
         self.to_v = nn.Linear(dims.dim, inner)
@@ -177,7 +182,8 @@ class Dit(nn.Module):
 
     def __init__(self, dims: DitDims) -> None:
         super().__init__()
-        self.dims, self.sites = dims, Sites()
+        self.dims = dims
+        self.sites = Sites()
         self.time_embed = TimeEmbed(dims.dim)
         self.input_embed = InputEmbed(dims, self.sites)
         self.rotary_embed = Rotary(dims.head_dim)
@@ -192,16 +198,24 @@ class Dit(nn.Module):
     def tables(self, t: Tensor) -> Tensor:
         """What the times ``t [S]`` steer: ``[S, 6*depth + 2, D]``, the last two being scale and shift of the output.
         Scales as they are multiplied with: one is added."""
-        time, blocks = self.time_embed(t), cast("list[Block]", self.transformer_blocks)
+        time = self.time_embed(t)
+        blocks = cast("list[Block]", self.transformer_blocks)
         table = torch.cat([part(time) for part in (*(block.attn_norm for block in blocks), self.norm_out)], dim=1)
         scales = [6 * block + place for block in range(len(blocks)) for place in (1, 4)] + [-2]
         table[:, scales] += 1
         return table
 
     def forward(
-        self, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, table: Tensor, start: Tensor, mask: Tensor | None,
+        self,
+        x: Tensor,
+        mu: Tensor,
+        spk: Tensor,
+        cond: Tensor,
+        table: Tensor,
+        start: Tensor,
+        mask: Tensor | None,
         past: Memory,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """``x, mu, cond [N, T, mel]``, ``spk [N, mel]``, ``table [N or 1, 6*depth+2, D]``, ``start [B]`` (position of
         the first frame), ``mask [N or 1, 1, T, L]``: velocity ``[N, T, mel]``."""
         turns = self.rotary_embed.turns(start, x)

@@ -25,7 +25,8 @@ class RelativeAttention(nn.Module):
 
     def __init__(self, dim: int, heads: int, site: int) -> None:
         super().__init__()
-        self.heads, self.site = heads, site
+        self.heads = heads
+        self.site = site
         self.linear_q = nn.Linear(dim, dim)
         self.linear_k = nn.Linear(dim, dim)
         self.linear_v = nn.Linear(dim, dim)
@@ -123,7 +124,8 @@ class Encoder(nn.Module):
     def __init__(self, dims: EncoderDims) -> None:
         super().__init__()
         self.dims = dims
-        self.token_sites, self.frame_sites = Sites(), Sites()
+        self.token_sites = Sites()
+        self.frame_sites = Sites()
         self.embed = Embed(dims.input_size, dims.output_size)
         self.pre_lookahead_layer = Lookahead(dims.lookahead, self.token_sites)
         self.encoders = nn.ModuleList(Layer(dims, self.token_sites.attention()) for _ in range(dims.layers))
@@ -159,7 +161,8 @@ class Encoder(nn.Module):
         """``x [B, T+A, C]``: embedded tokens from position ``start [B]``, the last A as look-ahead only; of these
         ``known [B]`` exist, the rest is silence after the end. Tokens before ``total [B]`` become sound; ``context`` >=
         start + T. ``[B, 2T, D]``."""
-        up, chunk = self.dims.upsample, self.dims.chunk_tokens
+        up = self.dims.upsample
+        chunk = self.dims.chunk_tokens
         exists = torch.arange(x.shape[1], device=x.device) < known[:, None]  # [B, T+A]
         x = self.embed(x).masked_fill(~exists[:, :, None], 0.0)  # [B, T+A, D]
         x = self.pre_lookahead_layer(x, past.tokens)  # [B, T, D]

@@ -30,7 +30,9 @@ def solver_times(steps: int) -> Tensor:
     """Cosine schedule as ``[steps, 2]``: time and step width. The time is added up in float32 as the reference does, so
     that it carries the same rounding."""
     ends = 1 - torch.cos(torch.linspace(0, 1, steps + 1) * 0.5 * torch.pi)
-    t, dt, rows = ends[0], ends[1] - ends[0], []
+    t = ends[0]
+    dt = ends[1] - ends[0]
+    rows = []
     for step in range(1, steps + 1):
         rows.append(torch.stack([t, dt]))
         t = t + dt
@@ -104,9 +106,15 @@ class Flow(nn.Module):
         return self.spk_embed_affine_layer(F.normalize(embedding.to(self.spk_embed_affine_layer.weight), dim=1))
 
     def mu(
-        self, tokens: Tensor, known: Tensor, start: Tensor, total: Tensor, context: int, chunked: bool,
+        self,
+        tokens: Tensor,
+        known: Tensor,
+        start: Tensor,
+        total: Tensor,
+        context: int,
+        chunked: bool,
         front: Memory | EncoderPast,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """``tokens [B, T+A]`` from position ``start [B]``, the last A look-ahead only; ``known [B]`` of them exist, and
         those before position ``total [B]`` become sound. ``context`` >= start + T. The mean that the flow starts out
         from: ``[B, T*frames_per_token, mel]``."""
@@ -126,13 +134,16 @@ class Flow(nn.Module):
     ) -> Tensor:
         """Guided Euler steps from noise to mel: ``mu, cond [B, T, mel]``, ``spk [B, mel]``, ``start [B]`` in frames,
         ``mask [B, 1, T, L]``, None where all is seen. Returns ``[B, T, mel]`` in float32."""
-        x, guidance, dtype = self.noise_at(start, mu.shape[1]), self.dims.guidance, mu.dtype
+        x = self.noise_at(start, mu.shape[1])
+        guidance = self.dims.guidance
+        dtype = mu.dtype
         if mask is not None:  # as it is added to the scores, which every attention would make of it anew
             mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
         both = mask if mask is None or mask.shape[0] == 1 else mask.repeat(2, 1, 1, 1)
         two = [torch.cat([y, torch.zeros_like(y)]) for y in (mu, spk, cond)]  # guided branch, then free branch
         for step in range(self.dims.steps):
-            table, dt = self.time_tables[step : step + 1], self.times[step, 1]
+            table = self.time_tables[step : step + 1]
+            dt = self.times[step, 1]
             if step == 0 and past.null_velocity is not None:
                 memory = past.estimator(slice(0, 1))
                 guided = self.estimator(x.to(dtype), mu, spk, cond, table, start, mask, memory).float()
@@ -157,15 +168,23 @@ class Flow(nn.Module):
 
     @torch.inference_mode()
     def mel(
-        self, tokens: Tensor, lengths: Tensor, prompt_mel: Tensor, prompt_frames: Tensor, spk: Tensor, *,
-        chunked: bool, final: bool,
-    ) -> Tensor:  # fmt: skip
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        prompt_mel: Tensor,
+        prompt_frames: Tensor,
+        spk: Tensor,
+        *,
+        chunked: bool,
+        final: bool,
+    ) -> Tensor:
         """Whole sequences. ``tokens [B, L]`` (prompt and speech, of which ``lengths [B]`` count; if not ``final``, the
         last ones are look-ahead only), ``prompt_mel [B, P, mel]`` of which ``prompt_frames [B]`` count, ``spk``.
         Returns ``[B, L'*frames_per_token, mel]`` with the prompt, L' = L or, if not final, L less the look-ahead."""
         ahead = self.dims.lookahead_tokens
         tokens = F.pad(tokens, (0, ahead)) if final else tokens
-        span, start = tokens.shape[1] - ahead, torch.zeros_like(lengths)
+        span = tokens.shape[1] - ahead
+        start = torch.zeros_like(lengths)
         total = lengths if final else lengths - ahead  # [B] tokens that become sound
         if self.dims.encoder is not None:
             self.encoder.prepare(span)
@@ -187,7 +206,8 @@ class Flow(nn.Module):
         """The next chunk of each utterance. ``tokens [B, T+A]`` from token ``start [B]`` (a multiple of the chunk), of
         which ``known [B]`` exist; ``spk [B, mel]``, ``cond [B, T*frames_per_token, mel]``; ``context`` tokens are in
         the page tables. Returns ``[B, T*frames_per_token, mel]``; what lies after the end is noise."""
-        ratio, span = self.dims.frames_per_token, tokens.shape[1] - self.dims.lookahead_tokens
+        ratio = self.dims.frames_per_token
+        span = tokens.shape[1] - self.dims.lookahead_tokens
         total = start + known.clamp(max=span)
         mu = self.mu(tokens, known, start, total, context, True, past.front).to(self.time_tables.dtype)
         mask: Tensor | None = chunk_mask(start * ratio, total * ratio, span * ratio, context * ratio, self.chunk_frames)

@@ -42,31 +42,58 @@ class FlowPool:
     ``max_chunks``."""
 
     def __init__(
-        self, flow: Flow, *, slots: int, pages: int, max_chunks: int, dtype: torch.dtype = torch.float32,
-        checked: bool = False, run: Run = _plainly, page_bucket: int = 1,
-    ) -> None:  # fmt: skip
+        self,
+        flow: Flow,
+        *,
+        slots: int,
+        pages: int,
+        max_chunks: int,
+        dtype: torch.dtype = torch.float32,
+        checked: bool = False,
+        run: Run = _plainly,
+        page_bucket: int = 1,
+    ) -> None:
         """``run`` carries the passes out; page tables are rounded up to ``page_bucket`` and, where that is more than 1,
         batches to powers of two, so that few shapes recur."""
-        dims, device = flow.dims, flow.noise.device
-        self.flow, self.device, self.max_chunks = flow, device, max_chunks
+        dims = flow.dims
+        device = flow.noise.device
+        self.flow = flow
+        self.device = device
+        self.max_chunks = max_chunks
         self.chunk_tokens = flow.chunk_frames // dims.frames_per_token
-        self._run, self._page_bucket = run, page_bucket
+        self._run = run
+        self._page_bucket = page_bucket
         self._slots = list(range(slots))[::-1]
         self._pages = list(range(pages, 0, -1))  # page 0 is the empty one
-        self._spare_slot, self._spare_page = slots, pages + 1  # what pads a batch writes there, and nobody reads it
-        slots, pages = slots + 1, pages + 1
+        # what pads a batch writes there, and nobody reads it
+        self._spare_slot = slots
+        self._spare_page = pages + 1
+        slots = slots + 1
+        pages = pages + 1
         shape = dims.unet or dims.dit
         assert shape is not None
-        heads, head_dim, sites = shape.heads, shape.head_dim, flow.estimator.sites
+        heads = shape.heads
+        head_dim = shape.head_dim
+        sites = flow.estimator.sites
 
         def memory(rows: int, site: Sites, heads: int, head_dim: int, page: int, slots: int, pages: int) -> PagedMemory:
             return PagedMemory(
-                rows, site.attentions, heads, head_dim, page, site.tails,
-                pages=pages + 1, slots=slots, dtype=dtype, device=device, checked=checked,
-            )  # fmt: skip
+                rows,
+                site.attentions,
+                heads,
+                head_dim,
+                page,
+                site.tails,
+                pages=pages + 1,
+                slots=slots,
+                dtype=dtype,
+                device=device,
+                checked=checked,
+            )
 
         if dims.encoder is not None:
-            size, n = dims.encoder.heads, dims.encoder.output_size // dims.encoder.heads
+            size = dims.encoder.heads
+            n = dims.encoder.output_size // dims.encoder.heads
             self._front = [
                 memory(1, flow.encoder.token_sites, size, n, self.chunk_tokens, slots, pages),
                 memory(1, flow.encoder.frame_sites, size, n, flow.chunk_frames, slots, pages),
@@ -99,7 +126,9 @@ class FlowPool:
             else:
                 memory.copy_tails(voice.slot, state.slot)
         if voice is not None:
-            state.pages, state.shared, state.tokens = list(voice.pages), len(voice.pages), voice.tokens
+            state.pages = list(voice.pages)
+            state.shared = len(voice.pages)
+            state.tokens = voice.tokens
         self._slots.remove(state.slot)  # now that nothing can fail; it need not be the last any more
         return state
 
@@ -108,7 +137,9 @@ class FlowPool:
         if state.slot >= 0:
             self._slots.append(state.slot)
             self._pages.extend(reversed(state.pages[state.shared :]))
-            state.slot, state.pages, state.shared = -1, [], 0
+            state.slot = -1
+            state.pages = []
+            state.shared = 0
 
     def _null_at(self, chunk: int, frames: int) -> Tensor:
         """The free velocity of the first step in ``chunk``, of which ``frames`` exist: ``[1, chunk_frames, mel]``."""
@@ -124,14 +155,16 @@ class FlowPool:
         return self._null_run(chunk, spare, frames)
 
     def _null_run(self, chunk: int, slot: int, frames: int) -> Tensor:
-        size, mel = self.flow.chunk_frames, self.flow.dims.mel
+        size = self.flow.chunk_frames
+        mel = self.flow.dims.mel
         page = chunk + 1 if frames == size else self.max_chunks + 1
         index = torch.tensor([[*range(1, chunk + 1), page]], device=self.device)
         start = torch.tensor([chunk * size], device=self.device)
         mask = chunk_mask(start, start + frames, size, index.shape[1] * size, size)
         memory = self._null.view(torch.tensor([slot], device=self.device), index, index[:, -1:])
         dtype = self.flow.time_tables.dtype
-        x, table = self.flow.noise_at(start, size).to(dtype), self.flow.time_tables[:1]
+        x = self.flow.noise_at(start, size).to(dtype)
+        table = self.flow.time_tables[:1]
         nothing = torch.zeros(1, size, mel, dtype=dtype, device=self.device)
         return self.flow.estimator(x, nothing, nothing[:, 0], nothing, table, start, mask, memory).float()
 
@@ -140,7 +173,8 @@ class FlowPool:
         """Compute the next n chunks of each utterance: ``tokens [B, n*chunk+A]`` from where each stands, of which
         ``known`` exist (fewer only at the end), ``spk [B, mel]``, ``cond [B, n*chunk_frames, mel]`` (prompt mel or 0).
         Returns mel ``[B, n*chunk_frames, mel]``. Raises OutOfMemory before anything changed."""
-        size, ratio = self.chunk_tokens, self.flow.dims.frames_per_token
+        size = self.chunk_tokens
+        ratio = self.flow.dims.frames_per_token
         chunks = tokens.shape[1] // size
         if len(self._pages) < chunks * len(states):
             raise OutOfMemory("all flow pages are taken: end an utterance or configure more pages")
@@ -150,7 +184,8 @@ class FlowPool:
             state.pages += [self._pages.pop() for _ in range(chunks)]
         longest = max(len(state.pages) for state in states)
         longest = min(-(-longest // self._page_bucket) * self._page_bucket, max(longest, self.max_chunks))
-        null, plan = [], []
+        null = []
+        plan = []
         for s, n in zip(states, known, strict=True):
             ends = [min(n - i * size, size) * ratio for i in range(chunks)]
             null.append(torch.cat([self._null_at(s.tokens // size + i, end) for i, end in enumerate(ends)], dim=1))
@@ -167,7 +202,9 @@ class FlowPool:
     @torch.inference_mode()
     def record_passes(self, batch: int) -> None:
         """Run a pass of every rounded shape once, on memory that nobody has, and fill the table of the first step."""
-        size, ahead, mel = self.chunk_tokens, self.flow.dims.lookahead_tokens, self.flow.dims.mel
+        size = self.chunk_tokens
+        ahead = self.flow.dims.lookahead_tokens
+        mel = self.flow.dims.mel
         for chunk in range(self.max_chunks):
             self._null_at(chunk, self.flow.chunk_frames)
         for pages in range(self._page_bucket, self.max_chunks + self._page_bucket, self._page_bucket):

@@ -53,7 +53,8 @@ class SelfAttention(JoinedAttention):
     def __init__(self, sites: Sites, dims: UnetDims) -> None:
         super().__init__()
         inner = dims.heads * dims.head_dim
-        self.heads, self.site = dims.heads, sites.attention()
+        self.heads = dims.heads
+        self.site = sites.attention()
         self.to_q = nn.Linear(dims.channels, inner, bias=False)
         self.to_k = nn.Linear(dims.channels, inner, bias=False)
         self.to_v = nn.Linear(dims.channels, inner, bias=False)
@@ -102,8 +103,10 @@ class Unet(nn.Module):
 
     def __init__(self, dims: UnetDims) -> None:
         super().__init__()
-        self.dims, self.sites = dims, Sites()
-        width, time = dims.channels, 4 * dims.channels
+        self.dims = dims
+        self.sites = Sites()
+        width = dims.channels
+        time = 4 * dims.channels
 
         def stage(in_channels: int, sampler: bool) -> nn.ModuleList:
             parts: list[nn.Module] = [Residual(self.sites, in_channels, width, time)]
@@ -130,14 +133,22 @@ class Unet(nn.Module):
         return torch.stack([stage[0].mlp(time) for stage in self._stages()], dim=1)
 
     def forward(
-        self, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, table: Tensor, start: Tensor, mask: Tensor | None,
+        self,
+        x: Tensor,
+        mu: Tensor,
+        spk: Tensor,
+        cond: Tensor,
+        table: Tensor,
+        start: Tensor,
+        mask: Tensor | None,
         past: Memory,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """``x, mu, cond [N, T, mel]``, ``spk [N, mel]``, ``table [N or 1, stages, C]``, ``start [B]`` (unused:
         positions come from causality alone), ``mask [N or 1, 1, T, L]``: velocity ``[N, T, mel]``."""
         spk = spk[:, None].expand(-1, x.shape[1], -1)
         x = torch.cat([x, mu, spk, cond], dim=-1).transpose(1, 2)  # [N, 4*mel, T]
-        skip, stages = x, self._stages()
+        skip = x
+        stages = self._stages()
         for i, (residual, blocks, *sampler) in enumerate(stages):
             if i == len(stages) - 1:
                 x = torch.cat([x, skip], dim=1)  # [N, 2C, T]
