@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import stat
 import subprocess
@@ -122,7 +123,7 @@ def install(player: Path, body: str) -> None:
 
 
 def test_say_plays(player: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    install(player, f"exec /bin/cat > {tmp_path / 'heard'}")
+    install(player, f"/bin/cat > {tmp_path / 'heard'}; exec /bin/sleep 1")  # as long as the speech
     assert main(["say", "Hello there.", *TONE]) == 0
     assert "-> aplay" in capsys.readouterr().err
     assert (tmp_path / "heard").stat().st_size > 20_000
@@ -132,6 +133,49 @@ def test_a_player_that_cannot_play_says_why(player: Path, capsys: pytest.Capture
     install(player, "echo 'no sound card' >&2; exit 1")
     assert main(["say", "Hello there, " * 2_000, *TONE]) == 1
     assert "aplay cannot play: no sound card. Give --out" in error_of(capsys)
+
+
+def test_a_player_that_ends_early_is_an_error(player: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """ffplay without an audio device takes all of it at once and exits with code 0."""
+    install(player, "exec /bin/cat > /dev/null")
+    assert main(["say", "Hello there, my friend.", *TONE]) == 1
+    assert "aplay cannot play: it ended after" in error_of(capsys)
+
+
+def test_a_player_that_reads_nothing_is_an_error(player: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    install(player, "exit 0")
+    assert main(["say", "Hello there, my friend.", *TONE]) == 1
+    assert "aplay cannot play: it ended" in error_of(capsys)
+
+
+def test_a_player_that_cannot_start_is_an_error(player: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    player.write_text("#!/no/such/interpreter\n")
+    player.chmod(player.stat().st_mode | stat.S_IXUSR)
+    assert main(["say", "Hello there.", *TONE]) == 1
+    assert "aplay cannot be started" in error_of(capsys)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pty")
+def test_control_c_on_a_terminal_stops(player: Path, tmp_path: Path) -> None:
+    """A terminal signals the whole foreground process group; the player must not be in it."""
+    os.mkfifo(tmp_path / "speaker")
+    # Plays the first 0.2 s, then no more: speech is going on when Ctrl-C comes.
+    install(player, f"/usr/bin/head -c 9600 > {tmp_path / 'speaker'}; exec /usr/bin/tail -f /dev/null")
+    child, terminal = pty.fork()
+    if child == 0:
+        out = os.open(tmp_path / "summary", os.O_WRONLY | os.O_CREAT)
+        os.dup2(out, 1)
+        os.execv(sys.executable, [*PROGRAM, "say", "--json", "Hello there, my friend. " * 200, *TONE])
+    with open(tmp_path / "speaker", "rb") as speaker:
+        assert len(speaker.read(9_600)) == 9_600
+    os.write(terminal, b"\x03")
+    _, status = os.waitpid(child, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 130
+    said = json.loads((tmp_path / "summary").read_text())
+    assert said["outcome"] == "stopped"
+    assert said["chars_remaining"] > 2_000
+    assert said["chars_spoken"] < 200, "the pipe held seconds of speech that were never played"
 
 
 def test_control_c_stops_and_says_what_is_left(player: Path, tmp_path: Path) -> None:

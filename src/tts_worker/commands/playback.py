@@ -10,6 +10,7 @@ import asyncio
 import shutil
 import sys
 from pathlib import Path
+from time import perf_counter
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +28,11 @@ PLAYERS: dict[str, tuple[str, ...]] = {
 }
 """Programs that play raw sound from standard input, best first, with their arguments."""
 
+_UNDRAINED_S = 0.5
+"""A program may end while its last buffer is still being played."""
+
+_SAVE_INSTEAD = "Give --out FILE to save the speech instead"
+
 _FILE_FORMATS: dict[str, tuple[str, str]] = {
     ".wav": ("WAV", "PCM_16"),
     ".flac": ("FLAC", "PCM_16"),
@@ -43,8 +49,11 @@ class PlayerFailed(TTSWorkerError):
 
 
 class Sink(Protocol):
-    """Takes sound. ``close`` waits until all of it is written or heard; ``abort`` does not."""
+    """Takes audio. ``close`` waits until all of it is written or heard; ``abort`` does not.
+    ``played_samples``: at most so much was heard until now; None where what is written counts as heard."""
 
+    @property
+    def played_samples(self) -> int | None: ...
     async def write(self, pcm: bytes) -> None: ...
     async def close(self) -> None: ...
     async def abort(self) -> None: ...
@@ -73,6 +82,8 @@ class FileSink:
         except soundfile.LibsndfileError as error:
             raise InvalidRequest(f"cannot write {path}: {error}") from None
 
+    played_samples: int | None = None
+
     async def write(self, pcm: bytes) -> None:
         self._file.write(np.frombuffer(pcm, "<i2"))
 
@@ -89,6 +100,8 @@ class StdoutSink:
         if sys.stdout.isatty():
             raise InvalidRequest("raw sound does not go to a terminal: pipe it on, or give --out FILE")
 
+    played_samples: int | None = None
+
     async def write(self, pcm: bytes) -> None:
         def put() -> None:
             sys.stdout.buffer.write(pcm)
@@ -103,43 +116,83 @@ class StdoutSink:
 
 
 class PlayerSink:
-    """A program that plays. Build it with ``open``."""
+    """A program that plays. Build it with ``open``.
+
+    The program has a session of its own: Ctrl-C on the terminal is for this process, which stops the speech and then
+    ends the program. No program plays faster than real time, so one that ends much earlier has not played: it is
+    reported even if it says that all is well (ffplay without an audio device exits with code 0).
+    """
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self._name = name
         self._process = process
+        self._written_samples = 0
+        self._began_at_s: float | None = None
+        self._aborted = False
 
     @classmethod
     async def open(cls, name: str) -> PlayerSink:
-        process = await asyncio.create_subprocess_exec(
-            name, *PLAYERS[name], stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-        )
+        """Start the program. Raises PlayerFailed if the system cannot."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                name,
+                *PLAYERS[name],
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.DEVNULL,  # standard output is for --json
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise PlayerFailed(f"{name} cannot be started: {error.strerror}. {_SAVE_INSTEAD}") from None
         return cls(name, process)
 
+    @property
+    def played_samples(self) -> int:
+        """An upper bound of what was played until now: what was written, and not more than real time allows."""
+        return min(self._written_samples, int(self._elapsed_s * SAMPLE_RATE_HZ))
+
+    @property
+    def _elapsed_s(self) -> float:
+        return 0.0 if self._began_at_s is None else perf_counter() - self._began_at_s
+
     async def write(self, pcm: bytes) -> None:
+        if self._aborted:
+            return
         assert self._process.stdin is not None
+        if self._began_at_s is None:
+            self._began_at_s = perf_counter()
         try:
             if self._process.stdin.is_closing():
                 raise BrokenPipeError
             self._process.stdin.write(pcm)
+            self._written_samples += len(pcm) // 2
             await self._process.stdin.drain()
         except ConnectionError:
-            await self._failed()
+            if not self._aborted:
+                await self._failed("")
 
     async def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        if await self._process.wait():
-            await self._failed()
+        code = await self._process.wait()
+        if self._aborted:
+            return
+        if code:
+            await self._failed("")
+        duration_s = self._written_samples / SAMPLE_RATE_HZ
+        if self._elapsed_s < max(duration_s / 2, 0.98 * duration_s - _UNDRAINED_S):
+            await self._failed(f"it ended after {self._elapsed_s:.1f} s of {duration_s:.1f} s of speech")
 
     async def abort(self) -> None:
+        self._aborted = True
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
 
-    async def _failed(self) -> None:
+    async def _failed(self, seen: str) -> None:
+        """Raises PlayerFailed with what the program said, else what was ``seen``, else its exit code."""
         assert self._process.stderr is not None
         said = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()
         await self._process.wait()
-        reason = said[0][:200] if said else f"it ended with code {self._process.returncode}"
-        raise PlayerFailed(f"{self._name} cannot play: {reason}. Give --out FILE to save the speech instead")
+        reason = said[0][:200] if said else seen or f"it ended with code {self._process.returncode}"
+        raise PlayerFailed(f"{self._name} cannot play: {reason}. {_SAVE_INSTEAD}")

@@ -160,7 +160,7 @@ async def _speak(args: argparse.Namespace, settings: Settings, source: _Source) 
         sink, place = await _open_sink(args)
         if source.interactive and not args.quiet:
             print("Type, and hear it after each sentence. Ctrl-D ends, Ctrl-C stops.", file=sys.stderr)
-        with _stop_on_interrupt(adapter):
+        with _stop_on_interrupt(adapter, sink):
             chunks, first_at_s = await _pass_on(stream, sink, _Progress(source, args.quiet or args.json))
     ended_at_s = perf_counter()
     stopped = stream.outcome is Outcome.STOPPED
@@ -176,14 +176,19 @@ async def _speak(args: argparse.Namespace, settings: Settings, source: _Source) 
 
 
 @contextlib.contextmanager
-def _stop_on_interrupt(adapter: TTSWorker) -> Iterator[None]:
-    """The first Ctrl-C is a STOP, so that the receipt still comes; the second is an ordinary Ctrl-C."""
+def _stop_on_interrupt(adapter: TTSWorker, sink: Sink) -> Iterator[None]:
+    """The first Ctrl-C is a STOP, so that the playback report still comes; the second is an ordinary Ctrl-C."""
     loop = asyncio.get_running_loop()
-    stopping: set[asyncio.Task[bool]] = set()
+    stopping: set[asyncio.Task[None]] = set()
+
+    async def stop_speech() -> None:
+        await adapter.control("STOP", sink.played_samples)
+        if isinstance(sink, PlayerSink):
+            await sink.abort()  # it holds seconds of audio, and a write may be waiting for it
 
     def stop() -> None:
         loop.remove_signal_handler(signal.SIGINT)
-        stopping.add(loop.create_task(adapter.control("STOP")))
+        stopping.add(loop.create_task(stop_speech()))
 
     with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C ends the program
         loop.add_signal_handler(signal.SIGINT, stop)
