@@ -31,7 +31,7 @@ _WARM_UP_FRAMES = 3  # of the vocoder, which leaves the first frame out and hear
 
 _QUIET_DBFS = -50.0
 _SPECTRAL_LEVEL_DB = -60.0
-"""RMS of the sound of a frame over the power of its spectra as ``_loud_frames`` sums them (measured; it puts the first
+"""RMS of the sound of a frame over the power of its spectra as ``_frame_power`` sums them (measured; it puts the first
 and last loud frame where the waveform has them, to one frame)."""
 
 _SOUND_LEAD_SAMPLES = SAMPLE_RATE_HZ // 40
@@ -62,15 +62,15 @@ class Speech:
         self._phrase = phrase
         self._speed = speed
         spectra = self._predict()
-        loud = _loud_frames(spectra)
-        heard = np.flatnonzero(loud)
+        power = _frame_power(spectra)
+        heard = np.flatnonzero(power > 1)
         self._end = self._begin = 0
         if len(heard):
             last_sample = (spectra.frames - 2) * FRAME_SAMPLES  # the vocoder's
             self._begin = max(0, int(heard[0]) * FRAME_SAMPLES - PRE_ROLL_SAMPLES)
             self._end = min(last_sample, (int(heard[-1]) + 1) * FRAME_SAMPLES + POST_ROLL_SAMPLES)
         self.samples = max(0, self._end - self._begin)
-        self._words = _word_times(phrase, spectra, speed, loud, self._begin, self._end)
+        self._words = _word_times(phrase, spectra, speed, power, self._begin, self._end)
         self._vocoder = Vocoder(spectra, noise, max(0, self._begin // FRAME_SAMPLES - _WARM_UP_FRAMES))
         self._made = 0
 
@@ -113,22 +113,26 @@ class Speech:
         return self._model.predict(self._phrase.ids, self._speed)
 
 
-def _loud_frames(spectra: Spectra) -> NDArray[np.bool_]:
-    """``[F]``: which frames can be heard, from the power of their three branches in every fourth frequency bin."""
+def _frame_power(spectra: Spectra) -> NDArray[np.float32]:
+    """Estimate the power of each frame from its three branches in every fourth frequency bin.
+
+    Returns:
+        ``[F] float32``, in units of the threshold: a frame above 1 is audible.
+    """
     some = slice(None, None, 4)
     # Harmonics only sound where there is a pitch; between them the pulses' spectrum is empty (hence about a third).
     power = 0.3 * np.exp(2 * spectra.harmonic[some]).sum(axis=0) * (spectra.f0_hz > 0)
     power += np.exp(2 * spectra.noise[some]).sum(axis=0)
     power += np.exp(2 * spectra.free[some]).sum(axis=0)
     threshold = 10.0 ** ((_QUIET_DBFS - _SPECTRAL_LEVEL_DB) / 10) / 4
-    return np.asarray(power > threshold, np.bool_)
+    return np.asarray(power / threshold, np.float32)
 
 
 def _word_times(
     phrase: Phrase,
     spectra: Spectra,
     speed: float,
-    loud: NDArray[np.bool_],
+    power: NDArray[np.float32],
     begin: int,
     end: int,
 ) -> tuple[WordTiming, ...]:
@@ -139,13 +143,15 @@ def _word_times(
     ends = np.cumsum(spectra.duration_frames) * FRAME_SAMPLES
     lead = round(_SOUND_LEAD_SAMPLES / speed)
     times: list[WordTiming] = []
+    previous_end = 0
     for mark in phrase.marks:
         first = (int(ends[mark.first - 1]) - lead) // FRAME_SAMPLES
         last = (int(ends[max(mark.first, mark.last) - 1]) - lead) // FRAME_SAMPLES
         first, last = max(0, first), max(0, last)
-        heard = np.flatnonzero(loud[first:last])
+        heard = np.flatnonzero(power[first:last] > 1)
         if len(heard):
-            first, last = _onset(loud, first + int(heard[0])), first + int(heard[-1]) + 1
+            first, last = _onset(power, first + int(heard[0]), previous_end), first + int(heard[-1]) + 1
+        previous_end = max(previous_end, last)
         earliest = times[-1].end_sample if times else 0
         start_sample = max(earliest, min(first * FRAME_SAMPLES, end) - begin)
         end_sample = max(start_sample, min(last * FRAME_SAMPLES, end) - begin)
@@ -153,8 +159,18 @@ def _word_times(
     return tuple(times)
 
 
-def _onset(loud: NDArray[np.bool_], frame: int) -> int:
-    """Where the sound around a loud ``frame`` begins, if that is shortly before; else ``frame``."""
-    before = loud[max(0, frame - _ONSET_REACH_FRAMES) : frame]
-    quiet = np.flatnonzero(~before)
-    return frame - len(before) + int(quiet[-1]) + 1 if len(quiet) else frame
+def _onset(power: NDArray[np.float32], frame: int, previous_end: int) -> int:
+    """Return the frame at which the audio around an audible ``frame`` begins: the one after the last quiet frame.
+
+    It is looked for shortly before, or up to the previous word where that is further off. A gap so wide without a quiet
+    frame is no pause: its quietest frame parts the two words.
+    """
+    begin = max(0, frame - _ONSET_REACH_FRAMES)
+    wide = 0 < previous_end < begin
+    if wide:
+        begin = previous_end
+    before = power[begin:frame]
+    quiet = np.flatnonzero(before <= 1)
+    if len(quiet):
+        return begin + int(quiet[-1]) + 1
+    return begin + int(before.argmin()) + 1 if wide else frame
