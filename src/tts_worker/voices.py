@@ -47,6 +47,7 @@ class Voice:
     info: EngineInfo
     languages: tuple[str, ...]
     description: str = ""
+    gender: str | None = None
     lexicon: Lexicon = field(default_factory=Lexicon)
 
 
@@ -117,6 +118,7 @@ class VoiceCatalog:
                 info=info,
                 languages=pack.languages or info.languages,
                 description=pack.description,
+                gender=pack.gender,
                 lexicon=Lexicon.from_mapping(pack.lexicon, name=f"voicepack {name}: lexicon"),
             )
         return voices

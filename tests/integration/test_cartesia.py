@@ -17,8 +17,10 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from tests.conftest import serving
+from tests.conftest import serving, tone_settings
+from tests.fakes.learner import serving_worker
 from tests.integration.test_websocket import PATIENT, until_live_sessions
+from tts_worker.app import running_worker
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -149,6 +151,80 @@ async def test_the_vendors_sdk_downloads(container: str) -> None:
         with pytest.raises(cartesia_sdk.NotFoundError) as refused:
             await client.tts.generate(model_id="sonic-3", transcript=TEXT, voice={"id": "no one"}, output_format=FORMAT)
         assert refused.value.body["error_code"] == "unknown_voice"
+
+
+SPEECH: dict[str, Any] = {"model_id": "sonic-3", "transcript": TEXT, "voice": {"mode": "id", "id": "tone"}}
+
+
+@pytest.mark.parametrize("encoding", ["pcm_s16le", "pcm_f32le", "pcm_mulaw"])
+async def test_the_sdk_streams_server_sent_events(encoding: str) -> None:
+    wanted = {**SPEECH, "output_format": {**FORMAT, "encoding": encoding}}
+    async with serving() as address, sdk(address) as client:
+        events = [event async for event in await client.tts.sse(**wanted, add_timestamps=True, context_id="a")]
+        plain = await (await client.tts.generate(**wanted)).read()
+        assert b"".join(event.audio for event in events if event.type == "chunk") == plain
+        timed = [event.word_timestamps for event in events if event.type == "timestamps"]
+        assert [word for times in timed for word in times.words] == TEXT.split()
+        starts = [start for times in timed for start in times.start]
+        assert starts == sorted(starts)
+        assert [event.type for event in events].count("done") == 1
+        assert (events[-1].type, events[-1].done, events[-1].status_code) == ("done", True, 200)
+        assert {event.context_id for event in events} == {"a"}
+        events = [event async for event in await client.tts.sse(**wanted)]
+        assert {event.type for event in events} == {"chunk", "done"}
+        await until_live_sessions(address, 0)
+
+
+async def test_server_sent_events_refuse_with_the_vendors_errors() -> None:
+    async with serving() as address, sdk(address) as client:
+        for fields, kind, code in (
+            ({"voice": "unknown"}, cartesia_sdk.NotFoundError, "unknown_voice"),
+            ({"output_format": {**FORMAT, "container": "wav"}}, cartesia_sdk.BadRequestError, "invalid_request"),
+            ({"add_phoneme_timestamps": True}, cartesia_sdk.BadRequestError, "invalid_request"),
+            ({"transcript": "🎉"}, cartesia_sdk.UnprocessableEntityError, "unspeakable_text"),
+        ):
+            with pytest.raises(kind) as refused:
+                await client.tts.sse(**{**SPEECH, "output_format": FORMAT, **fields})
+            assert refused.value.body["error_code"] == code
+
+
+async def test_a_failure_in_server_sent_events_is_their_last_event() -> None:
+    async with running_worker(tone_settings()) as worker, serving_worker(worker) as address, sdk(address) as client:
+        wanted = {**SPEECH, "transcript": LONG * 9, "output_format": FORMAT}
+        events = await client.tts.sse(**wanted)
+        assert (await events.__anext__()).type == "chunk"
+        await worker.hub.drain(timeout_s=0.0)
+        rest = [event async for event in events]
+        assert (rest[-1].type, rest[-1].error_code, rest[-1].status_code) == ("error", "draining", 503)
+
+
+async def test_phoneme_times_are_refused_on_the_socket() -> None:
+    async with serving() as address, dial(address) as client:
+        await client.say("a", add_phoneme_timestamps=True)
+        error = await client.until("error", "a")
+        assert (error["error_code"], error["status_code"]) == ("invalid_request", 400)
+        assert "add_phoneme_timestamps" in error["message"]
+        await client.say("b", add_phoneme_timestamps=False)
+        await client.until("done", "b")
+
+
+async def test_the_sdk_lists_and_gets_voices() -> None:
+    async with serving() as address, sdk(address) as client:
+        assert [voice.id async for voice in client.voices.list()] == ["tone", "tone-low", "tone-high"]
+        assert [voice.id async for voice in client.voices.list(limit=1)] == ["tone", "tone-low", "tone-high"]
+        assert [voice.id async for voice in client.voices.list(q="low")] == ["tone-low"]
+        assert [voice.id async for voice in client.voices.list(is_owner=True)] == []
+        page = await client.voices.list(limit=2, ending_before="tone-high")
+        assert [voice.id for voice in page.data] == ["tone", "tone-low"]
+        voice = await client.voices.get("tone-low")
+        assert (voice.id, voice.name, voice.language) == ("tone-low", "tone-low", "mul")
+        assert [(locale.locale, locale.is_native) for locale in voice.locales] == [("mul", True)]
+        with pytest.raises(cartesia_sdk.NotFoundError) as refused:
+            await client.voices.get("unknown")
+        assert refused.value.body["error_code"] == "unknown_voice"
+        for wrong in ({"limit": 101}, {"starting_after": "unknown"}):
+            with pytest.raises(cartesia_sdk.BadRequestError):
+                await client.voices.list(**wrong)
 
 
 # -- LiveKit's plugin -------------------------------------------------------------------------------------------------

@@ -197,6 +197,136 @@ async def test_the_vendors_sdk_downloads_every_family_of_formats() -> None:
             assert refused.value.body["detail"]["status"] == code
 
 
+@asynccontextmanager
+async def sdk(address: str, prefix: str = "") -> AsyncIterator[Any]:
+    async with httpx.AsyncClient(timeout=60) as http:
+        yield elevenlabs_client.AsyncElevenLabs(
+            api_key="any key", base_url=f"http://{address}{prefix}", httpx_client=http
+        )
+
+
+PREFIXES = pytest.mark.parametrize("prefix", ["", "/elevenlabs"], ids=["root", "prefix"])
+
+
+def times_of(alignment: Any, text: str) -> list[float]:
+    """The start times, checked: one pair of times for each character of the text, in order."""
+    assert "".join(alignment.characters) == text
+    starts, ends = alignment.character_start_times_seconds, alignment.character_end_times_seconds
+    assert len(starts) == len(ends) == len(text)
+    assert starts == sorted(starts)
+    assert all(start <= end for start, end in zip(starts, ends, strict=True))
+    return list(starts)
+
+
+@PREFIXES
+async def test_the_sdk_converts_with_timestamps(prefix: str) -> None:
+    async with serving() as address, sdk(address, prefix) as client:
+        speech = client.text_to_speech
+        whole = await speech.convert_with_timestamps("tone", text=TEXT, output_format="pcm_24000")
+        plain = b"".join([chunk async for chunk in speech.convert("tone", text=TEXT, output_format="pcm_24000")])
+        assert base64.b64decode(whole.audio_base_64) == plain
+        starts = times_of(whole.alignment, TEXT)
+        assert starts[TEXT.index("How")] >= 18 * 0.06
+        assert whole.alignment.character_end_times_seconds[-1] <= len(plain) / 48_000
+        assert whole.normalized_alignment == whole.alignment
+
+
+@PREFIXES
+async def test_the_sdk_streams_with_timestamps(prefix: str) -> None:
+    async with serving() as address, sdk(address, prefix) as client:
+        ask = {"voice_id": "tone", "text": LONG[:400], "output_format": "pcm_24000"}
+        chunks = [chunk async for chunk in client.text_to_speech.stream_with_timestamps(**ask)]
+        whole = await client.text_to_speech.convert_with_timestamps(**ask)
+        assert len(chunks) > 3
+        sound = b"".join(base64.b64decode(chunk.audio_base_64) for chunk in chunks)
+        assert sound == base64.b64decode(whole.audio_base_64)
+        timed = [chunk.alignment for chunk in chunks if chunk.alignment]
+        characters = "".join("".join(alignment.characters) for alignment in timed)
+        starts = [start for alignment in timed for start in alignment.character_start_times_seconds]
+        assert (characters, starts) == (LONG[:400], whole.alignment.character_start_times_seconds)
+
+
+@pytest.mark.parametrize("name", ["mp3_44100_128", "opus_48000_64", "wav_24000"])
+async def test_timestamps_come_with_every_format(name: str) -> None:
+    async with serving() as address, sdk(address) as client:
+        whole = await client.text_to_speech.convert_with_timestamps("tone", text=TEXT, output_format=name)
+        samples, rate_hz = soundfile.read(io.BytesIO(base64.b64decode(whole.audio_base_64)))
+        assert len(samples) / rate_hz == pytest.approx(SAMPLES / 24_000, abs=0.8)
+        times_of(whole.alignment, TEXT)
+
+
+async def test_timestamp_routes_refuse_with_the_vendors_errors() -> None:
+    async with serving() as address, sdk(address) as client:
+        for fields, status, code in (
+            ({"voice_id": "unknown"}, 404, "unknown_voice"),
+            ({"output_format": "pcm_99"}, 400, "invalid_request"),
+            ({"text": "🎉"}, 422, "unspeakable_text"),
+            ({"text": "x" * 20_001}, 413, "text_too_long"),
+        ):
+            ask = {"voice_id": "tone", "text": TEXT, **fields}
+            with pytest.raises(elevenlabs_core.ApiError) as refused:
+                await client.text_to_speech.convert_with_timestamps(**ask)
+            assert refused.value.status_code == status
+            assert refused.value.body["detail"]["status"] == code
+            with pytest.raises(elevenlabs_core.ApiError) as refused:
+                await client.text_to_speech.stream_with_timestamps(**ask).__anext__()
+            assert refused.value.status_code == status
+
+
+async def test_a_client_that_leaves_a_timestamp_stream_frees_its_session() -> None:
+    async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as http:
+        path = "/v1/text-to-speech/tone/stream/with-timestamps?output_format=pcm_24000"
+        async with http.stream("POST", path, json={"text": LONG * 9}) as answer:
+            await answer.aiter_lines().__anext__()
+        await until_live_sessions(address, 0)
+
+
+@PREFIXES
+async def test_the_sdk_searches_voices(prefix: str) -> None:
+    async with serving() as address, sdk(address, prefix) as client:
+        found = await client.voices.search()
+        assert [voice.voice_id for voice in found.voices] == ["tone", "tone-low", "tone-high"]
+        assert (found.has_more, found.total_count, found.next_page_token) == (False, 3, None)
+        found = await client.voices.search(search="LOW")
+        assert [voice.name for voice in found.voices] == ["tone-low"]
+        found = await client.voices.search(voice_ids=["tone", "tone-high"], sort="name", sort_direction="desc")
+        assert [voice.voice_id for voice in found.voices] == ["tone-high", "tone"]
+        first = await client.voices.search(page_size=2)
+        assert first.has_more
+        second = await client.voices.search(page_size=2, next_page_token=first.next_page_token)
+        assert [voice.voice_id for voice in second.voices] == ["tone-high"]
+        with pytest.raises(elevenlabs_core.ApiError) as refused:
+            await client.voices.search(page_size=0)
+        assert refused.value.body["detail"]["status"] == "invalid_request"
+
+
+@PREFIXES
+async def test_the_sdk_gets_voices_and_models(prefix: str) -> None:
+    async with serving() as address, sdk(address, prefix) as client:
+        assert {voice.voice_id for voice in (await client.voices.get_all()).voices} == {"tone", "tone-low", "tone-high"}
+        voice = await client.voices.get("tone-low")
+        assert (voice.voice_id, voice.name, voice.category) == ("tone-low", "tone-low", "premade")
+        assert voice.verified_languages[0].model_id == "tone"
+        with pytest.raises(elevenlabs_core.ApiError) as refused:
+            await client.voices.get("unknown")
+        assert (refused.value.status_code, refused.value.body["detail"]["status"]) == (404, "unknown_voice")
+        models = await client.models.list()
+        assert [(model.model_id, model.can_do_text_to_speech) for model in models] == [("tone", True)]
+        assert models[0].languages[0].language_id == "mul"
+        assert models[0].maximum_text_length_per_request == 20_000
+
+
+async def test_the_prefix_serves_the_sockets_too() -> None:
+    async with serving(server={"api_keys": ["a-long-secret"]}) as address:
+        url = f"ws://{address}/elevenlabs/v1/text-to-speech/tone/stream-input?xi_api_key=a-long-secret"
+        async with connect(url, compression=None, max_size=None, open_timeout=60) as socket:
+            client = Client(socket)
+            await client.send(text=TEXT)
+            await client.send(text="")
+            await client.until("isFinal")
+            assert client.text() == TEXT
+
+
 # -- contexts ---------------------------------------------------------------------------------------------------------
 
 

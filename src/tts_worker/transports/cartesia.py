@@ -1,4 +1,5 @@
-"""Cartesia's dialect: ``/tts/websocket`` and ``POST /tts/bytes``, so that its clients work with another base URL.
+"""Cartesia's compatibility API: ``/tts/websocket``, ``POST /tts/bytes`` and ``/tts/sse``, and the voices, so that its
+clients work with another base URL.
 
 Source of the shapes: Cartesia's public API reference, as its Python SDK, LiveKit's and pipecat's clients send and read
 them. Owns field names, formats and the order of messages; the contexts of a socket are ``contexts``' work. Fields that
@@ -12,19 +13,20 @@ from __future__ import annotations
 
 import base64
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request, WebSocket
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerError
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.transports import cartesia_wire as vendor
-from tts_worker.transports import wire
+from tts_worker.transports import voice_pages, wire
 from tts_worker.transports.contexts import Context, ContextSocket, Message, SocketLimits
-from tts_worker.transports.rendering import Rendering, download, failure
+from tts_worker.transports.rendering import Rendering, download, failure, synthesize
 from tts_worker.transports.responses import LiveStream
 from tts_worker.types import SAMPLE_RATE_HZ, Ended, Output, PcmFrame, UtteranceKey, Words
 
@@ -41,7 +43,7 @@ _MAX_CANCELLED = 256
 class _Speech:
     """The sound of a context as messages, and what was written of it."""
 
-    def __init__(self, name: str, rendering: Rendering, *, timestamps: bool) -> None:
+    def __init__(self, name: str | None, rendering: Rendering, *, timestamps: bool) -> None:
         self.finished = False
         self._name = name
         self._rendering = rendering
@@ -97,13 +99,24 @@ class _Speech:
         last = ended.key == self._last or ended.key not in self._complete  # or its writer fell silent for too long
         self._complete.discard(ended.key)
         if last:
-            yield from self._chunk(self._rendering.finish(), 0.0)
+            yield from self._rest()
         for _ in range(self._flushes.pop(ended.key, 0)):
             self._flush_id += 1
             yield self._message("flush_done", flush_done=True, flush_id=self._flush_id)
         if last:
             self.finished = True
-            yield self._message("done", done=True)
+            yield self._done()
+
+    def end(self) -> Iterator[Message]:
+        """The last messages of a text that is spoken by itself, without utterances that ``write`` began."""
+        yield from self._rest()
+        yield self._done()
+
+    def _rest(self) -> Iterator[Message]:
+        return self._chunk(self._rendering.finish(), 0.0)
+
+    def _done(self) -> Message:
+        return self._message("done", done=True)
 
     def _chunk(self, data: bytes, step_ms: float) -> Iterator[Message]:
         if data:
@@ -179,11 +192,39 @@ class _Conversation:
         self._socket.drop(name, "cancelled")
 
 
+# -- server-sent events -----------------------------------------------------------------------------------------------
+
+
+async def _events(hub: SessionHub, wanted: vendor.Request, rendering: Rendering) -> AsyncGenerator[bytes, None]:
+    """The messages of one text as events. An error after the first of them is the last event.
+
+    Raises what ``synthesize`` raises, as long as there was no event.
+    """
+    speech = _Speech(wanted.context_id, rendering, timestamps=bool(wanted.add_timestamps))
+    begun = False
+    try:
+        async with aclosing(synthesize(hub, wanted.options(), wanted.transcript)) as items:
+            async for item in items:
+                for message in speech.messages(item):
+                    begun = True
+                    yield _event(message)
+        for message in speech.end():
+            yield _event(message)
+    except TTSWorkerError as error:
+        if not begun:
+            raise
+        yield _event(vendor.error_message(error.info, wanted.context_id))
+
+
+def _event(message: Message) -> bytes:
+    return f"event: {message['type']}\ndata: {wire.dumps(message)}\n\n".encode()
+
+
 # -- routes -----------------------------------------------------------------------------------------------------------
 
 
 def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> APIRouter:
-    """The dialect's routes over ``hub``."""
+    """The vendor's routes over ``hub``."""
     routes = APIRouter()
 
     @routes.websocket("/tts/websocket")
@@ -192,13 +233,16 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
         _Conversation(socket)
         await socket.run()
 
+    async def read(request: Request) -> tuple[vendor.Request, Rendering]:
+        wanted: vendor.Request = vendor.checked(vendor.REQUEST, wire.parse_object(await request.body(), "body"))
+        if len(wanted.transcript) > max_input_chars:
+            raise TextTooLong(f"transcript may have at most {max_input_chars} characters")
+        return wanted, wanted.output_format.rendering()
+
     @routes.post("/tts/bytes", summary="Text to speech as Cartesia's clients ask for it, streamed")
     async def speech(request: Request) -> Response:
         try:
-            wanted = vendor.checked(vendor.REQUEST, wire.parse_object(await request.body(), "body"))
-            if len(wanted.transcript) > max_input_chars:
-                raise TextTooLong(f"transcript may have at most {max_input_chars} characters")
-            rendering = wanted.output_format.rendering()
+            wanted, rendering = await read(request)
         except TTSWorkerError as error:
             return vendor.refusal(error.info)
         return LiveStream(
@@ -209,4 +253,43 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
             refuse=vendor.refusal,
         )
 
+    @routes.post("/tts/sse", summary="The same as server-sent events, with times of words")
+    async def events(request: Request) -> Response:
+        try:
+            wanted, rendering = await read(request)
+            if wanted.output_format.container != "raw":
+                raise InvalidRequest("output_format.container: events carry raw audio only")
+        except TTSWorkerError as error:
+            return vendor.refusal(error.info)
+        return LiveStream(
+            _events(hub, wanted, rendering),
+            "text/event-stream",
+            {"x-synthetic": "true"},
+            send_timeout_s=limits.send_timeout_s,
+            refuse=vendor.refusal,
+        )
+
+    @routes.get("/voices", summary="The voices as Cartesia's clients list them")
+    async def voices(request: Request) -> Response:
+        try:
+            query: vendor.VoiceQuery = vendor.checked(vendor.VOICE_QUERY, dict(request.query_params))
+            return JSONResponse(_listed_voices(hub, query))
+        except TTSWorkerError as error:
+            return vendor.refusal(error.info)
+
+    @routes.get("/voices/{voice}", summary="One of them")
+    async def voice(voice: str) -> Response:
+        try:
+            return JSONResponse(vendor.voice_json(hub.voices.get(voice)))
+        except TTSWorkerError as error:
+            return vendor.refusal(error.info)
+
     return routes
+
+
+def _listed_voices(hub: SessionHub, query: vendor.VoiceQuery) -> Message:
+    voices = [] if query.is_owner else voice_pages.search(hub.voices, query.q)
+    if query.gender is not None:
+        voices = [voice for voice in voices if vendor.gender_of(voice) == query.gender]
+    page = voice_pages.page(voices, limit=query.limit, after=query.starting_after, before=query.ending_before)
+    return {"data": [vendor.voice_json(voice) for voice in page.voices], "has_more": page.has_more}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.responses import JSONResponse, Response
 
 from tts_worker.audio.encoders import AudioFormat, open_encoder
@@ -22,6 +22,7 @@ from tts_worker.errors import HTTP_STATUS, ErrorInfo, InvalidRequest
 from tts_worker.session.hub import SessionOptions
 from tts_worker.transports import wire
 from tts_worker.transports.rendering import Rendering
+from tts_worker.voices import Voice
 
 Message = dict[str, Any]
 
@@ -60,30 +61,45 @@ def _voice_object(value: Any) -> Any:
     return {"id": value} if isinstance(value, str) else value
 
 
-class Request(_Model):
-    """What a generation needs to know: the first message of a context, and the body of ``/tts/bytes``."""
+def _no_phonemes(value: bool | None) -> bool | None:
+    if value:
+        raise InvalidRequest("add_phoneme_timestamps: there are times of words only (add_timestamps)")
+    return value
+
+
+class _Timed(_Model):
+    """Which times are asked for."""
+
+    add_timestamps: bool | None = None
+    add_phoneme_timestamps: Annotated[bool | None, AfterValidator(_no_phonemes)] = None
+
+
+class Request(_Timed):
+    """What a generation needs to know: the first message of a context, and the body of the HTTP routes."""
 
     transcript: str
+    context_id: str | None = Field(None, max_length=128)
     voice: Annotated[_Voice, BeforeValidator(_voice_object)]
     output_format: _Format
     language: str | None = Field(None, max_length=35)
+    locale: str | None = Field(None, max_length=35)
     speed: Literal["slow", "normal", "fast"] | None = None
     generation_config: _GenerationConfig | None = None
 
     def options(self) -> SessionOptions:
         asked = self.generation_config.speed if self.generation_config is not None else None
         speed = asked if asked is not None else _PACE[self.speed or "normal"]
-        return SessionOptions(voice=self.voice.id, speed=speed, language=self.language, realtime=False, raw_chunks=True)
+        language = self.language or self.locale
+        return SessionOptions(voice=self.voice.id, speed=speed, language=language, realtime=False, raw_chunks=True)
 
 
-class Continuation(_Model):
+class Continuation(_Timed):
     """Every message with text. ``continue`` False ends the context."""
 
     context_id: str = Field(min_length=1, max_length=128)
     transcript: str
     more: bool | None = Field(None, alias="continue")
     flush: bool | None = None
-    add_timestamps: bool | None = None
     max_buffer_delay_ms: int | None = None
 
 
@@ -92,7 +108,25 @@ class Cancel(_Model):
     cancel: Literal[True]
 
 
+class VoiceQuery(BaseModel):
+    """Of ``GET /voices``."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    q: str | None = Field(None, max_length=256)
+    limit: int = Field(100, ge=1, le=100)
+    starting_after: str | None = Field(None, max_length=128)
+    ending_before: str | None = Field(None, max_length=128)
+    gender: Literal["masculine", "feminine", "gender_neutral"] | None = None
+    is_owner: bool | None = None
+
+
 REQUEST, CONTINUATION, CANCEL = TypeAdapter(Request), TypeAdapter(Continuation), TypeAdapter(Cancel)
+VOICE_QUERY = TypeAdapter(VoiceQuery)
+
+_GENDERS = MappingProxyType({"female": "feminine", "male": "masculine", "neutral": "gender_neutral"})
+_CREATED_AT = "1970-01-01T00:00:00Z"
+"""A voice has no such time, and the vendor's clients demand one."""
 
 
 _ENCODINGS: Mapping[str, Callable[[bytes], bytes]] = MappingProxyType(
@@ -126,6 +160,28 @@ def checked(adapter: TypeAdapter[Any], data: Message) -> Any:
         raise InvalidRequest(wire.explain(error)) from None
 
 
+def gender_of(voice: Voice) -> str | None:
+    """In the vendor's words; None where the voicepack does not say."""
+    return _GENDERS.get(voice.gender or "")
+
+
+def voice_json(voice: Voice) -> Message:
+    """A voice as the vendor lists it."""
+    return {
+        "id": voice.name,
+        "name": voice.name,
+        "tagline": "",
+        "description": voice.description,
+        "language": voice.languages[0].split("-")[0],
+        "locales": [{"locale": tag, "is_native": place == 0} for place, tag in enumerate(voice.languages)],
+        "gender": gender_of(voice),
+        "access": "public",
+        "visibility": "all",
+        "is_owner": False,
+        "created_at": _CREATED_AT,
+    }
+
+
 def error_message(error: ErrorInfo, context: str | None) -> Message:
     """An error on the socket. ``error`` is what older clients read, ``title`` and ``message`` newer ones.
 
@@ -147,6 +203,8 @@ def error_fields(error: ErrorInfo) -> Message:
     }
 
 
-def refusal(error: ErrorInfo) -> Response:
+def refusal(error: ErrorInfo, status: int | None = None) -> Response:
+    """An error as the vendor's HTTP API answers it. ``status``: None takes the status of the error's code."""
     headers = {} if error.retry_after_s is None else {"Retry-After": str(max(1, round(error.retry_after_s)))}
-    return JSONResponse(error_fields(error), HTTP_STATUS[error.code], headers)
+    status = HTTP_STATUS[error.code] if status is None else status
+    return JSONResponse({**error_fields(error), "status_code": status}, status, headers)

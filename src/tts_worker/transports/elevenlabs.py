@@ -1,5 +1,5 @@
-"""ElevenLabs' dialect: text-to-speech over ``multi-stream-input``, ``stream-input`` and HTTP, so that its clients work
-with another base URL.
+"""ElevenLabs' compatibility API: text-to-speech over ``multi-stream-input``, ``stream-input`` and HTTP, and the
+lists of voices and models, so that its clients work with another base URL.
 
 Source of the shapes: the vendor's public API reference, as its Python SDK, LiveKit's and pipecat's clients send and
 read them. Owns field names, formats and what closing a context means; the contexts of a socket are ``contexts``' work.
@@ -9,20 +9,21 @@ Fields that mean nothing here (``model_id``, stability, chunk schedules, diction
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 
 from fastapi import APIRouter, Request, WebSocket
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerError
-from tts_worker.session.hub import SessionHub
+from tts_worker.session.hub import SessionHub, SessionOptions
 from tts_worker.session.session import LocalSession
 from tts_worker.text.decoding import TextDecoder
 from tts_worker.transports import elevenlabs_wire as vendor
-from tts_worker.transports import wire
-from tts_worker.transports.alignment import CharacterClock
+from tts_worker.transports import voice_pages, wire
+from tts_worker.transports.alignment import Alignment, CharacterClock
 from tts_worker.transports.contexts import Context, ContextSocket, Message, SocketLimits
-from tts_worker.transports.rendering import Rendering, download, failure
+from tts_worker.transports.rendering import Rendering, download, failure, synthesize
 from tts_worker.transports.responses import LiveStream
 from tts_worker.types import Ended, Output, PcmFrame, Words
 
@@ -173,12 +174,102 @@ class _Conversation:
         return context.presenter
 
 
+# -- audio with times over HTTP ---------------------------------------------------------------------------------------
+
+
+async def _timed_audio(
+    hub: SessionHub, options: SessionOptions, text: str, rendering: Rendering
+) -> AsyncGenerator[tuple[bytes, Alignment | None], None]:
+    """Encoded audio, each chunk with the characters that were not told before. Raises what ``synthesize`` raises."""
+    clock = CharacterClock(per_message=False)
+    decoder = TextDecoder()
+    clock.text = decoder.feed(text) + decoder.end()
+    async with aclosing(synthesize(hub, options, text)) as items:
+        async for item in items:
+            if isinstance(item, Words):
+                clock.add(item.words)
+            elif data := rendering.process(item.pcm):
+                yield data, clock.take()
+    clock.finish()
+    data = rendering.finish()
+    if data or clock.waiting:
+        yield data, clock.take()
+
+
+def _timed_fields(times: Alignment | None) -> Message:
+    alignment = vendor.alignment_in_seconds(times)
+    return {"alignment": alignment, "normalized_alignment": alignment}
+
+
+async def _as_lines(timed: AsyncGenerator[tuple[bytes, Alignment | None], None]) -> AsyncGenerator[bytes, None]:
+    """One JSON object a line for each chunk."""
+    async with aclosing(timed):
+        async for data, times in timed:
+            line = {"audio_base64": base64.b64encode(data).decode(), **_timed_fields(times)}
+            yield f"{wire.dumps(line)}\n".encode()
+
+
+async def _as_document(timed: AsyncGenerator[tuple[bytes, Alignment | None], None]) -> AsyncGenerator[bytes, None]:
+    """One JSON object for all of it, written as the audio is made: only the times are kept until the end."""
+    head = b'{"audio_base64":"'
+    rest = b""
+    whole: Alignment = {"chars": [], "charStartTimesMs": [], "charDurationsMs": []}
+    async with aclosing(timed):
+        async for data, times in timed:
+            if times is not None:
+                whole["chars"] += times["chars"]
+                whole["charStartTimesMs"] += times["charStartTimesMs"]
+                whole["charDurationsMs"] += times["charDurationsMs"]
+            rest += data
+            if ready := len(rest) // 3 * 3:  # base64 has no padding in between
+                yield head + base64.b64encode(rest[:ready])
+                head, rest = b"", rest[ready:]
+    tail = wire.dumps(_timed_fields(whole if whole["chars"] else None))
+    yield head + base64.b64encode(rest) + b'",' + tail[1:].encode()
+
+
 # -- routes -----------------------------------------------------------------------------------------------------------
 
 
+def voices_response(hub: SessionHub) -> Response:
+    """``GET /v1/voices``."""
+    return JSONResponse({"voices": [vendor.voice_json(voice) for voice in hub.voices]})
+
+
+def voice_response(hub: SessionHub, name: str) -> Response:
+    """``GET /v1/voices/{name}``. Raises UnknownVoice."""
+    return JSONResponse(vendor.voice_json(hub.voices.get(name)))
+
+
+def models_response(hub: SessionHub, *, max_input_chars: int) -> Response:
+    """``GET /v1/models``."""
+    return JSONResponse(vendor.models_json(hub.voices, max_input_chars=max_input_chars))
+
+
+def prefixed_router(hub: SessionHub, limits: SocketLimits, *, prefix: str, max_input_chars: int) -> APIRouter:
+    """All of the vendor's routes under ``prefix``, also those whose paths other APIs share."""
+    routes = APIRouter(prefix=prefix, include_in_schema=False)
+    routes.include_router(router(hub, limits, max_input_chars=max_input_chars))
+
+    @routes.get("/v1/voices")
+    async def voices() -> Response:
+        return voices_response(hub)
+
+    @routes.get("/v1/voices/{voice}")
+    async def voice(voice: str) -> Response:
+        return voice_response(hub, voice)
+
+    @routes.get("/v1/models")
+    async def models() -> Response:
+        return models_response(hub, max_input_chars=max_input_chars)
+
+    return routes
+
+
 def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> APIRouter:
-    """The dialect's routes over ``hub``."""
-    routes = APIRouter(prefix="/v1/text-to-speech")
+    """The routes over ``hub`` whose paths are the vendor's alone."""
+    routes = APIRouter()
+    speech_path = "/v1/text-to-speech/{voice}"
 
     async def converse(websocket: WebSocket, voice: str, *, single: bool) -> None:
         try:
@@ -191,33 +282,74 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
         _Conversation(socket, voice, query, single=single)
         await socket.run()
 
-    @routes.websocket("/{voice}/multi-stream-input")
+    @routes.websocket(f"{speech_path}/multi-stream-input")
     async def multi_stream_input(websocket: WebSocket, voice: str) -> None:
         await converse(websocket, voice, single=False)
 
-    @routes.websocket("/{voice}/stream-input")
+    @routes.websocket(f"{speech_path}/stream-input")
     async def stream_input(websocket: WebSocket, voice: str) -> None:
         await converse(websocket, voice, single=True)
 
-    @routes.post("/{voice}", summary="Text to speech as ElevenLabs' clients ask for it, streamed")
-    @routes.post("/{voice}/stream", include_in_schema=False)
+    async def read(request: Request, voice: str) -> tuple[SessionOptions, str, Rendering]:
+        query = vendor.query_of(request.query_params)
+        body: vendor.Body = vendor.checked(vendor.BODY, wire.parse_object(await request.body(), "body"))
+        if len(body.text) > max_input_chars:
+            raise TextTooLong(f"text may have at most {max_input_chars} characters")
+        query = query.model_copy(update=body.model_dump(include={"language_code", "seed"}, exclude_none=True))
+        return query.options(voice, body.voice_settings), body.text, query.rendering()
+
+    def streamed(chunks: AsyncGenerator[bytes, None], content_type: str) -> Response:
+        headers = {"x-synthetic": "true"}
+        timeout_s = limits.send_timeout_s
+        return LiveStream(chunks, content_type, headers, send_timeout_s=timeout_s, refuse=vendor.refusal)
+
+    @routes.post(speech_path, summary="Text to speech as ElevenLabs' clients ask for it, streamed")
+    @routes.post(f"{speech_path}/stream", include_in_schema=False)
     async def speech(request: Request, voice: str) -> Response:
         try:
-            query = vendor.query_of(request.query_params)
-            body: vendor.Body = vendor.checked(vendor.BODY, wire.parse_object(await request.body(), "body"))
-            if len(body.text) > max_input_chars:
-                raise TextTooLong(f"text may have at most {max_input_chars} characters")
-            asked = body.model_dump(include={"language_code", "seed"}, exclude_none=True)
-            query = query.model_copy(update=asked)
-            rendering = query.rendering()
+            options, text, rendering = await read(request, voice)
         except TTSWorkerError as error:
             return vendor.refusal(error.info)
-        return LiveStream(
-            download(hub, query.options(voice, body.voice_settings), body.text, rendering),
-            rendering.content_type,
-            {"x-synthetic": "true"},
-            send_timeout_s=limits.send_timeout_s,
-            refuse=vendor.refusal,
-        )
+        return streamed(download(hub, options, text, rendering), rendering.content_type)
+
+    @routes.post(f"{speech_path}/with-timestamps", summary="The same in one JSON object, with times of characters")
+    async def speech_with_times(request: Request, voice: str) -> Response:
+        try:
+            timed = _timed_audio(hub, *await read(request, voice))
+        except TTSWorkerError as error:
+            return vendor.refusal(error.info)
+        return streamed(_as_document(timed), "application/json")
+
+    @routes.post(f"{speech_path}/stream/with-timestamps", summary="The same as lines of JSON, streamed")
+    async def stream_with_times(request: Request, voice: str) -> Response:
+        try:
+            timed = _timed_audio(hub, *await read(request, voice))
+        except TTSWorkerError as error:
+            return vendor.refusal(error.info)
+        return streamed(_as_lines(timed), "application/x-ndjson")
+
+    @routes.get("/v2/voices", summary="The voices as ElevenLabs' clients search them")
+    async def search_voices(request: Request) -> Response:
+        try:
+            return JSONResponse(_found_voices(hub, vendor.voice_query_of(request.query_params)))
+        except TTSWorkerError as error:
+            return vendor.refusal(error.info)
 
     return routes
+
+
+def _found_voices(hub: SessionHub, query: vendor.VoiceQuery) -> Message:
+    voices = voice_pages.search(hub.voices, query.search)
+    if query.voice_ids is not None:
+        voices = [voice for voice in voices if voice.name in query.voice_ids]
+    if query.sort == "name":
+        voices.sort(key=lambda voice: voice.name)
+    if query.sort_direction == "desc":
+        voices.reverse()
+    page = voice_pages.page(voices, limit=query.page_size, after=query.next_page_token)
+    return {
+        "voices": [vendor.voice_json(voice) for voice in page.voices],
+        "has_more": page.has_more,
+        "total_count": len(voices),
+        "next_page_token": page.voices[-1].name if page.has_more else None,
+    }

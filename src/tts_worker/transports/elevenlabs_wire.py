@@ -8,8 +8,9 @@ mean nothing here (``model_id``, stability, chunk schedules, dictionaries, SSML)
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.datastructures import QueryParams
@@ -19,7 +20,9 @@ from tts_worker.audio.encoders import AudioFormat, open_encoder
 from tts_worker.errors import HTTP_STATUS, ErrorInfo, InvalidRequest
 from tts_worker.session.hub import SessionOptions
 from tts_worker.transports import wire
+from tts_worker.transports.alignment import Alignment
 from tts_worker.transports.rendering import Rendering
+from tts_worker.voices import Voice
 
 Message = dict[str, Any]
 
@@ -95,7 +98,21 @@ class Body(_Model):
     seed: int | None = None
 
 
+class VoiceQuery(BaseModel):
+    """Of ``GET /v2/voices``. Filters by what a worker does not know of a voice are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    search: str | None = Field(None, max_length=256)
+    page_size: int = Field(10, ge=1, le=100)
+    next_page_token: str | None = Field(None, max_length=128)
+    sort: str | None = None
+    sort_direction: Literal["asc", "desc"] = "asc"
+    voice_ids: tuple[str, ...] | None = Field(None, max_length=100)
+
+
 INPUT, BODY, QUERY = TypeAdapter(Input), TypeAdapter(Body), TypeAdapter(Query)
+VOICE_QUERY = TypeAdapter(VoiceQuery)
 
 
 def checked(adapter: TypeAdapter[Any], data: object) -> Any:
@@ -112,13 +129,72 @@ def query_of(params: QueryParams) -> Query:
     return query
 
 
+def voice_query_of(params: QueryParams) -> VoiceQuery:
+    query = checked(VOICE_QUERY, {**params, "voice_ids": params.getlist("voice_ids") or None})
+    assert isinstance(query, VoiceQuery)
+    return query
+
+
+def voice_json(voice: Voice) -> Message:
+    """A voice as the vendor lists it. What a worker does not have (samples, tiers, sharing) is left out."""
+    labels = {"language": voice.languages[0], "gender": voice.gender}
+    return {
+        "voice_id": voice.name,
+        "name": voice.name,
+        "category": "premade",
+        "description": voice.description,
+        "labels": {name: label for name, label in labels.items() if label},
+        "preview_url": None,
+        "verified_languages": [{"language": tag, "model_id": voice.engine} for tag in voice.languages],
+        "is_owner": False,
+    }
+
+
+def models_json(voices: Iterable[Voice], *, max_input_chars: int) -> list[Message]:
+    """The engines as the vendor lists its models, with the languages of all their voices."""
+    languages: dict[str, dict[str, None]] = {}
+    for voice in voices:
+        languages.setdefault(voice.engine, {}).update(dict.fromkeys(voice.languages))
+    return [
+        {
+            "model_id": engine,
+            "name": engine,
+            "description": "",
+            "can_be_finetuned": False,
+            "can_do_text_to_speech": True,
+            "can_do_voice_conversion": False,
+            "can_use_style": False,
+            "can_use_speaker_boost": False,
+            "serves_pro_voices": False,
+            "requires_alpha_access": False,
+            "maximum_text_length_per_request": max_input_chars,
+            "languages": [{"language_id": tag, "name": tag} for tag in languages[engine]],
+        }
+        for engine in sorted(languages)
+    ]
+
+
+def alignment_in_seconds(times: Alignment | None) -> Message | None:
+    """The times of characters as the HTTP routes give them; they count from the beginning of the audio."""
+    if times is None:
+        return None
+    starts_ms, durations_ms = times["charStartTimesMs"], times["charDurationsMs"]
+    return {
+        "characters": times["chars"],
+        "character_start_times_seconds": [start / 1000 for start in starts_ms],
+        "character_end_times_seconds": [
+            (start + duration) / 1000 for start, duration in zip(starts_ms, durations_ms, strict=True)
+        ],
+    }
+
+
 def error_fields(error: ErrorInfo) -> Message:
     """LiveKit shows ``error`` to its user, the vendor's SDK ``message``."""
     return {"error": error.message, "message": error.message, "code": error.code.value}
 
 
-def refusal(error: ErrorInfo) -> Response:
-    """An error as the vendor's HTTP API answers it."""
+def refusal(error: ErrorInfo, status: int | None = None) -> Response:
+    """An error as the vendor's HTTP API answers it. ``status``: None takes the status of the error's code."""
     headers = {} if error.retry_after_s is None else {"Retry-After": str(max(1, round(error.retry_after_s)))}
     detail = {"status": error.code.value, "message": error.message}
-    return JSONResponse({"detail": detail}, HTTP_STATUS[error.code], headers)
+    return JSONResponse({"detail": detail}, HTTP_STATUS[error.code] if status is None else status, headers)

@@ -21,9 +21,8 @@ from tts_worker.errors import ErrorCode, ErrorInfo, TTSWorkerError
 from tts_worker.metrics import Metrics
 from tts_worker.session.hub import SessionHub
 from tts_worker.settings import WebRtcSettings
-from tts_worker.transports import cartesia, cosyvoice_http, elevenlabs, openai, ray_cosyvoice, webrtc, wire
+from tts_worker.transports import cartesia, cosyvoice_http, elevenlabs, openai, ray_cosyvoice, vendors, webrtc, wire
 from tts_worker.transports.contexts import SocketLimits
-from tts_worker.transports.responses import error_response
 from tts_worker.transports.security import Gate
 from tts_worker.transports.websocket import StreamLimits, stream
 
@@ -69,10 +68,7 @@ def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig) -> ASGIApp
     async def scrape() -> Response:
         return Response(metrics.render(), media_type=metrics.content_type)
 
-    @app.get("/v1/voices", summary="The voices that can be asked for")
-    @app.get("/v1/audio/voices", include_in_schema=False)
-    async def voices() -> Response:
-        return JSONResponse({"voices": [wire.voice_json(voice, hub.voices.default) for voice in hub.voices]})
+    _add_shared_paths(app, hub, config)
 
     @app.websocket("/v1/stream")
     async def v1_stream(websocket: WebSocket) -> None:
@@ -90,9 +86,14 @@ def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig) -> ASGIApp
         app.include_router(
             cosyvoice.router(hub, max_input_chars=config.max_input_chars, send_timeout_s=config.send_timeout_s)
         )
-    dialects = SocketLimits(config.max_message_chars, config.send_timeout_s)
-    app.include_router(cartesia.router(hub, dialects, max_input_chars=config.max_input_chars))
-    app.include_router(elevenlabs.router(hub, dialects, max_input_chars=config.max_input_chars))
+    sockets = SocketLimits(config.max_message_chars, config.send_timeout_s)
+    app.include_router(cartesia.router(hub, sockets, max_input_chars=config.max_input_chars))
+    app.include_router(elevenlabs.router(hub, sockets, max_input_chars=config.max_input_chars))
+    app.include_router(
+        elevenlabs.prefixed_router(
+            hub, sockets, prefix=vendors.ELEVENLABS_PREFIX, max_input_chars=config.max_input_chars
+        )
+    )
     if config.webrtc.enabled:
         app.include_router(
             webrtc.router(hub, config.webrtc, max_message_chars=config.max_message_chars, web_page=config.web_page)
@@ -108,6 +109,32 @@ def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig) -> ASGIApp
         upload_paths=cosyvoice_http.PATHS | ray_cosyvoice.PATHS,
         max_upload_bytes=config.max_upload_bytes,
     )
+
+
+def _add_shared_paths(app: FastAPI, hub: SessionHub, config: HttpConfig) -> None:
+    """Paths that more than one API has: ElevenLabs' clients, known by their key header, get that vendor's answer."""
+
+    def is_elevenlabs(request: Request) -> bool:
+        return vendors.vendor_of(request.scope) is vendors.Vendor.ELEVENLABS
+
+    @app.get("/v1/voices", summary="The voices that can be asked for")
+    @app.get("/v1/audio/voices", include_in_schema=False)
+    async def voices(request: Request) -> Response:
+        if is_elevenlabs(request):
+            return elevenlabs.voices_response(hub)
+        return JSONResponse({"voices": [wire.voice_json(voice, hub.voices.default) for voice in hub.voices]})
+
+    @app.get("/v1/voices/{name}", summary="One of the voices")
+    async def voice(request: Request, name: str) -> Response:
+        if is_elevenlabs(request):
+            return elevenlabs.voice_response(hub, name)
+        return JSONResponse(wire.voice_json(hub.voices.get(name), hub.voices.default))
+
+    @app.get("/v1/models", summary="The engines that run here")
+    async def models(request: Request) -> Response:
+        if is_elevenlabs(request):
+            return elevenlabs.models_response(hub, max_input_chars=config.max_input_chars)
+        return openai.models_response(hub)
 
 
 def _add_page(app: FastAPI) -> None:
@@ -128,19 +155,20 @@ class _Fresh(StaticFiles):
 
 
 def _add_errors(app: FastAPI) -> None:
-    """Every error leaves in the one shape of ``error_response``."""
+    """Every error leaves in the shape of the vendor whose client asks (``vendors.refusal``)."""
 
     @app.exception_handler(TTSWorkerError)
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, TTSWorkerError)
-        return error_response(error.info)
+        return vendors.refusal(request.scope, error.info)
 
     @app.exception_handler(HTTPException)
     async def theirs(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return error_response(ErrorInfo(ErrorCode.INVALID_REQUEST, str(error.detail)), error.status_code)
+        info = ErrorInfo(ErrorCode.INVALID_REQUEST, str(error.detail))
+        return vendors.refusal(request.scope, info, error.status_code)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return error_response(ErrorInfo(ErrorCode.INTERNAL, "internal error"))
+        return vendors.refusal(request.scope, ErrorInfo(ErrorCode.INTERNAL, "internal error"))

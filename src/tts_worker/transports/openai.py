@@ -80,8 +80,9 @@ def router(
 
     @routes.post("/v1/audio/speech", summary="Text to speech, streamed", openapi_extra=_body_schema())
     async def speech(request: Request) -> Response:
+        body = await request.body()
         try:
-            wanted = _with_known_voice(_parse(await request.body()), hub, voice_names)
+            wanted = _with_known_voice(_parse(body), hub, voice_names)
             if len(wanted.input) > max_input_chars:
                 raise TextTooLong(f"input may have at most {max_input_chars} characters")
             _check_model(wanted, hub)
@@ -99,17 +100,18 @@ def router(
             refuse=_refusal,
         )
 
-    @routes.get("/v1/models", summary="The engines that run here")
-    async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [_model(name) for name in _model_names(hub)]})
-
-    @routes.get("/v1/models/{name}", summary="One of them")
+    @routes.get("/v1/models/{name}", summary="One of the models")
     async def model(name: str) -> Response:
         if name not in _model_names(hub):
             raise _unknown_model(name)
         return JSONResponse(_model(name))
 
     return routes
+
+
+def models_response(hub: SessionHub) -> Response:
+    """``GET /v1/models``."""
+    return JSONResponse({"object": "list", "data": [_model(name) for name in _model_names(hub)]})
 
 
 def _model_names(hub: SessionHub) -> tuple[str, ...]:

@@ -7,12 +7,13 @@ socket and no vendor's names; who sends the bytes, and what an error looks like 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from tts_worker.audio.encoders import Encoder
 from tts_worker.audio.resampler import Resampler
 from tts_worker.errors import Draining, ErrorInfo, InvalidRequest, RemoteError, UnspeakableText
 from tts_worker.session.hub import SessionHub, SessionOptions
-from tts_worker.types import SAMPLE_RATE_HZ, Ended, Outcome, PcmFrame
+from tts_worker.types import SAMPLE_RATE_HZ, Ended, Outcome, PcmFrame, Words
 
 
 class Rendering:
@@ -33,10 +34,8 @@ class Rendering:
         return self._encoder.encode(self._resampler.flush()) + self._encoder.finish()
 
 
-async def download(
-    hub: SessionHub, options: SessionOptions, text: str, rendering: Rendering
-) -> AsyncGenerator[bytes, None]:
-    """The encoded sound of a whole text. Whoever closes this generator frees the session at once.
+async def synthesize(hub: SessionHub, options: SessionOptions, text: str) -> AsyncGenerator[PcmFrame | Words, None]:
+    """The frames of a whole text, words before the audio they are about. Closing the generator frees the session.
 
     Raises what ``hub.admit`` and ``speak`` raise, UnspeakableText, and the error that ended the utterance.
     """
@@ -45,19 +44,28 @@ async def download(
         session.speak(text)
         session.end_text()
         async for item in session:
-            if isinstance(item, PcmFrame):
-                if data := rendering.process(item.pcm):
-                    yield data
+            if isinstance(item, PcmFrame | Words):
+                yield item
             elif isinstance(item, Ended):
                 if (error := failure(item)) is not None:
                     raise RemoteError(error)
                 if item.receipt.reason == "nothing_to_speak":
                     raise UnspeakableText("the text has nothing that can be spoken")
                 break
-        if data := rendering.finish():
-            yield data
     finally:
         session.close("disconnected")
+
+
+async def download(
+    hub: SessionHub, options: SessionOptions, text: str, rendering: Rendering
+) -> AsyncGenerator[bytes, None]:
+    """The encoded audio of a whole text. Closing it frees the session; it raises what ``synthesize`` does."""
+    async with aclosing(synthesize(hub, options, text)) as items:
+        async for item in items:
+            if isinstance(item, PcmFrame) and (data := rendering.process(item.pcm)):
+                yield data
+    if data := rendering.finish():
+        yield data
 
 
 def failure(ended: Ended) -> ErrorInfo | None:

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, QueryParams
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tts_worker.errors import HTTP_STATUS, Forbidden, InvalidRequest, TextTooLong, TTSWorkerError, Unauthenticated
+from tts_worker.errors import Forbidden, InvalidRequest, TextTooLong, TTSWorkerError, Unauthenticated
 from tts_worker.settings import is_loopback
-from tts_worker.transports.responses import error_response
+from tts_worker.transports.vendors import ELEVENLABS_PREFIX, refusal
 
 OPEN_PATHS = ("/", "/webrtc", "/health/live", "/health/ready")
 OPEN_FOLDER = "/static/"
@@ -26,7 +26,7 @@ KEY_HEADERS = ("x-api-key", "xi-api-key")
 """Where clients put a key, besides ``Authorization: Bearer``: ours and Cartesia's, ElevenLabs'."""
 
 KEY_PARAMETERS = ("api_key", "access_token", "xi_api_key", "xi-api-key")
-KEY_PARAMETER_PATHS = ("/tts/", "/v1/text-to-speech/")
+KEY_PARAMETER_PATHS = ("/tts/", "/v1/text-to-speech/", f"{ELEVENLABS_PREFIX}/v1/text-to-speech/")
 """The dialects' browser clients put it into the URL. Nowhere else: URLs end up in other people's logs."""
 
 KEY_SUBPROTOCOL = "key."
@@ -101,7 +101,7 @@ class Gate:
             raise Unauthenticated("the API key is not valid")
 
     async def _refuse(self, error: TTSWorkerError, scope: Scope, receive: Receive, send: Send) -> None:
-        response = error_response(error.info, HTTP_STATUS[error.code])
+        response = refusal(scope, error.info)
         if isinstance(error, Unauthenticated):
             response.headers["WWW-Authenticate"] = "Bearer"
         if scope["type"] == "http":

@@ -1,0 +1,112 @@
+"""Errors of routes that no API owns: in the shape of the vendor whose client asks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.conftest import serving
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    cartesia_sdk = pytest.importorskip("cartesia", reason="needs the package cartesia")
+    elevenlabs_client = pytest.importorskip("elevenlabs.client", reason="needs the package elevenlabs")
+    elevenlabs_core = pytest.importorskip("elevenlabs.core")
+
+
+@asynccontextmanager
+async def sdks(address: str, key: str = "any key") -> AsyncIterator[tuple[Any, Any, Any]]:
+    """The clients of OpenAI, Cartesia and ElevenLabs."""
+    async with (
+        openai.AsyncOpenAI(api_key=key, base_url=f"http://{address}/v1", max_retries=0) as first,
+        cartesia_sdk.AsyncCartesia(api_key=key, base_url=f"http://{address}", max_retries=0) as second,
+        httpx.AsyncClient(timeout=60) as http,
+    ):
+        yield (
+            first,
+            second,
+            elevenlabs_client.AsyncElevenLabs(api_key=key, base_url=f"http://{address}", httpx_client=http),
+        )
+
+
+ELEVENLABS = {"xi-api-key": "any key"}
+CARTESIA = {"cartesia-version": "2025-04-16"}
+
+
+def shape(body: dict[str, Any]) -> str:
+    if "detail" in body:
+        assert body["detail"]["message"]
+        return "elevenlabs"
+    if "error_code" in body:
+        assert body["message"]
+        return "cartesia"
+    assert body["error"]["message"]
+    return "openai"
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "expected"),
+    [
+        ("/v1/nothing", {}, "openai"),
+        ("/v1/nothing", ELEVENLABS, "elevenlabs"),
+        ("/v1/nothing", CARTESIA, "cartesia"),
+        ("/v1/voices/unknown", {}, "openai"),
+        ("/v1/voices/unknown", ELEVENLABS, "elevenlabs"),
+        ("/elevenlabs/v1/nothing", {}, "elevenlabs"),
+        ("/v1/text-to-speech/tone/nothing", {}, "elevenlabs"),
+        ("/v2/voices/nothing", {}, "elevenlabs"),
+        ("/tts/nothing", {}, "cartesia"),
+        ("/voices/unknown", {}, "cartesia"),
+    ],
+)
+async def test_not_found_has_the_asking_vendors_shape(path: str, headers: dict[str, str], expected: str) -> None:
+    async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as http:
+        answer = await http.get(path, headers=headers)
+        assert (answer.status_code, shape(answer.json())) == (404, expected)
+
+
+async def test_a_wrong_key_has_the_asking_vendors_shape() -> None:
+    async with serving(server={"api_keys": ["a-long-secret"]}) as address, sdks(address, "wrong") as clients:
+        for_openai, for_cartesia, for_elevenlabs = clients
+        with pytest.raises(openai.AuthenticationError) as refused:
+            await for_openai.models.list()
+        assert refused.value.code == "unauthenticated"
+        with pytest.raises(cartesia_sdk.AuthenticationError) as refused:
+            await for_cartesia.voices.list()
+        assert refused.value.body["error_code"] == "unauthenticated"
+        with pytest.raises(elevenlabs_core.ApiError) as refused:
+            await for_elevenlabs.models.list()
+        assert refused.value.status_code == 401
+        assert refused.value.body["detail"]["status"] == "unauthenticated"
+
+
+async def test_sdk_methods_without_a_route_raise_not_found() -> None:
+    async with serving() as address, sdks(address) as (for_openai, for_cartesia, for_elevenlabs):
+        with pytest.raises(openai.NotFoundError):
+            await for_openai.files.list()
+        with pytest.raises(cartesia_sdk.NotFoundError) as refused:
+            await for_cartesia.pronunciation_dicts.list()
+        assert refused.value.body["status_code"] == 404
+        with pytest.raises(elevenlabs_core.ApiError) as refused:
+            await for_elevenlabs.user.get()
+        assert refused.value.status_code == 404
+        assert refused.value.body["detail"]["message"]
+
+
+async def test_models_are_listed_in_openais_shape_by_default() -> None:
+    async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as http:
+        assert (await http.get("/v1/models")).json()["object"] == "list"
+        assert isinstance((await http.get("/v1/models", headers=ELEVENLABS)).json(), list)
+        assert isinstance((await http.get("/elevenlabs/v1/models")).json(), list)
+
+
+async def test_a_voice_is_shown_in_the_workers_own_shape_by_default() -> None:
+    async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as http:
+        listed = {voice["id"]: voice for voice in (await http.get("/v1/voices")).json()["voices"]}
+        assert (await http.get("/v1/voices/tone-low")).json() == listed["tone-low"]
