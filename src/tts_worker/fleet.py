@@ -7,6 +7,7 @@ tests and examples may open it around a ``Worker`` of their own.
 from __future__ import annotations
 
 import contextlib
+import logging
 import platform
 import re
 from collections.abc import AsyncIterator, Sequence
@@ -41,6 +42,9 @@ class FleetWorker(Protocol):
     def loaded(self, name: str) -> bool: ...
     async def load(self, name: str) -> None: ...
     async def unload(self, name: str) -> None: ...
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,4 +163,10 @@ def _registrar(worker: FleetWorker, models: ModelDirectory, name: str, address: 
             last_heartbeat_ts=0.0,
         )
 
-    return Registrar(Store(registry.url.get_secret_value()), registry.prefix, registry.heartbeat_s, describe)
+    secret = None if registry.secret is None else registry.secret.get_secret_value()
+    if secret is None and worker.settings.server.keys:
+        log.warning(
+            "server.api_keys are set but not registry.secret: clients send no API key to a worker whose entry in the "
+            "registry is not signed"
+        )
+    return Registrar(Store(registry.url.get_secret_value()), registry.prefix, registry.heartbeat_s, describe, secret)

@@ -400,3 +400,20 @@ def test_what_the_worker_writes_is_what_the_client_reads(receipt: Receipt, outco
     assert reading.receipt_of(message) == receipt
     assert reading.outcome_of(message) is outcome
     assert reading.words_of(message) == receipt.words
+
+
+@pytest.mark.parametrize(
+    ("url", "warns"),
+    [
+        ("ws://127.0.0.1:1", False),
+        ("ws://localhost:1", False),
+        ("ws://[::1]:1", False),
+        ("wss://tts.example.org", False),
+        ("ws://tts.example.org", True),
+        ("grpc://10.1.2.3", True),
+    ],
+)
+def test_a_key_in_clear_text_is_warned_of(url: str, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
+    connect(url, ClientSettings(api_key="correct-horse"))
+    assert ("without TLS" in caplog.text) is warns
+    assert "correct-horse" not in caplog.text

@@ -31,6 +31,7 @@ from tts_worker.registry.entry import (
     parse_target,
 )
 from tts_worker.registry.registrar import Registrar
+from tts_worker.registry.signature import sign_entry, verify_entry
 from tts_worker.registry.store import Store
 
 _prefixes = itertools.count()
@@ -398,3 +399,65 @@ async def test_stopping_without_redis_is_fine() -> None:
 def test_a_url_that_makes_no_sense_is_a_config_error(url: str) -> None:
     with pytest.raises(ConfigError, match="registry"):
         Store(url)
+
+
+# -- signed entries ---------------------------------------------------------------------------------------------------
+
+SECRET = "a secret of this fleet"
+
+
+async def listed(place: Place, secret: str | None, prefix: str | None = None) -> set[str]:
+    async with aclosing(Directory(place.store(), prefix or place.prefix, LOOPBACK, secret)) as directory:
+        return {worker.entry.name for worker in await directory.workers()}
+
+
+async def test_a_signed_entry_is_listed_with_the_secret(place: Place) -> None:
+    registrar = Registrar(place.store(), place.prefix, 30.0, entry, SECRET)
+    registrar.start()
+    await registrar.tried()
+    try:
+        assert await listed(place, SECRET) == {"one"}
+        assert await listed(place, None) == {"one"}, "a reader without the secret still reads it"
+        assert await listed(place, "another fleet's secret") == set()
+        raw = json.loads(await place.redis.get(f"{place.prefix}one"))
+        assert set(raw) == set(WorkerEntry.model_fields), "readers of other make take six keys"
+    finally:
+        await registrar.stop()
+
+
+async def test_an_unsigned_entry_is_left_out_with_a_secret(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    await place.forge("one", entry().model_dump())
+    assert await listed(place, SECRET) == set()
+    assert "not signed" in caplog.text
+    assert await listed(place, None) == {"one"}
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        lambda signed: {**signed, "addr": "grpc://127.0.0.1:6666"},
+        lambda signed: {**signed, "last_heartbeat_ts": signed["last_heartbeat_ts"] + 1.0},
+        lambda signed: {**signed, "seventh": 1},
+        lambda signed: {**signed, "capabilities": {**signed["capabilities"], "signature": "00" * 32}},
+        lambda signed: {**signed, "capabilities": {**signed["capabilities"], "signature": "\udcff"}},
+        lambda signed: {**signed, "capabilities": {**signed["capabilities"], "signature": None}},
+        lambda signed: [signed],
+    ],
+)
+def test_a_changed_entry_is_not_verified(forged: Callable[[dict[str, Any]], object]) -> None:
+    signed = sign_entry(entry().to_json(), SECRET, "worker:")
+    assert parse_entry(verify_entry(signed, SECRET, "worker:")).name == "one"
+    with pytest.raises(InvalidRequest):
+        verify_entry(json.dumps(forged(json.loads(signed))).encode(), SECRET, "worker:")
+
+
+def test_a_signature_counts_for_one_prefix_only() -> None:
+    signed = sign_entry(entry().to_json(), SECRET, "worker:")
+    with pytest.raises(InvalidRequest, match="signature"):
+        verify_entry(signed, SECRET, "other:")
+
+
+@given(st.binary(max_size=300) | st.just(b"[" * 60_000) | st.just(b'{"capabilities":' * 4_000))
+def test_no_bytes_break_the_verification(raw: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        verify_entry(raw, SECRET, "worker:")

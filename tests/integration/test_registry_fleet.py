@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
@@ -24,7 +24,15 @@ from tts_worker.app import Worker
 from tts_worker.client import Client, ClientSettings, SessionOptions, connect
 from tts_worker.client.grpc import GrpcConnector
 from tts_worker.engine.tone import Fault, ToneSettings
-from tts_worker.errors import ConnectionLost, ErrorCode, InvalidRequest, OverCapacity, TTSWorkerError, UnknownVoice
+from tts_worker.errors import (
+    ConfigError,
+    ConnectionLost,
+    ErrorCode,
+    InvalidRequest,
+    OverCapacity,
+    TTSWorkerError,
+    UnknownVoice,
+)
 from tts_worker.fleet import FleetMember, in_fleet
 from tts_worker.registry.directory import Directory
 from tts_worker.registry.store import Store
@@ -69,7 +77,13 @@ class Fleet:
         self._stack = stack
 
     async def member(
-        self, name: str, *, engine: ToneSettings | None = None, heartbeat_s: float = 3.0, **sections: Any
+        self,
+        name: str,
+        *,
+        engine: ToneSettings | None = None,
+        heartbeat_s: float = 3.0,
+        secret: str | None = None,
+        **sections: Any,
     ) -> Member:
         port = free_port()
         proxy = await self._stack.enter_async_context(proxied(f"127.0.0.1:{port}"))
@@ -79,6 +93,7 @@ class Fleet:
             "name": name,
             "heartbeat_s": heartbeat_s,
             "address": proxy.address,
+            "secret": secret,
         }
         sections["grpc"] = {"enabled": True, "port": port}
         worker = await self._stack.enter_async_context(bent_worker(Setup(sections, engine)))
@@ -398,3 +413,56 @@ async def test_redis_may_go_away_and_come_back() -> None:
             await redis.start()
             await fleet.listed("one")
         assert member.worker.hub.ready
+
+
+async def test_a_registry_that_hangs_delays_no_session(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tts_worker.client.fleet._FRESH_S", 0.0)
+    await fleet.member("one")
+    async with AsyncExitStack() as stack:
+        registry = await stack.enter_async_context(proxied(fleet.url.removeprefix("redis://")))
+        client = await stack.enter_async_context(connect(f"redis://{registry.address}?prefix={fleet.prefix}", PATIENT))
+        (await opened(client)).session.close()
+        registry.swallow()
+        with anyio.fail_after(20.0):  # less than a registry has to answer here
+            for _ in range(5):
+                assert (await (await opened(client)).say("Hi.")).outcome is Outcome.DONE
+
+
+# -- who gets the API key ---------------------------------------------------------------------------------------------
+
+KEY = "correct-horse-battery"
+SECRET = "a secret of this fleet"
+
+
+async def test_a_key_is_not_sent_over_an_unsigned_registry(fleet: Fleet) -> None:
+    await fleet.member("one")
+    with pytest.raises(ConfigError, match=r"registry\.secret"):
+        fleet.connect(replace(PATIENT, api_key=KEY))
+    async with fleet.connect() as client:
+        assert (await (await opened(client)).say("Without a key it works.")).outcome is Outcome.DONE
+
+
+async def test_a_key_is_sent_to_a_worker_with_a_signed_entry(fleet: Fleet) -> None:
+    await fleet.member("one", server={"api_keys": [KEY]}, secret=SECRET)
+    async with fleet.connect(replace(PATIENT, api_key=KEY, registry_secret=SECRET)) as client:
+        assert (await (await opened(client)).say("Hello.")).outcome is Outcome.DONE
+
+
+async def test_a_forged_worker_is_never_dialled(fleet: Fleet) -> None:
+    real = await fleet.member("real", server={"api_keys": [KEY]}, secret=SECRET)
+    async with proxied("127.0.0.1:1") as thief, Redis.from_url(fleet.url) as redis:
+        entry = json.loads(await redis.get(f"{fleet.prefix}real"))
+        forged = {**entry, "name": "thief", "addr": f"grpc://{thief.address}"}
+        await redis.set(f"{fleet.prefix}thief", json.dumps(forged))
+        async with fleet.connect(replace(PATIENT, api_key=KEY, registry_secret=SECRET)) as client:
+            for _ in range(5):
+                await opened(client)
+            assert real.live == 5
+        assert thief.connections == 0
+
+
+async def test_the_secret_may_come_from_the_environment(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    await fleet.member("one", server={"api_keys": [KEY]}, secret=SECRET)
+    monkeypatch.setenv("TTS_WORKER_REGISTRY__SECRET", SECRET)
+    async with fleet.connect(replace(PATIENT, api_key=KEY)) as client:
+        assert (await (await opened(client)).say("Hello.")).outcome is Outcome.DONE

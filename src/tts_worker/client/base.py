@@ -10,21 +10,28 @@ between transports (the deadline, the one terminal event, nothing old after a ST
 from __future__ import annotations
 
 import importlib
+import ipaddress
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol, cast
+from urllib.parse import urlsplit
 
 from tts_worker.errors import InvalidRequest
 from tts_worker.session.hub import SessionOptions
 from tts_worker.session.session import Session
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
     """How a client behaves towards any worker. Seconds.
 
-    ``api_key``: sent as ``Authorization: Bearer``, never logged. ``connect_timeout_s``: from dialling to a session that
+    ``api_key``: sent as ``Authorization: Bearer``, never logged; a worker that was found in a registry gets it only if
+    its entry is signed with ``registry_secret`` (the workers' ``registry.secret``; None takes the environment's
+    TTS_WORKER_REGISTRY__SECRET). ``connect_timeout_s``: from dialling to a session that
     was admitted. ``audio_timeout_s``: how long a worker may owe sound (text was ended or flushed, nobody paused)
     without sending any; then the utterance ends with ``DeadlineExceeded``. ``heartbeat_s``: a worker that answers no
     heartbeat for that long is lost. ``idle_connections``: warm connections kept for the next sessions (each holds a
@@ -33,6 +40,7 @@ class ClientSettings:
     """
 
     api_key: str | None = None
+    registry_secret: str | None = None
     connect_timeout_s: float = 5.0
     audio_timeout_s: float = 10.0
     heartbeat_s: float = 10.0
@@ -98,11 +106,23 @@ SCHEMES: Mapping[str, str] = MappingProxyType(
 """URL scheme -> the module that serves it, imported when it is asked for."""
 
 
+def _warn_of_clear_text(url: str) -> None:
+    try:
+        host = urlsplit(url).hostname or ""
+        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    if not local:
+        log.warning("the API key is sent without TLS to a host that is not loopback: use wss:// or a private network")
+
+
 def connector_for(url: str, settings: ClientSettings) -> Connector:
     """The connector of a URL's scheme. Raises InvalidRequest for a scheme that nobody serves."""
     scheme, colon, _ = url.partition(":")
     if not colon or scheme not in SCHEMES:
         known = ", ".join(f"{name}:" if name == "local" else f"{name}://" for name in SCHEMES)
         raise InvalidRequest(f"a worker's URL begins with one of {known}")
+    if settings.api_key is not None and scheme in ("ws", "grpc"):
+        _warn_of_clear_text(url)
     module = cast(SchemeModule, importlib.import_module(SCHEMES[scheme]))
     return module.connector(url, settings)

@@ -8,17 +8,28 @@ and the connectors; ``failover`` keeps a session alive when its worker is lost b
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import replace
 from urllib.parse import parse_qs, urlencode, urlsplit
+
+import anyio
 
 from tts_worker.client.base import ClientSettings, Opened
 from tts_worker.client.conversation import Conversation
 from tts_worker.client.failover import FailoverLink
 from tts_worker.client.grpc import GrpcConnector
 from tts_worker.client.remote import RemoteSession
-from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest, NotReady, TTSWorkerError, UnknownVoice
+from tts_worker.errors import (
+    ConfigError,
+    ConnectionLost,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotReady,
+    TTSWorkerError,
+    UnknownVoice,
+)
 from tts_worker.registry.directory import Directory, FoundWorker
 from tts_worker.registry.entry import LOOPBACK, parse_networks
 from tts_worker.registry.store import Store
@@ -27,6 +38,8 @@ from tts_worker.transports.grpc.messages import PROTOCOL_VERSION
 
 _FRESH_S = 0.5
 """A list of workers is used for so long before the registry is asked again."""
+_REFRESH_PATIENCE_S = 0.05
+"""How long a session waits for a newer list where one is known; a Redis that hangs must not delay every session."""
 _SUSPECT_S = 5.0
 """A worker that could not be reached is the last choice for so long; its entry may outlive it."""
 
@@ -38,13 +51,20 @@ def connector(url: str, settings: ClientSettings) -> FleetConnector:
     prefix = query.pop("prefix", ["worker:"])[-1]
     networks = parse_networks(query.pop("networks", [""])[-1]) or LOOPBACK
     store_url = parts._replace(query=urlencode(query, doseq=True)).geturl()
-    return FleetConnector(Directory(Store(store_url), prefix, networks), settings)
+    secret = settings.registry_secret or os.environ.get("TTS_WORKER_REGISTRY__SECRET") or None
+    return FleetConnector(Directory(Store(store_url), prefix, networks, secret), settings)
 
 
 class FleetConnector:
-    """See ``base.Connector``."""
+    """See ``base.Connector``. Raises ConfigError for an API key where the directory verifies no entries: any writer to
+    Redis could name itself a worker and collect the key."""
 
     def __init__(self, directory: Directory, settings: ClientSettings) -> None:
+        if settings.api_key is not None and not directory.verifies:
+            raise ConfigError(
+                "an API key is not sent to workers of an unsigned registry: set the workers' registry.secret and the "
+                "same as registry_secret here (or TTS_WORKER_REGISTRY__SECRET), or give no key"
+            )
         self._directory = directory
         self._settings = settings
         self._connectors: dict[str, GrpcConnector] = {}
@@ -119,7 +139,7 @@ class FleetConnector:
         """
         if self._closed:
             raise ConnectionLost("the client is closed")
-        await self._refresh(0.0 if newest else _FRESH_S)
+        await self._refresh(newest=newest)
         ours = [worker for worker in self._known if worker.entry.capabilities.protocol_version == PROTOCOL_VERSION]
         if not ours:
             raise self._lost_registry or ConnectionLost("no worker of this kind is registered")
@@ -139,14 +159,23 @@ class FleetConnector:
         ours = 0 if connector is None else connector.sessions
         return max(worker.entry.load, ours / places), random.random()
 
-    async def _refresh(self, max_age_s: float) -> None:
-        """Ask the registry, once however many ask at the same time. While it is away, what was known goes on."""
+    async def _refresh(self, *, newest: bool) -> None:
+        """Ask the registry, once however many ask at the same time. While it is away, what was known goes on: then
+        it is asked in the background, and no session waits for it."""
         loop = asyncio.get_running_loop()
-        if self._known and loop.time() - self._asked_at_s < max_age_s:
+        if self._known and not newest and loop.time() - self._asked_at_s < _FRESH_S:
             return
         if self._asking is None:
             self._asking = loop.create_task(self._ask(), name="tts-client-registry")
-        await asyncio.shield(self._asking)
+        patience_s: float | None = _REFRESH_PATIENCE_S
+        if not self._known:
+            patience_s = None
+        elif self._lost_registry is not None:
+            patience_s = 0.0
+        elif newest:
+            patience_s = None
+        with anyio.move_on_after(patience_s):
+            await asyncio.shield(self._asking)
 
     async def _ask(self) -> None:
         try:
@@ -179,6 +208,7 @@ class FleetConnector:
         for connector in self._connectors.values():
             await connector.aclose()
         if self._asking is not None:
+            self._asking.cancel()
             await asyncio.wait({self._asking})
         await self._directory.aclose()
 

@@ -26,6 +26,7 @@ from tts_worker.registry.entry import (
     parse_entry,
     parse_target,
 )
+from tts_worker.registry.signature import verify_entry
 from tts_worker.registry.store import Store
 
 log = logging.getLogger(__name__)
@@ -45,13 +46,26 @@ class FoundWorker:
 
 
 class Directory:
-    """``networks``: where workers may be; nothing outside is ever dialled."""
+    """``networks``: where workers may be; nothing outside is ever dialled. ``secret``: of the fleet; entries that are
+    not signed with it are left out. None takes unsigned entries, which prove nothing about their writer."""
 
-    def __init__(self, store: Store, prefix: str = "worker:", networks: Sequence[Network] = LOOPBACK) -> None:
+    def __init__(
+        self,
+        store: Store,
+        prefix: str = "worker:",
+        networks: Sequence[Network] = LOOPBACK,
+        secret: str | None = None,
+    ) -> None:
         self._store = store
         self._prefix = prefix
         self._networks = networks
+        self._secret = secret
         self._complained: set[str] = set()
+
+    @property
+    def verifies(self) -> bool:
+        """Whether the writer of every entry is known to belong to the fleet."""
+        return self._secret is not None
 
     async def workers(self) -> list[FoundWorker]:
         """Those that can be gone to now. Raises ConnectionLost if Redis does not answer."""
@@ -67,7 +81,7 @@ class Directory:
             return None
 
     async def _check(self, key: str, raw: bytes) -> FoundWorker:
-        entry = parse_entry(raw)
+        entry = parse_entry(raw if self._secret is None else verify_entry(raw, self._secret, self._prefix))
         if key != f"{self._prefix}{entry.name}":
             raise InvalidRequest("its name is not that of its key")
         if abs(time.time() - entry.last_heartbeat_ts) > STALE_S:

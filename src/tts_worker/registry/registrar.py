@@ -15,6 +15,7 @@ import anyio
 
 from tts_worker.errors import ConnectionLost
 from tts_worker.registry.entry import WorkerEntry
+from tts_worker.registry.signature import sign_entry
 from tts_worker.registry.store import Store
 
 log = logging.getLogger(__name__)
@@ -24,16 +25,23 @@ _GRACE_S = 1.0
 
 
 class Registrar:
-    """``describe``: the entry as it is now, None while the worker takes no sessions; the time is put in here."""
+    """``describe``: the entry as it is now, None while the worker takes no sessions; the time is put in here.
+    ``secret``: the entry is signed with it."""
 
     def __init__(
-        self, store: Store, prefix: str, heartbeat_s: float, describe: Callable[[], WorkerEntry | None]
+        self,
+        store: Store,
+        prefix: str,
+        heartbeat_s: float,
+        describe: Callable[[], WorkerEntry | None],
+        secret: str | None = None,
     ) -> None:
         self._store = store
         self._prefix = prefix
         self._interval_s = heartbeat_s / _RENEWALS
         self._ttl_s = heartbeat_s + _GRACE_S
         self._describe = describe
+        self._secret = secret
         self._written: tuple[str, bytes] | None = None
         self._reachable = True
         self._changed = asyncio.Event()
@@ -94,6 +102,8 @@ class Registrar:
             return
         entry = entry.model_copy(update={"last_heartbeat_ts": time.time()})
         key, value = f"{self._prefix}{entry.name}", entry.to_json()
+        if self._secret is not None:
+            value = sign_entry(value, self._secret, self._prefix)
         self._written = (key, value)  # also if the answer is lost: then it may have been written
         await self._store.put(key, value, self._ttl_s)
 

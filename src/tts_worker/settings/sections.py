@@ -124,13 +124,16 @@ class WebRtcSettings(Section):
 class RegistrySettings(Section):
     """Where the worker tells that it is there. ``url``: a Redis, None registers nowhere. ``name``: None is made of the
     host's name and the port. ``address``: ``host:port`` that clients reach the gRPC server at, None where the address
-    it listens on will do. ``heartbeat_s``: a worker that is lost is gone from the list after this and a second."""
+    it listens on will do. ``heartbeat_s``: a worker that is lost is gone from the list after this and a second.
+    ``secret``: shared by the workers and clients of a fleet; entries are signed with it, and clients send their API key
+    only to workers whose entry is."""
 
     url: SecretStr | None = None
     prefix: str = Field("worker:", min_length=1, max_length=64)
     name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")
     address: str | None = Field(None, pattern=r"^(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$")
     heartbeat_s: Annotated[float, Field(ge=0.2, le=300)] = 10.0
+    secret: SecretStr | None = Field(None, min_length=16)
 
 
 class RaySettings(Section):

@@ -1,0 +1,59 @@
+"""Signed entries: HMAC-SHA256 with a secret that the workers and clients of one fleet share.
+
+An entry says where a worker is, and a client sends its API key there, so whoever can write to Redis could collect keys.
+The signature proves that the writer knows the fleet's secret. It covers the whole entry and the prefix of its key, but
+not the connection: an entry can be replayed until it is stale, and a signature encrypts nothing. It is inside
+``capabilities``, because readers of other make take no seventh key. Knows no Redis and no clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from typing import Any
+
+from tts_worker.errors import InvalidRequest
+from tts_worker.registry.entry import MAX_ENTRY_BYTES
+
+_KEY = "signature"
+_PURPOSE = b"tts-worker registry entry 1\0"
+
+
+def sign_entry(raw: bytes, secret: str, prefix: str) -> bytes:
+    """The entry ``raw`` (JSON) with its signature."""
+    entry = json.loads(raw)
+    entry["capabilities"][_KEY] = _signature(_canonical(entry), secret, prefix)
+    return _canonical(entry)
+
+
+def verify_entry(raw: bytes, secret: str, prefix: str) -> bytes:
+    """What was signed, as JSON without the signature: parse this, not ``raw``.
+
+    Raises:
+        InvalidRequest: It is not signed, or not with this secret and prefix, or is no JSON object.
+    """
+    if len(raw) > MAX_ENTRY_BYTES:
+        raise InvalidRequest(f"the entry has more than {MAX_ENTRY_BYTES} bytes")
+    try:
+        entry = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise InvalidRequest("the entry is not JSON") from None
+    capabilities = entry.get("capabilities") if isinstance(entry, dict) else None
+    signature = capabilities.pop(_KEY, None) if isinstance(capabilities, dict) else None
+    if not isinstance(signature, str):
+        raise InvalidRequest("it is not signed, and this client has the fleet's secret")
+    signed = _canonical(entry)
+    if not hmac.compare_digest(signature.encode("utf-8", "replace"), _signature(signed, secret, prefix).encode()):
+        raise InvalidRequest("its signature is not of this fleet's secret")
+    return signed
+
+
+def _canonical(entry: Any) -> bytes:
+    """One form for one content: numbers and strings survive a round trip unchanged."""
+    return json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _signature(canonical: bytes, secret: str, prefix: str) -> str:
+    message = _PURPOSE + prefix.encode() + b"\0" + canonical
+    return hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
