@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from tts_worker.text.urls import UrlMode
 
@@ -43,6 +44,15 @@ class ServerSettings(Section):
     heartbeat_s: Seconds = 20.0
     drain_s: Seconds = 30.0
     web_page: bool = True
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        """A wildcard would match nothing: origins are compared, and a page with a path has the origin without it."""
+        for origin in origins:
+            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#@*\s]+/?", origin):
+                raise ValueError(f"{origin!r} is no origin of a page, such as https://app.example.com")
+        return origins
 
     @model_validator(mode="after")
     def _guard(self) -> ServerSettings:

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tts_worker.errors import Forbidden, InvalidRequest, TextTooLong, TTSWorkerError, Unauthenticated
 from tts_worker.settings import is_loopback
+from tts_worker.transports import cors
 from tts_worker.transports.vendors import ELEVENLABS_PREFIX, refusal
 
 OPEN_PATHS = ("/", "/webrtc", "/health/live", "/health/ready")
@@ -62,7 +63,13 @@ class Gate:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
+        if scope["type"] == "http" and self._origins:
+            send = cors.varying_by_origin(send, self._allowed_origin(scope))
         try:
+            self._check_origin(scope)
+            if scope["type"] == "http" and self._allowed_origin(scope) is not None and cors.is_preflight(scope):
+                await cors.preflight_response(scope)(scope, receive, send)
+                return
             self._check(scope)
         except TTSWorkerError as error:
             await self._refuse(error, scope, receive, send)
@@ -71,15 +78,23 @@ class Gate:
             receive = _Bounded(receive, self._limit_bytes(scope))
         await self._app(scope, receive, send)
 
-    def _check(self, scope: Scope) -> None:
+    def _allowed_origin(self, scope: Scope) -> str | None:
+        """The origin of the page that asks, if it is a listed one."""
+        origin = Headers(scope=scope).get("origin")
+        return origin if origin is not None and origin.rstrip("/").lower() in self._origins else None
+
+    def _check_origin(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         origin = headers.get("origin")
-        allowed = origin is not None and origin.rstrip("/").lower() in self._origins
+        allowed = self._allowed_origin(scope) is not None
         if self._loopback_only and not allowed and not is_loopback(_host_name(host)):
             raise Forbidden("this worker serves loopback names only: set an API key to serve others")
         if origin is not None and not allowed and _authority(origin) != host.lower():
             raise Forbidden("requests from pages of another origin are refused: see server.allowed_origins")
+
+    def _check(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
         if self._keys and not _is_open(scope["path"]):
             self._check_key(_offered_key(headers) or _key_in_url(scope))
         if scope["type"] == "http":
