@@ -82,16 +82,17 @@ def _watch(cpu: int | None) -> None:
     if cpu is not None:
         os.sched_setaffinity(0, {cpu})  # of this thread
     for stall in stalls(time.monotonic, threading.Event().wait):
-        print(f"{stall.begin_s} {stall.end_s}\n", end="", flush=True)
+        # One write per line: the process may end, and another thread may write, between two.
+        os.write(1, f"{stall.begin_s} {stall.end_s}\n".encode())
 
 
 def _main() -> None:
     cpus: list[int | None] = [None]
     if sys.platform == "linux":
         cpus = [*os.sched_getaffinity(0)]
+    print("ready", flush=True)  # the first line, so before the others can write one
     for cpu in cpus:
         threading.Thread(target=_watch, args=(cpu,), daemon=True).start()
-    print("ready", flush=True)
     sys.stdin.read()  # until whoever asked goes away
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tts_worker.benchmarks import bystander as bystander_module
 from tts_worker.benchmarks.bystander import INTERVAL_S, Bystander, Stall, explains, stalls
 
 
@@ -51,3 +54,30 @@ async def test_the_bystander_is_a_process_and_goes_away() -> None:
         assert bystander.process.returncode is None
         assert all(stall.end_s > stall.begin_s for stall in bystander.stalls)
     assert bystander.process.returncode is not None
+
+
+def test_each_stall_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is ended while its threads write: half a line would be an error of the reader."""
+    written: list[tuple[int, bytes]] = []
+    monkeypatch.setattr(bystander_module.os, "write", lambda file, line: written.append((file, line)))
+    monkeypatch.setattr(bystander_module, "stalls", lambda *_: [Stall(1.5, 2.0), Stall(3.0, 3.25)])
+    bystander_module._watch(None)
+    assert written == [(1, b"1.5 2.0\n"), (1, b"3.0 3.25\n")]
+
+
+def test_ready_is_written_before_any_stall(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a busy machine a processor may stand still before the others are watched."""
+
+    class Thread:
+        def __init__(self, **_: object) -> None: ...
+
+        def start(self) -> None:
+            assert capsys.readouterr().out in ("ready\n", "")
+            started.append(self)
+
+    started: list[Thread] = []
+    monkeypatch.setattr(bystander_module.threading, "Thread", Thread)
+    monkeypatch.setattr(bystander_module.sys, "stdin", io.StringIO())
+    bystander_module._main()
+    assert started
+    assert capsys.readouterr().out == ""
