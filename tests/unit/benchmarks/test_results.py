@@ -1,0 +1,54 @@
+"""bench/results/README.md: every file of figures is explained, and what it says of them is in the files."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RESULTS = Path(__file__).parents[3] / "bench" / "results"
+ROWS = {
+    name: made_by
+    for line in (RESULTS / "README.md").read_text("utf-8").splitlines()
+    if line.startswith("| `")
+    for names, _, made_by in [line.strip("| ").split(" | ")]
+    for name in re.findall(r"`([^`]+\.json)`", names)
+}
+
+
+def test_every_result_file_is_explained() -> None:
+    assert sorted(ROWS) == sorted(file.name for file in RESULTS.glob("*.json"))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_engine_of_a_result_is_said(name: str) -> None:
+    """A figure without its engine misleads: tones cost nothing."""
+    record: dict[str, Any] = json.loads((RESULTS / name).read_text("utf-8"))
+    engine = record["result"].get("engine")
+    command = record["command"]
+    if engine == "hibari":
+        expected = "the CPU voice"
+    elif "bench control" in command or "webrtc_ear" in command:
+        assert engine in ("tone", None)
+        expected = "the tone engine"
+    elif "tests/data" in command:
+        expected = "tiny random weights"
+    elif "bench latency --engine cpu" in command:
+        expected = "the CPU voice"
+    else:
+        assert "RANDOM-MID" in command
+        expected = "random weights of middle size"
+    assert ROWS[name] == expected
+
+
+def test_quoted_load_figures_are_those_of_the_files() -> None:
+    text = (RESULTS / "README.md").read_text("utf-8")
+    load = json.loads((RESULTS / "load-cpu-40.json").read_text("utf-8"))["result"]
+    latency = json.loads((RESULTS / "latency-cpu.json").read_text("utf-8"))["result"]
+    assert f"{load['underruns']} in `load-cpu-40.json`" in text
+    assert f"outside of such stalls: {load['underruns_unexplained']}." in text
+    assert f"p50 {latency['first_audio_p50_ms']:.1f} ms" in text
+    assert f"p95 ({latency['first_audio_p95_ms']:.1f} ms)" in text
