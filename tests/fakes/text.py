@@ -25,6 +25,9 @@ class WordText:
     def flush(self) -> list[Segment]:
         return self._cut(r"\w+\s*")
 
+    def flush_words(self) -> list[Segment]:
+        return self._cut(r"\w+\s+")
+
     def end(self) -> list[Segment]:
         return self._cut(r"\w+\s*")
 

@@ -40,6 +40,7 @@ actions = st.one_of(
     st.tuples(st.just("speak"), texts),
     st.tuples(st.just("end")),
     st.tuples(st.just("flush")),
+    st.tuples(st.just("flush_words")),
     st.tuples(st.just("read")),
     st.tuples(st.just("pause")),
     st.tuples(st.just("resume")),
@@ -88,6 +89,8 @@ class Driver:
                 self.machine.end_text()
             elif name == "flush":
                 self.machine.flush()
+            elif name == "flush_words":
+                self.machine.flush_words()
             elif name == "read":
                 self.machine.read_on()
             elif name == "pause":

@@ -111,9 +111,9 @@ def test_no_cut_of_the_text_changes_its_segments(
 
 
 @settings(deadline=None, max_examples=250)
-@given(TEXTS, st.lists(st.integers(0, 200), max_size=3), OPTIONS, LEXICONS)
+@given(TEXTS, st.lists(st.integers(0, 200), max_size=3), OPTIONS, LEXICONS, st.booleans())
 def test_segments_tile_the_text_and_spans_lie_within(
-    text: str, flushes: list[int], options: TextOptions, lexicon: Lexicon | None
+    text: str, flushes: list[int], options: TextOptions, lexicon: Lexicon | None, only_words: bool
 ) -> None:
     pipeline = TextPipeline(options, lexicon)
     segments: list[Segment] = []
@@ -121,7 +121,7 @@ def test_segments_tile_the_text_and_spans_lie_within(
     for number, (a, b) in enumerate(pairwise(edges)):
         segments += pipeline.feed(text[a:b])
         if number < len(flushes):
-            segments += pipeline.flush()
+            segments += pipeline.flush_words() if only_words else pipeline.flush()
     segments += pipeline.end()
 
     assert pipeline.source == text

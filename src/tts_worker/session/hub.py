@@ -98,7 +98,8 @@ class SessionOptions:
 
     ``realtime``: sound leaves at the pace of playback, at most ``lead_ms`` ahead; else as fast as it is made.
     ``raw_chunks``: hand out the engine's own chunks, unpaced, instead of frames of ``frame_ms``. ``lexicon``: word ->
-    spelling or /phonemes/. ``markdown``: keep Markdown, emoji and URLs from being read aloud. ``model``: the engine
+    spelling or /phonemes/. ``flush_after_ms``: silence of the writer after which unspoken words are spoken (0: only at
+    punctuation, ``flush`` and the end). ``markdown``: keep Markdown, emoji and URLs from being read aloud. ``model``: the engine
     that must speak; ``needs``: capabilities that it must have.
     """
 
@@ -119,6 +120,7 @@ class SessionOptions:
     normalise: bool | None = None
     pause_timeout_s: float | None = None
     text_idle_timeout_s: float | None = None
+    flush_after_ms: float | None = None
 
 
 class SessionHub:
@@ -391,7 +393,10 @@ def _timeouts(options: SessionOptions, defaults: SessionTimeouts) -> SessionTime
         raise InvalidRequest("pause_timeout_s must be above 0 and at most 3600")
     if not 0 < text_idle_s <= 3_600:
         raise InvalidRequest("text_idle_timeout_s must be above 0 and at most 3600")
-    return SessionTimeouts(pause_s, text_idle_s)
+    flush_after_s = options.flush_after_ms / 1000 if options.flush_after_ms is not None else defaults.flush_after_s
+    if not 0 <= flush_after_s <= 60:
+        raise InvalidRequest("flush_after_ms must be 0 to 60000")
+    return SessionTimeouts(pause_s, text_idle_s, flush_after_s)
 
 
 def _wanted(options: SessionOptions) -> Wanted:

@@ -161,6 +161,13 @@ class SessionMachine:
             self._utterances[-1].flush()
             self.read_on()
 
+    def flush_words(self) -> None:
+        """Speak the words that are complete; one that may still be growing waits. For a writer that is silent."""
+        self._require_open()
+        if self.writing is not None:
+            self._utterances[-1].flush_words()
+            self.read_on()
+
     def end_text(self) -> None:
         """The utterance being written is complete. Raises IllegalCommand if there is none."""
         self._require_open()

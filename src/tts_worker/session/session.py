@@ -89,6 +89,11 @@ _TICK_S = 0.001
 or its reader would be woken ten times for every frame."""
 
 
+LAST_WORD_FACTOR = 5
+"""A last word that nothing follows may be half written ("hel", then "lo"). It is spoken after so many times
+``flush_after_s``; so is what looks like unfinished markup."""
+
+
 class EnginePort(Protocol):
     """The seam to the engine: ``engine.loop.EngineLoop`` or anything that carries the same messages."""
 
@@ -110,10 +115,13 @@ class SessionObserver(Protocol):
 @dataclass(frozen=True, slots=True)
 class SessionTimeouts:
     """``pause_s``: a pause that nobody resumes ends as a stop with reason "pause_timeout". ``text_idle_s``: an
-    utterance whose writer falls silent is ended where it is ("text_idle_timeout" in the log, its sound still plays)."""
+    utterance whose writer falls silent is ended where it is ("text_idle_timeout" in the log, its sound still plays).
+    ``flush_after_s``: after so much silence of the writer the complete words are spoken, after LAST_WORD_FACTOR times
+    as much also a last word that nothing follows; 0 waits for punctuation."""
 
     pause_s: float = 30.0
     text_idle_s: float = 300.0
+    flush_after_s: float = 0.4
 
 
 @dataclass(slots=True)
@@ -150,6 +158,8 @@ class LocalSession:
         self._wakeup = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None  # ends a pause
         self._text_timer: asyncio.TimerHandle | None = None  # ends a writer's silence
+        self._flush_timer: asyncio.TimerHandle | None = None  # speaks what a silent writer left behind
+        self._flushes = 0  # since the last text: 1 its complete words, 2 everything
         self._text_at_s = 0.0
         self._reading = False
         self._clocks = _Clocks()
@@ -187,6 +197,9 @@ class LocalSession:
         self._clocks.text_at_s.setdefault(key, self._text_at_s)
         if self._text_timer is None:
             self._text_timer = self._loop.call_later(self._timeouts.text_idle_s, self._on_text_idle)
+        self._flushes = 0
+        if self._flush_timer is None and self._timeouts.flush_after_s > 0:
+            self._flush_timer = self._loop.call_later(self._timeouts.flush_after_s, self._on_flush_due)
         self._changed()
         return key
 
@@ -235,8 +248,9 @@ class LocalSession:
             self._note(item, now_s)
             self._farewell.append(item)
         self._cancel_pause_timer()
-        if self._text_timer is not None:
-            self._text_timer.cancel()
+        for timer in (self._text_timer, self._flush_timer):
+            if timer is not None:
+                timer.cancel()
         self._changed()
         self._engine.unsubscribe(self.id)
         self._on_close(self.id)
@@ -287,6 +301,27 @@ class LocalSession:
             self._text_timer = self._loop.call_later(left_s, self._on_text_idle)
         else:
             self.end_text()
+
+    def _on_flush_due(self) -> None:
+        """Re-armed lazily, as above. While there is audio to play, unspoken text loses nothing by waiting."""
+        self._flush_timer = None
+        if self._machine.writing is None or self._flushes == 2:
+            return
+        after_s = self._timeouts.flush_after_s
+        due_at_s = self._text_at_s + after_s * (LAST_WORD_FACTOR if self._flushes else 1)
+        left_s = max(due_at_s - self._loop.time(), self._machine.buffered_samples / SAMPLE_RATE_HZ - after_s)
+        if self._machine.state is State.PAUSED or self._machine.has_unread_text:
+            left_s = max(left_s, after_s)
+        if left_s > _TICK_S:
+            self._flush_timer = self._loop.call_later(left_s, self._on_flush_due)
+            return
+        self._flushes += 1
+        if self._flushes == 1:
+            self._machine.flush_words()
+            self._flush_timer = self._loop.call_later(after_s * (LAST_WORD_FACTOR - 1), self._on_flush_due)
+        else:
+            self._machine.flush()
+        self._changed()
 
     def _cancel_pause_timer(self) -> None:
         if self._timer is not None:

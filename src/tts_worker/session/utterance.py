@@ -38,6 +38,7 @@ class TextSource(Protocol):
     def source(self) -> str: ...
     def feed(self, delta: str | bytes) -> Sequence[Segment]: ...
     def flush(self) -> Sequence[Segment]: ...
+    def flush_words(self) -> Sequence[Segment]: ...
     def end(self) -> Sequence[Segment]: ...
     def skip(self, delta: str | bytes) -> None: ...
 
@@ -46,6 +47,7 @@ class _Mark(Enum):
     """What stands between pieces of text that wait to be read."""
 
     FLUSH = "flush"
+    FLUSH_WORDS = "flush_words"
     END = "end"
 
 
@@ -103,6 +105,9 @@ class Utterance:
     def flush(self) -> None:
         self._unread.append(_Mark.FLUSH)
 
+    def flush_words(self) -> None:
+        self._unread.append(_Mark.FLUSH_WORDS)
+
     def end_text(self) -> None:
         self.text_ended = True
         self._unread.append(_Mark.END)
@@ -114,6 +119,8 @@ class Utterance:
             piece = self._unread.popleft()
             if piece is _Mark.FLUSH:
                 segments += self._text.flush()
+            elif piece is _Mark.FLUSH_WORDS:
+                segments += self._text.flush_words()
             elif piece is _Mark.END:
                 segments += self._text.end()
                 self.text_read = True

@@ -72,7 +72,8 @@ class ServerSettings(Section):
 
 class SessionSettings(Section):
     """Bounds of every session. ``lead_ms``: how far ahead of real time sound is sent; ``window_ms``: how far the engine
-    may be ahead of that."""
+    may be ahead of that. ``flush_after_ms``: silence of the writer after which words without punctuation are spoken;
+    0 waits for punctuation."""
 
     max_sessions: int = Field(64, ge=1, le=100_000)
     lead_ms: Milliseconds = 40.0
@@ -80,6 +81,7 @@ class SessionSettings(Section):
     frame_ms: Annotated[int, Field(ge=5, le=200)] = 20
     pause_timeout_s: Seconds = 30.0
     text_idle_timeout_s: Seconds = 300.0
+    flush_after_ms: Milliseconds = 400.0
     max_message_chars: int = Field(100_000, ge=1)
     max_utterance_chars: int = Field(200_000, ge=1)
     max_queued_utterances: int = Field(16, ge=0, le=1_000)

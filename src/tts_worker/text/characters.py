@@ -13,6 +13,10 @@ from bisect import bisect_right
 
 ZERO_WIDTH_JOINER = "\u200d"
 
+FIRST_IDEOGRAPH = "\u3005"
+"""Unspaced scripts from here on (kana, Han, Yi) write words of whole characters; in Thai, Lao, Myanmar and Khmer a
+character alone says little about where a word ends."""
+
 # Scripts whose words are not set apart by spaces: (first, last) code points.
 _UNSPACED = (
     (0x0E00, 0x0EFF),  # Thai, Lao

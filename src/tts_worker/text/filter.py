@@ -30,11 +30,12 @@ class TextFilter:
     def __init__(self, out: TextSink, *, markdown: bool = True, urls: UrlMode = UrlMode.DROP) -> None:
         self._layout = Layout(out)
         push = self._layout.push
+        self._inline: InlineFilter | None = None
         stages: list[Stage] = []
         if markdown:
-            inline = InlineFilter(push)
-            stages.append(inline)
-            push = inline.push
+            self._inline = InlineFilter(push)
+            stages.append(self._inline)
+            push = self._inline.push
         if urls is not UrlMode.KEEP:
             url_filter = UrlFilter(push, host=urls is UrlMode.HOST)
             stages.append(url_filter)
@@ -57,6 +58,11 @@ class TextFilter:
         """Decide what is held back as if the text ended here, though more may come."""
         self.settle()
         self._layout.settle()
+
+    def release_mark(self) -> None:
+        """Pass on a mark that ends a sentence unless it begins an image; what else is held back stays."""
+        if self._inline is not None:
+            self._inline.release_mark()
 
 
 class _Collector:

@@ -91,6 +91,11 @@ class InlineFilter:
                 self._reread()
         self._out.give_up()
 
+    def release_mark(self) -> None:
+        """The writer is silent: an exclamation mark that waits for a bracket ("![image]") ends a sentence."""
+        if self._state == self._bang:
+            self._reread()
+
     def _emit(self, char: str, index: int) -> None:
         self._fresh = False
         self._previous = char

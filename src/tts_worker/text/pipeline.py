@@ -1,7 +1,7 @@
 """From text as it arrives to segments that may be spoken: decode, filter, lexicon, segmenter, normaliser.
 
 Owns the order of the stages and the canonical original text of one utterance, in which every offset counts. Sans-IO:
-it is fed deltas and returns segments. The segments depend only on the text and on where ``flush`` was called, never on
+it is fed deltas and returns segments. The segments depend only on the text and on where it was flushed, never on
 how the text was cut; time and memory are linear in it. It knows nothing of sessions, engines or time.
 """
 
@@ -106,6 +106,14 @@ class TextPipeline:
         self._check_open()
         self._filter.flush()
         return self._finish(Boundary.FLUSH)
+
+    def flush_words(self) -> list[Segment]:
+        """Speak the words that are complete without ending: the writer is silent. A word that may still be growing
+        stays, and so does what a filter or the lexicon holds back. Raises IllegalCommand after ``end``."""
+        self._check_open()
+        self._filter.release_mark()
+        self._segmenter.finish_words()
+        return self._take_ready()
 
     def end(self) -> list[Segment]:
         """No more text: the last segments. The last one ranges to the end of the text if it was not out before.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tts_worker.errors import InvalidRequest
 from tts_worker.text.abbreviations import Stop, StopRules
-from tts_worker.text.characters import extends, is_closer, is_spoken, is_unspaced, spoken_weight
+from tts_worker.text.characters import FIRST_IDEOGRAPH, extends, is_closer, is_spoken, is_unspaced, spoken_weight
 from tts_worker.text.projection import breaks_before
 from tts_worker.types import Boundary, Segment, Span
 
@@ -108,18 +108,22 @@ class Segmenter:
         self._cut: _Cut | None = None
         self._last_space = 0  # pieces before the last space
         self._last_clause = 0  # pieces up to and with the last mark where one may breathe
+        self._space_pending = False  # a space comes before the next letter, but has not been pushed yet
         self._take = self._take_word if self._options.by_word else self._take_clause
 
     # -- input ------------------------------------------------------------------------------------------------------
 
     def push(self, char: str, index: int) -> None:
+        self._space_pending = False
         self._take(_Piece(char, index, index + 1, max(1, spoken_weight(char))))
 
     def push_said(self, text: str, start: int, end: int, phonemes: str | None) -> None:
+        self._space_pending = False
         size = sum(max(1, spoken_weight(char)) for char in text)
         self._take(_Piece(text, start, end, min(size, self._options.first_max_chars // 2), True, phonemes))
 
     def space_follows(self) -> None:
+        self._space_pending = True
         if self._options.by_word:
             self._end_word()
         elif self._cut is not None and not self._cut.spaced:
@@ -128,6 +132,47 @@ class Segmenter:
     def finish(self, boundary: Boundary, end: int) -> None:
         """Speak what is there (FLUSH or END); the segment ranges to ``end``, the length of the original text."""
         self._emit(len(self._pieces), boundary, end)
+
+    def finish_words(self) -> None:
+        """Emit the words that are complete. A word that may still be growing stays, and silent text stays with it."""
+        length = self._complete_length()
+        if not self._says(length):
+            return
+        cut = self._cut
+        ends_sentence = cut is not None and cut.length <= length and cut.boundary is Boundary.SENTENCE
+        self._emit(length, Boundary.SENTENCE if ends_sentence else Boundary.FLUSH, self._pieces[length - 1].end)
+
+    def _complete_length(self) -> int:
+        """Pieces up to the end of the last complete word."""
+        length = len(self._pieces)
+        if length == 0 or self._space_pending or self._is_complete():
+            return length
+        for place in range(length - 1, 0, -1):
+            before, after = self._pieces[place - 1], self._pieces[place]
+            if after.text == " " or before.said or after.said:
+                return place
+            ideographs = max(before.text, after.text) >= FIRST_IDEOGRAPH
+            if ideographs and breaks_before(before.text, after.text):
+                return place
+        return 0
+
+    def _is_complete(self) -> bool:
+        """Whether the word that ends the pieces cannot grow: after it stands a mark, or its script has no spaces."""
+        last = self._pieces[-1]
+        if last.said or last.text == " ":
+            return True
+        if self._cut is None or self._cut.length != len(self._pieces) or self._cut.first == 0:
+            return last.text[0] >= FIRST_IDEOGRAPH and is_unspaced(last.text[0])
+        cut = self._cut
+        before = self._pieces[cut.first - 1].text[-1]
+        if cut.is_dash:
+            return len(cut.mark) > 1  # "well-" may become "well-known"
+        if len(cut.mark) > 1 or cut.mark not in ".,:":
+            return True
+        if cut.mark != ".":
+            return not before.isdigit()  # "1," may become "1,000", "10:" may become "10:30"
+        word, _ = self._word_before(cut.first)
+        return word is None or (before.isalpha() and len(word) > 1 and "." not in word)
 
     # -- by clause --------------------------------------------------------------------------------------------------
 
