@@ -60,6 +60,36 @@ async def text_sounds_the_same_however_it_is_cut(room: Room) -> None:
         assert cut.receipt.text_spoken == text
 
 
+@behaviour(session={"flush_after_ms": 50})
+async def words_without_punctuation_are_spoken(room: Room) -> None:
+    ear = await room.open()
+    text = "I would like to book a table for two "
+    key = ear.session.speak(text)
+    await ear.hear(1, key)
+    ear.session.end_text()
+    assert (await ear.end(key)).receipt.text_spoken == text
+
+
+@behaviour()
+async def a_session_chooses_when_words_are_spoken(room: Room) -> None:
+    ear = await room.open(replace(FAST, flush_after_ms=50))
+    key = ear.session.speak("I would like to book a table for two ")
+    await ear.hear(1, key)
+    ear.session.stop()
+    await ear.end(key)
+
+
+@behaviour("spans", session={"flush_after_ms": 50})
+async def silence_within_a_word_does_not_part_it(room: Room) -> None:
+    ear = await room.open()
+    key = ear.session.speak("They say hel")
+    await ear.hear(1, key)
+    ear.session.speak("lo there")
+    ear.session.end_text()
+    ended = await ear.end(key)
+    assert [word.text for word in ended.receipt.words] == ["They", "say", "hello", "there"]
+
+
 @behaviour()
 async def bytes_may_be_cut_inside_a_character(room: Room) -> None:
     ear = await room.open()

@@ -43,7 +43,9 @@ class BentWorker(Worker):
     """A worker whose engine does what a test wants."""
 
     def __init__(self, setup: Setup) -> None:
-        super().__init__(tone_settings(**setup.sections))
+        # On a busy machine more time may pass between two messages than a writer may be silent.
+        session = {"flush_after_ms": 0, **setup.sections.get("session", {})}
+        super().__init__(tone_settings(**{**setup.sections, "session": session}))
         # A hang of its own: the one of the table would stay ended once a worker has been stopped.
         self._bent = None if setup.engine is None else replace(setup.engine, hang=threading.Event())
 

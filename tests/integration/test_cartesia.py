@@ -368,6 +368,12 @@ async def test_continuations_join_and_a_flush_of_nothing_is_answered() -> None:
         assert [m["flush_id"] for m in client.log if m["type"] == "flush_done"] == list(range(1, 42))
 
 
+async def test_max_buffer_delay_bounds_how_long_text_waits() -> None:
+    async with serving(session={"flush_after_ms": 0}) as address, dial(address) as client:
+        await client.say("a", "I would like to book a table for two ", max_buffer_delay_ms=20, **OPEN)
+        await client.until("chunk", "a")
+
+
 async def test_a_silent_writer_does_not_hold_a_session_for_ever() -> None:
     async with serving(session={"text_idle_timeout_s": 0.2}) as address, dial(address) as client:
         await client.say("a", "One. ", flush=True, **OPEN)

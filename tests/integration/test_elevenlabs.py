@@ -432,6 +432,12 @@ async def test_one_stream_on_one_socket() -> None:
         assert client.text().split() == TEXT.split()
 
 
+async def test_unpunctuated_text_is_spoken_when_the_writer_is_silent() -> None:
+    async with serving(session={"flush_after_ms": 20}) as address, dial(address) as client:
+        await client.send("a", text="I would like to book a table for two ")
+        await client.until("audio", "a")
+
+
 async def test_a_context_that_nobody_writes_ends() -> None:
     async with serving() as address, dial(address, query="&inactivity_timeout=0.2") as client:
         await client.send("a", text=" ")

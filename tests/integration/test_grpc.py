@@ -240,6 +240,13 @@ async def test_a_session_may_choose_how_long_a_pause_lasts() -> None:
         assert (await call.end()).receipt.reason == "pause_timeout"
 
 
+async def test_a_session_chooses_when_unpunctuated_text_is_spoken() -> None:
+    async with grpc_worker(session={"flush_after_ms": 0}) as rig:
+        await rig.start(flush_after_ms="20")
+        call = await rig.speak("I would like to book a table for two ", close=False).begin()
+        await call.hear(1)
+
+
 async def test_cancelling_the_call_is_stop_and_the_session_lives() -> None:
     async with grpc_worker() as rig:
         await rig.start()

@@ -439,3 +439,13 @@ async def test_a_drain_closes_what_is_left(serve_tone: Serving) -> None:
             await client.until_closed()
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1012
+
+
+async def test_start_sets_when_unpunctuated_text_is_spoken() -> None:
+    async with serving(session={"flush_after_ms": 0}) as address, dial(address) as client:
+        await client.send(type="start", flush_after_ms=-1)
+        error = await client.until("rejected")
+        assert (error["code"], error["message"]) == ("invalid_request", "flush_after_ms must be 0 to 60000")
+        await client.send(type="start", realtime=False, flush_after_ms=20)
+        await client.send(type="text", text="I would like to book a table for two ")
+        await client.until_sound()

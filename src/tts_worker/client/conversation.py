@@ -116,6 +116,7 @@ def _start_message(options: SessionOptions) -> pb.ConverseRequest:
             urls=None if options.urls is None else options.urls.value,
             pause_timeout_s=options.pause_timeout_s,
             text_idle_timeout_s=options.text_idle_timeout_s,
+            flush_after_ms=options.flush_after_ms,
             model=options.model,
             needs=options.needs,
         )

@@ -112,5 +112,6 @@ def start_message(options: SessionOptions) -> Message:
         "normalise": options.normalise,
         "pause_timeout_s": options.pause_timeout_s,
         "text_idle_timeout_s": options.text_idle_timeout_s,
+        "flush_after_ms": options.flush_after_ms,
     }
     return {"type": "start", **{name: value for name, value in wanted.items() if value is not None}}

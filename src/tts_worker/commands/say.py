@@ -46,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--language", help="language of the text, such as en")
     parser.add_argument("--instruct", help="how to say it, for voices that take instructions")
     parser.add_argument("--lexicon", type=Path, metavar="FILE", help="YAML: word: spelling, or word: /phonemes/")
+    parser.add_argument(
+        "--flush-after-ms",
+        type=float,
+        metavar="MS",
+        help="speak words without punctuation after so much silence on standard input (0: never; default 400)",
+    )
     parser.add_argument("--plain", action="store_true", help="read Markdown and URLs as they stand")
     parser.add_argument(
         "--out", help="file to write (.wav .flac .mp3 .opus .pcm), or - for raw s16le on standard output"
@@ -154,6 +160,7 @@ async def _speak(args: argparse.Namespace, settings: Settings, source: _Source) 
         markdown=False if args.plain else None,
         realtime=False,
         raw_chunks=True,
+        flush_after_ms=args.flush_after_ms,
     )
     async with running_adapter(settings) as adapter:
         stream = adapter.synthesize_chunks(source.portions(), options)

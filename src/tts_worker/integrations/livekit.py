@@ -54,7 +54,8 @@ class TTS(tts.TTS[Literal["receipt"]]):
     """Speech for ``AgentSession(tts=...)``.
 
     ``url``: the worker (default: the environment's TTS_WORKER_URL, else ``ws://127.0.0.1:8080``); ``local:`` runs one
-    in this process. ``api_key``: default TTS_WORKER_API_KEY. ``max_ahead_s``: how far the worker may be ahead of the
+    in this process. ``api_key``: default TTS_WORKER_API_KEY. ``flush_after_ms``: silence of the language model after which words without
+    punctuation are spoken (None: the worker's default; 0: never). ``max_ahead_s``: how far the worker may be ahead of the
     listener; what lies beyond a barge-in was never made. ``client``: speak through this one, which stays yours.
 
     Emits, beyond LiveKit's events, ``receipt`` with a ``tts_worker.types.Receipt`` for every stream that spoke, also
@@ -70,6 +71,7 @@ class TTS(tts.TTS[Literal["receipt"]]):
         language: str | None = None,
         instruct: str | None = None,
         seed: int = 0,
+        flush_after_ms: float | None = None,
         max_ahead_s: float = 2.0,
         api_key: str | None = None,
         client: Client | None = None,
@@ -90,6 +92,7 @@ class TTS(tts.TTS[Literal["receipt"]]):
             seed=seed,
             lead_ms=1_000 * max_ahead_s,
             pause_timeout_s=_PAUSE_TIMEOUT_S,
+            flush_after_ms=flush_after_ms,
         )
         key = api_key or os.environ.get("TTS_WORKER_API_KEY")
         # Every attempt has the deadline that the agent gives it, so the client needs none of its own.

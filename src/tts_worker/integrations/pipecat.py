@@ -53,8 +53,9 @@ class TTSWorkerTTSService(TTSService):
     """Text in sentence by sentence (or token by token with ``text_aggregation_mode``), one utterance per turn.
 
     ``url``: the worker (default: the environment's TTS_WORKER_URL, else ``ws://127.0.0.1:8080``); ``api_key``: default
-    TTS_WORKER_API_KEY. ``max_ahead_s``: how far the worker may be ahead of the listener. ``client``: speak through this
-    one, which stays yours. An interruption stops the worker at once and waits for nothing.
+    TTS_WORKER_API_KEY. ``max_ahead_s``: how far the worker may be ahead of the listener. ``flush_after_ms``: silence of the
+    writer after which words without punctuation are spoken (None: the worker's default; 0: never). ``client``: speak
+    through this one, which stays yours. An interruption stops the worker at once and waits for nothing.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class TTSWorkerTTSService(TTSService):
         language: str | None = None,
         speed: float = 1.0,
         instruct: str | None = None,
+        flush_after_ms: float | None = None,
         max_ahead_s: float = 2.0,
         api_key: str | None = None,
         client: Client | None = None,
@@ -85,6 +87,7 @@ class TTSWorkerTTSService(TTSService):
             settings=TTSWorkerSettings(model=None, voice=voice, language=language, speed=speed, instruct=instruct),
         )
         self._lead_ms = 1_000 * max_ahead_s
+        self._flush_after_ms = flush_after_ms
         self._owned = client is None
         self._client = client or connect(url or os.environ.get("TTS_WORKER_URL", DEFAULT_URL), settings)
         self._turns: dict[str, _Turn] = {}
@@ -132,6 +135,7 @@ class TTSWorkerTTSService(TTSService):
             speed=settings.speed if is_given(settings.speed) and settings.speed is not None else 1.0,
             instruct=settings.instruct if is_given(settings.instruct) else None,
             lead_ms=self._lead_ms,
+            flush_after_ms=self._flush_after_ms,
         )
 
     async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:

@@ -85,12 +85,19 @@ class Request(_Timed):
     locale: str | None = Field(None, max_length=35)
     speed: Literal["slow", "normal", "fast"] | None = None
     generation_config: _GenerationConfig | None = None
+    max_buffer_delay_ms: int | None = None
 
     def options(self) -> SessionOptions:
         asked = self.generation_config.speed if self.generation_config is not None else None
         speed = asked if asked is not None else _PACE[self.speed or "normal"]
-        language = self.language or self.locale
-        return SessionOptions(voice=self.voice.id, speed=speed, language=language, realtime=False, raw_chunks=True)
+        return SessionOptions(
+            voice=self.voice.id,
+            speed=speed,
+            language=self.language or self.locale,
+            realtime=False,
+            raw_chunks=True,
+            flush_after_ms=self.max_buffer_delay_ms,
+        )
 
 
 class Continuation(_Timed):

@@ -54,6 +54,7 @@ class StartMessage(_Message):
     normalise: bool | None = None
     pause_timeout_s: float | None = None
     text_idle_timeout_s: float | None = None
+    flush_after_ms: float | None = None
 
     def options(self) -> SessionOptions:
         values = self.model_dump(exclude={"type", "urls"})

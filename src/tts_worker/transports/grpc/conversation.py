@@ -118,6 +118,7 @@ def _options(start: pb.ConverseRequest.Start) -> SessionOptions:
             normalise=start.normalise if start.HasField("normalise") else None,
             pause_timeout_s=start.pause_timeout_s if start.HasField("pause_timeout_s") else None,
             text_idle_timeout_s=start.text_idle_timeout_s if start.HasField("text_idle_timeout_s") else None,
+            flush_after_ms=start.flush_after_ms if start.HasField("flush_after_ms") else None,
             model=start.model if start.HasField("model") else None,
             needs=tuple(start.needs),
         ),

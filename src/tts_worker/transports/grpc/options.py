@@ -94,6 +94,7 @@ def parse_start_options(options: Mapping[str, str], defaults: StreamFormat) -> S
         normalise=reader.take("normalise", _boolean, "true or false"),
         pause_timeout_s=reader.milliseconds("pause_timeout_ms"),
         text_idle_timeout_s=reader.milliseconds("text_idle_timeout_ms"),
+        flush_after_ms=reader.take("flush_after_ms", _number, "a number of milliseconds"),
     )
     return StartOptions(session, form, tuple(sorted(reader.left)))
 

@@ -328,7 +328,7 @@ class GetCapabilitiesResponse(_message.Message):
 class ConverseRequest(_message.Message):
     __slots__ = ("start", "say", "end", "flush", "pause", "resume", "stop", "played", "configure")
     class Start(_message.Message):
-        __slots__ = ("protocol_version", "voicing", "realtime", "lead_ms", "frame_ms", "raw_chunks", "lexicon_json", "markdown", "urls", "normalise", "pause_timeout_s", "text_idle_timeout_s", "model", "needs")
+        __slots__ = ("protocol_version", "voicing", "realtime", "lead_ms", "frame_ms", "raw_chunks", "lexicon_json", "markdown", "urls", "normalise", "pause_timeout_s", "text_idle_timeout_s", "model", "needs", "flush_after_ms")
         PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
         VOICING_FIELD_NUMBER: _ClassVar[int]
         REALTIME_FIELD_NUMBER: _ClassVar[int]
@@ -343,6 +343,7 @@ class ConverseRequest(_message.Message):
         TEXT_IDLE_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
         MODEL_FIELD_NUMBER: _ClassVar[int]
         NEEDS_FIELD_NUMBER: _ClassVar[int]
+        FLUSH_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
         protocol_version: int
         voicing: ConverseRequest.Voicing
         realtime: bool
@@ -357,7 +358,8 @@ class ConverseRequest(_message.Message):
         text_idle_timeout_s: float
         model: str
         needs: _containers.RepeatedScalarFieldContainer[str]
-        def __init__(self, protocol_version: _Optional[int] = ..., voicing: _Optional[_Union[ConverseRequest.Voicing, _Mapping]] = ..., realtime: bool = ..., lead_ms: _Optional[float] = ..., frame_ms: _Optional[int] = ..., raw_chunks: bool = ..., lexicon_json: _Optional[str] = ..., markdown: bool = ..., urls: _Optional[str] = ..., normalise: bool = ..., pause_timeout_s: _Optional[float] = ..., text_idle_timeout_s: _Optional[float] = ..., model: _Optional[str] = ..., needs: _Optional[_Iterable[str]] = ...) -> None: ...
+        flush_after_ms: float
+        def __init__(self, protocol_version: _Optional[int] = ..., voicing: _Optional[_Union[ConverseRequest.Voicing, _Mapping]] = ..., realtime: bool = ..., lead_ms: _Optional[float] = ..., frame_ms: _Optional[int] = ..., raw_chunks: bool = ..., lexicon_json: _Optional[str] = ..., markdown: bool = ..., urls: _Optional[str] = ..., normalise: bool = ..., pause_timeout_s: _Optional[float] = ..., text_idle_timeout_s: _Optional[float] = ..., model: _Optional[str] = ..., needs: _Optional[_Iterable[str]] = ..., flush_after_ms: _Optional[float] = ...) -> None: ...
     class Voicing(_message.Message):
         __slots__ = ("voice", "speed", "seed", "language", "instruct")
         VOICE_FIELD_NUMBER: _ClassVar[int]

@@ -1,5 +1,5 @@
 /**
- * Voice, speed and seed: what can be chosen, and what was.
+ * Voice, speed, seed and flush delay: what can be chosen, and what was.
  *
  * The voices and their ranges are the worker's; a choice survives a new connection as long as the voice does.
  */
@@ -17,6 +17,7 @@ export class Settings {
   #voice = byId("voice");
   #speed = byId("speed");
   #seed = byId("seed");
+  #flushAfter = byId("flush-after");
   #voices = [];
 
   constructor() {
@@ -33,7 +34,14 @@ export class Settings {
       voice: this.#voice.value || null,
       speed: this.#speed.valueAsNumber,
       seed: Math.min(Number.MAX_SAFE_INTEGER, Math.max(0, Math.trunc(this.#seed.valueAsNumber || 0))),
+      ...this.#flushing,
     };
+  }
+
+  /** Nothing where the worker's default will do. */
+  get #flushing() {
+    const afterMs = this.#flushAfter.valueAsNumber;
+    return Number.isNaN(afterMs) ? {} : { flush_after_ms: Math.min(60000, Math.max(0, afterMs)) };
   }
 
   /** Ask the worker for its voices. */

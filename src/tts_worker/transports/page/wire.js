@@ -12,7 +12,7 @@ const TEXT_IDLE_TIMEOUT_S = 3600;
 /** Text goes out in messages of this size: the worker bounds a message, not what one may want to hear. */
 const MESSAGE_CHARS = 16000;
 
-/** How the next utterance is to be spoken. @param {{voice: string | null, speed: number, seed: number}} settings */
+/** How the next utterance is to be spoken. @param {{voice: string | null, speed: number, seed: number, flush_after_ms?: number}} settings */
 export function start(settings) {
   return {
     type: "start",
