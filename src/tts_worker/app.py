@@ -173,9 +173,7 @@ def _hub_config(settings: Settings) -> HubConfig:
         frame_ms=session.frame_ms,
         max_utterance_chars=session.max_utterance_chars,
         max_queued_utterances=session.max_queued_utterances,
-        timeouts=SessionTimeouts(
-            session.pause_timeout_s, session.text_idle_timeout_s, session.flush_after_ms / 1000
-        ),
+        timeouts=SessionTimeouts(session.pause_timeout_s, session.text_idle_timeout_s, session.flush_after_ms / 1000),
         text=TextOptions(markdown=text.markdown, urls=text.urls, normalise=text.normalise),
         lexicon=_server_lexicon(text),
         normalise=load_normaliser() if text.normalise else None,

@@ -54,9 +54,10 @@ class TTS(tts.TTS[Literal["receipt"]]):
     """Speech for ``AgentSession(tts=...)``.
 
     ``url``: the worker (default: the environment's TTS_WORKER_URL, else ``ws://127.0.0.1:8080``); ``local:`` runs one
-    in this process. ``api_key``: default TTS_WORKER_API_KEY. ``flush_after_ms``: silence of the language model after which words without
-    punctuation are spoken (None: the worker's default; 0: never). ``max_ahead_s``: how far the worker may be ahead of the
-    listener; what lies beyond a barge-in was never made. ``client``: speak through this one, which stays yours.
+    in this process. ``api_key``: default TTS_WORKER_API_KEY. ``flush_after_ms``: silence of the language model after
+    which words without punctuation are spoken (None: the worker's default; 0: never). ``max_ahead_s``: how far the
+    worker may be ahead of the listener; what lies beyond a barge-in was never made. ``client``: speak through this one,
+    which stays yours.
 
     Emits, beyond LiveKit's events, ``receipt`` with a ``tts_worker.types.Receipt`` for every stream that spoke, also
     for an interrupted one. ``counters`` counts.

@@ -53,9 +53,9 @@ class TTSWorkerTTSService(TTSService):
     """Text in sentence by sentence (or token by token with ``text_aggregation_mode``), one utterance per turn.
 
     ``url``: the worker (default: the environment's TTS_WORKER_URL, else ``ws://127.0.0.1:8080``); ``api_key``: default
-    TTS_WORKER_API_KEY. ``max_ahead_s``: how far the worker may be ahead of the listener. ``flush_after_ms``: silence of the
-    writer after which words without punctuation are spoken (None: the worker's default; 0: never). ``client``: speak
-    through this one, which stays yours. An interruption stops the worker at once and waits for nothing.
+    TTS_WORKER_API_KEY. ``max_ahead_s``: how far the worker may be ahead of the listener. ``flush_after_ms``: silence of
+    the writer after which words without punctuation are spoken (None: the worker's default; 0: never). ``client``:
+    speak through this one, which stays yours. An interruption stops the worker at once and waits for nothing.
     """
 
     def __init__(

@@ -99,8 +99,8 @@ class SessionOptions:
     ``realtime``: sound leaves at the pace of playback, at most ``lead_ms`` ahead; else as fast as it is made.
     ``raw_chunks``: hand out the engine's own chunks, unpaced, instead of frames of ``frame_ms``. ``lexicon``: word ->
     spelling or /phonemes/. ``flush_after_ms``: silence of the writer after which unspoken words are spoken (0: only at
-    punctuation, ``flush`` and the end). ``markdown``: keep Markdown, emoji and URLs from being read aloud. ``model``: the engine
-    that must speak; ``needs``: capabilities that it must have.
+    punctuation, ``flush`` and the end). ``markdown``: keep Markdown, emoji and URLs from being read aloud. ``model``:
+    the engine that must speak; ``needs``: capabilities that it must have.
     """
 
     voice: str | None = None

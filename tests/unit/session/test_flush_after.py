@@ -14,7 +14,7 @@ from tests.fakes.clock import in_virtual_time
 from tts_worker.session.machine import SessionMachine
 from tts_worker.session.session import LocalSession, SessionTimeouts
 from tts_worker.text.pipeline import TextPipeline
-from tts_worker.types import Audio, ChunkMeta, Command, EndText, Ended, Event, SynthesisParams, Text
+from tts_worker.types import Audio, ChunkMeta, Command, Ended, EndText, Event, SynthesisParams, Text
 
 OBSERVER: Any = SimpleNamespace(
     first_audio=lambda seconds: None,
