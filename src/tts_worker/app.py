@@ -10,11 +10,12 @@ import asyncio
 import gc
 import logging
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -34,6 +35,7 @@ from tts_worker.settings import (
     CosyVoiceEngineSettings,
     EngineSettings,
     HibariEngineSettings,
+    ServerSettings,
     Settings,
     TextSettings,
     ToneEngineSettings,
@@ -43,6 +45,14 @@ from tts_worker.settings import (
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.normaliser import load_normaliser
 from tts_worker.text.pipeline import TextOptions
+from tts_worker.transports.connections import (
+    Connection,
+    ConnectionLimits,
+    ConnectionTable,
+    HttpProtocol,
+    Listener,
+    connections_possible,
+)
 from tts_worker.transports.http import HttpConfig, create_app
 from tts_worker.types import SAMPLE_RATE_HZ, Alignment, EngineInfo
 from tts_worker.voicepack.voice_file import VOICES_DIR, stored_voices
@@ -80,7 +90,6 @@ class Worker:
             asyncio.get_running_loop().time,
         )
         self.hub.models = self.models
-        self.hub.enrolling = [name for name, engine in settings.engines.items() if self.enrols(name, engine)]
         self._lag: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -100,10 +109,6 @@ class Worker:
             self.metrics.watch_hub(lambda: self.hub.live_sessions, lambda: self.hub.buffered_s, lambda: self.hub.ready)
             self._lag = asyncio.get_running_loop().create_task(self.metrics.measure_loop_lag(), name="loop-lag")
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
-
-    def enrols(self, name: str, settings: EngineSettings) -> bool:
-        """Whether an engine of the settings can enrol voices once it is loaded."""
-        return isinstance(settings, CosyVoiceEngineSettings)
 
     def loaded(self, name: str) -> bool:
         """Whether an engine runs."""
@@ -173,9 +178,6 @@ def _hub_config(settings: Settings) -> HubConfig:
     session, text = settings.session, settings.text
     return HubConfig(
         max_sessions=session.max_sessions,
-        max_open_sessions=session.open_limit,
-        slot_idle_s=session.slot_idle_s,
-        end_idle_s=session.end_idle_s,
         lead_ms=session.lead_ms,
         window_ms=session.window_ms,
         frame_ms=session.frame_ms,
@@ -290,6 +292,8 @@ def create_application(worker: Worker) -> ASGIApp:
             max_upload_bytes=server.max_upload_bytes,
             max_input_chars=server.max_input_chars,
             max_message_chars=session.max_message_chars,
+            max_messages_per_s=session.max_messages_per_s,
+            max_buffered_bytes=server.max_buffered_bytes,
             send_timeout_s=server.send_timeout_s,
             web_page=server.web_page,
             openai_voice_names=worker.settings.voices.openai_names,
@@ -299,12 +303,33 @@ def create_application(worker: Worker) -> ASGIApp:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn with our drain: the first signal lets running turns end, the second ends them."""
+    """Uvicorn with our connections and our drain: the first signal lets running turns end, the second ends them."""
 
-    def __init__(self, config: uvicorn.Config, on_exit: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        listening: socket.socket,
+        table: ConnectionTable,
+        tls: ssl.SSLContext | None,
+        on_exit: Callable[[], None],
+    ) -> None:
         super().__init__(config)
+        self._listening = listening
+        self._table = table
+        self._tls = tls
         self._on_exit = on_exit
         self._asked = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        def protocol(connection: Connection) -> HttpProtocol:
+            return HttpProtocol(
+                self.config, self.server_state, self.lifespan.state, connection=connection, limits=self._table.limits
+            )
+
+        await self.lifespan.startup()
+        listener = Listener(self._listening, self._table, protocol, self._tls)
+        self.servers = [cast(asyncio.Server, listener)]
+        self.started = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._asked:
@@ -321,6 +346,7 @@ async def serve(settings: Settings, on_listening: Callable[[str], None], on_read
     """
     worker = Worker(settings)
     host, port = settings.server.host, settings.server.port
+    tls = _tls_context(settings.server)
     try:
         listener = socket.create_server((host, port), family=_family(host), backlog=1024)
     except OSError as error:
@@ -339,6 +365,8 @@ async def serve(settings: Settings, on_listening: Callable[[str], None], on_read
         await worker.hub.drain(settings.server.drain_s)
         server.should_exit = True
 
+    table = ConnectionTable(_connection_limits(settings.server), worker.metrics)
+    worker.metrics.watch_connections(lambda: table.active, lambda: table.waiting)
     server = _Server(
         uvicorn.Config(
             create_application(worker),
@@ -350,13 +378,17 @@ async def serve(settings: Settings, on_listening: Callable[[str], None], on_read
             ws_per_message_deflate=False,  # sound does not compress; it would only cost time
             timeout_graceful_shutdown=5,
             lifespan="off",
+            h11_max_incomplete_event_size=settings.server.max_header_bytes + 1,
         ),
+        listener,
+        table,
+        tls,
         on_exit=begin_drain,
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     stack = AsyncExitStack()
     try:
-        on_listening(f"http://{_in_url(host)}:{listener.getsockname()[1]}")
+        on_listening(f"{'http' if tls is None else 'https'}://{_in_url(host)}:{listener.getsockname()[1]}")
         if settings.grpc.enabled:
             members.append(await stack.enter_async_context(_in_fleet(worker)))
             on_listening(f"grpc://{members[0].address}")
@@ -371,6 +403,34 @@ async def serve(settings: Settings, on_listening: Callable[[str], None], on_read
         await worker.stop()
         await stack.aclose()
         await asyncio.wait({serving})
+
+
+def _connection_limits(server: ServerSettings) -> ConnectionLimits:
+    return ConnectionLimits(
+        max_connections=connections_possible(server.max_connections),
+        header_timeout_s=server.header_timeout_s,
+        body_timeout_s=server.body_timeout_s,
+        send_timeout_s=server.send_timeout_s,
+        max_header_bytes=server.max_header_bytes,
+    )
+
+
+def _tls_context(server: ServerSettings) -> ssl.SSLContext | None:
+    """What the certificate of the settings makes. Raises ConfigError naming the setting."""
+    if server.tls_certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        # Without a password callback OpenSSL would ask on the terminal.
+        context.load_cert_chain(server.tls_certificate, server.tls_key, password=lambda: "")
+    except ssl.SSLError as error:
+        reason = error.reason or "not a PEM file, or one with a password"
+        raise ConfigError(f"server.tls_certificate, server.tls_key: these cannot be used ({reason})") from None
+    except OSError as error:
+        raise ConfigError(f"server.tls_certificate, server.tls_key: cannot be read: {error.strerror}") from None
+    return context
 
 
 def _in_fleet(worker: Worker) -> AbstractAsyncContextManager[FleetMember]:

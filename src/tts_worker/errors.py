@@ -20,6 +20,7 @@ class ErrorCode(str, Enum):
     UNAUTHENTICATED = "unauthenticated"
     FORBIDDEN = "forbidden"
     OVER_CAPACITY = "over_capacity"
+    RATE_LIMITED = "rate_limited"
     DRAINING = "draining"
     NOT_READY = "not_ready"
     SESSION_CLOSED = "session_closed"
@@ -100,6 +101,13 @@ class Forbidden(TTSWorkerError):
 
 class OverCapacity(TTSWorkerError):
     code = ErrorCode.OVER_CAPACITY
+    retryable = True
+
+
+class RateLimited(TTSWorkerError):
+    """The caller sends more than the worker takes from one caller."""
+
+    code = ErrorCode.RATE_LIMITED
     retryable = True
 
 
@@ -190,6 +198,7 @@ HTTP_STATUS: dict[ErrorCode, int] = {
     ErrorCode.UNAUTHENTICATED: 401,
     ErrorCode.FORBIDDEN: 403,
     ErrorCode.OVER_CAPACITY: 503,
+    ErrorCode.RATE_LIMITED: 429,
     ErrorCode.DRAINING: 503,
     ErrorCode.NOT_READY: 503,
     ErrorCode.SESSION_CLOSED: 409,
@@ -210,6 +219,7 @@ WEBSOCKET_CLOSE: dict[ErrorCode, int] = {
     ErrorCode.UNAUTHENTICATED: 1008,
     ErrorCode.FORBIDDEN: 1008,
     ErrorCode.OVER_CAPACITY: 1013,
+    ErrorCode.RATE_LIMITED: 1008,
     ErrorCode.DRAINING: 1012,
     ErrorCode.NOT_READY: 1013,
     ErrorCode.SEND_TIMEOUT: 1008,
@@ -227,6 +237,7 @@ GRPC_STATUS: dict[ErrorCode, str] = {
     ErrorCode.UNAUTHENTICATED: "UNAUTHENTICATED",
     ErrorCode.FORBIDDEN: "PERMISSION_DENIED",
     ErrorCode.OVER_CAPACITY: "RESOURCE_EXHAUSTED",
+    ErrorCode.RATE_LIMITED: "RESOURCE_EXHAUSTED",
     ErrorCode.DRAINING: "UNAVAILABLE",
     ErrorCode.NOT_READY: "UNAVAILABLE",
     ErrorCode.SESSION_CLOSED: "NOT_FOUND",

@@ -56,6 +56,15 @@ class Metrics:
             "tts_audio_wasted_seconds_total", "Sound that was generated and never sent.", registry=registry
         )
         self._refused = Counter("tts_refused_total", "Sessions refused, by error code.", ["code"], registry=registry)
+        self._connections = Gauge(
+            "tts_connections", "TCP connections of the HTTP server, by state.", ["state"], registry=registry
+        )
+        self._closed_connections = Counter(
+            "tts_connections_closed_total",
+            "TCP connections that the worker closed because of a limit, by reason.",
+            ["reason"],
+            registry=registry,
+        )
         self._sessions = Gauge("tts_sessions", "Live sessions.", registry=registry)
         self._lead = Gauge("tts_buffered_seconds", "Sound generated and not yet sent, all sessions.", registry=registry)
         self._ready = Gauge("tts_ready", "1 if the worker takes sessions.", registry=registry)
@@ -121,6 +130,15 @@ class Metrics:
 
     def refused(self, code: str) -> None:
         self._refused.labels(code).inc()
+
+    def watch_connections(self, active: Callable[[], float], waiting: Callable[[], float]) -> None:
+        """Read these at every scrape."""
+        self._connections.labels("active").set_function(active)
+        self._connections.labels("waiting").set_function(waiting)
+
+    def connection_closed(self, reason: str) -> None:
+        """The worker closed a connection because of a limit."""
+        self._closed_connections.labels(reason).inc()
 
     def watch_hub(
         self, sessions: Callable[[], float], buffered_s: Callable[[], float], ready: Callable[[], bool]

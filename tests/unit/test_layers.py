@@ -22,7 +22,6 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "session.machine",
         "session.utterance",
         "session.pacer",
-        "session.slots",
         "engine.base",
         "engine.schedule",
         "engine.outlet",

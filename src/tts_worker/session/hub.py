@@ -9,26 +9,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import anyio
 
-from tts_worker.errors import (
-    Draining,
-    ErrorInfo,
-    IllegalCommand,
-    InvalidRequest,
-    NotReady,
-    OverCapacity,
-    TTSWorkerError,
-)
+from tts_worker.errors import Draining, IllegalCommand, InvalidRequest, NotReady, OverCapacity, TTSWorkerError
 from tts_worker.models.enrolment import Enrolment
 from tts_worker.models.routing import Wanted, choose
 from tts_worker.session.machine import MachineConfig, SessionMachine, State
 from tts_worker.session.session import EnginePort, LocalSession, SessionObserver, SessionTimeouts
-from tts_worker.session.slots import SlotTable
 from tts_worker.text.filter import UrlMode
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.normaliser import Normalise
@@ -66,12 +57,7 @@ class HubEngine(EnginePort, Protocol):
 
 
 class ModelGate(Protocol):
-    """Loads engines that a session needs (``models.manager.ModelManager``)."""
-
-    @property
-    def started(self) -> bool:
-        """Whether the engines to be loaded at start are warm, or have failed."""
-        ...
+    """Who loads engines that a session needs (``models.manager.ModelManager``)."""
 
     def touch(self, name: str) -> None:
         """A session with this engine began or ended."""
@@ -95,9 +81,6 @@ class HubConfig:
     """Defaults and bounds of all sessions; milliseconds and characters. See ``settings.SessionSettings``."""
 
     max_sessions: int = 64
-    max_open_sessions: int = 1_024
-    slot_idle_s: float = 2.0
-    end_idle_s: float = 60.0
     lead_ms: float = 40.0
     window_ms: float = 1_500.0
     frame_ms: int = 20
@@ -147,15 +130,10 @@ class SessionHub:
         self.voices = voices
         self.config = config or HubConfig()
         self.models: ModelGate | None = None  # none: engines come and go by hand
-        self.enrolling: Collection[str] = ()  # configured engines that can enrol voices, loaded or not
         self._engines: dict[str, HubEngine] = {}
         self._enrolments: dict[str, Enrolment] = {}
         self._observer = observer
         self._sessions: dict[str, LocalSession] = {}
-        self.slots = SlotTable(
-            self.config.max_sessions, self.config.max_open_sessions, self.config.slot_idle_s, self.config.end_idle_s
-        )
-        self._loop = asyncio.get_running_loop()
         self._engine_of: dict[str, str] = {}
         self._names = itertools.count(1)
         self._prefix = secrets.token_hex(4)
@@ -193,9 +171,7 @@ class SessionHub:
     @property
     def ready(self) -> bool:
         """Whether a session for any voice could begin now."""
-        started = self.models is None or self.models.started
-        running = bool(self._engines) and all(engine.ready for engine in self._engines.values())
-        return started and running and not self._draining
+        return not self._draining and bool(self._engines) and all(engine.ready for engine in self._engines.values())
 
     @property
     def lost(self) -> bool:
@@ -208,17 +184,7 @@ class SessionHub:
 
     @property
     def live_sessions(self) -> int:
-        """Sessions that are open, silent ones included."""
         return len(self._sessions)
-
-    @property
-    def speaking_sessions(self) -> int:
-        return self.slots.speaking
-
-    @property
-    def free_slots(self) -> int:
-        """How many new sessions could begin now."""
-        return self.slots.free(self._loop.time())
 
     @property
     def learns_voices(self) -> bool:
@@ -298,11 +264,13 @@ class SessionHub:
         make_text = self._text_factory(options)
         if not engine.ready:
             raise NotReady(f"the engine of voice {voice.name} is not ready", retry_after_s=RETRY_AFTER_S)
+        if len(self._sessions) - (replaces is not None) >= config.max_sessions:
+            raise OverCapacity(f"all {config.max_sessions} sessions are taken", retry_after_s=RETRY_AFTER_S)
         timeouts = _timeouts(options, config.timeouts)
-        name = f"{self._prefix}-{next(self._names)}"
-        self._take_slot(name, replaces)
+        if replaces is not None:
+            replaces.close("replaced")
         machine = SessionMachine(
-            name,
+            f"{self._prefix}-{next(self._names)}",
             params,
             make_text,
             MachineConfig(
@@ -321,39 +289,11 @@ class SessionHub:
             observer=self._observer,
             timeouts=timeouts,
             on_close=self._closed,
-            on_active=self._begin_utterance,
-            on_idle=self._rest,
         )
         self._sessions[session.id] = session
         self._engine_of[session.id] = voice.engine
         self._touch(voice.engine)
         return session
-
-    def _take_slot(self, name: str, replaces: LocalSession | None) -> None:
-        """Raises OverCapacity."""
-        now_s = self._loop.time()
-        if replaces is not None and replaces.id in self._sessions:
-            self.slots.replace(replaces.id, name, now_s)
-            replaces.close("replaced")
-            return
-        if not self.slots.has_room(now_s):
-            raise OverCapacity(f"all {self.slots.slots} sessions are taken", retry_after_s=RETRY_AFTER_S)
-        if (surplus := self.slots.surplus(now_s)) is not None:
-            reason = OverCapacity("the session was silent and another caller needed its place")
-            self._sessions[surplus].close("idle", reason)
-        if len(self.slots) >= self.slots.max_open:
-            raise OverCapacity(f"all {self.slots.max_open} open sessions are taken", retry_after_s=RETRY_AFTER_S)
-        self.slots.open(name, now_s)
-
-    def _begin_utterance(self, session: str) -> ErrorInfo | None:
-        if self.slots.begin(session, self._loop.time()):
-            return None
-        refusal = OverCapacity(f"all {self.slots.slots} sessions are speaking", retry_after_s=RETRY_AFTER_S)
-        self._observer.refused(refusal.code.value)
-        return refusal.info
-
-    def _rest(self, session: str) -> None:
-        self.slots.rest(session, self._loop.time())
 
     def params(self, options: SessionOptions) -> SynthesisParams:
         """The params of ``options``, checked; the voice is chosen as ``models.routing`` says. Raises UnknownVoice,
@@ -390,7 +330,6 @@ class SessionHub:
 
     def _closed(self, session: str) -> None:
         self._sessions.pop(session, None)
-        self.slots.close(session)
         engine = self._engine_of.pop(session, None)
         if engine is not None:
             self._touch(engine)
@@ -408,13 +347,14 @@ class SessionHub:
         ``transcript`` is said; without a transcript it lends its sound only. The same recording and transcript are the
         same voice, which is listed nowhere and kept for as long as it is used, and a while longer.
 
-        ``engine``: the engine to enrol it; None takes the first that can. Waits for an engine that is loaded on demand.
-
-        Raises InvalidRequest (no configured engine can, or the recording is unusable), TextTooLong, OverCapacity (too
-        many at the same time), Draining, NotReady (also while the engine is being loaded).
+        ``engine``: who learns it; None takes the first that can. Raises InvalidRequest (no engine can, or nothing can
+        be made of the recording), TextTooLong, OverCapacity (too many at the same time), Draining, NotReady.
         """
         self._check_taking()
-        name = await self._enrolling_engine(engine)
+        names = [name for name in self._enrolments if engine in (None, name)]
+        if not names:
+            raise InvalidRequest("no engine of this worker can learn a voice from a recording: ask for one by its name")
+        name = names[0]
         in_use = {session.params.voice for session in self._sessions.values()}
         learned = await self._enrolments[name].voice_of(recording, transcript, in_use)
         if (running := self._engines.get(name)) is None:
@@ -424,18 +364,6 @@ class SessionHub:
         self.voices.add_guest(learned.name, name, running.info)
         self._touch(name)
         return learned.name
-
-    async def _enrolling_engine(self, engine: str | None) -> str:
-        """A loaded engine that can enrol voices. Raises InvalidRequest where none ever can, else NotReady."""
-        if (loaded := _first(self._enrolments, engine)) is not None:
-            return loaded
-        configured = _first(self.enrolling, engine)
-        if configured is None or self.models is None:
-            raise InvalidRequest("no engine of this worker can enrol a voice from a recording: ask for one by its name")
-        await self.models.wait(configured)
-        if configured not in self._enrolments:
-            raise NotReady(f"the engine {configured} is being unloaded", retry_after_s=RETRY_AFTER_S)
-        return configured
 
     # -- drain --------------------------------------------------------------------------------------------------------
 
@@ -469,10 +397,6 @@ def _timeouts(options: SessionOptions, defaults: SessionTimeouts) -> SessionTime
     if not 0 <= flush_after_s <= 60:
         raise InvalidRequest("flush_after_ms must be 0 to 60000")
     return SessionTimeouts(pause_s, text_idle_s, flush_after_s)
-
-
-def _first(names: Iterable[str], wanted: str | None) -> str | None:
-    return next((name for name in names if wanted in (None, name)), None)
 
 
 def _wanted(options: SessionOptions) -> Wanted:

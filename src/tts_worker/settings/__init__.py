@@ -11,7 +11,14 @@ from tts_worker.settings.engines import (
     ToneEngineSettings,
 )
 from tts_worker.settings.load import load_settings, read_yaml
-from tts_worker.settings.sections import GrpcSettings, RaySettings, TextSettings, WebRtcSettings, is_loopback
+from tts_worker.settings.sections import (
+    GrpcSettings,
+    RaySettings,
+    ServerSettings,
+    TextSettings,
+    WebRtcSettings,
+    is_loopback,
+)
 from tts_worker.settings.tree import Settings
 
 __all__ = [
@@ -20,6 +27,7 @@ __all__ = [
     "GrpcSettings",
     "HibariEngineSettings",
     "RaySettings",
+    "ServerSettings",
     "Settings",
     "TextSettings",
     "ToneEngineSettings",

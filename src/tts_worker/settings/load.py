@@ -18,7 +18,10 @@ from tts_worker.settings.tree import ENV_PREFIX, Settings
 _CLIENT_VARIABLES = frozenset({"TTS_WORKER_URL", "TTS_WORKER_API_KEY"})
 """What clients of a worker read; no settings."""
 
-_PATHS = (("voices", "directory"), ("text", "lexicon_file"), ("engines", "*", "bundle"), ("engines", "*", "voices"))
+_PATHS = (
+    *(("server", "tls_certificate"), ("server", "tls_key")),
+    *(("voices", "directory"), ("text", "lexicon_file"), ("engines", "*", "bundle"), ("engines", "*", "voices")),
+)
 """Settings that are paths: in a file they are relative to that file."""
 
 

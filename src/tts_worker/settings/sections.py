@@ -30,7 +30,12 @@ class Section(BaseModel):
 
 
 class ServerSettings(Section):
-    """Where the server listens and what it accepts. Sizes are checked before any work is done."""
+    """Where the server listens and what it accepts. Sizes are checked before any work is done.
+
+    ``max_buffered_bytes``: request bodies held at the same time, all requests together. ``max_connections``: fewer
+    where the process may not open so many descriptors. ``header_timeout_s`` and ``body_timeout_s``: until the head and
+    the body of a request have arrived. ``tls_certificate``: a PEM file with the certificate and its chain; with it the
+    server speaks HTTPS only. ``tls_key``: the PEM file of its private key; None where that is in the same file."""
 
     host: str = "127.0.0.1"
     port: int = Field(8080, ge=0, le=65_535)
@@ -39,11 +44,18 @@ class ServerSettings(Section):
     allowed_origins: tuple[str, ...] = ()
     max_request_bytes: int = Field(1_048_576, ge=1_024)
     max_upload_bytes: int = Field(12_582_912, ge=1_024)
+    max_header_bytes: Annotated[int, Field(ge=4_096, le=1_048_576)] = 32_768
+    max_buffered_bytes: int = Field(67_108_864, ge=1_024)
     max_input_chars: int = Field(20_000, ge=1)
+    max_connections: int = Field(1_024, ge=8, le=1_000_000)
+    header_timeout_s: Seconds = 10.0
+    body_timeout_s: Seconds = 60.0
     send_timeout_s: Seconds = 10.0
     heartbeat_s: Seconds = 20.0
     drain_s: Seconds = 30.0
     web_page: bool = True
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
 
     @field_validator("allowed_origins")
     @classmethod
@@ -56,6 +68,8 @@ class ServerSettings(Section):
 
     @model_validator(mode="after")
     def _guard(self) -> ServerSettings:
+        if self.tls_key is not None and self.tls_certificate is None:
+            raise ValueError("tls_key goes with tls_certificate")
         if not self.api_keys and not self.allow_unauthenticated and not is_loopback(self.host):
             raise ValueError(
                 f"host {self.host} is reachable from outside: set api_keys, or allow_unauthenticated: true if "
@@ -71,18 +85,11 @@ class ServerSettings(Section):
 
 
 class SessionSettings(Section):
-    """Bounds of every session. ``max_sessions``: sessions that may speak at the same time; each holds a slot.
-    ``max_open_sessions``: sessions that may be open, silent ones included; None allows 16 for each slot. A session that
-    has been silent for ``slot_idle_s`` gives its slot to a new caller that needs it, stays open, and takes a slot again
-    when its next utterance begins. ``end_idle_s``: at ``max_open_sessions`` a session that has been silent for so long
-    ends. ``lead_ms``: how far ahead of real time sound is sent; ``window_ms``: how far the engine
+    """Bounds of every session. ``lead_ms``: how far ahead of real time sound is sent; ``window_ms``: how far the engine
     may be ahead of that. ``flush_after_ms``: silence of the writer after which words without punctuation are spoken;
     0 waits for punctuation."""
 
     max_sessions: int = Field(64, ge=1, le=100_000)
-    max_open_sessions: int | None = Field(None, ge=1, le=1_000_000)
-    slot_idle_s: Seconds = 2.0
-    end_idle_s: Seconds = 60.0
     lead_ms: Milliseconds = 40.0
     window_ms: Annotated[float, Field(ge=100, le=60_000)] = 1_500.0
     frame_ms: Annotated[int, Field(ge=5, le=200)] = 20
@@ -90,19 +97,9 @@ class SessionSettings(Section):
     text_idle_timeout_s: Seconds = 300.0
     flush_after_ms: Milliseconds = 400.0
     max_message_chars: int = Field(100_000, ge=1)
+    max_messages_per_s: Annotated[float, Field(ge=10, le=1_000_000)] = 1_000.0
     max_utterance_chars: int = Field(200_000, ge=1)
     max_queued_utterances: int = Field(16, ge=0, le=1_000)
-
-    @model_validator(mode="after")
-    def _order(self) -> SessionSettings:
-        if self.max_open_sessions is not None and self.max_open_sessions < self.max_sessions:
-            raise ValueError(f"max_open_sessions is below max_sessions = {self.max_sessions}")
-        return self
-
-    @property
-    def open_limit(self) -> int:
-        """How many sessions may be open."""
-        return 16 * self.max_sessions if self.max_open_sessions is None else self.max_open_sessions
 
 
 class GrpcModelSettings(Section):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,6 +22,7 @@ from tts_worker.errors import (
     WEBSOCKET_CLOSE,
     ErrorInfo,
     InvalidRequest,
+    RateLimited,
     SendTimeout,
     TextTooLong,
     TTSWorkerError,
@@ -32,12 +32,13 @@ from tts_worker.session.hub import SessionHub, SessionOptions
 from tts_worker.session.machine import State
 from tts_worker.session.session import LocalSession
 from tts_worker.transports import wire
+from tts_worker.transports.answers import Answers
+from tts_worker.transports.rates import MessageRate
 from tts_worker.types import Output
 
 log = logging.getLogger(__name__)
 
-_MAX_UNSENT_ANSWERS = 256
-"""Errors that may wait for a client that does not read, before it is cut off."""
+_MAX_NAME_CHARS = 128
 
 Message = dict[str, Any]
 
@@ -46,6 +47,7 @@ Message = dict[str, Any]
 class SocketLimits:
     max_message_chars: int = 100_000
     send_timeout_s: float = 10.0
+    max_messages_per_s: float = 1_000.0
 
 
 class Presenter(Protocol):
@@ -115,7 +117,8 @@ class ContextSocket:
         self._limits = limits
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()  # whose turn it is to write; first come, first served
-        self._answers: deque[Message] = deque()
+        self._answers = Answers()
+        self._rate = MessageRate(limits.max_messages_per_s)
         self._answer_waits = asyncio.Event()
         self._finishing = False
         self._finished = asyncio.Event()
@@ -140,9 +143,7 @@ class ContextSocket:
 
     def answer(self, message: Message) -> None:
         """Send a message as soon as the client reads, before more sound. Raises SendTimeout if too many wait."""
-        if len(self._answers) >= _MAX_UNSENT_ANSWERS:
-            raise SendTimeout("too many answers were not read")
-        self._answers.append(message)
+        self._answers.put(message)
         self._answer_waits.set()
 
     def fail(self, error: ErrorInfo, name: str | None) -> None:
@@ -178,6 +179,9 @@ class ContextSocket:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+            # An error and its traceback refer to each other and to this: what is not sent must not wait for the
+            # garbage collector.
+            self._answers.clear()
         await self._say_goodbye(error)
 
     async def _until_finished(self) -> None:
@@ -200,6 +204,8 @@ class ContextSocket:
                 log.error("a connection failed", exc_info=error)
         # A client that does not read does not read this either; the socket is then dropped.
         with contextlib.suppress(RuntimeError, WebSocketDisconnect), anyio.move_on_after(1.0):
+            if isinstance(error, RateLimited):
+                await self._send(self.dialect.error(error.info, None))
             await self._websocket.close(code, reason[:100])
 
     async def _read(self) -> None:
@@ -207,17 +213,20 @@ class ContextSocket:
             message = await self._websocket.receive()
             if message["type"] == "websocket.disconnect":
                 raise WebSocketDisconnect(message.get("code", 1005))
+            received = message.get("text") or message.get("bytes") or ""
+            self._rate.count(len(received), asyncio.get_running_loop().time())
             name: str | None = None
             try:
                 if (raw := message.get("text")) is None:
                     raise InvalidRequest("binary messages are not understood: send JSON text")
                 data = wire.parse_object(raw, "message")
-                name = self.dialect.context_of(data)
+                name = _short(self.dialect.context_of(data))
                 self.dialect.read(data)
             except SendTimeout:
                 raise
             except TTSWorkerError as error:
                 self.fail(error.info, name)
+            await asyncio.sleep(0)  # messages that are there already come without a wait: let the others have a turn
 
     async def _serve(self, context: Context, options: SessionOptions) -> None:
         """From admission to the last message of a context."""
@@ -270,7 +279,7 @@ class ContextSocket:
 
     async def _send_all_answers(self) -> None:
         while self._answers:
-            await self._send(self._answers.popleft())
+            await self._send(self._answers.take())
 
     async def _send(self, message: Message) -> None:
         self._sending_since_s = asyncio.get_running_loop().time()
@@ -289,3 +298,8 @@ class ContextSocket:
             since_s = self._sending_since_s
             if since_s is not None and loop.time() - since_s > limit_s:
                 raise SendTimeout(f"nothing was read for {limit_s:g} s")
+
+
+def _short(name: str | None) -> str | None:
+    """The name of a context, unless it is longer than one may be: it is not repeated then."""
+    return name if name is None or len(name) <= _MAX_NAME_CHARS else None

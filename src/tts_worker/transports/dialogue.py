@@ -7,19 +7,18 @@ send what it gives. See ``docs/protocol.md``.
 
 from __future__ import annotations
 
-from collections import deque
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from tts_worker.errors import IllegalCommand, SendTimeout, TextTooLong, TTSWorkerError
+from tts_worker.errors import IllegalCommand, InvalidRequest, SendTimeout, TextTooLong, TTSWorkerError
 from tts_worker.session.hub import SessionHub, SessionOptions
 from tts_worker.session.machine import State
 from tts_worker.session.session import LocalSession
 from tts_worker.transports import wire
+from tts_worker.transports.answers import Answers
+from tts_worker.transports.rates import MessageRate
 from tts_worker.types import Acknowledged, Ended, Notice, PcmFrame, UtteranceKey
-
-_MAX_UNSENT_ANSWERS = 256
-"""Answers (pongs, rejections) that may wait for a client that does not read, before it is cut off."""
 
 
 class Dialogue:
@@ -35,24 +34,31 @@ class Dialogue:
         session: LocalSession,
         *,
         max_message_chars: int,
+        max_messages_per_s: float,
         shaped: Callable[[SessionOptions], SessionOptions] = lambda options: options,
         on_stop: Callable[[], None] = lambda: None,
     ) -> None:
         self.session = session
-        self.answers: deque[dict[str, Any]] = deque()
+        self.answers = Answers()
         self.closing = False  # the client said goodbye
         self._hub = hub
         self._shaped = shaped
         self._on_stop = on_stop
         self._max_message_chars = max_message_chars
+        self._rate = MessageRate(max_messages_per_s)
         self._context: str | None = None  # the client's name for the utterance being written
         self._context_key: UtteranceKey | None = None
         self._stopped_context: str | None = None
         self._contexts: dict[UtteranceKey, str] = {}
-        self.answers.append(self._ready())
+        self.answers.put(self._ready())
 
-    def hear(self, raw: str) -> None:
-        """A message of the client. What is wrong with it becomes an answer. Raises SendTimeout if too many wait."""
+    def hear(self, raw: str | bytes) -> None:
+        """A message of the client. What is wrong with it becomes an answer. Raises SendTimeout if too many answers
+        wait, and RateLimited if too many messages come."""
+        self._rate.count(len(raw), asyncio.get_running_loop().time())
+        if isinstance(raw, bytes):
+            self.reject(InvalidRequest("binary messages are not understood: send JSON text"))
+            return
         name: str | None = None
         context: str | None = None
         try:
@@ -81,9 +87,7 @@ class Dialogue:
         return message
 
     def _answer(self, message: dict[str, Any]) -> None:
-        if len(self.answers) >= _MAX_UNSENT_ANSWERS:
-            raise SendTimeout("too many answers were not read")
-        self.answers.append(message)
+        self.answers.put(message)
         self.session.wake()
 
     def _ready(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, WebSocket
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
@@ -43,6 +44,8 @@ class HttpConfig:
     max_upload_bytes: int = 12_582_912
     max_input_chars: int = 20_000
     max_message_chars: int = 100_000
+    max_messages_per_s: float = 1_000.0
+    max_buffered_bytes: int = 67_108_864
     send_timeout_s: float = 10.0
     web_page: bool = True
     openai_voice_names: bool = True
@@ -52,7 +55,7 @@ class HttpConfig:
 def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig) -> ASGIApp:
     """The application over a running hub."""
     app = FastAPI(title="tts-worker", version=__version__, docs_url=None, redoc_url=None)
-    limits = StreamLimits(config.max_message_chars, config.send_timeout_s)
+    limits = StreamLimits(config.max_message_chars, config.send_timeout_s, config.max_messages_per_s)
     _add_errors(app)
 
     @app.get("/health/live", summary="The process runs: 503 once an engine cannot be rebuilt in it, so restart it")
@@ -86,7 +89,7 @@ def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig) -> ASGIApp
         app.include_router(
             cosyvoice.router(hub, max_input_chars=config.max_input_chars, send_timeout_s=config.send_timeout_s)
         )
-    sockets = SocketLimits(config.max_message_chars, config.send_timeout_s)
+    sockets = SocketLimits(config.max_message_chars, config.send_timeout_s, config.max_messages_per_s)
     app.include_router(cartesia.router(hub, sockets, max_input_chars=config.max_input_chars))
     app.include_router(elevenlabs.router(hub, sockets, max_input_chars=config.max_input_chars))
     app.include_router(
@@ -96,7 +99,13 @@ def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig) -> ASGIApp
     )
     if config.webrtc.enabled:
         app.include_router(
-            webrtc.router(hub, config.webrtc, max_message_chars=config.max_message_chars, web_page=config.web_page)
+            webrtc.router(
+                hub,
+                config.webrtc,
+                max_message_chars=config.max_message_chars,
+                max_messages_per_s=config.max_messages_per_s,
+                web_page=config.web_page,
+            )
         )
     if config.web_page:
         _add_page(app)
@@ -108,6 +117,7 @@ def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig) -> ASGIApp
         max_body_bytes=config.max_request_bytes,
         upload_paths=cosyvoice_http.PATHS | ray_cosyvoice.PATHS,
         max_upload_bytes=config.max_upload_bytes,
+        max_buffered_bytes=config.max_buffered_bytes,
     )
 
 
@@ -167,6 +177,10 @@ def _add_errors(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         info = ErrorInfo(ErrorCode.INVALID_REQUEST, str(error.detail))
         return vendors.refusal(request.scope, info, error.status_code)
+
+    @app.exception_handler(ClientDisconnect)
+    async def left(request: Request, error: Exception) -> Response:
+        return Response(status_code=499)  # goes nowhere: the client left before its request was complete
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 
 import anyio
@@ -12,16 +13,31 @@ from starlette.types import Receive, Scope, Send
 from tts_worker.errors import HTTP_STATUS, ErrorCode, ErrorInfo, SendTimeout, TTSWorkerError
 
 
+class SafeJSONResponse(JSONResponse):
+    """JSON that may repeat a name as a client wrote it, also one that is cut in the middle of a UTF-16 pair."""
+
+    def render(self, content: object) -> bytes:
+        try:
+            return super().render(content)
+        except UnicodeEncodeError:
+            return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
 def error_response(error: ErrorInfo, status: int | None = None) -> JSONResponse:
     """An error as OpenAI's SDKs read it: ``{"error": {message, type, param, code}}``, with our ``retryable``."""
     status = HTTP_STATUS[error.code] if status is None else status
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+    return SafeJSONResponse(error_body(error, status), status, headers)
+
+
+def error_body(error: ErrorInfo, status: int) -> dict[str, object]:
+    """The JSON object of ``error_response``."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     if error.code in (ErrorCode.OVER_CAPACITY, ErrorCode.DRAINING, ErrorCode.NOT_READY):
         kind = "overloaded_error"
-    body = {
+    return {
         "error": {
             "message": error.message,
             "type": kind,
@@ -30,7 +46,6 @@ def error_response(error: ErrorInfo, status: int | None = None) -> JSONResponse:
             "retryable": error.retryable,
         }
     }
-    return JSONResponse(body, status, headers)
 
 
 class LiveStream(Response):

@@ -14,7 +14,14 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, QueryParams
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tts_worker.errors import Forbidden, InvalidRequest, TextTooLong, TTSWorkerError, Unauthenticated
+from tts_worker.errors import (
+    Forbidden,
+    InvalidRequest,
+    OverCapacity,
+    TextTooLong,
+    TTSWorkerError,
+    Unauthenticated,
+)
 from tts_worker.settings import is_loopback
 from tts_worker.transports import cors
 from tts_worker.transports.vendors import ELEVENLABS_PREFIX, refusal
@@ -50,6 +57,7 @@ class Gate:
         max_body_bytes: int = 1_048_576,
         upload_paths: Collection[str] = (),
         max_upload_bytes: int = 0,
+        max_buffered_bytes: int = 67_108_864,
     ) -> None:
         self._app = app
         self._keys = tuple(key.encode() for key in api_keys)
@@ -58,6 +66,7 @@ class Gate:
         self._max_body_bytes = max_body_bytes
         self._upload_paths = upload_paths
         self._max_upload_bytes = max_upload_bytes
+        self._bodies = _Bodies(max_buffered_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -74,9 +83,14 @@ class Gate:
         except TTSWorkerError as error:
             await self._refuse(error, scope, receive, send)
             return
-        if scope["type"] == "http":
-            receive = _Bounded(receive, self._limit_bytes(scope))
-        await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body = _Bounded(receive, self._limit_bytes(scope), self._bodies)
+        try:
+            await self._app(scope, body, send)
+        finally:
+            body.release()
 
     def _allowed_origin(self, scope: Scope) -> str | None:
         """The origin of the page that asks, if it is a listed one."""
@@ -134,20 +148,40 @@ async def _deny_upgrade(status: int, headers: list[tuple[bytes, bytes]], body: b
     await send({"type": "websocket.http.response.body", "body": body})
 
 
+class _Bodies:
+    """Bytes of request bodies that are held at the same time, all requests together."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.held = 0
+
+
 class _Bounded:
     """Counts the body as it arrives: a client that declares no length is bounded too."""
 
-    def __init__(self, receive: Receive, limit: int) -> None:
+    def __init__(self, receive: Receive, limit: int, bodies: _Bodies) -> None:
         self._receive = receive
         self._left = limit
+        self._bodies = bodies
+        self._held = 0
 
     async def __call__(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.request":
-            self._left -= len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            self._left -= size
             if self._left < 0:
                 raise TextTooLong("the request is too large")
+            if self._bodies.held + size > self._bodies.most:
+                raise OverCapacity("too many request bodies are on their way", retry_after_s=1.0)
+            self._held += size
+            self._bodies.held += size
         return message
+
+    def release(self) -> None:
+        """The request has ended."""
+        self._bodies.held -= self._held
+        self._held = 0
 
 
 def _is_open(path: str) -> bool:

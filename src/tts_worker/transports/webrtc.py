@@ -43,7 +43,9 @@ class Offer(BaseModel):
 class Peers:
     """The peers of this process. Building it imports what the extra brings; raises MissingExtra."""
 
-    def __init__(self, hub: SessionHub, settings: WebRtcSettings, *, max_message_chars: int) -> None:
+    def __init__(
+        self, hub: SessionHub, settings: WebRtcSettings, *, max_message_chars: int, max_messages_per_s: float
+    ) -> None:
         try:
             from tts_worker.transports import webrtc_peer
         except ModuleNotFoundError as error:
@@ -57,6 +59,7 @@ class Peers:
             connect_timeout_s=settings.connect_timeout_s,
             silence_timeout_s=settings.silence_timeout_s,
             max_message_chars=max_message_chars,
+            max_messages_per_s=max_messages_per_s,
             ice_servers=tuple(
                 webrtc_peer.IceServer(
                     server.urls,
@@ -88,7 +91,14 @@ class Peers:
         return {"type": "answer", "sdp": await peer.answer(offer.sdp), "session": session.id}
 
 
-def router(hub: SessionHub, settings: WebRtcSettings, *, max_message_chars: int, web_page: bool) -> APIRouter:
+def router(
+    hub: SessionHub,
+    settings: WebRtcSettings,
+    *,
+    max_message_chars: int,
+    max_messages_per_s: float,
+    web_page: bool,
+) -> APIRouter:
     """The route over ``hub``, and the page at ``/webrtc``."""
     routes = APIRouter()
     peers: list[Peers] = []  # built with the first offer
@@ -98,7 +108,9 @@ def router(hub: SessionHub, settings: WebRtcSettings, *, max_message_chars: int,
         try:
             wanted = _parse(await request.body())
             if not peers:
-                peers.append(Peers(hub, settings, max_message_chars=max_message_chars))
+                peers.append(
+                    Peers(hub, settings, max_message_chars=max_message_chars, max_messages_per_s=max_messages_per_s)
+                )
             return JSONResponse(await peers[0].join(wanted))
         except InvalidRequest as error:
             return error_response(error.info, 422)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,7 +25,7 @@ from aiortc import (
 )
 from aiortc.stats import RTCRemoteInboundRtpStreamStats
 
-from tts_worker.errors import InvalidRequest, TTSWorkerError
+from tts_worker.errors import InvalidRequest, RateLimited, TTSWorkerError
 from tts_worker.session.hub import SessionHub, SessionOptions
 from tts_worker.session.machine import State
 from tts_worker.session.session import LocalSession
@@ -41,6 +42,9 @@ _MAX_BUFFERED_BYTES = 1_048_576
 
 _MAX_MESSAGE_BYTES = 60_000
 """Every browser takes a data channel message of this size."""
+
+_MAX_UNHEARD = 1_024
+"""Messages that may wait to be handled."""
 
 _LOOK_AFTER_S = 0.5
 
@@ -60,6 +64,7 @@ class PeerLimits:
     connect_timeout_s: float = 15.0
     silence_timeout_s: float = 10.0
     max_message_chars: int = 16_000
+    max_messages_per_s: float = 1_000.0
     ice_servers: tuple[IceServer, ...] = field(default=())
 
 
@@ -76,10 +81,12 @@ class Peer:
             hub,
             session,
             max_message_chars=limits.max_message_chars,
+            max_messages_per_s=limits.max_messages_per_s,
             shaped=for_a_track,
             on_stop=self._playout.clear,
         )
         self._channel: RTCDataChannel | None = None
+        self._unheard: deque[str | bytes] = deque()
         self._track = SpeechTrack(self._pull)
         servers = [RTCIceServer(list(s.urls), s.username, s.credential) for s in limits.ice_servers]
         self._connection = RTCPeerConnection(RTCConfiguration(iceServers=servers))
@@ -160,6 +167,8 @@ class Peer:
 
     async def _free(self) -> None:
         self._dialogue.session.close("disconnected")
+        self._dialogue.answers.clear()
+        self._unheard.clear()
         self._track.stop()
         try:
             with anyio.CancelScope(shield=True), anyio.move_on_after(5.0):
@@ -208,12 +217,29 @@ class Peer:
         self._advance()
 
     def _on_message(self, raw: str | bytes) -> None:
+        """One message is handled in one turn of the event loop, however many come in one packet."""
+        self._unheard.append(raw)
+        if len(self._unheard) == 1:
+            self._hear_next()
+        elif len(self._unheard) > _MAX_UNHEARD:
+            self.end()
+
+    def _hear_next(self) -> None:
+        if self._over.is_set():
+            self._unheard.clear()
+            return
+        self._hear(self._unheard[0])
+        self._unheard.popleft()
+        if self._unheard:
+            asyncio.get_running_loop().call_soon(self._hear_next)
+
+    def _hear(self, raw: str | bytes) -> None:
         try:
-            if isinstance(raw, bytes):
-                self._dialogue.reject(InvalidRequest("binary messages are not understood: send JSON text"))
-            else:
-                self._dialogue.hear(raw)
+            self._dialogue.hear(raw)
             self._advance()
+        except RateLimited as error:
+            self._send({"type": "rejected", "command": None, **wire.error_json(error.info)})
+            self.end()
         except TTSWorkerError:  # it sends, and reads no answer
             self.end()
         if self._dialogue.closing:
@@ -221,7 +247,7 @@ class Peer:
 
     def _send_answers(self) -> None:
         while self._channel is not None and self._dialogue.answers:
-            self._send(self._dialogue.answers.popleft())
+            self._send(self._dialogue.answers.take())
 
     def _send(self, message: dict[str, Any]) -> None:
         channel = self._channel

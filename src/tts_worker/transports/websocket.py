@@ -21,6 +21,7 @@ from tts_worker.errors import (
     WEBSOCKET_CLOSE,
     Draining,
     InvalidRequest,
+    RateLimited,
     SendTimeout,
     TTSWorkerError,
     error_info,
@@ -41,6 +42,7 @@ log = logging.getLogger(__name__)
 class StreamLimits:
     max_message_chars: int = 100_000
     send_timeout_s: float = 10.0
+    max_messages_per_s: float = 1_000.0
 
 
 async def stream(websocket: WebSocket, hub: SessionHub, limits: StreamLimits) -> None:
@@ -73,7 +75,9 @@ class _Connection:
         self._websocket = websocket
         self._hub = hub
         self._limits = limits
-        self._dialogue = Dialogue(hub, session, max_message_chars=limits.max_message_chars)
+        self._dialogue = Dialogue(
+            hub, session, max_message_chars=limits.max_message_chars, max_messages_per_s=limits.max_messages_per_s
+        )
         self._sending_since_s: float | None = None
         self._writer: asyncio.Task[None] | None = None
 
@@ -95,6 +99,9 @@ class _Connection:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+            # An error and its traceback refer to each other and to this: what is not sent must not wait for the
+            # garbage collector.
+            self._dialogue.answers.clear()
         await self._say_goodbye(next((task.exception() for task in done if task.exception() is not None), None))
 
     async def _say_goodbye(self, error: BaseException | None) -> None:
@@ -108,6 +115,8 @@ class _Connection:
                 log.error("session %s: the connection failed", self.session.id, exc_info=error)
         # A client that does not read does not read this either; the socket is then dropped.
         with contextlib.suppress(RuntimeError, WebSocketDisconnect), anyio.move_on_after(1.0):
+            if isinstance(error, RateLimited):
+                await self._send({"type": "rejected", "command": None, **wire.error_json(error.info)})
             await self._websocket.close(code, reason[:100])
 
     # -- out ----------------------------------------------------------------------------------------------------------
@@ -116,7 +125,7 @@ class _Connection:
         while True:
             session = self.session
             if self._dialogue.answers:
-                await self._send(self._dialogue.answers.popleft())
+                await self._send(self._dialogue.answers.take())
             elif (item := session.poll()) is not None:
                 if isinstance(item, PcmFrame):
                     await self._send(item.pcm)
@@ -125,8 +134,6 @@ class _Connection:
             elif session.state is not State.CLOSED:
                 await session.wait()
             elif session is self.session:
-                if session.close_error is not None:
-                    raise session.close_error
                 if self._hub.draining and not self._dialogue.closing:
                     raise Draining("the worker is shutting down; use another one")
                 return  # closed by the client, or the end of the connection
@@ -157,7 +164,6 @@ class _Connection:
             message = await self._websocket.receive()
             if message["type"] == "websocket.disconnect":
                 raise WebSocketDisconnect(message.get("code", 1005))
-            if (raw := message.get("text")) is not None:
-                self._dialogue.hear(raw)
-            else:
-                self._dialogue.reject(InvalidRequest("binary messages are not understood: send JSON text"))
+            raw = message.get("text")
+            self._dialogue.hear(raw if raw is not None else message.get("bytes", b""))
+            await asyncio.sleep(0)  # messages that are there already come without a wait: let the others have a turn

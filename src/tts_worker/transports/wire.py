@@ -103,7 +103,7 @@ class PlayedMessage(_Message):
 
 class PingMessage(_Message):
     type: Literal["ping"]
-    id: int | str | None = None
+    id: Annotated[int, Field(ge=-(2**63), lt=2**63)] | Annotated[str, Field(max_length=128)] | None = None
 
 
 class CloseMessage(_Message):
@@ -173,8 +173,14 @@ def explain(error: ValidationError, *, skip: int = 0) -> str:
 
 
 def dumps(message: dict[str, Any]) -> str:
-    """JSON that every UTF-8 socket can carry; canonical text holds no lone surrogate."""
-    return json.dumps(message, ensure_ascii=False, separators=(",", ":"))
+    """JSON that every UTF-8 socket can carry. Canonical text holds no lone surrogate; a name that a client chose may
+    hold one, and is then written with escapes."""
+    text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(message, separators=(",", ":"))
+    return text
 
 
 def word_json(word: Word) -> dict[str, Any]:

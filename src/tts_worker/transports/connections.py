@@ -1,0 +1,616 @@
+"""TCP connections of the HTTP server: how many there are, how long each may take and how much it may hold.
+
+Uvicorn parses requests and calls the application; the classes here bound what happens before and around that. A
+connection is *waiting* until a request head has arrived, and between requests; it is *active* while a request or a
+WebSocket is served. When all connections are taken, the one that waits longest is closed for a new one. When all are
+active, a few more are accepted for health probes only, so that a full worker is not taken for a dead one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import functools
+import json
+import logging
+import os
+import re
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Any, Protocol, cast
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+from websockets.frames import Frame
+
+from tts_worker.errors import ErrorCode, ErrorInfo
+from tts_worker.transports.rates import OccasionalLog, TokenBucket
+from tts_worker.transports.responses import error_body
+
+log = logging.getLogger(__name__)
+
+PROBE_CONNECTIONS = 8
+"""Connections beyond the limit, for health probes."""
+
+PROBE_PATHS = b"/health/"
+
+_MAX_HEAD_LINES = 100
+_MAX_LINE_BYTES = 8_000
+"""Of a request head. The WebSocket parser behind takes 128 lines of 8 KiB."""
+
+_END_OF_HEAD = re.compile(rb"\n\r?\n")
+
+_PARSE_BYTES = 8_192
+"""WebSocket data parsed in one turn of the event loop: at most 1,365 frames, some milliseconds."""
+
+_MAX_FRAGMENTS = 1_024
+_PINGS_PER_S = 50
+_MAX_UNREAD_PONG_BYTES = 65_536
+_LINGER_S = 2.0
+"""How long data of a client is discarded after a last response, so that a reset does not take that response away."""
+
+_REASONS = MappingProxyType({400: "invalid", 414: "header_too_large", 431: "header_too_large"})
+"""What the metric says of refusals before the application."""
+
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """``header_timeout_s``: from the connection, or from the first byte of a later request, to the end of the request
+    head. ``body_timeout_s``: from there to the end of the body. ``send_timeout_s``: how long a client may take
+    nothing of a response."""
+
+    max_connections: int = 1_024
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+    send_timeout_s: float = 10.0
+    max_header_bytes: int = 32_768
+
+
+class ConnectionObserver(Protocol):
+    def connection_closed(self, reason: str) -> None:
+        """The worker closed a connection because of a limit."""
+        ...
+
+
+class Connection:
+    """One accepted connection in the table. ``abort`` closes it at once, whatever state it is in."""
+
+    __slots__ = ("_hit_limit", "_table", "abort", "active", "probe_only")
+
+    def __init__(self, table: ConnectionTable, probe_only: bool) -> None:
+        self._table = table
+        self._hit_limit = False
+        self.probe_only = probe_only
+        self.active = False
+        self.abort: Callable[[], None] = lambda: None
+
+    def set_active(self, active: bool) -> None:
+        self.active = active
+        self._table.moved(self)
+
+    def hit_limit(self, reason: str) -> None:
+        """It is closed because of a limit; counted once."""
+        if not self._hit_limit:
+            self._hit_limit = True
+            self._table.observer.connection_closed(reason)
+
+    def closed(self) -> None:
+        """It is gone."""
+        self._table.remove(self)
+
+
+class ConnectionTable:
+    """All connections of a server. Belongs to one event loop."""
+
+    def __init__(self, limits: ConnectionLimits, observer: ConnectionObserver) -> None:
+        self.limits = limits
+        self.observer = observer
+        self._all: set[Connection] = set()
+        self._waiting: dict[Connection, None] = {}  # longest waiting first
+        self._probes: dict[Connection, None] = {}
+        self._full_log = OccasionalLog(log, every_s=60.0)
+
+    @property
+    def active(self) -> int:
+        return len(self._all) - self.waiting
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting) + sum(not each.active for each in self._probes)
+
+    def admit(self) -> Connection:
+        """A place for a new connection, at the cost of another one if need be."""
+        limit = self.limits.max_connections
+        full = len(self._all) - len(self._probes) >= limit
+        if full:
+            self._full_log.warning(
+                "all %d connections are taken (%d wait for a request): the longest waiting are closed, and where all "
+                "are in use only health probes are answered",
+                limit,
+                len(self._waiting),
+            )
+            full = not self.evict()
+        connection = Connection(self, probe_only=full)
+        self._all.add(connection)
+        if full:
+            if len(self._probes) >= PROBE_CONNECTIONS:
+                self._close(next(iter(self._probes)), "evicted")
+            self._probes[connection] = None
+        else:
+            self._waiting[connection] = None
+        return connection
+
+    def evict(self) -> bool:
+        """Close the connection that waits longest; whether there was one."""
+        if not self._waiting:
+            return False
+        self._close(next(iter(self._waiting)), "evicted")
+        return True
+
+    def _close(self, connection: Connection, reason: str) -> None:
+        connection.hit_limit(reason)
+        connection.abort()
+        self.remove(connection)
+
+    def moved(self, connection: Connection) -> None:
+        if connection in self._probes or connection not in self._all:
+            return
+        self._waiting.pop(connection, None)
+        if not connection.active:
+            self._waiting[connection] = None
+
+    def remove(self, connection: Connection) -> None:
+        self._all.discard(connection)
+        self._waiting.pop(connection, None)
+        self._probes.pop(connection, None)
+
+
+def connections_possible(wanted: int) -> int:
+    """``wanted``, or as many as leave descriptors for health probes, models, files and the other servers."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return wanted
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY:
+        return wanted
+    try:
+        used = len(os.listdir("/proc/self/fd"))
+    except OSError:
+        used = 32
+    spare = most - used - PROBE_CONNECTIONS - max(24, most // 8)
+    if spare < wanted:
+        log.warning("%d descriptors allow %d connections, not %d: see ulimit -n", most, max(8, spare), wanted)
+    return max(8, min(wanted, spare))
+
+
+class Listener:
+    """Accepts connections on a listening socket. Has the shape of an ``asyncio.Server``, as uvicorn uses it."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        table: ConnectionTable,
+        make_protocol: Callable[[Connection], asyncio.Protocol],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        listening.setblocking(False)
+        self._socket = listening
+        self._table = table
+        self._make_protocol = make_protocol
+        self._tls = tls
+        self._accepting = asyncio.create_task(self._accept(), name="accept")
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._descriptor_log = OccasionalLog(log, every_s=60.0)
+
+    def close(self) -> None:
+        self._accepting.cancel()
+        for task in list(self._handshakes):
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        await asyncio.wait({self._accepting, *self._handshakes})
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(self._socket)
+            except OSError as error:
+                if error.errno in _NO_DESCRIPTORS:
+                    self._descriptor_log.warning("cannot accept a connection: %s", error.strerror)
+                    self._table.evict()
+                    await asyncio.sleep(0.05)
+                continue  # else the client left before it was accepted
+            connection = self._table.admit()
+            task = loop.create_task(self._serve(accepted, connection), name="handshake")
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+            connection.abort = functools.partial(_cancel, task)
+            await asyncio.sleep(0)  # a burst of connections must not hold up the sessions
+
+    async def _serve(self, accepted: socket.socket, connection: Connection) -> None:
+        """Build the transport. With TLS this takes the handshake, and the connection waits meanwhile."""
+        options: dict[str, Any] = {}
+        if self._tls is not None:
+            options = {"ssl": self._tls, "ssl_handshake_timeout": self._table.limits.header_timeout_s}
+        opened = False
+        try:
+            with contextlib.suppress(OSError):  # a Unix socket has no such option
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await asyncio.get_running_loop().connect_accepted_socket(
+                functools.partial(self._make_protocol, connection), accepted, **options
+            )
+            opened = True
+        except (OSError, TimeoutError, asyncio.CancelledError):  # also ssl.SSLError: a failed handshake
+            pass
+        finally:
+            if not opened:
+                accepted.close()
+                if self._tls is not None:
+                    connection.hit_limit("handshake")
+                connection.closed()
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+
+
+def _write_eof(transport: asyncio.Transport) -> None:
+    """Say that nothing more comes, where the transport can (TLS cannot)."""
+    with contextlib.suppress(OSError, RuntimeError, NotImplementedError):
+        if transport.can_write_eof():
+            transport.write_eof()
+
+
+class HttpProtocol(H11Protocol):
+    """HTTP/1.1 with deadlines and bounds.
+
+    Requests are not pipelined: what a client sends after a request and before its response is discarded, and the
+    connection is closed after that response. The head of a request is collected here and reaches the parser when it is
+    complete, so that neither its size nor its number of lines costs more than the limits allow.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        connection: Connection,
+        limits: ConnectionLimits,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.ws_protocol_class = functools.partial(WebSocketProtocol, connection=connection, limits=limits)  # type: ignore[assignment]
+        self._connection = connection
+        self._limits = limits
+        self._head = bytearray()
+        self._last_response = False  # the client sent what is not read: close after this response
+        self._lingering = False
+        self._deadline: asyncio.TimerHandle | None = None
+        self._send_deadline: asyncio.TimerHandle | None = None
+
+    # -- asyncio.Protocol ---------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._connection.abort = transport.abort
+        self._arm(self._limits.header_timeout_s, self._on_head_timeout)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        if self._send_deadline is not None:
+            self._send_deadline.cancel()
+        self._connection.closed()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        while data and not self._lingering and not self.transport.is_closing():
+            their_state = self.conn.their_state
+            if their_state is h11.IDLE:
+                data = self._take_head(data)
+            elif their_state is h11.SEND_BODY:
+                super().data_received(data)
+                data = b""
+                if self.conn.their_state is not h11.SEND_BODY:
+                    self._disarm()
+                    self._last_response = self._last_response or bool(self.conn.trailing_data[0])
+            else:
+                self._last_response = True
+                self.flow.pause_reading()
+                return
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        # Longer than a streamed response waits by itself, which knows better what to do.
+        self._send_deadline = self.loop.call_later(1.5 * self._limits.send_timeout_s, self._abort, "send_timeout")
+
+    def resume_writing(self) -> None:
+        if self._send_deadline is not None:
+            self._send_deadline.cancel()
+            self._send_deadline = None
+        super().resume_writing()
+
+    # -- uvicorn's hooks ----------------------------------------------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        if self._last_response or self.conn.their_state is h11.SEND_BODY:
+            self.server_state.total_requests += 1
+            self._linger()
+            return
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self._connection.set_active(False)
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._abort_later()
+
+    def send_400_response(self, msg: str) -> None:
+        cycle = self.cycle
+        if cycle is not None and cycle.response_started and not cycle.response_complete:
+            self.transport.abort()  # a body that is no valid HTTP, in the middle of a response
+        else:
+            self._refuse(400, "the request is not valid HTTP")
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        self._disarm()
+        super().handle_websocket_upgrade(event)
+
+    # -- the head of a request ----------------------------------------------------------------------------------------
+
+    def _take_head(self, data: bytes) -> bytes:
+        """Collect a request head and pass it on when it is complete. Returns what follows it."""
+        if not self._head:
+            data = data.lstrip(b"\r\n")
+            if data and self._deadline is None:
+                self._arm(self._limits.header_timeout_s, self._on_head_timeout)
+        searched = max(0, len(self._head) - 2)
+        taken = max(0, self._limits.max_header_bytes + 1 - len(self._head))
+        self._head += data[:taken]
+        end = _END_OF_HEAD.search(self._head, searched)
+        if end is None:
+            if len(self._head) > self._limits.max_header_bytes:
+                self._refuse(431, f"a request head may have at most {self._limits.max_header_bytes} bytes")
+            return b""
+        head, rest = bytes(self._head[: end.end()]), bytes(self._head[end.end() :]) + data[taken:]
+        self._head.clear()
+        self._disarm()
+        if not self._accept_head(head):
+            return b""
+        self._connection.set_active(True)
+        super().data_received(head)
+        if self.conn.their_state is h11.SEND_BODY:
+            self._arm(self._limits.body_timeout_s, self._on_body_timeout)
+        upgraded = self.transport.get_protocol()
+        if upgraded is not self and rest and not self.transport.is_closing():
+            cast(asyncio.Protocol, upgraded).data_received(rest)
+            return b""
+        return rest
+
+    def _accept_head(self, head: bytes) -> bool:
+        """Whether the parsers behind can take this head; else it is answered."""
+        lines = head.split(b"\n")
+        if len(lines[0]) > _MAX_LINE_BYTES:
+            self._refuse(414, f"a request line may have at most {_MAX_LINE_BYTES} bytes")
+        elif len(lines) > _MAX_HEAD_LINES or max(map(len, lines)) > _MAX_LINE_BYTES:
+            self._refuse(431, f"at most {_MAX_HEAD_LINES} header lines of {_MAX_LINE_BYTES} bytes are taken")
+        elif self._connection.probe_only and not lines[0].partition(b" ")[2].startswith(PROBE_PATHS):
+            self._refuse(503, "all connections are taken", ErrorCode.OVER_CAPACITY)
+        else:
+            return True
+        return False
+
+    # -- deadlines ----------------------------------------------------------------------------------------------------
+
+    def _arm(self, seconds: float, then: Callable[[], None]) -> None:
+        self._disarm()
+        self._deadline = self.loop.call_later(seconds, then)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _on_head_timeout(self) -> None:
+        self._connection.hit_limit("header_timeout")
+        if self._head:
+            self._refuse(408, "the request head did not arrive in time", ErrorCode.DEADLINE_EXCEEDED)
+        else:
+            self.transport.close()
+
+    def _on_body_timeout(self) -> None:
+        self._connection.hit_limit("body_timeout")
+        cycle = self.cycle
+        if cycle.response_started:
+            self.transport.abort()
+            return
+        # The application hears that the client has gone.
+        cycle.disconnected = True
+        cycle.message_event.set()
+        seconds = self._limits.body_timeout_s
+        self._refuse(408, f"the request body did not arrive within {seconds:g} s", ErrorCode.DEADLINE_EXCEEDED)
+
+    def _refuse(self, status: int, message: str, code: ErrorCode = ErrorCode.INVALID_REQUEST) -> None:
+        """Answer without the application and close."""
+        self._connection.hit_limit(_REASONS.get(status, "full"))
+        retryable = code in (ErrorCode.OVER_CAPACITY, ErrorCode.DEADLINE_EXCEEDED)
+        info = ErrorInfo(code, message, retryable, 1.0 if code is ErrorCode.OVER_CAPACITY else None)
+        body = json.dumps(error_body(info, status)).encode()
+        head = [
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+            "content-type: application/json",
+            f"content-length: {len(body)}",
+            *(["retry-after: 1"] if info.retry_after_s is not None else []),
+            "connection: close\r\n\r\n",
+        ]
+        self.transport.write("\r\n".join(head).encode() + body)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close in order: say that nothing more comes, discard what still arrives, then close."""
+        self._lingering = True
+        self._unset_keepalive_if_required()
+        if self.transport.is_closing():
+            return
+        _write_eof(self.transport)
+        self.flow.resume_reading()
+        self._arm(_LINGER_S, self._close)
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._abort_later()
+
+    def _abort_later(self) -> None:
+        """A client that does not read keeps a closing transport open for ever."""
+        self._arm(self._limits.send_timeout_s, self.transport.abort)
+
+    def _abort(self, reason: str) -> None:
+        self._connection.hit_limit(reason)
+        self.transport.abort()
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """A WebSocket whose data is parsed in portions, one per turn of the event loop, and only as fast as the application
+    takes the messages; fragments and pings are bounded."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        connection: Connection,
+        limits: ConnectionLimits,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._connection = connection
+        self._limits = limits
+        self._unparsed = bytearray()
+        self._parsing: asyncio.Handle | None = None
+        self._lingering = False
+        self._fragments = 0
+        self._pings = TokenBucket(_PINGS_PER_S, 2 * _PINGS_PER_S)
+        self._last: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._connection.abort = self.transport.abort
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.closed()
+        self._unparsed.clear()
+        if self._last is not None:
+            self._last.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingering:
+            return
+        if not self.handshake_initiated:
+            super().data_received(data)
+        elif self._unparsed:
+            self._unparsed += data
+            self._hold()
+        else:
+            self._unparsed += data
+            self._parse()
+
+    async def receive(self) -> Any:
+        message = await super().receive()
+        if self._unparsed:
+            self._hold()  # it let the socket be read again
+            if self.queue.empty() and self._parsing is None:
+                self._parsing = self.loop.call_soon(self._parse)
+        return message
+
+    async def run_asgi(self) -> None:
+        try:
+            await super().run_asgi()
+        finally:
+            # A client that does not read keeps a closing transport open for ever.
+            if not self.disconnected:
+                self._last = self.loop.call_later(self.close_timeout + self._limits.send_timeout_s, self._abort)
+
+    def _abort(self) -> None:
+        self.transport.abort()
+
+    def _parse(self) -> None:
+        self._parsing = None
+        portion = bytes(self._unparsed[:_PARSE_BYTES])
+        del self._unparsed[:_PARSE_BYTES]
+        if portion and not self.transport.is_closing():
+            super().data_received(portion)
+        if self.transport.is_closing():
+            self._unparsed.clear()
+        elif self._unparsed:
+            self._hold()
+            if self.queue.empty():
+                self._parsing = self.loop.call_soon(self._parse)
+        elif self.read_paused and self.queue.empty():
+            self.read_paused = False
+            self.transport.resume_reading()
+
+    def _hold(self) -> None:
+        if not self.read_paused and not self.transport.is_closing():
+            self.read_paused = True
+            self.transport.pause_reading()
+
+    # -- bounds -------------------------------------------------------------------------------------------------------
+
+    def handle_text(self, event: Frame) -> None:
+        self._fragments = 0
+        super().handle_text(event)
+
+    def handle_bytes(self, event: Frame) -> None:
+        self._fragments = 0
+        super().handle_bytes(event)
+
+    def handle_cont(self, event: Frame) -> None:
+        self._fragments += 1
+        if self._fragments <= _MAX_FRAGMENTS:
+            super().handle_cont(event)
+        else:
+            self._fail("fragments", f"a message may have at most {_MAX_FRAGMENTS} fragments")
+
+    def handle_ping(self) -> None:
+        if not self._pings.take(self.loop.time()):
+            self._fail("pings", "too many pings")
+        elif self.transport.get_write_buffer_size() > _MAX_UNREAD_PONG_BYTES:
+            self.conn.data_to_send()  # the client reads nothing: one pong more would not tell it anything
+        else:
+            super().handle_ping()
+
+    def _fail(self, reason: str, message: str) -> None:
+        if not self.close_sent:
+            self._connection.hit_limit(reason)
+            self.conn.fail(1008, message)
+            self.handle_parser_exception()
+
+    def handle_parser_exception(self) -> None:
+        """Close in order, so that a reset does not take the reason away from a client that still sends."""
+        assert self.conn.close_sent is not None
+        code, reason = self.conn.close_sent.code, self.conn.close_sent.reason
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+        self.close_sent = True
+        self._lingering = True
+        self._unparsed.clear()
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        _write_eof(self.transport)
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+        self.close_timer = self.loop.call_later(_LINGER_S, self.transport.close)

@@ -1,0 +1,333 @@
+"""The HTTP server's connections, over plain sockets: deadlines, bounds, a full worker, floods."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import os
+import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from tests.conftest import serving, until
+from tests.integration.test_http import serving_held
+from tests.integration.test_websocket import PATIENT, dial, metric
+
+HEALTH = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+SPEECH = b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
+
+
+class Plain:
+    """A TCP connection to the server."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def all(self) -> bytes:
+        """What the server sends until it closes."""
+        try:
+            return await self.reader.read()
+        except ConnectionError:
+            return b""
+
+    async def send(self, data: bytes) -> None:
+        """Send, unless the server has had enough."""
+        try:
+            self.writer.write(data)
+            await self.writer.drain()
+        except ConnectionError:
+            pass
+
+
+@asynccontextmanager
+async def plain(address: str, data: bytes = b"") -> AsyncIterator[Plain]:
+    host, port = address.rsplit(":", 1)
+    reader, writer = await asyncio.open_connection(host, int(port))
+    client = Plain(reader, writer)
+    try:
+        if data:
+            await client.send(data)
+        yield client
+    finally:
+        writer.transport.abort()
+
+
+def upgrade(path: str = "/v1/stream") -> bytes:
+    key = base64.b64encode(os.urandom(16)).decode()
+    return (
+        f"GET {path} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    ).encode()
+
+
+def frame(opcode: int, payload: bytes = b"", *, final: bool = True) -> bytes:
+    """A WebSocket frame of a client, with a mask of zeros."""
+    size = bytes([0x80 | len(payload)]) if len(payload) < 126 else b"\xfe" + len(payload).to_bytes(2, "big")
+    return bytes([(final << 7) | opcode]) + size + bytes(4) + payload
+
+
+def status_of(response: bytes) -> int:
+    return int(response.split(b" ", 2)[1])
+
+
+def code_of(response: bytes) -> str:
+    code: str = json.loads(response.partition(b"\r\n\r\n")[2])["error"]["code"]
+    return code
+
+
+async def closed(address: str, reason: str) -> float:
+    return await metric(address, f'tts_connections_closed_total{{reason="{reason}"}}')
+
+
+# -- heads ------------------------------------------------------------------------------------------------------------
+
+
+async def test_pipelined_requests_get_one_response() -> None:
+    async with serving() as address, plain(address, HEALTH * 50) as client:
+        assert (await client.all()).count(b"HTTP/1.1 200") == 1
+
+
+async def test_request_sent_before_response_is_dropped() -> None:
+    body = json.dumps({"input": "Hello there, my friend.", "response_format": "pcm"}).encode()
+    speech = SPEECH.replace(b"1000", str(len(body)).encode()) + body
+    async with serving_held(chunks=1) as (address, go_on), plain(address, speech) as client:
+        await client.reader.readuntil(b"\r\n\r\n")
+        await client.send(HEALTH)
+        await until_connections(address, "active", 2)  # this answer comes after what was sent before
+        go_on.set()
+        rest = await client.all()
+        assert b"HTTP/1.1" not in rest
+        assert rest.endswith(b"0\r\n\r\n")
+
+
+async def test_requests_one_after_another_share_a_connection() -> None:
+    async with serving() as address, plain(address) as client:
+        for _ in range(3):
+            await client.send(b"\r\n" + HEALTH)
+            assert b" 200 " in await client.reader.readuntil(b"\r\n\r\n")
+            await client.reader.readexactly(len('{"status":"live"}'))
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 1_000_000, 431),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X: a\r\n" * 20_000, 431),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X: a\r\n" * 200 + b"\r\n", 431),
+        (b"GET /" + b"a" * 9_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 414),
+        (upgrade("/v1/stream?voice=" + "a" * 9_000), 414),
+        (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", 400),
+    ],
+    ids=["long", "many", "many-complete", "path", "handshake", "noise"],
+)
+async def test_head_out_of_bounds_is_refused(data: bytes, status: int) -> None:
+    async with serving() as address, plain(address) as client:
+        sending = asyncio.create_task(client.send(data))
+        response = await client.all()
+        await sending
+        assert status_of(response) == status
+        assert code_of(response) == "invalid_request"
+        reason = "invalid" if status == 400 else "header_too_large"
+        assert await closed(address, reason) == 1
+
+
+async def test_head_in_single_bytes_is_understood() -> None:
+    async with serving() as address, plain(address) as client:
+        for byte in HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"):
+            await client.send(bytes([byte]))
+        assert status_of(await client.all()) == 200
+
+
+# -- deadlines --------------------------------------------------------------------------------------------------------
+
+
+async def test_silent_connection_is_closed() -> None:
+    async with serving(server={"header_timeout_s": 0.2}) as address, plain(address) as client:
+        assert await client.all() == b""
+        assert await closed(address, "header_timeout") == 1
+
+
+async def test_slow_head_is_answered_408() -> None:
+    async with serving(server={"header_timeout_s": 0.2}) as address, plain(address, HEALTH[:-2]) as client:
+        response = await client.all()
+        assert (status_of(response), code_of(response)) == (408, "deadline_exceeded")
+
+
+async def test_slow_body_is_answered_408() -> None:
+    async with serving(server={"body_timeout_s": 0.2}) as address, plain(address, SPEECH + b"{") as client:
+        response = await client.all()
+        assert (status_of(response), code_of(response)) == (408, "deadline_exceeded")
+        assert await closed(address, "body_timeout") == 1
+
+
+async def test_body_that_is_refused_does_not_cut_off_the_answer() -> None:
+    size = 20_000_000
+    head = SPEECH.replace(b"1000", str(size).encode())
+    async with serving() as address, plain(address, head) as client:
+        sending = asyncio.create_task(client.send(b"a" * 2_000_000))
+        assert status_of(await client.all()) == 413
+        await sending
+
+
+async def test_leaving_mid_body_logs_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as address:
+        async with plain(address, SPEECH + b"{"):
+            await until_connections(address, "active", 2)  # this one and the one that asks
+        await until_connections(address, "active", 1)
+    assert not [record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR]
+
+
+async def until_connections(address: str, state: str, count: int) -> None:
+    async def there() -> bool:
+        return await metric(address, f'tts_connections{{state="{state}"}}') == count
+
+    while not await there():  # noqa: ASYNC110  (the server's counters can only be asked)
+        await asyncio.sleep(0)
+
+
+# -- a full worker ----------------------------------------------------------------------------------------------------
+
+FULL: dict[str, Any] = {**PATIENT, "server": {**PATIENT["server"], "max_connections": 8, "header_timeout_s": 600}}
+
+
+async def test_waiting_connections_make_way() -> None:
+    async with serving(**FULL) as address, AsyncExitStack() as stack:
+        silent = [await stack.enter_async_context(plain(address)) for _ in range(8)]
+        await until_connections(address, "waiting", 7)  # the one that asks has taken the place of the first
+        assert await silent[0].all() == b""
+        assert await closed(address, "evicted") >= 1
+
+
+async def test_full_worker_answers_health_probes(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(**FULL) as address, AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(dial(address)) for _ in range(8)]
+        for client in clients:
+            await client.until("ready")
+        async with httpx.AsyncClient(base_url=f"http://{address}") as http:
+            for _ in range(3):
+                assert (await http.get("/health/live", headers={"Connection": "close"})).status_code == 200
+                refused = await http.get("/v1/voices", headers={"Connection": "close"})
+                assert refused.status_code == 503
+                assert refused.json()["error"]["code"] == "over_capacity"
+        silent = [await stack.enter_async_context(plain(address)) for _ in range(20)]
+        async with plain(address, HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")) as probe:
+            assert status_of(await probe.all()) == 200
+        assert await silent[0].all() == b""
+        await clients[0].send(type="ping", id=1)
+        await clients[0].until("pong")
+    full = [record for record in caplog.records if "connections are taken" in record.getMessage()]
+    assert len(full) == 1
+
+
+# -- WebSocket floods -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flood", "reason"),
+    [(frame(1, b"{", final=False) + frame(0, final=False) * 50_000, "fragments"), (frame(9, b"x") * 20_000, "pings")],
+    ids=["fragments", "pings"],
+)
+async def test_flood_of_frames_is_cut_off(flood: bytes, reason: str) -> None:
+    async with serving() as address, plain(address, upgrade()) as client:
+        await client.reader.readuntil(b"\r\n\r\n")
+        sending = asyncio.create_task(client.send(flood))
+        received = await client.all()
+        await sending
+        assert re.search(b"\x88.\x03\xf0too many|\x88.\x03\xf0a message may have", received, re.DOTALL)
+        assert await closed(address, reason) == 1
+
+
+async def test_burst_leaves_other_clients_their_turn() -> None:
+    """A ping that arrives while a burst is handled is answered before the burst has been."""
+    burst = frame(1, b'{"type":"flush"}') * 4_000 + frame(1, b'{"type":"ping","id":"last"}')
+    order: list[str] = []
+    async with serving() as address, dial(address) as other, plain(address, upgrade()) as flooding:
+        await other.until("ready")
+        await flooding.reader.readuntil(b"\r\n\r\n")
+
+        async def flood() -> None:
+            await flooding.send(burst)
+            await flooding.reader.readuntil(b'"last"')
+            order.append("burst")
+
+        task = asyncio.create_task(flood())
+        await asyncio.sleep(0)
+        for number in range(3):
+            await other.send(type="ping", id=number)
+            await other.until("pong")
+            order.append("ping")
+        await task
+        assert order == ["ping", "ping", "ping", "burst"]
+
+
+async def until_closed(client: ClientConnection) -> AsyncIterator[str | bytes]:
+    """All messages until the server closes, in order or not."""
+    try:
+        while True:
+            yield await client.recv()
+    except ConnectionClosed:
+        pass
+
+
+@pytest.mark.parametrize("path", ["/v1/stream", "/tts/websocket", "/v1/text-to-speech/tone/multi-stream-input"])
+async def test_too_many_messages_end_the_connection(path: str) -> None:
+    async with serving(session={"max_messages_per_s": 10}) as address, connect(f"ws://{address}{path}") as client:
+        for _ in range(60):
+            await client.send('{"type":"flush"}')
+        texts = [text async for text in until_closed(client)]
+        assert "rate_limited" in texts[-1]
+        assert client.close_code == 1008
+        assert "more than 10 messages" in (client.close_reason or "")
+
+
+async def test_long_messages_count_by_size() -> None:
+    async with serving(session={"max_messages_per_s": 10}) as address, connect(f"ws://{address}/v1/stream") as client:
+        for _ in range(4):
+            await client.send(json.dumps({"type": "ping", "id": "x" * 100_000}))
+        async for _ in until_closed(client):
+            pass
+        assert client.close_code == 1008
+
+
+# -- bodies -----------------------------------------------------------------------------------------------------------
+
+
+async def test_bodies_are_bounded_together() -> None:
+    async with serving(server={"max_buffered_bytes": 2_000}) as address, AsyncExitStack() as stack:
+        holding = await stack.enter_async_context(plain(address, SPEECH + b"a" * 999))
+        other = await stack.enter_async_context(plain(address, SPEECH + b"a" * 999))
+        await until_connections(address, "active", 3)
+        async with httpx.AsyncClient(base_url=f"http://{address}") as http:
+            refused = await http.post("/v1/audio/speech", content=b"b" * 500)
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "over_capacity"
+            for client in (holding, other):
+                await client.send(b"a")
+                assert b" 400 " in await client.reader.readuntil(b"\r\n")
+            await until_connections(address, "active", 1)
+            assert (await http.post("/v1/audio/speech", json={"input": "Hello."})).status_code == 200
+
+
+async def test_handshake_refusal_is_still_an_http_answer() -> None:
+    async with serving() as address:
+        with pytest.raises(InvalidStatus) as refused:
+            async with connect(f"ws://{address}/v1/stream?voice=none"):
+                pass
+        assert refused.value.response.status_code == 404
+
+
+async def test_never_reading_client_holds_no_memory_of_requests() -> None:
+    """All of a flood of requests but the first is discarded, however much of it is sent."""
+    async with serving() as address, plain(address) as client:
+        sending = asyncio.create_task(client.send(HEALTH * 20_000))
+        await until(sending.done)
+        assert (await client.all()).count(b"HTTP/1.1 200") <= 1
