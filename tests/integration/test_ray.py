@@ -6,6 +6,7 @@ The tests share the cluster and are run in order: what a replica loses in one is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import os
@@ -243,6 +244,20 @@ async def test_behaviour(cluster: Cluster, name: str) -> None:
     wanted = BEHAVIOURS[name]
     async with connect(f"ws://{cluster.host}", wanted.setup.client) as client:
         await wanted.behave(Room(client, True))
+
+
+def test_the_cluster_listens_on_loopback_only(cluster: Cluster) -> None:
+    """Children of this process, and what Ray has detached from it, by their names and their session."""
+    listening = set[tuple[str, str]]()
+    for process in {psutil.Process(), *psutil.Process().children(recursive=True)}:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            for connection in process.net_connections(kind="inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    listening.add((process.name(), connection.laddr.ip))
+    names = {name for name, _ in listening}
+    assert {"raylet", "gcs_server"} <= names
+    assert any("ServeReplica" in name for name in names)
+    assert {address for _, address in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, sorted(listening)
 
 
 async def test_a_client_that_leaves_frees_its_slot(cluster: Cluster) -> None:

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 
 from tts_worker.app import Worker, create_application
 from tts_worker.errors import ConfigError, MissingExtra, NotReady
-from tts_worker.settings import RaySettings, Settings, load_settings
+from tts_worker.settings import RaySettings, Settings, is_loopback, load_settings
 
 try:
     import ray
@@ -47,6 +47,8 @@ class Replica:
     """A worker in a process that Ray started. ``settings``: those of ``Settings``, as plain data."""
 
     async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc]  # Ray awaits it
+        if is_loopback(ray.util.get_node_ip_address()):
+            _bind_replica_to_loopback()
         self._worker = self.worker_of(load_settings(flags=settings))
         logging.basicConfig(level=self._worker.settings.log_level.upper())
         await self._worker.start()
@@ -122,6 +124,7 @@ def connect(replicas: RaySettings) -> None:
     os.environ.setdefault("RAY_worker_niceness", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "WARNING", "ignore_reinit_error": True}
     if replicas.address is None:
+        _bind_node_to_loopback()
         options |= {"address": "local", "include_dashboard": False, "object_store_memory": 100 << 20}
         needed = replicas.max_replicas * replicas.cpus_per_replica
         options["num_cpus"] = max(os.cpu_count() or 1, int(-(-needed // 1)))
@@ -131,6 +134,36 @@ def connect(replicas: RaySettings) -> None:
         ray.init(**options)
     except ConnectionError:
         raise ConfigError(f"ray.address: there is no Ray cluster at {replicas.address}") from None
+
+
+def _bind_node_to_loopback() -> None:
+    """Make the processes of a node that is about to begin listen on loopback only.
+
+    On Linux Ray listens on every interface, because other nodes may join. It has a mode without that, meant for macOS
+    and Windows: the node's address is then 127.0.0.1, and Ray's servers bind to it. The variable is for the processes
+    that Ray starts; this one has read it already.
+    """
+    from ray._private import ray_constants
+
+    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
+    ray_constants.ENABLE_RAY_CLUSTER = False
+
+
+def _bind_replica_to_loopback() -> None:
+    """Bind the one server that Ray binds to every interface in any mode: a replica's own gRPC port, which unpickles
+    what it is sent and asks for no token. Ray starts it after the replica's constructor. Private to Ray, hence the
+    check."""
+    from ray.serve._private import replica
+
+    bind = getattr(replica, "add_port_to_grpc_server", None)
+    if bind is None:
+        log.warning("this version of Ray may listen on all interfaces: a replica's gRPC port cannot be bound here")
+        return
+
+    def bind_to_loopback(server: object, address: str) -> int:
+        return int(bind(server, address.replace("[::]", "127.0.0.1")))
+
+    replica.add_port_to_grpc_server = bind_to_loopback
 
 
 def deploy(settings: Settings) -> str:
