@@ -10,6 +10,7 @@ replica's sessions live and die with it; no state is shared. It stands above ``a
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import signal
@@ -47,7 +48,7 @@ class Replica:
     """A worker in a process that Ray started. ``settings``: those of ``Settings``, as plain data."""
 
     async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc]  # Ray awaits it
-        if is_loopback(ray.util.get_node_ip_address()):
+        if is_loopback(ray.util.get_node_ip_address()):  # type: ignore[no-untyped-call]
             _bind_replica_to_loopback()
         self._worker = self.worker_of(load_settings(flags=settings))
         logging.basicConfig(level=self._worker.settings.log_level.upper())
@@ -153,8 +154,7 @@ def _bind_replica_to_loopback() -> None:
     """Bind the one server that Ray binds to every interface in any mode: a replica's own gRPC port, which unpickles
     what it is sent and asks for no token. Ray starts it after the replica's constructor. Private to Ray, hence the
     check."""
-    from ray.serve._private import replica
-
+    replica: Any = importlib.import_module("ray.serve._private.replica")
     bind = getattr(replica, "add_port_to_grpc_server", None)
     if bind is None:
         log.warning("this version of Ray may listen on all interfaces: a replica's gRPC port cannot be bound here")

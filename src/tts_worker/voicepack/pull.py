@@ -7,15 +7,19 @@ It must not know what a model is; the manifest says which files there are.
 
 from __future__ import annotations
 
+import base64
 import http.client
+import queue
 import shutil
+import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from tts_worker.errors import BundleError, ConfigError
 from tts_worker.voicepack.manifest import ModelFile, Need, PublishedModel, Verdict, published
@@ -24,8 +28,13 @@ from tts_worker.voicepack.report import Problem, Report
 SOURCES = ("huggingface", "modelscope")
 BLOCK_BYTES = 1 << 20
 TIMEOUT_S = 30.0
+OPEN_TIMEOUT_S = 60.0
+MIN_BYTES_PER_S = 4_096
+"""A server that sends less over ``TIMEOUT_S``, or in a connection, might never end."""
 FRUITLESS_TRIES = 3
-"""So many connections in a row may end without a byte before a file is given up."""
+"""So many connections in a row may end without enough bytes before a file is given up."""
+
+_clock = time.monotonic
 
 
 @dataclass(frozen=True)
@@ -131,7 +140,7 @@ def _fetch(file: ModelFile, target: Path, url: str, strict: bool, progress: List
     part.unlink(missing_ok=True)
     found = "another size" if verdict is Verdict.WRONG_SIZE else "another SHA-256"
     raise BundleError(
-        f"{file.path}: what {urllib.parse.urlsplit(url).netloc} sends has {found} than what was published"
+        f"{file.path}: what {urllib.parse.urlsplit(_shown(url)).netloc} sends has {found} than what was published"
     )
 
 
@@ -140,55 +149,113 @@ class _Broken(Exception):
 
 
 def _download(url: str, part: Path, size_bytes: int, tell: Callable[[int], None]) -> None:
-    """Fill ``part`` up to ``size_bytes``, going on where it ends as long as every few connections bring something."""
+    """Fill ``part`` up to ``size_bytes``, going on where it ends as long as every few connections bring enough."""
     if part.is_file() and part.stat().st_size > size_bytes:
         part.unlink()
     fruitless = 0
     while (have := part.stat().st_size if part.is_file() else 0) < size_bytes:
         problem = "the connection ended early"
+        began_s = _clock()
         try:
             _transfer(url, part, have, size_bytes, tell)
         except _Broken as error:
             problem = str(error)
         now = part.stat().st_size if part.is_file() else 0
-        fruitless = 0 if now > have else fruitless + 1
+        enough = now > have and now - have >= MIN_BYTES_PER_S * (_clock() - began_s)
+        fruitless = 0 if enough else fruitless + 1
         if fruitless >= FRUITLESS_TRIES:
-            raise BundleError(f"{url}: {problem}; pull again to go on where this stopped")
+            raise BundleError(f"{_shown(url)}: {problem}; pull again to go on where this stopped")
 
 
 def _transfer(url: str, part: Path, have: int, size_bytes: int, tell: Callable[[int], None]) -> None:
-    request = urllib.request.Request(url, headers={"User-Agent": "tts-worker", "Accept-Encoding": "identity"})
+    request = _request(url)
     if have:
         request.add_header("Range", f"bytes={have}-")
     try:
-        response = _opener().open(request, timeout=TIMEOUT_S)
+        response = _open(request)
     except urllib.error.HTTPError as error:
         error.close()
+        answered = f"the server answers {error.code} {_plain(error.reason)}"
         if error.code in (408, 425, 429) or error.code >= 500:
-            raise _Broken(f"the server answers {error.code} {error.reason}") from None
+            raise _Broken(answered) from None
         if error.code == 416:  # the file on the server ends where ours does, too early
-            raise BundleError(f"{url}: ends after {have} bytes; {size_bytes} were published") from None
-        raise BundleError(f"{url}: the server answers {error.code} {error.reason}") from None
+            raise BundleError(f"{_shown(url)}: ends after {have} bytes; {size_bytes} were published") from None
+        raise BundleError(f"{_shown(url)}: {answered}") from None
     except urllib.error.URLError as error:
-        raise _Broken(str(error.reason)) from None
+        raise _Broken(_plain(error.reason)) from None
     except (OSError, http.client.HTTPException) as error:
-        raise _Broken(str(error) or type(error).__name__) from None
+        raise _Broken(_plain(error) or type(error).__name__) from None
     with response:
         resumed = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
         done = have if resumed else 0
         with part.open("ab" if resumed else "wb") as out:
+            window_s, window_bytes = _clock(), done
             # One byte beyond the size is enough to see that it is wrong: a server without end fills no disk.
             while block := _read(response, min(BLOCK_BYTES, size_bytes + 1 - done)):
                 out.write(block)
                 done += len(block)
                 tell(min(done, size_bytes))
+                spent_s = _clock() - window_s
+                if spent_s >= TIMEOUT_S:
+                    if done - window_bytes < MIN_BYTES_PER_S * spent_s:
+                        raise _Broken(f"the server sends less than {MIN_BYTES_PER_S} bytes a second")
+                    window_s, window_bytes = _clock(), done
 
 
-def _read(response: IO[bytes], size_bytes: int) -> bytes:
+def _request(url: str) -> urllib.request.Request:
+    """A request in which a user and a password of the URL are a header, that a redirect does not take along."""
+    parts = urllib.parse.urlsplit(url)
+    at = parts.netloc.rpartition("@")
+    request = urllib.request.Request(
+        parts._replace(netloc=at[2]).geturl(), headers={"User-Agent": "tts-worker", "Accept-Encoding": "identity"}
+    )
+    if at[1]:
+        credentials = urllib.parse.unquote(at[0]).encode()
+        request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(credentials).decode()}")
+    return request
+
+
+def _open(request: urllib.request.Request) -> Any:
+    """The response, once its header is there. A socket's timeout starts anew with every byte, so a server that drips
+    its header is given up here; the thread that waits for it ends with the process.
+
+    Raises what urllib raises, and TimeoutError.
+    """
+    answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def wait() -> None:
+        try:
+            answer.put(_opener().open(request, timeout=TIMEOUT_S))
+        except Exception as error:
+            answer.put(error)
+
+    threading.Thread(target=wait, name="pull", daemon=True).start()
     try:
-        return response.read(size_bytes)
+        response = answer.get(timeout=OPEN_TIMEOUT_S)
+    except queue.Empty:
+        raise TimeoutError(f"no complete answer within {OPEN_TIMEOUT_S:g} s") from None
+    if isinstance(response, Exception):
+        raise response
+    return response
+
+
+def _read(response: Any, size_bytes: int) -> bytes:
+    """What has arrived, at most ``size_bytes``: waiting for all of them would hide how slowly they come."""
+    try:
+        return bytes(response.read1(size_bytes))
     except (OSError, http.client.HTTPException) as error:
-        raise _Broken(str(error) or type(error).__name__) from None
+        raise _Broken(_plain(error) or type(error).__name__) from None
+
+
+def _shown(url: str) -> str:
+    """A URL for messages: without user, password, query and fragment, which may hold secrets."""
+    parts = urllib.parse.urlsplit(url)
+    return _plain(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl())
+
+
+def _plain(text: object) -> str:
+    """Text of a server for a terminal: one line without control characters."""
+    return "".join(character if character.isprintable() else "?" for character in str(text)[:200])
 
 
 def _opener() -> urllib.request.OpenerDirector:

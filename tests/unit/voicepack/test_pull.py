@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import hashlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -386,3 +388,144 @@ def test_verdicts(tmp_path: Path) -> None:
     assert ModelFile("x", 3, "0" * 64).judge(tmp_path / "x") is Verdict.UNKNOWN
     assert ModelFile("x", 3).judge(tmp_path / "x") is Verdict.UNKNOWN
     assert ModelFile("x", 4, right).judge(tmp_path / "x") is Verdict.WRONG_SIZE
+
+
+# -- servers that cannot be trusted -----------------------------------------------------------------------------------
+
+
+def with_password(server: Server) -> str:
+    return server.url.replace("http://", "http://me:a-secret%40word@") + "/"
+
+
+@pytest.mark.parametrize("status", [404, 503])
+def test_server_text_reaches_no_terminal_as_it_is(server: Server, tmp_path: Path, status: int) -> None:
+    def escapes(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
+        handler.send_response(status, "\x1b[2J\x1b]0;owned\x07")
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+        return True
+
+    server.behave = escapes
+    with pytest.raises(BundleError, match=str(status)) as refused:
+        pull_model(model(), tmp_path, base_url=server.url)
+    assert refused.value.message.isprintable()
+
+
+def test_a_garbled_status_line_is_printed_plainly(server: Server, tmp_path: Path) -> None:
+    def garbles(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
+        handler.wfile.write(b"\x1b[2J owned\r\n\r\n")
+        handler.close_connection = True
+        return True
+
+    server.behave = garbles
+    with pytest.raises(BundleError) as refused:
+        pull_model(model(), tmp_path, base_url=server.url)
+    assert refused.value.message.isprintable()
+
+
+def test_a_password_in_the_url_is_sent_and_never_shown(server: Server, tmp_path: Path) -> None:
+    sent: list[str | None] = []
+
+    def refuses(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
+        sent.append(handler.headers.get("Authorization"))
+        handler.send_response(403)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+        return True
+
+    server.behave = refuses
+    with pytest.raises(BundleError, match="answers 403") as refused:
+        pull_model(model(), tmp_path, base_url=with_password(server) + "?token=hidden")
+    assert sent == [f"Basic {base64.b64encode(b'me:a-secret@word').decode()}"]
+    for secret in ("secret", "me:", "hidden"):
+        assert secret not in refused.value.message
+
+
+def test_a_redirect_takes_no_password_along(server: Server, tmp_path: Path) -> None:
+    sent: list[str | None] = []
+
+    def redirects(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
+        if path.startswith("away/"):
+            sent.append(handler.headers.get("Authorization"))
+            answer(handler, server.bodies.get(path.removeprefix("away/")), start)
+        else:
+            handler.send_response(302)
+            handler.send_header("Location", f"{server.url}/away/{path}")
+            handler.send_header("Content-Length", "0")
+            handler.end_headers()
+        return True
+
+    server.behave = redirects
+    pull_model(model(), tmp_path, base_url=with_password(server).rstrip("/"))
+    assert set(sent) == {None}
+
+
+@pytest.fixture
+def quick_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look at the clock finds a second more."""
+    seconds = itertools.count()
+    monkeypatch.setattr(pull_module, "_clock", lambda: float(next(seconds)))
+
+
+@pytest.mark.usefixtures("quick_clock")
+def test_a_server_that_drips_is_given_up(server: Server, tmp_path: Path) -> None:
+    hung_up = threading.Event()
+
+    def drips(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
+        handler.send_response(206 if start else 200)
+        handler.send_header("Content-Length", str(10**9))
+        handler.send_header("Content-Range", f"bytes {start}-")
+        handler.end_headers()
+        try:
+            while not hung_up.wait(0.001):
+                handler.wfile.write(b"x")
+        except OSError:
+            pass
+        handler.close_connection = True
+        return True
+
+    server.behave = drips
+    with pytest.raises(BundleError, match="less than 4096 bytes a second"):
+        pull_model(
+            model(flow__pt={"size_bytes": 10**6}, model__yaml={"size_bytes": 10**6}), tmp_path, base_url=server.url
+        )
+    hung_up.set()
+    assert len(server.requests) == 3
+
+
+@pytest.mark.usefixtures("quick_clock")
+def test_a_byte_a_connection_is_not_enough(server: Server, tmp_path: Path) -> None:
+    def one_byte(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
+        answer(handler, server.bodies[path], start, sent=1)
+        handler.close_connection = True
+        return True
+
+    server.behave = one_byte
+    with pytest.raises(BundleError, match="pull again"):
+        pull_model(model(), tmp_path, base_url=server.url)
+    assert len(server.requests) == 3
+
+
+def test_a_server_that_drips_its_header_is_given_up(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull_module, "OPEN_TIMEOUT_S", 0.2)
+    done = threading.Event()
+
+    def drips(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
+        try:
+            while not done.wait(0.01):
+                handler.wfile.write(b"x")
+                handler.wfile.flush()
+        except OSError:
+            pass
+        handler.close_connection = True
+        return True
+
+    server.behave = drips
+    try:
+        with pytest.raises(BundleError, match="no complete answer"):
+            pull_model(model(), tmp_path, base_url=server.url)
+    finally:
+        done.set()
