@@ -18,6 +18,7 @@ import anyio
 from tts_worker.errors import Draining, IllegalCommand, InvalidRequest, NotReady, OverCapacity, TTSWorkerError
 from tts_worker.models.enrolment import Enrolment
 from tts_worker.models.routing import Wanted, choose
+from tts_worker.session.lexicons import LexiconCache
 from tts_worker.session.machine import MachineConfig, SessionMachine, State
 from tts_worker.session.session import EnginePort, LocalSession, SessionObserver, SessionTimeouts
 from tts_worker.text.filter import UrlMode
@@ -32,6 +33,10 @@ RETRY_AFTER_S = 1.0
 
 _DRAIN_CHECK_S = 0.1
 """In a drain: how soon a session is closed that has said all."""
+
+
+_READ_CHARS = 64
+"""Text read between two looks at the clock. A character takes 2 to 10 us, with a hostile lexicon 100."""
 
 
 class EngineCosts(Protocol):
@@ -139,6 +144,7 @@ class SessionHub:
         self._prefix = secrets.token_hex(4)
         self._draining = False
         self._empty = asyncio.Event()
+        self._lexicons = LexiconCache()
 
     def add_engine(self, name: str, family: str, engine: HubEngine, enrolment: Enrolment | None = None) -> None:
         """Take sessions for the voices of an engine that has started. ``enrolment``: how it learns voices from
@@ -215,8 +221,15 @@ class SessionHub:
         NotReady (also where the voice's model is not loaded: ``admit`` waits for it). When it raises, nothing is held
         and nothing was closed.
         """
+        return self._open_or_count(options or SessionOptions(), replaces, None)
+
+    def _open_or_count(
+        self, options: SessionOptions, replaces: LocalSession | None, lexicon: Lexicon | None
+    ) -> LocalSession:
         try:
-            return self._open(options or SessionOptions(), replaces)
+            if lexicon is None and options.lexicon:
+                lexicon = self._lexicons.get(options.lexicon)
+            return self._open(options, replaces, lexicon)
         except TTSWorkerError as error:
             self._observer.refused(error.code.value)
             raise
@@ -228,6 +241,7 @@ class SessionHub:
         options = options or SessionOptions()
         try:
             self._check_taking()
+            lexicon = await self._lexicons.prepare(options.lexicon) if options.lexicon else None
             # The voices of a model that was never loaded may not be known yet, its name is.
             name = options.model or choose(self.voices, _wanted(options)).engine
             if name not in self._engines and self.models is not None:
@@ -235,7 +249,7 @@ class SessionHub:
         except TTSWorkerError as error:
             self._observer.refused(error.code.value)
             raise
-        return self.open(options, replaces=replaces)
+        return self._open_or_count(options, replaces, lexicon)
 
     def _check_taking(self) -> None:
         if self._draining:
@@ -243,7 +257,7 @@ class SessionHub:
         if not self._engines:
             raise NotReady("the worker is still starting", retry_after_s=RETRY_AFTER_S)
 
-    def _open(self, options: SessionOptions, replaces: LocalSession | None) -> LocalSession:
+    def _open(self, options: SessionOptions, replaces: LocalSession | None, lexicon: Lexicon | None) -> LocalSession:
         self._check_taking()
         if options.model is not None and options.model not in self._engines and self.models is not None:
             raise self.models.refusal(options.model)
@@ -261,7 +275,7 @@ class SessionHub:
         lead_ms = options.lead_ms if options.lead_ms is not None else config.lead_ms
         if not 0 <= lead_ms <= 10_000:
             raise InvalidRequest("lead_ms must be 0 to 10000")
-        make_text = self._text_factory(options)
+        make_text = self._text_factory(options, lexicon)
         if not engine.ready:
             raise NotReady(f"the engine of voice {voice.name} is not ready", retry_after_s=RETRY_AFTER_S)
         if len(self._sessions) - (replaces is not None) >= config.max_sessions:
@@ -278,6 +292,7 @@ class SessionHub:
                 frame_samples=None if options.raw_chunks else frame_ms * SAMPLE_RATE_HZ // 1000,
                 max_text_chars=config.max_utterance_chars,
                 max_queued_utterances=config.max_queued_utterances,
+                read_chars=_READ_CHARS,
                 alignment=voice.info.alignment,
             ),
         )
@@ -306,16 +321,21 @@ class SessionHub:
             raise InvalidRequest("seed must be 0 to 2^63 - 1")
         return SynthesisParams(voice.name, options.speed, options.seed, options.language, options.instruct)
 
-    def _text_factory(self, options: SessionOptions) -> Callable[[SynthesisParams], TextPipeline]:
+    def _text_factory(
+        self, options: SessionOptions, session_lexicon: Lexicon | None
+    ) -> Callable[[SynthesisParams], TextPipeline]:
         defaults = self.config.text
-        session_lexicon = Lexicon.from_mapping(options.lexicon) if options.lexicon else None
         normalise = options.normalise if options.normalise is not None else defaults.normalise
         if normalise and self.config.normalise is None:
             raise InvalidRequest("this worker runs without text normalisation (setting text.normalise)")
 
+        lexicons: dict[str, Lexicon | None] = {}  # merged, by voice
+
         def make_text(params: SynthesisParams) -> TextPipeline:
             voice = self.voices.get(params.voice)
-            levels = [level for level in (self.config.lexicon, voice.lexicon, session_lexicon) if level]
+            if voice.name not in lexicons:
+                levels = [level for level in (self.config.lexicon, voice.lexicon, session_lexicon) if level]
+                lexicons[voice.name] = Lexicon.merged(*levels) if levels else None
             text = replace(
                 defaults,
                 markdown=defaults.markdown if options.markdown is None else options.markdown,
@@ -324,7 +344,7 @@ class SessionHub:
                 normalise=normalise,
                 by_word=voice.info.text_by_word,
             )
-            return TextPipeline(text, Lexicon.merged(*levels) if levels else None, self.config.normalise)
+            return TextPipeline(text, lexicons[voice.name], self.config.normalise)
 
         return make_text
 

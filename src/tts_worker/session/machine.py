@@ -69,7 +69,7 @@ class MachineConfig:
     ``window_samples``: how far the engine may be ahead of what the client took. ``credit_quantum_samples``: credit goes
     back to the engine in portions of at least this. ``frame_samples``: size of a frame; None hands out the engine's own
     chunks. ``max_text_chars``: per utterance. ``max_queued_utterances``: waiting behind the current one.
-    ``read_chars``: text read at a time (some 2 us a character).
+    ``read_chars``: text read at a time.
     """
 
     window_samples: int = 3 * SAMPLE_RATE_HZ // 2

@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Protocol
 
 from tts_worker.session.machine import SessionMachine, State
@@ -88,6 +89,9 @@ _TICK_S = 0.001
 """Timers of the event loop (uvloop's) are no finer and may fire early by as much: what is due within a tick is due now,
 or its reader would be woken ten times for every frame."""
 
+
+_READ_S = 0.002
+"""How long a session reads text before the others have their turn."""
 
 LAST_WORD_FACTOR = 5
 """A last word that nothing follows may be half written ("hel", then "lo"). It is spoken after so many times
@@ -259,16 +263,23 @@ class LocalSession:
         self._clocks.control_at_s.setdefault(command, self._loop.time())
 
     def _changed(self) -> None:
+        if not self._reading:
+            self._read_text()
         self._post()
         self._wakeup.set()
-        if self._machine.has_unread_text and not self._reading:
-            self._reading = True
-            self._loop.call_soon(self._read_on)
+
+    def _read_text(self) -> None:
+        """A long text is read in portions of bounded time, so that every other session has its turn in between."""
+        began_s = perf_counter()
+        while self._machine.has_unread_text:
+            if perf_counter() - began_s >= _READ_S:
+                self._reading = True
+                self._loop.call_soon(self._read_on)
+                return
+            self._machine.read_on()
 
     def _read_on(self) -> None:
-        """A long text is read in portions, so that every other session has its turn in between."""
         self._reading = False
-        self._machine.read_on()
         self._changed()
 
     def _post(self) -> None:

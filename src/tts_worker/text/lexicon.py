@@ -7,10 +7,12 @@ piece, so that no later stage cuts inside it. It knows nothing of segments; read
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Protocol
 
 from tts_worker.errors import InvalidRequest
@@ -21,6 +23,11 @@ from tts_worker.text.layout import TextSink
 MAX_ENTRIES = 5000
 MAX_WRITTEN_CHARS = 64
 MAX_SAID_CHARS = 256
+MAX_LEXICON_CHARS = 200_000
+"""Of all entries of one lexicon, written and said: what checking it may cost."""
+
+_INSIDE_A_WORD = re.compile(r"(?<=[^\W_])[^\W\d_a-z]")  # letters but a to z
+_is_filtered = lru_cache(maxsize=4096)(is_filtered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +44,27 @@ class Entry:
 
 
 class Lexicon:
-    """An immutable set of entries. ``len`` counts them."""
+    """An immutable set of entries. ``len`` counts them. Later ``entries`` win over earlier ones."""
 
-    def __init__(self, entries: tuple[Entry, ...] = ()) -> None:
-        self._entries = entries
-        self.root = _Node()  # of the search tree; read only
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self._spellings: dict[str, dict[str, Entry]] = {}  # by folded spelling, then exact ("" for any case)
         for entry in entries:
-            node = self.root
-            for char in entry.written:
-                children = node.exact if entry.case_sensitive else node.folded
-                node = children.setdefault(char if entry.case_sensitive else _fold(char), _Node())
-            node.entry = entry
+            folded = _folded(entry.written)
+            if entry.case_sensitive:
+                self._spellings.setdefault(folded, {})[entry.written] = entry
+            else:  # says what every spelling becomes, also those that an earlier entry knew exactly
+                self._spellings[folded] = {"": entry}
+
+    @cached_property
+    def root(self) -> _Node:
+        """Of the search tree, which grows where a text reaches it."""
+        return _Node(0, tuple(self))
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return sum(map(len, self._spellings.values()))
 
     def __iter__(self) -> Iterator[Entry]:
-        return iter(self._entries)
+        return chain.from_iterable(spellings.values() for spellings in self._spellings.values())
 
     @classmethod
     def from_mapping(cls, data: object, *, name: str = "lexicon") -> Lexicon:
@@ -63,66 +74,84 @@ class Lexicon:
         key matches in any case unless it has a capital inside a word ("NASA", "iOS"). ``name`` (where the
         data stands, for example ``voice.lexicon``) goes into messages.
 
-        Raises InvalidRequest that names the key: wrong type, empty, too long, or more than MAX_ENTRIES entries.
+        Raises InvalidRequest that names the key: wrong type, empty, too long, more than MAX_ENTRIES entries, or more
+        than MAX_LEXICON_CHARS characters in all.
         """
         if not isinstance(data, Mapping):
             raise InvalidRequest(f"{name} must be a mapping of words to how they are said, not {_kind(data)}")
         if len(data) > MAX_ENTRIES:
             raise InvalidRequest(f"{name} has {len(data)} entries; at most {MAX_ENTRIES} are allowed")
-        return cls(_distinct(_entry(key, value, name) for key, value in data.items()))
+        return cls(_entries(data, name))
 
     @classmethod
     def merged(cls, *levels: Lexicon) -> Lexicon:
         """All entries of ``levels`` (server, voice, session); where they disagree the later level wins."""
-        return cls(_distinct(entry for level in levels for entry in level))
+        levels = tuple(level for level in levels if level)
+        if len(levels) == 1:
+            return levels[0]
+        merged = cls()
+        for level in levels:
+            for folded, spellings in level._spellings.items():
+                before = {} if "" in spellings else merged._spellings.get(folded, {})
+                merged._spellings[folded] = {**before, **spellings}
+        return merged
 
 
-def _distinct(entries: Iterator[Entry]) -> tuple[Entry, ...]:
-    kept: dict[str, dict[str, Entry]] = {}  # by folded spelling, then by exact spelling ("" for any case)
-    for entry in entries:
-        folded = "".join(map(_fold, entry.written))
-        if entry.case_sensitive:
-            kept.setdefault(folded, {})[entry.written] = entry
-        else:  # says what every spelling becomes, also those that an earlier level knew exactly
-            kept[folded] = {"": entry}
-    return tuple(entry for spellings in kept.values() for entry in spellings.values())
+def _entries(data: Mapping[object, object], name: str) -> Iterator[Entry]:
+    chars = 0
+    for key, value in data.items():
+        entry = _entry(key, value, name)
+        chars += len(entry.written) + len(entry.said or entry.phonemes or "")
+        if chars > MAX_LEXICON_CHARS:
+            raise InvalidRequest(f"{name} has too much text: at most {MAX_LEXICON_CHARS} characters are allowed")
+        yield entry
 
 
 def _entry(key: object, value: object, name: str) -> Entry:
     if not isinstance(key, str):
         raise InvalidRequest(f"{name} has a key that is {_kind(key)}; write it in quotes")
     written = " ".join(key.split())
-    place = f"{name}[{key[:MAX_WRITTEN_CHARS]!r}]"
-    if not any(char.isalnum() for char in written):
-        raise InvalidRequest(f"{place}: a key needs a letter or a digit")
+    try:
+        return _checked(written, value)
+    except _Problem as problem:
+        raise InvalidRequest(f"{name}[{key[:MAX_WRITTEN_CHARS]!r}]{problem}") from None
+
+
+class _Problem(Exception):
+    """What is wrong with an entry, behind its name in the message."""
+
+
+def _checked(written: str, value: object) -> Entry:
+    if not any(map(str.isalnum, written)):
+        raise _Problem(": a key needs a letter or a digit")
     if len(written) > MAX_WRITTEN_CHARS:
-        raise InvalidRequest(f"{place}...: a key has at most {MAX_WRITTEN_CHARS} characters")
-    _check_characters(written, place)
-    case_sensitive = any(before.isalnum() and char.isupper() for before, char in pairwise(written))
+        raise _Problem(f"...: a key has at most {MAX_WRITTEN_CHARS} characters")
+    _check_characters(written)
+    case_sensitive = any(map(str.isupper, _INSIDE_A_WORD.findall(written)))
     if isinstance(value, Mapping):
         unknown = sorted(str(option) for option in value if option not in ("say", "case_sensitive"))
         if unknown or "say" not in value:
-            raise InvalidRequest(f"{place} takes say and case_sensitive, and needs say")
+            raise _Problem(" takes say and case_sensitive, and needs say")
         chosen = value.get("case_sensitive", case_sensitive)
         if not isinstance(chosen, bool):
-            raise InvalidRequest(f"{place}.case_sensitive must be true or false, not {_kind(chosen)}")
+            raise _Problem(f".case_sensitive must be true or false, not {_kind(chosen)}")
         case_sensitive, value = chosen, value["say"]
     if not isinstance(value, str):
-        raise InvalidRequest(f"{place} must be a spelling or /phonemes/, not {_kind(value)}")
+        raise _Problem(f" must be a spelling or /phonemes/, not {_kind(value)}")
     said = " ".join(value.split())
     if len(said) > MAX_SAID_CHARS:
-        raise InvalidRequest(f"{place}: at most {MAX_SAID_CHARS} characters may be said")
-    _check_characters(said, place)
+        raise _Problem(f": at most {MAX_SAID_CHARS} characters may be said")
+    _check_characters(said)
     if len(said) > 2 and said[0] == said[-1] == "/":
         return Entry(written, phonemes=said[1:-1], case_sensitive=case_sensitive)
-    if not any(char.isalnum() for char in said):
-        raise InvalidRequest(f"{place} must say something: a spelling, or phonemes between slashes")
+    if not any(map(str.isalnum, said)):
+        raise _Problem(" must say something: a spelling, or phonemes between slashes")
     return Entry(written, said=said, case_sensitive=case_sensitive)
 
 
-def _check_characters(text: str, place: str) -> None:
-    if any(map(is_filtered, text)):
-        raise InvalidRequest(f"{place} has a character that is never read aloud (emoji, control, zero-width)")
+def _check_characters(text: str) -> None:
+    if not (text.isascii() and text.isprintable()) and any(map(_is_filtered, text)):
+        raise _Problem(" has a character that is never read aloud (emoji, control, zero-width)")
 
 
 def _kind(value: object) -> str:
@@ -134,14 +163,49 @@ def _fold(char: str) -> str:
     return lower if len(lower) == 1 else char
 
 
+def _folded(text: str) -> str:
+    return text.lower() if text.isascii() else "".join(map(_fold, text))
+
+
 # -- search -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
 class _Node:
-    exact: dict[str, _Node] = field(default_factory=dict)
-    folded: dict[str, _Node] = field(default_factory=dict)
-    entry: Entry | None = None
+    """A place in the search tree, ``depth`` characters into ``entries``. Its children are made when a text gets there:
+    most of a large lexicon is never reached."""
+
+    __slots__ = ("_depth", "_waiting", "entry", "exact", "folded")
+
+    def __init__(self, depth: int, entries: Sequence[Entry]) -> None:
+        self._depth = depth
+        self._waiting: Sequence[Entry] = entries
+        self.exact: dict[str, _Node] = {}
+        self.folded: dict[str, _Node] = {}
+        self.entry: Entry | None = next((entry for entry in entries if len(entry.written) == depth), None)
+
+    def following(self, char: str, folded: str) -> Iterator[_Node]:
+        """Where ``char`` leads, exact spellings first."""
+        if self._waiting:
+            self._grow()
+        if char in self.exact:
+            yield self.exact[char]
+        if folded in self.folded:
+            yield self.folded[folded]
+
+    def _grow(self) -> None:
+        depth = self._depth
+        exact: dict[str, list[Entry]] = {}
+        by_fold: dict[str, list[Entry]] = {}
+        for entry in self._waiting:
+            if len(entry.written) > depth:
+                char = entry.written[depth]
+                if entry.case_sensitive:
+                    exact.setdefault(char, []).append(entry)
+                else:
+                    by_fold.setdefault(_fold(char), []).append(entry)
+        self.exact = {char: _Node(depth + 1, entries) for char, entries in exact.items()}
+        self.folded = {char: _Node(depth + 1, entries) for char, entries in by_fold.items()}
+        self._waiting = ()
 
 
 class LexiconSink(TextSink, Protocol):
@@ -233,6 +297,4 @@ class LexiconStage:
 
 def _onward(nodes: list[_Node], char: str) -> list[_Node]:
     folded = _fold(char)
-    found = [node.exact[char] for node in nodes if char in node.exact]
-    found += [node.folded[folded] for node in nodes if folded in node.folded]
-    return found
+    return [child for node in nodes for child in node.following(char, folded)]

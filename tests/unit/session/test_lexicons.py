@@ -1,0 +1,51 @@
+"""Lexicons of sessions: built once for each content, on a thread where the caller can wait."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tts_worker.errors import InvalidRequest
+from tts_worker.session.lexicons import LexiconCache
+from tts_worker.text.lexicon import MAX_LEXICON_CHARS, Lexicon
+
+
+async def test_equal_entries_are_built_once() -> None:
+    cache = LexiconCache()
+    first = await cache.prepare({"nginx": "engine x"})
+    assert cache.get({"nginx": "engine x"}) is first
+    assert cache.get({"nginx": "engine ex"}) is not first
+
+
+async def test_a_lexicon_is_built_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+    build = Lexicon.from_mapping
+
+    def noted(data: object) -> Lexicon:
+        threads.append(threading.current_thread())
+        return build(data)
+
+    monkeypatch.setattr(Lexicon, "from_mapping", noted)
+    await LexiconCache().prepare({"nginx": "engine x"})
+    assert threads != [threading.main_thread()]
+
+
+def test_old_lexicons_are_forgotten() -> None:
+    cache = LexiconCache()
+    first = cache.get({"a": "b"})
+    for number in range(16):
+        cache.get({"a": f"b{number}"})
+    assert cache.get({"a": "b"}) is not first
+
+
+@pytest.mark.parametrize("entries", [{"a": 5}, {"a": {1, 2}}, {"a": float("nan")}])
+async def test_a_bad_entry_is_named(entries: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest, match=r"lexicon\['a'\]"):
+        await LexiconCache().prepare(entries)
+
+
+def test_the_size_of_a_lexicon_is_bounded() -> None:
+    entries = {f"word{number}": "x" * 200 for number in range(MAX_LEXICON_CHARS // 200)}
+    with pytest.raises(InvalidRequest, match="at most 200000 characters"):
+        LexiconCache().get(entries)
