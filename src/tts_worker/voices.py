@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import difflib
 import logging
+import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +24,8 @@ from tts_worker.text.lexicon import Lexicon
 from tts_worker.types import EngineInfo
 
 log = logging.getLogger(__name__)
+
+MAX_METADATA_BYTES = 1 << 20
 
 
 class VoicePack(BaseModel):
@@ -168,13 +172,13 @@ def read_voicepacks(directory: Path) -> tuple[VoicePack, ...]:
     packs = []
     for file in sorted(directory.glob("*/*/metadata.yaml")):
         try:
-            pack = VoicePack.model_validate(yaml.safe_load(file.read_text("utf-8")))
+            pack = VoicePack.model_validate(yaml.safe_load(_read_metadata(file)))
             Lexicon.from_mapping(pack.lexicon)
         except ValidationError as error:
             problem = error.errors()[0]
             key = ".".join(str(part) for part in problem["loc"]) or "(top level)"
             raise ConfigError(f"{file}: {key}: {problem['msg']}") from None
-        except (yaml.YAMLError, UnicodeDecodeError):
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError):  # too deep for the parser
             raise ConfigError(f"{file} is not valid YAML") from None
         except InvalidRequest as error:
             raise ConfigError(f"{file}: {error.message}") from None
@@ -182,3 +186,19 @@ def read_voicepacks(directory: Path) -> tuple[VoicePack, ...]:
             raise ConfigError(f"{file}: name and family must be those of its folders")
         packs.append(pack)
     return tuple(packs)
+
+
+def _read_metadata(file: Path) -> str:
+    """The text of a regular file of a sensible size: a link to a device never ends, and opening a FIFO waits for its
+    writer. Raises ConfigError."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        with open(descriptor, "rb") as opened:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ConfigError(f"{file} is not a regular file")
+            raw = opened.read(MAX_METADATA_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    if len(raw) > MAX_METADATA_BYTES:
+        raise ConfigError(f"{file} is larger than {MAX_METADATA_BYTES} bytes")
+    return raw.decode("utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,9 @@ def test_the_repositorys_voicepacks_are_valid() -> None:
         ("name: [", "not valid YAML"),
         ("!!python/object/apply:os.system ['true']", "not valid YAML"),
         ("", "metadata.yaml"),
+        ("[" * 100_000, "not valid YAML"),
+        ("{a: " * 5_000, "not valid YAML"),
+        ("#" + "x" * (2 << 20), "larger than"),
     ],
 )
 def test_a_wrong_voicepack_is_refused_by_file_and_key(tmp_path: Path, text: str, message: str) -> None:
@@ -104,3 +108,19 @@ def test_a_wrong_voicepack_is_refused_by_file_and_key(tmp_path: Path, text: str,
 def test_a_pack_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
         VoicePack(name="ann", family="fake").name = "bob"  # type: ignore[misc]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
+@pytest.mark.parametrize("kind", ["device", "fifo", "folder"])
+def test_metadata_that_is_no_regular_file_is_refused(tmp_path: Path, kind: str) -> None:
+    file = pack(tmp_path, "") / "fake" / "ann" / "metadata.yaml"
+    file.unlink()
+    match kind:
+        case "device":
+            file.symlink_to("/dev/zero")
+        case "fifo":
+            os.mkfifo(file)
+        case _:
+            file.mkdir()
+    with pytest.raises(ConfigError, match=r"not a regular file|cannot be read"):
+        read_voicepacks(tmp_path)

@@ -1,4 +1,4 @@
-"""Recordings to samples: whatever libsndfile reads, one channel, bounded before it is decoded.
+"""Recordings to samples: WAV, FLAC, Ogg or MP3, one channel, bounded before it is decoded.
 
 Owns the limits (bytes, seconds) and plain words for what is wrong with a file. It must not know what the sound is for.
 """
@@ -17,6 +17,12 @@ from tts_worker.errors import InvalidRequest, MissingExtra
 MAX_DECODED_S = 600.0
 MAX_AUDIO_BYTES = 64 << 20
 
+_FORMATS = frozenset({"WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3", "MPEG"})
+"""Of the dozens that libsndfile reads, by its names. Its parsers of rare formats are neither needed nor well tested."""
+_HEAD_BYTES = 12
+
+_UNREADABLE = "the audio cannot be read: it must be a whole WAV, FLAC, Ogg or MP3 file"
+
 
 @dataclass(frozen=True)
 class Recording:
@@ -28,6 +34,23 @@ class Recording:
     @property
     def seconds(self) -> float:
         return len(self.samples) / self.rate_hz
+
+
+def check_container(head: bytes) -> None:
+    """Look at the first bytes of a recording before a decoder does. Raises InvalidRequest unless they are those of a
+    WAV, FLAC, Ogg or MP3 file."""
+    wav = head[:4] in (b"RIFF", b"RIFX", b"RF64") and head[8:12] == b"WAVE"
+    mp3 = head[:3] == b"ID3" or (len(head) > 1 and head[0] == 0xFF and head[1] & 0xE0 == 0xE0)
+    if not (wav or mp3 or head[:4] in (b"fLaC", b"OggS")):
+        raise InvalidRequest(_UNREADABLE)
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(_HEAD_BYTES)
+    except OSError as error:
+        raise InvalidRequest(f"{path.name} cannot be read: {error.strerror}") from None
 
 
 def read_recording(audio: Path | str | bytes, max_s: float = MAX_DECODED_S) -> Recording:
@@ -49,14 +72,17 @@ def read_recording(audio: Path | str | bytes, max_s: float = MAX_DECODED_S) -> R
         source, size_bytes = str(path), path.stat().st_size
     if size_bytes > MAX_AUDIO_BYTES:
         raise InvalidRequest(f"the audio has {size_bytes >> 20} MiB; at most {MAX_AUDIO_BYTES >> 20} are read")
+    check_container(audio if isinstance(audio, bytes) else _head(Path(audio)))
     try:
         with soundfile.SoundFile(source) as file:
+            if file.format not in _FORMATS:
+                raise InvalidRequest(_UNREADABLE)
             rate_hz = int(file.samplerate)
             limit = int(max_s * rate_hz)
             # One sample more than allowed tells "too long" without trusting the header or decoding the rest.
             samples = file.read(limit + 1, dtype="float32", always_2d=True)  # [n, channels]
     except (soundfile.LibsndfileError, ValueError, RuntimeError):
-        raise InvalidRequest("the audio cannot be read: it must be a whole WAV, FLAC, Ogg or MP3 file") from None
+        raise InvalidRequest(_UNREADABLE) from None
     if len(samples) > limit:
         raise InvalidRequest(f"the audio is longer than {max_s:g} s")
     if not len(samples):

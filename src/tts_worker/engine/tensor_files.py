@@ -58,7 +58,11 @@ def read_pickled(path: Path) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's advice is for whoever wrote the file
             # mmap works on the zip format only, which is what torch has written since 1.6.
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+            _must_be_dense(loaded, path)
+            return loaded
+    except BundleError:
+        raise
     except pickle.UnpicklingError:
         raise BundleError(
             f"{path}: holds code or objects that are not tensors, or is not a PyTorch file; it was not run. "
@@ -68,6 +72,26 @@ def read_pickled(path: Path) -> Any:
         raise
     except Exception as error:  # torch raises whatever its zip and pickle readers stumble over
         raise BundleError(f"{path}: cannot be read ({type(error).__name__}); it is cut off or damaged") from None
+
+
+def _must_be_dense(loaded: object, path: Path) -> None:
+    """Refuse a tensor that claims more values than the file holds: stride 0 makes gigabytes of four bytes, and the
+    first copy of it takes them. Containers may share parts, so each is looked at once."""
+    ahead, seen = [loaded], set[int]()
+    while ahead:
+        one = ahead.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, Mapping):
+            ahead += one.values()
+        elif isinstance(one, (list, tuple, set, frozenset)):
+            ahead += one
+        elif isinstance(one, Tensor):
+            if one.layout is not torch.strided or one.is_quantized:
+                raise BundleError(f"{path}: holds a tensor that is sparse or quantized; expected plain numbers")
+            if one.numel() * one.element_size() > one.untyped_storage().nbytes():
+                raise BundleError(f"{path}: holds a tensor of shape {tuple(one.shape)} that its data do not fill")
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

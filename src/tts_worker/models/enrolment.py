@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from tts_worker.audio.decode import Recording, read_recording
+from tts_worker.audio.decode import Recording, check_container, read_recording
 from tts_worker.errors import InvalidRequest, NotReady, OverCapacity, TextTooLong
 
 MAX_PROMPT_S = 30.0
@@ -138,6 +138,7 @@ def read_prompt(recording: bytes) -> Recording:
     """
     import soundfile  # late: most workers never learn a voice
 
+    check_container(recording)
     try:
         header = soundfile.info(io.BytesIO(recording))
     except (soundfile.LibsndfileError, ValueError, RuntimeError):

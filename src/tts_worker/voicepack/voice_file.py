@@ -28,6 +28,10 @@ VOICES_DIR = "voices"  # within a model directory, unless another folder is name
 MAX_JSON_BYTES = 64 << 10
 MAX_TENSOR_BYTES = 8 << 20  # 30 s of 100 mel bins and much room
 MAX_TEXT_CHARS = 4000
+MAX_PROMPT_S = 30.0
+"""Speech tokenizers take no longer prompt, and every synthesis step attends to the whole of it."""
+_MOST = {"prompt_text_ids": 4 * MAX_TEXT_CHARS, "tokens": 3_000, "mel": 6_000, "embedding": 8_192}
+"""Rows of each tensor whatever the model: 30 s of 100 tokens and 200 mel frames a second. ``check`` knows the rates."""
 MAX_ABS = 1000.0  # log magnitudes and embeddings are two orders below
 
 _NAME = re.compile(r"\w[\w.-]{0,63}")
@@ -74,8 +78,17 @@ class Voice:
             for (name, dtype), array in zip(_TENSORS.items(), arrays, strict=True)
         }
 
-    def check(self, *, text_rows: int, speech_tokens: int, mel_bins: int, spk_size: int, frames_per_token: int) -> None:
-        """Raises BundleError if the voice does not fit a model of these sizes."""
+    def check(
+        self,
+        *,
+        text_rows: int,
+        speech_tokens: int,
+        mel_bins: int,
+        spk_size: int,
+        frames_per_token: int,
+        token_rate_hz: int,
+    ) -> None:
+        """Raises BundleError if the voice does not fit a model of these sizes, or its prompt is longer than 30 s."""
         if self.mel.shape[1:] != (mel_bins,) or self.embedding.shape != (spk_size,):
             raise BundleError("the voice was made for a model of other dimensions; add it again with this model")
         for ids, rows in ((self.prompt_text_ids, text_rows), (self.tokens, speech_tokens)):
@@ -83,6 +96,9 @@ class Voice:
                 raise BundleError("the voice holds ids that this model does not have; add it again with this model")
         if abs(len(self.mel) - frames_per_token * len(self.tokens)) >= frames_per_token:
             raise BundleError("the voice's mel and speech tokens are not equally long; add it again")
+        seconds = len(self.mel) / (frames_per_token * token_rate_hz)
+        if seconds > MAX_PROMPT_S + 1.0:  # a rounded-up last second
+            raise BundleError(f"the voice's prompt has {seconds:.0f} s; at most {MAX_PROMPT_S:g} s are used")
 
 
 def voice_folder(root: Path, name: str) -> Path:
@@ -202,6 +218,8 @@ def _read_arrays(file: Path) -> Mapping[str, NDArray[Any]]:
         array = np.frombuffer(raw[entry.start : entry.end], dtype=_DTYPES[entry.dtype]).reshape(entry.shape)
         if array.ndim != (2 if name == "mel" else 1):
             fail(f"{name} has {array.ndim} dimensions")
+        if len(array) > _MOST[name]:
+            fail(f"{name} has {len(array)} rows; a prompt of {MAX_PROMPT_S:g} s has at most {_MOST[name]}")
         if entry.dtype == "F32" and not bool((np.abs(array) < MAX_ABS).all()):
             fail(f"{name} holds NaN, infinite or absurd values")
         arrays[name] = array

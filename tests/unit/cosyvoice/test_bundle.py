@@ -17,7 +17,7 @@ from torch import Tensor
 from tests.unit.cosyvoice.bundles import FAMILIES, copy_of, tiny
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.weights import PARTS, expected_shapes
-from tts_worker.engine.tensor_files import read_safetensors, read_tensors, write_safetensors
+from tts_worker.engine.tensor_files import read_pickled, read_safetensors, read_tensors, write_safetensors
 from tts_worker.errors import BundleError
 
 
@@ -142,6 +142,24 @@ def test_a_pickle_that_runs_code_is_refused_and_not_run(
 
     assert not (tmp_path / "owned").exists()
     assert "it was not run" in str(Bundle.open(path).validate())
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_tensor_larger_than_its_data_is_refused(tmp_path: Path, zipped: bool) -> None:
+    """Stride 0: 4 GB that a file of a few hundred bytes claims to hold."""
+    file = tmp_path / "hift.pt"
+    torch.save({"weight": [torch.zeros(1).expand(1 << 30)]}, file, _use_new_zipfile_serialization=zipped)
+    assert file.stat().st_size < 10_000
+    with pytest.raises(BundleError, match="its data do not fill"):
+        read_pickled(file)
+
+
+def test_a_sparse_tensor_is_refused(tmp_path: Path) -> None:
+    index, value = torch.zeros((1, 1), dtype=torch.long), torch.ones(1)
+    huge = torch.sparse_coo_tensor(index, value, (1 << 40,), check_invariants=True)
+    torch.save({"weight": huge}, tmp_path / "hift.pt")
+    with pytest.raises(BundleError, match="sparse"):
+        read_pickled(tmp_path / "hift.pt")
 
 
 def damage(part: str, change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], None]:

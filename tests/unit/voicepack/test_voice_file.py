@@ -28,6 +28,7 @@ SIZES: dict[str, int] = {
     "mel_bins": 80,
     "spk_size": 192,
     "frames_per_token": 2,
+    "token_rate_hz": 25,
 }
 BAD_NAMES = ["", ".", "..", "../x", "a/b", "/etc", "a\\b", ".hidden", "x" * 65, "a\0b", "a\n", "a b", "C:x"]
 
@@ -213,6 +214,8 @@ ONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
         (tensors_are(arrays(extra=voice().mel)), "exactly these tensors"),
         (tensors_are(arrays(mel=voice().mel.reshape(-1))), "mel has 1 dimensions"),
         (tensors_are(arrays(tokens=voice().tokens.reshape(2, 5))), "tokens has 2 dimensions"),
+        (tensors_are(arrays(mel=np.zeros((20_000, 80), np.float32))), "mel has 20000 rows"),
+        (tensors_are(arrays(prompt_text_ids=np.zeros(1_000_000, np.int32))), "prompt_text_ids has 1000000 rows"),
         (tensors_are(spoiled(float("nan"))), "NaN"),
         (tensors_are(spoiled(float("inf"))), "NaN, infinite"),
         (tensors_are(spoiled(1e9)), "absurd"),
@@ -266,6 +269,7 @@ def test_any_changed_byte_is_noticed(
         (replace(voice(), tokens=-voice().tokens), "ids that this model does not have"),
         (replace(voice(), prompt_text_ids=np.array([100], np.int32)), "ids that this model does not have"),
         (replace(voice(), mel=voice().mel[:-2]), "not equally long"),
+        (voice(tokens=40 * 25), "prompt has 40 s"),
     ],
 )
 def test_a_voice_of_another_model_is_told_apart(changed: Voice, complaint: str) -> None:

@@ -122,6 +122,7 @@ class Speaker:
             mel_bins=config.mel.bins,
             spk_size=config.flow.spk_embed,
             frames_per_token=config.flow.frames_per_token,
+            token_rate_hz=config.token_rate_hz,
         )
 
     @classmethod

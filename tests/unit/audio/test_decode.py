@@ -1,0 +1,62 @@
+"""Which recordings are decoded: four containers, by their first bytes and by what the decoder found."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from tts_worker.audio.decode import read_recording
+from tts_worker.errors import InvalidRequest
+from tts_worker.models.enrolment import read_prompt
+
+TONE = (0.3 * np.sin(np.arange(24_000) / 9)).astype(np.float32)
+ALLOWED = {"WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3"}
+
+
+def encoded(kind: str, subtype: str | None = None) -> bytes:
+    out = io.BytesIO()
+    soundfile.write(out, TONE, 24_000, format=kind, subtype=subtype)
+    return out.getvalue()
+
+
+def mp3_without_tags() -> bytes:
+    raw = encoded("MP3")
+    return raw if raw[:3] != b"ID3" else raw[raw.index(b"\xff\xfb") :]
+
+
+@pytest.mark.parametrize("kind", sorted(ALLOWED))
+def test_a_supported_container_is_read(tmp_path: Path, kind: str) -> None:
+    raw = encoded(kind)
+    (tmp_path / "prompt").write_bytes(raw)
+    for recording in (read_recording(raw), read_recording(tmp_path / "prompt"), read_prompt(raw)):
+        assert recording.rate_hz == 24_000
+        assert recording.seconds == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_bare_mp3_stream_is_read() -> None:
+    assert read_recording(mp3_without_tags()).seconds == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize("kind", sorted(set(soundfile.available_formats()) - ALLOWED))
+def test_any_other_container_is_refused(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "prompt"
+    subtype = {"WVE": "ALAW", "XI": "DPCM_16", "VOC": "PCM_16"}.get(kind)
+    try:
+        soundfile.write(file, TONE, 8_000 if kind == "WVE" else 24_000, format=kind, subtype=subtype)
+    except (ValueError, soundfile.LibsndfileError):
+        pytest.skip("this libsndfile does not write it")
+    with pytest.raises(InvalidRequest, match="WAV, FLAC, Ogg or MP3"):
+        read_recording(file)
+    for read in (read_recording, read_prompt):
+        with pytest.raises(InvalidRequest, match="WAV, FLAC, Ogg or MP3"):
+            read(file.read_bytes())
+
+
+@pytest.mark.parametrize("disguise", [b"ID3\x03\x00\x00\x00\x00\x00\x00", b"\xff\xfb\x90\x00"])
+def test_a_disguised_container_is_refused(disguise: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="WAV, FLAC, Ogg or MP3"):
+        read_recording(disguise + encoded("AIFF"))
