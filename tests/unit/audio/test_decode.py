@@ -41,7 +41,7 @@ def test_a_bare_mp3_stream_is_read() -> None:
     assert read_recording(mp3_without_tags()).seconds == pytest.approx(1.0, abs=0.1)
 
 
-@pytest.mark.parametrize("kind", sorted(set(soundfile.available_formats()) - ALLOWED))
+@pytest.mark.parametrize("kind", sorted(set(soundfile.available_formats()) - ALLOWED - {"RAW"}))
 def test_any_other_container_is_refused(tmp_path: Path, kind: str) -> None:
     file = tmp_path / "prompt"
     subtype = {"WVE": "ALAW", "XI": "DPCM_16", "VOC": "PCM_16"}.get(kind)
