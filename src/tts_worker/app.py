@@ -178,6 +178,9 @@ def _hub_config(settings: Settings) -> HubConfig:
     session, text = settings.session, settings.text
     return HubConfig(
         max_sessions=session.max_sessions,
+        max_open_sessions=session.open_limit,
+        slot_idle_s=session.slot_idle_s,
+        end_idle_s=session.end_idle_s,
         lead_ms=session.lead_ms,
         window_ms=session.window_ms,
         frame_ms=session.frame_ms,

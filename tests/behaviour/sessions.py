@@ -144,7 +144,7 @@ async def _taken(room: Room) -> Ear:
                 await asyncio.sleep(0.001)
 
 
-@behaviour("admission", session={"max_sessions": 1}, client=replace(PATIENT, idle_connections=0))
+@behaviour("admission", session={"max_sessions": 1, "slot_idle_s": 600}, client=replace(PATIENT, idle_connections=0))
 async def a_full_worker_refuses_at_once_and_takes_the_next(room: Room) -> None:
     ear = await room.open()
     refusal = await room.refused(FAST)

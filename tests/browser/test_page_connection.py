@@ -64,7 +64,7 @@ async def test_a_key_is_asked_for_kept_in_this_tab_only_and_used(browser: Browse
 async def test_a_full_worker_is_said_to_be_full_and_used_once_there_is_room(browser: Browser) -> None:
     full = "The worker is full: every place is taken. Trying again …"
     async with (
-        serving(session={"max_sessions": 1}) as address,
+        serving(session={"max_sessions": 1, "slot_idle_s": 600}) as address,
         connect(f"ws://{address}/v1/stream") as holder,
         Studio.open(browser, address) as studio,
     ):

@@ -420,7 +420,7 @@ async def test_wrong_messages_are_answered_and_the_socket_stays_usable() -> None
 
 
 async def test_over_capacity_is_an_error_of_that_context_only() -> None:
-    async with serving(session={"max_sessions": 1}) as address, dial(address) as client:
+    async with serving(session={"max_sessions": 1, "slot_idle_s": 600}) as address, dial(address) as client:
         await client.say("first", **OPEN)
         await client.until("chunk", "first")
         await client.say("second")

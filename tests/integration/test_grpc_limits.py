@@ -167,7 +167,7 @@ async def test_an_api_key_is_asked_for_everywhere_but_for_health() -> None:
 
 
 async def test_over_capacity_is_refused_at_once_and_said_in_both_ways() -> None:
-    async with grpc_worker(session={"max_sessions": 2}) as rig:
+    async with grpc_worker(session={"max_sessions": 2, "slot_idle_s": 600}) as rig:
         await rig.start("a")
         await rig.start("b")
         took_s = []
@@ -190,7 +190,7 @@ async def test_over_capacity_is_refused_at_once_and_said_in_both_ways() -> None:
 
 
 async def test_starting_again_begins_anew_and_holds_one_place() -> None:
-    async with grpc_worker(session={"max_sessions": 1}) as rig:
+    async with grpc_worker(session={"max_sessions": 1, "slot_idle_s": 600}) as rig:
         for _ in range(3):
             assert (await rig.start()).success
         assert rig.worker.hub.live_sessions == 1

@@ -273,7 +273,11 @@ async def test_a_body_without_a_declared_length_is_bounded() -> None:
 
 
 async def test_over_capacity_is_503_with_retry_after_at_once() -> None:
-    async with serving(session={"max_sessions": 1}) as address, http(address) as client, dial(address) as other:
+    async with (
+        serving(session={"max_sessions": 1, "slot_idle_s": 600}) as address,
+        http(address) as client,
+        dial(address) as other,
+    ):
         await other.until("ready")
         took_s = []
         for _ in range(20):

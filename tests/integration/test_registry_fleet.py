@@ -130,7 +130,7 @@ async def opened(client: Client, options: SessionOptions = FAST) -> Ear:
 
 
 async def test_sessions_go_where_there_is_room(fleet: Fleet) -> None:
-    small = await fleet.member("small", session={"max_sessions": 2})
+    small = await fleet.member("small", session={"max_sessions": 2, "slot_idle_s": 600})
     large = await fleet.member("large", session={"max_sessions": 8})
     async with fleet.connect() as client:
         ears = [await opened(client) for _ in range(10)]
@@ -156,7 +156,7 @@ async def test_only_a_worker_that_has_the_voice_is_asked(fleet: Fleet) -> None:
 
 
 async def test_a_new_worker_is_found_and_a_draining_one_is_left(fleet: Fleet) -> None:
-    first = await fleet.member("first", session={"max_sessions": 1})
+    first = await fleet.member("first", session={"max_sessions": 1, "slot_idle_s": 600})
     async with fleet.connect() as client:
         ear = await opened(client)
         second = await fleet.member("second")
@@ -312,7 +312,7 @@ async def test_lost_before_the_first_sound_is_said_again_elsewhere(fleet: Fleet)
 
 
 async def test_a_loss_in_the_middle_is_told_and_disturbs_nobody_else(fleet: Fleet) -> None:
-    first = await fleet.member("first", session={"max_sessions": 1})
+    first = await fleet.member("first", session={"max_sessions": 1, "slot_idle_s": 600})
     async with fleet.connect() as client:
         ear = await opened(client, SessionOptions())
         key = ear.session.speak(LONG)

@@ -209,7 +209,7 @@ async def test_every_voice_name_is_checked(worker: Worker) -> None:
 
 
 async def test_over_capacity_is_refused_and_recovers() -> None:
-    async with running_worker(tone_settings(session={"max_sessions": 2})) as worker:
+    async with running_worker(tone_settings(session={"max_sessions": 2, "slot_idle_s": 600})) as worker:
         first, second = worker.hub.open(), worker.hub.open()
         with pytest.raises(OverCapacity) as refused:
             worker.hub.open()

@@ -310,7 +310,7 @@ async def test_a_wrong_handshake_is_refused(path: str, status: int) -> None:
 
 
 async def test_over_capacity_is_503_at_once_and_frees_again() -> None:
-    async with serving(session={"max_sessions": 1}) as address:
+    async with serving(session={"max_sessions": 1, "slot_idle_s": 600}) as address:
         async with dial(address) as client:
             await client.until("ready")
             took_s = []

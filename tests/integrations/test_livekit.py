@@ -380,7 +380,10 @@ async def test_a_worker_that_dies_in_the_middle_is_an_error_and_nothing_is_said_
 
 
 async def test_a_full_worker_is_429_and_an_unknown_voice_404() -> None:
-    async with plugin(Setup({"session": {"max_sessions": 1}})) as (voice, _), voice.stream(conn_options=ONCE) as holder:
+    async with (
+        plugin(Setup({"session": {"max_sessions": 1, "slot_idle_s": 600}})) as (voice, _),
+        voice.stream(conn_options=ONCE) as holder,
+    ):
         holder.push_text("I hold the only session. ")
         await anext(aiter(holder))
         with pytest.raises(APIStatusError) as busy:

@@ -22,6 +22,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "session.machine",
         "session.utterance",
         "session.pacer",
+        "session.slots",
         "engine.base",
         "engine.schedule",
         "engine.outlet",

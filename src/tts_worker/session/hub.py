@@ -15,12 +15,21 @@ from typing import Any, Protocol
 
 import anyio
 
-from tts_worker.errors import Draining, IllegalCommand, InvalidRequest, NotReady, OverCapacity, TTSWorkerError
+from tts_worker.errors import (
+    Draining,
+    ErrorInfo,
+    IllegalCommand,
+    InvalidRequest,
+    NotReady,
+    OverCapacity,
+    TTSWorkerError,
+)
 from tts_worker.models.enrolment import Enrolment
 from tts_worker.models.routing import Wanted, choose
 from tts_worker.session.lexicons import LexiconCache
 from tts_worker.session.machine import MachineConfig, SessionMachine, State
 from tts_worker.session.session import EnginePort, LocalSession, SessionObserver, SessionTimeouts
+from tts_worker.session.slots import SlotTable
 from tts_worker.text.filter import UrlMode
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.normaliser import Normalise
@@ -86,6 +95,9 @@ class HubConfig:
     """Defaults and bounds of all sessions; milliseconds and characters. See ``settings.SessionSettings``."""
 
     max_sessions: int = 64
+    max_open_sessions: int = 1_024
+    slot_idle_s: float = 2.0
+    end_idle_s: float = 60.0
     lead_ms: float = 40.0
     window_ms: float = 1_500.0
     frame_ms: int = 20
@@ -139,6 +151,10 @@ class SessionHub:
         self._enrolments: dict[str, Enrolment] = {}
         self._observer = observer
         self._sessions: dict[str, LocalSession] = {}
+        self.slots = SlotTable(
+            self.config.max_sessions, self.config.max_open_sessions, self.config.slot_idle_s, self.config.end_idle_s
+        )
+        self._loop = asyncio.get_running_loop()
         self._engine_of: dict[str, str] = {}
         self._names = itertools.count(1)
         self._prefix = secrets.token_hex(4)
@@ -190,7 +206,17 @@ class SessionHub:
 
     @property
     def live_sessions(self) -> int:
+        """Sessions that are open, silent ones included."""
         return len(self._sessions)
+
+    @property
+    def speaking_sessions(self) -> int:
+        return self.slots.speaking
+
+    @property
+    def free_slots(self) -> int:
+        """How many new sessions could begin now."""
+        return self.slots.free(self._loop.time())
 
     @property
     def learns_voices(self) -> bool:
@@ -278,13 +304,11 @@ class SessionHub:
         make_text = self._text_factory(options, lexicon)
         if not engine.ready:
             raise NotReady(f"the engine of voice {voice.name} is not ready", retry_after_s=RETRY_AFTER_S)
-        if len(self._sessions) - (replaces is not None) >= config.max_sessions:
-            raise OverCapacity(f"all {config.max_sessions} sessions are taken", retry_after_s=RETRY_AFTER_S)
         timeouts = _timeouts(options, config.timeouts)
-        if replaces is not None:
-            replaces.close("replaced")
+        name = f"{self._prefix}-{next(self._names)}"
+        self._take_slot(name, replaces)
         machine = SessionMachine(
-            f"{self._prefix}-{next(self._names)}",
+            name,
             params,
             make_text,
             MachineConfig(
@@ -304,11 +328,39 @@ class SessionHub:
             observer=self._observer,
             timeouts=timeouts,
             on_close=self._closed,
+            on_active=self._begin_utterance,
+            on_idle=self._rest,
         )
         self._sessions[session.id] = session
         self._engine_of[session.id] = voice.engine
         self._touch(voice.engine)
         return session
+
+    def _take_slot(self, name: str, replaces: LocalSession | None) -> None:
+        """Raises OverCapacity."""
+        now_s = self._loop.time()
+        if replaces is not None and replaces.id in self._sessions:
+            self.slots.replace(replaces.id, name, now_s)
+            replaces.close("replaced")
+            return
+        if not self.slots.has_room(now_s):
+            raise OverCapacity(f"all {self.slots.slots} sessions are taken", retry_after_s=RETRY_AFTER_S)
+        if (surplus := self.slots.surplus(now_s)) is not None:
+            reason = OverCapacity("the session was silent and another caller needed its place")
+            self._sessions[surplus].close("idle", reason)
+        if len(self.slots) >= self.slots.max_open:
+            raise OverCapacity(f"all {self.slots.max_open} open sessions are taken", retry_after_s=RETRY_AFTER_S)
+        self.slots.open(name, now_s)
+
+    def _begin_utterance(self, session: str) -> ErrorInfo | None:
+        if self.slots.begin(session, self._loop.time()):
+            return None
+        refusal = OverCapacity(f"all {self.slots.slots} sessions are speaking", retry_after_s=RETRY_AFTER_S)
+        self._observer.refused(refusal.code.value)
+        return refusal.info
+
+    def _rest(self, session: str) -> None:
+        self.slots.rest(session, self._loop.time())
 
     def params(self, options: SessionOptions) -> SynthesisParams:
         """The params of ``options``, checked; the voice is chosen as ``models.routing`` says. Raises UnknownVoice,
@@ -350,6 +402,7 @@ class SessionHub:
 
     def _closed(self, session: str) -> None:
         self._sessions.pop(session, None)
+        self.slots.close(session)
         engine = self._engine_of.pop(session, None)
         if engine is not None:
             self._touch(engine)

@@ -101,6 +101,7 @@ class SessionMachine:
         self._utterances: deque[Utterance] = deque()  # the head is the one being heard
         self._commands: list[Command] = []
         self._notices: deque[Notice] = deque()
+        self._withheld = False  # the session has no slot: nothing is opened on the engine
 
     # -- what the shell asks ------------------------------------------------------------------------------------------
 
@@ -138,8 +139,9 @@ class SessionMachine:
 
     # -- text ---------------------------------------------------------------------------------------------------------
 
-    def speak(self, text: str | bytes) -> UtteranceKey:
-        """Add text to the utterance being written, or begin one.
+    def speak(self, text: str | bytes, *, withhold: bool = False) -> UtteranceKey:
+        """Add text to the utterance being written, or begin one. ``withhold``: keep this utterance and those behind it
+        from the engine; ``refuse`` must follow.
 
         Raises SessionClosed, TextTooLong (the utterance is full) or IllegalCommand (too many utterances wait).
         """
@@ -148,6 +150,7 @@ class SessionMachine:
         before = writing.text_chars if writing is not None else 0
         if before + len(text) > self._config.max_text_chars:
             raise TextTooLong(f"an utterance takes at most {self._config.max_text_chars} characters")
+        self._withheld = self._withheld or withhold
         if writing is None:
             writing = self._begin()
         writing.write(text)
@@ -198,6 +201,14 @@ class SessionMachine:
             self._forget_on_engine(utterance)
             utterance.generated = True
         self._advance()
+
+    def refuse(self, error: ErrorInfo) -> None:
+        """End what was withheld with an error that reports its whole text as remaining. Nothing withheld is fine."""
+        if self._withheld:
+            self._withheld = False
+            for utterance in self._utterances:
+                self._on_failed(utterance, error)
+            self._advance()
 
     def _begin(self) -> Utterance:
         if len(self._utterances) > self._config.max_queued_utterances:
@@ -267,6 +278,7 @@ class SessionMachine:
         self.params = params
 
     def _stop_all(self, reason: str) -> None:
+        self._withheld = False
         while self._utterances:
             utterance = self._utterances.popleft()
             self._forget_on_engine(utterance)
@@ -337,7 +349,7 @@ class SessionMachine:
         else:
             if self.state is not State.CLOSED:
                 self.state = State.IDLE
-        if self.state is State.PAUSED:
+        if self.state is State.PAUSED or self._withheld:
             return
         for utterance in self._utterances:
             if not utterance.opened and not utterance.generated:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
 
+from tts_worker.errors import ErrorInfo, TTSWorkerError
 from tts_worker.session.machine import SessionMachine, State
 from tts_worker.session.pacer import Pacer
 from tts_worker.types import (
@@ -149,7 +150,11 @@ class LocalSession:
         observer: SessionObserver,
         timeouts: SessionTimeouts | None = None,
         on_close: Callable[[str], None] = lambda session: None,
+        on_active: Callable[[str], ErrorInfo | None] = lambda session: None,
+        on_idle: Callable[[str], None] = lambda session: None,
     ) -> None:
+        """``on_active`` is called when a silent session begins an utterance, and returns why it may not; ``on_idle``
+        when its last utterance has ended."""
         self.id = machine.session
         self.sample_rate_hz = SAMPLE_RATE_HZ
         self.pacer = Pacer(SAMPLE_RATE_HZ, lead_s)
@@ -157,6 +162,11 @@ class LocalSession:
         self._engine = engine
         self._observer = observer
         self._on_close = on_close
+        self._on_active = on_active
+        self._on_idle = on_idle
+        self._active = False
+        self.close_error: TTSWorkerError | None = None
+        """Why the worker closed the session, where the client is to be told."""
         self._timeouts = timeouts or SessionTimeouts()
         self._loop = asyncio.get_running_loop()
         self._wakeup = asyncio.Event()
@@ -196,7 +206,14 @@ class LocalSession:
     # -- commands -----------------------------------------------------------------------------------------------------
 
     def speak(self, text: str | bytes) -> UtteranceKey:
-        key = self._machine.speak(text)
+        refusal = self._activate()
+        try:
+            key = self._machine.speak(text, withhold=refusal is not None)
+        finally:
+            self._note_activity()
+        if refusal is not None:
+            # After this turn of the event loop, so that text and end_text() that follow at once belong to it.
+            self._loop.call_soon(self._refuse, refusal)
         self._text_at_s = self._loop.time()
         self._clocks.text_at_s.setdefault(key, self._text_at_s)
         if self._text_timer is None:
@@ -242,9 +259,10 @@ class LocalSession:
     def configure(self, params: SynthesisParams) -> None:
         self._machine.configure(params)
 
-    def close(self, reason: str = "closed") -> None:
+    def close(self, reason: str = "closed", error: TTSWorkerError | None = None) -> None:
         if self._machine.state is State.CLOSED:
             return
+        self.close_error = error
         self._machine.close(reason)
         # The reader may be gone already: what happened is noted now, and kept for a reader that still comes.
         now_s = self._loop.time()
@@ -262,9 +280,29 @@ class LocalSession:
     def _control(self, command: ControlName) -> None:
         self._clocks.control_at_s.setdefault(command, self._loop.time())
 
+    # -- its slot -----------------------------------------------------------------------------------------------------
+
+    def _activate(self) -> ErrorInfo | None:
+        """Take a slot for an utterance that begins. Returns why there is none."""
+        if self._machine.state is not State.IDLE:
+            return None
+        refusal = self._on_active(self.id)
+        self._active = refusal is None
+        return refusal
+
+    def _note_activity(self) -> None:
+        if self._active and self._machine.state in (State.IDLE, State.CLOSED):
+            self._active = False
+            self._on_idle(self.id)
+
+    def _refuse(self, error: ErrorInfo) -> None:
+        self._machine.refuse(error)
+        self._changed()
+
     def _changed(self) -> None:
         if not self._reading:
             self._read_text()
+        self._note_activity()
         self._post()
         self._wakeup.set()
 
@@ -351,6 +389,7 @@ class LocalSession:
         if item is None:
             return None
         self._note(item, now_s)
+        self._note_activity()
         self._post()
         return item
 

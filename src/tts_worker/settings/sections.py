@@ -85,11 +85,18 @@ class ServerSettings(Section):
 
 
 class SessionSettings(Section):
-    """Bounds of every session. ``lead_ms``: how far ahead of real time sound is sent; ``window_ms``: how far the engine
+    """Bounds of every session. ``max_sessions``: sessions that may speak at the same time; each holds a slot.
+    ``max_open_sessions``: sessions that may be open, silent ones included; None allows 16 for each slot. A session that
+    has been silent for ``slot_idle_s`` gives its slot to a new caller that needs it, stays open, and takes a slot again
+    when its next utterance begins. ``end_idle_s``: at ``max_open_sessions`` a session that has been silent for so long
+    ends. ``lead_ms``: how far ahead of real time sound is sent; ``window_ms``: how far the engine
     may be ahead of that. ``flush_after_ms``: silence of the writer after which words without punctuation are spoken;
     0 waits for punctuation."""
 
     max_sessions: int = Field(64, ge=1, le=100_000)
+    max_open_sessions: int | None = Field(None, ge=1, le=1_000_000)
+    slot_idle_s: Seconds = 2.0
+    end_idle_s: Seconds = 60.0
     lead_ms: Milliseconds = 40.0
     window_ms: Annotated[float, Field(ge=100, le=60_000)] = 1_500.0
     frame_ms: Annotated[int, Field(ge=5, le=200)] = 20
@@ -100,6 +107,17 @@ class SessionSettings(Section):
     max_messages_per_s: Annotated[float, Field(ge=10, le=1_000_000)] = 1_000.0
     max_utterance_chars: int = Field(200_000, ge=1)
     max_queued_utterances: int = Field(16, ge=0, le=1_000)
+
+    @model_validator(mode="after")
+    def _order(self) -> SessionSettings:
+        if self.max_open_sessions is not None and self.max_open_sessions < self.max_sessions:
+            raise ValueError(f"max_open_sessions is below max_sessions = {self.max_sessions}")
+        return self
+
+    @property
+    def open_limit(self) -> int:
+        """How many sessions may be open."""
+        return 16 * self.max_sessions if self.max_open_sessions is None else self.max_open_sessions
 
 
 class GrpcModelSettings(Section):

@@ -134,6 +134,8 @@ class _Connection:
             elif session.state is not State.CLOSED:
                 await session.wait()
             elif session is self.session:
+                if session.close_error is not None:
+                    raise session.close_error
                 if self._hub.draining and not self._dialogue.closing:
                     raise Draining("the worker is shutting down; use another one")
                 return  # closed by the client, or the end of the connection

@@ -61,6 +61,8 @@ class Conversation:
         try:
             async for response in talk.responses():
                 await writer.write(response)
+            if talk.session.close_error is not None:
+                raise talk.session.close_error
             if not talk.left:
                 raise Draining("the worker is shutting down; use another one")
         except Exception as error:

@@ -28,7 +28,8 @@ from tts_worker.transports.grpc.service import ServiceConfig, TTSService
 _HEALTH_INTERVAL_S = 0.2
 _GOODBYE_S = 1.0
 _CALLS_PER_SESSION, _MORE_CALLS = 8, 256
-"""Calls at the same time: what a session has, controls, and clients that stopped reading and never came back."""
+"""Calls at the same time: those of sessions that speak, conversations that are silent, controls, and calls whose client
+stopped reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,9 @@ async def running_server(hub: SessionHub, register: Register, config: PortConfig
     """One port. Raises ConfigError if it cannot be had. At the end calls have a second to say goodbye."""
     keepalive_ms = int(1000 * config.keepalive_s)
     server = grpc.aio.server(
-        maximum_concurrent_rpcs=_CALLS_PER_SESSION * hub.config.max_sessions + _MORE_CALLS,
+        maximum_concurrent_rpcs=_CALLS_PER_SESSION * hub.config.max_sessions
+        + hub.config.max_open_sessions
+        + _MORE_CALLS,
         interceptors=[KeyGuard(config.api_keys)],
         options=[
             ("grpc.max_receive_message_length", config.max_request_bytes),

@@ -222,14 +222,14 @@ class TTSService:
 
 
 def load_metrics(hub: SessionHub) -> dict[str, float]:
-    """What an orchestrator chooses by. ``queue_depth`` is how many sessions live: nobody ever queues. ``rtf`` is always
-    there, for those that choose by it take a worker without one for the slowest."""
-    live, places = hub.live_sessions, hub.config.max_sessions
+    """What an orchestrator chooses by. ``queue_depth`` is how many slots are in use: no caller ever queues. ``rtf`` is
+    always there, for those that choose by it take a worker without one for the slowest."""
+    slots, free = hub.config.max_sessions, hub.free_slots
     return {
-        "queue_depth": float(live),
-        "live_sessions": float(live),
-        "free_slots": float(max(0, places - live)),
-        "load": live / places,
+        "queue_depth": float(slots - free),
+        "live_sessions": float(hub.live_sessions),
+        "free_slots": float(free),
+        "load": (slots - free) / slots,
         "rtf": hub.rtf,
         "buffered_s": hub.buffered_s,
         "ready": float(hub.ready),

@@ -1,0 +1,226 @@
+"""Silent sessions hold no capacity: over real sockets, WebSocket and gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+
+import grpc
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from tests.conftest import serving, tone_settings, until
+from tests.integration.grpc_rig import LONG, TEXT, Rig, grpc_worker, say
+from tests.integration.test_session import to_end
+from tests.integration.test_websocket import PATIENT
+from tests.integration.test_websocket import dial as dial_socket
+from tts_worker.app import running_worker
+from tts_worker.client import ClientSettings, SessionOptions, connect
+from tts_worker.errors import ErrorCode, OverCapacity
+from tts_worker.session.machine import State
+from tts_worker.transports.grpc import tts_worker_pb2 as pb
+from tts_worker.types import Outcome
+
+AT_ONCE = {"slot_idle_s": 0.000001}
+"""A silent session gives its slot back as soon as another caller needs it."""
+NEVER = {"slot_idle_s": 600}
+
+CRASHING_CLIENT = """
+import sys, grpc
+from tts_worker.transports.grpc import tts_worker_pb2 as pb, tts_worker_pb2_grpc
+stub = tts_worker_pb2_grpc.TTSServiceStub(grpc.insecure_channel(sys.argv[1]))
+calls = []
+for number in range(int(sys.argv[2])):
+    assert stub.StartSession(pb.StartSessionRequest(session_id=f"crash-{number}")).success
+    if sys.argv[3] == "speaking":
+        text = pb.TextChunk(session_id=f"crash-{number}", text="A long story that goes on and on. " * 50)
+        calls.append(stub.Synthesize(iter([text])))
+        next(calls[-1])
+print("started", flush=True)
+sys.stdin.read()
+"""
+
+
+async def crash(rig: Rig, sessions: int, mode: str) -> None:
+    """A client that starts sessions and is killed."""
+    client = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", CRASHING_CLIENT, rig.member.address, str(sessions), mode),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert client.stdout is not None
+    assert await client.stdout.readline() == b"started\n"
+    client.send_signal(signal.SIGKILL)
+    await client.wait()
+
+
+async def test_silent_sessions_of_a_killed_grpc_client_free_slots() -> None:
+    async with grpc_worker(session={"max_sessions": 3, **AT_ONCE}) as rig:
+        await crash(rig, 3, "silent")
+        for number in range(3):
+            assert (await rig.start(f"new-{number}")).success
+        calls = [await rig.speak(LONG, session=f"new-{number}").begin() for number in range(3)]
+        for call in calls:
+            await call.hear(1)
+        assert rig.worker.hub.live_sessions == 6, "the silent sessions stay open"
+
+
+async def test_speaking_sessions_of_a_killed_grpc_client_free_slots() -> None:
+    async with grpc_worker(session={"max_sessions": 2, **AT_ONCE}) as rig:
+        await crash(rig, 2, "speaking")
+        await until(lambda: rig.worker.hub.speaking_sessions == 0)
+        for number in range(2):
+            assert (await rig.start(f"new-{number}")).success
+            assert (await say(rig, TEXT, session=f"new-{number}")).frames
+
+
+async def test_a_session_keeps_its_slot_for_a_while_after_a_turn() -> None:
+    async with grpc_worker(session={"max_sessions": 1, **NEVER}) as rig:
+        await rig.start("first")
+        await say(rig, TEXT, session="first")
+        assert (await rig.start("second")).error.code == "over_capacity"
+
+
+async def test_a_grpc_turn_without_a_slot_is_retryable() -> None:
+    async with grpc_worker(session={"max_sessions": 1, **AT_ONCE}) as rig:
+        await rig.start("silent")
+        await rig.start("speaking")
+        speaking = await rig.speak(LONG * 4, session="speaking").begin()
+        await speaking.hear(1)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await say(rig, TEXT, session="silent")
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert dict(refused.value.trailing_metadata() or ())["tts-retryable"] == "true"
+        await rig.control(pb.STOP, "speaking")
+        await speaking.end()
+        assert (await say(rig, TEXT, session="silent")).frames, "the session takes a slot again"
+
+
+async def test_free_slots_count_silent_sessions_as_free() -> None:
+    async with grpc_worker(session={"max_sessions": 4, **AT_ONCE}) as rig:
+        await rig.start("silent")
+        await rig.start("speaking")
+        await (await rig.speak(LONG, session="speaking").begin()).hear(1)
+        metrics = (await rig.stub.GetCapabilities(pb.GetCapabilitiesRequest())).metrics
+        assert (metrics["free_slots"], metrics["queue_depth"], metrics["live_sessions"]) == (3.0, 1.0, 2.0)
+
+
+async def test_idle_sockets_do_not_block_a_caller() -> None:
+    async with serving(session={"max_sessions": 2, **AT_ONCE}) as address, AsyncExitStack() as stack:
+        idle = [await stack.enter_async_context(dial_socket(address)) for _ in range(10)]
+        for client in idle:
+            await client.until("ready")
+        async with dial_socket(address) as newcomer:
+            await newcomer.send(type="text", text=TEXT, end=True)
+            assert (await newcomer.until("done"))["text_spoken"] == TEXT
+        for client in idle:
+            await client.send(type="text", text=TEXT, end=True)
+            assert (await client.until("done"))["text_spoken"] == TEXT
+
+
+async def test_a_turn_without_a_slot_reports_its_text() -> None:
+    settings = {**PATIENT, "session": {**PATIENT["session"], "max_sessions": 1, **AT_ONCE}}
+    async with serving(**settings) as address, dial_socket(address) as silent:
+        await silent.until("ready")
+        async with dial_socket(address) as speaking:
+            await speaking.send(type="text", text=TEXT * 20)
+            await speaking.until_sound()
+            await silent.send(type="text", text="I have something ", context="a")
+            refused = await silent.until("error")
+            assert (refused["code"], refused["retryable"], refused["retry_after_s"]) == ("over_capacity", True, 1.0)
+            assert (refused["text_spoken"], refused["text_remaining"]) == ("", "I have something ")
+            assert refused["context"] == "a"
+            await speaking.send(type="stop")
+            await speaking.until("stopped")
+        await silent.send(type="text", text=TEXT, end=True, context="b")
+        assert (await silent.until("done"))["text_spoken"] == TEXT
+
+
+async def test_text_and_end_at_once_are_reported_whole() -> None:
+    async with running_worker(tone_settings(session={"max_sessions": 1, **AT_ONCE})) as worker:
+        silent, speaking = worker.hub.open(), worker.hub.open(SessionOptions(realtime=True))
+        speaking.speak(LONG)
+        key = silent.speak("One, ")
+        silent.speak("two.")
+        silent.end_text()
+        later = silent.speak("Three.")
+        silent.end_text()
+        _, first = await to_end(silent)
+        _, second = await to_end(silent)
+        for ended, expected, text in ((first, key, "One, two."), (second, later, "Three.")):
+            assert (ended.key, ended.outcome) == (expected, Outcome.ERROR)
+            assert ended.error is not None
+            assert (ended.error.code, ended.error.retryable) == (ErrorCode.OVER_CAPACITY, True)
+            assert (ended.receipt.text_spoken, ended.receipt.text_remaining) == ("", text)
+        assert silent.state is State.IDLE
+        assert worker.hub.speaking_sessions == 1
+        speaking.stop()
+        silent.speak("Now.")
+        silent.end_text()
+        assert (await to_end(silent))[1].outcome is Outcome.DONE
+
+
+async def test_stop_before_the_refusal_ends_the_turn_once() -> None:
+    async with running_worker(tone_settings(session={"max_sessions": 1, **AT_ONCE})) as worker:
+        silent, speaking = worker.hub.open(), worker.hub.open()
+        speaking.speak(LONG)
+        silent.speak("Never mind.")
+        silent.stop()
+        speaking.stop()
+        silent.speak("Now.")
+        silent.end_text()
+        outcomes = [(await to_end(silent))[1].outcome for _ in range(2)]
+        assert outcomes == [Outcome.STOPPED, Outcome.DONE]
+
+
+async def test_sixty_six_prewarmed_clients_do_not_block() -> None:
+    client = ClientSettings(idle_connections=1)
+    async with (
+        serving(session={"max_sessions": 4, "max_open_sessions": 100, **AT_ONCE}) as address,
+        AsyncExitStack() as stack,
+    ):
+        clients = [await stack.enter_async_context(connect(f"ws://{address}", client)) for _ in range(66)]
+        opened = [await one.open(SessionOptions(realtime=False)) for one in clients]
+        session = opened[0].session
+        session.speak(TEXT)
+        session.end_text()
+        assert (await to_end(session))[1].outcome is Outcome.DONE
+
+
+async def test_the_longest_silent_session_ends_at_the_open_limit() -> None:
+    limits = {"max_sessions": 1, "max_open_sessions": 2, "end_idle_s": 0.000001, **AT_ONCE}
+    async with serving(session=limits) as address, dial_socket(address) as oldest:
+        await oldest.until("ready")
+        async with dial_socket(address) as second, dial_socket(address) as third:
+            await second.until("ready")
+            await third.until("ready")
+            with pytest.raises(ConnectionClosed) as closed:
+                await oldest.until_closed()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1013
+            await second.send(type="text", text=TEXT, end=True)
+            assert (await second.until("done"))["text_spoken"] == TEXT
+
+
+async def test_open_sessions_are_bounded() -> None:
+    limits = {"max_sessions": 1, "max_open_sessions": 2, **AT_ONCE}
+    async with serving(session=limits) as address, dial_socket(address), dial_socket(address):
+        with pytest.raises(InvalidStatus) as refused:
+            async with dial_socket(address):
+                pass
+        assert refused.value.response.status_code == 503
+        assert refused.value.response.headers["Retry-After"]
+
+
+async def test_a_failed_turn_gives_the_slot_back() -> None:
+    async with running_worker(tone_settings(session={"max_sessions": 1, "max_utterance_chars": 10, **NEVER})) as worker:
+        session = worker.hub.open()
+        with pytest.raises(Exception, match="at most 10 characters"):
+            session.speak("far too long for this")
+        assert worker.hub.speaking_sessions == 0
+        session.close()
+        with pytest.raises(OverCapacity):
+            [worker.hub.open() for _ in range(2)]
