@@ -90,6 +90,7 @@ class Worker:
             asyncio.get_running_loop().time,
         )
         self.hub.models = self.models
+        self.hub.enrolling = [name for name, engine in settings.engines.items() if self.enrols(name, engine)]
         self._lag: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -109,6 +110,10 @@ class Worker:
             self.metrics.watch_hub(lambda: self.hub.live_sessions, lambda: self.hub.buffered_s, lambda: self.hub.ready)
             self._lag = asyncio.get_running_loop().create_task(self.metrics.measure_loop_lag(), name="loop-lag")
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
+
+    def enrols(self, name: str, settings: EngineSettings) -> bool:
+        """Whether an engine of the settings can enrol voices once it is loaded."""
+        return isinstance(settings, CosyVoiceEngineSettings)
 
     def loaded(self, name: str) -> bool:
         """Whether an engine runs."""

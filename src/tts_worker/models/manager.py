@@ -101,6 +101,8 @@ class ModelManager:
         self._loads = asyncio.Semaphore(config.max_parallel_loads)
         self._watch: asyncio.Task[None] | None = None
         self._closed = False
+        self.started = False
+        """Whether the models to be loaded at start are resident, or have failed."""
 
     # -- what there is ------------------------------------------------------------------------------------------------
 
@@ -140,6 +142,7 @@ class ModelManager:
                 if config.preload is None:
                     raise
                 log.error("model %s is not there from the beginning: %s", name, error.message)
+        self.started = True
         self._watch = asyncio.create_task(self._evict_for_ever(), name="model-eviction")
 
     async def close(self) -> None:
@@ -315,6 +318,8 @@ class ModelManager:
         """Why a session may not load it."""
         if model.state is ModelState.RESIDENT:
             return None
+        if not self._config.on_demand and model.state is ModelState.LOADING:
+            return NotReady(f"the model {model.name} is being loaded; try again", retry_after_s=_RETRY_AFTER_S)
         if not self._config.on_demand:
             return NotReady(f"the model {model.name} is not loaded", retry_after_s=self._config.check_interval_s)
         wait_s = model.retry_at_s - self._clock()

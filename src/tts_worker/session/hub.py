@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -71,7 +71,12 @@ class HubEngine(EnginePort, Protocol):
 
 
 class ModelGate(Protocol):
-    """Who loads engines that a session needs (``models.manager.ModelManager``)."""
+    """Loads engines that a session needs (``models.manager.ModelManager``)."""
+
+    @property
+    def started(self) -> bool:
+        """Whether the engines to be loaded at start are warm, or have failed."""
+        ...
 
     def touch(self, name: str) -> None:
         """A session with this engine began or ended."""
@@ -147,6 +152,7 @@ class SessionHub:
         self.voices = voices
         self.config = config or HubConfig()
         self.models: ModelGate | None = None  # none: engines come and go by hand
+        self.enrolling: Collection[str] = ()  # configured engines that can enrol voices, loaded or not
         self._engines: dict[str, HubEngine] = {}
         self._enrolments: dict[str, Enrolment] = {}
         self._observer = observer
@@ -193,7 +199,9 @@ class SessionHub:
     @property
     def ready(self) -> bool:
         """Whether a session for any voice could begin now."""
-        return not self._draining and bool(self._engines) and all(engine.ready for engine in self._engines.values())
+        started = self.models is None or self.models.started
+        running = bool(self._engines) and all(engine.ready for engine in self._engines.values())
+        return started and running and not self._draining
 
     @property
     def lost(self) -> bool:
@@ -420,14 +428,13 @@ class SessionHub:
         ``transcript`` is said; without a transcript it lends its sound only. The same recording and transcript are the
         same voice, which is listed nowhere and kept for as long as it is used, and a while longer.
 
-        ``engine``: who learns it; None takes the first that can. Raises InvalidRequest (no engine can, or nothing can
-        be made of the recording), TextTooLong, OverCapacity (too many at the same time), Draining, NotReady.
+        ``engine``: the engine to enrol it; None takes the first that can. Waits for an engine that is loaded on demand.
+
+        Raises InvalidRequest (no configured engine can, or the recording is unusable), TextTooLong, OverCapacity (too
+        many at the same time), Draining, NotReady (also while the engine is being loaded).
         """
         self._check_taking()
-        names = [name for name in self._enrolments if engine in (None, name)]
-        if not names:
-            raise InvalidRequest("no engine of this worker can learn a voice from a recording: ask for one by its name")
-        name = names[0]
+        name = await self._enrolling_engine(engine)
         in_use = {session.params.voice for session in self._sessions.values()}
         learned = await self._enrolments[name].voice_of(recording, transcript, in_use)
         if (running := self._engines.get(name)) is None:
@@ -437,6 +444,18 @@ class SessionHub:
         self.voices.add_guest(learned.name, name, running.info)
         self._touch(name)
         return learned.name
+
+    async def _enrolling_engine(self, engine: str | None) -> str:
+        """A loaded engine that can enrol voices. Raises InvalidRequest where none ever can, else NotReady."""
+        if (loaded := _first(self._enrolments, engine)) is not None:
+            return loaded
+        configured = _first(self.enrolling, engine)
+        if configured is None or self.models is None:
+            raise InvalidRequest("no engine of this worker can enrol a voice from a recording: ask for one by its name")
+        await self.models.wait(configured)
+        if configured not in self._enrolments:
+            raise NotReady(f"the engine {configured} is being unloaded", retry_after_s=RETRY_AFTER_S)
+        return configured
 
     # -- drain --------------------------------------------------------------------------------------------------------
 
@@ -470,6 +489,10 @@ def _timeouts(options: SessionOptions, defaults: SessionTimeouts) -> SessionTime
     if not 0 <= flush_after_s <= 60:
         raise InvalidRequest("flush_after_ms must be 0 to 60000")
     return SessionTimeouts(pause_s, text_idle_s, flush_after_s)
+
+
+def _first(names: Iterable[str], wanted: str | None) -> str | None:
+    return next((name for name in names if wanted in (None, name)), None)
 
 
 def _wanted(options: SessionOptions) -> Wanted:

@@ -1,0 +1,176 @@
+"""Readiness and enrolment while a second engine still loads: over real HTTP and gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import httpx
+import pytest
+import uvicorn
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.conftest import until
+from tests.fakes.learner import LearningToneEngine, ToneLearner
+from tests.integration.grpc_rig import dial
+from tests.integration.test_models import NamedTone
+from tests.unit.cosyvoice.test_enrol import SAID, speech, wav
+from tts_worker.app import Worker, create_application
+from tts_worker.engine.loop import EngineLoop
+from tts_worker.errors import ConfigError, InvalidRequest, NotReady
+from tts_worker.fleet import in_fleet
+from tts_worker.models.enrolment import Enrolment
+from tts_worker.settings import EngineSettings, load_settings
+from tts_worker.transports.grpc import cosyvoice_pb2 as cv
+from tts_worker.transports.grpc import cosyvoice_pb2_grpc
+
+
+class TwoEngines(Worker):
+    """Engine "plain" loads at once; "learner", which can enrol voices, when ``go_on`` is set."""
+
+    def __init__(self, *, can_enrol: bool = True, broken: bool = False, **models: object) -> None:
+        self.can_enrol = can_enrol
+        self.broken = broken
+        self.go_on = asyncio.Event()
+        grpc = {"enabled": True, "port": 0, "cosyvoice_port": 0}
+        engines = {"plain": {"kind": "tone"}, "learner": {"kind": "tone"}}
+        super().__init__(load_settings(flags={"engines": engines, "grpc": grpc, "models": models}))
+
+    def enrols(self, name: str, settings: EngineSettings) -> bool:
+        return self.can_enrol and name == "learner"
+
+    async def start(self) -> None:
+        self.hub.voices.expect("plain", "tone", NamedTone("plain", ("en",)).info)
+        await self.models.start()
+
+    async def _load(self, name: str) -> None:
+        if name == "plain":
+            engine = EngineLoop(lambda: NamedTone("plain", ("en",)), name=name)
+            await engine.start()
+            self.hub.add_engine(name, "tone", engine)
+        else:
+            await self.go_on.wait()
+            if self.broken:
+                raise ConfigError("a file is missing")
+            learner = ToneLearner()
+            engine = EngineLoop(lambda: LearningToneEngine(learner), name=name)
+            await engine.start()
+            self.hub.add_engine(name, "tone", engine, Enrolment(learner))
+        self.engines[name] = engine
+
+
+@asynccontextmanager
+async def serving(worker: Worker) -> AsyncIterator[httpx.AsyncClient]:
+    """``worker`` on a real port, from before it starts."""
+    application = create_application(worker)
+    config = uvicorn.Config(application, port=0, log_config=None, lifespan="off", timeout_graceful_shutdown=30)
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    starting = asyncio.create_task(worker.start())
+    try:
+        await until(lambda: "plain" in worker.engines or starting.done())
+        await server.startup()
+        host, port = server.servers[0].sockets[0].getsockname()[:2]
+        async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=60) as client:
+            yield client
+    finally:
+        await server.shutdown()
+        starting.cancel()
+        await asyncio.wait({starting})
+        await worker.stop()
+
+
+async def test_ready_is_503_until_every_engine_is_warm() -> None:
+    worker = TwoEngines()
+    async with serving(worker) as client:
+        for _ in range(5):
+            answer = await client.get("/health/ready")
+            assert (answer.status_code, answer.json()) == (503, {"status": "not_ready"})
+        spoken = await client.post("/v1/audio/speech", json={"model": "plain", "voice": "plain-one", "input": "Hi."})
+        assert spoken.status_code == 200, "an engine that is warm already speaks"
+        worker.go_on.set()
+        await until(lambda: worker.hub.ready)
+        assert (await client.get("/health/ready")).status_code == 200
+
+
+async def test_grpc_health_waits_for_every_engine() -> None:
+    worker = TwoEngines()
+    async with serving(worker), in_fleet(worker) as member, dial(member.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        answer = await health.Check(health_pb2.HealthCheckRequest())
+        assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        worker.go_on.set()
+        while (await health.Check(health_pb2.HealthCheckRequest())).status != health_pb2.HealthCheckResponse.SERVING:
+            pass
+
+
+async def test_a_preloaded_engine_that_fails_does_not_block_readiness() -> None:
+    worker = TwoEngines(broken=True, preload=["plain", "learner"])
+    async with serving(worker):
+        assert not worker.hub.ready
+        worker.go_on.set()
+        await until(lambda: worker.hub.ready)
+
+
+async def test_an_engine_loaded_on_demand_is_not_waited_for() -> None:
+    worker = TwoEngines(preload=["plain"], on_demand=True)
+    async with serving(worker) as client:
+        await until(lambda: worker.hub.ready)
+        assert (await client.get("/health/ready")).status_code == 200
+        worker.go_on.set()
+        name = await worker.hub.enrol(wav(speech(2.0)), SAID)
+        assert worker.hub.voices.get(name).engine == "learner", "enrolment loads the engine that it needs"
+
+
+async def test_enrolment_routes_answer_503_while_the_engine_loads() -> None:
+    worker = TwoEngines()
+    recording = wav(speech(2.0))
+    async with serving(worker) as client:
+        for path, field, fields in (
+            ("/inference_zero_shot", "prompt_wav", {"tts_text": "Hi.", "prompt_text": SAID}),
+            ("/inference_cross_lingual", "prompt_wav", {"tts_text": "Hi."}),
+            ("/zero_shot_tts", "reference_audio", {"text": "Hi.", "reference_text": SAID}),
+            ("/v1/model/cosyvoice/cross_lingual", "reference_audio", {"text": "Hi."}),
+        ):
+            answer = await client.post(path, data=fields, files={field: ("a.wav", recording)})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready"), path
+            assert answer.headers["Retry-After"]
+        worker.go_on.set()
+        await until(lambda: worker.hub.ready)
+        answer = await client.post(path, data=fields, files={field: ("a.wav", recording)})
+        assert answer.status_code == 200
+
+
+async def test_grpc_enrolment_is_unavailable_while_the_engine_loads() -> None:
+    worker = TwoEngines()
+    async with serving(worker), in_fleet(worker) as member:
+        assert member.cosyvoice_address is not None
+        async with dial(member.cosyvoice_address) as channel:
+            pcm = (speech(2.0, 16_000).samples * 32_767).astype("<i2").tobytes()
+            prompt = cv.zeroshotRequest(tts_text="Hi.", prompt_text=SAID, prompt_audio=pcm)
+            request = cv.Request(zero_shot_request=prompt)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                async for _ in cosyvoice_pb2_grpc.CosyVoiceStub(channel).Inference(request):
+                    pass
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert dict(refused.value.trailing_metadata() or ())["tts-retryable"] == "true"
+
+
+async def test_enrolment_without_any_such_engine_is_a_400() -> None:
+    worker = TwoEngines(can_enrol=False)
+    async with serving(worker) as client:
+        data = {"tts_text": "Hi.", "prompt_text": SAID}
+        answer = await client.post("/inference_zero_shot", data=data, files={"prompt_wav": ("a.wav", wav(speech(2.0)))})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+
+
+async def test_enrolment_names_an_engine_that_cannot() -> None:
+    worker = TwoEngines()
+    async with serving(worker):
+        with pytest.raises(InvalidRequest):
+            await worker.hub.enrol(wav(speech(2.0)), SAID, engine="plain")
+        with pytest.raises(NotReady):
+            await worker.hub.enrol(wav(speech(2.0)), SAID, engine="learner")
