@@ -311,8 +311,8 @@ async def test_cosyvoice_learns_a_voice_and_speaks_with_it() -> None:
     models = {"preload": ["tone"], "on_demand": True, "load_wait_s": 600}
     async with running_worker(load_settings(flags={"engines": engines, "models": models})) as worker:
         with pytest.raises(InvalidRequest, match="no engine"):
-            await worker.hub.enrol(wav(speech(4)), SAID)
-        (await worker.hub.admit(fast(model="cosy"))).close()
+            await worker.hub.enrol(wav(speech(4)), SAID, engine="tone")
+        assert not worker.loaded("cosy")
         name = await worker.hub.enrol(wav(speech(4)), SAID)
         assert await worker.hub.enrol(wav(speech(4)), SAID, engine="cosy") == name
         assert await spoken(worker, fast(voice=name, seed=3)) == name
