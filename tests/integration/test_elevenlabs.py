@@ -438,6 +438,18 @@ async def test_unpunctuated_text_is_spoken_when_the_writer_is_silent() -> None:
         await client.until("audio", "a")
 
 
+@pytest.mark.parametrize("auto_mode", [True, False])
+async def test_auto_mode_separates_sentences(auto_mode: bool) -> None:
+    async with serving() as address, dial(address, query=f"&auto_mode={str(auto_mode).lower()}") as client:
+        for text in ("He sa", 'id "No."', "Why not?", " Be", "cause. ", "Yes."):
+            await client.send("a", text=text)
+        await client.send("a", text="", flush=True)  # so that closing is no interruption
+        await client.send("a", close_context=True)
+        await client.until("isFinal")
+        expected = 'He said "No." Why not? Because. Yes.'
+        assert client.text("a") == (expected if auto_mode else expected.replace('" W', '"W'))
+
+
 async def test_a_context_that_nobody_writes_ends() -> None:
     async with serving() as address, dial(address, query="&inactivity_timeout=0.2") as client:
         await client.send("a", text=" ")

@@ -38,7 +38,7 @@ from pipecat.metrics.metrics import TTFBMetricsData, TTSUsageMetricsData
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
-from pipecat.services.tts_service import TextAggregationMode
+from pipecat.services.tts_service import TextAggregationMode, TTSService
 from pipecat.workers.runner import WorkerRunner
 
 from tests.behaviour.ear import Ear
@@ -107,7 +107,7 @@ class Bot:
 
 
 @asynccontextmanager
-async def running(service: TTSWorkerTTSService, rate_hz: int = 24_000) -> AsyncIterator[Bot]:
+async def running(service: TTSService, rate_hz: int = 24_000) -> AsyncIterator[Bot]:
     up, down = Tap(), Tap()
     worker = PipelineWorker(
         Pipeline([up, service, down]),

@@ -9,6 +9,7 @@ Fields that mean nothing here (``model_id``, stability, chunk schedules, diction
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
@@ -27,13 +28,20 @@ from tts_worker.transports.rendering import Rendering, download, failure, synthe
 from tts_worker.transports.responses import LiveStream
 from tts_worker.types import Ended, Output, PcmFrame, Words
 
+_SENTENCE_END = re.compile(r"""[.!?…]["')\]”’]*$""")
+
+
 # -- one context ------------------------------------------------------------------------------------------------------
 
 
 class _Speech:
-    """The sound of a context as messages, with the times of its characters."""
+    """The audio of a context as messages, with the times of its characters.
 
-    def __init__(self, name: str, rendering: Rendering, clock: CharacterClock) -> None:
+    ``by_sentence`` (``auto_mode``): a message is a whole sentence, so one that follows another without a space is not
+    its continuation (pipecat sends them so).
+    """
+
+    def __init__(self, name: str, rendering: Rendering, clock: CharacterClock, *, by_sentence: bool) -> None:
         self.finished = False
         self.heard = False  # some of its sound was sent
         self.closing = False  # its writer is done
@@ -42,10 +50,15 @@ class _Speech:
         self._rendering = rendering
         self._clock = clock
         self._decoder = TextDecoder()
+        self._by_sentence = by_sentence
+        self._tail = ""  # of the text that was written
 
     def write(self, session: LocalSession, text: str, *, flush: bool) -> None:
         """Raises what ``speak`` raises."""
+        if self._by_sentence and text[:1].isalnum() and _SENTENCE_END.search(self._tail):
+            text = f" {text}"
         session.speak(text)
+        self._tail = (self._tail + text)[-8:]
         self._clock.text += self._decoder.feed(text)
         if flush:
             session.flush()
@@ -140,7 +153,7 @@ class _Conversation:
 
     def _open(self, name: str, message: vendor.Input) -> Context:
         clock = CharacterClock(per_message=not self._query.sync_alignment)
-        speech = _Speech(name, self._query.rendering(), clock)
+        speech = _Speech(name, self._query.rendering(), clock, by_sentence=self._query.auto_mode)
         return self._socket.open(name, self._query.options(self._voice, message.voice_settings), speech)
 
     def _close_context(self, name: str) -> None:

@@ -51,6 +51,7 @@ class Query(BaseModel):
     seed: int = 0
     inactivity_timeout: float | None = Field(None, gt=0, le=3_600)
     sync_alignment: bool = False
+    auto_mode: bool = False
 
     def rendering(self) -> Rendering:
         """Raises InvalidRequest for a format that there is not."""

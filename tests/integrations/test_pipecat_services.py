@@ -1,0 +1,111 @@
+"""pipecat's own services for OpenAI, Cartesia and ElevenLabs, unmodified, against a real worker."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+if sys.version_info < (3, 11):
+    pytest.skip("pipecat needs Python 3.11", allow_module_level=True)
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", message="'audioop' is deprecated", category=DeprecationWarning)
+    pytest.importorskip("pipecat.services.tts_service", reason="needs the extra 'pipecat'")
+    pipecat_openai = pytest.importorskip("pipecat.services.openai.tts", reason="needs the package openai")
+    pipecat_cartesia = pytest.importorskip("pipecat.services.cartesia.tts")
+    pipecat_elevenlabs = pytest.importorskip("pipecat.services.elevenlabs.tts")
+
+from pipecat.frames.frames import ErrorFrame, InterruptionFrame, TTSTextFrame
+
+from tests.conftest import serving
+from tests.integration.test_websocket import until_live_sessions
+from tests.integrations.test_pipecat import running
+
+REPLY = "Hello there, my friend. How are you today?"
+SAMPLES = 24 * 60 * sum(map(str.isalpha, REPLY))  # the tone engine: 60 ms a character
+KEY = "any key"
+Opened = Callable[[str], AbstractAsyncContextManager[Any]]
+
+
+@asynccontextmanager
+async def openai_service(address: str) -> AsyncIterator[Any]:
+    service = pipecat_openai.OpenAITTSService
+    async with openai.DefaultAsyncHttpxClient() as http:  # the service does not close one of its own
+        settings = service.Settings(voice="nova")
+        yield service(api_key=KEY, base_url=f"http://{address}/v1", http_client=http, settings=settings)
+
+
+@asynccontextmanager
+async def cartesia_socket(address: str) -> AsyncIterator[Any]:
+    service = pipecat_cartesia.CartesiaTTSService
+    yield service(api_key=KEY, url=f"ws://{address}/tts/websocket", settings=service.Settings(voice="tone"))
+
+
+@asynccontextmanager
+async def cartesia_http(address: str) -> AsyncIterator[Any]:
+    service = pipecat_cartesia.CartesiaHttpTTSService
+    yield service(api_key=KEY, base_url=f"http://{address}", settings=service.Settings(voice="tone"))
+
+
+@asynccontextmanager
+async def elevenlabs_socket(address: str) -> AsyncIterator[Any]:
+    service = pipecat_elevenlabs.ElevenLabsTTSService
+    yield service(api_key=KEY, url=f"ws://{address}", settings=service.Settings(voice="tone"))
+
+
+@asynccontextmanager
+async def elevenlabs_http(address: str) -> AsyncIterator[Any]:
+    service = pipecat_elevenlabs.ElevenLabsHttpTTSService
+    async with aiohttp.ClientSession() as http:
+        settings = service.Settings(voice="tone")
+        yield service(api_key=KEY, base_url=f"http://{address}", aiohttp_session=http, settings=settings)
+
+
+SERVICES: tuple[Opened, ...] = (openai_service, cartesia_socket, cartesia_http, elevenlabs_socket, elevenlabs_http)
+WITH_TIMES = (cartesia_socket, elevenlabs_socket, elevenlabs_http)
+
+
+@pytest.mark.parametrize("opened", SERVICES, ids=lambda opened: opened.__name__)
+async def test_the_service_speaks_every_turn(opened: Opened) -> None:
+    async with serving() as address, opened(address) as service, running(service) as bot:
+        for turn in range(1, 5):  # pipecat gives up a service that is silent three times
+            await bot.write(*(REPLY[i : i + 3] for i in range(0, len(REPLY), 3)))
+            await bot.stopped(turn)
+            assert len(bot.down.pcm) // 2 >= SAMPLES * turn
+        assert bot.up.of(ErrorFrame) == []
+        assert bot.down.of(ErrorFrame) == []
+        await until_live_sessions(address, 0)
+
+
+@pytest.mark.parametrize("opened", WITH_TIMES, ids=lambda opened: opened.__name__)
+async def test_the_service_has_word_times(opened: Opened) -> None:
+    async with serving() as address, opened(address) as service, running(service) as bot:
+        await bot.write(REPLY)
+        await bot.stopped()
+        words = bot.down.of(TTSTextFrame)
+        assert [word.text for word in words] == REPLY.split()
+        times_ns = [word.pts for word in words]
+        assert times_ns == sorted(times_ns)
+        how = next(word for word in words if word.text == "How")
+        assert how.pts - times_ns[0] >= 18 * 60_000_000
+
+
+@pytest.mark.parametrize("opened", SERVICES, ids=lambda opened: opened.__name__)
+async def test_an_interruption_frees_the_session(opened: Opened) -> None:
+    story = "This is a long story that goes on and on. " * 20
+    async with serving() as address, opened(address) as service, running(service) as bot:
+        await bot.write(story, end=False)
+        await bot.heard(10_000)
+        await bot.worker.queue_frame(InterruptionFrame())
+        await bot.down.until(lambda: bot.down.of(InterruptionFrame))
+        await until_live_sessions(address, 0)
+        before = len(bot.down.pcm) // 2
+        await bot.write(REPLY)
+        await bot.heard(before + SAMPLES)
+        assert bot.up.of(ErrorFrame) == []
