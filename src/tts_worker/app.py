@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import signal
 import socket
 import ssl
 import sys
@@ -310,6 +311,20 @@ def create_application(worker: Worker) -> ASGIApp:
     )
 
 
+_SHUTDOWN_S = 13.0
+"""Beyond the drain: closing connections and stopping engines take 5 s each at most."""
+
+
+def _end_anyway_after(seconds: float) -> None:
+    """Let the system end this process after ``seconds``, if it lives so long.
+
+    A process that is out of memory, or whose event loop hangs, cannot end itself: it starts no thread and runs no
+    handler. The system's own timer needs neither; its signal ends the process with status 128 + 14.
+    """
+    if hasattr(signal, "setitimer"):  # not on Windows
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
 class _Server(uvicorn.Server):
     """Uvicorn with our connections and our drain: the first signal lets running turns end, the second ends them."""
 
@@ -347,8 +362,15 @@ class _Server(uvicorn.Server):
             self._on_exit()
 
 
-async def serve(settings: Settings, on_listening: Callable[[str], None], on_ready: Callable[[], None]) -> None:
+async def serve(
+    settings: Settings,
+    on_listening: Callable[[str], None],
+    on_ready: Callable[[], None],
+    *,
+    ends_process: bool = False,
+) -> None:
     """Run the server until SIGINT or SIGTERM. ``on_listening`` gets every address, before the engines are warm.
+    ``ends_process``: the process has nothing else to do, so a signal ends it even if the drain hangs.
 
     Raises ConfigError (a wrong setting, a port that is taken), MissingExtra and what an engine's start raises.
     """
@@ -364,14 +386,18 @@ async def serve(settings: Settings, on_listening: Callable[[str], None], on_read
     members: list[FleetMember] = []
 
     def begin_drain() -> None:
+        if ends_process:
+            _end_anyway_after(settings.server.drain_s + _SHUTDOWN_S)
         log.info("draining: running turns may end within %.0f s", settings.server.drain_s)
         loop.call_soon_threadsafe(lambda: drained.add(loop.create_task(drain())))
 
     async def drain() -> None:
-        for member in members:
-            member.begin_drain()
-        await worker.hub.drain(settings.server.drain_s)
-        server.should_exit = True
+        try:
+            for member in members:
+                member.begin_drain()
+            await worker.hub.drain(settings.server.drain_s)
+        finally:  # also where it fails: out of memory, say
+            server.should_exit = True
 
     table = ConnectionTable(_connection_limits(settings.server), worker.metrics)
     worker.metrics.watch_connections(lambda: table.active, lambda: table.waiting)

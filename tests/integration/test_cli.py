@@ -219,6 +219,43 @@ def test_serve_serves_lists_its_voices_and_drains(capsys: pytest.CaptureFixture[
         assert process.wait(timeout=60) == 0
 
 
+BREAKS_WHILE_DRAINING = """
+import sys, time
+from tts_worker import app
+from tts_worker.cli import main
+from tts_worker.session.hub import SessionHub
+app._SHUTDOWN_S = float(sys.argv[1])
+
+async def drain(self, timeout_s):
+    {action}
+
+SessionHub.drain = drain
+sys.exit(main(["serve", "--port", "0", "--engine", "tone", "--set", "server.drain_s=0.1"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("action", "limit_s", "code"),
+    [
+        ("raise MemoryError", 60.0, 1),
+        ("time.sleep(3600)", 0.5, -signal.SIGALRM),
+    ],
+    ids=["no_memory", "hang"],
+)
+def test_a_broken_drain_still_ends_the_process(action: str, limit_s: float, code: int) -> None:
+    script = BREAKS_WHILE_DRAINING.format(action=action)
+    command = [sys.executable, "-c", script, str(limit_s)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline().startswith("listening on")
+            assert process.stdout.readline() == "ready\n"
+            process.terminate()
+            assert process.wait(timeout=50) == code
+        finally:
+            process.kill()
+
+
 def test_a_value_that_ends_in_a_colon_is_set_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     """YAML would read a mapping; who means one writes braces."""
     assert main(["serve", *TONE, "--set", "registry.prefix=tts:worker:", "--set", "registry.url=redis://x/0"]) == 2

@@ -58,6 +58,29 @@ async def test_a_worker_that_dies_ends_the_command_and_leaves_nothing() -> None:
         assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
 
 
+async def test_a_redis_that_dies_ends_the_command() -> None:
+    words = ("-m", "tts_worker", "up", "--engine", "tone", "--workers", "1", "--port", "0")
+    async with running(*words, stderr=asyncio.subprocess.PIPE) as process:
+        assert process.stdout is not None
+        while not (line := await process.stdout.readline()).startswith(b"up: "):
+            assert line, "it ended"
+        port = int(line.decode().strip().rpartition(":")[2])
+        children = psutil.Process(process.pid).children(recursive=True)
+        redis = next(child for child in children if "serve" not in child.cmdline() and listens(child, port))
+        redis.kill()
+        _, errors = await process.communicate()
+        assert process.returncode == 1
+        assert b"Redis has ended" in errors
+        _, alive = await asyncio.to_thread(psutil.wait_procs, children, timeout=30)
+        assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
+
+
+def listens(process: psutil.Process, port: int) -> bool:
+    return any(
+        found.status == psutil.CONN_LISTEN and found.laddr.port == port for found in process.net_connections("inet")
+    )
+
+
 @pytest.mark.parametrize("arguments", [["--workers", "0"], ["--port", "-1"]])
 def test_numbers_that_make_no_sense(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     from tts_worker.cli import main

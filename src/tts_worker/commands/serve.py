@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
         serve_on_ray(settings, lambda url: print(f"listening on {url}\nready", flush=True))
         return 0
-    run_loop(serve(settings, on_listening, lambda: print("ready", flush=True)))
+    run_loop(serve(settings, on_listening, lambda: print("ready", flush=True), ends_process=True))
     return 0
 
 

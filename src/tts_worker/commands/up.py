@@ -1,7 +1,8 @@
 """``tts-worker up``: a small fleet on this machine, to try out and for tests: Redis and two CPU workers, on loopback.
 
 Each worker is a ``tts-worker serve`` of its own, registered in a Redis that lives as long as this command. Prints the
-URL that ``tts_worker.connect`` takes. Ctrl-C or SIGTERM drains all of them; a worker that dies ends the command.
+URL that ``tts_worker.connect`` takes. Ctrl-C or SIGTERM drains all of them; a worker or a Redis that dies ends the
+command.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import anyio
 
@@ -41,6 +43,8 @@ async def _up(args: argparse.Namespace) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
+    lost: asyncio.Task[None] | None = None
+    redis_ended = False
     async with contextlib.AsyncExitStack() as stack:
         redis = args.redis or await stack.enter_async_context(own_redis())
         workers = [await stack.enter_async_context(_worker(args, redis, index)) for index in range(args.workers)]
@@ -52,14 +56,30 @@ async def _up(args: argparse.Namespace) -> int:
         if not stop.is_set():
             await ready  # raises what went wrong
             print(f"up: {args.workers} workers at {'the given Redis' if args.redis else redis}", flush=True)
-            dying = {asyncio.create_task(worker.wait()) for worker in workers}
-            await asyncio.wait({stopping, *dying}, return_when=asyncio.FIRST_COMPLETED)
+            ending: set[asyncio.Task[Any]] = {asyncio.create_task(worker.wait()) for worker in workers}
+            if not args.redis:
+                lost = asyncio.create_task(_redis_ends(redis))
+                stack.callback(lost.cancel)
+                ending.add(lost)
+            await asyncio.wait({stopping, *ending}, return_when=asyncio.FIRST_COMPLETED)
+            redis_ended = lost is not None and lost.done()
         ready.cancel()
         for worker in workers:  # all of them drain at the same time
             _terminate(worker)
     if not stop.is_set():
-        raise EngineFault("a worker has ended; its own message is above")
+        raise EngineFault("Redis has ended" if redis_ended else "a worker has ended; its own message is above")
     return 0
+
+
+async def _redis_ends(url: str) -> None:
+    """Until the Redis of this command has ended: a connection that says nothing breaks when it does."""
+    parts = urlsplit(url)
+    with contextlib.suppress(OSError):
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        try:
+            await reader.read()
+        finally:
+            writer.close()
 
 
 @asynccontextmanager
