@@ -129,11 +129,15 @@ class SynthesisParams:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Begin an utterance. The engine may emit at most ``credit_samples`` until more credit comes."""
+    """Begin an utterance. The engine may emit at most ``credit_samples`` until more credit comes.
+
+    ``paced``: credit comes back at the pace of playback (a call); else as fast as audio is made (a download).
+    """
 
     key: UtteranceKey
     params: SynthesisParams
     credit_samples: int
+    paced: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +181,11 @@ class Cancel:
 
 
 Command = Open | Text | EndText | Credit | Hold | Release | Cancel
+
+
+def unpaced_share(slots: int) -> int:
+    """How many of ``slots`` unpaced utterances or sessions may hold: three quarters, so that a call finds one."""
+    return max(1, slots * 3 // 4)
 
 
 # -- engine -> session ------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ class Simulation:
 
     streams: Sequence[tuple[float, str]]
     cost_per_audio_s: float
-    policy: Callable[[Sequence[Job], int], Job | None]
+    policy: Callable[[Sequence[Job], int], Job | None] | None
     ms_per_char: int = 60
     whole_segments: bool = True
     listeners: list[Listener] = field(init=False)

@@ -20,7 +20,7 @@ from tts_worker.engine.hibari_model import HibariModel
 from tts_worker.engine.hibari_speech import POST_ROLL_SAMPLES, PRE_ROLL_SAMPLES, Speech
 from tts_worker.engine.hibari_text import MAX_PHONEMES, Phrase
 from tts_worker.engine.outlet import Outlet
-from tts_worker.engine.schedule import Job, pick
+from tts_worker.engine.schedule import Job, Scheduler
 from tts_worker.errors import (
     EngineFault,
     InvalidRequest,
@@ -53,6 +53,7 @@ from tts_worker.types import (
     Text,
     UtteranceKey,
     WordTiming,
+    unpaced_share,
 )
 
 VOICE = "heart"
@@ -72,7 +73,9 @@ _KEPT_QUIET_SAMPLES = PRE_ROLL_SAMPLES + POST_ROLL_SAMPLES
 _LONGEST_SLICE_SAMPLES = SAMPLE_RATE_HZ // 2
 _SHORTEST_SLICE_SAMPLES = SAMPLE_RATE_HZ // 10
 _MOST_OPEN_PHRASES = 8
-"""Phrases whose spectra (up to 12 MB each) are in memory at a time; beyond that, begun ones are finished first."""
+_MOST_OPEN_UNPACED_PHRASES = 4
+"""Phrases of paced and of unpaced utterances whose spectra (up to 12 MB each) are in memory at a time; beyond that,
+begun ones are finished first. Counted apart, so that no call waits for the phrase of a download."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class _Utterance:
 
     def __init__(self, command: Open) -> None:
         self.params: SynthesisParams = command.params
-        self.outlet = Outlet(command.key, command.credit_samples)
+        self.outlet = Outlet(command.key, command.credit_samples, paced=command.paced)
         self.segments: deque[Segment] = deque()
         self.segment: Segment | None = None
         self.reading: Iterator[Phrase | None] | None = None
@@ -152,6 +155,7 @@ class HibariEngine:
         self._model = model or HibariModel(threads=self._settings.threads)
         self._utterances: dict[UtteranceKey, _Utterance] = {}
         self._refused: list[Failed] = []
+        self._scheduler = Scheduler()
         self._sent_only = False  # the last step made nothing new
         self.info = EngineInfo(
             name="hibari",
@@ -198,6 +202,9 @@ class HibariEngine:
             _check(command.params)
             if len(self._utterances) >= self._settings.max_utterances:
                 raise OverCapacity("every utterance slot of the voice is taken; try again in a moment")
+            unpaced = sum(not utterance.outlet.paced for utterance in self._utterances.values())
+            if not command.paced and unpaced >= unpaced_share(self._settings.max_utterances):
+                raise OverCapacity("every utterance slot for downloads is taken; try again in a moment")
         except TTSWorkerError as error:
             self._refused.append(Failed(command.key, error.info))
         else:
@@ -229,22 +236,25 @@ class HibariEngine:
         return events
 
     def _most_urgent(self, now_us: int) -> _Utterance | None:
-        waiting = {key: u for key, u in self._utterances.items() if u.has_synthesis}
-        open_phrases = {key: u for key, u in waiting.items() if u.speech is not None and not u.speech.parked}
-        if len(open_phrases) >= _MOST_OPEN_PHRASES:
-            waiting = open_phrases
         jobs = []
-        for key, utterance in waiting.items():
+        for utterance in (*self._waiting(paced=True), *self._waiting(paced=False)):
             if utterance.waiting_since_us is None:
                 utterance.waiting_since_us = now_us
-            started = utterance.outlet.emitted_samples > 0
-            jobs.append(Job(key, utterance.outlet.lead_samples, utterance.waiting_since_us, started))
-        job = pick(jobs, now_us)
+            outlet = utterance.outlet
+            lead_samples, started = outlet.lead_at_samples(now_us), outlet.emitted_samples > 0
+            jobs.append(Job(outlet.key, lead_samples, utterance.waiting_since_us, started, outlet.paced))
+        job = self._scheduler.pick(jobs, now_us)
         return None if job is None else self._utterances[job.key]
+
+    def _waiting(self, *, paced: bool) -> list[_Utterance]:
+        """The utterances of a class that could use a step."""
+        waiting = [u for u in self._utterances.values() if u.outlet.paced is paced and u.has_synthesis]
+        open_phrases = [u for u in waiting if u.speech is not None and not u.speech.parked]
+        most = _MOST_OPEN_PHRASES if paced else _MOST_OPEN_UNPACED_PHRASES
+        return waiting if len(open_phrases) < most else open_phrases
 
     def _serve(self, utterance: _Utterance) -> list[Event]:
         """One piece of work for an utterance, and what it lets go."""
-        utterance.waiting_since_us = None
         try:
             self._advance(utterance)
         except TTSWorkerError as error:
@@ -255,6 +265,8 @@ class HibariEngine:
             kind = type(error).__name__
             return [self._fail(utterance, SynthesisFailed(f"the voice could not say a part of the text ({kind})"))]
         events: list[Event] = [*_emit(utterance)] if utterance.can_emit else []
+        if utterance.outlet.emitted_samples:  # until then it keeps its place: the first to come is heard first
+            utterance.waiting_since_us = None
         if utterance.finished:
             events.append(self._finish(utterance))
         return events
@@ -274,11 +286,13 @@ class HibariEngine:
     # -- from text to sound -------------------------------------------------------------------------------------------
 
     def _advance(self, utterance: _Utterance) -> None:
-        started = perf_counter()
-        if utterance.can_read:
+        started, reads = perf_counter(), utterance.can_read
+        if reads:
             self._read(utterance)
         read = perf_counter()
         utterance.read_ms += 1000 * (read - started)
+        if reads and not utterance.outlet.paced:
+            return  # a call that arrived meanwhile does not wait for the network too
         if utterance.can_begin:
             self._begin(utterance)
         begun = perf_counter()

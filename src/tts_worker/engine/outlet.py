@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tts_worker.types import BYTES_PER_SAMPLE, Audio, ChunkMeta, UtteranceKey, WordTiming
+from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Audio, ChunkMeta, UtteranceKey, WordTiming
 
 
 @dataclass(slots=True)
@@ -33,15 +33,18 @@ class Outlet:
     """The way out for one utterance's sound.
 
     ``rendered_samples`` were made, ``emitted_samples`` of them left, ``lead_samples`` of those were not taken by the
-    listener yet. ``credit_samples`` is what may still leave now.
+    listener yet. ``credit_samples`` is what may still leave now. ``paced``: the listener takes audio as it is played.
     """
 
-    def __init__(self, key: UtteranceKey, credit_samples: int) -> None:
+    def __init__(self, key: UtteranceKey, credit_samples: int, *, paced: bool = True) -> None:
         self.key = key
+        self.paced = paced
         self.credit_samples = credit_samples
         self.rendered_samples = 0
         self.emitted_samples = 0
         self.taken_samples = 0
+        self._playhead_samples = 0
+        self._playhead_at_us: int | None = None  # when the virtual playhead was there; None: nothing to play yet
         self._chunks = 0
         self._pieces: deque[_Piece] = deque()
         self._words: deque[WordTiming] = deque()
@@ -50,6 +53,20 @@ class Outlet:
     def lead_samples(self) -> int:
         """Made and not yet taken: how far this utterance is ahead of its listener."""
         return self.rendered_samples - self.taken_samples
+
+    def lead_at_samples(self, now_us: int) -> int:
+        """How far this utterance is ahead of playback at ``now_us``, which never goes back.
+
+        A reader that is not paced takes audio long before it is played. It is measured against a virtual playhead that
+        starts with the first chunk, moves at the sample rate and stops where there is nothing to play.
+        """
+        if self.paced:
+            return self.lead_samples
+        if self._playhead_at_us is not None:
+            elapsed_samples = (now_us - self._playhead_at_us) * SAMPLE_RATE_HZ // 1_000_000
+            self._playhead_samples = min(self.rendered_samples, self._playhead_samples + elapsed_samples)
+        self._playhead_at_us = now_us if self.emitted_samples else None
+        return self.rendered_samples - self._playhead_samples
 
     @property
     def waiting_samples(self) -> int:

@@ -15,7 +15,7 @@ from enum import Enum
 import numpy as np
 
 from tts_worker.engine.outlet import Outlet
-from tts_worker.engine.schedule import Job, pick
+from tts_worker.engine.schedule import Job, Scheduler
 from tts_worker.errors import InvalidRequest, OutOfMemory, SynthesisFailed, UnknownVoice, UnspeakableText
 from tts_worker.text.alignment import spoken_words
 from tts_worker.types import (
@@ -38,6 +38,7 @@ from tts_worker.types import (
     Text,
     UtteranceKey,
     WordTiming,
+    unpaced_share,
 )
 
 VOICES: dict[str, float] = {"tone": 1.0, "tone-low": 0.5, "tone-high": 2.0}
@@ -74,7 +75,7 @@ class ToneSettings:
     spend: Callable[[float], None] = field(default_factory=lambda: _wait_out)
     fault: Callable[[UtteranceKey, int], Fault | None] = field(default_factory=lambda: _no_fault)
     hang: threading.Event = field(default_factory=threading.Event)  # set it to end a hang
-    policy: Callable[[Sequence[Job], int], Job | None] = pick
+    policy: Callable[[Sequence[Job], int], Job | None] | None = None  # None: a Scheduler's
 
 
 def _wait_out(seconds: float) -> None:
@@ -98,7 +99,7 @@ class _Note:
 class _Utterance:
     def __init__(self, command: Open) -> None:
         self.params: SynthesisParams = command.params
-        self.outlet = Outlet(command.key, command.credit_samples)
+        self.outlet = Outlet(command.key, command.credit_samples, paced=command.paced)
         self.notes: deque[_Note] = deque()
         self.pause: _Note | None = None
         self.ended = False
@@ -125,6 +126,7 @@ class ToneEngine:
         self._settings = settings or ToneSettings()
         self._utterances: dict[UtteranceKey, _Utterance] = {}
         self._refused: list[Failed] = []
+        self._pick = self._settings.policy or Scheduler().pick
         self.info = EngineInfo(
             name="tone",
             voices=tuple(VOICES),
@@ -172,8 +174,14 @@ class ToneEngine:
             self._refused.append(Failed(command.key, InvalidRequest("speed must be 0.25 to 4").info))
         elif len(self._utterances) >= self.info.max_utterances:
             self._refused.append(Failed(command.key, OutOfMemory("all utterance slots are taken").info))
+        elif not command.paced and self._unpaced >= unpaced_share(self.info.max_utterances):
+            self._refused.append(Failed(command.key, OutOfMemory("all utterance slots for downloads are taken").info))
         else:
             self._utterances[command.key] = _Utterance(command)
+
+    @property
+    def _unpaced(self) -> int:
+        return sum(not utterance.outlet.paced for utterance in self._utterances.values())
 
     def _add_text(self, utterance: _Utterance, segment: Segment) -> None:
         utterance.text_seen = True
@@ -215,9 +223,10 @@ class ToneEngine:
             else:
                 if utterance.waiting_since_us is None:
                     utterance.waiting_since_us = now_us
-                started = utterance.outlet.emitted_samples > 0
-                jobs.append(Job(key, utterance.outlet.lead_samples, utterance.waiting_since_us, started))
-        job = self._settings.policy(jobs, now_us)
+                outlet = utterance.outlet
+                lead_samples, started = outlet.lead_at_samples(now_us), outlet.emitted_samples > 0
+                jobs.append(Job(key, lead_samples, utterance.waiting_since_us, started, outlet.paced))
+        job = self._pick(jobs, now_us)
         if job is None:
             return []
         return self._serve(job.key, self._utterances[job.key])
@@ -259,8 +268,10 @@ class ToneEngine:
                 utterance.notes.popleft()
         self._settings.spend(self._settings.cost_per_audio_s * made / SAMPLE_RATE_HZ)
         utterance.chunks += 1
-        utterance.waiting_since_us = None
-        return self._emit(key, utterance)
+        events = self._emit(key, utterance)
+        if outlet.emitted_samples:  # until then it keeps its place: the first to come is heard first
+            utterance.waiting_since_us = None
+        return events
 
     def _emit(self, key: UtteranceKey, utterance: _Utterance) -> list[Event]:
         """What was rendered and has credit."""

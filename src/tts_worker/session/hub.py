@@ -34,7 +34,7 @@ from tts_worker.text.filter import UrlMode
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.normaliser import Normalise
 from tts_worker.text.pipeline import TextOptions, TextPipeline
-from tts_worker.types import SAMPLE_RATE_HZ, EngineInfo, SynthesisParams
+from tts_worker.types import SAMPLE_RATE_HZ, EngineInfo, SynthesisParams, unpaced_share
 from tts_worker.voices import VoiceCatalog
 
 RETRY_AFTER_S = 1.0
@@ -118,11 +118,12 @@ class HubConfig:
 class SessionOptions:
     """What a caller asks for. None means the worker's default.
 
-    ``realtime``: sound leaves at the pace of playback, at most ``lead_ms`` ahead; else as fast as it is made.
-    ``raw_chunks``: hand out the engine's own chunks, unpaced, instead of frames of ``frame_ms``. ``lexicon``: word ->
-    spelling or /phonemes/. ``flush_after_ms``: silence of the writer after which unspoken words are spoken (0: only at
-    punctuation, ``flush`` and the end). ``markdown``: keep Markdown, emoji and URLs from being read aloud. ``model``:
-    the engine that must speak; ``needs``: capabilities that it must have.
+    ``realtime``: sound leaves at the pace of playback, at most ``lead_ms`` ahead; else as fast as it is made, and after
+    the audio of paced sessions. ``own_clock``: with ``realtime`` off, the reader itself takes audio at the pace of
+    playback (a media track). ``raw_chunks``: hand out the engine's own chunks, unpaced, instead of frames of
+    ``frame_ms``. ``lexicon``: word -> spelling or /phonemes/. ``flush_after_ms``: silence of the writer after which
+    unspoken words are spoken (0: only at punctuation, ``flush`` and the end). ``markdown``: keep Markdown, emoji and
+    URLs from being read aloud. ``model``: the engine that must speak; ``needs``: capabilities that it must have.
     """
 
     voice: str | None = None
@@ -133,6 +134,7 @@ class SessionOptions:
     language: str | None = None
     instruct: str | None = None
     realtime: bool = True
+    own_clock: bool = False
     lead_ms: float | None = None
     frame_ms: int | None = None
     raw_chunks: bool = False
@@ -312,6 +314,10 @@ class SessionHub:
         make_text = self._text_factory(options, lexicon)
         if not engine.ready:
             raise NotReady(f"the engine of voice {voice.name} is not ready", retry_after_s=RETRY_AFTER_S)
+        paced_by_worker = options.realtime and not options.raw_chunks
+        paced = paced_by_worker or options.own_clock
+        if not paced and (refusal := self._unpaced_refusal(replaces.id if replaces is not None else None)):
+            raise refusal
         timeouts = _timeouts(options, config.timeouts)
         name = f"{self._prefix}-{next(self._names)}"
         self._take_slot(name, replaces)
@@ -325,6 +331,7 @@ class SessionHub:
                 max_text_chars=config.max_utterance_chars,
                 max_queued_utterances=config.max_queued_utterances,
                 read_chars=_READ_CHARS,
+                paced=paced,
                 alignment=voice.info.alignment,
             ),
         )
@@ -332,7 +339,7 @@ class SessionHub:
             machine,
             engine,
             # Less than a frame and a half would leave no time between two frames.
-            lead_s=max(lead_ms, 1.5 * frame_ms) / 1000 if options.realtime and not options.raw_chunks else None,
+            lead_s=max(lead_ms, 1.5 * frame_ms) / 1000 if paced_by_worker else None,
             observer=self._observer,
             timeouts=timeouts,
             on_close=self._closed,
@@ -361,14 +368,25 @@ class SessionHub:
         self.slots.open(name, now_s)
 
     def _begin_utterance(self, session: str) -> ErrorInfo | None:
-        if self.slots.begin(session, self._loop.time()):
-            return None
-        refusal = OverCapacity(f"all {self.slots.slots} sessions are speaking", retry_after_s=RETRY_AFTER_S)
+        opened = self._sessions.get(session)
+        refusal = self._unpaced_refusal(session) if opened is not None and not opened.paced else None
+        if refusal is None:
+            if self.slots.begin(session, self._loop.time()):
+                return None
+            refusal = OverCapacity(f"all {self.slots.slots} sessions are speaking", retry_after_s=RETRY_AFTER_S)
         self._observer.refused(refusal.code.value)
         return refusal.info
 
     def _rest(self, session: str) -> None:
         self.slots.rest(session, self._loop.time())
+    def _unpaced_refusal(self, session: str | None) -> OverCapacity | None:
+        """Why ``session`` may not speak unpaced now: downloads leave a quarter of the slots to calls."""
+        most = unpaced_share(self.config.max_sessions)
+        others = (each for name, each in self._sessions.items() if name != session)
+        if sum(not each.paced and each.state is not State.IDLE for each in others) < most:
+            return None
+        return OverCapacity(f"all {most} sessions for downloads are taken", retry_after_s=RETRY_AFTER_S)
+
 
     def params(self, options: SessionOptions) -> SynthesisParams:
         """The params of ``options``, checked; the voice is chosen as ``models.routing`` says. Raises UnknownVoice,

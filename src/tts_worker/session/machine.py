@@ -69,7 +69,8 @@ class MachineConfig:
     ``window_samples``: how far the engine may be ahead of what the client took. ``credit_quantum_samples``: credit goes
     back to the engine in portions of at least this. ``frame_samples``: size of a frame; None hands out the engine's own
     chunks. ``max_text_chars``: per utterance. ``max_queued_utterances``: waiting behind the current one.
-    ``read_chars``: text read at a time.
+    ``read_chars``: text read at a time. ``paced``: the client takes audio at the pace of playback; the engine serves
+    such sessions before others.
     """
 
     window_samples: int = 3 * SAMPLE_RATE_HZ // 2
@@ -78,6 +79,7 @@ class MachineConfig:
     max_text_chars: int = 200_000
     max_queued_utterances: int = 16
     read_chars: int = 1_000
+    paced: bool = True
     alignment: Alignment = Alignment.NONE
 
 
@@ -116,6 +118,10 @@ class SessionMachine:
         if self._utterances and not self._utterances[-1].text_ended:
             return self._utterances[-1].key
         return None
+
+    @property
+    def paced(self) -> bool:
+        return self._config.paced
 
     @property
     def buffered_samples(self) -> int:
@@ -360,7 +366,8 @@ class SessionMachine:
     def _open(self, utterance: Utterance) -> None:
         utterance.opened = True
         utterance.granted_samples = self._config.window_samples
-        self._commands.append(Open(utterance.key, utterance.params, self._config.window_samples))
+        config = self._config
+        self._commands.append(Open(utterance.key, utterance.params, config.window_samples, config.paced))
         self._commands.extend(Text(utterance.key, segment) for segment in utterance.unposted)
         utterance.unposted = []
         if utterance.text_read:

@@ -189,6 +189,11 @@ class LocalSession:
         return self._machine.params
 
     @property
+    def paced(self) -> bool:
+        """Whether audio is taken at the pace of playback."""
+        return self._machine.paced
+
+    @property
     def writing(self) -> UtteranceKey | None:
         """The utterance that takes text."""
         return self._machine.writing
