@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from tts_worker.types import SAMPLE_RATE_HZ, UtteranceKey
 
 FIRST_AUDIO_TARGET_SAMPLES = SAMPLE_RATE_HZ // 4
-"""A paced stream that has not begun starts with 250 ms of slack: it overtakes every stream that has more than that ..."""
+"""A paced stream that has not begun starts with 250 ms of slack: it overtakes every stream that has more ..."""
 
 FIRST_AUDIO_FLOOR_SAMPLES = 3 * SAMPLE_RATE_HZ // 20
-"""... which runs down to 150 ms and no further: no new stream overtakes one that has less, which lasts several steps."""
+"""... which runs down to 150 ms and no further: no new stream overtakes one that has less, which is several steps."""
 
 UNPACED_LEAD_SAMPLES = 3 * SAMPLE_RATE_HZ
 """An unpaced stream that is further ahead of its virtual playhead than this is no less urgent: from here on all unpaced
@@ -35,6 +35,7 @@ UNPACED_SHARE = 1 / 16
 
 _LONGEST_STEP_US = 250_000
 """No step is accounted for with more than this: what took longer was a time without work."""
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -76,6 +77,10 @@ def by_urgency(jobs: Sequence[Job], now_us: int) -> list[Job]:
     return sorted(jobs, key=lambda job: (not job.paced, slack_samples(job, now_us), job.waiting_since_us, job.key))
 
 
+_FIRST_STEP_US = 100_000
+"""What the first step of an unpaced stream is taken to need."""
+
+
 class Scheduler:
     """``by_urgency`` with a minimum share of engine time for unpaced streams.
 
@@ -85,7 +90,7 @@ class Scheduler:
 
     def __init__(self) -> None:
         self._owed_us = 0.0
-        self._unpaced_step_us = _LONGEST_STEP_US  # what the last one took
+        self._unpaced_step_us = _FIRST_STEP_US  # what the last one took
         self._served_at_us = 0
         self._served_paced: bool | None = None  # in the last step; None: no step to account for
 

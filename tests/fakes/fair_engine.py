@@ -1,0 +1,101 @@
+"""The scheduler with an engine whose steps cost what they are told to, under a simulated clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tts_worker.engine.outlet import Outlet
+from tts_worker.engine.schedule import Job, Scheduler
+from tts_worker.types import SAMPLE_RATE_HZ, UtteranceKey
+
+WINDOW_SAMPLES = 3 * SAMPLE_RATE_HZ // 2
+
+
+@dataclass
+class Stream:
+    """A call (paced) or a download. Its first chunk takes ``first_steps`` steps, each later one a single step.
+
+    ``step_us`` is the cost of a step, ``chunk_ms`` the audio of a chunk, ``chunks`` how many there are (None: endless).
+    """
+
+    name: str
+    paced: bool
+    step_us: int
+    chunk_ms: int
+    arrives_us: int = 0
+    first_steps: int = 1
+    chunks: int | None = None
+    first_audio_us: int | None = None
+    underruns: int = 0
+    chunks_made: int = 0
+    busy_us: int = 0
+    longest_wait_us: int = 0
+    _steps: int = 0
+    _waiting_since_us: int | None = None
+    _served_us: int | None = None
+    outlet: Outlet = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.outlet = Outlet(UtteranceKey(self.name, 1), 1 << 60, paced=self.paced)
+
+    @property
+    def finished(self) -> bool:
+        return self.chunks is not None and self.chunks_made >= self.chunks
+
+    def play(self, now_us: int) -> None:
+        """What the listener took by ``now_us``; counts the moments at which there was nothing to take."""
+        if self.first_audio_us is None:
+            return
+        outlet = self.outlet
+        if not self.paced:
+            outlet.grant(outlet.emitted_samples - outlet.taken_samples)
+            return
+        # An underrun delays everything after it.
+        due = (now_us - self.first_audio_us) * SAMPLE_RATE_HZ // 1_000_000
+        if due > outlet.emitted_samples and not self.finished:
+            self.underruns += 1
+            self.first_audio_us = now_us - outlet.emitted_samples * 1_000_000 // SAMPLE_RATE_HZ
+        outlet.grant(max(0, min(due, outlet.emitted_samples) - outlet.taken_samples))
+
+    def job(self, now_us: int) -> Job | None:
+        if self.arrives_us > now_us or self.finished:
+            return None
+        outlet = self.outlet
+        if self.paced and outlet.emitted_samples - outlet.taken_samples >= WINDOW_SAMPLES:
+            return None
+        if self._waiting_since_us is None:
+            self._waiting_since_us = max(self.arrives_us, self._served_us or 0)
+        started = outlet.emitted_samples > 0
+        return Job(outlet.key, outlet.lead_at_samples(now_us), self._waiting_since_us, started, self.paced)
+
+    def serve(self, now_us: int) -> int:
+        """One step; returns when it ends."""
+        waited_from_us = self.arrives_us if self._served_us is None else self._served_us
+        self.longest_wait_us = max(self.longest_wait_us, now_us - waited_from_us)
+        self._steps += 1
+        self._served_us = now_us + self.step_us
+        self.busy_us += self.step_us
+        if self._steps >= self.first_steps:
+            samples = self.chunk_ms * SAMPLE_RATE_HZ // 1000
+            self.outlet.rendered_samples += samples  # all that the scheduler looks at
+            self.outlet.emitted_samples += samples
+            self.chunks_made += 1
+            self._waiting_since_us = None
+            if self.first_audio_us is None:
+                self.first_audio_us = self._served_us
+                self.started_us = self._served_us
+        return self._served_us
+
+
+def run(streams: Sequence[Stream], until_us: int) -> Sequence[Stream]:
+    """Serve ``streams`` until then, or until all have ended."""
+    scheduler, now_us = Scheduler(), 0
+    by_key = {stream.outlet.key: stream for stream in streams}
+    while now_us < until_us and not all(stream.finished for stream in streams):
+        for stream in streams:
+            stream.play(now_us)
+        jobs = [job for stream in streams if (job := stream.job(now_us)) is not None]
+        chosen = scheduler.pick(jobs, now_us)
+        now_us = by_key[chosen.key].serve(now_us) if chosen is not None else now_us + 1_000
+    return streams
