@@ -287,3 +287,13 @@ async def test_metrics_count_what_happened(worker: Worker) -> None:
     assert 'tts_control_seconds_count{command="stop"} 1.0' in text
     assert "tts_sessions 1.0" in text
     assert "Hello" not in text
+
+
+async def test_downloads_leave_a_quarter_of_the_sessions() -> None:
+    async with running_worker(tone_settings(session={"max_sessions": 8})) as worker:
+        for _ in range(6):
+            worker.hub.open(FAST).speak("One. " * 1_000)
+        with pytest.raises(OverCapacity, match="6 sessions for downloads"):
+            worker.hub.open(FAST)
+        assert worker.hub.open(SessionOptions(realtime=True)).paced
+        assert worker.hub.open(SessionOptions(realtime=False, own_clock=True)).paced
