@@ -379,6 +379,7 @@ class SessionHub:
 
     def _rest(self, session: str) -> None:
         self.slots.rest(session, self._loop.time())
+
     def _unpaced_refusal(self, session: str | None) -> OverCapacity | None:
         """Why ``session`` may not speak unpaced now: downloads leave a quarter of the slots to calls."""
         most = unpaced_share(self.config.max_sessions)
@@ -386,7 +387,6 @@ class SessionHub:
         if sum(not each.paced and each.state is not State.IDLE for each in others) < most:
             return None
         return OverCapacity(f"all {most} sessions for downloads are taken", retry_after_s=RETRY_AFTER_S)
-
 
     def params(self, options: SessionOptions) -> SynthesisParams:
         """The params of ``options``, checked; the voice is chosen as ``models.routing`` says. Raises UnknownVoice,
