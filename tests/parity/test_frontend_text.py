@@ -36,7 +36,7 @@ def golden(name: str) -> Any:
 def tokenizer_of(name: str) -> TextTokenizer:
     family = f"cosyvoice{name[-1]}"
     if name.startswith("tiny"):
-        return TextTokenizer.of(Bundle.open(tiny(family)))
+        return TextTokenizer.from_bundle(Bundle.open(tiny(family)))
     if not REAL_VOCABULARY.is_dir():
         pytest.skip(f"{REAL_VOCABULARY} is not there: third-party data, not part of this repository")
     return TextTokenizer(REAL_VOCABULARY, family, 151_936)
@@ -44,7 +44,7 @@ def tokenizer_of(name: str) -> TextTokenizer:
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def tokenizer(request: pytest.FixtureRequest) -> TextTokenizer:
-    return TextTokenizer.of(Bundle.open(tiny(request.param)))
+    return TextTokenizer.from_bundle(Bundle.open(tiny(request.param)))
 
 
 @pytest.mark.parametrize("name", ["tiny_v2", "tiny_v3", "qwen2_v2", "qwen2_v3"])
@@ -107,15 +107,15 @@ TWO = {"a": 0, "b": 1}
 @pytest.mark.parametrize(
     ("vocab", "merges", "config", "complaint"),
     [
-        (["a"], "", None, "no byte-pair vocabulary"),
-        (TWO, "a c\n", None, "no byte-pair vocabulary"),
+        (["a"], "", None, "not a valid BPE vocabulary"),
+        (TWO, "a c\n", None, "not a valid BPE vocabulary"),
         (TWO, "", [1], "not a tokenizer configuration"),
         (TWO, "", {"added_tokens_decoder": {"2": 7}}, "not a tokenizer configuration"),
         (
             TWO,
             "",
             {"added_tokens_decoder": {"7": {"content": "<|endoftext|>"}}},
-            "an id that vocab.json does not leave",
+            "an id that does not follow vocab.json",
         ),
     ],
 )
@@ -127,7 +127,7 @@ def test_a_vocabulary_that_cannot_be_is_refused(
 
 
 def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="22 tokens, but the model has 21 rows"):
+    with pytest.raises(BundleError, match="22 tokens, but the model has 21 embedding rows"):
         TextTokenizer(write(tmp_path, TWO, ""), "cosyvoice2", 21)
     with pytest.raises(BundleError, match=r"vocab\.json: is missing"):
         TextTokenizer(tmp_path / "nowhere", "cosyvoice2", 21)

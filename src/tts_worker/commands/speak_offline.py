@@ -71,7 +71,7 @@ async def _run(args: argparse.Namespace) -> int:
         reader, name, voice, make = _prepare(
             args, bar
         )  # what is wrong with voice or text shows before the weights load
-        if reader.bundle.speaks_noise and not args.quiet:
+        if reader.bundle.has_random_weights and not args.quiet:
             print("The weights of this model directory are random: this is noise, not speech.", file=sys.stderr)
         bar.update("loading the networks")
         chunks, take = make(_load(args, reader)), _Take()
@@ -88,7 +88,7 @@ async def _run(args: argparse.Namespace) -> int:
     await sink.close()
     summary = {
         "family": reader.bundle.config.family,
-        "random_weights": reader.bundle.speaks_noise,
+        "random_weights": reader.bundle.has_random_weights,
         "voice": name,
         "mode": args.mode or ("instruct" if args.instruct else voice.mode.value.replace("_", "-")),
         "seed": args.seed,

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.bundle import RANDOM_MARK, TEXT_MODEL_DIR, Bundle
+from tts_worker.engine.cosyvoice.bundle import RANDOM_WEIGHTS_MARKER, TEXT_MODEL_DIR, Bundle
 from tts_worker.engine.cosyvoice.config import V2, V3
 from tts_worker.engine.cosyvoice.tokenizer import special_tokens
 from tts_worker.engine.cosyvoice.weights import PARTS, expected_shapes
@@ -71,7 +71,7 @@ def write_random_bundle(path: str | Path, family: str, size: str = "tiny", seed:
     generator = torch.Generator().manual_seed(seed)
     try:
         (path / TEXT_MODEL_DIR).mkdir(parents=True)
-        (path / RANDOM_MARK).write_text("The weights in this directory are random: it speaks noise.\n")
+        (path / RANDOM_WEIGHTS_MARKER).write_text("The weights in this directory are random: it speaks noise.\n")
         _write_text_model(path / TEXT_MODEL_DIR, family, SIZES[size])
         (path / f"{family}.yaml").write_text(_yaml(family, SIZES[size]), "utf-8")
         (path / "configuration.json").write_text('{"framework": "Pytorch", "task": "text-to-speech"}\n')

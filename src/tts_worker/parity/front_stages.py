@@ -50,11 +50,11 @@ def check_frontend(bench: Bench, golden: Golden, bundle: Bundle, tokenizer: Text
     wanted = {"text": "tts", "prompt_text": "prompt"}
     ids = {key: tokenizer.encode(texts[t], allow_special=True) for key, t in wanted.items() if t in texts}
     speaker = _clip_of(golden, clips, "spk_embedding", "zero_shot.flow_embedding")
-    _check_inputs(bench, golden, "zero_shot", {**_prompt(frontend, speaker, uncut=False), **ids})
+    _check_inputs(bench, golden, "zero_shot", {**_prompt(frontend, speaker), **ids})
     source = _clip_of(golden, clips, "speech_token", "vc.source_speech_token")
     spoken = {"source_speech_token": frontend.tokens(source).tolist()} if source else {}
     target = _clip_of(golden, clips, "spk_embedding", "vc.flow_embedding")
-    _check_inputs(bench, golden, "vc", {**_prompt(frontend, target, uncut=True), **spoken})
+    _check_inputs(bench, golden, "vc", {**_prompt(frontend, target, trim=False), **spoken})
 
 
 def _check_clip(bench: Bench, golden: Golden, frontend: PromptFrontend, name: str, clip: Recording) -> None:
@@ -93,10 +93,10 @@ def _same(golden: Golden, a: str, b: str) -> bool:
     return torch.equal(golden.peek(a), golden.peek(b))
 
 
-def _prompt(frontend: PromptFrontend, clip: Recording | None, *, uncut: bool) -> dict[str, Any]:
+def _prompt(frontend: PromptFrontend, clip: Recording | None, *, trim: bool = True) -> dict[str, Any]:
     if clip is None:
         return {}
-    features: PromptFeatures = frontend.prompt(clip, uncut=uncut)
+    features: PromptFeatures = frontend.prompt(clip, trim=trim)
     ids = features.tokens.tolist()
     return {
         "llm_prompt_speech_token": ids,

@@ -192,4 +192,4 @@ def check_silence(bench: Bench, path: Path, networks: Networks) -> None:
     bench.equal(path.stem, "max_silent", limit, given["max_silent"])
     for i, case in enumerate(given["cases"]):
         keep = SilenceFilter(silent, limit)
-        bench.equal(path.stem, f"case {i}", [t for t in case["llm_tokens"] if keep.keeps(t)], case["kept"])
+        bench.equal(path.stem, f"case {i}", [t for t in case["llm_tokens"] if keep.accepts(t)], case["kept"])

@@ -43,7 +43,7 @@ def run_parity(
         raise InvalidRequest(f"{folder}: no such golden folder")
     bundle = Bundle.open(bundle_dir)
     networks = Networks.load(bundle, float32_phase=True)
-    tokenizer = TextTokenizer.of(bundle)
+    tokenizer = TextTokenizer.from_bundle(bundle)
     bench = Bench(networks.config.sample_rate_hz)
     prompt_end = tokenizer.end_of_prompt_id if networks.config.family == V3 else None
     flow = networks.flow

@@ -49,7 +49,7 @@ def check(path: Path, name: str | None = None, *, hashes: bool = True, step: Ste
     bundle = open_bundle(path)
     problems = list(bundle.validate().problems)
     claimed = published(name) if name else None
-    comparable = [] if bundle.speaks_noise and not claimed else _comparable(path, claimed, bundle.config.family)
+    comparable = [] if bundle.has_random_weights and not claimed else _comparable(path, claimed, bundle.config.family)
     for file, model in comparable:
         if step:
             step(file.path)

@@ -16,7 +16,7 @@ from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.random_bundle import write_random_bundle
 
 bundle = write_random_bundle(sys.argv[1], "cosyvoice3", "tiny")
-print(bundle.validate().ok, len(bundle.load_weights("flow")), len(TextTokenizer.of(bundle).encode("hello")))
+print(bundle.validate().ok, len(bundle.load_weights("flow")), len(TextTokenizer.from_bundle(bundle).encode("hello")))
 print(*(name for name in sys.argv[2:] if name in sys.modules))
 """
 NOT_THERE = (

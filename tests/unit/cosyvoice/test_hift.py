@@ -115,8 +115,8 @@ def test_a_stream_holds_no_more_at_the_end_than_at_the_beginning(family: str) ->
         sound, state = hift.stream(a_mel(10, seed=step), state, QUIET, final=False)
         emitted += sound.shape[1]
         assert emitted == max(0, 10 * (step + 1) - hift.held) * FRAME
-        assert state.mel.shape[2] <= hift.history + hift.held
-        assert int(state.start) + state.heard == emitted // FRAME
+        assert state.cached_mel.shape[2] <= hift.history + hift.held
+        assert int(state.start) + state.emitted_frames == emitted // FRAME
     sound, _ = hift.stream(a_mel(1), state, QUIET, final=True)
     assert emitted + sound.shape[1] == 121 * FRAME
 
@@ -148,7 +148,7 @@ def test_the_phase_does_not_coarsen_with_time(family: str) -> None:
     turns = torch.arange(1, 10).double() * (pitch[0, 0].double() * torch.arange(1, 10) / 24000 / torch.arange(1, 10))
     phase = (turns * start)[None]
     exact, coarse = (Source(dims, exact_phase=way).harmonics(pitch, phase) for way in (True, False))
-    step = Source(dims, True).turns(pitch).double()[0, 0]
+    step = Source(dims, True).cycles_per_sample(pitch).double()[0, 0]
     frame_turns = (phase[0] + step * torch.arange(1, frames + 1)[:, None]) * FRAME  # [frames, 9]
     if family == V3:  # the phase of a frame holds for all of it
         expected = (frame_turns * 2 * math.pi).sin().float()
@@ -173,7 +173,7 @@ def test_the_transform_is_torchs(frames: int, sizes: tuple[int, int], seed: int)
     expected = torch.stft(sound[:, 0], n_fft, hop, n_fft, window, return_complex=True)
     spectrum = fourier.analyse(sound)
     assert apart(spectrum, torch.cat([expected.real, expected.imag], dim=1)) < 1e-5
-    back = fourier.synthesise(expected.abs(), expected.angle())
+    back = fourier.synthesize(expected.abs(), expected.angle())
     assert apart(back, torch.istft(expected, n_fft, hop, n_fft, window)) < 1e-5
     assert apart(back, sound[:, 0]) < 1e-5
 

@@ -33,7 +33,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def test_it_is_sound_and_says_that_it_is_noise(bundle: Bundle) -> None:
     assert bundle.validate().problems == ()
-    assert bundle.speaks_noise
+    assert bundle.has_random_weights
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -88,7 +88,7 @@ def test_the_text_model_shares_its_embedding_in_the_file(bundle: Bundle) -> None
 @settings(deadline=None, max_examples=30)
 @given(text=st.text(st.characters(codec="utf-8"), max_size=40))
 def test_the_small_vocabulary_reads_any_text(bundle: Bundle, text: str) -> None:
-    tokenizer = TextTokenizer.of(bundle)
+    tokenizer = TextTokenizer.from_bundle(bundle)
 
     ids = tokenizer.encode(text)
 
@@ -97,14 +97,14 @@ def test_the_small_vocabulary_reads_any_text(bundle: Bundle, text: str) -> None:
 
 
 def test_pieces_of_english_are_single_tokens(bundle: Bundle) -> None:
-    assert len(TextTokenizer.of(bundle).encode("Hello world, and you")) < 10
+    assert len(TextTokenizer.from_bundle(bundle).encode("Hello world, and you")) < 10
 
 
 def test_a_voice_can_be_enrolled_and_asked_for_in_every_mode(bundle: Bundle) -> None:
     rate = 24_000
     sound = 0.1 * np.sin(np.arange(4 * rate) / 30) * (1 + np.sin(np.arange(4 * rate) / 4000))
     voice = enrol(bundle, PromptFrontend(bundle), Recording(sound.astype(np.float32), rate), "hello world")
-    speaker = Speaker(voice, bundle.config, TextTokenizer.of(bundle))
+    speaker = Speaker(voice, bundle.config, TextTokenizer.from_bundle(bundle))
 
     assert len(voice.tokens) > 90
     assert len(np.unique(voice.tokens)) > 10
@@ -138,4 +138,4 @@ def test_a_disk_that_refuses_is_our_error(tmp_path: Path) -> None:
 def test_converted_noise_is_still_called_noise(bundle: Bundle, tmp_path: Path) -> None:
     commands.convert(bundle.path, tmp_path / "converted")
 
-    assert Bundle.open(tmp_path / "converted").speaks_noise
+    assert Bundle.open(tmp_path / "converted").has_random_weights

@@ -200,8 +200,8 @@ def test_what_cannot_be_is_said_plainly(bundle: Path, tmp_path: Path, capsys: py
         ([*base, "--voice", "../anna", TEXT], 2, "a voice's name has up to 64 letters"),
         ([*base, "--voice", "mute", "--mode", "zero-shot", TEXT], 2, "has no transcript"),
         ([*base, "--voice", "tiny_spk", "--mode", "cross-lingual", TEXT], 2, "has no prompt audio"),
-        ([*anna, "--mode", "instruct", TEXT], 2, "an instruction and instruct2 mode need each other"),
-        ([*anna, "--mode", "sft", "--instruct", "x", TEXT], 2, "an instruction and instruct2 mode need each other"),
+        ([*anna, "--mode", "instruct", TEXT], 2, "instruct2 mode requires an instruction"),
+        ([*anna, "--mode", "sft", "--instruct", "x", TEXT], 2, "instruct2 mode requires an instruction"),
         ([*anna, "--mode", "vc"], 2, "--mode vc and --source FILE need each other"),
         ([*anna, "--source", "x.wav"], 2, "--mode vc and --source FILE need each other"),
         ([*anna, "--mode", "vc", "--source", "x.wav", TEXT], 2, "give no text"),
@@ -257,7 +257,7 @@ def test_the_tag_that_the_reference_demands(bundle: Path, say: Say, capsys: pyte
         args = ["--bundle", str(bundle), "--voice", "mute", *reference, "Hello."]
         code, text = refusal(capsys, *args)
         assert code == 2
-        assert "demands <|endofprompt|> in the text" in text
+        assert "requires <|endofprompt|> in the text" in text
 
 
 def test_the_reinforced_language_model_is_used_when_asked_for(

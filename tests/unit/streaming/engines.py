@@ -49,7 +49,7 @@ def bundle(family: str) -> Bundle:
 
 @lru_cache
 def tokenizer(family: str) -> TextTokenizer:
-    return TextTokenizer.of(bundle(family))
+    return TextTokenizer.from_bundle(bundle(family))
 
 
 @lru_cache

@@ -136,7 +136,7 @@ def test_voices_are_added_listed_and_kept(lines, tmp_path: Path) -> None:  # typ
         ("silent", np.zeros(100_000), 24_000, "the audio is silent"),
         ("short", np.sin(np.arange(24_000) / 9), 24_000, "1.0 s of speech; use 3 to 30 s"),
         ("long", np.sin(np.arange(5 * 60 * 16_000) / 9), 16_000, "300.0 s long; use 3 to 30 s"),
-        ("telephone", np.sin(np.arange(40_000) / 9), 8_000, "8000 samples a second"),
+        ("telephone", np.sin(np.arange(40_000) / 9), 8_000, "8000 Hz"),
         ("corrupt", None, 0, "the audio cannot be read"),
         ("missing", None, 0, "no such audio file"),
     ],

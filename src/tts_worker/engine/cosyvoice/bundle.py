@@ -1,11 +1,11 @@
-"""An official model directory: what is in it, where, and whether it can be served.
+"""An official CosyVoice model directory: its files, its configuration and whether it can be served.
 
     bundle = Bundle.open("CosyVoice2-0.5B")          # reads the YAML and config.json, no weights
     bundle.config                                     # CosyVoiceConfig: every dimension, rate and id
     bundle.load_weights("llm" | "flow" | "hift")      # dict[str, Tensor], current spelling, checked, float32 by default
     bundle.validate()                                 # Report: everything missing, mis-shaped or damaged
 
-Owns file names and their fallbacks (``.safetensors`` beside ``.pt``, ``llm.rl``). It must not build a network.
+This module owns file names and their fallbacks (``.safetensors`` before ``.pt``, ``llm.rl``). It builds no network.
 """
 
 from __future__ import annotations
@@ -34,13 +34,19 @@ from tts_worker.voicepack.onnx_file import check_onnx
 from tts_worker.voicepack.report import Problem, Report
 
 TEXT_MODEL_DIR = "CosyVoice-BlankEN"
-RANDOM_MARK = "RANDOM_WEIGHTS.txt"
+RANDOM_WEIGHTS_MARKER = "RANDOM_WEIGHTS.txt"
 MAX_TEXT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """``rl``: speak with ``llm.rl.pt``, the reinforcement-tuned language model of CosyVoice3."""
+    """An opened model directory.
+
+    Attributes:
+        path: The directory.
+        config: Every dimension, rate and id of the networks.
+        rl: Use ``llm.rl.pt``, CosyVoice3's language model after reinforcement learning.
+    """
 
     path: Path
     config: CosyVoiceConfig
@@ -48,7 +54,11 @@ class Bundle:
 
     @classmethod
     def open(cls, path: str | Path, *, rl: bool = False) -> Bundle:
-        """Raises BundleError naming the file and key: no such directory, no YAML, a YAML that does not make sense."""
+        """Read the configuration of a model directory; no weights are loaded.
+
+        Raises:
+            BundleError: The directory or its YAML is missing or inconsistent; names the file and key.
+        """
         path = Path(path)
         if not path.is_dir():
             raise BundleError(f"{path}: no such model directory; get one with: tts-worker voicepack pull")
@@ -68,13 +78,13 @@ class Bundle:
         return cls(path, config, rl)
 
     @property
-    def speaks_noise(self) -> bool:
-        """The weights are random: whoever listens should be told."""
-        return (self.path / RANDOM_MARK).is_file()
+    def has_random_weights(self) -> bool:
+        """Whether the weights are random, so that the output is noise."""
+        return (self.path / RANDOM_WEIGHTS_MARKER).is_file()
 
     @property
     def text_model_dir(self) -> Path:
-        """``vocab.json``, ``merges.txt``, ``tokenizer_config.json``, ``config.json``."""
+        """Directory of ``vocab.json``, ``merges.txt``, ``tokenizer_config.json`` and ``config.json``."""
         return self.path / TEXT_MODEL_DIR
 
     @property
@@ -87,19 +97,23 @@ class Bundle:
 
     @property
     def speaker_info(self) -> Path:
-        """Optional: speakers that the model was tuned for."""
+        """Optional file with the speakers the model was fine-tuned on."""
         return self.path / "spk2info.pt"
 
     def weight_file(self, part: str) -> Path:
-        """``part``: ``llm``, ``flow`` or ``hift``; the safetensors form if it is there."""
+        """Weight file of ``part`` (``llm``, ``flow`` or ``hift``); prefers safetensors."""
         stem = "llm.rl" if part == "llm" and self.rl else part
         converted = self.path / f"{stem}.safetensors"
         return converted if converted.is_file() else self.path / f"{stem}.pt"
 
     def load_weights(self, part: str, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-        """Checked weights with exactly the keys of ``expected_shapes``, on the CPU, backed by the file where possible.
+        """Load and check the weights of ``part``.
 
-        Raises BundleError if anything is missing, mis-shaped, not finite or of absurd size.
+        Returns:
+            Tensors with exactly the keys of ``expected_shapes``, on the CPU, memory-mapped where possible.
+
+        Raises:
+            BundleError: A tensor is missing, has the wrong shape, is not finite or has implausibly large values.
         """
         expected = expected_shapes(self.config, part)
         tensors, problems = self._read(part, expected)
@@ -108,7 +122,11 @@ class Bundle:
         return complete(expected, tensors, dtype)
 
     def validate(self, *, values: bool = True) -> Report:
-        """Look at every file that serving needs. ``values``: also read all weights, for NaN and nonsense."""
+        """Check every file that serving needs.
+
+        Args:
+            values: Also read all weights to find NaN and implausible values.
+        """
         return Report(self.path, tuple(self._problems(values)))
 
     def _problems(self, values: bool) -> Iterator[Problem]:
@@ -126,7 +144,7 @@ class Bundle:
                 yield Problem(f"{TEXT_MODEL_DIR}/{name}", "is missing: no text can be read")
         for file in (self.campplus, self.speech_tokenizer):
             if problem := check_onnx(file):
-                # Stored voices speak without them.
+                # Stored voices do not need these models.
                 yield Problem(file.name, f"{problem}: no voice can be added", fatal=file.exists())
 
     def _read(self, part: str, expected: dict[str, Shape]) -> tuple[dict[str, Tensor], list[Problem]]:
@@ -143,7 +161,7 @@ def _read_text(file: Path) -> str:
     except FileNotFoundError:
         raise BundleError(f"{file}: is missing") from None
     except (OSError, UnicodeDecodeError):
-        raise BundleError(f"{file}: is not a readable UTF-8 text") from None
+        raise BundleError(f"{file}: is not readable UTF-8 text") from None
     if len(raw) > MAX_TEXT_BYTES:
-        raise BundleError(f"{file}: is larger than {MAX_TEXT_BYTES} bytes; that is no configuration")
+        raise BundleError(f"{file}: is larger than {MAX_TEXT_BYTES} bytes, so it is not a configuration")
     return text

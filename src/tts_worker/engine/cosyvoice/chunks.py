@@ -1,8 +1,7 @@
-"""When which tokens are due: the pure arithmetic of chunks and the order in which text and speech interleave.
+"""Chunk boundaries and the interleaving of text and speech tokens, as pure arithmetic.
 
-Counts and ids in, decisions out: no torch, no clock, no I/O. Chunk boundaries are counted from the start of the prompt,
-because the chunk mask is; a boundary is where sound can be computed once and for all.
-It must not know networks, sessions or what a token sounds like.
+Takes counts and ids, returns decisions: no torch, no clock, no I/O. Chunk boundaries are counted from the start of the
+prompt, as in the chunk mask the networks were trained with; audio up to a boundary never changes afterwards.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tts_worker.errors import SynthesisFailed
 
 @dataclass(frozen=True)
 class Chunk:
-    """Generated tokens ``[begin, end)`` become sound now; tokens up to ``known`` exist to look ahead."""
+    """Generated tokens ``[begin, end)`` to render; tokens up to ``known`` are available as look-ahead."""
 
     begin: int
     end: int
@@ -26,31 +25,43 @@ class Chunk:
 
 
 def first_hop(prompt_tokens: int, chunk_tokens: int) -> int:
-    """Generated tokens until the first boundary: 1..chunk."""
+    """Number of generated tokens until the first boundary: 1..``chunk_tokens``."""
     return chunk_tokens - prompt_tokens % chunk_tokens
 
 
 def trimmed_prompt(prompt_tokens: int, chunk_tokens: int, first_tokens: int) -> int:
-    """How many tokens to drop from the start of a flow prompt so that the first boundary comes after ``first_tokens``
-    generated ones (less than a chunk is dropped; none if the prompt is shorter than that)."""
+    """Tokens to drop from the start of a flow prompt so that ``first_tokens`` generated tokens reach a boundary.
+
+    Drops less than one chunk, and nothing if the prompt is shorter than that.
+    """
     drop = (prompt_tokens + first_tokens) % chunk_tokens
     return drop if drop < prompt_tokens else 0
 
 
 def next_chunk(done: int, available: int, ended: bool, hop: int, ahead: int) -> Chunk | None:
-    """The chunk that is due when ``done`` tokens were computed and ``available`` generated: ``hop`` tokens once their
-    look-ahead is there, everything that is left when the end is known; None while more must come."""
+    """The next chunk to render, or None while more tokens are needed.
+
+    Args:
+        done: Tokens already rendered.
+        available: Tokens generated so far.
+        ended: Whether no more tokens will be generated; everything left then forms the final chunk.
+        hop: Tokens of the chunk.
+        ahead: Look-ahead tokens the chunk needs.
+    """
     if available - done >= hop + ahead:
         return Chunk(done, done + hop, done + hop + ahead, False)
     return Chunk(done, available, available, True) if ended else None
 
 
-SHORT_CHUNKS = 2  # whole chunks that come one at a time: so much lead a listener has before they grow
+SHORT_CHUNKS = 2  # full chunks rendered one at a time; they give the listener enough playout lead for larger ones
 
 
 class GridPlan:
-    """Our chunks of one utterance: boundaries of the trained grid, the first as soon as the prompt allows. ``stride``:
-    after the first few, so many at a time, which sounds the same, comes later and costs less."""
+    """Chunks of one utterance on the grid the networks were trained with.
+
+    The first boundary comes as soon as the prompt allows. After ``SHORT_CHUNKS`` full chunks, ``stride`` chunks are
+    rendered at a time: the audio is the same, arrives later and costs less.
+    """
 
     def __init__(self, prompt_tokens: int, chunk_tokens: int, ahead: int, stride: int = 1) -> None:
         self._first = first_hop(prompt_tokens, chunk_tokens)
@@ -60,7 +71,7 @@ class GridPlan:
         self._done = 0
 
     def hop(self, done: int) -> int:
-        """Tokens of the chunk that begins at the boundary ``done``."""
+        """Number of tokens in the chunk that begins at boundary ``done``."""
         if done == 0:
             return self._first
         return self._chunk if done < self._first + SHORT_CHUNKS * self._chunk else self._stride * self._chunk
@@ -72,7 +83,7 @@ class GridPlan:
         return chunk
 
     def settled(self, available: int) -> int:
-        """Tokens whose chunks were due by the time that ``available`` were there."""
+        """Number of tokens in all chunks that are due once ``available`` tokens exist."""
         done = 0
         while available >= done + self.hop(done) + self._ahead:
             done += self.hop(done)
@@ -80,7 +91,7 @@ class GridPlan:
 
 
 class Kind(str, Enum):
-    """What an input of the language model is."""
+    """Type of a language model input."""
 
     TEXT = "T"
     SPEECH = "S"
@@ -92,16 +103,16 @@ Item = tuple[Kind, int]
 
 
 class Draw(Enum):
-    """How the id after a feed comes about."""
+    """How the id after a feed is chosen."""
 
-    FORCED_FILL = "fill"  # not drawn: it is time for text
-    MIDDLE = "middle"  # speech or a fill id
-    FINAL = "final"  # speech or the end
+    FORCED_FILL = "fill"  # not sampled: text is due
+    MIDDLE = "middle"  # a speech id or the fill id
+    FINAL = "final"  # a speech id or the end id
 
 
 @dataclass(frozen=True)
 class InterleaveRule:
-    """``text`` tokens of text, then ``speech`` tokens of speech, in turn; ids from ``speech_tokens`` on are special."""
+    """Alternate ``text`` text tokens with ``speech`` speech tokens; ids from ``speech_tokens`` on are special."""
 
     speech_tokens: int
     fill_id: int
@@ -112,10 +123,10 @@ class InterleaveRule:
 
 
 class Interleave:
-    """Decides what is fed when, as the text arrives token by token.
+    """Decides what to feed to the language model while text arrives token by token.
 
-    While ``wants_text``, call ``push`` or ``end``; else feed ``feed()``'s items and ``take`` the id that follows, until
-    ``done``. What comes out depends on the text and the ids, never on when or in what portions they came.
+    While ``wants_text``, call ``push`` or ``end``; otherwise feed the items of ``feed()`` and pass the next id to
+    ``take``, until ``done``. The result depends on the text and the ids, never on how they were split or timed.
     """
 
     def __init__(
@@ -126,7 +137,7 @@ class Interleave:
         prompt_speech: Sequence[int],
         compat: Compat,
     ) -> None:
-        """``prefix``: text that is fed before everything (CosyVoice3: the instruction up to its end tag)."""
+        """``prefix``: text ids fed first (CosyVoice3: the instruction up to its end tag)."""
         self._rule = rule
         self._compat = compat
         self._pending: list[Item] = [(Kind.SOS, 0), *((Kind.TEXT, i) for i in prefix)]
@@ -147,7 +158,7 @@ class Interleave:
         return [(Kind.TEXT, i) for i in group]
 
     def push(self, token: int) -> None:
-        """One more token of text."""
+        """Add one text token."""
         self._text.append(token)
         self._pushed += 1
         while self._prompt and len(self._text) >= self._rule.text:
@@ -164,7 +175,7 @@ class Interleave:
         self._after_fill = self._waits_for_group = self.wants_text = False
 
     def end(self) -> None:
-        """No more text: what is left is fed at once, and speech goes on to its end."""
+        """End the text: feeds the rest at once and lets speech run to its end."""
         if self._after_fill and not self._compat.token_fed_twice:
             self._pending = []
         rest = [] if self._compat.unread_prompt_dropped else self._prompt
@@ -175,19 +186,25 @@ class Interleave:
 
     @property
     def draws_left(self) -> int:
-        """How many speech ids may follow before a fill id is forced or the limit of the length ends it."""
+        """Number of speech ids that may follow before a fill id is forced or the length limit is reached."""
         last = self._rule.max_ratio * self._pushed if self._final else self._next_fill
         return max(1, last - self._drawn)
 
     def feed(self) -> tuple[tuple[Item, ...], Draw]:
-        """What to feed now, and how the next id comes about."""
+        """Items to feed now, and how to choose the next id."""
         if self._final:
             return tuple(self._pending), Draw.FINAL
         return tuple(self._pending), Draw.FORCED_FILL if self._drawn == self._next_fill else Draw.MIDDLE
 
     def take(self, token: int) -> bool:
-        """The id that was drawn (the fill id where it was forced). True if it is sound. Raises SynthesisFailed for a
-        special id that has no business here."""
+        """Record the sampled id (or the forced fill id).
+
+        Returns:
+            True if the id is a speech token.
+
+        Raises:
+            SynthesisFailed: A special id that is not valid at this point.
+        """
         rule = self._rule
         if token == rule.fill_id and not self._final:
             self._next_fill = self._drawn + rule.speech + 1
@@ -195,7 +212,7 @@ class Interleave:
         elif token == rule.eos_id and self._final:
             self.done = True
         elif token >= rule.speech_tokens:
-            raise SynthesisFailed(f"the language model said {token}, which has no place here: try another seed")
+            raise SynthesisFailed(f"the language model generated the unexpected id {token}; try another seed")
         else:
             self._pending = [(Kind.SPEECH, token)]
         self._drawn += 1

@@ -1,8 +1,8 @@
-"""Every quirk of the reference that shapes the sound, by name, with a switch. The default is what sounds right and
-streams consistently; ``Compat.reference()`` is the reference number for number.
+"""Switches for behaviors of the reference implementation that change the audio.
 
-A quirk that is part of how the weights were trained is no switch and stands where it is computed: the rotation of
-head 0 only (flow/dit.py), the phase that stands still within a frame (hift.py).
+The defaults give correct audio that streams consistently; ``Compat.reference()`` reproduces the reference's numbers.
+Behaviors the weights were trained with are not switches and live where they are computed: the rotation of head 0 only
+(flow/dit.py), the phase that is constant within a frame (hift.py).
 """
 
 from __future__ import annotations
@@ -12,44 +12,44 @@ from dataclasses import dataclass, fields, replace
 
 @dataclass(frozen=True)
 class Compat:
-    """True = do as the reference does."""
+    """A field that is True follows the reference."""
 
     torch_draws: bool = False
-    """Draw through torch's default generator, call for call, instead of by hash of (seed, step)."""
+    """Sample with torch's default generator, call for call, instead of a hash of (seed, step)."""
     eos_masked_by_wrong_id: bool = False
-    """CosyVoice3 masks the start id where it means the end id: no minimum length, and an end in the middle of
-    interleaved text. Other stop ids may be drawn, too, and end the sound or fail."""
+    """CosyVoice3 masks the start id instead of the end id: there is no minimum length, and interleaved text can end in
+    the middle. Other stop ids can also be sampled and end the audio or fail."""
     full_mask_in_last_chunk: bool = False
-    """Compute the last chunk under full attention: it does not continue what was heard."""
+    """Compute the last chunk under full attention, so that it does not continue the emitted audio."""
     loud_cross_fade: bool = False
     """CosyVoice2: restart the phase in every chunk and cross-fade with a window that adds up to 1.08 (+0.67 dB)."""
     float32_phase: bool = False
-    """Accumulate the phase of the harmonics in float32: it coarsens as the sound goes on."""
+    """Accumulate the phase of the harmonics in float32, which loses precision over time."""
     hop_shared_by_requests: bool = False
-    """Let the growing chunk size of one request be the first of the next."""
+    """Start each request with the chunk size the previous one ended with."""
     growing_hop: bool = False
-    """Compute chunks of 25, 50, 100, 100... tokens, the first with what completes the prompt's last chunk."""
+    """Compute chunks of 25, 50, 100, 100... tokens, the first plus what completes the prompt's last chunk."""
     token_fed_twice: bool = False
-    """Interleaved text: feed the last input again when the text ends right after a fill id."""
+    """Interleaved text: feed the last input twice when the text ends right after a fill id."""
     speaks_before_text: bool = False
     """Interleaved text, CosyVoice3 without prompt speech: decode from the instruction alone."""
     unread_prompt_dropped: bool = False
-    """Interleaved text too short for the prompt's speech: drop the rest of the prompt instead of placing it last."""
+    """Interleaved text too short for the prompt's speech: drop the rest of the prompt instead of appending it."""
     endless_interleave: bool = False
-    """Interleaved text: no limit to the length."""
+    """Interleaved text: no length limit."""
     instruct_ignored_by_saved_voice: bool = False
     """instruct2 with a saved voice: use the voice's own prompt text, not the instruction."""
     vc_prompt_uncut: bool = False
-    """Voice conversion: do not cut the prompt's mel to two frames per token (one frame too many may come out)."""
+    """Voice conversion: do not trim the prompt's mel to two frames per token (can add one frame to the output)."""
     prompt_tag_demanded: bool = False
     """CosyVoice3: fail without <|endofprompt|> in the text instead of adding it."""
 
     silence_limit_tokens: int = 5
-    """CosyVoice3: so many silent tokens in a row are voiced, further ones dropped. Kept by default."""
+    """CosyVoice3: length of the longest run of silent tokens that is rendered; the rest of a run is dropped."""
 
     @classmethod
     def reference(cls) -> Compat:
-        """Number for number."""
+        """All switches on: reproduces the reference's numbers."""
         return replace(cls(), **{f.name: True for f in fields(cls) if f.type == "bool"})
 
 
@@ -57,17 +57,18 @@ SILENT_TOKENS = {
     "cosyvoice2": frozenset[int](),
     "cosyvoice3": frozenset({1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323}),
 }
-"""Speech ids that are silence or breath, by family."""
+"""Speech ids of silence or breath, by family."""
 
 
 class SilenceFilter:
-    """Drops what goes beyond ``limit`` silent tokens in a row (they stay in the language model's history)."""
+    """Drops silent tokens beyond ``limit`` in a row (they stay in the language model's context)."""
 
     def __init__(self, silent: frozenset[int], limit: int) -> None:
         self._silent = silent
         self._limit = limit
         self._run = 0
 
-    def keeps(self, token: int) -> bool:
+    def accepts(self, token: int) -> bool:
+        """Whether to render ``token``."""
         self._run = self._run + 1 if token in self._silent else 0
         return self._run <= self._limit

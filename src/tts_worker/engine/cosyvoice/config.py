@@ -1,8 +1,8 @@
-"""What a model directory says about its networks: every dimension, rate and id, from its YAML and ``config.json``.
+"""The configuration of a model: every dimension, rate and id, from its YAML and ``config.json``.
 
-``CosyVoiceConfig.from_files(yaml_text, qwen_json, source)`` is the only way in; nothing else reads those files, and no
-size is written anywhere else. Classes named by the YAML only select between the two families; constants that the
-reference writes into code, not into the YAML, are named here. It must not open files nor know a tensor.
+``CosyVoiceConfig.from_files(yaml_text, qwen_json, source)`` is the only parser of those files. Class names in the YAML
+only select between the two families; constants that the reference defines in code are named here. This module opens no
+files and knows no tensors.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tts_worker.voicepack.section import Section
 V2 = "cosyvoice2"
 V3 = "cosyvoice3"
 YAML_NAMES = {"cosyvoice.yaml": "cosyvoice", "cosyvoice2.yaml": V2, "cosyvoice3.yaml": V3}
-"""In this order the reference looks for them; the first that exists decides the family."""
+"""In the reference's search order; the first file found decides the family."""
 
-# Written into the reference's code, not into the YAML.
+# Defined in the reference's code, not in the YAML.
 EULER_STEPS = 10
 UPPER_ENCODER_LAYERS = 4
 ENCODER_UPSAMPLING = 2
@@ -39,7 +39,7 @@ V3_SPECIAL_IDS = 200
 
 @dataclass(frozen=True)
 class MelDims:
-    """Mel spectrogram of prompts: magnitudes, slaney scale. ``fmax_hz`` None is half the sample rate."""
+    """Mel spectrogram of prompts: magnitudes, Slaney scale. ``fmax_hz`` None means half the sample rate."""
 
     sample_rate_hz: int
     n_fft: int
@@ -52,9 +52,13 @@ class MelDims:
 
 @dataclass(frozen=True)
 class CosyVoiceConfig:
-    """``family`` is ``cosyvoice2`` or ``cosyvoice3``; ``tokenizer_version`` names the list of special text tokens.
+    """All parameters of one model.
 
-    ``mix_ratio``: text and speech tokens of a group in interleaved mode. Speech tokens come ``token_rate_hz`` a second.
+    Attributes:
+        family: ``cosyvoice2`` or ``cosyvoice3``.
+        tokenizer_version: Selects the list of special text tokens.
+        token_rate_hz: Speech tokens per second of audio.
+        mix_ratio: Text and speech tokens per group in interleaved mode.
     """
 
     family: str
@@ -70,14 +74,20 @@ class CosyVoiceConfig:
 
     @property
     def token_samples(self) -> int:
-        """Samples of sound per speech token."""
+        """Audio samples per speech token."""
         return self.flow.frames_per_token * self.hift.frame_samples
 
     @classmethod
     def from_files(cls, yaml_text: str, qwen_json: object, source: str) -> CosyVoiceConfig:
-        """``qwen_json``: the parsed ``config.json`` of the text model. ``source`` names the YAML file in errors.
+        """Parse and check a configuration.
 
-        Raises BundleError naming file and key: a missing or impossible value, an unknown class, parts that do not fit.
+        Args:
+            yaml_text: Contents of the YAML file.
+            qwen_json: The parsed ``config.json`` of the text model.
+            source: Name of the YAML file in error messages.
+
+        Raises:
+            BundleError: A missing or invalid value, an unknown class or inconsistent parts; names the file and key.
         """
         root = Section(source, "", load_hyperyaml(yaml_text, source))
         lm = root.section("llm")
@@ -123,7 +133,7 @@ class CosyVoiceConfig:
                 "hift.upsample_rates", f"make {hift.frame_samples} samples per frame, not feat_extractor.hop_size"
             )
         if self.token_rate_hz * self.token_samples != self.sample_rate_hz:
-            root.fail("token_frame_rate", "times token_mel_ratio frames of sound is not sample_rate")
+            root.fail("token_frame_rate", "times token_mel_ratio times samples per frame is not sample_rate")
         if not mel.bins == self.flow.mel == hift.in_channels:
             root.fail("flow.output_size", "differs from feat_extractor.num_mels or hift.in_channels")
 
@@ -152,7 +162,7 @@ def _lm(llm: Section, qwen: Section, v3: bool) -> LmDims:
         speech_tokens=speech,
         speech_rows=speech + (V3_SPECIAL_IDS if v3 else V2_SPECIAL_IDS),
         decoder_bias=not v3,
-        own_special_rows=not v3,
+        separate_special_rows=not v3,
         sos_row=speech if v3 else 0,
         task_row=speech + 2 if v3 else 1,
         eos_id=speech + 1 if v3 else speech,
@@ -226,7 +236,7 @@ def _unet(unet: Section) -> UnetDims:
         unet.fail("causal", "must be True: only the causal estimator of CosyVoice2 is supported")
     channels = unet.integers("channels")
     if len(channels) != 1:
-        unet.fail("channels", "must be one number: a UNet that changes the rate cannot stream")
+        unet.fail("channels", "must be one number: a UNet that resamples cannot stream")
     unet.word("act_fn", ("gelu",), "gelu")
     _all_left_chunks(unet)
     return UnetDims(
@@ -262,7 +272,7 @@ def _dit(dit: Section) -> DitDims:
 
 def _all_left_chunks(estimator: Section) -> None:
     if estimator.number("num_decoding_left_chunks", -1) >= 0:
-        estimator.fail("num_decoding_left_chunks", "must be -1: the published models look at all chunks to the left")
+        estimator.fail("num_decoding_left_chunks", "must be -1: the published models attend to all chunks to the left")
 
 
 def _hift(hift: Section, v3: bool) -> HiftDims:

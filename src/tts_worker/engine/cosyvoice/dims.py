@@ -1,6 +1,6 @@
-"""Dimensions of the networks, as plain frozen dataclasses: everything a network must know to be built.
+"""Dimensions of the networks as frozen dataclasses: everything needed to build a network.
 
-Names follow the official YAML where it has one. Numbers only: no file, no tensor, no default that is a size.
+Names follow the official YAML where it has one. No sizes have defaults.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LmDims:
-    """Qwen2 decoder and the speech vocabulary around it. Row and id layout by family: ``v2`` keeps the start and task
-    rows in a table of their own, ``v3`` in the speech table."""
+    """Qwen2 decoder and the speech vocabulary around it.
+
+    The families differ in their row and id layout: v2 stores the start and task rows in a separate table, v3 in the
+    speech table.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -22,10 +25,10 @@ class LmDims:
     text_vocab: int
     rms_norm_eps: float
     rope_theta: float
-    speech_tokens: int  # ids below are sound
+    speech_tokens: int  # ids below are speech
     speech_rows: int  # rows of the speech table and of the scores
     decoder_bias: bool
-    own_special_rows: bool
+    separate_special_rows: bool
     sos_row: int
     task_row: int
     eos_id: int
@@ -121,7 +124,7 @@ class HiftDims:
 
     @property
     def frame_samples(self) -> int:
-        """Samples of sound per mel frame."""
+        """Audio samples per mel frame."""
         out = self.hop
         for rate in self.upsample_rates:
             out *= rate

@@ -1,8 +1,8 @@
-"""Voices of CosyVoice: made from a recording, taken over from a bundle's speakers, and turned into requests.
+"""CosyVoice voices: enrolled from a recording or read from a bundle's speakers, and turned into requests.
 
-Owns what the models want around texts: ``<|endofprompt|>``, the system prompt of CosyVoice3, which ids and sound go
-where in each mode. Users write plain transcripts and instructions. It must not know which recordings are usable
-(audio/prompt.py), how a voice is stored (voicepack/voice_file.py) or spoken.
+This module owns the prompt format of the models: ``<|endofprompt|>``, the system prompt of CosyVoice3, and which ids
+and audio each mode needs. Users write plain transcripts and instructions. Checks of recordings are in audio/prompt.py,
+storage is in voicepack/voice_file.py.
 """
 
 from __future__ import annotations
@@ -30,41 +30,47 @@ from tts_worker.errors import BundleError, InvalidRequest, TextTooLong
 from tts_worker.voicepack.voice_file import Voice, load_voice
 
 MAX_TRANSCRIPT_CHARS = 1000
-CHARS_PER_S = (1.0, 35.0)  # of a transcript that can belong to a recording, from slow Chinese to fast English
-SYSTEM_PROMPT = "You are a helpful assistant."  # CosyVoice3 was trained with it
+CHARS_PER_S = (1.0, 35.0)  # plausible rate of a transcript, from slow Chinese to fast English
+SYSTEM_PROMPT = "You are a helpful assistant."  # part of CosyVoice3's training data
 
 
 class Mode(str, Enum):
     """How a voice is used."""
 
-    ZERO_SHOT = "zero_shot"  # go on speaking where the prompt ends: closest to the voice
-    CROSS_LINGUAL = "cross_lingual"  # only its sound: for other languages, and without a transcript
-    INSTRUCT = "instruct2"  # its sound and an instruction: an accent, a mood
-    SFT = "sft"  # a speaker that the model was tuned for
+    ZERO_SHOT = "zero_shot"  # continue the prompt: closest to the voice
+    CROSS_LINGUAL = "cross_lingual"  # timbre only: for other languages, and without a transcript
+    INSTRUCT = "instruct2"  # timbre plus an instruction: an accent, an emotion
+    SFT = "sft"  # a speaker the model was fine-tuned on
 
 
 def enrol(bundle: Bundle, frontend: PromptFrontend, audio: Path | str | bytes | Recording, text: str) -> Voice:
-    """A voice from a recording and its transcript. Silence at the ends is cut, a level far from usual corrected.
+    """Enrol a voice from a recording and its transcript.
 
-    Raises InvalidRequest with a plain message if the recording cannot make a good voice, TextTooLong, BundleError.
+    Trims silence at both ends and corrects an unusual level.
+
+    Raises:
+        InvalidRequest: The recording cannot make a good voice; says why.
+        TextTooLong: The transcript is too long.
+        BundleError: The bundle's prompt models are missing or damaged.
     """
     recording = audio if isinstance(audio, Recording) else read_recording(audio)
     notes = []
     speech, gain_db = usable_speech(recording)
     if recording.rate_hz < bundle.config.sample_rate_hz:
-        notes.append(f"the audio has {recording.rate_hz} samples a second: the voice will sound duller than it could")
+        notes.append(f"the sample rate is only {recording.rate_hz} Hz: the voice will sound duller than it could")
     if float((np.abs(recording.samples) >= 0.999).mean()) > 1e-3:
         notes.append("the audio is clipped: record it again at a lower level")
     transcript = plain_transcript(text)
     if not transcript:
-        notes.append("no transcript: the voice lends its sound only (cross-lingual mode)")
+        notes.append("no transcript: only the timbre is used (cross-lingual mode)")
     elif not CHARS_PER_S[0] <= len(transcript.replace(" ", "")) / speech.seconds <= CHARS_PER_S[1]:
-        notes.append("the transcript does not look as long as the audio: are they of the same recording?")
+        notes.append("the length of the transcript does not match the audio: do they belong together?")
     features = frontend.prompt(speech)
+    tokenizer = TextTokenizer.from_bundle(bundle)
     return Voice(
         family=bundle.config.family,
         prompt_text=transcript,
-        prompt_text_ids=np.array(prompt_ids(TextTokenizer.of(bundle), bundle.config, transcript), dtype=np.int32),
+        prompt_text_ids=np.array(prompt_ids(tokenizer, bundle.config, transcript), dtype=np.int32),
         tokens=features.tokens.numpy(),
         mel=features.mel.numpy(),
         embedding=features.embedding.numpy(),
@@ -75,7 +81,7 @@ def enrol(bundle: Bundle, frontend: PromptFrontend, audio: Path | str | bytes | 
 
 
 def plain_transcript(text: str) -> str:
-    """What was said, on one line, without the tags that the reference makes users write."""
+    """The transcript on one line, without the tags that the reference requires users to write."""
     text = re.sub(r"\s+", " ", text.rpartition(END_OF_PROMPT)[2]).strip()
     if len(text) > MAX_TRANSCRIPT_CHARS:
         raise TextTooLong(
@@ -85,12 +91,12 @@ def plain_transcript(text: str) -> str:
 
 
 def prompt_ids(tokenizer: TextTokenizer, config: CosyVoiceConfig, transcript: str) -> list[int]:
-    """The prompt text of zero-shot mode."""
+    """Ids of the prompt text in zero-shot mode."""
     return [*_system_ids(tokenizer, config), *tokenizer.encode(transcript)] if transcript else []
 
 
 def instruct_ids(tokenizer: TextTokenizer, config: CosyVoiceConfig, instruction: str) -> list[int]:
-    """The prompt text of instruct mode: the instruction, and the end of prompt after it."""
+    """Ids of the prompt text in instruct mode: the instruction, then the end-of-prompt token."""
     instruction = instruction.replace(END_OF_PROMPT, "").removeprefix(SYSTEM_PROMPT).strip()
     if config.family == V3:
         instruction = f"{SYSTEM_PROMPT} {instruction}".strip()
@@ -103,7 +109,7 @@ def _system_ids(tokenizer: TextTokenizer, config: CosyVoiceConfig) -> list[int]:
 
 @dataclass(frozen=True)
 class Speaker:
-    """A voice, ready to be asked for requests of one model."""
+    """A voice that builds requests for one model."""
 
     voice: Voice
     config: CosyVoiceConfig
@@ -127,12 +133,17 @@ class Speaker:
 
     @classmethod
     def load(cls, bundle: Bundle, tokenizer: TextTokenizer, root: Path, name: str) -> Speaker:
-        """A stored voice. Raises UnknownVoice, or BundleError if it cannot be trusted or is of another model."""
+        """Load a stored voice.
+
+        Raises:
+            UnknownVoice: No voice of that name is stored.
+            BundleError: The file is damaged or belongs to another model.
+        """
         return cls(load_voice(root, name), bundle.config, tokenizer)
 
     @property
     def mode(self) -> Mode:
-        """What suits the voice best."""
+        """The default mode of the voice."""
         if not len(self.voice.tokens):
             return Mode.SFT
         return Mode.ZERO_SHOT if len(self.voice.prompt_text_ids) else Mode.CROSS_LINGUAL
@@ -146,9 +157,18 @@ class Speaker:
         allow_special: bool = False,
         compat: Compat | None = None,
     ) -> Request:
-        """What the networks are given to speak ``text``, which may be empty where it comes later. ``mode`` None is
-        instruct if there is an instruction, else what suits the voice. Raises InvalidRequest for a mode that the voice
-        cannot."""
+        """Build the request for ``text``, which may be empty if it is streamed in later.
+
+        Args:
+            text: The text to speak.
+            mode: None selects instruct mode if there is an instruction, otherwise the default mode of the voice.
+            instruction: Style instruction; instruct mode only.
+            allow_special: Encode special tokens in ``text`` instead of reading them as characters.
+            compat: Switches to follow the reference.
+
+        Raises:
+            InvalidRequest: The voice does not support the mode.
+        """
         mode = mode or (Mode.INSTRUCT if instruction else self.mode)
         voice = self.voice
         if mode is not Mode.SFT and not len(voice.tokens):
@@ -158,19 +178,19 @@ class Speaker:
                 "this voice has no transcript, so it cannot speak in zero_shot mode; try cross_lingual"
             )
         if bool(instruction) != (mode is Mode.INSTRUCT):
-            raise InvalidRequest("an instruction and instruct2 mode need each other")
-        prompted = mode is not Mode.SFT
+            raise InvalidRequest("instruct2 mode requires an instruction, and an instruction requires instruct2 mode")
+        has_prompt = mode is not Mode.SFT
         compat = compat or Compat()
         ids = tuple(self.tokenizer.encode(text, allow_special=allow_special))
-        own_text = mode is Mode.ZERO_SHOT or (mode is Mode.INSTRUCT and compat.instruct_ignored_by_saved_voice)
-        if own_text and len(voice.prompt_text_ids):
+        use_transcript = mode is Mode.ZERO_SHOT or (mode is Mode.INSTRUCT and compat.instruct_ignored_by_saved_voice)
+        if use_transcript and len(voice.prompt_text_ids):
             prompt_text = voice.prompt_text_ids.tolist()
         elif mode is Mode.INSTRUCT:
             prompt_text = instruct_ids(self.tokenizer, self.config, instruction)
         elif self.config.family == V3 and compat.prompt_tag_demanded:
             prompt_text = []
             if self.tokenizer.end_of_prompt_id not in ids:
-                raise InvalidRequest(f"CosyVoice3's reference demands {END_OF_PROMPT} in the text, as a special token")
+                raise InvalidRequest(f"CosyVoice3's reference requires {END_OF_PROMPT} in the text, as a special token")
         else:
             prompt_text = _system_ids(self.tokenizer, self.config)
         tokens = tuple(voice.tokens.tolist())
@@ -179,8 +199,8 @@ class Speaker:
             embedding=_tensor(voice.embedding),
             prompt_text=tuple(prompt_text),
             lm_prompt=tokens if mode is Mode.ZERO_SHOT else (),
-            flow_prompt=tokens if prompted else (),
-            prompt_mel=_tensor(voice.mel) if prompted else torch.zeros(0, self.config.mel.bins),
+            flow_prompt=tokens if has_prompt else (),
+            prompt_mel=_tensor(voice.mel) if has_prompt else torch.zeros(0, self.config.mel.bins),
         )
 
 
@@ -189,13 +209,16 @@ def _tensor(array: Floats) -> Tensor:
 
 
 def bundled_voices(file: Path, config: CosyVoiceConfig) -> dict[str, Voice]:
-    """The speakers in a ``spk2info.pt``, embedding only or with a whole prompt, as voices that can be stored.
+    """Read the speakers of a ``spk2info.pt`` (embedding only or with a full prompt) as voices that can be stored.
 
-    The file is read without running its code. Raises BundleError naming the speaker that is not well-formed.
+    Reads the file without executing code from it.
+
+    Raises:
+        BundleError: A speaker is malformed; names it.
     """
     speakers = read_pickled(file)
     if not isinstance(speakers, dict):
-        raise BundleError(f"{file}: holds no table of speakers")
+        raise BundleError(f"{file}: is not a table of speakers")
     voices = {}
     for name, entry in speakers.items():
         try:
@@ -212,8 +235,8 @@ def bundled_voices(file: Path, config: CosyVoiceConfig) -> dict[str, Voice]:
                 seconds=tokens.numel() / config.token_rate_hz,
             )
         except (TypeError, KeyError, AttributeError, RuntimeError):
-            raise BundleError(f"{file}: the speaker {str(name)[:80]!r} is not of a form that is known") from None
+            raise BundleError(f"{file}: the speaker {str(name)[:80]!r} has an unknown format") from None
         if not np.isfinite(voice.mel).all() or not np.isfinite(voice.embedding).all():
-            raise BundleError(f"{file}: the speaker {str(name)[:80]!r} holds values that are not numbers")
+            raise BundleError(f"{file}: the speaker {str(name)[:80]!r} contains values that are not finite")
         voices[str(name)] = voice
     return voices

@@ -1,9 +1,8 @@
-"""Mel frames to sound: HiFT, a neural source filter with an inverse Fourier transform at its end.
+"""HiFT vocoder: mel frames to audio with a neural source filter and an inverse Fourier transform.
 
-Owns CosyVoice2's vocoder and CosyVoice3's causal one, offline (``forward``) and in a stream (``stream``), where a
-window of past frames and the running phase replace the whole past. Noise comes from outside, by absolute sample.
-It must not know tokens, schedules or who listens. HiFTNet: https://arxiv.org/abs/2309.09493; the harmonic source:
-https://arxiv.org/abs/1904.12088.
+Implements CosyVoice2's vocoder and CosyVoice3's causal one, offline (``forward``) and streaming (``stream``), where a
+window of past frames and the running phase replace the full past. Noise is passed in, indexed by absolute sample.
+HiFTNet: https://arxiv.org/abs/2309.09493; harmonic source: https://arxiv.org/abs/1904.12088.
 """
 
 from __future__ import annotations
@@ -21,21 +20,23 @@ from torch.nn.utils.parametrizations import weight_norm
 from tts_worker.engine.cosyvoice.dims import HiftDims
 from tts_worker.engine.cosyvoice.sample import mix
 
-SPARE_FRAMES = 2  # of past beyond what the decoder looks back: the excitation reaches a little further
-HELD_FRAMES = 8  # v2: frames kept back until more is known; as many as the reference holds for its cross-fade
-BLEND_FRAMES = 2  # v2: the sound of the held frames passes over into its better version within these
+EXTRA_HISTORY_FRAMES = 2  # past beyond the decoder's receptive field: the excitation reaches a little further
+HELD_FRAMES = 8  # v2: frames withheld until more future is known; the reference's cross-fade holds as many
+BLEND_FRAMES = 2  # v2: length of the cross-fade from the early to the final version of the held frames
 
 
 class Noise(Protocol):
     def __call__(self, start: Tensor, samples: int, harmonics: int) -> Tensor:
-        """Noise of each harmonic from absolute sample ``start [B]``: ``[B, samples, harmonics]`` float32."""
+        """Noise per harmonic from absolute sample ``start [B]``: ``[B, samples, harmonics]`` float32."""
         ...
 
 
 class HashedNoise:
-    """Noise as a hash of (seed, sample, harmonic): no memory, the same however the sound is cut. Uniform in 0..1 for
-    the causal vocoder, normal for the other, as each was trained. A hundred thousand numbers a frame of speech: 32 bits
-    each, and where they are (the mixer is "lowbias32", https://nullprogram.com/blog/2018/07/31)."""
+    """Noise as a hash of (seed, sample, harmonic): stateless and independent of chunk boundaries.
+
+    Uniform in 0..1 for the causal vocoder, normal for the other, as each was trained. Uses 32-bit in-place operations
+    for speed (the mixer is "lowbias32", https://nullprogram.com/blog/2018/07/31).
+    """
 
     def __init__(self, seeds: Tensor, normal: bool) -> None:
         keys = mix(mix(seeds) + 0x5EED)[:, None, None]  # [B, 1, 1]
@@ -53,7 +54,7 @@ class HashedNoise:
 
 
 class Conv(nn.Conv1d):
-    """Convolution over ``[B, C, T]`` with its own zeros to the left and right."""
+    """Convolution over ``[B, C, T]`` with separate zero padding on the left and right."""
 
     def __init__(self, i: int, o: int, kernel: int, pad: tuple[int, int], stride: int = 1, dilation: int = 1) -> None:
         even = pad[0] if pad[0] == pad[1] else 0
@@ -64,14 +65,14 @@ class Conv(nn.Conv1d):
         return super().forward(F.pad(x, self.pad) if any(self.pad) else x)
 
 
-def same(kernel: int, dilation: int, causal: bool) -> tuple[int, int]:
-    """Padding that keeps the length: all of it to the left, or half and half."""
+def same_padding(kernel: int, dilation: int, causal: bool) -> tuple[int, int]:
+    """Padding that keeps the length: all on the left if causal, otherwise split evenly."""
     reach = (kernel - 1) * dilation
     return (reach, 0) if causal else (reach // 2, reach - reach // 2)
 
 
 class RepeatConv(Conv):
-    """Causal upsampling: every sample several times, then a convolution that looks left."""
+    """Causal upsampling: nearest-neighbor repetition, then a causal convolution."""
 
     def __init__(self, i: int, o: int, kernel: int, rate: int) -> None:
         super().__init__(i, o, kernel, (kernel - 1, 0))
@@ -98,7 +99,7 @@ class ResBlock(nn.Module):
         super().__init__()
 
         def convs(widths: tuple[int, ...]) -> nn.ModuleList:
-            pads = [(d, same(kernel, d, causal)) for d in widths]
+            pads = [(d, same_padding(kernel, d, causal)) for d in widths]
             return nn.ModuleList(weight_norm(Conv(channels, channels, kernel, pad, dilation=d)) for d, pad in pads)
 
         self.convs1 = convs(dilations)
@@ -113,7 +114,7 @@ class ResBlock(nn.Module):
 
 
 class F0Predictor(nn.Module):
-    """Mel to pitch in Hz, 0 to some hundreds: ``[B, mel, T] -> [B, T - ahead]``."""
+    """Mel to pitch in Hz: ``[B, mel, T] -> [B, T - ahead]``."""
 
     def __init__(self, dims: HiftDims) -> None:
         super().__init__()
@@ -124,19 +125,19 @@ class F0Predictor(nn.Module):
         first = Conv(dims.in_channels, channels, kernel, pad)
         layers: list[nn.Module] = [weight_norm(first), nn.ELU()]
         for _ in range(4):
-            layers += [weight_norm(Conv(channels, channels, 3, same(3, 1, dims.causal))), nn.ELU()]
+            layers += [weight_norm(Conv(channels, channels, 3, same_padding(3, 1, dims.causal))), nn.ELU()]
         self.condnet = nn.Sequential(*layers)
         self.classifier = nn.Linear(channels, 1)
 
     def forward(self, mel: Tensor, final: bool = True) -> Tensor:
-        """``final``: silence follows, all frames get a pitch; else the last ``ahead`` frames are look-ahead only."""
+        """Predict pitch; unless ``final`` (silence follows), the last ``ahead`` frames are look-ahead only."""
         x = mel.to(self.classifier.weight.dtype)
         x = self.condnet(F.pad(x, (0, self.ahead if final else 0)))
         return self.classifier(x.transpose(1, 2)).squeeze(-1).abs().to(mel.dtype)
 
 
 class Source(nn.Module):
-    """Pitch to excitation: harmonics and noise, merged by learned weights."""
+    """Pitch to excitation: harmonics and noise, mixed with learned weights."""
 
     def __init__(self, dims: HiftDims, exact_phase: bool) -> None:
         super().__init__()
@@ -144,25 +145,25 @@ class Source(nn.Module):
         self.exact_phase = exact_phase
         self.l_linear = nn.Linear(dims.nb_harmonics + 1, 1)
 
-    def turns(self, f0: Tensor) -> Tensor:
-        """Turns per sample of each harmonic: ``[B, F] -> [B, F, H]``, float32 as in the reference."""
+    def cycles_per_sample(self, f0: Tensor) -> Tensor:
+        """Frequency of each harmonic in cycles per sample: ``[B, F] -> [B, F, H]``, float32 as in the reference."""
         number = torch.arange(1, self.dims.nb_harmonics + 2, device=f0.device, dtype=f0.dtype)
         return (f0[:, :, None] * number / self.dims.sample_rate_hz) % 1
 
     def harmonics(self, f0: Tensor, phase: Tensor) -> Tensor:
-        """Sines of each harmonic, amplitude 1, from turns ``phase [B, H]`` (float64): ``[B, F*frame, H]``."""
+        """Unit sines of each harmonic from ``phase [B, H]`` (float64, cycles / frame): ``[B, F*frame, H]``."""
         frame = self.dims.frame_samples
-        turns = phase[:, None] + self.turns(f0).double().cumsum(1)  # [B, F, H], in turns / frame
-        # The reference keeps the phase in float32: it coarsens as the sound goes on (0.03 in harmonic 9 after 30 s).
-        angle = turns * frame if self.exact_phase else turns.float() * 2 * math.pi * frame
+        cycles = phase[:, None] + self.cycles_per_sample(f0).double().cumsum(1)  # [B, F, H], in cycles / frame
+        # The reference keeps the phase in float32, which drifts over time (0.03 in harmonic 9 after 30 s).
+        angle = cycles * frame if self.exact_phase else cycles.float() * 2 * math.pi * frame
         if not self.dims.causal:
             angle = F.interpolate(angle.transpose(1, 2), scale_factor=frame, mode="linear").transpose(1, 2)
         sines = ((angle % 1) * (2 * math.pi)).float().sin() if self.exact_phase else angle.sin()
-        # The causal vocoder's phase stands still within a frame: so was it trained.
+        # The causal vocoder was trained with a phase that is constant within a frame.
         return sines.repeat_interleave(frame, dim=1) if self.dims.causal else sines
 
     def forward(self, f0: Tensor, phase: Tensor, noise: Tensor) -> Tensor:
-        """``f0 [B, F]``, ``phase [B, H]``, ``noise [B, F*frame, H]``: excitation ``[B, 1, F*frame]``."""
+        """Excitation ``[B, 1, F*frame]`` from ``f0 [B, F]``, ``phase [B, H]`` and ``noise [B, F*frame, H]``."""
         dims = self.dims
         sines = self.harmonics(f0, phase) * dims.nsf_alpha
         voiced = (f0 > dims.nsf_voiced_threshold).to(f0.dtype).repeat_interleave(dims.frame_samples, 1)[:, :, None]
@@ -171,13 +172,13 @@ class Source(nn.Module):
 
 
 class Fourier(nn.Module):
-    """Short-time Fourier transform and back as convolutions with fixed kernels: exact, and every back end has them."""
+    """STFT and inverse STFT as convolutions with fixed kernels: exact, and supported by every back end."""
 
     def __init__(self, n_fft: int, hop: int) -> None:
         super().__init__()
         self.n_fft = n_fft
         self.hop = hop
-        self.forward_kernel = self.inverse_kernel = self.window_square = torch.zeros(0)  # by ``prepare``
+        self.forward_kernel = self.inverse_kernel = self.window_square = torch.zeros(0)  # set by ``prepare``
 
     def prepare(self, device: torch.device) -> None:
         n = self.n_fft
@@ -191,11 +192,11 @@ class Fourier(nn.Module):
         self.window_square = (window[None, None] ** 2).float().to(device)
 
     def analyse(self, x: Tensor) -> Tensor:
-        """``[B, 1, L] -> [B, 2*bins, L/hop + 1]``: real parts, then imaginary parts."""
+        """STFT: ``[B, 1, L] -> [B, 2*bins, L/hop + 1]``, real parts then imaginary parts."""
         return F.conv1d(F.pad(x, (self.n_fft // 2,) * 2, mode="reflect"), self.forward_kernel, stride=self.hop)
 
-    def synthesise(self, magnitude: Tensor, phase: Tensor) -> Tensor:
-        """``[B, bins, T]`` each to ``[B, (T-1)*hop]``."""
+    def synthesize(self, magnitude: Tensor, phase: Tensor) -> Tensor:
+        """Inverse STFT: magnitude and phase ``[B, bins, T]`` to ``[B, (T-1)*hop]``."""
         spectrum = torch.cat([magnitude * phase.cos(), magnitude * phase.sin()], dim=1)
         x = F.conv_transpose1d(spectrum, self.inverse_kernel, stride=self.hop)  # [B, 1, (T-1)*hop + n_fft]
         weight = F.conv_transpose1d(torch.ones_like(magnitude[:1, :1]), self.window_square, stride=self.hop)
@@ -204,18 +205,18 @@ class Fourier(nn.Module):
 
 @dataclass
 class HiftState:
-    """What a stream must remember. A batch of streams has equally many kept frames; start and phase differ."""
+    """State of a batch of streams with the same number of cached frames; start and phase differ per stream."""
 
-    mel: Tensor  # [B, mel, K] frames kept
-    f0: Tensor  # [B, K'] pitch of the first of them, as far as it is settled
-    phase: Tensor  # [B, H] float64, turns / frame before the first kept frame
-    start: Tensor  # [B] absolute number of the first kept frame
-    heard: int = 0  # how many of the kept frames were emitted
-    tail: Tensor | None = None  # [B, samples] v2: sound of the next frames, to pass over from
+    cached_mel: Tensor  # [B, mel, K]
+    cached_f0: Tensor  # [B, K'] final pitch of the first K' <= K cached frames
+    phase: Tensor  # [B, H] float64, cycles / frame before the first cached frame
+    start: Tensor  # [B] absolute index of the first cached frame
+    emitted_frames: int = 0  # how many of the cached frames were emitted
+    tail: Tensor | None = None  # [B, samples] v2: early audio of the next frames, for the cross-fade
 
 
 class Hift(nn.Module):
-    """The vocoder of either family. Call ``prepare`` once the weights are loaded."""
+    """The vocoder of either family. Call ``prepare`` after loading the weights."""
 
     def __init__(self, dims: HiftDims, exact_phase: bool = True) -> None:
         super().__init__()
@@ -237,7 +238,7 @@ class Hift(nn.Module):
             outer = base >> (i + 1)
             up = nn.ConvTranspose1d(inner, outer, kernel, rate, padding=(kernel - rate) // 2)
             self.ups.append(weight_norm(RepeatConv(inner, outer, kernel, rate) if causal else up))
-            down = math.prod(rates[i + 1 :])  # from the source's rate to this stage's
+            down = math.prod(rates[i + 1 :])  # from the rate of the source to the rate of this stage
             pad = (down - 1, 0) if causal else (down // 2, down // 2)
             self.source_downs.append(
                 Conv(bins, outer, 1, (0, 0)) if down == 1 else Conv(bins, outer, 2 * down, pad, stride=down)
@@ -246,13 +247,15 @@ class Hift(nn.Module):
             self.source_resblocks.append(ResBlock(outer, *source, causal))
             for k, d in zip(dims.resblock_kernel_sizes, dims.resblock_dilation_sizes, strict=True):
                 self.resblocks.append(ResBlock(outer, k, d, causal))
-        self.conv_post = weight_norm(Conv(base >> len(rates), bins, 7, same(7, 1, causal)))
+        self.conv_post = weight_norm(Conv(base >> len(rates), bins, 7, same_padding(7, 1, causal)))
         self.f0_predictor = F0Predictor(dims)
 
     def prepare(self) -> Hift:
-        """Once the weights are loaded: weight norm becomes plain weights, the pitch predictor float64, because rounding
-        of the pitch adds up in the phase (the reference does so for the causal vocoder only). Afterwards the state dict
-        no longer has the official names."""
+        """Fold the weight norm into the weights and convert the pitch predictor to float64.
+
+        Pitch rounding errors accumulate in the phase (the reference uses float64 for the causal vocoder only).
+        Afterwards the state dict no longer has the official names.
+        """
         self.fourier.prepare(self.conv_post.bias.device)
         if self.dims.causal or self.m_source.exact_phase:
             self.f0_predictor.double()
@@ -263,12 +266,12 @@ class Hift(nn.Module):
 
     @property
     def held(self) -> int:
-        """Frames that a stream keeps back until their future is known."""
+        """Number of frames withheld until their look-ahead is available."""
         return self.f0_predictor.ahead + self.dims.conv_pre_look_right + 1 if self.dims.causal else HELD_FRAMES
 
     @property
     def history(self) -> int:
-        """Frames of past that a window needs; 24 in the official sizes, where beyond 22 nothing changes (8e-7)."""
+        """Number of past frames a window needs; 24 at the official sizes, where more than 22 change nothing (8e-7)."""
         dims = self.dims
         reach = 0.0
         rate = 1
@@ -277,11 +280,14 @@ class Hift(nn.Module):
         for up, kernel in zip(dims.upsample_rates, dims.upsample_kernel_sizes, strict=True):
             rate *= up
             reach += (kernel - 1 + widest) / rate
-        return math.ceil(reach) + SPARE_FRAMES
+        return math.ceil(reach) + EXTRA_HISTORY_FRAMES
 
     def decode(self, mel: Tensor, source: Tensor, final: bool = True) -> Tensor:
-        """``mel [B, mel, T]``, ``source [B, 1, T*frame]`` to sound ``[B, T*frame]``. Causal and not ``final``: the last
-        frames are look-ahead only, and one more is dropped whose transform is not complete."""
+        """Synthesize audio ``[B, T*frame]`` from ``mel [B, mel, T]`` and ``source [B, 1, T*frame]``.
+
+        Causal and not ``final``: the last frames are look-ahead only, and one more is dropped because its inverse
+        transform is incomplete.
+        """
         dims = self.dims
         stages = len(self.ups)
         spectrum = self.fourier.analyse(source)  # [B, n_fft+2, T*frame/hop + 1]
@@ -300,52 +306,57 @@ class Hift(nn.Module):
             x = sum(block(x) for block in blocks) / len(blocks)
         x = self.conv_post(F.leaky_relu(x))  # [B, n_fft+2, T'*frame/hop + 1]
         magnitude, phase = x.chunk(2, dim=1)
-        sound = self.fourier.synthesise(magnitude.exp().clamp(max=100.0), phase.sin())
+        audio = self.fourier.synthesize(magnitude.exp().clamp(max=100.0), phase.sin())
         if dims.causal and not final:
-            sound = sound[:, : -dims.frame_samples]
-        return sound.clamp(-dims.audio_limit, dims.audio_limit)
+            audio = audio[:, : -dims.frame_samples]
+        return audio.clamp(-dims.audio_limit, dims.audio_limit)
 
     def start(self, batch: int, device: torch.device | str = "cpu") -> HiftState:
-        """The state before the first frame."""
+        """State before the first frame."""
         zeros = torch.zeros(batch, self.dims.nb_harmonics + 1, dtype=torch.float64, device=device)
         mel = torch.zeros(batch, self.dims.in_channels, 0, device=device)
         return HiftState(mel, mel[:, 0], zeros, torch.zeros(batch, dtype=torch.long, device=device))
 
     @torch.inference_mode()
     def forward(self, mel: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        """All of ``mel [B, mel, T]`` at once: sound ``[B, T*frame]`` and excitation ``[B, 1, T*frame]``."""
+        """Synthesize all of ``mel [B, mel, T]``: audio ``[B, T*frame]`` and excitation ``[B, 1, T*frame]``."""
         state = self.start(mel.shape[0], mel.device)
         f0 = self.f0_predictor(mel)
-        given = noise(state.start, mel.shape[2] * self.dims.frame_samples, self.dims.nb_harmonics + 1).to(mel)
-        source = self.m_source(f0, state.phase, given)
+        source_noise = noise(state.start, mel.shape[2] * self.dims.frame_samples, self.dims.nb_harmonics + 1).to(mel)
+        source = self.m_source(f0, state.phase, source_noise)
         return self.decode(mel, source), source
 
     @torch.inference_mode()
     def stream(self, mel: Tensor, state: HiftState, noise: Noise, final: bool) -> tuple[Tensor, HiftState]:
-        """Go on with ``mel [B, mel, T]``: the sound that is settled now ``[B, n*frame]``, and the state after it.
-        Exact for the causal vocoder; the other needs more future than it waits for, so the sound of the held frames
-        passes over into its better version when that is known."""
+        """Continue with ``mel [B, mel, T]``.
+
+        Exact for the causal vocoder. The other vocoder has a longer look-ahead than ``held`` frames, so the audio of
+        the held frames is cross-faded into its final version once that is known.
+
+        Returns:
+            The audio that is final now, ``[B, n*frame]``, and the state after it.
+        """
         frame = self.dims.frame_samples
         predictor = self.f0_predictor
-        mel = torch.cat([state.mel, mel], dim=2)  # [B, mel, n]
+        mel = torch.cat([state.cached_mel, mel], dim=2)  # [B, mel, n]
         frames = mel.shape[2]
-        known = state.f0.shape[1]
+        known = state.cached_f0.shape[1]
         end = frames if final else frames - self.held
-        if end <= state.heard:  # nothing is settled yet
-            return mel.new_zeros(mel.shape[0], 0), replace(state, mel=mel)
+        if end <= state.emitted_frames:  # nothing is final yet
+            return mel.new_zeros(mel.shape[0], 0), replace(state, cached_mel=mel)
         first = max(0, known - predictor.left)
-        fresh = predictor(mel[:, :, first:], final)[:, known - first :]
-        f0 = torch.cat([state.f0, fresh], dim=1)  # [B, n - ahead]
+        new_f0 = predictor(mel[:, :, first:], final)[:, known - first :]
+        f0 = torch.cat([state.cached_f0, new_f0], dim=1)  # [B, n - ahead]
         samples = f0.shape[1] * frame
-        given = noise(state.start * frame, samples, self.dims.nb_harmonics + 1).to(mel)
-        sound = self.decode(mel[:, :, : f0.shape[1]], self.m_source(f0, state.phase, given), final)
-        out = sound[:, state.heard * frame : end * frame]
+        source_noise = noise(state.start * frame, samples, self.dims.nb_harmonics + 1).to(mel)
+        audio = self.decode(mel[:, :, : f0.shape[1]], self.m_source(f0, state.phase, source_noise), final)
+        out = audio[:, state.emitted_frames * frame : end * frame]
         if state.tail is not None:
             n = min(state.tail.shape[1], out.shape[1])
-            rise = torch.linspace(0, 1, n + 2, device=out.device)[1:-1]
-            out = torch.cat([state.tail[:, :n] * (1 - rise) + out[:, :n] * rise, out[:, n:]], dim=1)
-        keep = max(0, end - self.history)
-        phase = state.phase + self.m_source.turns(f0[:, :keep]).double().sum(1)
-        tail = None if final or self.dims.causal else sound[:, end * frame : (end + BLEND_FRAMES) * frame]
-        settled = f0.shape[1] if self.dims.causal else end
-        return out, HiftState(mel[:, :, keep:], f0[:, keep:settled], phase, state.start + keep, end - keep, tail)
+            fade_in = torch.linspace(0, 1, n + 2, device=out.device)[1:-1]
+            out = torch.cat([state.tail[:, :n] * (1 - fade_in) + out[:, :n] * fade_in, out[:, n:]], dim=1)
+        drop = max(0, end - self.history)
+        phase = state.phase + self.m_source.cycles_per_sample(f0[:, :drop]).double().sum(1)
+        tail = None if final or self.dims.causal else audio[:, end * frame : (end + BLEND_FRAMES) * frame]
+        known = f0.shape[1] if self.dims.causal else end
+        return out, HiftState(mel[:, :, drop:], f0[:, drop:known], phase, state.start + drop, end - drop, tail)

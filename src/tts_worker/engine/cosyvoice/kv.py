@@ -1,9 +1,8 @@
-"""Preallocated memory of the networks: where keys, values and convolution contexts of many utterances live.
+"""Preallocated KV caches and convolution contexts for many utterances.
 
-Owns the tensors and where in them things go. Everything here can run inside a CUDA graph: positions, slots and pages
-are index tensors, nothing grows, nothing is read back to the host. It must not know what an utterance is, who holds a
-slot or a page, or what the numbers mean.
-With ``checked=True`` memory is filled with NaN, so that reading what nobody wrote shows in the very next output.
+Everything here can run inside a CUDA graph: positions, slots and pages are index tensors, nothing grows and nothing is
+read back to the host. Allocation of slots and pages is done elsewhere (flow/stream.py, the streaming engine).
+With ``checked=True`` the memory is filled with NaN, so that a read of unwritten memory shows in the next output.
 """
 
 from __future__ import annotations
@@ -19,27 +18,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def _memory(shape: list[int], dtype: torch.dtype, device: str | torch.device, checked: bool) -> Tensor:
-    """Zeros, which on a CPU the operating system provides when they are first touched; NaN if checked."""
+def _allocate(shape: list[int], dtype: torch.dtype, device: str | torch.device, checked: bool) -> Tensor:
+    """Zeros (NaN if ``checked``); on a CPU the operating system commits the pages on first use."""
     if checked:
         return torch.full(shape, float("nan"), dtype=dtype, device=device)
     size = math.prod(shape)
     if torch.device(device).type != "cpu" or not size:
         return torch.zeros(shape, dtype=dtype, device=device)
-    # torch.zeros writes zeros: the gigabytes that a server keeps ready would be taken from others at once.
-    return torch.frombuffer(_mapping(size * dtype.itemsize), dtype=dtype).view(shape)
+    # torch.zeros would write to the memory and so commit the gigabytes that a server reserves.
+    return torch.frombuffer(_anonymous_mapping(size * dtype.itemsize), dtype=dtype).view(shape)
 
 
-def _mapping(size_bytes: int) -> mmap.mmap:
+def _anonymous_mapping(size_bytes: int) -> mmap.mmap:
     if sys.platform == "win32":
         return mmap.mmap(-1, size_bytes)
     return mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 class SlotPool:
-    """Keys and values of the language model: one row (slot) per utterance, ``[layers, 2, slots, heads, len+1, dim]``.
+    """KV cache of the language model, one slot per utterance: ``[layers, 2, slots, heads, max_tokens+1, dim]``.
 
-    The extra last position is a bin: padding writes there, nobody reads it.
+    The extra last position takes the writes of padding and is never read.
     """
 
     def __init__(
@@ -56,52 +55,62 @@ class SlotPool:
     ) -> None:
         self.max_tokens = max_tokens
         self.checked = checked
-        self.data = _memory([layers, 2, slots, heads, max_tokens + 1, head_dim], dtype, device, checked)
+        self.data = _allocate([layers, 2, slots, heads, max_tokens + 1, head_dim], dtype, device, checked)
         self.lengths = torch.zeros(slots, dtype=torch.long, device=device)  # [slots] tokens written
 
     def reset(self, slots: Tensor) -> None:
-        """Forget what ``slots`` ``[B]`` hold."""
+        """Clear ``slots [B]``."""
         self.lengths[slots] = 0
         if self.checked:
             self.data[:, :, slots] = float("nan")
 
 
 class SlotView:
-    """Keys and values of ``slots [B]`` of a ``SlotPool`` in one forward pass: ``new [B]`` of the positions ``where
-    [B, T]`` are written, the first ``context`` are read. ``all_seen``: none of these comes after one of those.
-    ``kv [B, T, 2*heads, dim]``, of the pool's type, is where each layer leaves its keys, then values: all views are
-    made here, once for all layers."""
+    """Keys and values of some slots of a ``SlotPool`` during one forward pass.
 
-    def __init__(self, pool: SlotPool, slots: Tensor, where: Tensor, new: Tensor, context: int, kv: Tensor) -> None:
-        # [B, T, 2, heads, dim]
-        span = where.shape[1]
-        kv = kv.unflatten(2, (2, -1))
+    All views are created here, once for all layers.
+
+    Args:
+        pool: The cache.
+        slots: ``[B]``, distinct.
+        positions: ``[B, T]``; the first ``new [B]`` of each row are written.
+        context: Number of positions that are read.
+        kv: ``[B, T, 2*heads, dim]`` in the pool's dtype; each layer writes its keys, then its values there.
+
+    Attributes:
+        needs_no_mask: Whether every position that is read is visible to every query.
+    """
+
+    def __init__(self, pool: SlotPool, slots: Tensor, positions: Tensor, new: Tensor, context: int, kv: Tensor) -> None:
+        span = positions.shape[1]
+        kv = kv.unflatten(2, (2, -1))  # [B, T, 2, heads, dim]
         self._pool = pool
         self._slots = slots
         self._context = context
-        self._known = None
+        self._written: Tensor | None = None
         if pool.checked:  # beyond its length a slot holds NaN, and NaN times an attention weight of zero is NaN
-            known = torch.arange(context, device=slots.device) < (pool.lengths[slots] + new)[:, None]  # [B, context]
-            self._known = known[:, None, :, None]
-        # On a CPU, looking at numbers costs nothing, and copying does: one slot is written and read where it lies.
-        self._alone = slots.shape[0] == 1 and not slots.is_cuda
-        self.all_seen = False
-        if self._alone:
-            (slot,), (count,), begin = slots.tolist(), new.tolist(), where.tolist()[0][0]
-            self.all_seen = span == 1 and context <= begin + 1
+            written = torch.arange(context, device=slots.device) < (pool.lengths[slots] + new)[:, None]  # [B, context]
+            self._written = written[:, None, :, None]
+        # On a CPU reading tensor values is free and copying is not: a single slot is written and read in place.
+        self._in_place = slots.shape[0] == 1 and not slots.is_cuda
+        self.needs_no_mask = False
+        if self._in_place:
+            slot = slots.tolist()[0]
+            count = new.tolist()[0]
+            begin = positions.tolist()[0][0]
+            self.needs_no_mask = span == 1 and context <= begin + 1
             self._new = kv[0, :count].permute(1, 2, 0, 3)  # [2, heads, new, dim]
-            self._fresh = pool.data[:, :, slot].narrow(3, begin, count).unbind()  # the same, for each layer
+            self._targets = pool.data[:, :, slot].narrow(3, begin, count).unbind()  # [2, heads, new, dim] per layer
             self._past = pool.data[:, :, slot : slot + 1, :, :context].flatten(0, 1).unbind()  # keys, values, keys, ..
         else:
             steps = torch.arange(span, device=new.device)
-            self._positions = torch.where(steps < new[:, None], where, pool.max_tokens)  # padding goes to the bin
+            self._positions = torch.where(steps < new[:, None], positions, pool.max_tokens)  # padding: last position
             self._keys_values = kv.unbind(2)
 
     def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Store what ``layer`` left in ``kv``; all keys and values, as far as they are read:
-        ``[B, heads, context, dim]`` each."""
-        if self._alone:
-            self._fresh[layer].copy_(self._new)
+        """Store the contents of ``kv`` for ``layer``; return keys and values, ``[B, heads, context, dim]`` each."""
+        if self._in_place:
+            self._targets[layer].copy_(self._new)
             keys = self._past[2 * layer]
             values = self._past[2 * layer + 1]
         else:
@@ -109,25 +118,29 @@ class SlotView:
             for which, new in enumerate(self._keys_values):
                 store[which, self._slots[:, None], :, self._positions] = new
             keys, values = store[:, :, :, : self._context].index_select(1, self._slots).unbind()
-        known = self._known
-        return (keys, values) if known is None else (keys.masked_fill(~known, 0.0), values.masked_fill(~known, 0.0))
+        if self._written is None:
+            return keys, values
+        return keys.masked_fill(~self._written, 0.0), values.masked_fill(~self._written, 0.0)
 
 
 class Memory(Protocol):
-    """What a streaming network asks of its past. Sites are numbered in the order in which the network visits them. Rows
-    ``N`` are branches x utterances, branch-major (2 branches under guidance)."""
+    """Interface to the past of a streaming network.
+
+    Sites number the convolutions and attentions in the order the network visits them. Rows ``N`` are branches x
+    utterances, branch-major (2 branches under classifier-free guidance).
+    """
 
     def left(self, site: int, x: Tensor) -> Tensor:
-        """``x [N, C, T]`` with the left context of convolution ``site`` before it; the end of ``x`` is remembered."""
+        """Prepend the left context of convolution ``site`` to ``x [N, C, T]`` and store the end of ``x``."""
         ...
 
     def keys_values(self, site: int, kv: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values up to and with ``kv [2, N, heads, T, dim]``, each ``[N, heads, context, dim]``."""
+        """Append ``kv [2, N, heads, T, dim]``; return all keys and values, ``[N, heads, context, dim]`` each."""
         ...
 
 
 class NoPast:
-    """The whole sequence at once: zeros before its start, and attention over itself. Remembers nothing."""
+    """Memory for a whole sequence at once: zero left context, attention over the sequence itself."""
 
     def __init__(self, tails: list[tuple[int, int]]) -> None:
         self._widths = [width for _, width in tails]
@@ -140,11 +153,13 @@ class NoPast:
 
 
 class PagedMemory:
-    """Past of a chunked network. A page is one chunk of the trained mask, so a page once written never changes and a
-    voice's pages can be shared by all who speak with it. Page 0 stays zero: it fills the tables of short utterances.
+    """Paged past of a chunked network.
 
-    ``rows`` are the guided solver steps (1 for an encoder); keys and values are
-    ``[2, layers, heads, rows, pages, page, dim]``, the context of convolution ``i`` is ``[rows, slots, C_i, width_i]``.
+    A page is one chunk of the trained mask: a written page never changes, and the pages of a voice's prompt are shared
+    by all its utterances. Page 0 stays zero and pads the page tables of short utterances.
+
+    ``rows`` are the guided solver steps (1 for an encoder). Keys and values are
+    ``[2, layers, heads, rows, pages, page, dim]``; the context of convolution ``i`` is ``[rows, slots, C_i, width_i]``.
     """
 
     def __init__(
@@ -163,31 +178,33 @@ class PagedMemory:
         checked: bool = False,
     ) -> None:
         self.page = page
-        self.data = _memory([2, layers, heads, rows, pages, page, head_dim], dtype, device, checked)
+        self.data = _allocate([2, layers, heads, rows, pages, page, head_dim], dtype, device, checked)
         self.data[..., 0, :, :] = 0.0
-        self.tails = [_memory([rows, slots, c, w], dtype, device, checked) for c, w in tails]
+        self.tails = [_allocate([rows, slots, c, w], dtype, device, checked) for c, w in tails]
         self._tails_of: dict[tuple[int, int, int], list[Tensor]] = {}
 
     def tails_of(self, slot: int, rows: slice) -> list[Tensor]:
-        """``[R, C_i, w_i]``: the contexts of one slot where they lie. Made once: in a pass there are hundreds."""
+        """Views ``[R, C_i, w_i]`` of one slot's contexts; cached, as a pass uses hundreds of them."""
         key = slot, rows.start, rows.stop
         if key not in self._tails_of:
             self._tails_of[key] = [tail[rows, slot] for tail in self.tails]
         return self._tails_of[key]
 
     def reset(self, slots: Tensor) -> None:
-        """Start ``slots [B]`` anew: before the first sample there is silence."""
+        """Clear the contexts of ``slots [B]`` (silence before the first sample)."""
         for tail in self.tails:
             tail[:, slots] = 0.0
 
     def copy_tails(self, source: int, target: int) -> None:
-        """Let slot ``target`` go on where slot ``source`` stands (its pages are shared through the page table)."""
+        """Copy the contexts of slot ``source`` to slot ``target`` (pages are shared through the page table)."""
         for tail in self.tails:
             tail[:, target] = tail[:, source]
 
     def view(self, slots: Tensor, table: Tensor, fresh: Tensor, rows: slice = slice(0, 1)) -> PagedView:
-        """The past of ``slots [B]``: pages ``table [B, m]`` in time order (0 where an utterance is shorter), of which
-        ``fresh [B, n]`` are written by this call."""
+        """View the past of ``slots [B]``: pages ``table [B, m]`` in time order, padded with 0.
+
+        This pass writes the pages ``fresh [B, n]``.
+        """
         return PagedView(self, slots, table, fresh, rows)
 
 
@@ -204,19 +221,19 @@ class PagedView:
         self._batch = slots.shape[0]
         self._branches = rows.stop - rows.start
         self._layers = memory.data[:, :, :, rows].unbind(1)  # [2, H, R, pages, page, D] each
-        # On a CPU, looking at numbers costs nothing, and copying does: pages of one utterance that lie side by side are
-        # written and read where they are.
-        self._lies: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None
+        # On a CPU reading tensor values is free and copying is not: consecutive pages of a single utterance are written
+        # and read in place.
+        self._in_place: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None
         self._tails: list[Tensor] | None = None
         if self._batch == 1 and not table.is_cuda:
             self._tails = memory.tails_of(int(slots), rows)
-            pages = _run_of(self._table)
-            new = _run_of(self._fresh)
+            pages = _consecutive(self._table)
+            new = _consecutive(self._fresh)
             if pages is not None and new is not None:
-                self._lies = self._in_place(*pages), self._in_place(*new)
+                self._in_place = self._page_views(*pages), self._page_views(*new)
 
-    def _in_place(self, first: int, count: int) -> Sequence[Tensor]:
-        """So many pages of all layers: ``[2, R, H, count*page, D]`` each."""
+    def _page_views(self, first: int, count: int) -> Sequence[Tensor]:
+        """Views of ``count`` consecutive pages, ``[2, R, H, count*page, D]`` per layer."""
         pages = self._memory.data[:, :, :, self._rows, first : first + count]
         return pages.flatten(4, 5).transpose(2, 3).unbind(1)
 
@@ -234,15 +251,14 @@ class PagedView:
         return x
 
     def keys_values(self, site: int, kv: Tensor) -> tuple[Tensor, Tensor]:
-        if self._lies is not None:
-            past = self._lies[0][site]
-            fresh = self._lies[1][site]
+        if self._in_place is not None:
+            past = self._in_place[0][site]
+            fresh = self._in_place[1][site]
             fresh.copy_(kv)
             k, v = past.unbind() if past.dtype == kv.dtype else past.to(kv.dtype).unbind()
             return k, v
-        # [2, H, R, pages, page, D]
         page = self._memory.page
-        store = self._layers[site]
+        store = self._layers[site]  # [2, H, R, pages, page, D]
         new = kv.unflatten(3, (-1, page)).unflatten(1, (self._branches, -1))  # [2, R, B, H, n, page, D]
         new = new.permute(0, 3, 1, 2, 4, 5, 6).flatten(3, 4)  # [2, H, R, B*n, page, D]
         store.index_copy_(3, self._fresh, new.to(store.dtype))
@@ -251,9 +267,12 @@ class PagedView:
         return k, v
 
     def plain(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The past as plain tensors, for a back end that cannot look into this memory; one fresh page each. Keys and
-        values ``[layers, R*B, heads, (m-1)*page, dim]`` of the other pages, context ``[R*B, S]``, and the order
-        ``[B, m*page]`` in which the columns of a mask then come, the fresh ones last."""
+        """Copy the past into plain tensors for a back end without access to this memory; one fresh page per utterance.
+
+        Returns:
+            Keys and values ``[layers, R*B, heads, (m-1)*page, dim]`` of the other pages, the contexts ``[R*B, S]``, and
+            the resulting order ``[B, m*page]`` of mask columns (the fresh ones last).
+        """
         page = self._memory.page
         batch = self._batch
         fresh = (self._pages == self._fresh[:, None]).to(torch.int8)  # [B, m]
@@ -266,8 +285,8 @@ class PagedView:
         columns = order[:, :, None] * page + torch.arange(page, device=order.device)
         return keys, values, torch.cat(tails, dim=1), columns.flatten(1)
 
-    def remember(self, keys: Tensor, values: Tensor, context: Tensor) -> None:
-        """What such a back end made of the fresh page: as ``plain`` gives them, ``page`` positions long."""
+    def store(self, keys: Tensor, values: Tensor, context: Tensor) -> None:
+        """Store the fresh page computed by such a back end; shapes as in ``plain``, ``page`` positions long."""
         for which, new in enumerate((keys, values)):
             new = new.unflatten(1, (self._branches, self._batch)).movedim(3, 1)  # [layers, H, R, B, page, D]
             store = self._memory.data[which, :, :, self._rows]
@@ -278,7 +297,7 @@ class PagedView:
             tail[self._rows].index_copy_(1, self._slots, last.to(tail.dtype))
 
 
-def _run_of(pages: Tensor) -> tuple[int, int] | None:
-    """The first of ``pages`` and how many they are, if they follow each other."""
+def _consecutive(pages: Tensor) -> tuple[int, int] | None:
+    """First page and count if ``pages`` are consecutive, otherwise None."""
     numbers = pages.tolist()
     return (numbers[0], len(numbers)) if numbers == [*range(numbers[0], numbers[0] + len(numbers))] else None

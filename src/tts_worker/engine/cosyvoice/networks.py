@@ -1,8 +1,4 @@
-"""The three networks of a model directory, loaded, prepared and checked.
-
-Owns how weights get into the networks and the forward check that refuses weights which load but make nonsense.
-It must not know files (bundle.py) nor what is said with the networks (pipeline.py, the streaming engine).
-"""
+"""Loads the three networks of a model directory and checks that they produce plausible output."""
 
 from __future__ import annotations
 
@@ -20,9 +16,8 @@ from tts_worker.engine.cosyvoice.kv import SlotPool
 from tts_worker.engine.cosyvoice.lm import SpeechLM
 from tts_worker.errors import BundleError
 
-# log magnitudes live in -12..5; a sound that never moves is no sound
-LARGEST_MEL = 100.0
-LEAST_SOUND = 1e-6
+MAX_ABS_MEL = 100.0  # log magnitudes are in -12..5
+MIN_AUDIO_STD = 1e-6  # below this the audio is constant
 
 
 _Network = TypeVar("_Network", bound=nn.Module)
@@ -38,7 +33,7 @@ def _fill(network: _Network, weights: dict[str, Tensor], name: str, device: torc
 
 @dataclass
 class Networks:
-    """Ready to run on ``device``. The language model may be in another ``dtype``; flow and vocoder are in float32."""
+    """Language model, flow and vocoder on one device. The language model can use a lower precision than float32."""
 
     config: CosyVoiceConfig
     lm: SpeechLM
@@ -54,12 +49,16 @@ class Networks:
         lm_dtype: torch.dtype = torch.float32,
         float32_phase: bool = False,
     ) -> Networks:
-        """Raises BundleError if the weights do not fit or make nonsense."""
+        """Load, prepare and check the networks.
+
+        Raises:
+            BundleError: The weights do not match the configuration or produce implausible output.
+        """
         config = bundle.config
         device = torch.device(device)
-        if device.type == "cuda":  # convolutions round factors to 10 bits there unless told not to: a phase needs more
+        if device.type == "cuda":  # TF32 convolutions have a 10-bit mantissa, too little for the phase
             torch.backends.cudnn.allow_tf32 = False
-        with torch.device("meta"):  # no memory, no time for numbers that are thrown away
+        with torch.device("meta"):  # skips the initialization of values that are replaced anyway
             lm = SpeechLM(config.lm)
             flow = Flow(config.flow)
         hift = Hift(config.hift, not float32_phase)
@@ -73,7 +72,11 @@ class Networks:
 
     @torch.inference_mode()
     def check(self) -> None:
-        """Say one chunk of nonsense and look at the numbers. Raises BundleError naming the network at fault."""
+        """Run one chunk of arbitrary tokens through all networks.
+
+        Raises:
+            BundleError: An output is not finite or implausible; names the network.
+        """
         config = self.config
         device = self.flow.noise.device
         dtype = self.lm.llm_decoder.weight.dtype
@@ -81,20 +84,20 @@ class Networks:
         pool = SlotPool(config.lm.layers, 1, config.lm.kv_heads, 8, config.lm.head_dim, dtype=dtype, device=device)
         ids = torch.arange(8, device=device)[None]
         scores = self.lm(self.lm.embed_speech(ids), one * 8, one * 0, pool, 8)
-        _demand(bool(scores.isfinite().all()), "llm", "scores that are no numbers")
+        _require(bool(scores.isfinite().all()), "llm", "scores that are not finite")
         tokens = torch.arange(config.flow.chunk_tokens, device=device)[None] * 97 % config.flow.vocab
         spk = self.flow.speaker(torch.ones(1, config.flow.spk_embed, device=device))
         prompt = torch.zeros(1, 0, config.flow.mel, device=device)
         mel = self.flow.mel(tokens, one * tokens.shape[1], prompt, one * 0, spk, chunked=True, final=True)
-        _demand(bool(mel.isfinite().all()), "flow", "mel frames that are no numbers")
-        _demand(float(mel.abs().max()) < LARGEST_MEL, "flow", f"mel frames beyond {LARGEST_MEL:.0f}")
-        sound, _ = self.hift(mel.transpose(1, 2), HashedNoise(one, not config.hift.causal))
-        _demand(bool(sound.isfinite().all()), "hift", "sound that is no numbers")
-        _demand(float(sound.std()) > LEAST_SOUND, "hift", "no sound")
-        clipped = (sound.abs() >= config.hift.audio_limit).float().mean()
-        _demand(float(clipped) < 0.5, "hift", "sound that is clipped most of the time")
+        _require(bool(mel.isfinite().all()), "flow", "mel frames that are not finite")
+        _require(float(mel.abs().max()) < MAX_ABS_MEL, "flow", f"mel frames beyond {MAX_ABS_MEL:.0f}")
+        audio, _ = self.hift(mel.transpose(1, 2), HashedNoise(one, not config.hift.causal))
+        _require(bool(audio.isfinite().all()), "hift", "audio that is not finite")
+        _require(float(audio.std()) > MIN_AUDIO_STD, "hift", "constant audio")
+        clipped = (audio.abs() >= config.hift.audio_limit).float().mean()
+        _require(float(clipped) < 0.5, "hift", "audio that is mostly clipped")
 
 
-def _demand(good: bool, part: str, fault: str) -> None:
-    if not good:
-        raise BundleError(f"the weights of {part} load but give {fault}: damaged, or of another model")
+def _require(condition: bool, part: str, fault: str) -> None:
+    if not condition:
+        raise BundleError(f"the weights of {part} load but produce {fault}: damaged, or from another model")

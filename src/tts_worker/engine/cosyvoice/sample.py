@@ -1,9 +1,9 @@
-"""Repetition-aware sampling of speech tokens, for many utterances at once and without asking the host.
+"""Repetition-aware sampling of speech tokens, batched and without host synchronization.
 
-A token is drawn from the nucleus (top-p within top-k); if it occurs among the last few of its utterance it is drawn
-again from everything else (VALL-E 2, https://arxiv.org/abs/2406.05370, section 3.2). Randomness is a hash of (seed,
-step, id): the same text and seed give the same tokens alone, in a crowd, on a CPU or a GPU.
-It must not know what the ids mean: which of them may be drawn now comes in as a mask.
+A token is sampled from the nucleus (top-p within top-k); if it repeats too often among the last tokens of its utterance
+it is resampled from all other ids (VALL-E 2, https://arxiv.org/abs/2406.05370, section 3.2). Randomness is a hash of
+(seed, step, id): the same text and seed give the same tokens at any batch size, on a CPU or a GPU. The ids that are
+currently valid are passed in as a mask.
 """
 
 from __future__ import annotations
@@ -22,8 +22,14 @@ _GOLDEN = -0x61C8864680B583EB
 
 @dataclass(frozen=True)
 class SampleRule:
-    """``top_p`` of the probability and at most ``top_k`` ids make the nucleus; an id that is at least ``window * tau``
-    of the last ``window`` ids is drawn again."""
+    """Sampling parameters.
+
+    Attributes:
+        top_p: Probability mass of the nucleus.
+        top_k: Maximum number of ids in the nucleus.
+        window: Number of recent ids that repetitions are counted in.
+        tau: An id that makes up at least ``window * tau`` of the window is resampled.
+    """
 
     top_p: float
     top_k: int
@@ -36,11 +42,11 @@ class SampleRule:
 
 
 class DrawState:
-    """What the draws of up to ``slots`` utterances depend on: seed, number of draws, the last ids (newest last)."""
+    """Sampling state of up to ``slots`` utterances: seed, number of draws and the last ids (newest last)."""
 
     def __init__(self, slots: int, rule: SampleRule, device: str | torch.device = "cpu") -> None:
         self.rule = rule
-        self.keys = torch.zeros(slots, dtype=torch.long, device=device)  # [slots] seeds, mixed
+        self.keys = torch.zeros(slots, dtype=torch.long, device=device)  # [slots] hashed seeds
         self.steps = torch.zeros(slots, dtype=torch.long, device=device)  # [slots]
         self.recent = torch.full([slots, rule.window], -1, dtype=torch.long, device=device)  # [slots, window]
 
@@ -50,49 +56,63 @@ class DrawState:
         self.recent[slots] = -1
 
     def record(self, slots: Tensor, ids: Tensor) -> None:
-        """Make ``ids [B]`` the newest of ``slots [B]`` (drawn, or forced by a schedule)."""
+        """Append ``ids [B]`` (sampled or forced) to the history of ``slots [B]``."""
         self.recent[slots] = torch.cat([self.recent[slots, 1:], ids[:, None]], dim=1)
         self.steps[slots] += 1
 
     def ahead(self, slots: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Numbers and keys of the next ``count`` draws of ``slots [B]``: ``[count, B]`` each."""
+        """Step numbers and hash keys of the next ``count`` draws of ``slots [B]``: ``[count, B]`` each."""
         steps = self.steps[slots] + torch.arange(count, device=slots.device)[:, None]
         return steps, mix(self.keys[slots] + steps * 2)
 
 
 def mix(x: Tensor, low: bool = True) -> Tensor:
-    """splitmix64's finaliser (Steele, Lea and Flood 2014) on int64, whose products wrap. Its last step leaves the upper
-    31 bits as they are: it is for those who want the ``low`` ones."""
+    """The splitmix64 finalizer (Steele, Lea and Flood 2014) on wrapping int64.
+
+    The last step does not change the upper 31 bits; ``low=False`` skips it.
+    """
     x = (x ^ (x >> 30 & 0x3FFFFFFFF)) * _M1
     x = (x ^ (x >> 27 & 0x1FFFFFFFFF)) * _M2
     return x ^ (x >> 31 & 0x1FFFFFFFF) if low else x
 
 
 def uniform(keys: Tensor, ids: Tensor) -> Tensor:
-    """Numbers in (0, 1) that depend on ``keys [...]`` and ``ids [...]`` alone: float32, 23 bits."""
+    """Uniform numbers in (0, 1) from ``keys [...]`` and ``ids [...]``: float32 with 23 random bits."""
     bits = mix(torch.add(keys, ids, alpha=_GOLDEN), low=False) >> 41 & 0x7FFFFF
     return torch.add(bits, 0.5) * 2.0**-23
 
 
 def draw(scores: Tensor, allowed: Tensor, state: DrawState, slots: Tensor) -> Tensor:
-    """Draw the next id of ``slots [B]`` from ``scores [B, V]`` (any log-probabilities) among the ids that are
-    ``allowed [B, V]`` (at least one each). Returns ``[B]``; the caller records what it keeps."""
+    """Sample the next id of ``slots [B]``.
+
+    Args:
+        scores: ``[B, V]`` log-probabilities, not necessarily normalized.
+        allowed: ``[B, V]`` bool; at least one id per row.
+        state: Sampling state; not changed, the caller records the ids it accepts.
+        slots: ``[B]``.
+
+    Returns:
+        Ids ``[B]``.
+    """
     scores = scores.float().masked_fill(~allowed, -torch.inf)
     return pick(scores, state.ahead(slots, 1)[1].T, state.recent[slots], state.rule)[:, 0]
 
 
 def pick(scores: Tensor, key: Tensor, recent: Tensor, rule: SampleRule) -> Tensor:
-    """``[B, 1]`` from ``scores [B, V]``, ``-inf`` where not allowed, by ``key [B, 1]`` after ``recent [B, window]``."""
-    top, top_ids = scores.softmax(-1).topk(min(rule.top_k, scores.shape[1]), dim=-1)  # [B, k], falling
+    """Sample ids ``[B, 1]`` from ``scores [B, V]`` (``-inf`` where not allowed) with ``key [B, 1]``.
+
+    ``recent [B, window]`` are the last ids of each row.
+    """
+    top, top_ids = scores.softmax(-1).topk(min(rule.top_k, scores.shape[1]), dim=-1)  # [B, k], descending
     top = top * (top.cumsum(-1) - top < rule.top_p)  # the id that crosses top_p belongs to the nucleus
-    # argmax of p / e with e ~ Exp(1) draws from p: no cumulative sum over the vocabulary, no host. Here e is negative.
+    # argmax of p / e with e ~ Exp(1) samples from p without a cumulative sum over the vocabulary. Here e is negative.
     first = (top / uniform(key, top_ids).log()).argmin(-1, keepdim=True)  # [B, 1]
     first = top_ids.gather(1, first)
     repeated = (recent == first).sum(-1, keepdim=True) >= rule.repeats  # [B, 1]
     if not repeated.is_cuda and [True] not in repeated.tolist():
-        return first  # on a CPU, looking is cheaper than a second draw that nobody needs
+        return first  # on a CPU reading the values is cheaper than an unnecessary second draw
     rest = scores.scatter(1, first, -torch.inf)
     ids = torch.arange(scores.shape[1], device=scores.device)
     again = (rest.softmax(-1) / uniform(mix(key + 1), ids).log()).argmin(-1, keepdim=True)  # [B, 1]
-    repeated &= rest.amax(-1, keepdim=True) > -torch.inf  # nothing else allowed: keep it
+    repeated &= rest.amax(-1, keepdim=True) > -torch.inf  # keep the id if no other is allowed
     return torch.where(repeated, again, first)

@@ -1,8 +1,7 @@
-"""Text to the ids of the language model: Qwen2's byte-level BPE and the special tokens of the two families.
+"""Text tokenizer: Qwen2's byte-level BPE and the special tokens of the two families.
 
-Owns the list of special tokens and their order (an id is a position in it) and the rule that what a user wrote is
-plain text: ``<|endofprompt|>`` in it is read as characters, unless the caller allows special tokens.
-It must not know what a prompt looks like (enrol.py) nor normalise anything.
+The order of the special tokens defines their ids. User text is plain text: ``<|endofprompt|>`` in it is encoded as
+characters unless the caller allows special tokens. Text is not normalized here.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from tts_worker.errors import BundleError, MissingExtra
 
 END_OF_PROMPT = "<|endofprompt|>"
 
-# Qwen2's way to cut text into words: https://huggingface.co/docs/transformers/model_doc/qwen2 (tokenizer).
+# Qwen2's pre-tokenization pattern: https://huggingface.co/docs/transformers/model_doc/qwen2
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _BASE = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-_SOUNDS = f"""
+_EVENTS = f"""
 {END_OF_PROMPT} [breath] <strong> </strong> [noise] [laughter] [cough] [clucking] [accent] [quick_breath] <laughter>
 </laughter> [hissing] [sigh] [vocalized-noise] [lipsmack] [mn]
 """
@@ -43,17 +42,26 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def special_tokens(version: str) -> tuple[str, ...]:
-    """What a model of ``version`` (``cosyvoice2`` or ``cosyvoice3``) knows beyond the text vocabulary, in id order."""
-    extra = ("<|endofsystem|>", *(f"[{sound}]" for sound in _PHONEMES.split())) if version == V3 else ()
-    return (*_BASE, *_SOUNDS.split(), *extra)
+    """Special tokens of ``version`` (``cosyvoice2`` or ``cosyvoice3``) beyond the text vocabulary, in id order."""
+    extra = ("<|endofsystem|>", *(f"[{phoneme}]" for phoneme in _PHONEMES.split())) if version == V3 else ()
+    return (*_BASE, *_EVENTS.split(), *extra)
 
 
 class TextTokenizer:
-    """Two encoders over one vocabulary: one sees special tokens in the text, one does not. Thread-safe."""
+    """Two encoders over one vocabulary: with and without special tokens in the text. Thread-safe."""
 
     def __init__(self, directory: Path, version: str, text_rows: int) -> None:
-        """``directory``: vocab.json, merges.txt and, if there, tokenizer_config.json. ``text_rows``: rows of the text
-        embedding, which every id must fit. Raises BundleError, or MissingExtra without the tokenizers library."""
+        """Load the vocabulary.
+
+        Args:
+            directory: Contains vocab.json, merges.txt and optionally tokenizer_config.json.
+            version: Selects the special tokens.
+            text_rows: Rows of the text embedding; every id must be below.
+
+        Raises:
+            BundleError: A file is missing or inconsistent.
+            MissingExtra: The tokenizers library is not installed.
+        """
         try:
             from tokenizers import AddedToken
         except ImportError:
@@ -69,13 +77,13 @@ class TextTokenizer:
         wrong = [token for number, token in named.items() if self.special_ids[token] != number]
         if wrong:
             raise BundleError(
-                f"{directory}: tokenizer_config.json gives {wrong[0]!r} an id that vocab.json does not leave"
+                f"{directory}: tokenizer_config.json gives {wrong[0]!r} an id that does not follow vocab.json"
             )
         if len(self) > text_rows:
-            raise BundleError(f"{directory}: {len(self)} tokens, but the model has {text_rows} rows for them")
+            raise BundleError(f"{directory}: has {len(self)} tokens, but the model has {text_rows} embedding rows")
 
     @classmethod
-    def of(cls, bundle: Bundle) -> TextTokenizer:
+    def from_bundle(cls, bundle: Bundle) -> TextTokenizer:
         return cls(bundle.text_model_dir, bundle.config.tokenizer_version, bundle.config.lm.text_vocab)
 
     def __len__(self) -> int:
@@ -83,11 +91,11 @@ class TextTokenizer:
 
     @property
     def end_of_prompt_id(self) -> int:
-        """What separates instructions from text."""
+        """The id that separates an instruction from the text."""
         return self.special_ids[END_OF_PROMPT]
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
-        """Ids of ``text``, nothing added. Half a surrogate pair, which no model has seen, becomes U+FFFD."""
+        """Ids of ``text`` without added tokens. Lone surrogates become U+FFFD."""
         encoder = self._special if allow_special else self._plain
         return list(encoder.encode(_SURROGATE.sub("\ufffd", text), add_special_tokens=False).ids)
 
@@ -103,7 +111,7 @@ def _encoders(directory: Path) -> tuple[Any, Any]:
     try:
         model = BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt"))
     except Exception as error:  # the library raises nothing more precise
-        raise BundleError(f"{directory}: vocab.json and merges.txt are no byte-pair vocabulary ({error})") from None
+        raise BundleError(f"{directory}: vocab.json and merges.txt are not a valid BPE vocabulary ({error})") from None
     encoders = []
     for _ in range(2):
         encoder = Tokenizer(model)

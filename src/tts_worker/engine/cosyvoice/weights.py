@@ -1,8 +1,7 @@
-"""The weights of a bundle: brought to one spelling, compared with what the configuration asks for, looked at for sense.
+"""Normalizes and checks the weights of a bundle: key names, completeness, shapes and values.
 
-Owns the old and new key names and what makes weights fit to serve: complete, of the right shapes, finite, of a sane
-size. Which tensors there must be is asked of the networks themselves, built without memory from the configuration.
-It must not know files (tensor_files.py, bundle.py).
+The expected tensors come from the networks themselves, built on the meta device from the configuration. Files are read
+in tensor_files.py and bundle.py.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from tts_worker.voicepack.report import Problem, listed
 Shape = tuple[int, ...]
 PARTS = ("llm", "flow", "hift")
 OPTIONAL_KEYS = frozenset({"llm.model.lm_head.weight", "decoder.estimator.rotary_embed.inv_freq"})
-"""Not learned: tied to the text embedding, and a constant. A file without them is complete."""
-MAX_ABS = 1e5  # trained weights stay far below, also the largest norms and biases of Qwen2
+"""Not learned (tied to the text embedding, and a constant): a file may lack them."""
+MAX_ABS = 1e5  # trained weights, including the largest norms and biases of Qwen2, are far below
 
-# A key that only one kind of file has: to say what a foreign file is.
-_MARKS = {
+# Keys that identify the kind of a file, to name a file that was swapped.
+_IDENTIFYING_KEYS = {
     "llm_embedding.weight": "CosyVoice2's language model (llm.pt)",
     "llm_decoder.weight": "a language model (llm.pt)",
     "encoder.encoders.0.norm_mha.weight": "CosyVoice2's flow (flow.pt)",
@@ -37,7 +36,7 @@ _MARKS = {
 
 
 def expected_shapes(config: CosyVoiceConfig, part: str) -> dict[str, Shape]:
-    """Keys and shapes of ``part`` (``llm``, ``flow`` or ``hift``) in the current spelling."""
+    """Current key names and shapes of ``part`` (``llm``, ``flow`` or ``hift``)."""
     with torch.device("meta"):
         if part == "llm":
             state = SpeechLM(config.lm).state_dict()
@@ -49,9 +48,10 @@ def expected_shapes(config: CosyVoiceConfig, part: str) -> dict[str, Shape]:
 
 
 def normalise_keys(part: str, tensors: Mapping[str, Tensor], file: str) -> dict[str, Tensor]:
-    """The current spelling: ``generator.`` stripped from the vocoder, weight norm as ``parametrizations``.
+    """Rename keys to the current names: strips ``generator.`` from the vocoder, weight norm as ``parametrizations``.
 
-    Raises BundleError if two keys become one.
+    Raises:
+        BundleError: Two keys map to the same name.
     """
     if part != "hift":
         return dict(tensors)
@@ -62,21 +62,22 @@ def normalise_keys(part: str, tensors: Mapping[str, Tensor], file: str) -> dict[
             if new.endswith(f".{old}"):
                 new = f"{new.removesuffix(old)}parametrizations.weight.original{number}"
         if new in renamed:
-            raise BundleError(f"{file}: holds {new[:120]!r} in two spellings")
+            raise BundleError(f"{file}: contains {new[:120]!r} under two names")
         renamed[new] = tensor
     return renamed
 
 
 def check_tensors(expected: Mapping[str, Shape], tensors: Mapping[str, Tensor], file: str) -> list[Problem]:
-    """Missing, unknown, mis-shaped or non-floating tensors; keys in the current spelling."""
+    """Report tensors that are missing, unknown, of the wrong shape or not floating point."""
     missing = [key for key in expected if key not in tensors and key not in OPTIONAL_KEYS]
     unknown = [key for key in tensors if key not in expected]
     common = [key for key in expected if key in tensors]
     if missing and unknown and len(missing) * 2 > len(expected):
-        is_what = next(
-            (what for key, what in _MARKS.items() if key in tensors and key not in expected), "something else"
+        kind = next(
+            (kind for key, kind in _IDENTIFYING_KEYS.items() if key in tensors and key not in expected),
+            "something else",
         )
-        return [Problem(file, f"this is {is_what}, not what belongs here; was it swapped or of another family?")]
+        return [Problem(file, f"this is {kind}, not the expected file; was it swapped or is it from another family?")]
     wrong_shape = [
         f"{key} is {list(tensors[key].shape)}, not {list(expected[key])}"
         for key in common
@@ -91,31 +92,34 @@ def check_tensors(expected: Mapping[str, Shape], tensors: Mapping[str, Tensor], 
 
 
 def check_values(tensors: Mapping[str, Tensor], file: str) -> list[Problem]:
-    """Part of the numeric self-check: NaN, infinities, absurd sizes, matrices that are all zero."""
-    broken = []
-    absurd = []
-    empty = []
+    """Report NaN, infinities, implausibly large values and matrices that are all zero."""
+    not_finite = []
+    too_large = []
+    all_zero = []
     for key, tensor in tensors.items():
         if not tensor.is_floating_point():
             continue
         low, high = finite_range(tensor)
         if not abs(low) + abs(high) < float("inf"):
-            broken.append(key)
+            not_finite.append(key)
         elif max(-low, high) > MAX_ABS:
-            absurd.append(f"{key} reaches {max(-low, high):.3g}")
+            too_large.append(f"{key} reaches {max(-low, high):.3g}")
         elif low == high == 0 and tensor.dim() > 1:
-            empty.append(key)
+            all_zero.append(key)
     found = (
-        (broken, "NaN or infinite values in", True),
-        (absurd, "values of absurd size:", True),
-        (empty, "all zero:", False),
+        (not_finite, "NaN or infinite values in", True),
+        (too_large, "implausibly large values:", True),
+        (all_zero, "all zero:", False),
     )
     return [Problem(file, listed(what, items), fatal) for items, what, fatal in found if items]
 
 
 def complete(expected: Mapping[str, Shape], tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Exactly the expected keys in ``dtype``. What is not learned does not come from the file: the text model's output
-    layer is its embedding (tied, unused), the rotary frequencies are a formula."""
+    """Return exactly the expected keys in ``dtype``.
+
+    Tensors that are not learned are computed instead of read: the text head is tied to the embedding (and unused), the
+    rotary frequencies follow a formula.
+    """
     full: dict[str, Tensor] = {}
     for key, shape in expected.items():
         if key not in OPTIONAL_KEYS:

@@ -240,7 +240,7 @@ class OnnxEstimator(nn.Module):
         out = self._session.run(None, dict(zip(ESTIMATOR_INPUTS, values, strict=True)))
         velocity, *new = (torch.from_numpy(np.asarray(array)).to(x) for array in out)
         if isinstance(past, PagedView):
-            past.remember(*new)
+            past.store(*new)
         return velocity
 
 

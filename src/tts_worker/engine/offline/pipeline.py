@@ -210,7 +210,7 @@ class OfflinePipeline:
 
         def voiced() -> Iterator[int]:
             for token in tokens:
-                if silence.keeps(token):
+                if silence.accepts(token):
                     if on_token is not None:
                         on_token(token)
                     yield token

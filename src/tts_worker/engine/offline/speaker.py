@@ -79,7 +79,7 @@ class Reader:
     @classmethod
     def of(cls, bundle: Bundle, compat: Compat | None = None) -> Reader:
         """Raises BundleError, MissingExtra."""
-        return cls(bundle, TextTokenizer.of(bundle), compat or Compat())
+        return cls(bundle, TextTokenizer.from_bundle(bundle), compat or Compat())
 
     def voice(self, root: Path, name: str) -> Speaker:
         """A stored voice. Raises UnknownVoice, BundleError."""

@@ -78,9 +78,9 @@ def load_engine(
     if options.threads is not None or device.type == "cpu":
         torch.set_num_threads(options.threads or usual_threads())
     bundle = Bundle.open(options.bundle, rl=options.rl)
-    if bundle.speaks_noise:
+    if bundle.has_random_weights:
         log.warning("the weights in %s are random: it speaks noise", options.bundle)
-    tokenizer = TextTokenizer.of(bundle)
+    tokenizer = TextTokenizer.from_bundle(bundle)
     cuda = device.type == "cuda"
     half = cuda if options.half is None else options.half
     networks = load_networks(bundle, device, half=half)

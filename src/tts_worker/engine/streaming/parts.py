@@ -102,7 +102,7 @@ class Parts:
             self.decoder.record_bursts(config.decode_batch)
         if self.runners[1].fixed_shapes:
             with self.lanes.flow:
-                self.pool.record_passes(config.render_batch)
+                self.pool.capture_passes(config.render_batch)
             self.renderer.record_shapes(config.render_batch)
         for runner in self.runners:
             if isinstance(runner, RecordingRunner):

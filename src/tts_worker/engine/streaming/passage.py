@@ -50,7 +50,7 @@ class Passage:
 
     def add(self, token: int) -> None:
         """A drawn speech id; silence beyond the limit is dropped."""
-        if self._silence.keeps(token):
+        if self._silence.accepts(token):
             self.tokens.append(token)
 
     @property

@@ -128,12 +128,21 @@ class Voiced(_Made):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What streams must have in common to go through the vocoder together."""
+    """Shape of a vocoder batch: streams run together only if all of these are equal.
+
+    Attributes:
+        frames: New mel frames.
+        cached_mel: Cached mel frames.
+        cached_f0: Cached pitch values.
+        emitted_frames: Cached frames that were emitted.
+        tail: Samples held for the cross-fade.
+        final: Whether this is the end of the stream.
+    """
 
     frames: int
-    kept: int
-    pitched: int
-    heard: int
+    cached_mel: int
+    cached_f0: int
+    emitted_frames: int
     tail: int
     final: bool
 
@@ -265,7 +274,14 @@ class Renderer:
         states = [work.stream.hift or hift.start(1, mel.device) for work, mel in zip(works, mels, strict=True)]
         for i, (work, mel, state) in enumerate(zip(works, mels, states, strict=True)):
             tail = 0 if state.tail is None else state.tail.shape[1]
-            key = Shape(mel.shape[2], state.mel.shape[2], state.f0.shape[1], state.heard, tail, work.chunk.final)
+            key = Shape(
+                mel.shape[2],
+                state.cached_mel.shape[2],
+                state.cached_f0.shape[1],
+                state.emitted_frames,
+                tail,
+                work.chunk.final,
+            )
             groups.setdefault(key, []).append(i)
         done: dict[int, Rendered] = {}
         for key, members in groups.items():
@@ -282,23 +298,23 @@ class Renderer:
         self, key: Shape, states: Sequence[HiftState], seeds: Sequence[int], mel: Tensor
     ) -> tuple[Tensor, list[HiftState]]:
         """Streams of equal shape as one batch: 16-bit samples ``[B, n]``, and their states afterwards."""
-        self.vocoder_frames += mel.shape[0] * (mel.shape[2] + states[0].mel.shape[2])
-        no_tail = states[0].mel[:, 0, :0]
+        self.vocoder_frames += mel.shape[0] * (mel.shape[2] + states[0].cached_mel.shape[2])
+        no_tail = states[0].cached_mel[:, 0, :0]
         inputs = (
             mel,
-            torch.cat([state.mel for state in states]),
-            torch.cat([state.f0 for state in states]),
+            torch.cat([state.cached_mel for state in states]),
+            torch.cat([state.cached_f0 for state in states]),
             torch.cat([state.phase for state in states]),
             torch.cat([state.start for state in states]),
             torch.cat([no_tail if state.tail is None else state.tail for state in states]),
             self._lanes.vocoder.send(seeds),
         )
         samples, *parts = self._runner.run(("vocoder", len(states), key), self._vocoder(key), inputs)
-        heard, has_tail = self._after[key]
+        emitted_frames, has_tail = self._after[key]
         rows = zip(*(torch.split(part.clone(), 1) for part in parts), strict=True)  # a recording's buffers are reused
         return samples, [
-            HiftState(kept, f0, phase, start, heard, tail if has_tail else None)
-            for kept, f0, phase, start, tail in rows
+            HiftState(cached_mel, f0, phase, start, emitted_frames, tail if has_tail else None)
+            for cached_mel, f0, phase, start, tail in rows
         ]
 
     @torch.inference_mode()
@@ -308,14 +324,15 @@ class Renderer:
             for key in [key for key in self._after if not key.final]:
                 for rows in range(1, batch + 1):
                     state = self._networks.hift.start(rows, self.pool.device)
-                    mel = state.mel.new_zeros(rows, state.mel.shape[1], max(key.frames, key.kept, key.pitched))
+                    frames = max(key.frames, key.cached_mel, key.cached_f0)
+                    mel = state.cached_mel.new_zeros(rows, state.cached_mel.shape[1], frames)
                     self._runner.run(
                         ("vocoder", rows, key),
                         self._vocoder(key),
                         (
                             mel[:, :, : key.frames],
-                            mel[:, :, : key.kept],
-                            mel[:, 0, : key.pitched],
+                            mel[:, :, : key.cached_mel],
+                            mel[:, 0, : key.cached_f0],
                             state.phase,
                             state.start,
                             mel.new_zeros(rows, key.tail),
@@ -328,20 +345,20 @@ class Renderer:
         hift = self._networks.hift
 
         def vocode(
-            mel: Tensor, kept: Tensor, f0: Tensor, phase: Tensor, start: Tensor, tail: Tensor, seeds: Tensor
+            mel: Tensor, cached_mel: Tensor, f0: Tensor, phase: Tensor, start: Tensor, tail: Tensor, seeds: Tensor
         ) -> tuple[Tensor, ...]:
-            state = HiftState(kept, f0, phase, start, key.heard, tail if key.tail else None)
+            state = HiftState(cached_mel, f0, phase, start, key.emitted_frames, tail if key.tail else None)
             noise = HashedNoise(seeds, not hift.dims.causal)
-            sound, after = hift.stream(mel, state, noise, key.final)
+            audio, after = hift.stream(mel, state, noise, key.final)
             # What follows from the shape alone is remembered by shape: a recording returns tensors and nothing else.
-            self._after[key] = (after.heard, after.tail is not None)
-            tail = kept[:, 0, :0] if after.tail is None else after.tail
-            return to_int16(sound), after.mel, after.f0, after.phase, after.start, tail
+            self._after[key] = (after.emitted_frames, after.tail is not None)
+            tail = cached_mel[:, 0, :0] if after.tail is None else after.tail
+            return to_int16(audio), after.cached_mel, after.cached_f0, after.phase, after.start, tail
 
         return vocode
 
 
-def to_int16(sound: Tensor) -> Tensor:
-    """Float samples as 16-bit, where they are: clipped, rounded to the nearest, no number as silence."""
-    scaled = (sound.nan_to_num(nan=0.0).clamp(-1.0, 1.0) * FULL_SCALE).round()
+def to_int16(audio: Tensor) -> Tensor:
+    """Convert float samples to int16 on the device: clipped, rounded to nearest, NaN becomes 0."""
+    scaled = (audio.nan_to_num(nan=0.0).clamp(-1.0, 1.0) * FULL_SCALE).round()
     return scaled.clamp(max=FULL_SCALE - 1).to(torch.int16)

@@ -1,7 +1,7 @@
-"""What the flow's networks share: the chunk mask, attention over a past, causal convolution, the look-ahead layer.
+"""Building blocks of the flow networks: chunk mask, attention over a past, causal convolution, look-ahead layer.
 
-Batches are ``[N, T, C]``. ``N`` is branches x utterances, branch-major (guidance runs two branches of each utterance);
-start positions are per utterance ``[B]``. Nothing here knows tokens, mel frames or the solver.
+Batches are ``[N, T, C]``. ``N`` is branches x utterances, branch-major (classifier-free guidance runs two branches per
+utterance); start positions are per utterance, ``[B]``.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tts_worker.engine.cosyvoice.dims import LookaheadDims
-from tts_worker.engine.cosyvoice.joined import joined
+from tts_worker.engine.cosyvoice.fuse import fuse_linear
 from tts_worker.engine.cosyvoice.kv import Memory
 
 
 def chunk_mask(start: Tensor, total: Tensor, span: int, context: int, chunk: int) -> Tensor:
-    """Who may look at whom: queries ``start [B] + 0..span`` see every key before the end of their own chunk and before
-    ``total [B]``; ``chunk`` 0 means all keys. ``[B, 1, span, context]``, True = may look."""
+    """Attention mask ``[B, 1, span, context]``, True where a query attends to a key.
+
+    Queries ``start [B] + 0..span`` see every key before the end of their chunk and before ``total [B]``; with
+    ``chunk`` 0 they see all keys before ``total``.
+    """
     end = total[:, None]  # [B, 1]
     if chunk:
         query = start[:, None] + torch.arange(span, device=start.device)  # [B, T]
@@ -28,22 +31,25 @@ def chunk_mask(start: Tensor, total: Tensor, span: int, context: int, chunk: int
 
 
 def sinusoid(t: Tensor, dim: int, scale: float = 1000.0) -> Tensor:
-    """Time embedding: ``t [S]`` in 0..1 to ``[S, dim]``, sines first. The rates are rounded from float64: a last bit in
-    them is 1e-4 in the sine, and exponentials differ in last bits from one processor to the next."""
+    """Sinusoidal time embedding: ``t [S]`` in 0..1 to ``[S, dim]``, sines first.
+
+    The rates are computed in float64: ``exp`` differs in the last bit between CPUs, and one float32 bit in a rate
+    changes the sine by 1e-4.
+    """
     rates = torch.exp(torch.arange(dim // 2, device=t.device).double() * -(math.log(10000) / (dim // 2 - 1)))
     angle = scale * t[:, None] * rates.float()
     return torch.cat([angle.sin(), angle.cos()], dim=-1)
 
 
 def attend(qkv: Tensor, mask: Tensor | None, site: int, memory: Memory) -> Tensor:
-    """Attention of queries, keys and values ``qkv [N, T, 3, H, d]`` over the past and themselves: ``[N, T, H*d]``."""
-    qkv = qkv.permute(2, 0, 3, 1, 4)  # [3, N, H, T, d], nothing copied
+    """Attention of ``qkv [N, T, 3, H, d]`` over the past and the new positions: ``[N, T, H*d]``."""
+    qkv = qkv.permute(2, 0, 3, 1, 4)  # [3, N, H, T, d], a view
     k, v = memory.keys_values(site, qkv[1:])  # [N, H, L, d]
     return F.scaled_dot_product_attention(qkv[0], k, v, mask).transpose(1, 2).flatten(2)
 
 
-class JoinedAttention(nn.Module):
-    """Queries, keys and values of the same input: three layers in a file, one once ``prepare`` was called."""
+class FusedAttention(nn.Module):
+    """Attention whose query, key and value projections are separate in the file and fused by ``prepare``."""
 
     to_q: nn.Linear
     to_k: nn.Linear
@@ -51,12 +57,12 @@ class JoinedAttention(nn.Module):
     to_qkv: nn.Linear
 
     def prepare(self) -> None:
-        self.to_qkv = joined(self.to_q, self.to_k, self.to_v)
+        self.to_qkv = fuse_linear(self.to_q, self.to_k, self.to_v)
         del self.to_q, self.to_k, self.to_v
 
 
 class Sites:
-    """Numbers the places of a network that look at the past, while it is built."""
+    """Numbers the convolutions and attentions of a network that read the past, while it is built."""
 
     def __init__(self) -> None:
         self.tails: list[tuple[int, int]] = []  # (channels, width) of each causal convolution
@@ -72,7 +78,7 @@ class Sites:
 
 
 class CausalConv(nn.Conv1d):
-    """Convolution that sees only its own and earlier positions: ``[N, C, T] -> [N, C', T]``."""
+    """Causal convolution over a past: ``[N, C, T] -> [N, C', T]``."""
 
     def __init__(self, sites: Sites, in_channels: int, out_channels: int, kernel: int, groups: int = 1) -> None:
         super().__init__(in_channels, out_channels, kernel, groups=groups)
@@ -83,7 +89,7 @@ class CausalConv(nn.Conv1d):
 
 
 class Lookahead(nn.Module):
-    """Lets a token see the next few: a convolution to the right, one to the left, and the token itself."""
+    """Look-ahead layer: a convolution over the next tokens, a causal one, and a residual connection."""
 
     def __init__(self, dims: LookaheadDims, sites: Sites) -> None:
         super().__init__()
@@ -92,7 +98,7 @@ class Lookahead(nn.Module):
         self.tokens = dims.lookahead_tokens
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
-        """``x [B, T+A, C]``, the last A vectors being context only: ``[B, T, C]``."""
+        """``x [B, T+A, C] -> [B, T, C]``; the last A vectors are look-ahead only."""
         y = F.leaky_relu(self.conv1(x.transpose(1, 2)))  # [B, C', T]
         y = self.conv2(y, memory).transpose(1, 2)  # [B, T, C]
         return y + x[:, : y.shape[1]]

@@ -1,8 +1,7 @@
-"""CosyVoice3's estimator: a diffusion transformer whose norms are steered by the solver time (adaLN-zero).
+"""CosyVoice3's estimator: a diffusion transformer with adaLN-zero modulation by the solver time.
 
-Owns its weights; gives the velocity of the flow at a solver time (DiT, https://arxiv.org/abs/2212.09748). The steering
-vectors are 42 % of the weights and depend on the time only, so ``tables`` computes them once for the solver's times.
-It must not know guidance, the solver or where its past is kept.
+Computes the velocity of the flow at a solver time (DiT, https://arxiv.org/abs/2212.09748). The modulation layers are
+42 % of the weights and depend on the time only, so ``tables`` computes them once for all solver times.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tts_worker.engine.cosyvoice.dims import DitDims
-from tts_worker.engine.cosyvoice.flow.blocks import CausalConv, JoinedAttention, Sites, attend, sinusoid
+from tts_worker.engine.cosyvoice.flow.blocks import CausalConv, FusedAttention, Sites, attend, sinusoid
 from tts_worker.engine.cosyvoice.kv import Memory
 
-# fixed in the reference
+# Fixed in the reference.
 TIME_SINUSOIDS = 256
 POSITION_KERNEL = 31
 POSITION_GROUPS = 16
@@ -37,7 +36,7 @@ class TimeEmbed(nn.Module):
 
 
 class ConvPosition(nn.Module):
-    """Two grouped causal convolutions that tell a frame what came shortly before it: ``[N, T, D] -> [N, T, D]``."""
+    """Convolutional position embedding, two grouped causal convolutions: ``[N, T, D] -> [N, T, D]``."""
 
     def __init__(self, dim: int, sites: Sites) -> None:
         super().__init__()
@@ -61,8 +60,11 @@ class InputEmbed(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Rotary positions in the interleaved form. The reference rotates the *un-split* query and key with a table one
-    head wide, so only head 0 carries positions; the weights were trained that way."""
+    """Rotary position embedding in interleaved form.
+
+    The reference rotates the *unsplit* query and key with a table one head wide, so only head 0 carries positions; the
+    weights were trained that way.
+    """
 
     inv_freq: Tensor
 
@@ -73,31 +75,36 @@ class Rotary(nn.Module):
 
     def angles(self, start: Tensor, span: int) -> Tensor:
         """From positions ``start [B]``: ``[B, span, head_dim/2]``."""
-        where = start[:, None] + torch.arange(span, device=start.device)  # [B, T]
-        return where[:, :, None].float() * self.inv_freq.float()
+        positions = start[:, None] + torch.arange(span, device=start.device)  # [B, T]
+        return positions[:, :, None].float() * self.inv_freq.float()
 
-    def turns(self, start: Tensor, x: Tensor) -> Tensor:
-        """For ``x [N, T, D]`` from positions ``start [B]``, as ``rotate_first_heads`` takes them: complex but for half
-        precision, which has no complex numbers, and for exporters, which lose what is written through a view."""
+    def rotations(self, start: Tensor, x: Tensor) -> Tensor:
+        """Rotations for ``x [N, T, D]`` from positions ``start [B]``, as ``rotate_first_heads`` takes them.
+
+        Complex, except for half precision (no complex type) and for exporters (which lose writes through a view).
+        """
         angle = self.angles(start, x.shape[1]).repeat(x.shape[0] // start.shape[0], 1, 1)[:, :, None]  # [N, T, 1, d/2]
         if x.dtype == torch.float32 and not torch.jit.is_tracing():  # type: ignore[attr-defined]
             return torch.polar(torch.ones_like(angle), angle)
         return torch.stack([angle.cos(), angle.sin()], dim=-1).to(x.dtype)
 
 
-def rotate_first_heads(qkv: Tensor, turns: Tensor) -> Tensor:
-    """``qkv [N, T, 3, H, d]``, ``turns [N, T, 1, d/2]``, complex, or ``[N, T, 1, d/2, 2]``, their real and imaginary
-    parts: head 0 of queries and of keys rotated, the rest as it was. Complex ``turns`` rotate in place."""
+def rotate_first_heads(qkv: Tensor, rotations: Tensor) -> Tensor:
+    """Rotate head 0 of queries and keys in ``qkv [N, T, 3, H, d]``.
+
+    ``rotations`` are complex ``[N, T, 1, d/2]`` (rotates in place) or real ``[N, T, 1, d/2, 2]``.
+    """
     head = qkv[:, :, :2, 0].unflatten(-1, (-1, 2))  # [N, T, 2, d/2, 2]
-    if turns.is_complex():
-        torch.view_as_complex(head).mul_(turns)
+    if rotations.is_complex():
+        torch.view_as_complex(head).mul_(rotations)
         return qkv
-    (a, b), (cos, sin) = head.unbind(-1), turns.unbind(-1)
-    turned = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)[:, :, :, None]  # [N, T, 2, 1, d]
-    return torch.cat([torch.cat([turned, qkv[:, :, :2, 1:]], dim=3), qkv[:, :, 2:]], dim=2)
+    a, b = head.unbind(-1)
+    cos, sin = rotations.unbind(-1)
+    rotated = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)[:, :, :, None]  # [N, T, 2, 1, d]
+    return torch.cat([torch.cat([rotated, qkv[:, :, :2, 1:]], dim=3), qkv[:, :, 2:]], dim=2)
 
 
-class SelfAttention(JoinedAttention):
+class SelfAttention(FusedAttention):
     def __init__(self, dims: DitDims, sites: Sites) -> None:
         super().__init__()
         inner = dims.heads * dims.head_dim
@@ -108,21 +115,21 @@ class SelfAttention(JoinedAttention):
         self.to_v = nn.Linear(dims.dim, inner)
         self.to_out = nn.ModuleList([nn.Linear(inner, dims.dim)])
 
-    def forward(self, x: Tensor, turns: Tensor, mask: Tensor | None, memory: Memory) -> Tensor:  # [N, T, D]
-        qkv = rotate_first_heads(self.to_qkv(x).unflatten(-1, (3, self.heads, -1)), turns)  # [N, T, 3, H, d]
+    def forward(self, x: Tensor, rotations: Tensor, mask: Tensor | None, memory: Memory) -> Tensor:  # [N, T, D]
+        qkv = rotate_first_heads(self.to_qkv(x).unflatten(-1, (3, self.heads, -1)), rotations)  # [N, T, 3, H, d]
         return self.to_out[0](attend(qkv, mask, self.site, memory))
 
 
 class Gelu(nn.GELU):
-    """The approximation with a hyperbolic tangent. PyTorch's own takes two and a half times as long on a CPU."""
+    """GELU with the tanh approximation. PyTorch's own takes 2.5 times as long on a CPU."""
 
     def __init__(self) -> None:
         super().__init__(approximate="tanh")
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda or x.dtype != torch.float32:  # half precision would be rounded between the operations
+        if x.is_cuda or x.dtype != torch.float32:  # half precision would round between the operations
             return super().forward(x)
-        # (1 + tanh u) / 2 is the sigmoid of 2u, here sqrt(8 / pi) * (x + 0.044715 x^3)
+        # (1 + tanh u) / 2 == sigmoid(2u) with 2u = sqrt(8 / pi) * (x + 0.044715 x^3)
         return torch.addcmul(x.new_tensor(GELU_SLOPE), x, x, value=0.044715 * GELU_SLOPE).mul_(x).sigmoid_().mul_(x)
 
 
@@ -137,8 +144,8 @@ class FeedForward(nn.Module):
         return self.ff(x)
 
 
-class Steering(nn.Module):
-    """The time to the shifts, scales and gates of one block: ``[S, D] -> [S, parts, D]``."""
+class AdaLNModulation(nn.Module):
+    """Shifts, scales and gates of one block from the time embedding: ``[S, D] -> [S, parts, D]``."""
 
     def __init__(self, dim: int, parts: int) -> None:
         super().__init__()
@@ -149,14 +156,14 @@ class Steering(nn.Module):
         return self.linear(F.silu(time)).unflatten(-1, (self.parts, -1))
 
 
-class Steered(nn.LayerNorm):
-    """Layer norm with scale and shift from outside: ``x [N, T, D]``, ``shift, scale [D] or [N, 1, D]``."""
+class AdaLayerNorm(nn.LayerNorm):
+    """Layer norm of ``x [N, T, D]`` with external ``shift, scale [D] or [N, 1, D]``."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim, eps=1e-6, elementwise_affine=False)
 
     def forward(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:  # type: ignore[override]
-        if shift.dim() == 1:  # the same for all: weight and bias of one operation
+        if shift.dim() == 1:  # shared by all rows: fused into the layer norm
             return F.layer_norm(x, self.normalized_shape, scale, shift, self.eps)
         return torch.addcmul(shift, super().forward(x), scale)
 
@@ -164,21 +171,25 @@ class Steered(nn.LayerNorm):
 class Block(nn.Module):
     def __init__(self, dims: DitDims, sites: Sites) -> None:
         super().__init__()
-        self.attn_norm = Steering(dims.dim, 6)
+        self.attn_norm = AdaLNModulation(dims.dim, 6)
         self.attn = SelfAttention(dims, sites)
         self.ff = FeedForward(dims)
-        self.norm = Steered(dims.dim)
+        self.norm = AdaLayerNorm(dims.dim)
 
-    def forward(self, x: Tensor, steer: Sequence[Tensor], turns: Tensor, mask: Tensor | None, memory: Memory) -> Tensor:
-        """``x [N, T, D]``, ``steer``: shift, scale, gate of attention, then of the feed-forward, ``[D] or [N, 1, D]``
-        each."""
-        shift, scale, gate, ff_shift, ff_scale, ff_gate = steer
-        x = torch.addcmul(x, gate, self.attn(self.norm(x, shift, scale), turns, mask, memory))
+    def forward(
+        self, x: Tensor, modulation: Sequence[Tensor], rotations: Tensor, mask: Tensor | None, memory: Memory
+    ) -> Tensor:
+        """Run one block on ``x [N, T, D]``.
+
+        ``modulation``: shift, scale and gate of the attention, then of the feed-forward, each ``[D] or [N, 1, D]``.
+        """
+        shift, scale, gate, ff_shift, ff_scale, ff_gate = modulation
+        x = torch.addcmul(x, gate, self.attn(self.norm(x, shift, scale), rotations, mask, memory))
         return torch.addcmul(x, ff_gate, self.ff(self.norm(x, ff_shift, ff_scale)))
 
 
 class Dit(nn.Module):
-    """Noise and conditions to velocity."""
+    """The diffusion transformer: noise and conditions to velocity."""
 
     def __init__(self, dims: DitDims) -> None:
         super().__init__()
@@ -188,20 +199,22 @@ class Dit(nn.Module):
         self.input_embed = InputEmbed(dims, self.sites)
         self.rotary_embed = Rotary(dims.head_dim)
         self.transformer_blocks = nn.ModuleList(Block(dims, self.sites) for _ in range(dims.depth))
-        self.norm_out = Steering(dims.dim, 2)
-        self.norm = Steered(dims.dim)
+        self.norm_out = AdaLNModulation(dims.dim, 2)
+        self.norm = AdaLayerNorm(dims.dim)
         self.proj_out = nn.Linear(dims.dim, dims.mel)
 
     def time_embedding(self, t: Tensor) -> Tensor:  # [S] -> [S, D]
         return self.time_embed(t)
 
     def tables(self, t: Tensor) -> Tensor:
-        """What the times ``t [S]`` steer: ``[S, 6*depth + 2, D]``, the last two being scale and shift of the output.
-        Scales as they are multiplied with: one is added."""
+        """Modulation for the times ``t [S]``: ``[S, 6*depth + 2, D]``, the last two for the output (scale, shift).
+
+        One is already added to the scales.
+        """
         time = self.time_embed(t)
         blocks = cast("list[Block]", self.transformer_blocks)
         table = torch.cat([part(time) for part in (*(block.attn_norm for block in blocks), self.norm_out)], dim=1)
-        scales = [6 * block + place for block in range(len(blocks)) for place in (1, 4)] + [-2]
+        scales = [6 * block + row for block in range(len(blocks)) for row in (1, 4)] + [-2]
         table[:, scales] += 1
         return table
 
@@ -216,11 +229,21 @@ class Dit(nn.Module):
         mask: Tensor | None,
         past: Memory,
     ) -> Tensor:
-        """``x, mu, cond [N, T, mel]``, ``spk [N, mel]``, ``table [N or 1, 6*depth+2, D]``, ``start [B]`` (position of
-        the first frame), ``mask [N or 1, 1, T, L]``: velocity ``[N, T, mel]``."""
-        turns = self.rotary_embed.turns(start, x)
+        """Velocity ``[N, T, mel]``.
+
+        Args:
+            x: ``[N, T, mel]`` current state.
+            mu: ``[N, T, mel]`` token condition.
+            spk: ``[N, mel]`` speaker condition.
+            cond: ``[N, T, mel]`` prompt mel.
+            table: ``[N or 1, 6*depth+2, D]``, a row of ``tables``.
+            start: ``[B]`` position of the first frame.
+            mask: ``[N or 1, 1, T, L]``.
+            past: Past of this network.
+        """
+        rotations = self.rotary_embed.rotations(start, x)
         x = self.input_embed(x, cond, mu, spk, past)  # [N, T, D]
-        steer = table[0].unbind() if table.shape[0] == 1 else table[:, :, None].unbind(1)
+        modulation = table[0].unbind() if table.shape[0] == 1 else table[:, :, None].unbind(1)
         for i, block in enumerate(self.transformer_blocks):
-            x = block(x, steer[6 * i : 6 * i + 6], turns, mask, past)
-        return self.proj_out(self.norm(x, steer[-1], steer[-2]))
+            x = block(x, modulation[6 * i : 6 * i + 6], rotations, mask, past)
+        return self.proj_out(self.norm(x, modulation[-1], modulation[-2]))

@@ -1,8 +1,7 @@
-"""CosyVoice2's token encoder: a conformer without convolution modules, upsampled from 25 to 50 vectors a second.
+"""CosyVoice2's token encoder: a conformer without convolution modules, upsampled from 25 to 50 vectors per second.
 
-Owns its weights and the table of relative positions. Runs over whole sequences or over chunks with a past; under the
-chunk mask both give the same numbers. Positions are relative (Transformer-XL, https://arxiv.org/abs/1901.02860, section
-3.3), so keys of the past stay valid. It must not know the solver, the speaker or where its past is kept.
+Runs over whole sequences or over chunks with a past; both give the same numbers under the chunk mask. Positions are
+relative (Transformer-XL, https://arxiv.org/abs/1901.02860, section 3.3), so keys of the past stay valid.
 """
 
 from __future__ import annotations
@@ -34,15 +33,18 @@ class RelativeAttention(nn.Module):
         self.linear_pos = nn.Linear(dim, dim, bias=False)
         self.pos_bias_u = nn.Parameter(torch.zeros(heads, dim // heads))
         self.pos_bias_v = nn.Parameter(torch.zeros(heads, dim // heads))
-        self.positions = torch.zeros(0)  # [H, d, 2M-1]: distance M-1 .. -(M-1) through linear_pos
+        self.positions = torch.zeros(0)  # [H, d, 2M-1]: linear_pos of distances M-1 .. -(M-1)
 
     def prepare(self, sinusoids: Tensor) -> None:
-        """Tabulate ``linear_pos`` for ``sinusoids [2M-1, D]``: the weights are fixed, so is this."""
+        """Tabulate ``linear_pos`` for ``sinusoids [2M-1, D]``."""
         self.positions = self.linear_pos(sinusoids.to(self.linear_pos.weight)).unflatten(-1, (self.heads, -1))
         self.positions = self.positions.permute(1, 2, 0).contiguous()
 
     def forward(self, x: Tensor, mask: Tensor, column: Tensor, memory: Memory) -> Tensor:
-        """``x [B, T, D]``, ``mask, column [B, 1, T, L]``, the latter as a column of the slice below: ``[B, T, D]``."""
+        """``x [B, T, D] -> [B, T, D]``.
+
+        ``mask, column`` are ``[B, 1, T, L]``; ``column`` indexes the slice of ``positions`` below.
+        """
         first = self.positions.shape[-1] // 2 - mask.shape[-1] + 1  # column of the largest distance, L-1
         qkv = torch.stack([self.linear_q(x), self.linear_k(x), self.linear_v(x)])
         qkv = qkv.unflatten(-1, (self.heads, -1)).transpose(2, 3)  # [3, B, H, T, d]
@@ -79,7 +81,7 @@ class Layer(nn.Module):
 
 
 class Embed(nn.Module):
-    """Linear, layer norm and the scale that keeps content above position."""
+    """Linear layer, layer norm and scaling by the square root of the width."""
 
     def __init__(self, in_size: int, dim: int) -> None:
         super().__init__()
@@ -91,7 +93,7 @@ class Embed(nn.Module):
 
 
 class Upsample(nn.Module):
-    """Every vector several times, then a causal convolution over them."""
+    """Repeats every vector ``factor`` times, then applies a causal convolution."""
 
     def __init__(self, dim: int, factor: int, sites: Sites) -> None:
         super().__init__()
@@ -104,7 +106,7 @@ class Upsample(nn.Module):
 
 
 def relative_sinusoids(length: int, dim: int) -> Tensor:
-    """Position vectors of distances ``length-1 .. -(length-1)``: ``[2*length-1, dim]``, sine and cosine in turn."""
+    """Position vectors of distances ``length-1 .. -(length-1)``: ``[2*length-1, dim]``, interleaved sine and cosine."""
     position = torch.arange(length - 1, -length, -1, dtype=torch.float32)[:, None]
     rates = torch.exp(torch.arange(0, dim, 2, dtype=torch.float32) * -(math.log(10000.0) / dim))
     return torch.stack([(position * rates).sin(), (position * rates).cos()], dim=-1).flatten(1)
@@ -112,14 +114,14 @@ def relative_sinusoids(length: int, dim: int) -> Tensor:
 
 @dataclass(frozen=True)
 class EncoderPast:
-    """The past before and after upsampling."""
+    """The past of the layers before and after upsampling."""
 
     tokens: Memory
     frames: Memory
 
 
 class Encoder(nn.Module):
-    """Tokens to vectors at mel rate. ``token_sites`` and ``frame_sites`` say what past it keeps."""
+    """Tokens to vectors at mel rate. ``token_sites`` and ``frame_sites`` describe the past it needs."""
 
     def __init__(self, dims: EncoderDims) -> None:
         super().__init__()
@@ -136,7 +138,7 @@ class Encoder(nn.Module):
         self.reach_tokens = 0
 
     def prepare(self, tokens: int) -> None:
-        """Tabulate relative positions for sequences of up to ``tokens``. Does nothing if that was done."""
+        """Tabulate relative positions for sequences of up to ``tokens`` tokens. Idempotent."""
         if tokens <= self.reach_tokens:
             return
         self.reach_tokens = max(tokens, 2 * self.reach_tokens)
@@ -158,9 +160,17 @@ class Encoder(nn.Module):
     def forward(
         self, x: Tensor, known: Tensor, start: Tensor, total: Tensor, context: int, chunked: bool, past: EncoderPast
     ) -> Tensor:
-        """``x [B, T+A, C]``: embedded tokens from position ``start [B]``, the last A as look-ahead only; of these
-        ``known [B]`` exist, the rest is silence after the end. Tokens before ``total [B]`` become sound; ``context`` >=
-        start + T. ``[B, 2T, D]``."""
+        """Encode tokens: ``[B, T+A, C] -> [B, 2T, D]``.
+
+        Args:
+            x: ``[B, T+A, C]`` embedded tokens, the last A are look-ahead only.
+            known: ``[B]`` number of available tokens; the rest is silence after the end.
+            start: ``[B]`` position of the first token.
+            total: ``[B]`` tokens before this position are rendered.
+            context: At least ``start + T``.
+            chunked: Whether attention uses the chunk mask.
+            past: Past of the layers.
+        """
         up = self.dims.upsample
         chunk = self.dims.chunk_tokens
         exists = torch.arange(x.shape[1], device=x.device) < known[:, None]  # [B, T+A]

@@ -1,8 +1,8 @@
-"""Speech tokens to mel: conditioning, the guided Euler solver, and the two ways to run it.
+"""The flow: speech tokens to mel frames by flow matching with a guided Euler solver.
 
-``Flow.mel`` computes a whole sequence; ``Flow.chunk`` computes the next chunk of many utterances from their past and
-gives, under the chunk mask, the same numbers. All state comes in and goes out; what is kept here derives from weights
-and constants (time tables, initial noise). It must not know when a chunk is due, voices, or what sound becomes of mel.
+``Flow.mel`` computes whole sequences; ``Flow.chunk`` computes the next chunk of many utterances from their past and
+gives the same numbers under the chunk mask. State is passed in and out; the module only stores what derives from
+weights and constants (time tables, initial noise).
 Flow matching: https://arxiv.org/abs/2210.02747; guidance: https://arxiv.org/abs/2207.12598.
 """
 
@@ -16,19 +16,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tts_worker.engine.cosyvoice.dims import FlowDims
-from tts_worker.engine.cosyvoice.flow.blocks import JoinedAttention, Lookahead, Sites, chunk_mask
+from tts_worker.engine.cosyvoice.flow.blocks import FusedAttention, Lookahead, Sites, chunk_mask
 from tts_worker.engine.cosyvoice.flow.dit import Dit
 from tts_worker.engine.cosyvoice.flow.encoder import Encoder, EncoderPast
 from tts_worker.engine.cosyvoice.flow.unet import Unet
 from tts_worker.engine.cosyvoice.kv import Memory, NoPast
 from tts_worker.engine.cosyvoice.lm import embedding
 
-NOISE_FRAMES = 15_000  # 300 s; the reference ends there, we begin again
+NOISE_FRAMES = 15_000  # 300 s; the reference stops there, this implementation wraps around
 
 
 def solver_times(steps: int) -> Tensor:
-    """Cosine schedule as ``[steps, 2]``: time and step width. The time is added up in float32 as the reference does, so
-    that it carries the same rounding."""
+    """Cosine schedule ``[steps, 2]``: time and step size. Accumulates in float32 to match the reference's rounding."""
     ends = 1 - torch.cos(torch.linspace(0, 1, steps + 1) * 0.5 * torch.pi)
     t = ends[0]
     dt = ends[1] - ends[0]
@@ -41,15 +40,21 @@ def solver_times(steps: int) -> Tensor:
 
 
 def initial_noise(mel: int) -> Tensor:
-    """The fixed noise every solve starts from, by absolute frame: ``[NOISE_FRAMES, mel]``."""
+    """The fixed initial noise of the solver, by absolute frame: ``[NOISE_FRAMES, mel]``."""
     return torch.randn([1, mel, NOISE_FRAMES], generator=torch.Generator().manual_seed(0))[0].T.contiguous()
 
 
 @dataclass(frozen=True)
 class ChunkPast:
-    """The past of a batch of utterances: of the front (v3: its look-ahead; v2: the encoder) and, by solver rows, of
-    the estimator. ``null_velocity [B, T, mel]`` is the free velocity of the first step where it is tabulated: it
-    depends on the position only. Row 0 is then the first step's guided branch, rows 2s-1 and 2s both of step s."""
+    """The past of a batch of utterances.
+
+    Attributes:
+        front: Past of the look-ahead layer (v3) or the encoder (v2).
+        estimator: Past of the estimator by solver rows. Row 0 is the conditional branch of the first step, rows 2s-1
+            and 2s are both branches of step s.
+        null_velocity: ``[B, T, mel]`` unconditional velocity of the first step where it is tabulated (it depends on
+            the position only).
+    """
 
     front: Memory | EncoderPast
     estimator: Callable[[slice], Memory]
@@ -57,7 +62,7 @@ class ChunkPast:
 
 
 class _Decoder(nn.Module):
-    """A level of the official key names."""
+    """Namespace that matches the official key names."""
 
     def __init__(self, estimator: nn.Module) -> None:
         super().__init__()
@@ -65,7 +70,7 @@ class _Decoder(nn.Module):
 
 
 class Flow(nn.Module):
-    """CosyVoice2's (encoder and UNet) or CosyVoice3's (look-ahead and DiT) flow."""
+    """The flow of CosyVoice2 (encoder and UNet) or CosyVoice3 (look-ahead layer and DiT)."""
 
     def __init__(self, dims: FlowDims) -> None:
         super().__init__()
@@ -81,7 +86,7 @@ class Flow(nn.Module):
         estimator = Unet(dims.unet) if dims.unet is not None else Dit(dims.dit)  # type: ignore[arg-type]
         self.decoder = _Decoder(estimator)
         self.chunk_frames = (dims.unet or dims.dit).chunk_frames  # type: ignore[union-attr]
-        self.times = self.noise = self.time_tables = torch.zeros(0)  # by ``prepare``
+        self.times = self.noise = self.time_tables = torch.zeros(0)  # set by ``prepare``
 
     @property
     def estimator(self) -> Unet | Dit:
@@ -89,12 +94,14 @@ class Flow(nn.Module):
 
     @torch.inference_mode()
     def prepare(self, tokens: int) -> Flow:
-        """Tabulate what depends on weights and constants only, and join layers that read the same. Call once, when the
-        weights are loaded; ``tokens`` is the longest sequence expected (longer ones extend the tables themselves)."""
+        """Tabulate what depends on weights and constants only, and fuse layers that share an input.
+
+        Call once after loading the weights. ``tokens`` is the longest expected sequence; longer ones extend the tables.
+        """
         device = self.spk_embed_affine_layer.weight.device
         self.times = solver_times(self.dims.steps).to(device)  # [steps, 2]
         self.noise = initial_noise(self.dims.mel).to(device)  # [NOISE_FRAMES, mel]
-        for attention in [module for module in self.estimator.modules() if isinstance(module, JoinedAttention)]:
+        for attention in [module for module in self.estimator.modules() if isinstance(module, FusedAttention)]:
             attention.prepare()
         self.time_tables = self.estimator.tables(self.times[:, 0])  # [steps, K, D]
         if self.dims.encoder is not None:
@@ -102,7 +109,7 @@ class Flow(nn.Module):
         return self
 
     def speaker(self, embedding: Tensor) -> Tensor:
-        """Speaker embedding ``[B, spk_embed]`` to the condition ``[B, mel]``."""
+        """Project speaker embeddings ``[B, spk_embed]`` to conditions ``[B, mel]``."""
         return self.spk_embed_affine_layer(F.normalize(embedding.to(self.spk_embed_affine_layer.weight), dim=1))
 
     def mu(
@@ -115,9 +122,17 @@ class Flow(nn.Module):
         chunked: bool,
         front: Memory | EncoderPast,
     ) -> Tensor:
-        """``tokens [B, T+A]`` from position ``start [B]``, the last A look-ahead only; ``known [B]`` of them exist, and
-        those before position ``total [B]`` become sound. ``context`` >= start + T. The mean that the flow starts out
-        from: ``[B, T*frames_per_token, mel]``."""
+        """Token condition of the estimator: ``[B, T*frames_per_token, mel]``.
+
+        Args:
+            tokens: ``[B, T+A]``, the last A are look-ahead only.
+            known: ``[B]`` number of available tokens.
+            start: ``[B]`` position of the first token.
+            total: ``[B]`` tokens before this position are rendered.
+            context: At least ``start + T``.
+            chunked: Whether attention uses the chunk mask.
+            front: Past of the encoder or look-ahead layer.
+        """
         x = self.input_embedding(tokens.clamp(min=0))  # [B, T+A, C]
         if isinstance(front, EncoderPast):
             return self.encoder_proj(self.encoder(x, known, start, total, context, chunked, front))
@@ -126,33 +141,44 @@ class Flow(nn.Module):
         return x.repeat_interleave(self.dims.frames_per_token, dim=1)
 
     def noise_at(self, start: Tensor, frames: int) -> Tensor:
-        """Initial noise of ``frames`` from absolute frame ``start [B]``: ``[B, frames, mel]``."""
+        """Initial noise of ``frames`` frames from absolute frame ``start [B]``: ``[B, frames, mel]``."""
         return self.noise[(start[:, None] + torch.arange(frames, device=start.device)) % NOISE_FRAMES]
 
     def solve(
         self, mu: Tensor, spk: Tensor, cond: Tensor, start: Tensor, mask: Tensor | None, past: ChunkPast
     ) -> Tensor:
-        """Guided Euler steps from noise to mel: ``mu, cond [B, T, mel]``, ``spk [B, mel]``, ``start [B]`` in frames,
-        ``mask [B, 1, T, L]``, None where all is seen. Returns ``[B, T, mel]`` in float32."""
+        """Run the guided Euler steps from noise to mel.
+
+        Args:
+            mu: ``[B, T, mel]`` token condition.
+            spk: ``[B, mel]`` speaker condition.
+            cond: ``[B, T, mel]`` prompt mel, or 0.
+            start: ``[B]`` first frame.
+            mask: ``[B, 1, T, L]``, or None if every key is visible.
+            past: Past of the networks.
+
+        Returns:
+            ``[B, T, mel]`` float32.
+        """
         x = self.noise_at(start, mu.shape[1])
         guidance = self.dims.guidance
         dtype = mu.dtype
-        if mask is not None:  # as it is added to the scores, which every attention would make of it anew
+        if mask is not None:  # converted to an additive bias once instead of in each attention
             mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
         both = mask if mask is None or mask.shape[0] == 1 else mask.repeat(2, 1, 1, 1)
-        two = [torch.cat([y, torch.zeros_like(y)]) for y in (mu, spk, cond)]  # guided branch, then free branch
+        two = [torch.cat([y, torch.zeros_like(y)]) for y in (mu, spk, cond)]  # conditional, then unconditional branch
         for step in range(self.dims.steps):
             table = self.time_tables[step : step + 1]
             dt = self.times[step, 1]
             if step == 0 and past.null_velocity is not None:
                 memory = past.estimator(slice(0, 1))
-                guided = self.estimator(x.to(dtype), mu, spk, cond, table, start, mask, memory).float()
-                free = past.null_velocity
+                conditional = self.estimator(x.to(dtype), mu, spk, cond, table, start, mask, memory).float()
+                unconditional = past.null_velocity
             else:
                 memory = past.estimator(slice(2 * step - 1, 2 * step + 1))
                 velocity = self.estimator(x.to(dtype).repeat(2, 1, 1), *two, table, start, both, memory)
-                guided, free = velocity.float().chunk(2)
-            x = x + dt * ((1.0 + guidance) * guided - guidance * free)
+                conditional, unconditional = velocity.float().chunk(2)
+            x = x + dt * ((1.0 + guidance) * conditional - guidance * unconditional)
         return x
 
     def no_past(self) -> ChunkPast:
@@ -178,14 +204,25 @@ class Flow(nn.Module):
         chunked: bool,
         final: bool,
     ) -> Tensor:
-        """Whole sequences. ``tokens [B, L]`` (prompt and speech, of which ``lengths [B]`` count; if not ``final``, the
-        last ones are look-ahead only), ``prompt_mel [B, P, mel]`` of which ``prompt_frames [B]`` count, ``spk``.
-        Returns ``[B, L'*frames_per_token, mel]`` with the prompt, L' = L or, if not final, L less the look-ahead."""
+        """Compute the mel of whole sequences.
+
+        Args:
+            tokens: ``[B, L]`` prompt and speech; unless ``final``, the last ones are look-ahead only.
+            lengths: ``[B]`` number of valid tokens.
+            prompt_mel: ``[B, P, mel]``.
+            prompt_frames: ``[B]`` number of valid prompt frames.
+            spk: ``[B, mel]`` speaker condition.
+            chunked: Use the chunk mask.
+            final: Whether no more tokens follow.
+
+        Returns:
+            ``[B, L'*frames_per_token, mel]`` including the prompt; L' is L, less the look-ahead unless ``final``.
+        """
         ahead = self.dims.lookahead_tokens
         tokens = F.pad(tokens, (0, ahead)) if final else tokens
         span = tokens.shape[1] - ahead
         start = torch.zeros_like(lengths)
-        total = lengths if final else lengths - ahead  # [B] tokens that become sound
+        total = lengths if final else lengths - ahead  # [B] tokens to render
         if self.dims.encoder is not None:
             self.encoder.prepare(span)
         past = self.no_past()
@@ -193,8 +230,8 @@ class Flow(nn.Module):
         mu = mu.to(self.time_tables.dtype)  # the estimator may run in less than float32
         frames = mu.shape[1]
         cond = F.pad(prompt_mel, (0, 0, 0, max(0, frames - prompt_mel.shape[1])))[:, :frames].to(mu)
-        given = torch.arange(frames, device=mu.device) < prompt_frames[:, None]
-        cond = cond.masked_fill(~given[:, :, None], 0.0)
+        is_prompt = torch.arange(frames, device=mu.device) < prompt_frames[:, None]
+        cond = cond.masked_fill(~is_prompt[:, :, None], 0.0)
         total_frames = total * self.dims.frames_per_token
         mask = chunk_mask(start, total_frames, frames, frames, self.chunk_frames * chunked)
         return self.solve(mu, spk.to(mu), cond, start, mask, past)
@@ -203,14 +240,25 @@ class Flow(nn.Module):
     def chunk(
         self, tokens: Tensor, known: Tensor, start: Tensor, context: int, spk: Tensor, cond: Tensor, past: ChunkPast
     ) -> Tensor:
-        """The next chunk of each utterance. ``tokens [B, T+A]`` from token ``start [B]`` (a multiple of the chunk), of
-        which ``known [B]`` exist; ``spk [B, mel]``, ``cond [B, T*frames_per_token, mel]``; ``context`` tokens are in
-        the page tables. Returns ``[B, T*frames_per_token, mel]``; what lies after the end is noise."""
+        """Compute the next chunk of each utterance.
+
+        Args:
+            tokens: ``[B, T+A]``, the last A are look-ahead only.
+            known: ``[B]`` number of available tokens.
+            start: ``[B]`` first token, a multiple of the chunk size.
+            context: Number of tokens in the page tables.
+            spk: ``[B, mel]``.
+            cond: ``[B, T*frames_per_token, mel]``.
+            past: Past of the networks.
+
+        Returns:
+            ``[B, T*frames_per_token, mel]``; frames after the end are undefined.
+        """
         ratio = self.dims.frames_per_token
         span = tokens.shape[1] - self.dims.lookahead_tokens
         total = start + known.clamp(max=span)
         mu = self.mu(tokens, known, start, total, context, True, past.front).to(self.time_tables.dtype)
         mask: Tensor | None = chunk_mask(start * ratio, total * ratio, span * ratio, context * ratio, self.chunk_frames)
         if mask is not None and not mu.is_cuda and bool(mask.all()):
-            mask = None  # one utterance sees all of its past: without a mask, attention is faster on a CPU
+            mask = None  # a single utterance sees its whole past; attention without a mask is faster on a CPU
         return self.solve(mu, spk.to(mu), cond.to(mu), start * ratio, mask, past)

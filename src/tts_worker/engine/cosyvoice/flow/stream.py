@@ -1,8 +1,8 @@
-"""Chunk by chunk: who holds which slot and which pages of the flow's preallocated memory.
+"""Allocation of slots and pages for streaming the flow chunk by chunk.
 
-``FlowPool`` owns the memory and its free lists, ``FlowState`` is what one utterance (or one voice's prompt) holds.
-Host bookkeeping only: it turns states into the index tensors that ``Flow.chunk`` runs on. It must not know sessions,
-schedules or sound. Pages of a voice's prompt are shared by every utterance opened on it and never written again.
+``FlowPool`` owns the preallocated memory and its free lists; ``FlowState`` is what one utterance (or the prompt of one
+voice) holds. Host bookkeeping only: it turns states into the index tensors of ``Flow.chunk``. The pages of a voice's
+prompt are shared by all utterances opened on it and never written again.
 """
 
 from __future__ import annotations
@@ -20,26 +20,25 @@ from tts_worker.engine.cosyvoice.kv import Memory, PagedMemory
 from tts_worker.errors import OutOfMemory
 
 Run = Callable[[Hashable, Callable[..., Tensor], tuple[Tensor, ...]], Tensor]
-"""Runs a computation on tensors; the key stands for it and for all shapes, so that it may be recorded and replayed."""
+"""Runs a computation on tensors. The key identifies it and all shapes, so that a CUDA graph can be captured for it."""
 
 
-def _plainly(key: Hashable, compute: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
+def _run_eagerly(key: Hashable, compute: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
     return compute(*inputs)
 
 
 @dataclass
 class FlowState:
-    """One utterance in the pool: its convolution slot, its pages in time order, the tokens computed so far."""
+    """One utterance in the pool: its slot, its pages in time order and the number of tokens computed."""
 
     slot: int
     pages: list[int] = field(default_factory=list)
-    shared: int = 0  # how many of the first pages belong to the voice
+    shared: int = 0  # number of leading pages that belong to the voice
     tokens: int = 0
 
 
 class FlowPool:
-    """Memory for up to ``slots`` utterances and voices, with ``pages`` chunks among them, the longest of
-    ``max_chunks``."""
+    """Memory for up to ``slots`` utterances and voices with ``pages`` chunks in total, at most ``max_chunks`` each."""
 
     def __init__(
         self,
@@ -50,11 +49,14 @@ class FlowPool:
         max_chunks: int,
         dtype: torch.dtype = torch.float32,
         checked: bool = False,
-        run: Run = _plainly,
+        run: Run = _run_eagerly,
         page_bucket: int = 1,
     ) -> None:
-        """``run`` carries the passes out; page tables are rounded up to ``page_bucket`` and, where that is more than 1,
-        batches to powers of two, so that few shapes recur."""
+        """``run`` executes the passes.
+
+        Page tables are rounded up to ``page_bucket`` and, if that is more than 1, batches to powers of two, so that
+        there are few distinct shapes.
+        """
         dims = flow.dims
         device = flow.noise.device
         self.flow = flow
@@ -64,10 +66,10 @@ class FlowPool:
         self._run = run
         self._page_bucket = page_bucket
         self._slots = list(range(slots))[::-1]
-        self._pages = list(range(pages, 0, -1))  # page 0 is the empty one
-        # what pads a batch writes there, and nobody reads it
-        self._spare_slot = slots
-        self._spare_page = pages + 1
+        self._pages = list(range(pages, 0, -1))  # page 0 is reserved for padding page tables
+        # Targets for the writes of padded batch rows; never read.
+        self._padding_slot = slots
+        self._padding_page = pages + 1
         slots = slots + 1
         pages = pages + 1
         shape = dims.unet or dims.dit
@@ -102,7 +104,7 @@ class FlowPool:
         else:
             self._front = [memory(1, flow.front_sites, 1, 1, 1, slots, 0)]
         self._estimator = memory(2 * dims.steps - 1, sites, heads, head_dim, flow.chunk_frames, slots, pages)
-        # The first step's free branch depends on the position only: one past for all, slot c = before chunk c.
+        # The unconditional branch of the first step depends on the position only: shared, slot c = before chunk c.
         self._null = memory(1, sites, heads, head_dim, flow.chunk_frames, max_chunks + 2, max_chunks + 1)
         self._null.reset(torch.zeros(1, dtype=torch.long, device=device))
         self._null_velocity: list[Tensor] = []  # per chunk [1, chunk_frames, mel]
@@ -116,7 +118,11 @@ class FlowPool:
         return len(self._slots)
 
     def open(self, voice: FlowState | None = None) -> FlowState:
-        """A new utterance, or one that goes on where ``voice`` stands. Raises OutOfMemory."""
+        """Open an utterance that continues after ``voice``, or an empty one.
+
+        Raises:
+            OutOfMemory: All slots are taken.
+        """
         if not self._slots:
             raise OutOfMemory("all flow slots are taken: end an utterance or configure more slots")
         state = FlowState(self._slots[-1])
@@ -129,11 +135,11 @@ class FlowPool:
             state.pages = list(voice.pages)
             state.shared = len(voice.pages)
             state.tokens = voice.tokens
-        self._slots.remove(state.slot)  # now that nothing can fail; it need not be the last any more
+        self._slots.remove(state.slot)  # last, when nothing can fail; another thread may have changed the order
         return state
 
     def close(self, state: FlowState) -> None:
-        """Give back what ``state`` holds of its own. Idempotent."""
+        """Free the slot and the unshared pages of ``state``. Idempotent."""
         if state.slot >= 0:
             self._slots.append(state.slot)
             self._pages.extend(reversed(state.pages[state.shared :]))
@@ -142,17 +148,17 @@ class FlowPool:
             state.shared = 0
 
     def _null_at(self, chunk: int, frames: int) -> Tensor:
-        """The free velocity of the first step in ``chunk``, of which ``frames`` exist: ``[1, chunk_frames, mel]``."""
+        """Unconditional velocity of the first step in ``chunk`` with ``frames`` frames: ``[1, chunk_frames, mel]``."""
         while len(self._null_velocity) <= chunk:
             done = len(self._null_velocity)
             self._null.copy_tails(done, done + 1)
             self._null_velocity.append(self._null_run(done, done + 1, self.flow.chunk_frames))
-            # the run left slot done+1 as it stands after the chunk
+            # slot done+1 now holds the state after the chunk
         if frames == self.flow.chunk_frames:
             return self._null_velocity[chunk]
-        spare = self.max_chunks + 1  # a last, partial chunk sees fewer keys: computed, and not kept
-        self._null.copy_tails(chunk, spare)
-        return self._null_run(chunk, spare, frames)
+        scratch = self.max_chunks + 1  # a partial last chunk has fewer keys: computed and not cached
+        self._null.copy_tails(chunk, scratch)
+        return self._null_run(chunk, scratch, frames)
 
     def _null_run(self, chunk: int, slot: int, frames: int) -> Tensor:
         size = self.flow.chunk_frames
@@ -165,8 +171,8 @@ class FlowPool:
         dtype = self.flow.time_tables.dtype
         x = self.flow.noise_at(start, size).to(dtype)
         table = self.flow.time_tables[:1]
-        nothing = torch.zeros(1, size, mel, dtype=dtype, device=self.device)
-        return self.flow.estimator(x, nothing, nothing[:, 0], nothing, table, start, mask, memory).float()
+        zeros = torch.zeros(1, size, mel, dtype=dtype, device=self.device)
+        return self.flow.estimator(x, zeros, zeros[:, 0], zeros, table, start, mask, memory).float()
 
     @torch.inference_mode()
     def advance(self, states: list[FlowState], tokens: Tensor, known: list[int], spk: Tensor, cond: Tensor) -> Tensor:
@@ -191,7 +197,7 @@ class FlowPool:
             null.append(torch.cat([self._null_at(s.tokens // size + i, end) for i, end in enumerate(ends)], dim=1))
             plan.append([s.slot, s.tokens, n, *s.pages[-chunks:], *s.pages, *[0] * (longest - len(s.pages))])
         missing = (1 << (len(states) - 1).bit_length()) - len(states) if self._page_bucket > 1 else 0
-        plan += [[self._spare_slot, 0, 1, *[self._spare_page] * (chunks + 1), *[0] * (longest - 1)]] * missing
+        plan += [[self._padding_slot, 0, 1, *[self._padding_page] * (chunks + 1), *[0] * (longest - 1)]] * missing
         inputs = [torch.cat([x, x[:1].expand(missing, *x.shape[1:])]) for x in (tokens, spk, cond, torch.cat(null))]
         index = torch.tensor(plan).to(self.device, non_blocking=True)
         mel = self._run(("flow", chunks, index.shape), self._advance, (index, *inputs))
@@ -200,8 +206,8 @@ class FlowPool:
         return mel[: len(states)]
 
     @torch.inference_mode()
-    def record_passes(self, batch: int) -> None:
-        """Run a pass of every rounded shape once, on memory that nobody has, and fill the table of the first step."""
+    def capture_passes(self, batch: int) -> None:
+        """Run one pass of every rounded shape on padding memory and fill the table of the first step."""
         size = self.chunk_tokens
         ahead = self.flow.dims.lookahead_tokens
         mel = self.flow.dims.mel
@@ -209,14 +215,14 @@ class FlowPool:
             self._null_at(chunk, self.flow.chunk_frames)
         for pages in range(self._page_bucket, self.max_chunks + self._page_bucket, self._page_bucket):
             for rows in (1 << power for power in range((batch - 1).bit_length() + 1)):
-                table = [self._spare_page, *[0] * (min(pages, self.max_chunks) - 1)]
-                index = torch.tensor([[self._spare_slot, 0, 1, self._spare_page, *table]] * rows).to(self.device)
+                table = [self._padding_page, *[0] * (min(pages, self.max_chunks) - 1)]
+                index = torch.tensor([[self._padding_slot, 0, 1, self._padding_page, *table]] * rows).to(self.device)
                 cond = self.flow.noise.new_zeros(rows, self.flow.chunk_frames, mel)
                 tokens = torch.zeros(rows, size + ahead, dtype=torch.long, device=self.device)
                 self._run(("flow", 1, index.shape), self._advance, (index, tokens, cond[:, 0], cond, cond.clone()))
 
     def _advance(self, index: Tensor, tokens: Tensor, spk: Tensor, cond: Tensor, null: Tensor) -> Tensor:
-        """``index [B, 3 + n + pages]``: slot, first token, tokens that exist, fresh pages, page table."""
+        """``index [B, 3 + n + pages]``: slot, first token, available tokens, fresh pages, page table."""
         chunks = tokens.shape[1] // self.chunk_tokens
         (slots, start, known), fresh, table = index[:, :3].unbind(1), index[:, 3 : 3 + chunks], index[:, 3 + chunks :]
         views = [memory.view(slots, table, fresh) for memory in self._front]

@@ -1,8 +1,7 @@
-"""CosyVoice2's estimator: a causal UNet without resampling, residual convolutions and transformer blocks in turn.
+"""CosyVoice2's estimator: a causal UNet without resampling, of residual convolutions and transformer blocks.
 
-Owns its weights; gives the velocity of the flow at a solver time. Runs over whole sequences or chunks with a past.
-What depends on the time only is computed once for the solver's few times (``tables``), not in every call.
-It must not know guidance, the solver or where its past is kept.
+Computes the velocity of the flow at a solver time, over whole sequences or chunks with a past. What depends on the time
+only is computed once for all solver times (``tables``).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tts_worker.engine.cosyvoice.dims import UnetDims
-from tts_worker.engine.cosyvoice.flow.blocks import CausalConv, JoinedAttention, Sites, attend, sinusoid
+from tts_worker.engine.cosyvoice.flow.blocks import CausalConv, FusedAttention, Sites, attend, sinusoid
 from tts_worker.engine.cosyvoice.kv import Memory
 
 
@@ -34,7 +33,7 @@ class CausalBlock(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two causal blocks with the time added between them, and a 1x1 shortcut."""
+    """Two causal blocks with the time embedding added between them, and a 1x1 shortcut."""
 
     def __init__(self, sites: Sites, in_channels: int, out_channels: int, time_channels: int) -> None:
         super().__init__()
@@ -44,12 +43,12 @@ class Residual(nn.Module):
         self.res_conv = nn.Conv1d(in_channels, out_channels, 1)
 
     def forward(self, x: Tensor, time: Tensor, memory: Memory) -> Tensor:
-        """``x [N, C, T]``, ``time [N or 1, C']`` already through ``mlp``: ``[N, C', T]``."""
+        """``x [N, C, T] -> [N, C', T]``; ``time [N or 1, C']`` is already projected by ``mlp``."""
         y = self.block1(x, memory) + time[:, :, None]
         return self.block2(y, memory) + self.res_conv(x)
 
 
-class SelfAttention(JoinedAttention):
+class SelfAttention(FusedAttention):
     def __init__(self, sites: Sites, dims: UnetDims) -> None:
         super().__init__()
         inner = dims.heads * dims.head_dim
@@ -68,7 +67,7 @@ class SelfAttention(JoinedAttention):
 class FeedForward(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
-        first = nn.Sequential(OrderedDict(proj=nn.Linear(dim, 4 * dim)))  # one level more, as the official weights have
+        first = nn.Sequential(OrderedDict(proj=nn.Linear(dim, 4 * dim)))  # nested as in the official weights
         self.net = nn.Sequential(first, nn.GELU(), nn.Linear(4 * dim, dim))
 
     def forward(self, x: Tensor) -> Tensor:  # [N, T, C] -> [N, T, C]
@@ -99,7 +98,7 @@ class TimeMlp(nn.Module):
 
 
 class Unet(nn.Module):
-    """One stage down, the middle, one stage up with the skip; all at the same rate."""
+    """One down stage, the middle stages and one up stage with a skip connection, all at the same rate."""
 
     def __init__(self, dims: UnetDims) -> None:
         super().__init__()
@@ -121,14 +120,14 @@ class Unet(nn.Module):
         self.final_proj = nn.Conv1d(width, dims.out_channels, 1)
 
     def _stages(self) -> list[Any]:
-        """Residual block, transformer blocks and, at the ends, a convolution."""
+        """All stages in order: a residual block, transformer blocks and, at both ends, a convolution."""
         return [*self.down_blocks, *self.mid_blocks, *self.up_blocks]
 
     def time_embedding(self, t: Tensor) -> Tensor:  # [S] -> [S, 4C]
         return self.time_mlp(sinusoid(t, self.dims.in_channels).to(self.final_proj.weight.dtype))
 
     def tables(self, t: Tensor) -> Tensor:
-        """What the times ``t [S]`` add in each stage: ``[S, stages, C]``."""
+        """Projected time embeddings of ``t [S]`` for each stage: ``[S, stages, C]``."""
         time = self.time_embedding(t)
         return torch.stack([stage[0].mlp(time) for stage in self._stages()], dim=1)
 
@@ -143,8 +142,18 @@ class Unet(nn.Module):
         mask: Tensor | None,
         past: Memory,
     ) -> Tensor:
-        """``x, mu, cond [N, T, mel]``, ``spk [N, mel]``, ``table [N or 1, stages, C]``, ``start [B]`` (unused:
-        positions come from causality alone), ``mask [N or 1, 1, T, L]``: velocity ``[N, T, mel]``."""
+        """Velocity ``[N, T, mel]``.
+
+        Args:
+            x: ``[N, T, mel]`` current state.
+            mu: ``[N, T, mel]`` token condition.
+            spk: ``[N, mel]`` speaker condition.
+            cond: ``[N, T, mel]`` prompt mel.
+            table: ``[N or 1, stages, C]``, a row of ``tables``.
+            start: ``[B]``, unused: this network has no position embedding.
+            mask: ``[N or 1, 1, T, L]``.
+            past: Past of this network.
+        """
         spk = spk[:, None].expand(-1, x.shape[1], -1)
         x = torch.cat([x, mu, spk, cond], dim=-1).transpose(1, 2)  # [N, 4*mel, T]
         skip = x
