@@ -31,6 +31,7 @@ from tts_worker.models.enrolment import Enrolment
 from tts_worker.models.manager import EngineActions, ManagerConfig, ModelManager
 from tts_worker.models.policy import Rules
 from tts_worker.session.hub import HubConfig, SessionHub
+from tts_worker.session.normalizing import SegmentNormalizer
 from tts_worker.session.session import SessionTimeouts
 from tts_worker.settings import (
     CosyVoiceEngineSettings,
@@ -159,6 +160,8 @@ class Worker:
         await self.models.close()
         for engine in self.engines.values():
             await engine.stop()
+        if self.hub.config.normalizer is not None:
+            self.hub.config.normalizer.close()
         gc.unfreeze()
 
 
@@ -193,10 +196,23 @@ def _hub_config(settings: Settings) -> HubConfig:
         max_utterance_chars=session.max_utterance_chars,
         max_queued_utterances=session.max_queued_utterances,
         timeouts=SessionTimeouts(session.pause_timeout_s, session.text_idle_timeout_s, session.flush_after_ms / 1000),
-        text=TextOptions(markdown=text.markdown, urls=text.urls, normalise=text.normalise),
+        text=TextOptions(markdown=text.markdown, urls=text.urls),
         lexicon=_server_lexicon(text),
-        normalise=load_normaliser() if text.normalise else None,
+        normalise=text.normalise,
+        normalizer=_normalizer(text.normalise),
     )
+
+
+def _normalizer(wanted: bool | None) -> SegmentNormalizer | None:
+    """None where it is not wanted, or not installed and not insisted on. Raises MissingExtra."""
+    if wanted is False:
+        return None
+    try:
+        return SegmentNormalizer(load_normaliser())
+    except MissingExtra:
+        if wanted:
+            raise
+        return None
 
 
 def _manager_config(settings: Settings) -> ManagerConfig:

@@ -348,6 +348,7 @@ class EngineInfo:
     max_utterances: int
     sample_rate_hz: int = SAMPLE_RATE_HZ
     text_by_word: bool = False  # wants segments word by word (text while it is being written)
+    reads_numbers: bool = False  # writes numbers and dates out by itself, so that text need not be normalized
     speed_range: tuple[float, float] = (0.5, 2.0)
     device: str = "cpu"
     capabilities: tuple[str, ...] = ()

@@ -203,8 +203,6 @@ async def test_every_voice_name_is_checked(worker: Worker) -> None:
         worker.hub.open(SessionOptions(seed=-1))
     with pytest.raises(InvalidRequest, match="lexicon"):
         worker.hub.open(SessionOptions(lexicon={"a": 5}))
-    with pytest.raises(InvalidRequest, match="normalisation"):
-        worker.hub.open(SessionOptions(normalise=True))
     assert worker.hub.live_sessions == 0
 
 

@@ -163,6 +163,7 @@ class HibariEngine:
             languages=(LANGUAGE,),
             alignment=Alignment.MEASURED,
             max_utterances=self._settings.max_utterances,
+            reads_numbers=True,
             speed_range=SPEED_RANGE,
             extra=(("model", "hibari-tts 0.2.1"),),
         )

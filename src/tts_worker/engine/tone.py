@@ -133,6 +133,7 @@ class ToneEngine:
             languages=("mul",),
             alignment=Alignment.MEASURED,
             max_utterances=self._settings.max_utterances,
+            reads_numbers=True,
             speed_range=(0.25, 4.0),
         )
 

@@ -28,11 +28,12 @@ from tts_worker.models.enrolment import Enrolment
 from tts_worker.models.routing import Wanted, choose
 from tts_worker.session.lexicons import LexiconCache
 from tts_worker.session.machine import MachineConfig, SessionMachine, State
+from tts_worker.session.normalizing import NormalizingPort, SegmentNormalizer
 from tts_worker.session.session import EnginePort, LocalSession, SessionObserver, SessionTimeouts
 from tts_worker.session.slots import SlotTable
 from tts_worker.text.filter import UrlMode
+from tts_worker.text.language import LanguageDetector
 from tts_worker.text.lexicon import Lexicon
-from tts_worker.text.normaliser import Normalise
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.types import SAMPLE_RATE_HZ, EngineInfo, SynthesisParams, unpaced_share
 from tts_worker.voices import VoiceCatalog
@@ -111,7 +112,8 @@ class HubConfig:
     timeouts: SessionTimeouts = field(default_factory=SessionTimeouts)
     text: TextOptions = field(default_factory=TextOptions)
     lexicon: Lexicon = field(default_factory=Lexicon)
-    normalise: Normalise | None = None
+    normalise: bool | None = None
+    normalizer: SegmentNormalizer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,8 @@ class SessionHub:
         """Take sessions for the voices of an engine that has started. ``enrolment``: how it learns voices from
         recordings. Raises ConfigError if one of its voices is there already."""
         self.voices.add(name, family, engine.info)
+        if self.config.normalizer is not None and not engine.info.reads_numbers:
+            self.config.normalizer.prepare()
         self._engines[name] = engine
         if enrolment is not None:
             self._enrolments[name] = enrolment
@@ -312,6 +316,7 @@ class SessionHub:
         if not 0 <= lead_ms <= 10_000:
             raise InvalidRequest("lead_ms must be 0 to 10000")
         make_text = self._text_factory(options, lexicon)
+        port = self._port(engine, options.normalise)
         if not engine.ready:
             raise NotReady(f"the engine of voice {voice.name} is not ready", retry_after_s=RETRY_AFTER_S)
         paced_by_worker = options.realtime and not options.raw_chunks
@@ -337,7 +342,7 @@ class SessionHub:
         )
         session = LocalSession(
             machine,
-            engine,
+            port,
             # Less than a frame and a half would leave no time between two frames.
             lead_s=max(lead_ms, 1.5 * frame_ms) / 1000 if paced_by_worker else None,
             observer=self._observer,
@@ -403,10 +408,6 @@ class SessionHub:
         self, options: SessionOptions, session_lexicon: Lexicon | None
     ) -> Callable[[SynthesisParams], TextPipeline]:
         defaults = self.config.text
-        normalise = options.normalise if options.normalise is not None else defaults.normalise
-        if normalise and self.config.normalise is None:
-            raise InvalidRequest("this worker runs without text normalisation (setting text.normalise)")
-
         lexicons: dict[str, Lexicon | None] = {}  # merged, by voice
 
         def make_text(params: SynthesisParams) -> TextPipeline:
@@ -418,13 +419,30 @@ class SessionHub:
                 defaults,
                 markdown=defaults.markdown if options.markdown is None else options.markdown,
                 urls=defaults.urls if options.urls is None else options.urls,
-                language=params.language or voice.languages[0],
-                normalise=normalise,
+                # A voice of many languages says nothing about the text: English habits hold then.
+                language=params.language or (voice.languages[0] if len(voice.languages) == 1 else None),
                 by_word=voice.info.text_by_word,
             )
-            return TextPipeline(text, lexicons[voice.name], self.config.normalise)
+            return TextPipeline(text, lexicons[voice.name])
 
         return make_text
+
+    def _port(self, engine: HubEngine, asked: bool | None) -> EnginePort:
+        """The way to ``engine``, through text normalization if that is wanted. Raises InvalidRequest."""
+        wanted = self.config.normalise if asked is None else asked
+        normalizer = self.config.normalizer
+        if normalizer is None and wanted:
+            raise InvalidRequest("this worker runs without text normalisation (setting text.normalise)")
+        if normalizer is None or wanted is False:
+            return engine
+
+        def detector_of(params: SynthesisParams) -> LanguageDetector | None:
+            voice = self.voices.get(params.voice)
+            if wanted is None and voice.info.reads_numbers:
+                return None
+            return LanguageDetector(voice.languages, params.language)
+
+        return NormalizingPort(engine, normalizer, detector_of)
 
     def _closed(self, session: str) -> None:
         self._sessions.pop(session, None)

@@ -205,11 +205,13 @@ class RaySettings(Section):
 
 
 class TextSettings(Section):
-    """How text is read unless the session says otherwise. ``lexicon``: word -> spelling or /phonemes/."""
+    """How text is read unless the session says otherwise. ``lexicon``: word -> spelling or /phonemes/. ``normalise``:
+    write numbers and dates out before the voice sees them; None: where the extra "normalise" is installed and the
+    engine does not do it by itself."""
 
     markdown: bool = True
     urls: UrlMode = UrlMode.DROP
-    normalise: bool = False
+    normalise: bool | None = None
     lexicon: dict[str, Any] = Field(default_factory=dict)
     lexicon_file: Path | None = None
 

@@ -1,4 +1,4 @@
-"""From text as it arrives to segments that may be spoken: decode, filter, lexicon, segmenter, normaliser.
+"""From text as it arrives to segments that may be spoken: decode, filter, lexicon, segmenter.
 
 Owns the order of the stages and the canonical original text of one utterance, in which every offset counts. Sans-IO:
 it is fed deltas and returns segments. The segments depend only on the text and on where it was flushed, never on
@@ -14,7 +14,6 @@ from tts_worker.errors import IllegalCommand, InvalidRequest
 from tts_worker.text.decoding import TextDecoder
 from tts_worker.text.filter import TextFilter, UrlMode
 from tts_worker.text.lexicon import Lexicon, LexiconStage
-from tts_worker.text.normaliser import Normalise, normalise_segment
 from tts_worker.text.segmenter import Segmenter, SegmenterOptions
 from tts_worker.types import Boundary, Segment
 
@@ -27,15 +26,13 @@ class TextOptions:
     """How text is read.
 
     ``markdown``: leave out Markdown and tags. ``urls``: what becomes of bare URLs. ``language``: a BCP-47 tag, for
-    abbreviations and normalisation; None means English habits and no normalisation. ``normalise``: write numbers and
-    dates out in words before the engine sees them. The others are those of ``SegmenterOptions``.
+    abbreviations; None means English habits. The others are those of ``SegmenterOptions``.
     Raises InvalidRequest if a value is out of range.
     """
 
     markdown: bool = True
     urls: UrlMode = UrlMode.DROP
     language: str | None = None
-    normalise: bool = False
     by_word: bool = False
     first_clause_chars: int = 12
     clause_chars: int = 60
@@ -56,17 +53,10 @@ class TextOptions:
 
 
 class TextPipeline:
-    """One per utterance. ``normalise`` is used only if the options ask for it (see ``load_normaliser``)."""
+    """One per utterance."""
 
-    def __init__(
-        self,
-        options: TextOptions | None = None,
-        lexicon: Lexicon | None = None,
-        normalise: Normalise | None = None,
-    ) -> None:
+    def __init__(self, options: TextOptions | None = None, lexicon: Lexicon | None = None) -> None:
         options = options or TextOptions()
-        self._language = options.language
-        self._normalise = normalise if options.normalise else None
         self._decoder = TextDecoder()
         self._segmenter = Segmenter(options.segmenter_options(), options.language)
         self._lexicon = LexiconStage(lexicon, self._segmenter) if lexicon else None
@@ -159,6 +149,4 @@ class TextPipeline:
         if not ready:
             return []
         self._segmenter.ready = []
-        if self._normalise is not None:
-            ready = [normalise_segment(segment, self._normalise, self._language) for segment in ready]
         return ready

@@ -8,9 +8,7 @@ import pytest
 
 from tts_worker.errors import MissingExtra
 from tts_worker.text.alignment import spoken_words
-from tts_worker.text.lexicon import Lexicon
-from tts_worker.text.normaliser import Normalise, load_normaliser, normalise_segment
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.normaliser import Normalise, load_normaliser, needs_rewriting, normalise_segment
 from tts_worker.types import Boundary, Segment, Span
 
 
@@ -78,17 +76,6 @@ def test_a_rewriting_that_makes_no_sense_still_gives_speech(said: str) -> None:
     assert [span.start for span in segment.spans] == sorted(span.start for span in segment.spans)
 
 
-def test_the_pipeline_normalises_only_when_asked() -> None:
-    rules = rewriting({"5": "five"})
-
-    def text(options: TextOptions, lexicon: Lexicon | None = None) -> str:
-        pipeline = TextPipeline(options, lexicon, rules)
-        return "".join(segment.text for segment in pipeline.feed("take 5 now") + pipeline.end())
-
-    assert text(TextOptions(normalise=True)) == "take five now"
-    assert text(TextOptions()) == "take 5 now"
-
-
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wetext", None)
     with pytest.raises(MissingExtra, match=r"tts-worker\[normalise\]"):
@@ -119,3 +106,39 @@ def test_the_rules_of_wetext(wetext: Normalise, language: str | None, text: str,
 def test_odd_text_is_survived(wetext: Normalise, text: str) -> None:
     assert isinstance(wetext(text, "en"), str)
     assert isinstance(wetext(text, "zh"), str)
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("en", "Well, it is a plain sentence - isn't it?"),
+        ("en", "Half past ten, please; thank you!"),
+        ("en", "“Naïve” cafés… (maybe)"),
+        ("zh", "他说：“你好。”二零二四年，一百元；百分之五。"),
+        ("zh", "呵呵……哈哈——啊！"),
+    ],
+)
+def test_text_that_is_skipped_would_not_have_changed(wetext: Normalise, language: str, text: str) -> None:
+    assert not needs_rewriting(text)
+    assert wetext(text, language) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "at 10:30",
+        "5€",
+        "A & B",
+        "World War II",
+        "Dr Smith",
+        "the U.S. Navy",
+        "½ cup",
+        "x²",
+        "a_b",
+        "５元",
+        "50%",
+        "a/b",
+    ],
+)
+def test_what_the_rules_may_change_is_not_skipped(text: str) -> None:
+    assert needs_rewriting(text)

@@ -1,0 +1,109 @@
+"""Which language a segment is written in: what decides how its numbers and dates are read.
+
+Owns the evidence of scripts and of common words, and what happens to text that shows neither ("12:30"). It knows
+nothing of voices beyond the names of their languages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Sequence
+
+_HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003fffd]")
+_KANA = re.compile("[\u3041-\u30fa\u30fc-\u30ff\u31f0-\u31ff\uff66-\uff9d]")
+_HANGUL = re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3]+")
+_CYRILLIC = re.compile("[\u0400-\u052f]+")
+_LATIN = re.compile("[A-Za-z\u00c0-\u024f]+")
+
+_HAN_LANGUAGES = ("zh", "yue", "ja")
+_OTHER_SCRIPTS = frozenset({*_HAN_LANGUAGES, "ko", "ru", "uk", "bg", "el", "ar", "he", "hi", "th"})
+_COMMON_WORDS: dict[str, frozenset[str]] = {
+    language: frozenset(words.split())
+    for language, words in {
+        "en": "the and is are to of you it that for at was with in on my this i we have will not your be by from or",
+        "de": "der die das und ist nicht ich ein eine mit auf für zu den von wir sie es im sich auch dem um wie hat",
+        "es": "el la los las que y es un una por para con del se su en lo como más pero está muy usted hay",
+        "fr": "le la les et est une des que pour dans je vous il nous pas du au ce qui avec sur sont cette à",
+        "it": "il che di è una per non sono con gli della del la lo le ma anche alle si questo come ho",
+        "pt": "o que não uma os para com do da em um as se por mais você está dos na no",
+        "nl": "de het een en van ik niet dat op te met voor zijn er maar om aan ook naar bij",
+    }.items()
+}
+_MEMORY_WORDS = 24
+
+
+def primary_tag(language: str) -> str:
+    """``"en"`` of ``"en-US"``."""
+    return language.replace("_", "-").split("-")[0].lower()
+
+
+class LanguageDetector:
+    """Languages of the segments of one utterance, in order.
+
+    ``languages``: what the voice speaks ("mul": any). ``explicit``: what the caller asked for; it decides where the
+    script allows it and wherever the text shows nothing. Chinese is never assumed, only seen or asked for.
+    """
+
+    def __init__(self, languages: Sequence[str], explicit: str | None = None) -> None:
+        self._explicit = primary_tag(explicit) if explicit else None
+        tags = tuple(dict.fromkeys(map(primary_tag, languages)))
+        self._any = "mul" in tags or not tags
+        self._spoken = tags
+        self._words: deque[str] = deque(maxlen=_MEMORY_WORDS)
+        self._last: str | None = None
+
+    def language_of(self, text: str) -> str | None:
+        """The primary tag for ``text``, the utterance's next segment; None if nothing is known."""
+        kana = len(_KANA.findall(text))
+        words = [word.lower() for word in _LATIN.findall(text)]
+        evidence = {
+            "han": len(_HAN.findall(text)) + kana,
+            "latin": len(words),
+            "hangul": len(_HANGUL.findall(text)),
+            "cyrillic": len(_CYRILLIC.findall(text)),
+        }
+        script = max(evidence, key=lambda name: evidence[name])
+        if not evidence[script]:
+            return self._explicit or self._last or self._default()
+        if script == "han":
+            self._last = self._of_han(kana > 0)
+        elif script == "latin":
+            self._words.extend(words)
+            self._last = self._of_latin()
+        else:
+            self._last = "ko" if script == "hangul" else "ru"
+        return self._last
+
+    def _default(self) -> str | None:
+        if len(self._spoken) == 1 and not self._any:
+            return self._spoken[0]
+        return "en" if self._speaks("en") else None
+
+    def _speaks(self, language: str) -> bool:
+        return self._any or language in self._spoken
+
+    def _of_han(self, has_kana: bool) -> str:
+        if self._explicit in _HAN_LANGUAGES:
+            return self._explicit
+        if has_kana or self._last == "ja":  # Japanese, too, has words of Han characters alone
+            return "ja"
+        only = [language for language in _HAN_LANGUAGES if language in self._spoken]
+        return only[0] if len(only) == 1 else "zh"
+
+    def _of_latin(self) -> str | None:
+        if self._explicit is not None and self._explicit not in _OTHER_SCRIPTS:
+            return self._explicit
+        if not self._any:
+            candidates = [language for language in self._spoken if language not in _OTHER_SCRIPTS]
+            if len(candidates) == 1:
+                return candidates[0]
+        scores = {
+            language: sum(word in common for word in self._words)
+            for language, common in _COMMON_WORDS.items()
+            if self._speaks(language)
+        }
+        if not scores:
+            return None
+        best = max(scores, key=lambda language: scores[language])  # English where none is ahead
+        return best

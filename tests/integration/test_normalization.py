@@ -1,0 +1,90 @@
+"""Numbers and dates on their way to an engine: on by default where it helps, in the language of the text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from tests.conftest import tone_settings
+from tests.integration.test_session import say
+from tts_worker.app import Worker, running_worker
+from tts_worker.errors import InvalidRequest
+from tts_worker.metrics import Metrics
+from tts_worker.session.hub import HubConfig, SessionHub, SessionOptions
+from tts_worker.session.normalizing import SegmentNormalizer
+from tts_worker.text.normaliser import load_normaliser
+from tts_worker.types import Alignment, Command, EngineInfo, Event, Outcome, Text
+from tts_worker.voices import VoiceCatalog
+
+ASKED = SessionOptions(realtime=False, normalise=True)
+
+
+async def test_normalization_that_is_off_cannot_be_asked_for() -> None:
+    async with running_worker(tone_settings(text={"normalise": False})) as worker:
+        with pytest.raises(InvalidRequest, match="normalisation"):
+            worker.hub.open(ASKED)
+        assert worker.hub.live_sessions == 0
+
+
+async def test_numbers_are_written_out_and_words_keep_their_places(worker: Worker) -> None:
+    pytest.importorskip("wetext", reason='needs the extra "normalise"')
+    plain, _ = await say(worker, "I paid $100.")
+    written, _ = await say(worker, "I paid one hundred dollars.")
+    normalized, ended = await say(worker, "I paid $100.", ASKED)
+    assert len(normalized) == len(written) > len(plain)
+    assert (ended.outcome, ended.receipt.text_spoken) == (Outcome.DONE, "I paid $100.")
+    assert {word.text for word in ended.receipt.words} == {"I", "paid", "$100."}
+
+
+class Recorder:
+    """An engine with the languages of CosyVoice that notes the text it is given."""
+
+    def __init__(self, *, reads_numbers: bool = False) -> None:
+        self.ready, self.lost = True, False
+        self.stats = SimpleNamespace(busy_s=0.0, audio_s=0.0)
+        languages = ("zh", "en", "ja", "ko", "yue")
+        self.info = EngineInfo("cosyvoice", ("v",), languages, Alignment.ESTIMATED, 4, reads_numbers=reads_numbers)
+        self.said: asyncio.Queue[str] = asyncio.Queue()
+
+    def post(self, command: Command) -> None:
+        if isinstance(command, Text):
+            self.said.put_nowait(command.segment.text)
+
+    def subscribe(self, session: str, callback: Callable[[Event], None]) -> None: ...
+
+    def unsubscribe(self, session: str) -> None: ...
+
+
+async def said_by(engine: Recorder, normalizer: SegmentNormalizer, text: str, language: str | None = None) -> str:
+    hub = SessionHub(VoiceCatalog(), Metrics(), HubConfig(normalizer=normalizer))
+    hub.add_engine("cosy", "cosyvoice", engine)
+    session = hub.open(SessionOptions(language=language))
+    try:
+        session.speak(text)
+        session.end_text()
+        return await engine.said.get()
+    finally:
+        session.close()
+        normalizer.close()
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "said"),
+    [
+        (None, "I paid $100 at 10:30.", "I paid one hundred dollars at ten thirty."),
+        (None, "10:30.", "ten thirty."),
+        (None, "我有100元。", "我有一百元。"),
+        ("zh", "10:30。", "十点三十分。"),
+    ],
+)
+async def test_numbers_are_read_in_the_language_of_the_text(language: str | None, text: str, said: str) -> None:
+    pytest.importorskip("wetext", reason='needs the extra "normalise"')
+    assert await said_by(Recorder(), SegmentNormalizer(load_normaliser()), text, language) == said
+
+
+async def test_an_engine_that_reads_numbers_gets_them_as_they_stand() -> None:
+    normalizer = SegmentNormalizer(lambda text, language: "rewritten")
+    assert await said_by(Recorder(reads_numbers=True), normalizer, "I paid $100.") == "I paid $100."

@@ -1,0 +1,240 @@
+"""Normalization on its way to the engine: in order, off the event loop, overtaken by STOP, bounded in time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fakes.clock import in_virtual_time
+from tests.unit.session.test_flush_after import RecordingEngine, virtual
+from tts_worker.errors import ErrorCode, ErrorInfo
+from tts_worker.session.normalizing import NormalizingPort, SegmentNormalizer
+from tts_worker.text.language import LanguageDetector
+from tts_worker.types import (
+    Boundary,
+    Cancel,
+    Command,
+    EndText,
+    Failed,
+    Hold,
+    Open,
+    Segment,
+    Span,
+    SynthesisParams,
+    Text,
+    UtteranceKey,
+)
+
+KEY, NEXT = UtteranceKey("s", 1), UtteranceKey("s", 2)
+PARAMS = SynthesisParams("v")
+
+
+class ManualExecutor(Executor):
+    """Work is done when the test says so."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.waiting.append((future, lambda: fn(*args, **kwargs)))
+        return future
+
+    async def work(self) -> None:
+        future, call = self.waiting.pop(0)
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call())
+            except Exception as problem:
+                future.set_exception(problem)
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+def spell(text: str, language: str | None) -> str:
+    if "boom" in text:
+        raise RuntimeError("boom")
+    return text.replace("5", {"en": "five", "zh": "五"}.get(language or "", "5"))
+
+
+def said(key: UtteranceKey, text: str, index: int = 0) -> Text:
+    return Text(key, Segment(index, (Span(text, 0, len(text)),), 0, len(text), Boundary.FLUSH))
+
+
+def begin(normalized: bool = True) -> tuple[NormalizingPort, RecordingEngine, ManualExecutor]:
+    engine, executor = RecordingEngine(), ManualExecutor()
+    detector_of = lambda params: LanguageDetector(("zh", "en")) if normalized else None  # noqa: E731
+    port = NormalizingPort(engine, SegmentNormalizer(spell, executor), detector_of)
+    port.subscribe("s", lambda event: None)
+    port.post(Open(KEY, PARAMS, 1))
+    return port, engine, executor
+
+
+def texts(commands: list[Command]) -> list[str]:
+    return [command.segment.text for command in commands if isinstance(command, Text)]
+
+
+@virtual
+async def test_segments_are_written_out_in_their_language() -> None:
+    port, engine, executor = begin()
+    for text in ("take 5", "我有5元"):
+        port.post(said(KEY, text))
+        await executor.work()
+    assert texts(engine.commands) == ["take five", "我有五元"]
+
+
+@virtual
+async def test_segments_keep_their_order_and_the_end_comes_last() -> None:
+    port, engine, executor = begin()
+    for command in (said(KEY, "take 5"), said(KEY, "plain"), EndText(KEY), Open(NEXT, PARAMS, 1), said(NEXT, "next")):
+        port.post(command)
+    assert texts(engine.commands) == []
+    await executor.work()
+    assert texts(engine.commands) == ["take five", "plain", "next"]
+    assert engine.commands.index(EndText(KEY)) == len(engine.commands) - 2
+
+
+@virtual
+async def test_one_segment_of_a_session_waits_on_the_thread() -> None:
+    port, _, executor = begin()
+    for _ in range(10):
+        port.post(said(KEY, "take 5"))
+    assert len(executor.waiting) == 1
+
+
+@virtual
+async def test_a_stop_overtakes_and_drops_what_waits() -> None:
+    port, engine, executor = begin()
+    port.post(said(KEY, "take 5"))
+    port.post(said(KEY, "and 5"))
+    port.post(Cancel(KEY))
+    assert engine.commands[-1] == Cancel(KEY)
+    port.post(Open(NEXT, PARAMS, 1))
+    port.post(said(NEXT, "new 5"))
+    await executor.work()
+    assert texts(engine.commands) == []
+    await executor.work()
+    assert [c.key for c in engine.commands if isinstance(c, Text)] == [NEXT]
+
+
+@virtual
+async def test_pause_does_not_wait_for_text() -> None:
+    port, engine, _ = begin()
+    port.post(said(KEY, "take 5"))
+    port.post(Hold(KEY))
+    assert engine.commands[-1] == Hold(KEY)
+
+
+@virtual
+async def test_a_failed_utterance_needs_no_more_text() -> None:
+    port, engine, executor = begin()
+    for _ in range(3):
+        port.post(said(KEY, "take 5"))
+    engine.send(Failed(KEY, ErrorInfo(ErrorCode.SYNTHESIS_FAILED, "no")))
+    await executor.work()
+    assert (texts(engine.commands), executor.waiting) == ([], [])
+
+
+@virtual
+async def test_a_late_segment_is_spoken_as_it_stands() -> None:
+    port, engine, executor = begin()
+    port.post(said(KEY, "take 5"))
+    port.post(said(KEY, "then"))
+    await asyncio.sleep(1.01)
+    assert texts(engine.commands) == ["take 5", "then"]
+    await executor.work()
+    assert texts(engine.commands) == ["take 5", "then"]
+
+
+@virtual
+async def test_a_failing_rule_leaves_the_text_as_it_stands() -> None:
+    port, engine, executor = begin()
+    port.post(said(KEY, "boom 5"))
+    await executor.work()
+    assert texts(engine.commands) == ["boom 5"]
+
+
+@virtual
+async def test_an_engine_that_reads_numbers_gets_the_text_at_once() -> None:
+    port, engine, executor = begin(normalized=False)
+    port.post(said(KEY, "take 5"))
+    assert texts(engine.commands) == ["take 5"]
+    assert executor.waiting == []
+
+
+@virtual
+async def test_a_closed_session_leaves_nothing_behind() -> None:
+    port, engine, executor = begin()
+    port.post(said(KEY, "take 5"))
+    port.unsubscribe("s")
+    await executor.work()
+    assert texts(engine.commands) == []
+
+
+STEPS = st.lists(st.sampled_from(("text", "plain", "end", "stop", "work", "wait")), max_size=40)
+
+
+@given(STEPS)
+def test_no_interleaving_loses_or_reorders_text(steps: list[str]) -> None:
+    async def play() -> None:
+        engine, executor = RecordingEngine(), ManualExecutor()
+        port = NormalizingPort(
+            engine, SegmentNormalizer(spell, executor), lambda params: LanguageDetector(("en",)), limit_s=0.5
+        )
+        generation, number, stopped = 1, 0, set()
+        port.post(Open(UtteranceKey("s", 1), PARAMS, 1))
+        sent: dict[int, list[int]] = {1: []}
+
+        def renew() -> None:
+            nonlocal generation
+            generation += 1
+            sent[generation] = []
+            port.post(Open(UtteranceKey("s", generation), PARAMS, 1))
+
+        for step in steps:
+            key = UtteranceKey("s", generation)
+            if step in ("text", "plain"):
+                number += 1
+                sent[generation].append(number)
+                port.post(said(key, "take 5" if step == "text" else "word", number))
+            elif step == "end":
+                port.post(EndText(key))
+                renew()
+            elif step == "stop":
+                port.post(Cancel(key))
+                stopped.add(generation)
+                renew()
+            elif step == "work" and executor.waiting:
+                await executor.work()
+            elif step == "wait":
+                await asyncio.sleep(0.3)
+        while executor.waiting:
+            await executor.work()
+        await asyncio.sleep(2 * len(steps))
+        for which, numbers in sent.items():
+            commands = [command for command in engine.commands if command.key == UtteranceKey("s", which)]
+            arrived = [command.segment.index for command in commands if isinstance(command, Text)]
+            assert arrived == numbers[: len(arrived)]
+            if which not in stopped:
+                assert arrived == numbers
+            for last in (EndText, Cancel):
+                places = [place for place, command in enumerate(commands) if isinstance(command, last)]
+                assert places in ([], [len(commands) - 1])
+        port.unsubscribe("s")
+
+    in_virtual_time(play())
+
+
+@pytest.mark.parametrize("text", ["", "5", "boom"])
+async def test_the_thread_ends_with_the_worker(text: str) -> None:
+    normalizer = SegmentNormalizer(spell)
+    normalizer.prepare()
+    normalizer.close()
+    with pytest.raises(RuntimeError, match="shutdown"):
+        normalizer.submit(said(KEY, text).segment, "en")

@@ -1,0 +1,66 @@
+"""The language of each segment: by its script, by common words, by what was asked for; never Chinese by default."""
+
+from __future__ import annotations
+
+import pytest
+
+from tts_worker.text.language import LanguageDetector
+
+V2 = ("zh", "en", "ja", "ko", "yue")
+V3 = ("zh", "en", "ja", "ko", "yue", "de", "es", "fr", "it", "ru")
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("I paid $100 at 10:30.", "en"),
+        ("$100", "en"),
+        ("10:30", "en"),
+        ("我有100元", "zh"),
+        ("我用 Visual Studio Code 3 个小时", "zh"),
+        ("I paid 100 for 北京 at ten", "en"),
+        ("100円です", "ja"),
+        ("東京まで100キロ", "ja"),
+        ("100원 주세요", "ko"),
+        ("Ich habe 3 Euro für den Bus", "de"),
+        ("J'ai payé 3 euros pour le pain", "fr"),
+        ("El tren sale a las 10:30 por la noche", "es"),
+        ("Поезд в 10:30", "ru"),
+        ("OK 5", "en"),
+    ],
+)
+def test_a_segment_is_read_in_its_own_language(text: str, language: str) -> None:
+    assert LanguageDetector(V3).language_of(text) == language
+
+
+def test_only_languages_of_the_voice_are_guessed() -> None:
+    assert LanguageDetector(V2).language_of("Ich habe 3 Euro für den Bus") == "en"
+
+
+def test_neutral_text_follows_the_segment_before_it() -> None:
+    detector = LanguageDetector(V2)
+    assert [detector.language_of(text) for text in ("我在", "10:30", "I paid", "$5")] == ["zh", "zh", "en", "en"]
+
+
+@pytest.mark.parametrize(
+    ("languages", "explicit", "text", "language"),
+    [
+        (V2, "zh-CN", "10:30", "zh"),
+        (V2, "en-US", "10:30", "en"),
+        (V2, "zh", "I paid $100", "en"),
+        (V2, "en", "我有100元", "zh"),
+        (V3, "de", "Um 10:30 in Berlin", "de"),
+        (V3, "ja", "東京都 10:30", "ja"),
+        (V3, "yue", "我有100元", "yue"),
+        (("zh",), None, "10:30", "zh"),
+        (("zh", "yue"), None, "10:30", None),
+        (("de",), None, "10:30 am Bahnhof", "de"),
+        (("en-us",), None, "5", "en"),
+        (("mul",), None, "5", "en"),
+        ((), None, "", "en"),
+    ],
+)
+def test_the_caller_decides_where_the_script_allows_it(
+    languages: tuple[str, ...], explicit: str | None, text: str, language: str | None
+) -> None:
+    assert LanguageDetector(languages, explicit).language_of(text) == language
