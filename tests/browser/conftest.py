@@ -1,7 +1,7 @@
-"""A headless Chromium for the tests of the web page, and servers for it to talk to.
+"""A headless Chromium for the tests of the web page, and servers for it to connect to.
 
-One browser and one server for all of them, on one event loop; every test gets a browser context of its own (storage,
-sockets, sound).
+One browser and one server for all tests, on one event loop; every test gets its own browser context (storage, sockets,
+audio).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, Playwright, async_playwright
 
-from tests.browser.studio import PATIENCE_MS, Studio, without_end
+from tests.browser.demo_page import PATIENCE_MS, DemoPage, without_end
 from tests.conftest import serving
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -65,27 +65,27 @@ async def address() -> AsyncIterator[str]:
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def lab(browser: Browser, address: str) -> AsyncIterator[Page]:
-    """A page of the server's origin without the application: for its modules one by one."""
-    async with await browser.new_context() as own:
-        own.set_default_timeout(PATIENCE_MS)
-        page = await own.new_page()
+async def modules(browser: Browser, address: str) -> AsyncIterator[Page]:
+    """A page of the server's origin without the application, for tests of single modules."""
+    async with await browser.new_context() as context:
+        context.set_default_timeout(PATIENCE_MS)
+        page = await context.new_page()
         await page.goto(f"http://{address}/health/live")
-        await page.add_script_tag(path=Path(__file__).parent / "lab.js")
+        await page.add_script_tag(path=Path(__file__).parent / "modules.js")
         yield page
 
 
 @pytest_asyncio.fixture(loop_scope="package")
-async def studio(browser: Browser, address: str) -> AsyncIterator[Studio]:
-    """The web page, opened and connected; fails the test if the page reports an error of its own."""
-    async with Studio.open(browser, address) as opened:
+async def demo(browser: Browser, address: str) -> AsyncIterator[DemoPage]:
+    """The web page, opened and connected; fails the test if the page reports an error."""
+    async with DemoPage.open(browser, address) as opened:
         await opened.until_state("Ready")
         yield opened
 
 
 @pytest_asyncio.fixture(loop_scope="package")
-async def endless(browser: Browser, address: str) -> AsyncIterator[Studio]:
-    """The same with a worker that goes on with every turn until it is stopped."""
-    async with Studio.open(browser, address, before=without_end()) as opened:
+async def endless(browser: Browser, address: str) -> AsyncIterator[DemoPage]:
+    """The same with a server that continues every utterance until it is stopped."""
+    async with DemoPage.open(browser, address, before=without_end()) as opened:
         await opened.until_state("Ready")
         yield opened

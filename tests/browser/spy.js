@@ -1,8 +1,8 @@
-// Runs before the page's own scripts: hears what its audio graph plays, sees when words light up and buttons are used.
+// Runs before the page's own scripts: records what its audio graph plays, which words are highlighted, and clicks.
 {
-  const spy = (globalThis.spy = { quanta: [], lit: [], clicks: [], problems: [], contexts: [], taps: [], stallMs: 0 });
+  const spy = (globalThis.spy = { quanta: [], highlighted: [], clicks: [], problems: [], contexts: [], taps: [], stallMs: 0 });
 
-  // The longest time that the page was kept from running: what anything shown may be late by, and no fault of its own.
+  // The longest time that the page's event loop was blocked: everything shown may be late by that much.
   let ranAtMs = performance.now();
   setInterval(() => {
     const nowMs = performance.now();
@@ -10,14 +10,14 @@
     ranAtMs = nowMs;
   }, 10);
 
-  // So long the player waits for the audio thread to say where a stop has cut, before it takes the last place that it
-  // knows. On a busy machine that may be too short, and the tests compare sample by sample.
+  // The player's timeout for the exact position of a stop, after which it uses the last known one. On a busy machine it
+  // may be too short, and the tests compare sample by sample.
   const CUT_TIMEOUT_MS = 250;
   const { setTimeout } = globalThis;
   globalThis.setTimeout = (act, ms, ...rest) => setTimeout(act, ms === CUT_TIMEOUT_MS ? 20_000 : ms, ...rest);
 
-  // Posts every quantum that is not silent, with its place on the audio clock, and answers with the place of the next
-  // one when it is asked. On a busy machine Chromium now and then shows two quanta in a row the same currentFrame.
+  // Posts every quantum that is not silent with its position on the audio clock, and answers a query with the position
+  // of the next one. On a busy machine Chromium sometimes reports the same currentFrame for two quanta in a row.
   const TAP = `registerProcessor("tap", class extends AudioWorkletProcessor {
     constructor() {
       super();
@@ -50,21 +50,21 @@
       tap.port.onmessage = ({ data }) => (data.samples ? spy.quanta.push(data) : tap.asked.shift()(data.next));
       spy.taps.push(tap);
       connect.call(this, tap);
-      connect.call(tap, target); // its output is silence; this only keeps it running
+      connect.call(tap, target); // its output is silence; an unconnected node is not processed
     }
     return connect.call(this, target, ...rest);
   };
 
   const ask = (tap) => {
     const answer = new Promise((resolve) => tap.asked.push(resolve));
-    tap.port.postMessage("where are you?");
+    tap.port.postMessage("position");
     return answer;
   };
 
-  // Once the taps have answered, every quantum that was rendered before is here. (One whose context is closed does not.)
+  // Once the taps have answered, every quantum rendered before has arrived. (A tap whose context is closed never does.)
   spy.settled = () => Promise.all(spy.taps.filter((tap) => tap.context.state === "running").map(ask));
 
-  // `frame`: what the audio thread was to render next when it could hear of the click.
+  // `frame`: the next quantum of the audio thread when it could learn of the click.
   addEventListener(
     "click",
     ({ target }) => {
@@ -78,12 +78,12 @@
   new MutationObserver((records) => {
     for (const { target, oldValue } of records) {
       if (target.classList.contains("heard") && !oldValue.includes("heard")) {
-        spy.lit.push({ text: target.textContent, atMs: Date.now() });
+        spy.highlighted.push({ text: target.textContent, atMs: Date.now() });
       }
     }
   }).observe(document, { subtree: true, attributeFilter: ["class"], attributeOldValue: true });
 
-  // A problem may be over before a test looks.
+  // A problem may be gone before a test reads it.
   new MutationObserver((records) => {
     for (const { target } of records) {
       if (target.id === "problem" && target.textContent) spy.problems.push(target.textContent);

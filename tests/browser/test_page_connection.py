@@ -1,7 +1,8 @@
-"""The web page and a worker that refuses, breaks off, or is not there: said in plain words, and mended by itself."""
+"""The web page and a server that refuses, disconnects, hangs or is gone: shown in words, followed by a reconnect."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import AsyncExitStack
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from playwright.async_api import Browser, Page, WebSocketRoute, expect
 from websockets.asyncio.client import connect
 
-from tests.browser.studio import Before, Studio, routed
+from tests.browser.demo_page import Before, DemoPage, routed
 from tests.conftest import serving
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="package")]
@@ -20,7 +21,7 @@ KEY = "a-key-of-some-length"
 TEXT = "Hello there, my friend."
 
 
-async def test_the_page_and_its_files_can_be_loaded_without_the_key() -> None:
+async def test_page_files_load_without_the_key() -> None:
     async with (
         serving(server={"api_keys": [KEY]}) as address,
         httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client,
@@ -32,102 +33,142 @@ async def test_the_page_and_its_files_can_be_loaded_without_the_key() -> None:
         assert (await client.get("/static/../v1/voices")).status_code == 401
 
 
-async def test_a_key_is_asked_for_kept_in_this_tab_only_and_used(browser: Browser) -> None:
-    async with serving(server={"api_keys": [KEY]}) as address, Studio.open(browser, address) as studio:
-        await studio.shows("problem", "This worker needs an API key.")
-        await studio.at("key").fill("not the key")
-        await studio.page.keyboard.press("Enter")
-        await studio.shows(
+async def test_key_is_requested_and_kept_in_this_tab_only(browser: Browser) -> None:
+    async with serving(server={"api_keys": [KEY]}) as address, DemoPage.open(browser, address) as demo:
+        await demo.shows("problem", "This server needs an API key.")
+        await demo.until_state("API key needed")
+        await demo.at("key").fill("not the key")
+        await demo.page.keyboard.press("Enter")
+        await demo.shows(
             "problem", "A browser can only send keys of letters, digits and !#$%&'*+-.^_`|~ to a WebSocket."
         )
-        await studio.at("key").fill("not-the-key")
-        await studio.page.keyboard.press("Enter")
-        await studio.shows("problem", "The worker did not accept this API key.")
-        await studio.at("key").fill(KEY)
-        await studio.page.keyboard.press("Enter")
-        await studio.until_state("Ready")
-        assert await studio.at("key-form").is_hidden()
-        assert await studio.at("key").input_value() == ""
-        await studio.shows("problem", "")
-        await expect(studio.at("voice").locator("option")).to_have_text(["tone", "tone-low", "tone-high"])
-        await studio.speak("Ok.")
-        await studio.shows("status", "Finished.")
-        assert await studio.page.evaluate("Object.values(sessionStorage)") == [KEY]
-        assert await studio.page.evaluate("localStorage.length + document.cookie.length") == 0
-        assert KEY not in await studio.page.evaluate(
+        await demo.at("key").fill("not-the-key")
+        await demo.page.keyboard.press("Enter")
+        await demo.shows("problem", "The server did not accept this API key.")
+        await demo.at("key").fill(KEY)
+        await demo.page.keyboard.press("Enter")
+        await demo.until_state("Ready")
+        assert await demo.at("key-form").is_hidden()
+        assert await demo.at("key").input_value() == ""
+        await demo.shows("problem", "")
+        await expect(demo.at("voice").locator("option")).to_have_text(["tone", "tone-low", "tone-high"])
+        await demo.speak("Ok.")
+        await demo.shows("status", "Finished.")
+        assert await demo.page.evaluate("Object.values(sessionStorage)") == [KEY]
+        assert await demo.page.evaluate("localStorage.length + document.cookie.length") == 0
+        assert KEY not in await demo.page.evaluate(
             "performance.getEntriesByType('resource').map((e) => e.name).join() + location"
         )
-        await studio.page.reload()
-        await studio.until_state("Ready")
+        await demo.page.reload()
+        await demo.until_state("Ready")
 
 
-async def test_a_full_worker_is_said_to_be_full_and_used_once_there_is_room(browser: Browser) -> None:
-    full = "The worker is full: every place is taken. Trying again …"
+async def test_page_connects_when_a_full_server_has_a_free_session(browser: Browser) -> None:
+    full = "The server is full: every session is taken. Trying again …"
     async with (
         serving(session={"max_sessions": 1, "slot_idle_s": 600}) as address,
         connect(f"ws://{address}/v1/stream") as holder,
-        Studio.open(browser, address) as studio,
+        DemoPage.open(browser, address) as demo,
     ):
-        await studio.shows("problem", full)
-        await studio.until_state("Offline")
+        await demo.shows("problem", full)
+        await demo.until_state("Server full")
         await holder.close()
-        await studio.until_state("Ready")
-        await studio.shows("problem", "")
+        await demo.until_state("Ready")
+        await demo.shows("problem", "")
 
 
-async def test_a_worker_that_dies_in_the_middle_and_comes_back(browser: Browser) -> None:
-    text = TEXT * 40  # a busy machine may take long to end a worker
+async def test_server_shutdown_is_shown_and_page_reconnects(browser: Browser) -> None:
+    text = TEXT * 40  # stopping the server may take long on a busy machine
     async with AsyncExitStack() as worker:
         address = await worker.enter_async_context(serving())
-        async with Studio.open(browser, address) as studio:
-            await studio.until_state("Ready")
-            await studio.speak(text)
-            await studio.until_heard(9_600)
+        async with DemoPage.open(browser, address) as demo:
+            await demo.until_state("Ready")
+            await demo.speak(text)
+            await demo.until_played(9_600)
             await worker.aclose()
-            await studio.shows("connection", "Offline")
-            await studio.until_state("Offline")
-            assert (await studio.at("status").inner_text()).startswith("Cut off: the worker is shutting down. ")
-            spoken = await studio.page.locator(".spoken").inner_text()
-            remaining = await studio.page.locator(".remaining").text_content()
+            await demo.shows("connection", "Server gone")
+            await demo.until_state("Server gone")
+            assert (await demo.at("status").inner_text()).startswith("Cut off: the server is shutting down. ")
+            spoken = await demo.page.locator(".spoken").inner_text()
+            remaining = await demo.page.locator(".remaining").text_content()
             assert spoken
             assert remaining
             assert spoken + remaining == text
-            await studio.speak(TEXT)
-            await studio.shows("problem", "The worker cannot be reached. Trying again …")
-            await studio.shows("status", "")  # what could not be said then is not said later
+            await demo.speak(TEXT)
+            await demo.shows("problem", "The server cannot be reached. Trying again …")
+            await demo.shows("status", "")  # a request that failed is not repeated later
             await worker.enter_async_context(serving(server={"port": int(address.rpartition(":")[2])}))
-            await studio.until_state("Ready")
-            await studio.shows("problem", "")
-            await studio.speak(TEXT)
-            await studio.shows("status", "Finished.")
-            assert studio.turns[-1].ended is not None
-            assert studio.turns[-1].ended["text_spoken"] == TEXT
+            await demo.until_state("Ready")
+            await demo.shows("problem", "")
+            await demo.speak(TEXT)
+            await demo.shows("status", "Finished.")
+            assert demo.utterances[-1].ended is not None
+            assert demo.utterances[-1].ended["text_spoken"] == TEXT
 
 
-async def test_a_connection_that_falls_silent_is_given_up(browser: Browser, address: str) -> None:
-    def swallow(route: WebSocketRoute) -> None:
-        server = route.connect_to_server()
-        route.on_message(lambda raw: None if json.loads(raw)["type"] == "ping" else server.send(raw))
+async def paused_clock(page: Page) -> None:
+    """Time passes only when the test advances it."""
+    await page.clock.install(time=0)
+    await page.clock.pause_at(1_000)
+
+
+def mute_after(silent: asyncio.Event) -> Before:
+    """With the event set, nothing of the server reaches the page any more: it hangs, but its port is open."""
 
     async def before(page: Page) -> None:
-        await page.clock.install(time=0)
-        await page.clock.pause_at(1_000)  # so that no time passes but what the test lets pass
-        await routed(swallow)(page)
+        def handler(route: WebSocketRoute) -> None:
+            server = route.connect_to_server()
+            server.on_message(lambda raw: None if silent.is_set() else route.send(raw))
 
-    async with Studio.open(browser, address, before=before) as studio:
-        await studio.until_state("Ready")
-        await studio.page.clock.run_for(19_000)
-        assert await studio.at("connection").inner_text() == "Connected"
-        await studio.page.clock.run_for(1_100)
-        await studio.shows("connection", "Offline")
-        await studio.shows("problem", "The connection was lost: it stopped answering. Trying again …")
-        await studio.page.clock.run_for(2_000)
-        await studio.until_state("Ready")
+        await paused_clock(page)
+        await routed(handler)(page)
+
+    return before
+
+
+async def test_hung_server_is_shown_within_3_s_and_given_up(browser: Browser, address: str) -> None:
+    silent = asyncio.Event()
+    async with DemoPage.open(browser, address, before=mute_after(silent)) as demo:
+        await demo.until_state("Ready")
+        silent.set()
+        await demo.page.clock.run_for(3_000)
+        await demo.shows("connection", "Not answering")
+        await demo.page.clock.run_for(7_000)
+        await demo.shows("connection", "Reconnecting")
+        await demo.until_problem("The connection was lost: it stopped answering. Trying again …")
+        silent.clear()
+        await demo.page.clock.run_for(2_000)
+        await demo.shows("connection", "Connected")
+
+
+async def test_server_that_answers_again_keeps_its_connection(browser: Browser, address: str) -> None:
+    silent = asyncio.Event()
+    async with DemoPage.open(browser, address, before=mute_after(silent)) as demo:
+        await demo.until_state("Ready")
+        silent.set()
+        await demo.page.clock.run_for(3_000)
+        await demo.shows("connection", "Not answering")
+        silent.clear()
+        await demo.page.clock.run_for(1_000)
+        await demo.shows("connection", "Connected")
+        assert await demo.page.evaluate("spy.problems") == []
+
+
+async def test_unreachable_port_ends_a_silent_connection_within_3_s(browser: Browser, address: str) -> None:
+    """A process that is killed behind a proxy, or over WebRTC, closes no connection."""
+    silent = asyncio.Event()
+    async with DemoPage.open(browser, address, before=mute_after(silent)) as demo:
+        await demo.until_state("Ready")
+        silent.set()
+        await demo.page.route("**/health/live", lambda route: route.abort("connectionrefused"))
+        await demo.page.clock.run_for(3_000)
+        await demo.shows("connection", "Server gone")
+        await demo.until_problem("The server is gone. Trying again …")
 
 
 def changing(*, ends: bool = True, **fields: Any) -> Before:
-    """The page's `start` message with other fields, as if the page had sent them. Without ``ends`` the worker does not
-    hear that a text is complete, so it is never done."""
+    """Changes fields of the page's ``start`` message. Without ``ends`` the ``end`` messages are dropped, so that the
+    server never completes an utterance."""
 
     def change(route: WebSocketRoute) -> None:
         server = route.connect_to_server()
@@ -142,13 +183,13 @@ def changing(*, ends: bool = True, **fields: Any) -> Before:
     return routed(change)
 
 
-async def test_a_stop_that_comes_too_late_does_not_end_the_next_turn(browser: Browser, address: str) -> None:
-    """The worker is done with a turn while the stop is on its way: its answer, that there was nothing to stop, comes
-    when the page could already be in the next turn."""
+async def test_late_stop_does_not_end_the_next_utterance(browser: Browser, address: str) -> None:
+    """The server completes an utterance while the stop is in flight: its answer, nothing to stop, arrives
+    when the page could already be in the next utterance."""
 
     def delay(route: WebSocketRoute) -> None:
         server = route.connect_to_server()
-        crossing: dict[str, str | bytes] = {}  # the first end of a turn and the first stop meet on their way
+        crossing: dict[str, str | bytes] = {}  # the first `done` and the first `stop` cross
 
         def cross(kind: str, raw: str | bytes) -> None:
             crossing[kind] = raw
@@ -171,18 +212,18 @@ async def test_a_stop_that_comes_too_late_does_not_end_the_next_turn(browser: Br
         route.on_message(from_page)
         server.on_message(from_worker)
 
-    async with Studio.open(browser, address, before=routed(delay)) as studio:
-        await studio.until_state("Ready")
-        await studio.speak(TEXT)
-        await studio.when_heard(1_200, "stop")
-        await studio.at("speak").click()
-        await studio.shows("status", "Finished.")
-        assert [turn.ended["type"] for turn in studio.turns if turn.ended] == ["done", "done"]
-        assert {"type": "stopped", "applied": False, "utterance": None, "position_samples": 0} in studio.received
-        assert [word["text"] for word in await studio.lit()][-4:] == ["Hello", "there,", "my", "friend."]
+    async with DemoPage.open(browser, address, before=routed(delay)) as demo:
+        await demo.until_state("Ready")
+        await demo.speak(TEXT)
+        await demo.click_when_played(1_200, "stop")
+        await demo.at("speak").click()
+        await demo.shows("status", "Finished.")
+        assert [utterance.ended["type"] for utterance in demo.utterances if utterance.ended] == ["done", "done"]
+        assert {"type": "stopped", "applied": False, "utterance": None, "position_samples": 0} in demo.received
+        assert [word["text"] for word in await demo.highlighted()][-4:] == ["Hello", "there,", "my", "friend."]
 
 
-async def test_a_stop_that_is_never_answered_ends_with_the_connection(browser: Browser, address: str) -> None:
+async def test_unanswered_stop_ends_with_the_connection(browser: Browser, address: str) -> None:
     def cut(route: WebSocketRoute) -> None:
         server = route.connect_to_server()
 
@@ -190,47 +231,47 @@ async def test_a_stop_that_is_never_answered_ends_with_the_connection(browser: B
             kind = json.loads(raw)["type"]
             if kind == "stop":
                 await route.close(code=1011, reason="broken")
-            elif kind != "end":  # so the worker cannot be done before
+            elif kind != "end":  # so that the server does not complete it before
                 server.send(raw)
 
         route.on_message(forward)
 
-    async with Studio.open(browser, address, before=routed(cut)) as studio:
-        await studio.until_state("Ready")
-        await studio.speak(TEXT * 4)
-        await studio.when_heard(1_200, "stop")
-        await studio.said("The connection was lost: broken. Trying again …")
-        await studio.until_state("Ready")
-        assert (await studio.at("status").inner_text()).startswith("Cut off. ")
+    async with DemoPage.open(browser, address, before=routed(cut)) as demo:
+        await demo.until_state("Ready")
+        await demo.speak(TEXT * 4)
+        await demo.click_when_played(1_200, "stop")
+        await demo.until_problem("The connection was lost: broken. Trying again …")
+        await demo.until_state("Ready")
+        assert (await demo.at("status").inner_text()).startswith("Cut off. ")
 
 
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"voice": "nobody"}, "The worker does not have this voice any more. Choose another one."),
-        ({"speed": 9}, "The worker refused: speed must be 0.25 to 4 for voice tone"),
-        ({"seed": "one"}, "The worker refused: seed: Input should be a valid integer"),
+        ({"voice": "unknown"}, "The server does not have this voice any more. Choose another one."),
+        ({"speed": 9}, "The server refused: speed must be 0.25 to 4 for voice tone"),
+        ({"seed": "one"}, "The server refused: seed: Input should be a valid integer"),
     ],
 )
-async def test_what_the_worker_rejects_is_said_and_nothing_sounds(
+async def test_rejected_options_are_shown_and_nothing_is_played(
     browser: Browser, address: str, fields: dict[str, Any], problem: str
 ) -> None:
-    async with Studio.open(browser, address, before=changing(**fields)) as studio:
-        await studio.until_state("Ready")
-        await studio.speak(TEXT)
-        await studio.shows("problem", problem)
-        await studio.until_state("Ready")
-        assert not len((await studio.heard()).sound)
-        assert await studio.page.locator(".remaining").text_content() == TEXT
+    async with DemoPage.open(browser, address, before=changing(**fields)) as demo:
+        await demo.until_state("Ready")
+        await demo.speak(TEXT)
+        await demo.shows("problem", problem)
+        await demo.until_state("Ready")
+        assert not len((await demo.recorded_audio()).samples)
+        assert await demo.page.locator(".remaining").text_content() == TEXT
 
 
-async def test_a_pause_that_the_worker_ends_is_said(browser: Browser, address: str) -> None:
-    async with Studio.open(browser, address, before=changing(ends=False, pause_timeout_s=0.2)) as studio:
-        await studio.until_state("Ready")
-        await studio.speak(TEXT * 4)  # what it has sent and is done with, the worker cannot time out
-        await studio.when_heard(2_400, "pause")
-        await studio.until_state("Ready")
-        status = await studio.at("status").inner_text()
-        assert status.startswith("Paused for too long: the worker let it go. ")
-        assert await studio.at("rest").is_visible()
-        assert (await studio.page.locator(".spoken").inner_text()) in TEXT * 4
+async def test_pause_timeout_is_shown(browser: Browser, address: str) -> None:
+    async with DemoPage.open(browser, address, before=changing(ends=False, pause_timeout_s=0.2)) as demo:
+        await demo.until_state("Ready")
+        await demo.speak(TEXT * 4)  # long: a completed utterance has no pause timeout
+        await demo.click_when_played(2_400, "pause")
+        await demo.until_state("Ready")
+        status = await demo.at("status").inner_text()
+        assert status.startswith("Paused for too long: the server ended it. ")
+        assert await demo.at("rest").is_visible()
+        assert (await demo.page.locator(".spoken").inner_text()) in TEXT * 4

@@ -1,4 +1,4 @@
-"""What is written on the web page: typed while it is spoken, in any script, hostile, long, and always just text."""
+"""The text on the web page: typed while it is spoken, in any script, hostile, long, and never markup."""
 
 from __future__ import annotations
 
@@ -9,120 +9,123 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from playwright.async_api import Browser, Page, expect
 
-from tests.browser.studio import PATIENCE_MS, Studio
+from tests.browser.demo_page import PATIENCE_MS, DemoPage
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="package")]
 
 HOSTILE = '<img src=x onerror="alert(1)"> <script>alert(2)</script> & &amp; ok' + ", and so it goes on" * 10
 
 
-async def test_text_is_spoken_while_it_is_typed_and_enter_ends_a_turn(studio: Studio) -> None:
-    await studio.write("Not this. ")
-    await studio.at("live").check()
-    await expect(studio.at("text")).to_be_focused()
-    await studio.page.keyboard.type("First one, then more")
-    await studio.lit()  # the page's answer comes after what it has sent until now
-    assert studio.sent_text() == "First one, then ", "the word being typed is held back"
-    await studio.page.keyboard.press("Enter")
-    await studio.page.keyboard.type("Second.")
-    await studio.page.keyboard.press("Enter")
-    await studio.shows("status", "Finished.")
-    await studio.until_state("Ready")
-    assert [turn.ended["text_spoken"] for turn in studio.turns if turn.ended] == ["First one, then more\n", "Second.\n"]
-    assert [word["text"] for word in await studio.lit()] == ["First", "one,", "then", "more", "Second."]
-    assert await studio.at("mirror").text_content() == "Not this. First one, then more\nSecond.\n"
-    assert await studio.shown_ms("first-audio") in range(1, 60_000)
-    typed = [message for message in studio.sent if message["type"] == "text"]
+async def test_typed_text_is_spoken_and_enter_ends_the_utterance(demo: DemoPage) -> None:
+    await demo.write("Not this. ")
+    await demo.at("live").check()
+    await expect(demo.at("text")).to_be_focused()
+    await demo.page.keyboard.type("First one, then more")
+    await demo.highlighted()  # a round trip: all messages sent so far have been recorded
+    assert demo.sent_text() == "First one, then ", "the word being typed is held back"
+    await demo.page.keyboard.press("Enter")
+    await demo.page.keyboard.type("Second.")
+    await demo.page.keyboard.press("Enter")
+    await demo.shows("status", "Finished.")
+    await demo.until_state("Ready")
+    assert [utterance.ended["text_spoken"] for utterance in demo.utterances if utterance.ended] == [
+        "First one, then more\n",
+        "Second.\n",
+    ]
+    assert [word["text"] for word in await demo.highlighted()] == ["First", "one,", "then", "more", "Second."]
+    assert await demo.at("mirror").text_content() == "Not this. First one, then more\nSecond.\n"
+    assert await demo.shown_ms("first-audio") in range(1, 60_000)
+    typed = [message for message in demo.sent if message["type"] == "text"]
     assert len(typed) >= 5, "word by word"
 
 
-async def test_what_is_spoken_already_cannot_be_unwritten_but_emptied(studio: Studio) -> None:
-    await studio.write("")
-    await studio.at("live").check()
-    await studio.page.keyboard.type("This is said, and th")
-    await studio.until_heard(2_400)
+async def test_spoken_text_cannot_be_edited_only_emptied(demo: DemoPage) -> None:
+    await demo.write("")
+    await demo.at("live").check()
+    await demo.page.keyboard.type("This is said, and th")
+    await demo.until_played(2_400)
     for _ in range(4):
-        await studio.page.keyboard.press("Backspace")
-    assert await studio.at("text").input_value() == "This is said, and "
-    await studio.page.keyboard.press("Control+a")
-    await studio.page.keyboard.press("Delete")
-    await studio.until_state("Ready")
-    assert await studio.at("text").input_value() == ""
-    assert await studio.at("mirror").text_content() == ""
-    await studio.page.keyboard.type("New.")
-    await studio.page.keyboard.press("Enter")
-    await studio.shows("status", "Finished.")
-    assert studio.turns[-1].ended is not None
-    assert studio.turns[-1].ended["text_spoken"] == "New.\n"
+        await demo.page.keyboard.press("Backspace")
+    assert await demo.at("text").input_value() == "This is said, and "
+    await demo.page.keyboard.press("Control+a")
+    await demo.page.keyboard.press("Delete")
+    await demo.until_state("Ready")
+    assert await demo.at("text").input_value() == ""
+    assert await demo.at("mirror").text_content() == ""
+    await demo.page.keyboard.type("New.")
+    await demo.page.keyboard.press("Enter")
+    await demo.shows("status", "Finished.")
+    assert demo.utterances[-1].ended is not None
+    assert demo.utterances[-1].ended["text_spoken"] == "New.\n"
 
 
-async def test_stop_while_typing_cuts_there_and_typing_goes_on(studio: Studio) -> None:
-    await studio.write("")
-    await studio.at("live").check()
-    await studio.page.keyboard.type("One two three, four five six. ")
-    await studio.until_heard(2_400)
-    await studio.page.keyboard.press("Escape")
-    await studio.until_state("Ready")
-    cut = studio.turns[-1].ended
+async def test_typing_continues_after_stop(demo: DemoPage) -> None:
+    await demo.write("")
+    await demo.at("live").check()
+    await demo.page.keyboard.type("One two three, four five six. ")
+    await demo.until_played(2_400)
+    await demo.page.keyboard.press("Escape")
+    await demo.until_state("Ready")
+    cut = demo.utterances[-1].ended
     assert cut is not None
     assert cut["text_spoken"] + cut["text_remaining"] == "One two three, four five six. "
-    await studio.page.keyboard.type("On.")
-    await studio.page.keyboard.press("Enter")
-    await studio.shows("status", "Finished.")
-    assert studio.turns[-1].ended is not None
-    assert studio.turns[-1].ended["text_spoken"] == "On.\n"
+    await demo.page.keyboard.type("On.")
+    await demo.page.keyboard.press("Enter")
+    await demo.shows("status", "Finished.")
+    assert demo.utterances[-1].ended is not None
+    assert demo.utterances[-1].ended["text_spoken"] == "On.\n"
 
 
-async def test_words_light_up_where_they_were_written_in_any_script(studio: Studio) -> None:
+async def test_words_of_any_script_are_highlighted_in_place(demo: DemoPage) -> None:
     text = "**Ei** 👩‍👩‍👧 naïve\n 你好, 🎉ok."
-    await studio.speak(text)
-    await studio.shows("status", "Finished.")
-    (turn,) = studio.turns
-    shown = [word["text"] for word in await studio.lit()]
-    assert shown == [word["text"] for word in turn.words]
+    await demo.speak(text)
+    await demo.shows("status", "Finished.")
+    (utterance,) = demo.utterances
+    shown = [word["text"] for word in await demo.highlighted()]
+    assert shown == [word["text"] for word in utterance.words]
     assert {"naïve", "你"} <= set(shown)
-    assert await studio.at("mirror").text_content() == text
+    assert await demo.at("mirror").text_content() == text
 
 
-async def test_markup_in_the_text_is_text(endless: Studio) -> None:
+async def test_markup_in_the_text_is_not_interpreted(endless: DemoPage) -> None:
     await endless.write(HOSTILE)
     await endless.at("speak").click()
-    await endless.until_heard(1_200)
+    await endless.until_played(1_200)
     assert await endless.at("mirror").text_content() == HOSTILE
     await endless.at("stop").click()
     await endless.until_state("Ready")
     assert await endless.at("mirror").text_content() == HOSTILE
-    assert await endless.page.locator("#script img, #script script").count() == 0
+    assert await endless.page.locator("#text-view img, #text-view script").count() == 0
 
 
-async def test_text_without_any_sound_is_said_to_have_none(studio: Studio) -> None:
-    await studio.speak("🎉 🎉")
-    await studio.shows("problem", "There is nothing here that can be spoken.")
-    await studio.speak("  \n ")
-    await studio.shows("status", "There is no text yet: type or paste something first.")
-    await studio.shows("problem", "")
-    assert len(studio.turns) == 1
+async def test_unspeakable_text_is_reported(demo: DemoPage) -> None:
+    await demo.speak("🎉 🎉")
+    await demo.shows("problem", "There is nothing here that can be spoken.")
+    await demo.speak("  \n ")
+    await demo.shows("status", "There is no text yet: type or paste something first.")
+    await demo.shows("problem", "")
+    assert len(demo.utterances) == 1
 
 
-async def test_a_text_of_many_messages_comes_back_whole(endless: Studio) -> None:
-    # An emoji on every second place: the cut between two messages falls into one of them.
+async def test_report_of_a_long_text_is_complete(endless: DemoPage) -> None:
+    # Surrogate pairs at odd offsets: the boundary between two messages falls inside one.
     text = "a" + "🎉" * 20_000 + " and so it goes on" * 20
     await endless.speak(text)
-    await endless.when_heard(1_200, "stop")
+    await endless.click_when_played(1_200, "stop")
     await endless.until_state("Ready")
-    receipt = endless.turns[-1].ended
-    assert receipt is not None
+    report = endless.utterances[-1].ended
+    assert report is not None
     assert sum(message["type"] == "text" for message in endless.sent) > 1
-    assert receipt["text_spoken"] + receipt["text_remaining"] == text
+    assert report["text_spoken"] + report["text_remaining"] == text
     assert await endless.at("mirror").text_content() == text
 
 
-async def test_without_a_mouse(endless: Studio) -> None:
+async def test_keyboard_only_use(endless: DemoPage) -> None:
     await endless.page.keyboard.press("Tab")
     await expect(endless.at("text")).to_be_focused()
     await endless.write("Hello there, my friend. " * 8)
     await endless.page.keyboard.press("Control+Enter")
-    await endless.until_heard(2_400)
+    await endless.until_played(2_400)
     for name in ("speak", "pause"):
         await endless.page.keyboard.press("Tab")
         await expect(endless.at(name)).to_be_focused()
@@ -134,17 +137,17 @@ async def test_without_a_mouse(endless: Studio) -> None:
     await expect(endless.at("status")).to_have_attribute("role", "status")
 
 
-async def test_everything_has_a_name_for_who_cannot_see_it(studio: Studio) -> None:
-    tree = await studio.page.locator("main").aria_snapshot()
+async def test_every_control_has_an_accessible_name(demo: DemoPage) -> None:
+    tree = await demo.page.locator("main").aria_snapshot()
     controls = re.findall(r"- (textbox|button|switch|combobox|slider|spinbutton)(?: \"([^\"]*)\")?", tree)
     assert len(controls) == 10
     assert all(name for _, name in controls), controls
 
 
-async def test_a_word_is_heard_from_its_first_sample_on(lab: Page) -> None:
+async def test_word_counts_as_heard_from_its_first_sample(modules: Page) -> None:
     text = "a 🎉b c"
-    words = [(0, 1, 0, 100), (2, 4, 150, 300), (5, 6, 300, 400)]  # in characters, as the worker counts them
-    heard = await lab.evaluate(
+    words = [(0, 1, 0, 100), (2, 4, 150, 300), (5, 6, 300, 400)]  # offsets in characters, as the server counts
+    heard = await modules.evaluate(
         "([text, words, at]) => heardWords(text, words, at)", [text, words, [0, 149, 150, 299, 300]]
     )
     assert heard == ["a", "a", "a 🎉b", "a 🎉b", "a 🎉b c"]
@@ -163,28 +166,28 @@ WRITING = st.lists(st.sampled_from([*"ab ,.\n\tWi中🎉<&", "W" * 80]), min_siz
 
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=WRITING, width=st.integers(320, 700))
-async def test_the_words_stand_where_the_caret_does(studio: Studio, text: str, width: int) -> None:
-    """The mirror shows the letters, the field has the caret: both must wrap alike, at any width."""
-    await studio.page.set_viewport_size({"width": width, "height": 700})
-    await studio.write(text)
-    mirror, field = await studio.page.evaluate(HEIGHTS)
+async def test_mirror_wraps_like_the_text_field(demo: DemoPage, text: str, width: int) -> None:
+    """The mirror shows the text, the field has the caret: both must wrap identically at any width."""
+    await demo.page.set_viewport_size({"width": width, "height": 700})
+    await demo.write(text)
+    mirror, field = await demo.page.evaluate(HEIGHTS)
     assert mirror == field
-    for it in ("document.documentElement", "document.getElementById('script')"):
-        assert await studio.page.evaluate(f"{it}.scrollWidth <= {it}.clientWidth"), "no sideways scrolling"
+    for it in ("document.documentElement", "document.getElementById('text-view')"):
+        assert await demo.page.evaluate(f"{it}.scrollWidth <= {it}.clientWidth"), "no horizontal scrolling"
 
 
-async def test_the_page_obeys_its_own_policy(browser: Browser, address: str) -> None:
-    """As it is served, without ears and eyes: nothing is refused by the content policy, and it speaks."""
-    async with await browser.new_context() as own:
-        own.set_default_timeout(PATIENCE_MS)
-        page = await own.new_page()
-        complaints: list[str] = []
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
+async def test_page_obeys_its_content_policy(browser: Browser, address: str) -> None:
+    """As served, without the spy: the content policy blocks nothing, and the page speaks."""
+    async with await browser.new_context() as context:
+        context.set_default_timeout(PATIENCE_MS)
+        page = await context.new_page()
+        console: list[str] = []
+        page.on("console", lambda message: console.append(message.text))
+        page.on("pageerror", lambda error: console.append(str(error)))
         await page.goto(f"http://{address}/")
         await page.locator("#text").fill("Ok.")
         await page.locator("#speak").click()
         await expect(page.locator("#status")).to_have_text("Finished.")
-        assert complaints == []
+        assert console == []
         refused = await page.evaluate("fetch('data:text/plain,x').then(() => false, () => true)")
         assert refused, "the policy is in force"

@@ -1,6 +1,6 @@
-"""The player on the audio thread, driven by hand: nothing lost, nothing twice, no clicks, silence after a stop.
+"""The player on the audio thread, quantum by quantum: no sample lost or repeated, no clicks, silence after a stop.
 
-The sound is a constant level, so that the output *is* the gain, and any click is a step in it.
+The audio is a constant level, so that the output is the gain, and a click is a step in it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="package")]
 RATE_HZ = 24_000
 QUANTUM_SAMPLES = 128
 FADE_SAMPLES = 120  # 5 ms
-CUSHION_SAMPLES = 1_440  # 60 ms
+PREBUFFER_SAMPLES = 1_440  # 60 ms
 LEVEL = 0.5
 
 Step = list[Any]
-BEGIN: Step = ["begin", {"turn": 1}]
+BEGIN: Step = ["begin", {"utterance": 1}]
 
 
-async def render(lab: Page, schedule: list[Step], sound: str = "Level") -> tuple[list[float], list[dict[str, Any]]]:
-    result = await lab.evaluate(f"schedule => render{sound}(schedule)", schedule)
+async def render(
+    modules: Page, schedule: list[Step], signal: str = "Level"
+) -> tuple[list[float], list[dict[str, Any]]]:
+    result = await modules.evaluate(f"schedule => render{signal}(schedule)", schedule)
     return result["out"], result["events"]
 
 
@@ -34,7 +36,7 @@ def named(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
 
 
 def biggest_step(out: list[float]) -> float:
-    """The largest jump after the sound has begun; it may begin at once, for speech has an onset of its own."""
+    """The largest jump after the first sample; the start itself may be a jump, as speech has its own onset."""
     begun = next(i for i, x in enumerate(out) if x)
     return max((abs(b - a) for a, b in zip(out[begun:], out[begun + 1 :], strict=False)), default=0.0)
 
@@ -48,33 +50,33 @@ operations = st.lists(
 
 @settings(deadline=None, max_examples=15)
 @given(capacity=st.integers(1, 50), operations=operations)
-async def test_the_ring_is_a_queue_whatever_its_size(lab: Page, capacity: int, operations: list[Step]) -> None:
-    assert await lab.evaluate("([c, o]) => ringAgainstArray(c, o)", [capacity, operations]) == []
+async def test_ring_buffer_is_a_queue_of_any_size(modules: Page, capacity: int, operations: list[Step]) -> None:
+    assert await modules.evaluate("([c, o]) => ringAgainstArray(c, o)", [capacity, operations]) == []
 
 
-async def test_sound_begins_with_the_cushion_and_ends_with_the_end(lab: Page) -> None:
+async def test_playback_starts_after_the_prebuffer(modules: Page) -> None:
     out, events = await render(
-        lab,
-        [BEGIN, ["push", CUSHION_SAMPLES - 1], ["run", 4], ["push", 1], ["run", 4], ["end"], ["run", 20]],
-        sound="Count",
+        modules,
+        [BEGIN, ["push", PREBUFFER_SAMPLES - 1], ["run", 4], ["push", 1], ["run", 4], ["end"], ["run", 20]],
+        signal="Count",
     )
     assert not any(out[: 4 * QUANTUM_SAMPLES])
-    heard = [round(x * 32768) for x in out[4 * QUANTUM_SAMPLES : 4 * QUANTUM_SAMPLES + CUSHION_SAMPLES]]
-    assert heard == list(range(1, CUSHION_SAMPLES + 1)), "sample for sample, from the first one on, in full"
-    assert not any(out[4 * QUANTUM_SAMPLES + CUSHION_SAMPLES :])
+    heard = [round(x * 32768) for x in out[4 * QUANTUM_SAMPLES : 4 * QUANTUM_SAMPLES + PREBUFFER_SAMPLES]]
+    assert heard == list(range(1, PREBUFFER_SAMPLES + 1)), "every sample, from the first one on, at full gain"
+    assert not any(out[4 * QUANTUM_SAMPLES + PREBUFFER_SAMPLES :])
     assert [e["type"] for e in events if e["type"] != "position"] == ["first", "ended"]
-    assert named(events, "ended")[0]["playedSamples"] == CUSHION_SAMPLES
+    assert named(events, "ended")[0]["playedSamples"] == PREBUFFER_SAMPLES
 
 
-async def test_less_than_a_cushion_is_played_when_no_more_will_come(lab: Page) -> None:
-    out, events = await render(lab, [BEGIN, ["push", 30], ["run", 2], ["end"], ["run", 2]])
+async def test_less_than_the_prebuffer_is_played_after_end(modules: Page) -> None:
+    out, events = await render(modules, [BEGIN, ["push", 30], ["run", 2], ["end"], ["run", 2]])
     assert sum(x != 0 for x in out) == 30
     assert named(events, "ended")[0]["playedSamples"] == 30
 
 
-async def test_a_turn_without_sound_ends_at_once(lab: Page) -> None:
-    _, events = await render(lab, [BEGIN, ["end"]])
-    assert named(events, "ended") == [{"type": "ended", "turn": 1, "playedSamples": 0, "after": 0}]
+async def test_utterance_without_audio_ends_at_once(modules: Page) -> None:
+    _, events = await render(modules, [BEGIN, ["end"]])
+    assert named(events, "ended") == [{"type": "ended", "utterance": 1, "playedSamples": 0, "after": 0}]
 
 
 steps = st.one_of(
@@ -87,10 +89,10 @@ steps = st.one_of(
 
 @settings(deadline=None, max_examples=15)
 @given(schedule=st.lists(steps, min_size=1, max_size=30))
-async def test_every_sample_is_rendered_once_in_order_and_nothing_clicks(lab: Page, schedule: list[Step]) -> None:
+async def test_every_sample_is_rendered_once_without_clicks(modules: Page, schedule: list[Step]) -> None:
     pushed = sum(step[1] for step in schedule if step[0] == "push")
     whole = [BEGIN, *schedule, ["resume"], ["end"], ["run", pushed // QUANTUM_SAMPLES + 4]]
-    envelope, events = await render(lab, whole)
+    envelope, events = await render(modules, whole)
     assert named(events, "ended")[0]["playedSamples"] == pushed == sum(x != 0 for x in envelope)
     positions = [event["playedSamples"] for event in named(events, "position")]
     assert positions == sorted(set(positions))
@@ -98,7 +100,7 @@ async def test_every_sample_is_rendered_once_in_order_and_nothing_clicks(lab: Pa
         last = max(i for i, x in enumerate(envelope) if x)
         assert biggest_step(envelope[: last + 1]) <= NO_CLICK
         assert len(named(events, "first")) == 1
-    counted, _ = await render(lab, whole, sound="Count")
+    counted, _ = await render(modules, whole, signal="Count")
     samples = iter(range(pushed))
     for gain, value in zip(envelope, counted, strict=True):
         if gain:
@@ -107,9 +109,9 @@ async def test_every_sample_is_rendered_once_in_order_and_nothing_clicks(lab: Pa
             assert value == 0
 
 
-async def test_pause_is_silent_after_5_ms_and_resume_goes_on_at_the_next_sample(lab: Page) -> None:
+async def test_pause_fades_and_resume_continues_at_the_next_sample(modules: Page) -> None:
     out, events = await render(
-        lab, [BEGIN, ["push", 9_600], ["run", 20], ["pause"], ["run", 40], ["resume"], ["end"], ["run", 60]]
+        modules, [BEGIN, ["push", 9_600], ["run", 20], ["pause"], ["run", 40], ["resume"], ["end"], ["run", 60]]
     )
     paused_at = 20 * QUANTUM_SAMPLES
     assert not any(out[paused_at + FADE_SAMPLES : paused_at + 40 * QUANTUM_SAMPLES])
@@ -118,18 +120,18 @@ async def test_pause_is_silent_after_5_ms_and_resume_goes_on_at_the_next_sample(
     assert named(events, "ended")[0]["playedSamples"] == 9_600
 
 
-async def test_a_pause_before_the_first_sound_holds_all_of_it(lab: Page) -> None:
-    out, events = await render(lab, [BEGIN, ["pause"], ["push", 4_800], ["run", 50], ["resume"], ["run", 10]])
+async def test_pause_before_the_first_audio_holds_all_of_it(modules: Page) -> None:
+    out, events = await render(modules, [BEGIN, ["pause"], ["push", 4_800], ["run", 50], ["resume"], ["run", 10]])
     assert not any(out[: 50 * QUANTUM_SAMPLES])
     assert out[50 * QUANTUM_SAMPLES] == LEVEL
     assert len(named(events, "first")) == 1
 
 
-async def test_running_dry_is_told_and_does_not_click(lab: Page) -> None:
+async def test_underrun_is_reported_and_does_not_click(modules: Page) -> None:
     out, events = await render(
-        lab, [BEGIN, ["push", 2_400], ["run", 30], ["push", 2_400], ["run", 5], ["end"], ["run", 30]]
+        modules, [BEGIN, ["push", 2_400], ["run", 30], ["push", 2_400], ["run", 5], ["end"], ["run", 30]]
     )
-    assert len(named(events, "dry")) == 1
+    assert len(named(events, "underrun")) == 1
     assert biggest_step(out[: 30 * QUANTUM_SAMPLES]) <= NO_CLICK
     assert named(events, "ended")[0]["playedSamples"] == 4_800
 
@@ -137,21 +139,19 @@ async def test_running_dry_is_told_and_does_not_click(lab: Page) -> None:
 @settings(deadline=None, max_examples=15)
 @given(before=st.integers(0, 60), paused=st.booleans(), pushed=st.integers(0, 9_600))
 @example(before=20, paused=False, pushed=9_600)
-async def test_stop_is_silence_within_5_ms_and_the_next_turn_is_only_itself(
-    lab: Page, before: int, paused: bool, pushed: int
-) -> None:
+async def test_stop_fades_within_5_ms_and_drops_the_rest(modules: Page, before: int, paused: bool, pushed: int) -> None:
     pause: list[Step] = [["pause"], ["run", 1]] if paused else []
     out, events = await render(
-        lab,
+        modules,
         [
             BEGIN,
             ["push", pushed],
             ["run", before],
             *pause,
-            ["stop", {"turn": 1}],
+            ["stop", {"utterance": 1}],
             ["push", 5_000],  # what was still on its way
             ["run", 3],
-            ["begin", {"turn": 2}],
+            ["begin", {"utterance": 2}],
             ["push", 2_000],
             ["end"],
             ["run", 20],
@@ -161,26 +161,26 @@ async def test_stop_is_silence_within_5_ms_and_the_next_turn_is_only_itself(
     second_at = stopped_at + 3 * QUANTUM_SAMPLES
     assert not any(out[stopped_at + FADE_SAMPLES + 1 : second_at])
     (cut,), (silent,) = named(events, "cut"), named(events, "silent")
-    assert cut["after"] == stopped_at, "the position is known at once"
+    assert cut["after"] == stopped_at, "the position is reported at once"
     assert cut["playedSamples"] == sum(x != 0 for x in out[:second_at])
     assert silent["after"] <= stopped_at + QUANTUM_SAMPLES
     if any(out[:second_at]):
         assert biggest_step(out[:second_at]) <= NO_CLICK
     assert [round(x, 6) for x in out[second_at : second_at + 2_000]] == [LEVEL] * 2_000
-    assert [e["turn"] for e in named(events, "ended")] == [2]
+    assert [e["utterance"] for e in named(events, "ended")] == [2]
     assert named(events, "ended")[0]["playedSamples"] == 2_000
 
 
-async def test_the_next_turn_may_begin_in_the_fade_of_the_old_one(lab: Page) -> None:
+async def test_utterance_may_begin_during_the_fade_of_the_last(modules: Page) -> None:
     out, events = await render(
-        lab,
-        [BEGIN, ["push", 4_800], ["run", 5], ["stop", {"turn": 1}], ["begin", {"turn": 2}], ["run", 10]],
+        modules,
+        [BEGIN, ["push", 4_800], ["run", 5], ["stop", {"utterance": 1}], ["begin", {"utterance": 2}], ["run", 10]],
     )
     assert 0 < sum(x != 0 for x in out[5 * QUANTUM_SAMPLES :]) <= FADE_SAMPLES
-    assert [event["turn"] for event in named(events, "silent")] == [1]
+    assert [event["utterance"] for event in named(events, "silent")] == [1]
 
 
-async def test_a_stop_of_another_turn_changes_nothing(lab: Page) -> None:
-    out, events = await render(lab, [BEGIN, ["push", 4_800], ["run", 5], ["stop", {"turn": 7}], ["run", 5]])
+async def test_stop_of_another_utterance_is_ignored(modules: Page) -> None:
+    out, events = await render(modules, [BEGIN, ["push", 4_800], ["run", 5], ["stop", {"utterance": 7}], ["run", 5]])
     assert all(out)
     assert not named(events, "cut")

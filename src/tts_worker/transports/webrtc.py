@@ -1,4 +1,4 @@
-"""``POST /webrtc/offer``: a browser's offer becomes a peer with a session; and the page that shows it.
+"""``POST /webrtc/offer``: a browser's offer becomes a peer with a session; and the web page over it.
 
 Owns the route, the number of peers and what a refusal looks like. The connection itself is ``webrtc_peer``'s, which is
 imported with the first offer: it needs the extra "webrtc".
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from tts_worker.errors import HTTP_STATUS, InvalidRequest, MissingExtra, OverCapacity, TTSWorkerError
@@ -24,9 +23,8 @@ from tts_worker.transports.responses import error_response
 if TYPE_CHECKING:
     from tts_worker.transports.webrtc_peer import Peer
 
-_PAGE = Path(__file__).parent / "page_webrtc"
+_PAGE = Path(__file__).parent / "page" / "index.html"
 _PAGE_POLICY = "default-src 'self'; media-src 'self' blob: mediastream:; base-uri 'none'"
-_FILES = ("app.js", "gauge.js", "gauge-worklet.js", "peer.js", "webrtc.css")
 _RETRY_AFTER_S = 1.0
 
 
@@ -121,13 +119,7 @@ def router(
 
         @routes.get("/webrtc", include_in_schema=False)
         async def page() -> Response:
-            return FileResponse(_PAGE / "index.html", headers={"Content-Security-Policy": _PAGE_POLICY})
-
-        @routes.get("/static/webrtc/{name}", include_in_schema=False)
-        async def file(name: str) -> Response:
-            if name not in _FILES:
-                raise HTTPException(404)
-            return FileResponse(_PAGE / name, headers={"Cache-Control": "no-cache"})
+            return FileResponse(_PAGE, headers={"Content-Security-Policy": _PAGE_POLICY})
 
     return routes
 

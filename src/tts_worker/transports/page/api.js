@@ -1,5 +1,5 @@
 /**
- * The worker's HTTP side as the page needs it: the API key, the list of voices, and why a connection was refused.
+ * The HTTP side of the server as the page needs it: the API key, the voices, and why a connection was refused.
  *
  * The key lives in sessionStorage (this tab, until it is closed) and nowhere else. A browser does not tell a page why a
  * WebSocket was refused, so `whyRefused` asks the health endpoint and the voices instead.
@@ -7,27 +7,28 @@
 
 const STORAGE_KEY = "tts-worker.key";
 
-export const keyring = {
+export const keyStore = {
   get key() {
     try {
       return sessionStorage.getItem(STORAGE_KEY) ?? "";
     } catch {
-      return ""; // storage is switched off: the page works without a key
+      return ""; // storage is disabled: the page works without a key
     }
   },
-  /** @param {string} key empty forgets it */
+  /** @param {string} key an empty string removes it */
   set key(key) {
     try {
       if (key) sessionStorage.setItem(STORAGE_KEY, key);
       else sessionStorage.removeItem(STORAGE_KEY);
     } catch {
-      // storage is switched off
+      // storage is disabled
     }
   },
 };
 
-function authorization() {
-  return keyring.key ? { Authorization: `Bearer ${keyring.key}` } : {};
+/** The header that carries the key, if there is one. */
+export function authorization() {
+  return keyStore.key ? { Authorization: `Bearer ${keyStore.key}` } : {};
 }
 
 /**
@@ -35,7 +36,7 @@ function authorization() {
  * @returns {string[]}
  */
 export function subprotocols() {
-  return keyring.key ? ["tts-worker", `key.${keyring.key}`] : ["tts-worker"];
+  return keyStore.key ? ["tts-worker", `key.${keyStore.key}`] : ["tts-worker"];
 }
 
 /** Whether a browser can send this key with a WebSocket: it must be an HTTP token. */
@@ -43,7 +44,43 @@ export function isSendable(key) {
   return /^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$/.test(key);
 }
 
-const UNREACHABLE = { kind: "unreachable", text: "The worker cannot be reached." };
+export const UNREACHABLE = { kind: "unreachable", text: "The server cannot be reached." };
+const FULL = { kind: "full", text: "The server is full: every session is taken." };
+const STARTING = { kind: "starting", text: "The server is not ready yet." };
+const DRAINING = { kind: "draining", text: "The server is shutting down." };
+
+/** What an HTTP error response means for the user. @returns {{kind: string, text: string}} */
+export function problemOf(status, body) {
+  switch (body?.error?.code) {
+    case "over_capacity":
+      return FULL;
+    case "not_ready":
+      return STARTING;
+    case "draining":
+      return DRAINING;
+  }
+  const message = body?.error?.message ?? `HTTP status ${status}`;
+  switch (status) {
+    case 401:
+      return {
+        kind: "key",
+        text: keyStore.key ? "The server did not accept this API key." : "This server needs an API key.",
+      };
+    case 501:
+      return { kind: "unsupported", text: `The server does not offer this: ${message}.` };
+  }
+  return { kind: "refused", text: `The server refused: ${message}` };
+}
+
+/** Whether the server's port accepts connections. A server that is slow to answer counts as reachable. */
+export async function isReachable() {
+  try {
+    await fetch("/health/live", { cache: "no-store", signal: AbortSignal.timeout(5000) });
+    return true;
+  } catch (error) {
+    return error.name === "TimeoutError";
+  }
+}
 
 /**
  * The voices, or why there are none.
@@ -57,16 +94,11 @@ export async function fetchVoices() {
   } catch {
     return { problem: UNREACHABLE };
   }
-  if (response.ok) return { voices: body.voices };
-  if (response.status === 401) {
-    const text = keyring.key ? "The worker did not accept this API key." : "This worker needs an API key.";
-    return { problem: { kind: "key", text } };
-  }
-  return { problem: { kind: "refused", text: `The worker refused: ${body.error?.message ?? response.status}` } };
+  return response.ok ? { voices: body.voices } : { problem: problemOf(response.status, body) };
 }
 
 /**
- * Why a WebSocket could not be opened, in plain words.
+ * Why a WebSocket could not be opened.
  * @returns {Promise<{kind: "unreachable" | "starting" | "draining" | "key" | "refused" | "full", text: string}>}
  */
 export async function whyRefused() {
@@ -76,9 +108,8 @@ export async function whyRefused() {
   } catch {
     return UNREACHABLE;
   }
-  if (status === "draining") return { kind: "draining", text: "The worker is shutting down." };
+  if (status === "draining") return DRAINING;
   const { problem } = await fetchVoices();
   if (problem) return problem;
-  if (status !== "ready") return { kind: "starting", text: "The worker is not ready yet." };
-  return { kind: "full", text: "The worker is full: every place is taken." };
+  return status === "ready" ? FULL : STARTING;
 }

@@ -1,111 +1,142 @@
 /**
- * The page: ties its elements to the conversation. What is decided is decided in conversation.js; here it is shown.
+ * The page: connects its elements to the session. Decisions are made in speech-session.js; this module shows them.
+ *
+ * The same page is served at `/`, over a WebSocket, and at `/webrtc`, over WebRTC with the parts of a stop's latency.
  */
-import { isSendable, keyring } from "./api.js";
-import { Conversation } from "./conversation.js";
-import { Ear } from "./ear.js";
-import { Scope } from "./scope.js";
-import { Script } from "./script.js";
-import { Settings } from "./settings.js";
-import { Typist } from "./typist.js";
+import { isSendable, keyStore } from "./api.js";
+import { LiveInput } from "./live-input.js";
+import { Microphone } from "./microphone.js";
+import { Player } from "./player.js";
+import { VoiceSettings } from "./settings.js";
+import { SpeechSession } from "./speech-session.js";
+import { TextView } from "./text-view.js";
+import { Waveform } from "./waveform.js";
+import { webRtcTransport } from "./webrtc/transport.js";
+import { openWebSocket } from "./websocket.js";
 import { RATE_HZ } from "./wire.js";
 
-const STATES = {
+const CONNECTION_LABELS = {
+  connecting: "Connecting",
+  ready: "Connected",
+  unresponsive: "Not answering",
+  reconnecting: "Reconnecting",
+  gone: "Server gone",
+  full: "Server full",
+  starting: "Server starting",
+  draining: "Server shutting down",
+  locked: "API key needed",
+  refused: "Refused",
+  unsupported: "Not available",
+};
+const STATE_LABELS = {
   idle: "Ready",
   waiting: "Waiting",
-  asking: "Waiting",
+  requested: "Waiting",
   speaking: "Speaking",
   paused: "Paused",
   stopping: "Stopping",
 };
-const SAYINGS = {
-  waiting: "Waiting for the worker.",
-  asking: "Waiting for the first sound.",
+const STATUS_TEXTS = {
+  waiting: "Waiting for the server.",
+  requested: "Waiting for the first audio.",
   speaking: "Speaking.",
   paused: "Paused.",
   stopping: "Stopping.",
 };
 const byId = (id) => document.getElementById(id);
 const field = byId("text");
-const script = new Script(byId("script"), field, byId("mirror"));
-const scope = new Scope(byId("scope"));
-const settings = new Settings();
+
+const overWebRtc = location.pathname === "/webrtc";
+const { createPlayer, openTransport, showStopParts } = overWebRtc ? webRtcTransport() : webSocketTransport();
+const textView = new TextView(byId("text-view"), field, byId("mirror"));
+const waveform = new Waveform(byId("waveform"));
+const settings = new VoiceSettings();
 
 let connected = false;
-let shownTurn = null; // the turn whose words the script shows
-let rest = null; // {text, base} that a stop left unspoken
-let watching = false; // the scope
-let verdict = ""; // what the status says while nothing goes on
+let shownUtterance = null; // the utterance whose words the text view shows
+let rest = null; // {text, base}: the text that an interruption left unspoken
+let drawing = false; // the waveform
+let result = ""; // the status text while nothing is in progress
 
-const conversation = new Conversation({
-  changed: showState,
-  connection: showConnection,
-  problem: showProblem,
-  began(turn) {
-    shownTurn = turn;
-    verdict = "";
-    offerRest(null);
-    script.begin(turn.base);
-    byId("spoken").textContent = "0.0 s";
-    showState();
+const session = new SpeechSession(
+  {
+    changed: showState,
+    connection: showConnection,
+    problem: showProblem,
+    began(utterance) {
+      shownUtterance = utterance;
+      result = "";
+      offerRest(null);
+      textView.begin(utterance.base);
+      byId("spoken").textContent = "0.0 s";
+      showState();
+    },
+    words(utterance, words) {
+      if (utterance === shownUtterance) textView.addWords(words, utterance.base);
+    },
+    heard(utterance) {
+      if (utterance === shownUtterance && utterance.heardWords) textView.highlight(utterance.heardWords);
+      showSpoken(utterance);
+    },
+    stopMeasured(stop) {
+      byId("stop-silent").textContent = milliseconds(stop.silentMs);
+      byId("stop-answered").textContent = milliseconds(stop.answeredMs);
+      showStopParts(stop);
+    },
+    finished(utterance, outcome) {
+      showSpoken(utterance);
+      if (outcome.kind === "done") {
+        textView.complete();
+      } else {
+        liveInput.skip();
+        textView.showReport(utterance.base, outcome.spoken, outcome.remaining);
+        if (outcome.speakable) offerRest({ text: outcome.remaining, base: utterance.base + outcome.spoken.length });
+      }
+      shownUtterance = null;
+      const failed = ["error", "truncated", "empty"].includes(outcome.kind);
+      if (failed) showProblem(outcome.message);
+      result = failed ? "" : outcome.message;
+    },
   },
-  words(turn, words) {
-    if (turn === shownTurn) script.addWords(words, turn.base);
-  },
-  heard(turn) {
-    if (turn === shownTurn && turn.heardWords) script.light(turn.heardWords);
-    showSpoken(turn);
-  },
-  stopMeasured({ silentMs, answeredMs }) {
-    byId("stop-silent").textContent = milliseconds(silentMs);
-    byId("stop-answered").textContent = milliseconds(answeredMs);
-  },
-  finished(turn, outcome) {
-    showSpoken(turn);
-    if (outcome.kind === "done") {
-      script.complete();
-    } else {
-      typist.skip();
-      script.cut(turn.base, outcome.spoken, outcome.remaining);
-      offerRest(turn.base + outcome.spoken.length, outcome);
-    }
-    shownTurn = null;
-    const failed = ["error", "truncated", "empty"].includes(outcome.kind);
-    if (failed) showProblem(outcome.message);
-    verdict = failed ? "" : outcome.message;
-  },
-});
+  createPlayer,
+  openTransport,
+);
 
-const typist = new Typist(field, conversation, () => settings.values);
+const liveInput = new LiveInput(field, session, () => settings.values);
 
-// -- what the listener does --------------------------------------------------------------------------------------------
+function webSocketTransport() {
+  return { createPlayer: (listener) => new Player(listener), openTransport: openWebSocket, showStopParts() {} };
+}
+
+// -- commands ----------------------------------------------------------------------------------------------------------
 
 function speak(text, base) {
   showProblem("");
-  verdict = "";
+  result = "";
   if (!text.trim()) {
-    verdict = "There is no text yet: type or paste something first.";
+    result = "There is no text yet: type or paste something first.";
     showState();
     field.focus();
     return;
   }
-  conversation.say(text, base, settings.values);
-  typist.skip();
+  session.say(text, base, settings.values);
+  liveInput.skip();
 }
 
 byId("speak").addEventListener("click", (event) => {
-  if (event.detail < 2) speak(field.value, 0); // the second half of a double click means nothing more
+  if (event.detail < 2) speak(field.value, 0); // the second click of a double click is ignored
 });
 
 byId("pause").addEventListener("click", () => {
+  if (!isEnabled(byId("pause"))) return;
   showProblem("");
-  if (conversation.state === "paused") conversation.resume();
-  else conversation.pause();
+  if (session.state === "paused") session.resume();
+  else session.pause();
 });
 
 function stop(reason, atMs) {
-  typist.skip();
-  conversation.stop(reason, atMs);
+  liveInput.skip();
+  session.stop(reason, atMs);
 }
 
 byId("stop").addEventListener("click", () => stop());
@@ -113,49 +144,49 @@ byId("stop").addEventListener("click", () => stop());
 byId("rest").addEventListener("click", () => {
   const { text, base } = rest;
   speak(text, base);
-  byId("stop").focus(); // this button is gone now
+  byId("stop").focus(); // this button is hidden now
 });
 
 byId("live").addEventListener("change", ({ target }) => {
-  if (target.checked) typist.turnOn();
-  else typist.turnOff();
+  if (target.checked) liveInput.turnOn();
+  else liveInput.turnOff();
   showState();
   if (target.checked) field.focus();
 });
 
-const ear = new Ear({
+const microphone = new Microphone({
   speech(atMs) {
-    if (["asking", "speaking"].includes(conversation.state)) stop("barge_in", atMs);
+    if (["requested", "speaking"].includes(session.state)) stop("barge_in", atMs);
   },
   level(aboveDb) {
-    byId("ear-level").value = aboveDb;
+    byId("microphone-level").value = aboveDb;
   },
-  lost: deafen,
+  lost: microphoneFailed,
 });
 
-byId("ear").addEventListener("change", async ({ target }) => {
+byId("microphone").addEventListener("change", async ({ target }) => {
   showProblem("");
-  byId("ear-level").hidden = !target.checked;
+  byId("microphone-level").hidden = !target.checked;
   if (!target.checked) {
-    ear.close();
+    microphone.close();
     return;
   }
   try {
-    await ear.open();
+    await microphone.open();
   } catch (error) {
-    deafen(error.message);
+    microphoneFailed(error.message);
   }
 });
 
-function deafen(problem) {
-  byId("ear").checked = false;
-  byId("ear-level").hidden = true;
+function microphoneFailed(problem) {
+  byId("microphone").checked = false;
+  byId("microphone-level").hidden = true;
   showProblem(problem);
 }
 
 field.addEventListener("input", (event) => {
   if (event.isComposing) {
-    script.follow();
+    textView.update();
     return;
   }
   textChanged();
@@ -164,16 +195,16 @@ field.addEventListener("compositionend", textChanged);
 
 function textChanged() {
   offerRest(null);
-  if (!shownTurn) script.plain();
-  if (typist.on) typist.input();
-  script.follow();
+  if (!shownUtterance) textView.showPlain();
+  if (liveInput.on) liveInput.input();
+  textView.update();
 }
 
 field.addEventListener("beforeinput", (event) => {
-  if (!typist.on || event.inputType !== "insertLineBreak") return;
+  if (!liveInput.on || event.inputType !== "insertLineBreak") return;
   event.preventDefault();
-  typist.enter();
-  script.follow();
+  liveInput.enter();
+  textView.update();
 });
 
 document.addEventListener("keydown", (event) => {
@@ -183,7 +214,7 @@ document.addEventListener("keydown", (event) => {
 });
 
 for (const gesture of ["pointerdown", "keydown"]) {
-  addEventListener(gesture, () => conversation.prepareSound(), { once: true, capture: true });
+  addEventListener(gesture, () => session.prepareAudio(), { once: true, capture: true });
 }
 
 byId("key-form").addEventListener("submit", (event) => {
@@ -193,50 +224,57 @@ byId("key-form").addEventListener("submit", (event) => {
     showProblem("A browser can only send keys of letters, digits and !#$%&'*+-.^_`|~ to a WebSocket.");
     return;
   }
-  keyring.key = key;
+  keyStore.key = key;
   showProblem("");
-  conversation.connect();
+  session.connect();
 });
 
-addEventListener("online", () => conversation.connect());
+addEventListener("online", () => session.connect());
 document.addEventListener("visibilitychange", () => {
-  if (!document.hidden && byId("key-form").hidden) conversation.connect();
+  if (!document.hidden && byId("key-form").hidden) session.connect();
+});
+addEventListener("pagehide", () => session.close());
+addEventListener("pageshow", ({ persisted }) => {
+  if (persisted) session.connect(); // from the back/forward cache
 });
 
 // -- what the page shows -----------------------------------------------------------------------------------------------
 
 function showState() {
-  const { state } = conversation;
+  const { state } = session;
   const live = state !== "idle";
-  byId("state").textContent = live || connected ? STATES[state] : byId("connection").textContent;
-  const status = live ? SAYINGS[state] : verdict;
-  if (byId("status").textContent !== status) byId("status").textContent = status; // screen readers are told of changes
+  byId("state").textContent = live || connected ? STATE_LABELS[state] : byId("connection").textContent;
+  const status = live ? STATUS_TEXTS[state] : result;
+  if (byId("status").textContent !== status) byId("status").textContent = status; // screen readers announce changes
   byId("pause").textContent = state === "paused" ? "Resume" : "Pause";
-  enable(byId("pause"), ["asking", "speaking", "paused"].includes(state));
+  enable(byId("pause"), ["requested", "speaking", "paused"].includes(state));
   enable(byId("stop"), live && state !== "stopping");
-  field.readOnly = live && !typist.on;
-  byId("hint").classList.toggle("keys", !typist.on);
-  byId("hint").textContent = typist.on
+  field.readOnly = live && !liveInput.on;
+  byId("hint").classList.toggle("keys", !liveInput.on);
+  byId("hint").textContent = liveInput.on
     ? "Words are spoken as you finish them. Enter speaks what is there, Esc stops."
     : "Ctrl + Enter speaks, Esc stops.";
-  if (shownTurn) {
-    byId("first-audio").textContent = milliseconds(shownTurn.firstAudioMs);
-    byId("gaps").textContent = shownTurn.gaps;
+  if (shownUtterance) {
+    byId("first-audio").textContent = milliseconds(shownUtterance.firstAudioMs);
+    byId("gaps").textContent = shownUtterance.gaps;
   }
-  const sounding = state === "speaking";
-  if (sounding !== watching) scope.watch(sounding ? conversation.analyser : null);
-  watching = sounding;
+  const speaking = state === "speaking";
+  if (speaking !== drawing) waveform.watch(speaking ? session.analyser : null);
+  drawing = speaking;
 }
 
-/** Not `disabled`: the button under a keyboard user's focus must not vanish from under it. */
+/** Not `disabled`: a disabled button loses the focus of a keyboard user. */
 function enable(button, enabled) {
   button.setAttribute("aria-disabled", String(!enabled));
 }
 
+function isEnabled(button) {
+  return button.getAttribute("aria-disabled") !== "true";
+}
+
 function showConnection(state, problem) {
   connected = state === "ready";
-  const text = { connecting: "Connecting", ready: "Connected", offline: "Offline" }[state];
-  byId("connection").textContent = text;
+  byId("connection").textContent = CONNECTION_LABELS[state];
   byId("connection").dataset.state = state;
   if (connected) {
     showProblem("");
@@ -248,9 +286,8 @@ function showConnection(state, problem) {
     settings.load();
   }
   if (problem) {
-    const locked = problem.kind === "key";
-    showProblem(locked ? problem.text : `${problem.text} Trying again …`);
-    if (locked && byId("key-form").hidden) {
+    showProblem(problem.final ? problem.text : `${problem.text} Trying again …`);
+    if (state === "locked" && byId("key-form").hidden) {
       byId("key-form").hidden = false;
       byId("key").focus();
     }
@@ -258,13 +295,13 @@ function showConnection(state, problem) {
   showState();
 }
 
-function showSpoken(turn) {
-  byId("spoken").textContent = `${(turn.playedSamples / RATE_HZ).toFixed(1)} s`;
+function showSpoken(utterance) {
+  byId("spoken").textContent = `${(utterance.playedSamples / RATE_HZ).toFixed(1)} s`;
 }
 
-/** What a stop left unspoken can be spoken after all. */
-function offerRest(base, outcome) {
-  rest = outcome?.remaining.trim() ? { text: outcome.remaining, base } : null;
+/** @param {{text: string, base: number} | null} unspoken text of an interrupted utterance that can be spoken */
+function offerRest(unspoken) {
+  rest = unspoken;
   byId("rest").hidden = !rest;
 }
 
@@ -276,9 +313,25 @@ function milliseconds(ms) {
   return ms === null ? "–" : `${Math.round(ms)} ms`;
 }
 
+async function showOtherTransport() {
+  const link = byId("other-transport");
+  link.href = overWebRtc ? "/" : "/webrtc";
+  link.textContent = overWebRtc ? "Use a WebSocket instead of WebRTC" : "Use WebRTC instead of a WebSocket";
+  if (overWebRtc) {
+    link.hidden = false;
+    return;
+  }
+  try {
+    link.hidden = !(await fetch("/webrtc")).ok; // the server may be configured not to offer it
+  } catch {
+    // not reachable: shown by the connection
+  }
+}
+
+for (const element of document.querySelectorAll("[data-transport]")) {
+  element.hidden = (element.dataset.transport === "webrtc") !== overWebRtc;
+}
+document.title = byId("title").textContent = overWebRtc ? "tts-worker over WebRTC" : "tts-worker";
 showState();
-conversation.connect();
-fetch("/webrtc").then(
-  ({ ok }) => (byId("webrtc").hidden = !ok), // a worker may be told not to offer it
-  () => {},
-);
+session.connect();
+showOtherTransport();

@@ -1,111 +1,175 @@
 /**
- * The WebSocket to the worker: opens it, keeps it, notices when it is gone, and opens it again with growing pauses.
+ * The connection to the server: opens it, watches it, reports its state, and opens it again with growing delays.
  *
- * It owns the socket and the reasons why there is none; messages pass through it unread. It must not know what is being
- * said or heard.
+ * It owns the transport (websocket.js or webrtc/peer.js) and the reason why there is none; messages pass through it
+ * unread. It does not know utterances or audio.
+ *
+ * States: connecting, ready, unresponsive (open, but pings are not answered), reconnecting, and those with a problem:
+ * gone, full, starting, draining, locked (an API key is needed), refused, unsupported.
  */
-import { subprotocols, whyRefused } from "./api.js";
+import { isReachable, whyRefused } from "./api.js";
 
 const FIRST_RETRY_MS = 500;
-const LONGEST_RETRY_MS = 8000;
-/** A connection that answers nothing for one to two of these is dead, whatever the browser thinks. */
-const HEARTBEAT_MS = 10000;
+const MAX_RETRY_MS = 8000;
+/** An attempt that has neither succeeded nor failed after this long is given up. */
+const OPEN_TIMEOUT_MS = 12000;
+
+/** A ping is sent this often. Three of them make the 3 s within which a silent server shows on the page. */
+const HEARTBEAT_MS = 900;
+/** Unanswered pings after which the page says so, and after which the connection is given up. */
+const UNRESPONSIVE_PINGS = 2;
+const LOST_PINGS = 10;
+
+const STATE_OF_PROBLEM = {
+  lost: "reconnecting",
+  unreachable: "gone",
+  full: "full",
+  starting: "starting",
+  draining: "draining",
+  key: "locked",
+  refused: "refused",
+  unsupported: "unsupported",
+};
+/** Trying again does not help: the user has to do something first. */
+const FINAL = ["key", "unsupported"];
 
 export class Connection {
   #listener;
-  #socket = null;
+  #openTransport;
+  #transport = null;
   #ready = false;
+  #wasReady = false;
   #failures = 0;
-  #retry = 0;
+  #retryTimer = 0;
+  #openTimer = 0;
   #heartbeat = 0;
-  #pinged = false;
-  #dial = 0; // numbers the attempts, so that what an old one finds out late is not believed
+  #unansweredPings = 0;
+  #attempt = 0; // a late result of an earlier attempt is ignored
 
   /**
-   * @param {{connecting(): void, ready(): void, offline(problem: {kind: string, text: string}): void,
-   *   message(message: object): void, sound(pcm: ArrayBuffer): void}} listener
-   *   `offline` is final only for the kind "key"; for all others another attempt is already planned.
+   * @param {{state(state: string, problem: {kind: string, text: string} | null): void, message(message: object): void,
+   *   audio(pcm: ArrayBuffer): void}} listener
+   *   `problem` is set whenever there is no connection; unless it needs the user, another attempt is already scheduled
+   * @param {(handlers: object) => {send(message: object): void, close(): void}} openTransport
+   *   calls `handlers.message`, `handlers.audio` and, once, `handlers.closed({reason?, problem?})`
    */
-  constructor(listener) {
+  constructor(listener, openTransport) {
     this.#listener = listener;
+    this.#openTransport = openTransport;
   }
 
   get ready() {
     return this.#ready;
   }
 
-  /** Open the connection now, also while waiting to try again. One that is open or being opened is left alone. */
+  /** Connect now, without waiting for the next retry. Does nothing while a connection is open or being opened. */
   open() {
-    if (this.#socket) return;
-    clearTimeout(this.#retry);
-    this.#dial += 1;
-    this.#listener.connecting();
-    const url = new URL("/v1/stream", location.href);
-    url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
-    const socket = new WebSocket(url, subprotocols());
-    socket.binaryType = "arraybuffer";
-    socket.onmessage = ({ data }) => {
-      if (socket === this.#socket) this.#receive(data);
-    };
-    socket.onclose = ({ reason }) => {
-      if (socket === this.#socket) this.#closed(reason);
-    };
-    this.#socket = socket;
+    if (this.#transport) return;
+    this.#listener.state(this.#wasReady ? "reconnecting" : "connecting", null);
+    this.#dial();
   }
 
-  /** Send a message; it is dropped if there is no connection, and the listener hears of that as `offline`. */
+  /** Send a message. Without a connection it is dropped; the listener has been told through `state`. */
   send(message) {
-    if (this.#ready) this.#socket.send(JSON.stringify(message));
+    if (this.#ready) this.#transport.send(message);
   }
 
-  #receive(data) {
-    this.#pinged = false;
-    if (typeof data !== "string") {
-      this.#listener.sound(data);
-      return;
-    }
-    const message = JSON.parse(data);
+  /** Close for good, for a page that is left: the server frees the session at once. `open` connects again. */
+  close() {
+    this.send({ type: "close" });
+    this.#drop();
+  }
+
+  #dial() {
+    clearTimeout(this.#retryTimer);
+    this.#attempt += 1;
+    const attempt = this.#attempt;
+    const current = (handle) => (argument) => {
+      if (attempt === this.#attempt && this.#transport) handle(argument);
+    };
+    this.#openTimer = setTimeout(
+      current(() => this.#closed({ problem: { kind: "unreachable", text: "The server does not answer." } })),
+      OPEN_TIMEOUT_MS,
+    );
+    this.#transport = this.#openTransport({
+      message: current((message) => this.#receive(message)),
+      audio: current((pcm) => {
+        this.#answered();
+        this.#listener.audio(pcm);
+      }),
+      closed: current((end) => this.#closed(end)),
+    });
+  }
+
+  #receive(message) {
     if (message.type === "ready" && !this.#ready) {
-      this.#ready = true;
+      clearTimeout(this.#openTimer);
+      this.#ready = this.#wasReady = true;
       this.#failures = 0;
       this.#heartbeat = setInterval(() => this.#beat(), HEARTBEAT_MS);
-      this.#listener.ready();
+      this.#listener.state("ready", null);
     }
+    this.#answered();
     if (message.type !== "pong") this.#listener.message(message);
   }
 
+  #answered() {
+    if (this.#unansweredPings > UNRESPONSIVE_PINGS) this.#listener.state("ready", null);
+    this.#unansweredPings = 0;
+  }
+
+  /** Counts pings and not time: a page that was suspended first reads what arrived meanwhile. */
   #beat() {
-    if (this.#pinged) {
-      this.#socket.close();
-      this.#closed("it stopped answering"); // the browser would wait for the other side's farewell
+    if (this.#unansweredPings >= LOST_PINGS) {
+      this.#closed({ reason: "it stopped answering" });
       return;
     }
-    this.#pinged = true;
+    if (this.#unansweredPings) this.#checkReachable();
+    if (this.#unansweredPings === UNRESPONSIVE_PINGS) this.#listener.state("unresponsive", null);
+    this.#unansweredPings += 1;
     this.send({ type: "ping" });
   }
 
-  async #closed(reason) {
-    const wasReady = this.#ready;
-    clearInterval(this.#heartbeat);
-    this.#socket = null;
-    this.#ready = false;
-    this.#pinged = false;
-    if (wasReady) {
-      this.#listener.offline({ kind: "lost", text: `The connection was lost${reason ? `: ${reason}` : ""}.` });
-      this.#tryAgain();
-      return;
+  /** A process that was killed says no goodbye over WebRTC; its closed port tells within milliseconds. */
+  async #checkReachable() {
+    const attempt = this.#attempt;
+    const reachable = await isReachable();
+    if (!reachable && attempt === this.#attempt && this.#unansweredPings) {
+      this.#closed({ problem: { kind: "unreachable", text: "The server is gone." } });
     }
-    const dial = this.#dial;
-    const problem = await whyRefused();
-    if (dial !== this.#dial) return;
-    this.#failures += 1;
-    if (problem.kind !== "key") this.#tryAgain();
-    this.#listener.offline(problem);
   }
 
-  #tryAgain() {
-    const pauseMs = Math.min(LONGEST_RETRY_MS, FIRST_RETRY_MS * 2 ** this.#failures);
-    // Not all pages at once when a worker comes back.
-    this.#retry = setTimeout(() => this.open(), pauseMs * (0.75 + Math.random() / 2));
+  async #closed({ reason, problem }) {
+    const wasReady = this.#ready;
+    this.#drop();
+    if (wasReady) {
+      this.#fail(problem ?? { kind: "lost", text: `The connection was lost${reason ? `: ${reason}` : ""}.` });
+      return;
+    }
+    const attempt = this.#attempt;
+    const cause = problem ?? (await whyRefused());
+    if (attempt !== this.#attempt) return;
+    this.#failures += 1;
+    this.#fail(cause);
+  }
+
+  #drop() {
+    clearTimeout(this.#retryTimer);
+    clearTimeout(this.#openTimer);
+    clearInterval(this.#heartbeat);
+    this.#transport?.close();
+    this.#transport = null;
+    this.#attempt += 1;
+    this.#ready = false;
+    this.#unansweredPings = 0;
+  }
+
+  #fail(problem) {
+    if (!FINAL.includes(problem.kind)) {
+      const delayMs = Math.min(MAX_RETRY_MS, FIRST_RETRY_MS * 2 ** this.#failures);
+      // Jitter: not all pages at once when a server comes back.
+      this.#retryTimer = setTimeout(() => this.#dial(), delayMs * (0.75 + Math.random() / 2));
+    }
+    this.#listener.state(STATE_OF_PROBLEM[problem.kind], { ...problem, final: FINAL.includes(problem.kind) });
   }
 }

@@ -1,12 +1,12 @@
 /**
- * The page's side of the player: the audio context, and the messages to and from the audio thread (worklet.js).
+ * Plays PCM: the audio context, and the messages to and from the audio thread (player-worklet.js).
  *
- * One turn at a time. It owns the audio hardware and knows when a sample is really heard; it must not know where sound
- * comes from or what it says. Messages sent before the audio thread is up wait for it, so that the network need not.
+ * One utterance at a time. It owns the audio output and knows when a sample is heard; it does not know where audio comes
+ * from or what it says. Messages sent before the audio thread runs are queued, so that the network need not wait.
  */
 import { RATE_HZ } from "./wire.js";
 
-/** How long a stop waits for the audio thread to tell the exact position, before the last known one must do. */
+/** How long a stop waits for the exact position from the audio thread; after that the last known one is used. */
 const CUT_TIMEOUT_MS = 250;
 
 export class Player {
@@ -15,23 +15,23 @@ export class Player {
   #analyser = null;
   #port = null;
   #opening = null;
-  #waiting = []; // messages for an audio thread that is not up yet
-  #turn = 0;
+  #queued = []; // messages for an audio thread that does not run yet
+  #utterance = 0;
   #active = false;
   #playedSamples = 0;
-  #stops = new Map(); // turn -> who waits to hear of its end
+  #stops = new Map(); // utterance -> the resolvers of its stop
 
   /**
-   * @param {{first(atMs: number): void, position(playedSamples: number): void, dry(): void,
-   *   ended(playedSamples: number): void, interrupted(): void}} listener what became of the current turn
+   * @param {{first(atMs: number): void, position(playedSamples: number): void, underrun(): void,
+   *   ended(playedSamples: number): void, interrupted(): void}} listener events of the current utterance
    */
   constructor(listener) {
     this.#listener = listener;
   }
 
   /**
-   * Bring the sound up; call it from a click or a key, browsers ask for that. Calling it again is fine.
-   * Rejects where the browser cannot play 24 kHz through an AudioWorklet.
+   * Start the audio output; call it from a click or a key, as browsers require. Idempotent.
+   * Rejects with an Error for the user where the browser cannot play 24 kHz through an AudioWorklet.
    */
   async open() {
     this.#opening ??= this.#build();
@@ -39,34 +39,34 @@ export class Player {
       await this.#opening;
     } catch (error) {
       this.#opening = null;
-      throw error;
+      throw new Error("This browser cannot play the audio: it needs an AudioWorklet at 24 kHz.", { cause: error });
     }
     if (this.#context.state !== "running") await this.#context.resume();
   }
 
-  /** An AnalyserNode on what is heard, or null before `open`. */
+  /** An AnalyserNode on the output, or null before `open`. */
   get analyser() {
     return this.#analyser;
   }
 
-  /** From rendering a sample to hearing it, as far as the browser knows. */
+  /** From rendering a sample to hearing it, as reported by the browser. */
   get outputLatencyMs() {
     return (this.#context?.outputLatency || 0) * 1000;
   }
 
   begin() {
-    this.#turn += 1;
+    this.#utterance += 1;
     this.#active = true;
     this.#playedSamples = 0;
-    this.#post({ type: "begin", turn: this.#turn });
+    this.#post({ type: "begin", utterance: this.#utterance });
   }
 
-  /** @param {ArrayBuffer} pcm s16le mono at 24 kHz; it is handed over and cannot be used afterwards */
+  /** @param {ArrayBuffer} pcm s16le mono at 24 kHz; it is transferred and cannot be used afterwards */
   push(pcm) {
     this.#post({ type: "push", pcm }, [pcm]);
   }
 
-  /** All sound of the turn was pushed. */
+  /** All audio of the utterance was pushed. */
   end() {
     this.#post({ type: "end" });
   }
@@ -77,29 +77,29 @@ export class Player {
 
   resume() {
     this.#post({ type: "resume" });
-    // The browser or the system may have taken the sound away; this is a click, so it may be asked for again.
+    // The browser or the system may have suspended the output; this is a click, so it may be resumed.
     if (this.#context && this.#context.state !== "running") this.#context.resume().catch(() => {});
   }
 
   /**
    * Silence, now. Resolves with the exact position at the cut; `silent` resolves with the time at which the last sample
-   * of the old turn was rendered (never, if the audio thread does not run).
+   * of the utterance was rendered (never, if the audio thread does not run).
    * @returns {Promise<{playedSamples: number, silent: Promise<number>}>}
    */
   async stop() {
     if (!this.#active) return { playedSamples: this.#playedSamples, silent: Promise.resolve(Date.now()) };
     this.#active = false;
     if (!this.#port) {
-      this.#waiting = [];
+      this.#queued = [];
       return { playedSamples: 0, silent: Promise.resolve(Date.now()) };
     }
-    const turn = this.#turn;
+    const utterance = this.#utterance;
     const resolve = {};
     const silent = new Promise((resolved) => (resolve.silent = resolved));
     const cut = new Promise((resolved) => (resolve.cut = resolved));
-    this.#stops.set(turn, resolve);
+    this.#stops.set(utterance, resolve);
     const timer = setTimeout(() => resolve.cut(this.#playedSamples), CUT_TIMEOUT_MS);
-    this.#post({ type: "stop", turn });
+    this.#post({ type: "stop", utterance });
     this.#playedSamples = await cut;
     clearTimeout(timer);
     return { playedSamples: this.#playedSamples, silent };
@@ -107,17 +107,17 @@ export class Player {
 
   #post(message, transfer = []) {
     if (this.#port) this.#port.postMessage(message, transfer);
-    else this.#waiting.push(message);
+    else this.#queued.push(message);
   }
 
   async #build() {
     const context = new AudioContext({ sampleRate: RATE_HZ, latencyHint: "interactive" });
     try {
-      await context.audioWorklet.addModule(new URL("worklet.js", import.meta.url));
+      await context.audioWorklet.addModule(new URL("player-worklet.js", import.meta.url));
       const node = new AudioWorkletNode(context, "player", { numberOfInputs: 0, outputChannelCount: [1] });
       this.#analyser = new AnalyserNode(context, { fftSize: 1024 });
       node.connect(this.#analyser).connect(context.destination);
-      node.port.onmessage = ({ data }) => this.#heard(data);
+      node.port.onmessage = ({ data }) => this.#onMessage(data);
       this.#port = node.port;
     } catch (error) {
       await context.close();
@@ -127,20 +127,20 @@ export class Player {
     context.onstatechange = () => {
       if (context.state !== "running" && this.#active) this.#listener.interrupted();
     };
-    for (const message of this.#waiting.splice(0)) this.#post(message, message.pcm ? [message.pcm] : []);
+    for (const message of this.#queued.splice(0)) this.#post(message, message.pcm ? [message.pcm] : []);
   }
 
-  #heard(message) {
+  #onMessage(message) {
     switch (message.type) {
       case "cut":
-        this.#stops.get(message.turn)?.cut(message.playedSamples);
+        this.#stops.get(message.utterance)?.cut(message.playedSamples);
         return;
       case "silent":
-        this.#stops.get(message.turn)?.silent(message.atMs);
-        this.#stops.delete(message.turn);
+        this.#stops.get(message.utterance)?.silent(message.atMs);
+        this.#stops.delete(message.utterance);
         return;
     }
-    if (!this.#active || message.turn !== this.#turn) return; // it was stopped in the meantime
+    if (!this.#active || message.utterance !== this.#utterance) return; // it was stopped meanwhile
     switch (message.type) {
       case "first":
         this.#listener.first(message.atMs);
@@ -149,8 +149,8 @@ export class Player {
         this.#playedSamples = message.playedSamples;
         this.#listener.position(message.playedSamples);
         break;
-      case "dry":
-        this.#listener.dry();
+      case "underrun":
+        this.#listener.underrun();
         break;
       case "ended":
         this.#active = false;

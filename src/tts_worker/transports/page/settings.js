@@ -1,19 +1,42 @@
 /**
- * Voice, speed, seed and flush delay: what can be chosen, and what was.
+ * Voice, speed, seed and flush delay: the available choices and the current ones.
  *
- * The voices and their ranges are the worker's; a choice survives a new connection as long as the voice does.
+ * The voices and their speed ranges come from the server; a choice survives a new connection as long as the voice does.
  */
 import { fetchVoices } from "./api.js";
 
 const ALIGNMENT = {
-  measured: "The voice itself measures when each word sounds.",
-  estimated: "When each word sounds is estimated.",
-  none: "This voice does not know when each word sounds.",
+  measured: "This voice measures its word timestamps.",
+  estimated: "This voice estimates its word timestamps.",
+  none: "This voice has no word timestamps.",
 };
+/** More languages than this are counted in the list of voices, and named below it. */
+const MAX_LISTED_LANGUAGES = 3;
 
 const byId = (id) => document.getElementById(id);
+const languageNames = new Intl.DisplayNames(["en"], { type: "language", fallback: "code" });
 
-export class Settings {
+function languagesOf(voice) {
+  return voice.languages.filter((language) => language !== "mul");
+}
+
+function optionText(voice) {
+  const languages = languagesOf(voice);
+  if (!languages.length) return voice.name;
+  const listed = languages.length > MAX_LISTED_LANGUAGES ? `${languages.length} languages` : languages.join(", ");
+  return `${voice.name} (${listed})`;
+}
+
+/** The languages by name; a code that the browser does not know, or that is malformed, is shown as it is. */
+function nameOf(language) {
+  try {
+    return languageNames.of(language);
+  } catch {
+    return language;
+  }
+}
+
+export class VoiceSettings {
   #voice = byId("voice");
   #speed = byId("speed");
   #seed = byId("seed");
@@ -28,7 +51,7 @@ export class Settings {
     });
   }
 
-  /** The fields of a `start` message. The worker's default voice until its voices are known. */
+  /** The fields of a `start` message. Without a list of voices, the server's default voice. */
   get values() {
     return {
       voice: this.#voice.value || null,
@@ -38,24 +61,20 @@ export class Settings {
     };
   }
 
-  /** Nothing where the worker's default will do. */
+  /** Empty for the server's default. */
   get #flushing() {
     const afterMs = this.#flushAfter.valueAsNumber;
     return Number.isNaN(afterMs) ? {} : { flush_after_ms: Math.min(60000, Math.max(0, afterMs)) };
   }
 
-  /** Ask the worker for its voices. */
+  /** Fetch the list of voices. */
   async load() {
     const { voices } = await fetchVoices();
-    if (!voices) return; // the connection was lost meanwhile; they will be asked for again
+    if (!voices) return; // the connection was lost meanwhile; the next one loads them
     const chosen = this.#voice.value;
     this.#voices = voices;
     this.#voice.replaceChildren(
-      ...voices.map((voice) => {
-        const languages = voice.languages.filter((language) => language !== "mul").join(", ");
-        const name = languages ? `${voice.name} (${languages})` : voice.name;
-        return new Option(name, voice.id, voice.default, voice.default);
-      }),
+      ...voices.map((voice) => new Option(optionText(voice), voice.id, voice.default, voice.default)),
     );
     if (voices.some((voice) => voice.id === chosen)) this.#voice.value = chosen;
     this.#showVoice();
@@ -65,7 +84,9 @@ export class Settings {
     const voice = this.#voices.find(({ id }) => id === this.#voice.value);
     if (!voice) return;
     [this.#speed.min, this.#speed.max] = voice.speed_range;
-    this.#voice.title = voice.description;
+    const languages = languagesOf(voice);
+    const names = languages.length > MAX_LISTED_LANGUAGES ? `Languages: ${languages.map(nameOf).join(", ")}.` : "";
+    byId("voice-details").textContent = [voice.description, names].filter(Boolean).join(" ");
     byId("alignment").textContent = ALIGNMENT[voice.alignment];
     this.#showSpeed();
   }

@@ -1,49 +1,49 @@
 /**
- * Hears from the energy of a sound when somebody begins to speak: louder than the room for long enough.
+ * Voice activity detection by energy: reports speech when the level stays well above the background noise.
  *
- * The room's noise is tracked all the time: downwards at once, upwards slowly, so that a fan that starts becomes part of
- * the room after a while and a sentence does not. Plain arithmetic on frames of 10 ms: it knows no microphone, no clock.
+ * The noise floor is tracked continuously: down at once, up slowly, so that a fan that starts becomes background after a
+ * while and a sentence does not. Pure arithmetic on frames of 10 ms: no microphone, no clock.
  */
 
 export const FRAME_S = 0.01;
 const CALIBRATION_FRAMES = 30;
-/** How much louder than the room speech is, to begin and to go on, and what is too faint to be speech in any room. */
+/** Level above the noise floor for speech to begin and to continue, and the absolute level below which nothing counts. */
 const BEGIN_DB = 12;
-const GO_ON_DB = 6;
-const FAINTEST_DB = -55;
-/** A door or a key click is over before this. */
+const CONTINUE_DB = 6;
+const MIN_SPEECH_DB = -55;
+/** Longer than a door or a key click. */
 const BEGIN_FRAMES = 8;
-/** Pauses between words are shorter than this. */
+/** Longer than the pauses between words. */
 const END_FRAMES = 40;
-const RISE_DB = 0.04; // a frame: 4 dB a second
-const FALL = 0.2; // of the distance, a frame
+const RISE_DB = 0.04; // per frame: 4 dB per second
+const FALL = 0.2; // fraction of the distance, per frame
 
-export class Vad {
+export class VoiceActivityDetector {
   speaking = false;
-  /** How loud the room is, in dB of full scale. */
+  /** The level of the background noise, in dB of full scale. */
   floorDb = null;
   #frames = 0;
-  #loud = 0; // frames of speech so far, less those of silence in between
-  #quiet = 0;
+  #loudFrames = 0; // frames of speech so far, minus the silent ones in between
+  #quietFrames = 0;
 
   /**
-   * Take one frame.
+   * Process one frame.
    * @param {number} levelDb its energy in dB of full scale
-   * @returns {"begin" | "end" | null} what it changed; "begin" comes BEGIN_FRAMES after the first loud frame at best
+   * @returns {"begin" | "end" | null} the change; "begin" comes BEGIN_FRAMES after the first loud frame at the earliest
    */
-  take(levelDb) {
+  process(levelDb) {
     this.#frames += 1;
-    const aboveDb = levelDb - this.#follow(levelDb);
+    const aboveDb = levelDb - this.#trackFloor(levelDb);
     if (this.#frames <= CALIBRATION_FRAMES) return null;
-    return this.speaking ? this.#listenForEnd(aboveDb) : this.#listenForBegin(aboveDb, levelDb);
+    return this.speaking ? this.#detectEnd(aboveDb) : this.#detectBegin(aboveDb, levelDb);
   }
 
-  /** How long before now the speech began that was just noticed. */
-  get noticedAfterS() {
+  /** How long before its detection speech began. */
+  get detectionDelayS() {
     return BEGIN_FRAMES * FRAME_S;
   }
 
-  #follow(levelDb) {
+  #trackFloor(levelDb) {
     if (this.floorDb === null) this.floorDb = levelDb;
     else if (levelDb < this.floorDb) this.floorDb += FALL * (levelDb - this.floorDb);
     else if (this.#frames <= CALIBRATION_FRAMES) this.floorDb += 0.5 * FALL * (levelDb - this.floorDb);
@@ -51,19 +51,21 @@ export class Vad {
     return this.floorDb;
   }
 
-  #listenForBegin(aboveDb, levelDb) {
-    this.#loud = aboveDb > BEGIN_DB && levelDb > FAINTEST_DB ? this.#loud + 1 : Math.max(0, this.#loud - 1);
-    if (this.#loud < BEGIN_FRAMES) return null;
+  #detectBegin(aboveDb, levelDb) {
+    const loud = aboveDb > BEGIN_DB && levelDb > MIN_SPEECH_DB;
+    this.#loudFrames = loud ? this.#loudFrames + 1 : Math.max(0, this.#loudFrames - 1);
+    if (this.#loudFrames < BEGIN_FRAMES) return null;
     this.speaking = true;
-    this.#quiet = 0;
+    this.#quietFrames = 0;
     return "begin";
   }
 
-  #listenForEnd(aboveDb) {
-    this.#quiet = aboveDb < GO_ON_DB ? this.#quiet + 1 : Math.max(0, this.#quiet - 2); // a room is never quite still
-    if (this.#quiet < END_FRAMES) return null;
+  #detectEnd(aboveDb) {
+    // Noise has single louder frames; they do not restart the count.
+    this.#quietFrames = aboveDb < CONTINUE_DB ? this.#quietFrames + 1 : Math.max(0, this.#quietFrames - 2);
+    if (this.#quietFrames < END_FRAMES) return null;
     this.speaking = false;
-    this.#loud = 0;
+    this.#loudFrames = 0;
     return "end";
   }
 }

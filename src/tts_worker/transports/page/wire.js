@@ -1,18 +1,21 @@
 /**
- * What the page says to the worker on `/v1/stream`, as JSON. The worker's own list of messages is wire.py.
+ * The messages that the page sends on `/v1/stream` and on the WebRTC data channel. The full list is in docs/protocol.md.
  */
 
 export const RATE_HZ = 24000;
 
-/** Sound sent ahead of what is heard: a stop throws it away at once, and it carries over a busy moment. */
+/** Audio sent ahead of playback: it covers a busy moment of the page, and a stop discards it at once. */
 const LEAD_MS = 250;
-/** Who reads, thinks and types is not in a hurry. */
+/** A person reads, thinks and types slowly. */
 const PAUSE_TIMEOUT_S = 600;
 const TEXT_IDLE_TIMEOUT_S = 3600;
-/** Text goes out in messages of this size: the worker bounds a message, not what one may want to hear. */
+/** Text is sent in messages of at most this size: the server limits a message, not an utterance. */
 const MESSAGE_CHARS = 16000;
 
-/** How the next utterance is to be spoken. @param {{voice: string | null, speed: number, seed: number, flush_after_ms?: number}} settings */
+/**
+ * The options of the next utterance.
+ * @param {{voice: string | null, speed: number, seed: number, flush_after_ms?: number}} settings
+ */
 export function start(settings) {
   return {
     type: "start",
@@ -23,7 +26,7 @@ export function start(settings) {
   };
 }
 
-/** Text for the utterance that the page calls `context`, in as many messages as it takes. */
+/** Text of the utterance that the page calls `context`, in as many messages as needed. */
 export function* texts(text, context) {
   for (let at = 0; at < text.length; at += MESSAGE_CHARS) {
     yield { type: "text", text: text.slice(at, at + MESSAGE_CHARS), context };
@@ -36,7 +39,7 @@ export const resume = () => ({ type: "resume" });
 export const played = (samples) => ({ type: "played", samples });
 export const stop = (reason, playedSamples) => ({ type: "stop", reason, played_samples: playedSamples });
 
-/** Whether this page can play what the worker announced in `ready`. */
+/** Whether this page can play the format that the server announced in `ready`. */
 export function isPlayable(ready) {
   return ready.sample_rate === RATE_HZ && ready.format === "pcm_s16le" && ready.channels === 1;
 }

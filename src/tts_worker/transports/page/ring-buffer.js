@@ -1,15 +1,15 @@
 /**
- * A first-in-first-out queue of 16-bit samples in one block of memory that is used round and round.
+ * A first-in-first-out queue of 16-bit samples in a circular buffer.
  *
- * The worker paces what it sends, so a few seconds are plenty; after a stall of the network more can arrive at once,
- * and then the block grows rather than lose a sample. It knows nothing of sound or time.
+ * The server paces what it sends, so a few seconds are enough; after a network stall more can arrive at once, and then
+ * the buffer grows: no sample is dropped. It knows nothing of audio or time.
  */
-export class Ring {
+export class RingBuffer {
   #samples;
   #head = 0;
   #length = 0;
 
-  /** @param {number} capacitySamples room to begin with, at least 1 */
+  /** @param {number} capacitySamples initial capacity, at least 1 */
   constructor(capacitySamples) {
     this.#samples = new Int16Array(capacitySamples);
   }
@@ -20,7 +20,7 @@ export class Ring {
 
   /** @param {Int16Array} samples */
   push(samples) {
-    this.#makeRoom(this.#length + samples.length);
+    this.#reserve(this.#length + samples.length);
     const capacity = this.#samples.length;
     const tail = (this.#head + this.#length) % capacity;
     const untilEnd = Math.min(samples.length, capacity - tail);
@@ -29,7 +29,7 @@ export class Ring {
     this.#length += samples.length;
   }
 
-  /** The oldest sample; only call it while `length` is above 0. */
+  /** Remove and return the oldest sample. `length` must be above 0. */
   shift() {
     const sample = this.#samples[this.#head];
     this.#head = (this.#head + 1) % this.#samples.length;
@@ -42,7 +42,7 @@ export class Ring {
     this.#length = 0;
   }
 
-  #makeRoom(neededSamples) {
+  #reserve(neededSamples) {
     const capacity = this.#samples.length;
     if (neededSamples <= capacity) return;
     const larger = new Int16Array(Math.max(neededSamples, 2 * capacity));

@@ -1,11 +1,11 @@
-"""Barge-in over WebRTC as the ear has it: from the click to the last loud sample, in Chromium, part by part.
+"""Stop latency over WebRTC at the listener: from the click to the last loud sample, in Chromium, part by part.
 
-    python bench/webrtc_ear.py [--stops 60] [--json]
+    python bench/webrtc_stop_latency.py [--stops 60] [--json]
 
-A worker with the tone engine, its own page ``/webrtc`` and Debian's Chromium without a window, all on this machine. The
-page measures (see ``page_webrtc``) and mutes, as a listener does who stops: "arrived" is what would be heard of it
-without that, and the sum of the parts. The ear is the end of the browser's audio graph, on the audio clock; the sound
-device adds what it adds to all sound. Needs ``pip install "tts-worker[webrtc]" playwright``, ``apt install chromium``.
+A worker with the tone engine, its page ``/webrtc`` and Debian's headless Chromium, all on this machine. The page measures
+(``transports/page/webrtc``) and mutes stale audio: "stop-played" is the last sample at the end of the browser's audio
+graph, "stop-arrived" what would be heard without muting, and the sum of the parts. The latency of the audio device comes
+on top. Needs ``pip install "tts-worker[webrtc]" playwright``, ``apt install chromium``.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
     "--autoplay-policy=no-user-gesture-required",
-    "--disable-features=WebRtcHideLocalIpsWithMdns",  # nobody here resolves the names
+    "--disable-features=WebRtcHideLocalIpsWithMdns",  # mDNS names cannot be resolved here
 )
-PARTS = ("stop-heard", "stop-arrived", "stop-told", "network", "worker", "jitter", "playout", "device")
+PARTS = ("stop-played", "stop-arrived", "stop-answered", "network", "server", "jitter", "playout", "device")
 TEXT = "This is a rather long story, and it goes on and on. " * 20
 PROMISE_MS = 120
 
@@ -57,7 +57,7 @@ async def shown_ms(page: Page, name: str) -> float:
     shown = await page.wait_for_function(
         "id => document.getElementById(id).textContent.endsWith(' ms') && document.getElementById(id).textContent",
         arg=name,
-        polling=50,  # not with every frame that the browser paints: it has sound to play
+        polling=50,  # polling on every animation frame would load the browser while it plays
     )
     return float(str(await shown.json_value()).removesuffix(" ms"))
 
@@ -65,14 +65,14 @@ async def shown_ms(page: Page, name: str) -> float:
 async def barge_in(page: Page, after_ms: float) -> dict[str, float]:
     """Speak, interrupt, and read what the page measured."""
     await page.evaluate(
-        "ids => ids.forEach((id) => (document.getElementById(id).textContent = ''))", [*PARTS, "first-sound"]
+        "ids => ids.forEach((id) => (document.getElementById(id).textContent = ''))", [*PARTS, "first-audio"]
     )
     await page.click("#speak")
-    await shown_ms(page, "first-sound")
+    await shown_ms(page, "first-audio")
     await page.wait_for_timeout(after_ms)
     await page.click("#stop")
-    heard_ms = await shown_ms(page, "stop-heard")  # shown last
-    return {"stop-heard": heard_ms, **{name: await shown_ms(page, name) for name in PARTS[1:]}}
+    played_ms = await shown_ms(page, "stop-played")  # shown last
+    return {"stop-played": played_ms, **{name: await shown_ms(page, name) for name in PARTS[1:]}}
 
 
 async def measure(stops: int) -> list[dict[str, float]]:
@@ -82,9 +82,8 @@ async def measure(stops: int) -> list[dict[str, float]]:
         page = await browser.new_page()
         await page.goto(f"{address}/webrtc")
         await page.fill("#text", TEXT)
-        await page.click("#connect")
-        await page.wait_for_function("() => document.getElementById('state').textContent.startsWith('Connected')")
-        await barge_in(page, 500.0)  # the first is not counted: everything warms up
+        await page.wait_for_function("() => document.getElementById('connection').textContent === 'Connected'")
+        await barge_in(page, 500.0)  # warm-up, not counted
         found = [await barge_in(page, chance.uniform(300.0, 1_500.0)) for _ in range(stops)]
         await browser.close()
         return found
@@ -103,9 +102,9 @@ def main() -> int:
     if options.json:
         print(json.dumps({"stops": options.stops, "promise_p99_ms": PROMISE_MS, **figures}))
         return 0
-    print(f"{'':12}{'p50':>9}{'p95':>9}{'p99':>9}   of {options.stops} stops; at the ear: {PROMISE_MS} ms are promised")
+    print(f"{'':14}{'p50':>9}{'p95':>9}{'p99':>9}   of {options.stops} stops; promised for stop-played: {PROMISE_MS} ms")
     for name, values in figures.items():
-        print(f"{name:12}" + "".join(f"{value:>6.0f} ms" for value in values.values() if value is not None))
+        print(f"{name:14}" + "".join(f"{value:>6.0f} ms" for value in values.values() if value is not None))
     return 0
 
 

@@ -1,8 +1,8 @@
 /**
- * The microphone: asks for it, listens while it is on, and says when the user begins to speak.
+ * The microphone: asks for it, listens while it is on, and reports when the user begins to speak.
  *
- * What it hears stays in the browser's audio thread (ear-worklet.js) and is neither kept nor sent. The browser's echo
- * cancellation takes the page's own voice out. It must not know what an interruption does.
+ * The input stays on the browser's audio thread (microphone-worklet.js) and is neither stored nor sent. The browser's
+ * echo cancellation removes the page's own playback. What an interruption does is decided elsewhere.
  */
 
 const REASONS = {
@@ -11,9 +11,9 @@ const REASONS = {
   NotReadableError: "The microphone is used by something else.",
 };
 
-export class Ear {
+export class Microphone {
   #listener;
-  #session = 0; // switching off while the browser still asks makes the answer too late
+  #generation = 0; // if it is switched off while the browser still asks, the answer is ignored
   #context = null;
   #stream = null;
 
@@ -22,11 +22,11 @@ export class Ear {
     this.#listener = listener;
   }
 
-  /** Switch on; call it from a click. Rejects with an Error that says in plain words why it cannot be. */
+  /** Switch on; call it from a click. Rejects with an Error whose message says why it is not possible. */
   async open() {
     this.close();
-    const session = this.#session;
-    // Only secure pages (https, or this machine itself) are given a microphone at all.
+    const generation = this.#generation;
+    // Only secure pages (https or localhost) are given a microphone.
     if (!navigator.mediaDevices) throw new Error("The microphone needs a secure page: https, or localhost.");
     let stream;
     try {
@@ -35,40 +35,40 @@ export class Ear {
     } catch (error) {
       throw new Error(REASONS[error.name] ?? "The microphone cannot be used.");
     }
-    if (session !== this.#session) {
+    if (generation !== this.#generation) {
       release(stream);
       return;
     }
     this.#stream = stream;
-    this.#context = new AudioContext(); // at the microphone's own rate, which need not be the player's
+    this.#context = new AudioContext(); // at the microphone's native rate, which may differ from the player's
     const context = this.#context;
     try {
-      await context.audioWorklet.addModule(new URL("ear-worklet.js", import.meta.url));
+      await context.audioWorklet.addModule(new URL("microphone-worklet.js", import.meta.url));
     } catch {
-      if (session !== this.#session) return;
+      if (generation !== this.#generation) return;
       this.close();
       throw new Error("This browser cannot listen: it needs an AudioWorklet.");
     }
-    if (session !== this.#session) return;
-    const node = new AudioWorkletNode(context, "ear", { channelCount: 1, channelCountMode: "explicit" });
-    node.port.onmessage = ({ data }) => this.#heard(data);
+    if (generation !== this.#generation) return;
+    const node = new AudioWorkletNode(context, "microphone", { channelCount: 1, channelCountMode: "explicit" });
+    node.port.onmessage = ({ data }) => this.#onMessage(data);
     context.createMediaStreamSource(stream).connect(node).connect(context.destination); // it renders silence
     stream.getAudioTracks()[0].onended = () => {
       this.close();
-      this.#listener.lost("The microphone was taken away.");
+      this.#listener.lost("The microphone was disconnected.");
     };
     if (context.state !== "running") await context.resume();
   }
 
   /** Switch off. */
   close() {
-    this.#session += 1;
+    this.#generation += 1;
     if (this.#stream) release(this.#stream);
     this.#context?.close();
     this.#stream = this.#context = null;
   }
 
-  #heard(message) {
+  #onMessage(message) {
     if (message.type === "begin") this.#listener.speech(message.atMs);
     else if (message.type === "level") this.#listener.level(message.db - message.floorDb);
   }

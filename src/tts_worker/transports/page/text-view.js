@@ -1,52 +1,52 @@
 /**
- * The script: the text field, and the same text behind it in which words light up.
+ * The text field, and a mirror of its text behind it in which words light up as they are heard.
  *
- * The field's own letters are transparent; what one sees is the mirror, which wraps exactly alike. So the words light
- * up where they were written, and the field stays an ordinary one for keyboard, screen reader and spell checker.
- * It only shows what it is told, as text and never as markup.
+ * The field's text is transparent; what is visible is the mirror, which wraps identically. So words light up where they
+ * were written, and the field stays an ordinary one for keyboard, screen reader and spell checker.
+ * Text is inserted as text nodes, never as markup.
  */
-export class Script {
-  #box;
+export class TextView {
+  #container;
   #field;
   #mirror;
-  #words = []; // spans of the turn's words, in order
+  #words = []; // spans of the utterance's words, in order
   #heardWords = 0;
-  #rest = null; // the text node after the last word, or null while no turn is shown
-  #restStart = 0; // where it begins
+  #rest = null; // the text node after the last word, or null while no utterance is shown
+  #restStart = 0; // its offset in the field
 
-  /** @param {HTMLElement} box scrolls @param {HTMLTextAreaElement} field @param {HTMLElement} mirror */
-  constructor(box, field, mirror) {
-    this.#box = box;
+  /** @param {HTMLElement} container scrolls @param {HTMLTextAreaElement} field @param {HTMLElement} mirror */
+  constructor(container, field, mirror) {
+    this.#container = container;
     this.#field = field;
     this.#mirror = mirror;
-    this.plain();
+    this.showPlain();
   }
 
   get text() {
     return this.#field.value;
   }
 
-  /** Only the text. */
-  plain() {
+  /** Show the text without any state. */
+  showPlain() {
     this.#clear("plain");
     this.#mirror.append(this.text);
   }
 
-  /** A turn begins at `base`; the words will follow. */
+  /** An utterance begins at offset `base`; its words follow through `addWords`. */
   begin(base) {
-    this.#clear("turn");
+    this.#clear("utterance");
     this.#rest = document.createTextNode(this.text.slice(base));
     this.#restStart = base;
     this.#mirror.append(this.text.slice(0, base), this.#rest);
   }
 
-  /** The field has changed, behind the words shown so far if a turn is shown. */
-  follow() {
+  /** The field has changed, after the words shown so far if an utterance is shown. */
+  update() {
     if (this.#rest) this.#rest.data = this.text.slice(this.#restStart);
-    else this.plain();
+    else this.showPlain();
   }
 
-  /** @param {{start: number, end: number}[]} words @param {number} base where their turn begins */
+  /** @param {{start: number, end: number}[]} words @param {number} base offset at which their utterance begins */
   addWords(words, base) {
     for (const { start, end } of words) {
       const word = this.#rest.splitText(base + start - this.#restStart);
@@ -60,25 +60,25 @@ export class Script {
     }
   }
 
-  /** The first `count` words were heard; the last of them is being heard. */
-  light(count) {
+  /** The first `count` words were heard; the last of them is playing. */
+  highlight(count) {
     if (count === this.#heardWords) return;
     this.#words[this.#heardWords - 1]?.classList.remove("now");
     for (const span of this.#words.slice(this.#heardWords, count)) span.classList.add("heard");
     this.#words[count - 1].classList.add("now");
     this.#heardWords = count;
-    this.#reveal(this.#words[count - 1]);
+    this.#scrollTo(this.#words[count - 1]);
   }
 
-  /** All of it was heard. */
+  /** All of the text was heard. */
   complete() {
     this.#words.at(-1)?.classList.remove("now");
     this.#mirror.dataset.shows = "done";
   }
 
-  /** The turn that began at `base` was cut: what was spoken, and what was not. */
-  cut(base, spoken, remaining) {
-    this.#clear("receipt");
+  /** The utterance that began at `base` was interrupted: show which text was spoken and which remains. */
+  showReport(base, spoken, remaining) {
+    this.#clear("report");
     const end = base + spoken.length + remaining.length;
     this.#mirror.append(this.text.slice(0, base));
     for (const [name, start, stop] of [
@@ -101,9 +101,9 @@ export class Script {
     this.#rest = null;
   }
 
-  #reveal(span) {
-    const box = this.#box.getBoundingClientRect();
+  #scrollTo(span) {
+    const box = this.#container.getBoundingClientRect();
     const word = span.getBoundingClientRect();
-    if (word.top < box.top || word.bottom > box.bottom) this.#box.scrollTop += word.top - box.top - box.height / 3;
+    if (word.top < box.top || word.bottom > box.bottom) this.#container.scrollTop += word.top - box.top - box.height / 3;
   }
 }

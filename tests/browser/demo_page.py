@@ -1,7 +1,7 @@
-"""The web page in a browser, with everything that can be known about it from outside.
+"""A page object for the web page, with everything that can be observed from outside.
 
-What it sends and gets on the WebSocket, what its audio graph plays (sample by sample, with a time), which words light
-up and when. The page itself is as it is served; only ears and eyes are added to it.
+It records the messages on the WebSocket, what the audio graph plays (sample by sample, with times), and which words are
+highlighted and when. The page itself is as served; ``spy.js`` only adds observers.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from playwright.async_api import Browser, ConsoleMessage, Locator, Page, WebSock
 HERE = Path(__file__).parent
 RATE_HZ = 24_000
 PATIENCE_MS = 60_000
-"""For whatever is to happen in the end: how soon it does says how busy the machine is."""
+"""Timeout for events that must happen: how soon they do depends on the load of the machine."""
 expect.set_options(timeout=PATIENCE_MS)
 
-# A browser reports every refused request on the console by itself; these are no faults of the page.
+# A browser reports every refused request on the console by itself; these are not errors of the page.
 NETWORK_NOISE = ("Failed to load resource", "WebSocket connection to")
 
 UNTIL_TEXT = """([id, text]) => new Promise((resolve) => {
@@ -34,11 +34,11 @@ UNTIL_TEXT = """([id, text]) => new Promise((resolve) => {
 })"""
 
 Before = Callable[[Page], Awaitable[None]]
-Sound = np.ndarray[Any, np.dtype[np.float64]]
+Samples = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def routed(handler: Callable[[WebSocketRoute], None]) -> Before:
-    """With that handler between the page and the worker."""
+    """Puts the handler between the page and the server."""
 
     async def before(page: Page) -> None:
         await page.route_web_socket("**/v1/stream", handler)
@@ -47,8 +47,8 @@ def routed(handler: Callable[[WebSocketRoute], None]) -> Before:
 
 
 def without_end(*contexts: str) -> Before:
-    """The worker does not hear that these texts (or any) are complete: it is never done before it is stopped, however
-    long that takes a busy machine."""
+    """Drops the ``end`` messages of these contexts (of all, if none is given): the server never completes the utterance
+    before it is stopped, however long that takes on a busy machine."""
 
     def handler(route: WebSocketRoute) -> None:
         server = route.connect_to_server()
@@ -63,53 +63,53 @@ def without_end(*contexts: str) -> Before:
     return routed(handler)
 
 
-def all_sounded(heard: Sound, sent: Sound) -> bool:
-    """Whether as many samples sounded as were sent; if not, fails with where they part. Silence does not count: on a
-    machine that stutters there may be more of it. The end of a fade may be too faint to tell from silence."""
-    sounded, expected = int(np.count_nonzero(heard)), int(np.count_nonzero(sent))
-    parted = np.flatnonzero(heard[: len(sent)] != sent[: len(heard)])
+def all_played(heard: Samples, sent: Samples) -> bool:
+    """Asserts that all samples sent were played, and returns True; a failure says where they differ. Silent samples do
+    not count: on a busy machine there may be more of them. The end of a fade may round to silence."""
+    played, expected = int(np.count_nonzero(heard)), int(np.count_nonzero(sent))
+    different = np.flatnonzero(heard[: len(sent)] != sent[: len(heard)])
     silent = heard == 0
     begins = np.flatnonzero(silent & ~np.r_[False, silent[:-1]])
     ends = np.flatnonzero(silent & ~np.r_[silent[1:], False]) + 1
-    holes = [(int(begin), int(end - begin)) for begin, end in zip(begins, ends, strict=True) if end - begin >= 8]
-    assert abs(sounded - expected) <= 4, (
-        f"{sounded} of {expected} samples sounded, of {len(sent)} sent in a span of {len(heard)}; "
-        f"different from {parted[:1]} on; silences (begin, samples): {holes[:20]}"
+    silent_runs = [(int(begin), int(end - begin)) for begin, end in zip(begins, ends, strict=True) if end - begin >= 8]
+    assert abs(played - expected) <= 4, (
+        f"{played} of {expected} samples played, of {len(sent)} sent in a span of {len(heard)}; "
+        f"different from {different[:1]} on; silences (begin, samples): {silent_runs[:20]}"
     )
     return True
 
 
-def silences(sound: Sound) -> dict[int, int]:
-    """How long it is silent after so many samples that are not. A zero or two are no silence, but part of a wave."""
-    sounding = np.flatnonzero(sound)
-    lengths = np.diff(sounding) - 1
+def silences(audio: Samples) -> dict[int, int]:
+    """Lengths of the silences, by the number of audible samples before each. Fewer than 8 zeros are part of a wave."""
+    audible = np.flatnonzero(audio)
+    lengths = np.diff(audible) - 1
     return {int(place) + 1: int(lengths[place]) for place in np.flatnonzero(lengths >= 8)}
 
 
 @dataclass(frozen=True)
-class Carried:
-    """What became of sound between the wire and the loudspeaker. ``faded``: samples that were heard, but not in full.
-    ``holes``: the silences that were heard and not sent, in samples."""
+class PlaybackDifference:
+    """What differs between the audio sent and the audio played. ``faded``: samples played at reduced gain. ``gaps``:
+    lengths of the silences that were played and not sent, in samples."""
 
     faded: int
-    holes: list[int]
+    gaps: list[int]
 
 
-def carried(heard: Sound, sent: Sound) -> Carried:
-    """Fails unless every sample sounded once and in its order."""
-    sounded, expected = heard[heard != 0], sent[sent != 0]
-    assert len(sounded) == len(expected), f"{len(sounded)} of {len(expected)} samples sounded"
+def compare_playback(heard: Samples, sent: Samples) -> PlaybackDifference:
+    """Fails unless every sample was played once and in order."""
+    played, expected = heard[heard != 0], sent[sent != 0]
+    assert len(played) == len(expected), f"{len(played)} of {len(expected)} samples played"
     between, wanted = silences(heard), silences(sent)
     added = {place: between.get(place, 0) - wanted.get(place, 0) for place in {*between, *wanted}}
     assert min(added.values(), default=0) >= 0, "a silence was cut short"
-    faded = np.abs(sounded) < np.abs(expected) - 0.01
-    assert (sounded * expected > 0).all(), "other sound than was sent"
-    assert (np.abs(sounded - expected)[~faded] < 0.01).all(), "other sound than was sent"
-    return Carried(int(faded.sum()), [samples for samples in added.values() if samples])
+    faded = np.abs(played) < np.abs(expected) - 0.01
+    assert (played * expected > 0).all(), "other audio than was sent"
+    assert (np.abs(played - expected)[~faded] < 0.01).all(), "other audio than was sent"
+    return PlaybackDifference(int(faded.sum()), [samples for samples in added.values() if samples])
 
 
 @dataclass
-class Turn:
+class Utterance:
     """An utterance as it went over the wire."""
 
     started: dict[str, Any]
@@ -118,36 +118,36 @@ class Turn:
     ended: dict[str, Any] | None = None
 
     @property
-    def sound(self) -> Sound:
+    def samples(self) -> Samples:
         return np.frombuffer(bytes(self.pcm), "<i2").astype(float)
 
 
 @dataclass(frozen=True)
-class Heard:
-    """What went to the loudspeaker: 16-bit sample values, from the first sounding quantum to the last, and when each
-    sample was rendered. ``frame``: the place of the first one on the audio clock."""
+class RecordedAudio:
+    """What the audio graph played: 16-bit sample values, from the first audible quantum to the last, and when each
+    sample was rendered. ``frame``: the position of the first one on the audio clock."""
 
-    sound: Sound
-    at_ms: Sound
+    samples: Samples
+    at_ms: Samples
     frame: int = 0
 
     @property
-    def trimmed(self) -> Sound:
-        """Without the silence around it, which belongs to the quanta and not to the sound."""
-        sounding = np.flatnonzero(self.sound)
-        return self.sound[sounding[0] : sounding[-1] + 1] if len(sounding) else self.sound[:0]
+    def trimmed(self) -> Samples:
+        """Without the leading and trailing silence of the quanta."""
+        audible = np.flatnonzero(self.samples)
+        return self.samples[audible[0] : audible[-1] + 1] if len(audible) else self.samples[:0]
 
 
-class Studio:
+class DemoPage:
     def __init__(self, page: Page) -> None:
         self.page = page
         self.sent: list[dict[str, Any]] = []
         self.received: list[dict[str, Any]] = []
-        self.turns: list[Turn] = []
-        self.faults: list[str] = []
+        self.utterances: list[Utterance] = []
+        self.page_errors: list[str] = []
         page.on("websocket", self._on_websocket)
-        page.on("pageerror", lambda error: self.faults.append(str(error)))
-        page.on("dialog", lambda dialog: self.faults.append(f"dialog: {dialog.message}"))
+        page.on("pageerror", lambda error: self.page_errors.append(str(error)))
+        page.on("dialog", lambda dialog: self.page_errors.append(f"dialog: {dialog.message}"))
         page.on("console", self._on_console)
 
     @classmethod
@@ -158,40 +158,40 @@ class Studio:
         address: str,
         before: Before | None = None,
         **context: Any,
-    ) -> AsyncIterator[Studio]:
-        """The page, opened; fails if the page reported an error of its own. ``before`` arranges things first."""
-        # The page's policy admits no script but its own, and the ear in the audio graph is one more.
-        # Drawing the wave costs more than all the rest of it, so that is left to the one test without ears and eyes.
+    ) -> AsyncIterator[DemoPage]:
+        """The opened page; fails if the page reported an error. ``before`` prepares the page before it loads."""
+        # The page's content policy admits only its own scripts, and the spy's worklet is not one of them.
+        # Drawing the waveform costs more than the rest of the page; one test without a spy covers it.
         options = {"viewport": {"width": 900, "height": 800}, "bypass_csp": True, "reduced_motion": "reduce"}
-        own = await browser.new_context(**{**options, **context})
+        browser_context = await browser.new_context(**{**options, **context})
         try:
-            page = await own.new_page()
+            page = await browser_context.new_page()
             page.set_default_timeout(PATIENCE_MS)
-            studio = cls(page)
+            demo = cls(page)
             await page.add_init_script(path=HERE / "spy.js")
             if before is not None:
                 await before(page)
             await page.goto(f"http://{address}/")
-            yield studio
-            assert not studio.faults, studio.faults
+            yield demo
+            assert not demo.page_errors, demo.page_errors
         finally:
-            await own.close()
+            await browser_context.close()
 
-    # -- what it shows ------------------------------------------------------------------------------------------------
+    # -- what the page shows ------------------------------------------------------------------------------------------
 
     def at(self, name: str) -> Locator:
         return self.page.locator(f"#{name}")
 
     async def shows(self, name: str, text: str) -> None:
-        """Until it does, also if it is over by now."""
+        """Waits until the element has shown this text, even for a moment."""
         with anyio.move_on_after(PATIENCE_MS / 1000):
-            await self.page.evaluate(UNTIL_TEXT, [name, text])  # at once, where playwright's own looks now and then
+            await self.page.evaluate(UNTIL_TEXT, [name, text])  # an observer: playwright's own wait polls
             return
         shown = await self.at(name).text_content()
         raise AssertionError(f"{name} shows {shown!r}, not {text!r}")
 
-    async def said(self, problem: str) -> None:
-        """Until that problem was shown, also if it is over by now."""
+    async def until_problem(self, problem: str) -> None:
+        """Waits until this problem has been shown, even for a moment."""
         await self.until("text => spy.problems.includes(text)", problem)
 
     async def until_state(self, state: str) -> None:
@@ -201,11 +201,11 @@ class Studio:
         await self.until("id => document.getElementById(id).textContent.endsWith(' ms')", name)
         return int((await self.at(name).inner_text()).removesuffix(" ms"))
 
-    async def lit(self) -> list[dict[str, Any]]:
-        """``text`` and ``atMs`` of the words that lit up, in the order in which they did."""
-        return list(await self.page.evaluate("spy.lit"))
+    async def highlighted(self) -> list[dict[str, Any]]:
+        """``text`` and ``atMs`` of the words that were highlighted, in order."""
+        return list(await self.page.evaluate("spy.highlighted"))
 
-    # -- what is done with it -----------------------------------------------------------------------------------------
+    # -- user actions -------------------------------------------------------------------------------------------------
 
     async def write(self, text: str) -> None:
         await self.at("text").fill(text)
@@ -214,13 +214,13 @@ class Studio:
         await self.write(text)
         await self.at("speak").click()
 
-    async def until_heard(self, samples: int) -> None:
-        """Until that many samples went to the loudspeaker since the last ``forget_sound``."""
+    async def until_played(self, samples: int) -> None:
+        """Waits until that many samples were played since the last ``clear_recording``."""
         await self.until("samples => spy.quanta.length * 128 >= samples", samples)
 
-    async def when_heard(self, samples: int, name: str) -> None:
-        """Click that button in the moment in which so many samples have gone to the loudspeaker. A click from outside
-        takes a busy machine seconds, and the turn may be over."""
+    async def click_when_played(self, samples: int, name: str) -> None:
+        """Clicks the button as soon as that many samples were played. A click from outside can take seconds on a busy
+        machine, and the utterance may have ended."""
         await self.until(
             """([samples, id]) => {
               if (spy.quanta.length * 128 < samples) return false;
@@ -231,46 +231,46 @@ class Studio:
         )
 
     async def until_silent(self, seconds: float) -> None:
-        """Until nothing went to the loudspeaker for so long, by the audio clock."""
+        """Waits until nothing was played for that long, by the audio clock."""
         await self.until(
             "seconds => (spy.contexts[0]?.currentTime ?? 9) - (spy.quanta.at(-1)?.frame ?? 0) / 24000 >= seconds",
             seconds,
         )
 
     async def clicked_at(self, name: str) -> int:
-        """The place on the audio clock where the audio thread could hear that this button was clicked last."""
+        """The position on the audio clock at which the audio thread could learn of the last click on this button."""
         await self.page.evaluate("spy.settled().then(() => null)")
         return int(await self.page.evaluate("id => spy.clicks.findLast((click) => click.id === id).frame", name))
 
     async def until(self, condition: str, argument: Any = None) -> None:
-        """Until that JavaScript function of ``argument`` is true."""
+        """Waits until the JavaScript function returns true for ``argument``."""
         with anyio.fail_after(PATIENCE_MS / 1000):
             await self.page.evaluate(
                 f"async (it) => {{ while (!({condition})(it)) await new Promise((done) => setTimeout(done, 5)); }}",
                 argument,
             )
 
-    # -- what it plays ------------------------------------------------------------------------------------------------
+    # -- audio --------------------------------------------------------------------------------------------------------
 
-    async def forget_sound(self) -> None:
+    async def clear_recording(self) -> None:
         await self.page.evaluate("spy.settled().then(() => { spy.quanta.length = 0; })")
 
-    async def heard(self) -> Heard:
+    async def recorded_audio(self) -> RecordedAudio:
         await self.page.evaluate("spy.settled().then(() => null)")
         # As one string: much faster than value by value.
         quanta = json.loads(await self.page.evaluate("JSON.stringify(spy.quanta)"))
         if not quanta:
-            return Heard(np.zeros(0), np.zeros(0))
+            return RecordedAudio(np.zeros(0), np.zeros(0))
         first = quanta[0]["frame"]
-        sound = np.zeros(quanta[-1]["frame"] - first + 128)
-        at_ms = np.zeros(len(sound))
+        samples = np.zeros(quanta[-1]["frame"] - first + 128)
+        at_ms = np.zeros(len(samples))
         for quantum in quanta:
             place = slice(quantum["frame"] - first, quantum["frame"] - first + 128)
-            sound[place] = np.array(quantum["samples"]) * 32_768
+            samples[place] = np.array(quantum["samples"]) * 32_768
             at_ms[place] = quantum["atMs"]
-        return Heard(sound, at_ms, first)
+        return RecordedAudio(samples, at_ms, first)
 
-    # -- what goes over the wire --------------------------------------------------------------------------------------
+    # -- messages -----------------------------------------------------------------------------------------------------
 
     def sent_text(self) -> str:
         return "".join(message["text"] for message in self.sent if message["type"] == "text")
@@ -281,22 +281,22 @@ class Studio:
 
     def _on_sent(self, raw: str | bytes) -> None:
         message = json.loads(raw)
-        if message["type"] != "ping":  # those come by the clock
+        if message["type"] != "ping":  # pings are sent by a timer
             self.sent.append(message)
 
     def _on_received(self, raw: str | bytes) -> None:
         if isinstance(raw, bytes):
-            self.turns[-1].pcm += raw
+            self.utterances[-1].pcm += raw
             return
         message = json.loads(raw)
         self.received.append(message)
         if message["type"] == "started":
-            self.turns.append(Turn(message))
+            self.utterances.append(Utterance(message))
         elif message["type"] == "words":
-            self.turns[-1].words += message["words"]
+            self.utterances[-1].words += message["words"]
         elif message["type"] in ("done", "stopped", "truncated", "error") and message.get("utterance") is not None:
-            self.turns[-1].ended = message
+            self.utterances[-1].ended = message
 
     def _on_console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning") and not message.text.startswith(NETWORK_NOISE):
-            self.faults.append(message.text)
+            self.page_errors.append(message.text)

@@ -1,9 +1,9 @@
-// The modules of the page by themselves. The processor of the audio thread is driven by hand, quantum by quantum, so
-// that every schedule of messages is exact and repeatable.
+// Harness for single modules of the page. The processor of the audio thread is driven quantum by quantum, so that every
+// schedule of messages is exact and repeatable.
 
 async function ringAgainstArray(capacitySamples, operations) {
-  const { Ring } = await import("/static/ring.js");
-  const ring = new Ring(capacitySamples);
+  const { RingBuffer } = await import("/static/ring-buffer.js");
+  const ring = new RingBuffer(capacitySamples);
   let model = [];
   let next = 0;
   const wrong = [];
@@ -35,7 +35,7 @@ async function processorClass() {
     port = { onmessage: null, sent: [], postMessage: (message) => this.port.sent.push(message) };
   };
   globalThis.registerProcessor = (_name, registered) => (Processor = registered);
-  await import("/static/worklet.js");
+  await import("/static/player-worklet.js");
   return Processor;
 }
 
@@ -68,18 +68,18 @@ const LEVEL = 16384;
 const renderLevel = (schedule) => render(schedule, () => LEVEL);
 const renderCount = (schedule) => render(schedule, (k) => (k % 32000) + 1);
 
-async function hearLevels(levels) {
-  const { Vad } = await import("/static/vad.js");
-  const vad = new Vad();
-  return levels.map((level, i) => [i + 1, vad.take(level)]).filter(([, change]) => change);
+async function detectSpeech(levels) {
+  const { VoiceActivityDetector } = await import("/static/vad.js");
+  const vad = new VoiceActivityDetector();
+  return levels.map((level, i) => [i + 1, vad.process(level)]).filter(([, change]) => change);
 }
 
 async function heardWords(text, words, places) {
-  const { Turn } = await import("/static/turn.js");
-  const turn = new Turn(1, { text, base: 0, settings: {}, open: false, askedAtMs: 0 });
-  turn.addWords(words.map(([start_char, end_char, start_sample, end_sample]) => ({ start_char, end_char, start_sample, end_sample })));
+  const { Utterance } = await import("/static/utterance.js");
+  const utterance = new Utterance(1, { text, base: 0, settings: {}, open: false, askedAtMs: 0 });
+  utterance.addWords(words.map(([start_char, end_char, start_sample, end_sample]) => ({ start_char, end_char, start_sample, end_sample })));
   return places.map((samples) => {
-    turn.hear(samples);
-    return text.slice(0, turn.words[turn.heardWords - 1]?.end ?? 0);
+    utterance.hear(samples);
+    return text.slice(0, utterance.words[utterance.heardWords - 1]?.end ?? 0);
   });
 }

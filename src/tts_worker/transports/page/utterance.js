@@ -1,0 +1,157 @@
+/**
+ * One utterance: its text, its word timestamps, how much of it was heard, and how it ended.
+ *
+ * The server counts text in characters (code points), a browser in UTF-16 units; this module is the only place that
+ * converts. It knows neither the network nor the page.
+ */
+
+export class Utterance {
+  words = []; // {start, end, startSample, endSample}: UTF-16 units of `text`, samples of the utterance
+  heardWords = 0;
+  playedSamples = 0;
+  firstAudioMs = null;
+  gaps = 0;
+  paused = false;
+  stop = null; // a stop by the user: {atMs, reason, pending, playedSamples, silentMs, answeredMs}
+  ending = null; // the server's terminal event
+  rejection = null;
+  #chars = 0; // one position in `text`, in characters ...
+  #units = 0; // ... and in UTF-16 units
+
+  constructor(number, { text, base, settings, open, askedAtMs }) {
+    this.context = `utterance-${number}`;
+    this.text = text;
+    this.base = base;
+    this.settings = settings;
+    this.open = open;
+    this.askedAtMs = askedAtMs;
+  }
+
+  /** Add word timestamps of the server; returns them with offsets in UTF-16 units. */
+  addWords(words) {
+    const added = words.map((word) => ({
+      start: this.#toUnits(word.start_char),
+      end: this.#toUnits(word.end_char),
+      startSample: word.start_sample,
+      endSample: word.end_sample,
+    }));
+    this.words.push(...added);
+    return added;
+  }
+
+  /** Offsets only grow, so the text is scanned once. */
+  #toUnits(chars) {
+    while (this.#chars < chars && this.#units < this.text.length) {
+      this.#units += this.text.codePointAt(this.#units) > 0xffff ? 2 : 1;
+      this.#chars += 1;
+    }
+    return this.#units;
+  }
+
+  /** The first `samples` samples were heard. */
+  hear(samples) {
+    this.playedSamples = samples;
+    while (this.heardWords < this.words.length && this.words[this.heardWords].startSample <= samples) {
+      this.heardWords += 1;
+    }
+  }
+
+  /**
+   * How it ended: `kind`, the text that was spoken and that remains, whether the rest can be spoken, and a sentence.
+   * @returns {{kind: string, spoken: string, remaining: string, speakable: boolean, message: string}}
+   */
+  outcome() {
+    const { ending } = this;
+    const complete = ending.type === "done" && !this.stop;
+    if (complete && ending.reason === "nothing_to_speak") {
+      const message = "There is nothing here that can be spoken.";
+      return { kind: "empty", spoken: "", remaining: this.text, speakable: false, message };
+    }
+    if (complete) return { kind: "done", spoken: this.text, remaining: "", speakable: false, message: "Finished." };
+    const report = this.#report();
+    const error = this.rejection ?? (ending.type === "error" ? ending : null);
+    return {
+      kind: this.rejection ? "error" : this.stop ? "stopped" : ending.type,
+      ...report,
+      speakable: error?.code !== "unspeakable_text" && /[\p{L}\p{N}]/u.test(report.remaining),
+      message: error ? explain(error) : this.#explainEnd(report),
+    };
+  }
+
+  /** The server's playback report; without one, the same rule is applied here. */
+  #report() {
+    const { ending } = this;
+    if (!("text_spoken" in ending) || (ending.type !== "stopped" && this.stop)) {
+      return localReport(this.text, this.words, this.playedSamples);
+    }
+    // Over WebRTC a report that is too long for one message holds the lengths of the texts instead of the texts.
+    const spoken = ending.text_omitted
+      ? [...this.text].slice(0, ending.spoken_chars).join("")
+      : ending.text_spoken;
+    const remaining = ending.text_omitted ? this.text.slice(spoken.length) : ending.text_remaining;
+    return { spoken, remaining };
+  }
+
+  #explainEnd({ spoken, remaining }) {
+    const total = characters(spoken + remaining);
+    const heard = `${characters(spoken)} of ${total} characters were heard.`;
+    switch (this.ending.type) {
+      case "lost":
+        return `Cut off. ${heard}`;
+      case "truncated":
+        return `The voice ended before the text did. ${heard}`;
+    }
+    switch (this.ending.reason) {
+      case "pause_timeout":
+        return `Paused for too long: the server ended it. ${heard}`;
+      case "barge_in":
+        return `Interrupted by you. ${heard}`;
+      case "drain":
+        return `Cut off: the server is shutting down. ${heard}`;
+    }
+    return `Stopped. ${heard}`;
+  }
+}
+
+/** The number of characters in the text, as the server counts them. */
+function characters(text) {
+  let count = 0;
+  for (const _ of text) count += 1;
+  return count.toLocaleString("en");
+}
+
+/**
+ * Splits the text by what was played: a word counts as spoken when at least half of it was heard, with the characters
+ * attached to it up to the next space. The rule of the server's own reports, for when none arrives.
+ */
+export function localReport(text, words, playedSamples) {
+  let cut = 0;
+  let following = text.length;
+  for (const word of words) {
+    if (2 * playedSamples < word.startSample + word.endSample) {
+      following = word.start;
+      break;
+    }
+    cut = word.end;
+  }
+  if (cut) while (cut < following && !/\s/.test(text[cut])) cut += 1;
+  return { spoken: text.slice(0, cut), remaining: text.slice(cut) };
+}
+
+const EXPLANATIONS = {
+  unknown_voice: "The server does not have this voice any more. Choose another one.",
+  text_too_long: "This text is too long for one utterance.",
+  unspeakable_text: "This voice cannot speak any of this text. Another voice may.",
+  out_of_memory: "The server had no memory for this utterance.",
+  synthesis_failed: "Synthesis failed.",
+  engine_fault: "The engine failed and is being restarted.",
+  not_ready: "The voice is not ready.",
+  draining: "The server is shutting down.",
+  over_capacity: "The server is full.",
+};
+
+/** An error of the server as a sentence, with what can be done about it. */
+export function explain({ code, message, retryable }) {
+  const text = EXPLANATIONS[code] ?? `The server refused: ${message}`;
+  return retryable ? `${text} Try again in a moment.` : text;
+}
