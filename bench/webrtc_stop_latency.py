@@ -2,10 +2,10 @@
 
     python bench/webrtc_stop_latency.py [--stops 60] [--json]
 
-A worker with the tone engine, its page ``/webrtc`` and Debian's headless Chromium, all on this machine. The page measures
-(``transports/page/webrtc``) and mutes stale audio: "stop-played" is the last sample at the end of the browser's audio
-graph, "stop-arrived" what would be heard without muting, and the sum of the parts. The latency of the audio device comes
-on top. Needs ``pip install "tts-worker[webrtc]" playwright``, ``apt install chromium``.
+A worker with the tone engine, its page ``/webrtc`` and Debian's headless Chromium, all on this machine. The page
+measures (``transports/page/webrtc``) and mutes stale audio: "stop-played" is the last sample at the end of the
+browser's audio graph, "stop-arrived" what would be heard without muting, and the sum of the parts. The latency of the
+audio device comes on top. Needs ``pip install "tts-worker[webrtc]" playwright``, ``apt install chromium``.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def main() -> int:
     if options.json:
         print(json.dumps({"stops": options.stops, "promise_p99_ms": PROMISE_MS, **figures}))
         return 0
-    print(f"{'':14}{'p50':>9}{'p95':>9}{'p99':>9}   of {options.stops} stops; promised for stop-played: {PROMISE_MS} ms")
+    print(f"{'':14}{'p50':>9}{'p95':>9}{'p99':>9}   of {options.stops} stops; stop-played: at most {PROMISE_MS} ms")
     for name, values in figures.items():
         print(f"{name:14}" + "".join(f"{value:>6.0f} ms" for value in values.values() if value is not None))
     return 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, Page
 
-from tests.browser.studio import PATIENCE_MS
+from tests.browser.demo_page import PATIENCE_MS
 from tests.conftest import serving
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="package")]
@@ -38,9 +38,9 @@ EVENTS = {"model_id": "sonic-3", "transcript": TEXT, "voice": {"mode": "id", "id
 
 @asynccontextmanager
 async def page_of(browser: Browser, origin: str) -> AsyncIterator[Page]:
-    async with await browser.new_context() as own:
-        own.set_default_timeout(PATIENCE_MS)
-        page = await own.new_page()
+    async with await browser.new_context() as context:
+        context.set_default_timeout(PATIENCE_MS)
+        page = await context.new_page()
         await page.goto(f"{origin}/health/live")
         yield page
 

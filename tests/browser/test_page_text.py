@@ -140,7 +140,7 @@ async def test_keyboard_only_use(endless: DemoPage) -> None:
 async def test_every_control_has_an_accessible_name(demo: DemoPage) -> None:
     tree = await demo.page.locator("main").aria_snapshot()
     controls = re.findall(r"- (textbox|button|switch|combobox|slider|spinbutton)(?: \"([^\"]*)\")?", tree)
-    assert len(controls) == 10
+    assert len(controls) == 11
     assert all(name for _, name in controls), controls
 
 

@@ -1,0 +1,147 @@
+"""Record the pictures of the README from the real page: an animated GIF and a still, in docs/images.
+
+    python tools/record_page.py [--out docs/images]
+
+A worker with the built-in voice and its page in Debian's headless Chromium: words light up as they are heard, Stop
+interrupts, the playback report appears. Needs ``pip install playwright pillow`` and ``apt install chromium``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from playwright.async_api import Page, async_playwright
+
+from tts_worker.app import serve
+from tts_worker.settings import load_settings
+
+CHROMIUM = "/usr/bin/chromium"
+FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--autoplay-policy=no-user-gesture-required")
+TEXT = (
+    "Speech starts while the rest of the text is still being synthesized. When the user interrupts, "
+    "playback stops at once, and a report says which words were heard."
+)
+SIZE = (776, 676)
+FRAME_MS = 100
+IDLE_MS = 600
+WORDS_HEARD = 17
+REPORT_MS = 3_000
+COLORS = 128
+MAX_BYTES = 1_500_000
+MAX_MS = 10_000
+
+STOP_AFTER = """(words) => new Promise((done) => {
+  const timer = setInterval(() => {
+    if (document.querySelectorAll(".word.heard").length < words) return;
+    clearInterval(timer);
+    document.getElementById("stop").click();
+    done();
+  }, 20);
+})"""
+
+Screencast = list[tuple[float, bytes]]
+
+
+async def record(page: Page) -> tuple[Screencast, bytes]:
+    """The frames that the browser painted with their times in seconds, and a PNG of the page in mid-speech."""
+    frames: Screencast = []
+    cdp = await page.context.new_cdp_session(page)
+
+    def on_frame(event: dict[str, Any]) -> None:
+        frames.append((event["metadata"]["timestamp"], base64.b64decode(event["data"])))
+        acknowledgements.append(
+            asyncio.ensure_future(cdp.send("Page.screencastFrameAck", {"sessionId": event["sessionId"]}))
+        )
+
+    acknowledgements: list[asyncio.Future[Any]] = []
+    cdp.on("Page.screencastFrame", on_frame)
+    await cdp.send("Page.startScreencast", {"format": "png", "everyNthFrame": 1})
+    await page.wait_for_timeout(IDLE_MS)
+    await page.click("#speak")
+    heard = page.locator(".word.heard")
+    await heard.nth(WORDS_HEARD // 2).wait_for()
+    still = await page.screenshot()
+    # A click from outside comes late on a busy machine.
+    await page.evaluate(STOP_AFTER, WORDS_HEARD)
+    await page.locator("#rest").wait_for()
+    await page.wait_for_timeout(REPORT_MS)
+    await cdp.send("Page.stopScreencast")
+    await asyncio.gather(*acknowledgements, return_exceptions=True)
+    return frames, still
+
+
+def animate(frames: Screencast) -> bytes:
+    """A GIF of these frames, sampled every FRAME_MS; all frames share the palette of one in mid-speech."""
+    begin_s, end_s = frames[0][0], frames[-1][0] + REPORT_MS / 1000
+    pictures: list[Image.Image] = []
+    durations_ms: list[int] = []
+    shown = b""
+    index = 0
+    for step in range(int((end_s - begin_s) * 1000 / FRAME_MS)):
+        while index + 1 < len(frames) and frames[index + 1][0] <= begin_s + step * FRAME_MS / 1000:
+            index += 1
+        data = frames[index][1]
+        if data == shown:
+            durations_ms[-1] += FRAME_MS
+            continue
+        shown = data
+        pictures.append(Image.open(io.BytesIO(data)).convert("RGB"))
+        durations_ms.append(FRAME_MS)
+    total_ms = sum(durations_ms)
+    durations_ms[0] += IDLE_MS
+    durations_ms[-1] -= max(0, total_ms + IDLE_MS - MAX_MS)
+    palette = pictures[len(pictures) // 2].quantize(COLORS, method=Image.Quantize.MAXCOVERAGE)
+    indexed = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
+    file = io.BytesIO()
+    indexed[0].save(
+        file, "GIF", save_all=True, append_images=indexed[1:], duration=durations_ms, loop=0, optimize=False, disposal=1
+    )
+    return file.getvalue()
+
+
+async def capture() -> tuple[Screencast, bytes]:
+    """Start a worker and record its page."""
+    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    ready = asyncio.Event()
+    settings = load_settings(flags={"engines": {"hibari": {"kind": "hibari"}}, "server": {"port": 0}})
+    server = asyncio.create_task(serve(settings, listening.set_result, ready.set))
+    try:
+        address = await listening
+        await ready.wait()
+        async with async_playwright() as playwright:
+            browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+            page = await browser.new_page(viewport={"width": SIZE[0], "height": SIZE[1]}, color_scheme="light")
+            await page.goto(address)
+            await page.locator("#connection").filter(has_text="Connected").wait_for()
+            await page.fill("#text", TEXT)
+            await page.evaluate("document.activeElement.blur()")
+            recorded = await record(page)
+            await browser.close()
+            return recorded
+    finally:
+        server.cancel()
+        await asyncio.wait({server})
+
+
+def main(out: Path) -> None:
+    frames, still = asyncio.run(capture())
+    gif = animate(frames)
+    if len(gif) > MAX_BYTES:
+        raise SystemExit(f"the GIF has {len(gif)} bytes, more than {MAX_BYTES}")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "page.gif").write_bytes(gif)
+    Image.open(io.BytesIO(still)).convert("RGB").quantize(256).save(out / "page.png", optimize=True)
+    for path in (out / "page.gif", out / "page.png"):
+        print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("docs/images"), help="folder of page.gif and page.png")
+    main(parser.parse_args().out)
