@@ -1,7 +1,9 @@
 # The worker with the built-in CPU voice; gRPC and the registry are in. 280 MB of packages, no compiler, no torch.
 #   docker build -f docker/cpu.Dockerfile -t tts-worker:cpu .
 # EXTRAS chooses more, such as grpc,redis,ray.
-FROM python:3.12-slim
+# A tag moves. For a build that can be repeated give a digest: --build-arg BASE=python:3.12-slim@sha256:...
+ARG BASE=python:3.12-slim
+FROM ${BASE}
 ARG EXTRAS=grpc,redis
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /app

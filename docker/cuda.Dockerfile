@@ -2,7 +2,9 @@
 # enough for them and the NVIDIA Container Toolkit. Weights are not in the image: mount them at /app/models.
 #   docker build -f docker/cuda.Dockerfile -t tts-worker:cuda .
 #   docker run --gpus all -v ./models:/app/models:ro tts-worker:cuda
-FROM python:3.12-slim
+# A tag moves. For a build that can be repeated give a digest: --build-arg BASE=python:3.12-slim@sha256:...
+ARG BASE=python:3.12-slim
+FROM ${BASE}
 ARG EXTRAS=cosyvoice,grpc,redis,ray
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 # What the container toolkit hands in: the devices, and the libraries to compute with.

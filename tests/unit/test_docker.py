@@ -124,6 +124,15 @@ def test_images_are_built_from_what_there_is(name: str) -> None:
         assert (source.startswith("./"), target.startswith("/app/"), mode) == (True, True, "ro")
 
 
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.stem)
+def test_the_base_image_can_be_pinned_by_digest(file: Path) -> None:
+    lines = instructions(file)
+    assert lines[0] == ("ARG", "BASE=python:3.12-slim")
+    assert [line for key, line in lines if key == "FROM"] == ["${BASE}"]
+    for name in OURS:
+        assert SERVICES[name]["build"]["args"]["BASE"] == "${TTS_BASE_IMAGE:-python:3.12-slim}"
+
+
 def kept(path: str) -> bool:
     """Whether .dockerignore lets a path into the build, by its last rule that matches it or a folder above it."""
     decision = True
