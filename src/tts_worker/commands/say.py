@@ -172,7 +172,7 @@ async def _speak(args: argparse.Namespace, settings: Settings, source: _Source) 
     ended_at_s = perf_counter()
     stopped = stream.outcome is Outcome.STOPPED
     began_at_s = source.first_at_s or ended_at_s
-    summary = _summary(stream, chunks, (first_at_s or ended_at_s) - began_at_s, ended_at_s - began_at_s)
+    summary = _summary(stream, source, chunks, (first_at_s or ended_at_s) - began_at_s, ended_at_s - began_at_s)
     if args.json:
         print(json.dumps(summary, ensure_ascii=False))
     elif not args.quiet:
@@ -234,10 +234,15 @@ def _without_sound(chunk: SpeechChunk) -> SpeechChunk:
     )  # fmt: skip
 
 
-def _summary(stream: SpeechStream, chunks: list[SpeechChunk], first_s: float, wall_s: float) -> dict[str, Any]:
+def _summary(
+    stream: SpeechStream, source: _Source, chunks: list[SpeechChunk], first_s: float, wall_s: float
+) -> dict[str, Any]:
     assert stream.receipt is not None
     assert stream.outcome is not None
     audio_s = chunks[-1].end_sample / SAMPLE_RATE_HZ if chunks else 0.0
+    spoken, remaining = len(stream.receipt.text_spoken), len(stream.receipt.text_remaining)
+    if stream.outcome is not Outcome.DONE and source.total_chars is not None:
+        remaining = source.total_chars - spoken  # also what the session had not been given yet
     engine_s = sum(chunk.wall_ms for chunk in chunks) / 1000
     return {
         "voice": stream.session.params.voice,
@@ -247,8 +252,8 @@ def _summary(stream: SpeechStream, chunks: list[SpeechChunk], first_s: float, wa
         "first_audio_ms": round(1000 * first_s, 1),
         "wall_s": round(wall_s, 3),
         "rtf": round(engine_s / audio_s, 4) if audio_s else None,
-        "chars_spoken": len(stream.receipt.text_spoken),
-        "chars_remaining": len(stream.receipt.text_remaining),
+        "chars_spoken": spoken,
+        "chars_remaining": remaining,
         "alignment": stream.receipt.alignment.value,
         "words": [asdict(word) for chunk in chunks for word in chunk.words],
         "chunks": [
