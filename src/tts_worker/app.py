@@ -44,6 +44,7 @@ from tts_worker.settings import (
     is_loopback,
     read_yaml,
 )
+from tts_worker.settings.keys import plain_keys, read_key_file
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.normaliser import load_normaliser
 from tts_worker.text.pipeline import TextOptions
@@ -56,6 +57,7 @@ from tts_worker.transports.connections import (
     connections_possible,
 )
 from tts_worker.transports.http import HttpConfig, create_app
+from tts_worker.transports.keys import KeyFileWatch, KeyRing
 from tts_worker.types import SAMPLE_RATE_HZ, Alignment, EngineInfo
 from tts_worker.voicepack.voice_file import VOICES_DIR, stored_voices
 from tts_worker.voices import VoiceCatalog, VoicePack, read_voicepacks
@@ -77,6 +79,11 @@ class Worker:
         self.settings = settings
         self.metrics = Metrics()
         self.engines: dict[str, EngineLoop] = {}
+        server = settings.server
+        plain = plain_keys(server.keys)
+        from_file = () if server.key_file is None else read_key_file(server.key_file)
+        self.keys = KeyRing((*plain, *from_file), required=server.needs_key, on_failure=self.metrics.auth_failure)
+        self.key_file = None if server.key_file is None else KeyFileWatch(self.keys, server.key_file, plain)
         voices = settings.voices
         packs: tuple[VoicePack, ...] = read_voicepacks(voices.directory) if voices.directory is not None else ()
         self.hub = SessionHub(
@@ -94,6 +101,7 @@ class Worker:
         self.hub.models = self.models
         self.hub.enrolling = [name for name, engine in settings.engines.items() if self.enrols(name, engine)]
         self._lag: asyncio.Task[None] | None = None
+        self._key_watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Load the engines that are there from the beginning. Raises what an engine's start raises, and ConfigError."""
@@ -112,6 +120,8 @@ class Worker:
             self.metrics.watch_hub(lambda: self.hub.live_sessions, lambda: self.hub.buffered_s, lambda: self.hub.ready)
             self._lag = asyncio.get_running_loop().create_task(self.metrics.measure_loop_lag(), name="loop-lag")
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
+            if self.key_file is not None:
+                self._key_watch = asyncio.get_running_loop().create_task(self.key_file.run(), name="key-file")
 
     def enrols(self, name: str, settings: EngineSettings) -> bool:
         """Whether an engine of the settings can enrol voices once it is loaded."""
@@ -156,6 +166,8 @@ class Worker:
         """Close the sessions that are live and stop the engines."""
         if self._lag is not None:
             self._lag.cancel()
+        if self._key_watch is not None:
+            self._key_watch.cancel()
         await self.hub.drain(timeout_s=0.0)
         await self.models.close()
         for engine in self.engines.values():
@@ -310,7 +322,6 @@ def create_application(worker: Worker) -> ASGIApp:
         worker.hub,
         worker.metrics,
         HttpConfig(
-            api_keys=server.keys,
             allowed_origins=server.allowed_origins,
             loopback_only=is_loopback(server.host),
             max_request_bytes=server.max_request_bytes,
@@ -324,6 +335,7 @@ def create_application(worker: Worker) -> ASGIApp:
             openai_voice_names=worker.settings.voices.openai_names,
             webrtc=worker.settings.webrtc,
         ),
+        worker.keys,
     )
 
 
@@ -441,7 +453,10 @@ async def serve(
         on_listening(f"{'http' if tls is None else 'https'}://{_in_url(host)}:{listener.getsockname()[1]}")
         if settings.grpc.enabled:
             members.append(await stack.enter_async_context(_in_fleet(worker)))
-            on_listening(f"grpc://{members[0].address}")
+            scheme = "grpc" if settings.grpc.tls_certificate is None else "grpcs"
+            on_listening(f"{scheme}://{members[0].address}")
+        if worker.key_file is not None and hasattr(signal, "SIGHUP"):
+            loop.add_signal_handler(signal.SIGHUP, worker.key_file.reload)
         await worker.start()
         for member in members:
             await member.announce()  # who reads "ready" and looks for the worker finds it
@@ -450,6 +465,8 @@ async def serve(
         serving.result()
     finally:
         server.should_exit = True
+        if worker.key_file is not None and hasattr(signal, "SIGHUP"):
+            loop.remove_signal_handler(signal.SIGHUP)
         await worker.stop()
         await stack.aclose()
         await asyncio.wait({serving})

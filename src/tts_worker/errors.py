@@ -21,6 +21,7 @@ class ErrorCode(str, Enum):
     FORBIDDEN = "forbidden"
     OVER_CAPACITY = "over_capacity"
     RATE_LIMITED = "rate_limited"
+    QUOTA_EXCEEDED = "quota_exceeded"
     DRAINING = "draining"
     NOT_READY = "not_ready"
     SESSION_CLOSED = "session_closed"
@@ -108,6 +109,13 @@ class RateLimited(TTSWorkerError):
     """The caller sends more than the worker takes from one caller."""
 
     code = ErrorCode.RATE_LIMITED
+    retryable = True
+
+
+class QuotaExceeded(TTSWorkerError):
+    """A quota of the API key is used up for now; other keys are not affected."""
+
+    code = ErrorCode.QUOTA_EXCEEDED
     retryable = True
 
 
@@ -199,6 +207,7 @@ HTTP_STATUS: dict[ErrorCode, int] = {
     ErrorCode.FORBIDDEN: 403,
     ErrorCode.OVER_CAPACITY: 503,
     ErrorCode.RATE_LIMITED: 429,
+    ErrorCode.QUOTA_EXCEEDED: 429,
     ErrorCode.DRAINING: 503,
     ErrorCode.NOT_READY: 503,
     ErrorCode.SESSION_CLOSED: 409,
@@ -220,6 +229,7 @@ WEBSOCKET_CLOSE: dict[ErrorCode, int] = {
     ErrorCode.FORBIDDEN: 1008,
     ErrorCode.OVER_CAPACITY: 1013,
     ErrorCode.RATE_LIMITED: 1008,
+    ErrorCode.QUOTA_EXCEEDED: 1013,
     ErrorCode.DRAINING: 1012,
     ErrorCode.NOT_READY: 1013,
     ErrorCode.SEND_TIMEOUT: 1008,
@@ -238,6 +248,7 @@ GRPC_STATUS: dict[ErrorCode, str] = {
     ErrorCode.FORBIDDEN: "PERMISSION_DENIED",
     ErrorCode.OVER_CAPACITY: "RESOURCE_EXHAUSTED",
     ErrorCode.RATE_LIMITED: "RESOURCE_EXHAUSTED",
+    ErrorCode.QUOTA_EXCEEDED: "RESOURCE_EXHAUSTED",
     ErrorCode.DRAINING: "UNAVAILABLE",
     ErrorCode.NOT_READY: "UNAVAILABLE",
     ErrorCode.SESSION_CLOSED: "NOT_FOUND",

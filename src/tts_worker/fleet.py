@@ -21,6 +21,7 @@ from tts_worker.registry.registrar import Registrar
 from tts_worker.registry.store import Store
 from tts_worker.session.hub import SessionHub
 from tts_worker.settings import Settings
+from tts_worker.transports.keys import KeyRing
 
 try:
     from tts_worker.transports.grpc import messages, server
@@ -36,6 +37,7 @@ class FleetWorker(Protocol):
     """``app.Worker``."""
 
     settings: Settings
+    keys: KeyRing
 
     @property
     def hub(self) -> SessionHub: ...
@@ -82,14 +84,14 @@ async def in_fleet(worker: FleetWorker) -> AsyncIterator[FleetMember]:
             server.running_server(
                 worker.hub,
                 server.worker_services(worker.hub, models, _service_config(settings)),
-                _port_config(settings, settings.grpc.port),
+                _port_config(worker, settings.grpc.port),
             )
         )
         servers = [running]
         if settings.grpc.cosyvoice_port is not None:
             config = CosyVoiceConfig(settings.server.max_input_chars, settings.server.send_timeout_s)
             register = server.cosyvoice_service(worker.hub, config)
-            port = _port_config(settings, settings.grpc.cosyvoice_port)
+            port = _port_config(worker, settings.grpc.cosyvoice_port)
             servers.append(await stack.enter_async_context(server.running_server(worker.hub, register, port)))
         name = settings.registry.name or _default_name(running.address)
         registrar = _registrar(worker, models, name, running.address)
@@ -120,11 +122,14 @@ def _service_config(settings: Settings) -> ServiceConfig:
     )
 
 
-def _port_config(settings: Settings, port: int) -> server.PortConfig:
+def _port_config(worker: FleetWorker, port: int) -> server.PortConfig:
+    settings = worker.settings
+    certificate, key = settings.grpc.tls_certificate, settings.grpc.tls_key
     return server.PortConfig(
         host=settings.grpc.host,
         port=port,
-        api_keys=settings.server.keys,
+        keys=worker.keys,
+        tls=None if certificate is None else server.TlsFiles(certificate, key or certificate),
         max_request_bytes=settings.server.max_request_bytes,
         keepalive_s=settings.server.heartbeat_s,
     )

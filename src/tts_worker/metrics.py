@@ -65,6 +65,12 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
+        self._auth_failures = Counter(
+            "tts_auth_failures_total",
+            "Requests refused for their API key, by transport and reason (missing, wrong, rate).",
+            ["transport", "reason"],
+            registry=registry,
+        )
         self._sessions = Gauge("tts_sessions", "Live sessions.", registry=registry)
         self._lead = Gauge("tts_buffered_seconds", "Sound generated and not yet sent, all sessions.", registry=registry)
         self._ready = Gauge("tts_ready", "1 if the worker takes sessions.", registry=registry)
@@ -125,6 +131,11 @@ class Metrics:
     def model_unloaded(self, name: str, reason: str) -> None:
         self._resident.labels(name).set(0)
         self._unloads.labels(name, reason).inc()
+
+    # -- transports.keys ----------------------------------------------------------------------------------------------
+
+    def auth_failure(self, transport: str, reason: str) -> None:
+        self._auth_failures.labels(transport, reason).inc()
 
     # -- the hub ------------------------------------------------------------------------------------------------------
 

@@ -99,6 +99,7 @@ SCHEMES: Mapping[str, str] = MappingProxyType(
         "ws": "tts_worker.client.websocket",
         "wss": "tts_worker.client.websocket",
         "grpc": "tts_worker.client.grpc",
+        "grpcs": "tts_worker.client.grpc",
         "redis": "tts_worker.client.fleet",
         "rediss": "tts_worker.client.fleet",
     }
@@ -113,7 +114,9 @@ def _warn_of_clear_text(url: str) -> None:
     except ValueError:
         local = False
     if not local:
-        log.warning("the API key is sent without TLS to a host that is not loopback: use wss:// or a private network")
+        log.warning(
+            "the API key is sent without TLS to a host that is not loopback: use wss://, grpcs:// or a private network"
+        )
 
 
 def connector_for(url: str, settings: ClientSettings) -> Connector:

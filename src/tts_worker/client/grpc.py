@@ -1,4 +1,5 @@
-"""``grpc://``: sessions on a worker's gRPC port, one call each over a channel that stays open.
+"""``grpc://`` and, with TLS, ``grpcs://``: sessions on a worker's gRPC port, one call each over a channel that
+stays open.
 
 Owns the channel. A session needs no connection of its own, so beginning one is a single round trip. What goes over a
 call is ``conversation``'s affair, what a session promises ``remote``'s.
@@ -6,6 +7,7 @@ call is ``conversation``'s affair, what a session promises ``remote``'s.
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
@@ -27,7 +29,7 @@ DEFAULT_PORT = 7002
 
 
 def connector(url: str, settings: ClientSettings) -> GrpcConnector:
-    """See ``base.SchemeModule``: ``grpc://host[:port]``, the port is 7002 unless it says another."""
+    """See ``base.SchemeModule``: ``grpc://host[:port]`` or ``grpcs://``, the port is 7002 unless it says another."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port or DEFAULT_PORT
@@ -35,14 +37,17 @@ def connector(url: str, settings: ClientSettings) -> GrpcConnector:
         host = None
     if not host or parts.path not in ("", "/") or parts.query or "@" in parts.netloc:
         raise InvalidRequest("a gRPC URL names a host and perhaps a port, such as grpc://127.0.0.1:7002")
-    return GrpcConnector(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", settings)
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return GrpcConnector(address, settings, secure=parts.scheme == "grpcs")
 
 
 class GrpcConnector:
-    """The worker at ``address`` (``host:port``). See ``base.Connector``."""
+    """The worker at ``address`` (``host:port``). See ``base.Connector``. ``secure``: over TLS; the certificate is
+    checked against gRPC's default roots, or those in GRPC_DEFAULT_SSL_ROOTS_FILE_PATH."""
 
-    def __init__(self, address: str, settings: ClientSettings) -> None:
+    def __init__(self, address: str, settings: ClientSettings, *, secure: bool = False) -> None:
         self._address = address
+        self._secure = secure
         self._settings = settings
         self._channel: grpc.aio.Channel | None = None
         self._conversations: set[Conversation] = set()
@@ -105,21 +110,23 @@ class GrpcConnector:
             raise ConnectionLost("the client is closed")
         if self._channel is None:
             heartbeat_ms = int(1000 * self._settings.heartbeat_s)
-            self._channel = grpc.aio.insecure_channel(
-                self._address,
-                options=[
-                    ("grpc.keepalive_time_ms", heartbeat_ms),
-                    ("grpc.keepalive_timeout_ms", heartbeat_ms),
-                    ("grpc.http2.max_pings_without_data", 0),
-                    ("grpc.initial_reconnect_backoff_ms", 100),
-                    # So long an attempt to connect may take: else it is given up after the backoff of 100 ms, which
-                    # neither a worker far away keeps nor a busy one.
-                    ("grpc.min_reconnect_backoff_ms", int(1000 * min(self._settings.connect_timeout_s, 3_600.0))),
-                    ("grpc.max_reconnect_backoff_ms", 1_000),
-                    ("grpc.use_local_subchannel_pool", 1),  # a client that closes cuts nobody else's connection
-                    ("grpc.enable_http_proxy", 0),
-                ],
-            )
+            options: list[tuple[str, Any]] = [
+                ("grpc.keepalive_time_ms", heartbeat_ms),
+                ("grpc.keepalive_timeout_ms", heartbeat_ms),
+                ("grpc.http2.max_pings_without_data", 0),
+                ("grpc.initial_reconnect_backoff_ms", 100),
+                # So long an attempt to connect may take: else it is given up after the backoff of 100 ms, which
+                # neither a worker far away keeps nor a busy one.
+                ("grpc.min_reconnect_backoff_ms", int(1000 * min(self._settings.connect_timeout_s, 3_600.0))),
+                ("grpc.max_reconnect_backoff_ms", 1_000),
+                ("grpc.use_local_subchannel_pool", 1),  # a client that closes cuts nobody else's connection
+                ("grpc.enable_http_proxy", 0),
+            ]
+            if self._secure:
+                credentials = grpc.ssl_channel_credentials()
+                self._channel = grpc.aio.secure_channel(self._address, credentials, options=options)
+            else:
+                self._channel = grpc.aio.insecure_channel(self._address, options=options)
         return self._channel
 
     async def aclose(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import anyio
 
+from tts_worker.callers import ApiScope, Caller, current_caller
 from tts_worker.errors import (
     Draining,
     ErrorInfo,
@@ -22,6 +23,7 @@ from tts_worker.errors import (
     InvalidRequest,
     NotReady,
     OverCapacity,
+    QuotaExceeded,
     TTSWorkerError,
 )
 from tts_worker.models.enrolment import Enrolment
@@ -166,6 +168,7 @@ class SessionHub:
         )
         self._loop = asyncio.get_running_loop()
         self._engine_of: dict[str, str] = {}
+        self._caller_of: dict[str, Caller] = {}
         self._names = itertools.count(1)
         self._prefix = secrets.token_hex(4)
         self._draining = False
@@ -280,6 +283,7 @@ class SessionHub:
         """The same, waiting a bounded time for a model that has to be loaded first. Raises as ``open`` does."""
         options = options or SessionOptions()
         try:
+            current_caller().require(ApiScope.SPEAK)
             self._check_taking()
             lexicon = await self._lexicons.prepare(options.lexicon) if options.lexicon else None
             # The voices of a model that was never loaded may not be known yet, its name is.
@@ -298,6 +302,8 @@ class SessionHub:
             raise NotReady("the worker is still starting", retry_after_s=RETRY_AFTER_S)
 
     def _open(self, options: SessionOptions, replaces: LocalSession | None, lexicon: Lexicon | None) -> LocalSession:
+        caller = current_caller()
+        caller.require(ApiScope.SPEAK)
         self._check_taking()
         if options.model is not None and options.model not in self._engines and self.models is not None:
             raise self.models.refusal(options.model)
@@ -325,6 +331,7 @@ class SessionHub:
             raise refusal
         timeouts = _timeouts(options, config.timeouts)
         name = f"{self._prefix}-{next(self._names)}"
+        self._check_quota(caller, replaces)
         self._take_slot(name, replaces)
         machine = SessionMachine(
             name,
@@ -353,8 +360,24 @@ class SessionHub:
         )
         self._sessions[session.id] = session
         self._engine_of[session.id] = voice.engine
+        self._caller_of[session.id] = caller
         self._touch(voice.engine)
         return session
+
+    def _check_quota(self, caller: Caller, replaces: LocalSession | None) -> None:
+        """Raises QuotaExceeded."""
+        if caller.key is None or caller.max_sessions is None:
+            return
+        live = sum(
+            other.key == caller.key
+            for session, other in self._caller_of.items()
+            if replaces is None or session != replaces.id
+        )
+        if live >= caller.max_sessions:
+            raise QuotaExceeded(
+                f'the API key "{caller.key}" has all of its {caller.max_sessions} sessions open',
+                retry_after_s=RETRY_AFTER_S,
+            )
 
     def _take_slot(self, name: str, replaces: LocalSession | None) -> None:
         """Raises OverCapacity."""
@@ -446,6 +469,7 @@ class SessionHub:
 
     def _closed(self, session: str) -> None:
         self._sessions.pop(session, None)
+        self._caller_of.pop(session, None)
         self.slots.close(session)
         engine = self._engine_of.pop(session, None)
         if engine is not None:
@@ -469,6 +493,7 @@ class SessionHub:
         Raises InvalidRequest (no configured engine can, or the recording is unusable), TextTooLong, OverCapacity (too
         many at the same time), Draining, NotReady (also while the engine is being loaded).
         """
+        current_caller().require(ApiScope.ENROL)
         self._check_taking()
         name = await self._enrolling_engine(engine)
         in_use = {session.params.voice for session in self._sessions.values()}

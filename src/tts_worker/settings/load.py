@@ -19,7 +19,8 @@ _CLIENT_VARIABLES = frozenset({"TTS_WORKER_URL", "TTS_WORKER_API_KEY"})
 """What clients of a worker read; no settings."""
 
 _PATHS = (
-    *(("server", "tls_certificate"), ("server", "tls_key")),
+    *(("server", "tls_certificate"), ("server", "tls_key"), ("server", "key_file")),
+    *(("grpc", "tls_certificate"), ("grpc", "tls_key")),
     *(("voices", "directory"), ("text", "lexicon_file"), ("engines", "*", "bundle"), ("engines", "*", "voices")),
 )
 """Settings that are paths: in a file they are relative to that file."""
@@ -55,7 +56,7 @@ def load_settings(
     try:
         return _WithFile(**dict(flags or {}))
     except ValidationError as error:
-        raise ConfigError(_explain(error, file)) from None
+        raise ConfigError(explain(error, file)) from None
     except SettingsError as error:
         raise ConfigError(f"the environment holds a setting that cannot be read: {error}") from None
 
@@ -99,7 +100,8 @@ def _check_environment() -> None:
                 raise ConfigError(f"the environment variable {name} sets nothing: there is no setting {section!r}")
 
 
-def _explain(error: ValidationError, file: Path | None) -> str:
+def explain(error: ValidationError, file: Path | None) -> str:
+    """What is wrong, with the names of the keys."""
     lines = []
     for problem in error.errors():
         key = ".".join(str(part) for part in problem["loc"]) or "(top level)"

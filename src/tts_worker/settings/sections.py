@@ -15,6 +15,9 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Milliseconds = Annotated[float, Field(ge=0, le=60_000)]
 
 
+MIN_KEY_CHARS = 8
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a server bound to ``host``."""
     if host == "localhost":
@@ -32,14 +35,16 @@ class Section(BaseModel):
 class ServerSettings(Section):
     """Where the server listens and what it accepts. Sizes are checked before any work is done.
 
-    ``max_buffered_bytes``: request bodies held at the same time, all requests together. ``max_connections``: fewer
-    where the process may not open so many descriptors. ``header_timeout_s`` and ``body_timeout_s``: until the head and
-    the body of a request have arrived. ``tls_certificate``: a PEM file with the certificate and its chain; with it the
-    server speaks HTTPS only. ``tls_key``: the PEM file of its private key; None where that is in the same file."""
+    ``api_keys`` may do everything; ``key_file`` holds keys with names, scopes and quotas, and is read again when it
+    changes. ``max_buffered_bytes``: request bodies held at the same time, all requests together. ``max_connections``:
+    fewer where the process may not open so many descriptors. ``header_timeout_s`` and ``body_timeout_s``: until the
+    head and the body of a request have arrived. ``tls_certificate``: a PEM file with the certificate and its chain; with
+    it the server speaks HTTPS only. ``tls_key``: the PEM file of its private key; None where that is in the same file."""
 
     host: str = "127.0.0.1"
     port: int = Field(8080, ge=0, le=65_535)
     api_keys: tuple[SecretStr, ...] = ()
+    key_file: Path | None = None
     allow_unauthenticated: bool = False
     allowed_origins: tuple[str, ...] = ()
     max_request_bytes: int = Field(1_048_576, ge=1_024)
@@ -70,14 +75,19 @@ class ServerSettings(Section):
     def _guard(self) -> ServerSettings:
         if self.tls_key is not None and self.tls_certificate is None:
             raise ValueError("tls_key goes with tls_certificate")
-        if not self.api_keys and not self.allow_unauthenticated and not is_loopback(self.host):
+        if not self.needs_key and not self.allow_unauthenticated and not is_loopback(self.host):
             raise ValueError(
-                f"host {self.host} is reachable from outside: set api_keys, or allow_unauthenticated: true if "
-                "something in front of the worker checks who calls"
+                f"host {self.host} is reachable from outside: set api_keys or key_file, or allow_unauthenticated: true "
+                "if something in front of the worker checks who calls"
             )
-        if any(len(key.get_secret_value()) < 8 for key in self.api_keys):
-            raise ValueError("api_keys need at least 8 characters each")
+        if any(len(key.get_secret_value()) < MIN_KEY_CHARS for key in self.api_keys):
+            raise ValueError(f"api_keys need at least {MIN_KEY_CHARS} characters each")
         return self
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether callers need an API key."""
+        return bool(self.api_keys) or self.key_file is not None
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -133,17 +143,26 @@ class GrpcModelSettings(Section):
 class GrpcSettings(Section):
     """The gRPC servers. API keys are those of ``server``. ``sample_rate_hz, frame_ms``: what a client gets that asks
     for nothing. ``pause_timeout_s``: None takes the session's. ``session_idle_s``: a session that nobody uses ends.
-    ``cosyvoice_port``: also serve CosyVoice's own gRPC service there (its clients' default is 50000)."""
+    ``cosyvoice_port``: also serve CosyVoice's own gRPC service there (its clients' default is 50000).
+    ``tls_certificate, tls_key``: PEM files as in ``server``."""
 
     enabled: bool = False
     host: str = "127.0.0.1"
     port: int = Field(7002, ge=0, le=65_535)
     cosyvoice_port: int | None = Field(None, ge=0, le=65_535)
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
     sample_rate_hz: Literal[8_000, 16_000, 24_000, 32_000, 48_000] = 48_000
     frame_ms: Annotated[int, Field(ge=10, le=100, multiple_of=10)] = 20
     pause_timeout_s: Seconds | None = None
     session_idle_s: Seconds = 600.0
     models: dict[str, GrpcModelSettings] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> GrpcSettings:
+        if self.tls_key is not None and self.tls_certificate is None:
+            raise ValueError("tls_key goes with tls_certificate")
+        return self
 
 
 class IceServerSettings(Section):

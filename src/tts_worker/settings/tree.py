@@ -93,7 +93,7 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _guard_grpc(self) -> Settings:
         server, grpc = self.server, self.grpc
-        if grpc.enabled and not is_loopback(grpc.host) and not server.api_keys and not server.allow_unauthenticated:
+        if grpc.enabled and not is_loopback(grpc.host) and not server.needs_key and not server.allow_unauthenticated:
             raise ValueError(
                 f"grpc.host {grpc.host} is reachable from outside: set server.api_keys, or "
                 "server.allow_unauthenticated: true if something in front of the worker checks who calls"
@@ -103,6 +103,8 @@ class Settings(BaseSettings):
                 raise ValueError(f"grpc.models.{name}.engine: there is no engine {model.engine!r} in engines")
         if self.registry.url is not None and not grpc.enabled:
             raise ValueError("registry.url: a registered worker is reached over gRPC: set grpc.enabled: true")
+        if self.registry.url is not None and grpc.tls_certificate is not None:
+            raise ValueError("registry.url: clients that use the registry dial gRPC without TLS: unset grpc.tls_*")
         if self.registry.url is not None and self.registry.address is None and grpc.host in ("0.0.0.0", "::"):
             raise ValueError("registry.address: say where clients reach this worker, such as 10.0.0.5:7002")
         return self

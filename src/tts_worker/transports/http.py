@@ -24,10 +24,21 @@ from tts_worker.session.hub import SessionHub
 from tts_worker.settings import WebRtcSettings
 from tts_worker.transports import cartesia, cosyvoice_http, elevenlabs, openai, ray_cosyvoice, vendors, webrtc, wire
 from tts_worker.transports.contexts import SocketLimits
+from tts_worker.transports.keys import KeyRing
 from tts_worker.transports.security import Gate
+from tts_worker.transports.vendors import ELEVENLABS_PREFIX
 from tts_worker.transports.websocket import StreamLimits, stream
 
 log = logging.getLogger(__name__)
+
+_TRANSPORTS = (
+    ("/v1/stream", "websocket"),
+    ("/webrtc", "webrtc"),
+    (f"{ELEVENLABS_PREFIX}/", "elevenlabs"),
+    ("/v1/text-to-speech/", "elevenlabs"),
+    ("/tts/", "cartesia"),
+    ("/v1/audio/", "openai"),
+)
 
 _PAGE = Path(__file__).parent / "page"
 _PAGE_POLICY = "default-src 'self'; connect-src 'self' ws: wss:; img-src 'self' data:; base-uri 'none'"
@@ -37,7 +48,6 @@ _PAGE_POLICY = "default-src 'self'; connect-src 'self' ws: wss:; img-src 'self' 
 class HttpConfig:
     """What the application accepts; see ``settings.ServerSettings``."""
 
-    api_keys: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     loopback_only: bool = True
     max_request_bytes: int = 1_048_576
@@ -52,8 +62,8 @@ class HttpConfig:
     webrtc: WebRtcSettings = field(default_factory=WebRtcSettings)
 
 
-def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig) -> ASGIApp:
-    """The application over a running hub."""
+def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig, keys: KeyRing | None = None) -> ASGIApp:
+    """The application over a running hub. Without ``keys`` no caller needs a key."""
     app = FastAPI(title="tts-worker", version=__version__, docs_url=None, redoc_url=None)
     limits = StreamLimits(config.max_message_chars, config.send_timeout_s, config.max_messages_per_s)
     _add_errors(app)
@@ -111,7 +121,8 @@ def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig) -> ASGIApp
         _add_page(app)
     return Gate(
         app,
-        api_keys=config.api_keys,
+        keys=keys,
+        transport_of=transport_of,
         allowed_origins=config.allowed_origins,
         loopback_only=config.loopback_only,
         max_body_bytes=config.max_request_bytes,
@@ -145,6 +156,13 @@ def _add_shared_paths(app: FastAPI, hub: SessionHub, config: HttpConfig) -> None
         if is_elevenlabs(request):
             return elevenlabs.models_response(hub, max_input_chars=config.max_input_chars)
         return openai.models_response(hub)
+
+
+def transport_of(path: str) -> str:
+    """The API that a path belongs to, as metrics and logs name it: one of a small fixed set."""
+    if path in cosyvoice_http.PATHS or path in ray_cosyvoice.PATHS:
+        return "cosyvoice"
+    return next((name for prefix, name in _TRANSPORTS if path.startswith(prefix)), "http")
 
 
 def _add_page(app: FastAPI) -> None:

@@ -23,6 +23,9 @@ class SafeJSONResponse(JSONResponse):
             return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
+_OVERLOADED = (ErrorCode.OVER_CAPACITY, ErrorCode.QUOTA_EXCEEDED, ErrorCode.DRAINING, ErrorCode.NOT_READY)
+
+
 def error_response(error: ErrorInfo, status: int | None = None) -> JSONResponse:
     """An error as OpenAI's SDKs read it: ``{"error": {message, type, param, code}}``, with our ``retryable``."""
     status = HTTP_STATUS[error.code] if status is None else status
@@ -35,7 +38,7 @@ def error_response(error: ErrorInfo, status: int | None = None) -> JSONResponse:
 def error_body(error: ErrorInfo, status: int) -> dict[str, object]:
     """The JSON object of ``error_response``."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    if error.code in (ErrorCode.OVER_CAPACITY, ErrorCode.DRAINING, ErrorCode.NOT_READY):
+    if error.code in _OVERLOADED:
         kind = "overloaded_error"
     return {
         "error": {

@@ -1,19 +1,19 @@
 """Who may call, from where, and how much at once: checked before any work is done.
 
-Plain ASGI middleware around the whole application. An API key is compared in constant time; a browser page of another
+Plain ASGI middleware around the whole application. ``keys`` compares API keys; a browser page of another
 origin is refused; without a key only loopback names are served, so that a hostile page cannot reach a worker on
 somebody's laptop through a name it controls. Keys are never logged.
 """
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, QueryParams
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tts_worker.callers import Caller, acting_as
 from tts_worker.errors import (
     Forbidden,
     InvalidRequest,
@@ -24,6 +24,7 @@ from tts_worker.errors import (
 )
 from tts_worker.settings import is_loopback
 from tts_worker.transports import cors
+from tts_worker.transports.keys import KeyRing
 from tts_worker.transports.vendors import ELEVENLABS_PREFIX, refusal
 
 OPEN_PATHS = ("/", "/webrtc", "/health/live", "/health/ready")
@@ -45,24 +46,26 @@ SUBPROTOCOL = "tts-worker"
 
 class Gate:
     """Wraps ``app``. ``max_body_bytes`` bounds every HTTP request body, declared or not; on ``upload_paths``
-    ``max_upload_bytes`` does."""
+    ``max_upload_bytes`` does. ``transport_of``: names the API of a path, for metrics and logs."""
 
     def __init__(
         self,
         app: ASGIApp,
         *,
-        api_keys: Iterable[str] = (),
+        keys: KeyRing | None = None,
         allowed_origins: Iterable[str] = (),
         loopback_only: bool = True,
         max_body_bytes: int = 1_048_576,
         upload_paths: Collection[str] = (),
         max_upload_bytes: int = 0,
         max_buffered_bytes: int = 67_108_864,
+        transport_of: Callable[[str], str] = lambda path: "http",
     ) -> None:
         self._app = app
-        self._keys = tuple(key.encode() for key in api_keys)
+        self._keys = keys if keys is not None else KeyRing()
+        self._transport_of = transport_of
         self._origins = {origin.rstrip("/").lower() for origin in allowed_origins}
-        self._loopback_only = loopback_only and not self._keys
+        self._loopback_only = loopback_only and not self._keys.required
         self._max_body_bytes = max_body_bytes
         self._upload_paths = upload_paths
         self._max_upload_bytes = max_upload_bytes
@@ -79,18 +82,33 @@ class Gate:
             if scope["type"] == "http" and self._allowed_origin(scope) is not None and cors.is_preflight(scope):
                 await cors.preflight_response(scope)(scope, receive, send)
                 return
+            caller = await self._identify(scope)
             self._check(scope)
         except TTSWorkerError as error:
             await self._refuse(error, scope, receive, send)
             return
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        body = _Bounded(receive, self._limit_bytes(scope), self._bodies)
-        try:
-            await self._app(scope, body, send)
-        finally:
-            body.release()
+        with acting_as(caller):
+            if scope["type"] != "http":
+                await self._app(scope, receive, send)
+                return
+            body = _Bounded(receive, self._limit_bytes(scope), self._bodies)
+            try:
+                await self._app(scope, body, send)
+            finally:
+                body.release()
+
+    async def _identify(self, scope: Scope) -> Caller:
+        """Raises Unauthenticated and QuotaExceeded."""
+        path = scope["path"]
+        transport = self._transport_of(path)
+        if _is_open(path):
+            return Caller(transport=transport)
+        offered = _offered_key(Headers(scope=scope)) or _key_in_url(scope)
+        caller = self._keys.caller(offered, transport)
+        if caller is None:
+            address = (scope.get("client") or ("unknown", 0))[0]
+            raise await self._keys.refusal(offered, address, transport)
+        return caller
 
     def _allowed_origin(self, scope: Scope) -> str | None:
         """The origin of the page that asks, if it is a listed one."""
@@ -108,11 +126,8 @@ class Gate:
             raise Forbidden("requests from pages of another origin are refused: see server.allowed_origins")
 
     def _check(self, scope: Scope) -> None:
-        headers = Headers(scope=scope)
-        if self._keys and not _is_open(scope["path"]):
-            self._check_key(_offered_key(headers) or _key_in_url(scope))
         if scope["type"] == "http":
-            declared = headers.get("content-length", "0")
+            declared = Headers(scope=scope).get("content-length", "0")
             if not declared.isascii() or not declared.isdigit():
                 raise InvalidRequest("Content-Length is not a number")
             if int(declared[:20]) > (limit_bytes := self._limit_bytes(scope)):
@@ -120,14 +135,6 @@ class Gate:
 
     def _limit_bytes(self, scope: Scope) -> int:
         return self._max_upload_bytes if scope["path"] in self._upload_paths else self._max_body_bytes
-
-    def _check_key(self, offered: str | None) -> None:
-        if offered is None:
-            raise Unauthenticated("this worker needs an API key: Authorization: Bearer <key>")
-        # Every key is compared, so the time tells nothing about which one came close.
-        matches = [hmac.compare_digest(offered.encode(), key) for key in self._keys]
-        if not any(matches):
-            raise Unauthenticated("the API key is not valid")
 
     async def _refuse(self, error: TTSWorkerError, scope: Scope, receive: Receive, send: Send) -> None:
         response = refusal(scope, error.info)

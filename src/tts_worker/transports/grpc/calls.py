@@ -1,20 +1,21 @@
 """What every call has in common: who calls, and how an error leaves.
 
-Owns the API key check (constant time, as over HTTP), the patience with clients that do not read, and the one way from a
+Owns the API key check, the patience with clients that do not read, and the one way from a
 typed error to a gRPC status. Knows no service.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
 
-from tts_worker.errors import GRPC_STATUS, ErrorInfo, SendTimeout, Unauthenticated, error_info
+from tts_worker.callers import set_caller
+from tts_worker.errors import GRPC_STATUS, ErrorInfo, QuotaExceeded, SendTimeout, error_info
+from tts_worker.transports.keys import KeyRing
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,11 @@ RETRYABLE_KEY = "tts-retryable"
 """Trailing metadata of a failed call: what a status alone does not say."""
 
 OPEN_SERVICES = ("/grpc.health.v1.Health/",)
-"""Answered without a key: they hold nothing of anybody."""
+"""Answered without a key: they hold no data of any caller."""
+
+COSYVOICE_SERVICE = "/cosyvoice."
+UNCOUNTED_METHODS = ("/Control", "/EndSession")
+"""Methods that do not count for a key's requests per minute."""
 
 
 def owner_of(context: Context) -> str:
@@ -48,29 +53,45 @@ def _offered_key(metadata: object) -> str:
 
 
 class KeyGuard(grpc.aio.ServerInterceptor):
-    """Refuses calls without a valid key, if there are keys."""
+    """Refuses calls without a valid key, if keys are needed, and says to what follows who calls."""
 
-    def __init__(self, keys: Collection[str]) -> None:
-        self._keys = [key.encode() for key in keys]
-
-        async def refuse(requests: object, context: Context) -> NoReturn:
-            await abort(context, Unauthenticated("this worker needs an API key: authorization: Bearer <key>").info)
-
-        # On the wire every call is a stream; this kind answers before it has read anything.
-        self._refused: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(refuse)
+    def __init__(self, keys: KeyRing) -> None:
+        self._keys = keys
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler[_Request, _Response]]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _Handler[_Request, _Response]:
-        if self._keys and not handler_call_details.method.startswith(OPEN_SERVICES):
-            offered = _offered_key(handler_call_details.invocation_metadata).encode()
-            # Every key is compared, so the time tells nothing about which one came close.
-            matches = [hmac.compare_digest(offered, key) for key in self._keys]
-            if not any(matches):
-                return self._refused
+        method = handler_call_details.method
+        if method.startswith(OPEN_SERVICES):
+            return await continuation(handler_call_details)
+        offered = _offered_key(handler_call_details.invocation_metadata) or None
+        transport = "cosyvoice-grpc" if method.startswith(COSYVOICE_SERVICE) else "grpc"
+        try:
+            # A control is never late or refused for what was asked before.
+            caller = self._keys.caller(offered, transport, counted=not method.endswith(UNCOUNTED_METHODS))
+        except QuotaExceeded as error:
+            return _refusing(error.info)
+        if caller is None:
+            return self._refusing_key(offered, transport)
+        set_caller(caller)
         return await continuation(handler_call_details)
+
+    def _refusing_key(self, offered: str | None, transport: str) -> grpc.RpcMethodHandler[Any, Any]:
+        async def refuse(requests: object, context: Context) -> NoReturn:
+            error = await self._keys.refusal(offered, context.peer().rpartition(":")[0], transport)
+            await abort(context, error.info)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _refusing(error: ErrorInfo) -> grpc.RpcMethodHandler[Any, Any]:
+    async def refuse(requests: object, context: Context) -> NoReturn:
+        await abort(context, error)
+
+    # On the wire every call is a stream; this kind answers before it has read anything.
+    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 class Writer:

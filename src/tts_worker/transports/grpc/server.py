@@ -7,9 +7,10 @@ ready. Knows the services by name and nothing of what they do.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import grpc
@@ -24,6 +25,7 @@ from tts_worker.transports.grpc.conversation import Conversation
 from tts_worker.transports.grpc.cosyvoice import CosyVoice, CosyVoiceConfig
 from tts_worker.transports.grpc.models import ModelDirectory
 from tts_worker.transports.grpc.service import ServiceConfig, TTSService
+from tts_worker.transports.keys import KeyRing
 
 _HEALTH_INTERVAL_S = 0.2
 _GOODBYE_S = 1.0
@@ -33,12 +35,28 @@ stopped reading."""
 
 
 @dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files of a server."""
+
+    certificate: Path
+    key: Path
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Raises ConfigError."""
+        try:
+            return grpc.ssl_server_credentials([(self.key.read_bytes(), self.certificate.read_bytes())])
+        except OSError as error:
+            raise ConfigError(f"grpc.tls_*: {error.filename} cannot be read: {error.strerror}") from None
+
+
+@dataclass(frozen=True, slots=True)
 class PortConfig:
     """``keepalive_s``: a client that answers no ping for that long is gone, and its calls are cancelled."""
 
     host: str = "127.0.0.1"
     port: int = 7002
-    api_keys: Collection[str] = ()
+    keys: KeyRing = field(default_factory=KeyRing)
+    tls: TlsFiles | None = None
     max_request_bytes: int = 1_048_576
     keepalive_s: float = 20.0
 
@@ -99,7 +117,7 @@ async def running_server(hub: SessionHub, register: Register, config: PortConfig
         maximum_concurrent_rpcs=_CALLS_PER_SESSION * hub.config.max_sessions
         + hub.config.max_open_sessions
         + _MORE_CALLS,
-        interceptors=[KeyGuard(config.api_keys)],
+        interceptors=[KeyGuard(config.keys)],
         options=[
             ("grpc.max_receive_message_length", config.max_request_bytes),
             ("grpc.so_reuseport", 0),  # two workers on one port would share the calls of one session
@@ -116,7 +134,10 @@ async def running_server(hub: SessionHub, register: Register, config: PortConfig
     reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     host = f"[{config.host}]" if ":" in config.host else config.host
     try:
-        port = server.add_insecure_port(f"{host}:{config.port}")
+        if config.tls is None:
+            port = server.add_insecure_port(f"{host}:{config.port}")
+        else:
+            port = server.add_secure_port(f"{host}:{config.port}", config.tls.credentials())
     except RuntimeError:
         port = 0
     if port == 0:

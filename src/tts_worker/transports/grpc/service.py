@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from tts_worker.errors import IllegalCommand, InvalidRequest, TextTooLong, TTSWorkerError
 from tts_worker.session.hub import SessionHub
+from tts_worker.transports.audit import admin_action
 from tts_worker.transports.grpc import messages
 from tts_worker.transports.grpc import tts_worker_pb2 as pb
 from tts_worker.transports.grpc.calls import Context, Writer, abort_with, owner_of
@@ -183,14 +184,16 @@ class TTSService:
     async def LoadModel(self, request: pb.LoadModelRequest, context: Context) -> pb.LoadModelResponse:
         began_s = time.perf_counter()
         try:
-            await self._models.load(request.model_id)
+            with admin_action("load_model", request.model_id):
+                await self._models.load(request.model_id)
         except TTSWorkerError as error:
             return pb.LoadModelResponse(message=error.message, error=messages.error_message(error.info))
         return pb.LoadModelResponse(success=True, load_duration_ms=int(1000 * (time.perf_counter() - began_s)))
 
     async def UnloadModel(self, request: pb.UnloadModelRequest, context: Context) -> pb.UnloadModelResponse:
         try:
-            gone = await self._models.unload(request.model_id)
+            with admin_action("unload_model", request.model_id):
+                gone = await self._models.unload(request.model_id)
         except TTSWorkerError as error:
             return pb.UnloadModelResponse(message=error.message, error=messages.error_message(error.info))
         message = "" if gone else "it stays loaded: it is the default of this worker"

@@ -1,0 +1,73 @@
+"""The key file (``server.key_file``): API keys with names, scopes and quotas.
+
+    keys:
+      - {name: app, key: a-long-random-string, scopes: [speak], max_sessions: 20, requests_per_minute: 600}
+      - {name: operator, sha256: 5e88...42d8, scopes: [speak, enrol, admin]}
+      - {name: prometheus, key: another-random-string, scopes: []}
+
+Owns the shape of the file and of a key; ``transports.keys`` compares what callers offer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from pydantic import Field, SecretStr, ValidationError, model_validator
+
+from tts_worker.callers import ALL_SCOPES, ApiScope
+from tts_worker.errors import ConfigError
+from tts_worker.settings.load import explain, read_yaml
+from tts_worker.settings.sections import MIN_KEY_CHARS, Section
+
+
+class ApiKey(Section):
+    """``key`` in clear, or its ``sha256`` in hexadecimal. ``scopes``: what it may do; none allows reading only."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")
+    key: SecretStr | None = None
+    sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+    scopes: frozenset[ApiScope] = frozenset({ApiScope.SPEAK})
+    max_sessions: int | None = Field(None, ge=1)
+    requests_per_minute: float | None = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _one_form(self) -> ApiKey:
+        if (self.key is None) == (self.sha256 is None):
+            raise ValueError("give either key or sha256")
+        if self.key is not None and len(self.key.get_secret_value()) < MIN_KEY_CHARS:
+            raise ValueError(f"a key needs at least {MIN_KEY_CHARS} characters")
+        return self
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the key."""
+        if self.key is None:
+            return bytes.fromhex(self.sha256 or "")
+        return hashlib.sha256(self.key.get_secret_value().encode()).digest()
+
+
+class _KeyFile(Section):
+    keys: tuple[ApiKey, ...] = ()
+
+    @model_validator(mode="after")
+    def _unique(self) -> _KeyFile:
+        names = [key.name for key in self.keys]
+        if len(set(names)) < len(names):
+            raise ValueError("two keys have the same name")
+        return self
+
+
+def read_key_file(file: Path) -> tuple[ApiKey, ...]:
+    """The keys of a file. Raises ConfigError, which names the place and never a key."""
+    try:
+        return _KeyFile.model_validate(read_yaml(file)).keys
+    except ValidationError as error:
+        raise ConfigError(explain(error, file)) from None
+
+
+def plain_keys(keys: tuple[str, ...]) -> tuple[ApiKey, ...]:
+    """Keys of ``server.api_keys``: they may do everything and have no quota."""
+    return tuple(
+        ApiKey(name=f"api-key-{number}", key=SecretStr(key), scopes=ALL_SCOPES) for number, key in enumerate(keys, 1)
+    )

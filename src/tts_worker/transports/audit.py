@@ -1,0 +1,32 @@
+"""The audit log: one line for every administrative action, with the name of the key that asked for it.
+
+Logger ``tts_worker.audit``. Knows no service.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tts_worker.callers import ApiScope, current_caller
+from tts_worker.errors import error_info
+
+audit_log = logging.getLogger("tts_worker.audit")
+
+
+@contextmanager
+def admin_action(action: str, subject: str) -> Iterator[None]:
+    """Do what needs the scope "admin", and log how it went. Raises Forbidden, and what the block raises."""
+    caller = current_caller()
+    outcome = "done"
+    try:
+        caller.require(ApiScope.ADMIN)
+        yield
+    except BaseException as error:
+        outcome = error_info(error).code.value
+        raise
+    finally:
+        audit_log.info(
+            "%s %r over %s by key %s: %s", action, subject[:64], caller.transport, caller.key or "-", outcome
+        )
