@@ -38,8 +38,9 @@ class ServerSettings(Section):
     ``api_keys`` may do everything; ``key_file`` holds keys with names, scopes and quotas, and is read again when it
     changes. ``max_buffered_bytes``: request bodies held at the same time, all requests together. ``max_connections``:
     fewer where the process may not open so many descriptors. ``header_timeout_s`` and ``body_timeout_s``: until the
-    head and the body of a request have arrived. ``tls_certificate``: a PEM file with the certificate and its chain; with
-    it the server speaks HTTPS only. ``tls_key``: the PEM file of its private key; None where that is in the same file."""
+    head and the body of a request have arrived. ``tls_certificate``: a PEM file with the certificate and its chain;
+    with it the server speaks HTTPS only. ``tls_key``: the PEM file of its private key; None where that is in the same
+    file."""
 
     host: str = "127.0.0.1"
     port: int = Field(8080, ge=0, le=65_535)
