@@ -31,7 +31,7 @@ def test_the_engine_of_a_result_is_said(name: str) -> None:
     command = record["command"]
     if engine == "hibari":
         expected = "the CPU voice"
-    elif "bench control" in command or "webrtc_ear" in command:
+    elif "bench control" in command or "webrtc_stop_latency" in command:
         assert engine in ("tone", None)
         expected = "the tone engine"
     elif "tests/data" in command:
