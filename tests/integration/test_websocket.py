@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,6 +18,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.conftest import Serving, serving
+from tts_worker.text.lexicon import Lexicon
 
 TEXT = "Hello there, my friend. How are you today?"
 LONG = TEXT * 20  # nobody is so slow that a command comes after its end
@@ -449,3 +451,22 @@ async def test_start_sets_when_unpunctuated_text_is_spoken() -> None:
         await client.send(type="start", realtime=False, flush_after_ms=20)
         await client.send(type="text", text="I would like to book a table for two ")
         await client.until_sound()
+
+
+async def test_a_large_lexicon_is_built_away_from_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    builders: list[threading.Thread] = []
+    build = Lexicon.from_mapping
+
+    def noted(data: object, *, name: str = "lexicon") -> Lexicon:
+        builders.append(threading.current_thread())
+        return build(data, name=name)
+
+    async with serving() as address, dial(address) as client:
+        monkeypatch.setattr(Lexicon, "from_mapping", noted)
+        await client.until("ready")
+        await client.send(type="start", lexicon={f"word{number}": "said" for number in range(5_000)})
+        await client.until("ready")
+        assert builders
+        assert threading.main_thread() not in builders
+        await client.send(type="start", lexicon={f"word{number}": number for number in range(5_000)})
+        assert "lexicon['word0'] must be a spelling" in (await client.until("rejected"))["message"]

@@ -47,7 +47,7 @@ _DRAIN_CHECK_S = 0.1
 """In a drain: how soon a session is closed that has said all."""
 
 
-_READ_CHARS = 64
+_READ_CHARS = 16
 """Text read between two looks at the clock. A character takes 2 to 10 us, with a hostile lexicon 100."""
 
 
@@ -173,7 +173,7 @@ class SessionHub:
         self._prefix = secrets.token_hex(4)
         self._draining = False
         self._empty = asyncio.Event()
-        self._lexicons = LexiconCache()
+        self.lexicons = LexiconCache()
 
     def add_engine(self, name: str, family: str, engine: HubEngine, enrolment: Enrolment | None = None) -> None:
         """Take sessions for the voices of an engine that has started. ``enrolment``: how it learns voices from
@@ -271,7 +271,7 @@ class SessionHub:
     ) -> LocalSession:
         try:
             if lexicon is None and options.lexicon:
-                lexicon = self._lexicons.get(options.lexicon)
+                lexicon = self.lexicons.get(options.lexicon)
             return self._open(options, replaces, lexicon)
         except TTSWorkerError as error:
             self._observer.refused(error.code.value)
@@ -285,7 +285,7 @@ class SessionHub:
         try:
             current_caller().require(ApiScope.SPEAK)
             self._check_taking()
-            lexicon = await self._lexicons.prepare(options.lexicon) if options.lexicon else None
+            lexicon = await self.lexicons.prepare(options.lexicon) if options.lexicon else None
             # The voices of a model that was never loaded may not be known yet, its name is.
             name = options.model or choose(self.voices, _wanted(options)).engine
             if name not in self._engines and self.models is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import anyio.to_thread
@@ -32,6 +32,17 @@ class LexiconCache:
     async def prepare(self, entries: Mapping[str, Any]) -> Lexicon:
         """The same on a thread, so that other sessions do not wait for it."""
         return self._keep(*await anyio.to_thread.run_sync(self._build, entries))
+
+    async def prepare_from(self, read: Callable[[], Mapping[str, Any] | None]) -> None:
+        """Build what ``read`` returns, if anything; both on a thread. A later ``get`` finds it."""
+
+        def build() -> tuple[bytes, Lexicon] | None:
+            entries = read()
+            return self._build(entries) if entries else None
+
+        built = await anyio.to_thread.run_sync(build)
+        if built is not None:
+            self._keep(*built)
 
     def _build(self, entries: Mapping[str, Any]) -> tuple[bytes, Lexicon]:
         try:

@@ -8,6 +8,7 @@ send what it gives. See ``docs/protocol.md``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,9 @@ from tts_worker.transports import wire
 from tts_worker.transports.answers import Answers
 from tts_worker.transports.rates import MessageRate
 from tts_worker.types import Acknowledged, Ended, Notice, PcmFrame, UtteranceKey
+
+_LARGE_CHARS = 4_096
+"""A message from here on may bring a lexicon that takes milliseconds to build."""
 
 
 class Dialogue:
@@ -51,6 +55,12 @@ class Dialogue:
         self._stopped_context: str | None = None
         self._contexts: dict[UtteranceKey, str] = {}
         self.answers.put(self._ready())
+
+    async def prepare(self, raw: str | bytes) -> None:
+        """Build a large lexicon on a thread before its message is handled, where the carrier can wait for that."""
+        if len(raw) > _LARGE_CHARS and isinstance(raw, str) and '"lexicon"' in raw:
+            with contextlib.suppress(InvalidRequest):  # ``hear`` says what is wrong
+                await self._hub.lexicons.prepare_from(lambda: wire.lexicon_of(raw))
 
     def hear(self, raw: str | bytes) -> None:
         """A message of the client. What is wrong with it becomes an answer. Raises SendTimeout if too many answers

@@ -167,5 +167,7 @@ class _Connection:
             if message["type"] == "websocket.disconnect":
                 raise WebSocketDisconnect(message.get("code", 1005))
             raw = message.get("text")
-            self._dialogue.hear(raw if raw is not None else message.get("bytes", b""))
+            said = raw if raw is not None else message.get("bytes", b"")
+            await self._dialogue.prepare(said)
+            self._dialogue.hear(said)
             await asyncio.sleep(0)  # messages that are there already come without a wait: let the others have a turn

@@ -57,7 +57,7 @@ class StartMessage(_Message):
     flush_after_ms: float | None = None
 
     def options(self) -> SessionOptions:
-        values = self.model_dump(exclude={"type", "urls"})
+        values = {name: value for name, value in self if name not in ("type", "urls")}  # a dump copies the lexicon
         return SessionOptions(**values, urls=None if self.urls is None else UrlMode(self.urls))
 
 
@@ -137,6 +137,16 @@ def parse_client_message(raw: str) -> ClientMessage:
         return _CLIENT_MESSAGE.validate_python(data)
     except ValidationError as error:
         raise InvalidRequest(explain(error, skip=1)) from None
+
+
+def lexicon_of(raw: str) -> dict[str, Any] | None:
+    """The lexicon that a client's JSON message brings along, None if there is none or the message is wrong."""
+    try:
+        data = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    lexicon = data.get("lexicon") if isinstance(data, dict) else None
+    return lexicon if isinstance(lexicon, dict) else None
 
 
 def parse_object(raw: str | bytes, what: str) -> dict[str, Any]:

@@ -31,6 +31,14 @@ async def test_a_lexicon_is_built_on_a_thread(monkeypatch: pytest.MonkeyPatch) -
     assert threads != [threading.main_thread()]
 
 
+async def test_what_was_read_on_a_thread_is_found_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = LexiconCache()
+    await cache.prepare_from(lambda: None)
+    await cache.prepare_from(lambda: {"nginx": "engine x"})
+    monkeypatch.setattr(Lexicon, "from_mapping", None)
+    assert len(cache.get({"nginx": "engine x"})) == 1
+
+
 def test_old_lexicons_are_forgotten() -> None:
     cache = LexiconCache()
     first = cache.get({"a": "b"})
