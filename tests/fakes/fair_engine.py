@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tts_worker.engine.outlet import Outlet
+from tts_worker.engine.output_buffer import OutputBuffer
 from tts_worker.engine.schedule import Job, Scheduler
 from tts_worker.types import SAMPLE_RATE_HZ, UtteranceKey
 
@@ -34,10 +34,10 @@ class Stream:
     _steps: int = 0
     _waiting_since_us: int | None = None
     _served_us: int | None = None
-    outlet: Outlet = field(init=False)
+    output: OutputBuffer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.outlet = Outlet(UtteranceKey(self.name, 1), 1 << 60, paced=self.paced)
+        self.output = OutputBuffer(UtteranceKey(self.name, 1), 1 << 60, paced=self.paced)
 
     @property
     def finished(self) -> bool:
@@ -47,27 +47,27 @@ class Stream:
         """What the listener took by ``now_us``; counts the moments at which there was nothing to take."""
         if self.first_audio_us is None:
             return
-        outlet = self.outlet
+        output = self.output
         if not self.paced:
-            outlet.grant(outlet.emitted_samples - outlet.taken_samples)
+            output.grant(output.emitted_samples - output.taken_samples)
             return
         # An underrun delays everything after it.
         due = (now_us - self.first_audio_us) * SAMPLE_RATE_HZ // 1_000_000
-        if due > outlet.emitted_samples and not self.finished:
+        if due > output.emitted_samples and not self.finished:
             self.underruns += 1
-            self.first_audio_us = now_us - outlet.emitted_samples * 1_000_000 // SAMPLE_RATE_HZ
-        outlet.grant(max(0, min(due, outlet.emitted_samples) - outlet.taken_samples))
+            self.first_audio_us = now_us - output.emitted_samples * 1_000_000 // SAMPLE_RATE_HZ
+        output.grant(max(0, min(due, output.emitted_samples) - output.taken_samples))
 
     def job(self, now_us: int) -> Job | None:
         if self.arrives_us > now_us or self.finished:
             return None
-        outlet = self.outlet
-        if self.paced and outlet.emitted_samples - outlet.taken_samples >= WINDOW_SAMPLES:
+        output = self.output
+        if self.paced and output.emitted_samples - output.taken_samples >= WINDOW_SAMPLES:
             return None
         if self._waiting_since_us is None:
             self._waiting_since_us = max(self.arrives_us, self._served_us or 0)
-        started = outlet.emitted_samples > 0
-        return Job(outlet.key, outlet.lead_at_samples(now_us), self._waiting_since_us, started, self.paced)
+        started = output.emitted_samples > 0
+        return Job(output.key, output.lead_at_samples(now_us), self._waiting_since_us, started, self.paced)
 
     def serve(self, now_us: int) -> int:
         """One step; returns when it ends."""
@@ -78,8 +78,8 @@ class Stream:
         self.busy_us += self.step_us
         if self._steps >= self.first_steps:
             samples = self.chunk_ms * SAMPLE_RATE_HZ // 1000
-            self.outlet.rendered_samples += samples  # all that the scheduler looks at
-            self.outlet.emitted_samples += samples
+            self.output.rendered_samples += samples  # all that the scheduler looks at
+            self.output.emitted_samples += samples
             self.chunks_made += 1
             self._waiting_since_us = None
             if self.first_audio_us is None:
@@ -91,7 +91,7 @@ class Stream:
 def run(streams: Sequence[Stream], until_us: int) -> Sequence[Stream]:
     """Serve ``streams`` until then, or until all have ended."""
     scheduler, now_us = Scheduler(), 0
-    by_key = {stream.outlet.key: stream for stream in streams}
+    by_key = {stream.output.key: stream for stream in streams}
     while now_us < until_us and not all(stream.finished for stream in streams):
         for stream in streams:
             stream.play(now_us)

@@ -25,7 +25,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "session.slots",
         "engine.base",
         "engine.schedule",
-        "engine.outlet",
+        "engine.output_buffer",
         "engine.cosyvoice.chunks",
         "engine.cosyvoice.compat",
     ),

@@ -19,7 +19,7 @@ from tts_worker.audio.pcm import silence, to_pcm
 from tts_worker.engine.hibari_model import HibariModel
 from tts_worker.engine.hibari_speech import POST_ROLL_SAMPLES, PRE_ROLL_SAMPLES, Speech
 from tts_worker.engine.hibari_text import MAX_PHONEMES, Phrase
-from tts_worker.engine.outlet import Outlet
+from tts_worker.engine.output_buffer import OutputBuffer
 from tts_worker.engine.schedule import Job, Scheduler
 from tts_worker.errors import (
     EngineFault,
@@ -87,11 +87,11 @@ class HibariSettings:
 
 
 class _Utterance:
-    """Text on its way to sound: segments -> reading (phrases of one segment) -> phrase -> speech -> outlet."""
+    """Text on its way to sound: segments -> reading (phrases of one segment) -> phrase -> speech -> output buffer."""
 
     def __init__(self, command: Open) -> None:
         self.params: SynthesisParams = command.params
-        self.outlet = Outlet(command.key, command.credit_samples, paced=command.paced)
+        self.output = OutputBuffer(command.key, command.credit_samples, paced=command.paced)
         self.segments: deque[Segment] = deque()
         self.segment: Segment | None = None
         self.reading: Iterator[Phrase | None] | None = None
@@ -113,7 +113,7 @@ class _Utterance:
     @property
     def can_begin(self) -> bool:
         """There is a phrase to say, and the listener has room for more than is waiting already."""
-        return self.phrase is not None and self.outlet.credit_samples > self.outlet.waiting_samples
+        return self.phrase is not None and self.output.credit_samples > self.output.waiting_samples
 
     @property
     def has_synthesis(self) -> bool:
@@ -122,21 +122,21 @@ class _Utterance:
     @property
     def can_emit(self) -> bool:
         """Whether it is worth sending: a listener's every 20 ms need not become a chunk of their own."""
-        outlet = self.outlet
-        if self.held or not outlet.can_emit:
+        output = self.output
+        if self.held or not output.can_emit:
             return False
-        enough = min(outlet.waiting_samples, _SHORTEST_SLICE_SAMPLES)
-        on_the_way = outlet.emitted_samples - outlet.taken_samples
-        return outlet.credit_samples >= enough or on_the_way < _SHORTEST_SLICE_SAMPLES
+        enough = min(output.waiting_samples, _SHORTEST_SLICE_SAMPLES)
+        on_the_way = output.emitted_samples - output.taken_samples
+        return output.credit_samples >= enough or on_the_way < _SHORTEST_SLICE_SAMPLES
 
     @property
     def finished(self) -> bool:
         said = not self.segments and self.reading is None and self.phrase is None and self.speech is None
-        return self.ended and said and not self.held and self.outlet.waiting_samples == 0
+        return self.ended and said and not self.held and self.output.waiting_samples == 0
 
     def pause(self, boundary: Boundary) -> None:
         """The quiet that ``boundary`` asks for before whatever comes next."""
-        if self.outlet.rendered_samples:
+        if self.output.rendered_samples:
             wanted = _PAUSE_MS.get(boundary, 0) * SAMPLE_RATE_HZ / 1000 / self.params.speed
             self.pause_samples = max(self.pause_samples, round(wanted) - _KEPT_QUIET_SAMPLES)
 
@@ -188,7 +188,7 @@ class HibariEngine:
         elif isinstance(command, EndText):
             utterance.ended = True
         elif isinstance(command, Credit):
-            utterance.outlet.grant(command.samples)
+            utterance.output.grant(command.samples)
         elif isinstance(command, Hold):
             utterance.held = True
             if utterance.speech is not None:
@@ -203,7 +203,7 @@ class HibariEngine:
             _check(command.params)
             if len(self._utterances) >= self._settings.max_utterances:
                 raise OverCapacity("every utterance slot of the voice is taken; try again in a moment")
-            unpaced = sum(not utterance.outlet.paced for utterance in self._utterances.values())
+            unpaced = sum(not utterance.output.paced for utterance in self._utterances.values())
             if not command.paced and unpaced >= unpaced_share(self._settings.max_utterances):
                 raise OverCapacity("every utterance slot for downloads is taken; try again in a moment")
         except TTSWorkerError as error:
@@ -241,15 +241,15 @@ class HibariEngine:
         for utterance in (*self._waiting(paced=True), *self._waiting(paced=False)):
             if utterance.waiting_since_us is None:
                 utterance.waiting_since_us = now_us
-            outlet = utterance.outlet
-            lead_samples, started = outlet.lead_at_samples(now_us), outlet.emitted_samples > 0
-            jobs.append(Job(outlet.key, lead_samples, utterance.waiting_since_us, started, outlet.paced))
+            output = utterance.output
+            lead_samples, started = output.lead_at_samples(now_us), output.emitted_samples > 0
+            jobs.append(Job(output.key, lead_samples, utterance.waiting_since_us, started, output.paced))
         job = self._scheduler.pick(jobs, now_us)
         return None if job is None else self._utterances[job.key]
 
     def _waiting(self, *, paced: bool) -> list[_Utterance]:
         """The utterances of a class that could use a step."""
-        waiting = [u for u in self._utterances.values() if u.outlet.paced is paced and u.has_synthesis]
+        waiting = [u for u in self._utterances.values() if u.output.paced is paced and u.has_synthesis]
         open_phrases = [u for u in waiting if u.speech is not None and not u.speech.parked]
         most = _MOST_OPEN_PHRASES if paced else _MOST_OPEN_UNPACED_PHRASES
         return waiting if len(open_phrases) < most else open_phrases
@@ -266,23 +266,23 @@ class HibariEngine:
             kind = type(error).__name__
             return [self._fail(utterance, SynthesisFailed(f"the voice could not say a part of the text ({kind})"))]
         events: list[Event] = [*_emit(utterance)] if utterance.can_emit else []
-        if utterance.outlet.emitted_samples:  # until then it keeps its place: the first to come is heard first
+        if utterance.output.emitted_samples:  # until then it keeps its place: the first to come is heard first
             utterance.waiting_since_us = None
         if utterance.finished:
             events.append(self._finish(utterance))
         return events
 
     def _finish(self, utterance: _Utterance) -> Event:
-        if utterance.text_seen and not utterance.outlet.rendered_samples:
+        if utterance.text_seen and not utterance.output.rendered_samples:
             return self._fail(
                 utterance, UnspeakableText(f'the text holds nothing that the voice "{VOICE}" (English, en) can say')
             )
-        del self._utterances[utterance.outlet.key]
-        return Done(utterance.outlet.key)
+        del self._utterances[utterance.output.key]
+        return Done(utterance.output.key)
 
     def _fail(self, utterance: _Utterance, error: TTSWorkerError) -> Failed:
-        del self._utterances[utterance.outlet.key]
-        return Failed(utterance.outlet.key, error.info)
+        del self._utterances[utterance.output.key]
+        return Failed(utterance.output.key, error.info)
 
     # -- from text to sound -------------------------------------------------------------------------------------------
 
@@ -292,7 +292,7 @@ class HibariEngine:
             self._read(utterance)
         read = perf_counter()
         utterance.read_ms += 1000 * (read - started)
-        if reads and not utterance.outlet.paced:
+        if reads and not utterance.output.paced:
             return  # a call that arrived meanwhile does not wait for the network too
         if utterance.can_begin:
             self._begin(utterance)
@@ -328,12 +328,12 @@ class HibariEngine:
 
     def _speak(self, utterance: _Utterance, speech: Speech, network_ms: float, since: float) -> None:
         """The next block of the phrase, with the pause before it if it is the first."""
-        outlet, segment = utterance.outlet, utterance.segment
+        output, segment = utterance.output, utterance.segment
         if segment is None:
             return
         if speech.samples:
             block = speech.next_block()
-            origin = outlet.rendered_samples + utterance.pause_samples
+            origin = output.rendered_samples + utterance.pause_samples
             words = [
                 WordTiming(word.start_char, word.end_char, origin + word.start_sample, origin + word.end_sample)
                 for word in block.words
@@ -342,7 +342,7 @@ class HibariEngine:
             if words:
                 utterance.said_until_char = words[-1].end_char
             vocoder_ms = 1000 * (perf_counter() - since)
-            outlet.render(
+            output.render(
                 silence(utterance.pause_samples) + to_pcm(block.sound),
                 words,
                 text_range=(segment.start, segment.end),
@@ -388,7 +388,7 @@ class HibariEngine:
 
 
 def _emit(utterance: _Utterance) -> Iterator[Audio]:
-    while (audio := utterance.outlet.emit(_LONGEST_SLICE_SAMPLES)) is not None:
+    while (audio := utterance.output.emit(_LONGEST_SLICE_SAMPLES)) is not None:
         yield audio
 
 

@@ -14,7 +14,7 @@ from enum import Enum
 
 import numpy as np
 
-from tts_worker.engine.outlet import Outlet
+from tts_worker.engine.output_buffer import OutputBuffer
 from tts_worker.engine.schedule import Job, Scheduler
 from tts_worker.errors import InvalidRequest, OutOfMemory, SynthesisFailed, UnknownVoice, UnspeakableText
 from tts_worker.text.alignment import spoken_words
@@ -99,7 +99,7 @@ class _Note:
 class _Utterance:
     def __init__(self, command: Open) -> None:
         self.params: SynthesisParams = command.params
-        self.outlet = Outlet(command.key, command.credit_samples, paced=command.paced)
+        self.output = OutputBuffer(command.key, command.credit_samples, paced=command.paced)
         self.notes: deque[_Note] = deque()
         self.pause: _Note | None = None
         self.ended = False
@@ -110,13 +110,13 @@ class _Utterance:
 
     @property
     def finished(self) -> bool:
-        return self.ended and not self.notes and self.outlet.waiting_samples == 0
+        return self.ended and not self.notes and self.output.waiting_samples == 0
 
     @property
     def ready(self) -> bool:
         if self.held:
             return False
-        return self.finished or self.outlet.can_emit or (self.outlet.credit_samples > 0 and bool(self.notes))
+        return self.finished or self.output.can_emit or (self.output.credit_samples > 0 and bool(self.notes))
 
 
 class ToneEngine:
@@ -159,7 +159,7 @@ class ToneEngine:
             utterance.ended = True
             utterance.pause = None
         elif isinstance(command, Credit):
-            utterance.outlet.grant(command.samples)
+            utterance.output.grant(command.samples)
         elif isinstance(command, Hold):
             utterance.held = True
         elif isinstance(command, Release):
@@ -182,7 +182,7 @@ class ToneEngine:
 
     @property
     def _unpaced(self) -> int:
-        return sum(not utterance.outlet.paced for utterance in self._utterances.values())
+        return sum(not utterance.output.paced for utterance in self._utterances.values())
 
     def _add_text(self, utterance: _Utterance, segment: Segment) -> None:
         utterance.text_seen = True
@@ -200,7 +200,7 @@ class ToneEngine:
             samples = round(len(letters) * self._settings.ms_per_char * SAMPLE_RATE_HZ / 1000 / speed)
             utterance.notes.append(_Note(samples, hz, text_range, (word.start_char, word.end_char)))
         pause_ms = _PAUSE_MS.get(segment.boundary, 0)
-        if pause_ms and (utterance.notes or utterance.outlet.rendered_samples):
+        if pause_ms and (utterance.notes or utterance.output.rendered_samples):
             # Held back until more is said: an utterance does not end in silence.
             utterance.pause = _Note(round(pause_ms * SAMPLE_RATE_HZ / 1000 / speed), 0.0, text_range)
 
@@ -219,14 +219,14 @@ class ToneEngine:
                 utterance.waiting_since_us = None
             elif utterance.finished:
                 return [self._finish(key, utterance)]
-            elif utterance.outlet.can_emit:
+            elif utterance.output.can_emit:
                 return self._emit(key, utterance)
             else:
                 if utterance.waiting_since_us is None:
                     utterance.waiting_since_us = now_us
-                outlet = utterance.outlet
-                lead_samples, started = outlet.lead_at_samples(now_us), outlet.emitted_samples > 0
-                jobs.append(Job(key, lead_samples, utterance.waiting_since_us, started, outlet.paced))
+                output = utterance.output
+                lead_samples, started = output.lead_at_samples(now_us), output.emitted_samples > 0
+                jobs.append(Job(key, lead_samples, utterance.waiting_since_us, started, output.paced))
         job = self._pick(jobs, now_us)
         if job is None:
             return []
@@ -234,7 +234,7 @@ class ToneEngine:
 
     def _finish(self, key: UtteranceKey, utterance: _Utterance) -> Event:
         del self._utterances[key]
-        if utterance.text_seen and not utterance.outlet.rendered_samples:
+        if utterance.text_seen and not utterance.output.rendered_samples:
             return Failed(key, UnspeakableText("the text holds no letters or digits to make tones of").info)
         return Done(key)
 
@@ -248,21 +248,21 @@ class ToneEngine:
             del self._utterances[key]
             error = OutOfMemory("told to") if fault is Fault.OUT_OF_MEMORY else SynthesisFailed("told to fail")
             return [Failed(key, error.info)]
-        outlet = utterance.outlet
+        output = utterance.output
         if self._settings.whole_segments:
             text_range = utterance.notes[0].text_range
             budget = sum(n.samples - n.done for n in utterance.notes if n.text_range == text_range)
         else:
-            budget = min(self._settings.chunk_samples, outlet.credit_samples)
+            budget = min(self._settings.chunk_samples, output.credit_samples)
         made = 0
         while made < budget and utterance.notes:
             note = utterance.notes[0]
-            begin = outlet.rendered_samples
+            begin = output.rendered_samples
             words = []
             if note.word is not None and note.done == 0:
                 words.append(WordTiming(*note.word, begin, begin + note.samples))
             samples = min(budget - made, note.samples - note.done)
-            outlet.render(_render(note, samples, utterance.params.seed), words, text_range=note.text_range)
+            output.render(_render(note, samples, utterance.params.seed), words, text_range=note.text_range)
             note.done += samples
             made += samples
             if note.done == note.samples:
@@ -270,15 +270,15 @@ class ToneEngine:
         self._settings.spend(self._settings.cost_per_audio_s * made / SAMPLE_RATE_HZ)
         utterance.chunks += 1
         events = self._emit(key, utterance)
-        if outlet.emitted_samples:  # until then it keeps its place: the first to come is heard first
+        if output.emitted_samples:  # until then it keeps its place: the first to come is heard first
             utterance.waiting_since_us = None
         return events
 
     def _emit(self, key: UtteranceKey, utterance: _Utterance) -> list[Event]:
         """What was rendered and has credit."""
-        outlet = utterance.outlet
+        output = utterance.output
         events: list[Event] = []
-        while (audio := outlet.emit(self._settings.chunk_samples)) is not None:
+        while (audio := output.emit(self._settings.chunk_samples)) is not None:
             events.append(audio)
         if utterance.finished:
             events.append(self._finish(key, utterance))

@@ -304,7 +304,7 @@ def test_a_huge_segment_comes_in_bounded_steps_and_waits_for_credit(hibari_model
         assert chunk.samples <= SAMPLE_RATE_HZ // 2
     engine = cast(HibariEngine, drive.engine)
     (utterance,) = engine._utterances.values()
-    assert utterance.outlet.waiting_samples < longest_samples
+    assert utterance.output.waiting_samples < longest_samples
 
 
 # -- whose turn it is -------------------------------------------------------------------------------------------------

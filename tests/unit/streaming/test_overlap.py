@@ -269,7 +269,7 @@ def lying(subject: CosyVoiceEngine) -> dict[UtteranceKey, int]:
     samples = dict.fromkeys(subject._utterances, 0)
     for sounds, mels in there:
         for sound, mel in zip(sounds, mels.frames, strict=True):
-            samples[sound.utterance.outlet.key] += renderer.samples(mel)
+            samples[sound.utterance.output.key] += renderer.samples(mel)
     return samples
 
 

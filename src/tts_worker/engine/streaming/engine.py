@@ -127,7 +127,7 @@ class CosyVoiceEngine:
         elif isinstance(command, EndText):
             utterance.talk.end()
         elif isinstance(command, Credit):
-            utterance.outlet.grant(command.samples)
+            utterance.output.grant(command.samples)
         elif isinstance(command, Hold):
             utterance.held = True
         elif isinstance(command, Release):
@@ -221,9 +221,9 @@ class CosyVoiceEngine:
             if self._need(utterance) is not Need.NOTHING:
                 if utterance.waiting_since_us is None:
                     utterance.waiting_since_us = now_us
-                outlet = utterance.outlet
-                lead_samples = outlet.lead_samples + utterance.coming_samples
-                jobs.append(Job(key, lead_samples, utterance.waiting_since_us, outlet.emitted_samples > 0))
+                output = utterance.output
+                lead_samples = output.lead_samples + utterance.coming_samples
+                jobs.append(Job(key, lead_samples, utterance.waiting_since_us, output.emitted_samples > 0))
         return [self._utterances[job.key] for job in by_urgency(jobs, now_us)]
 
     def _company(self) -> list[Utterance]:
@@ -303,11 +303,11 @@ class CosyVoiceEngine:
 
     def _fail(self, utterance: Utterance, error: ErrorInfo) -> None:
         self._free(utterance)
-        self._events.append(Failed(utterance.outlet.key, error))
+        self._events.append(Failed(utterance.output.key, error))
 
     def _free(self, utterance: Utterance) -> None:
         """Give back everything that an utterance holds. What of it is on the device lands nowhere."""
-        del self._utterances[utterance.outlet.key]
+        del self._utterances[utterance.output.key]
         utterance.gone = True
         for passage in utterance.talk.passages:
             self._sound.close(passage.stream)
@@ -331,8 +331,8 @@ class CosyVoiceEngine:
     def _gathers(self, utterance: Utterance) -> bool:
         """Whether a first sound waits for more of it: under load, a first chunk that is played before the next one can
         be there would only begin with a hole."""
-        outlet = utterance.outlet
-        if not self.settings.smooth_start or outlet.emitted_samples or utterance.chunks != 1:
+        output = utterance.output
+        if not self.settings.smooth_start or output.emitted_samples or utterance.chunks != 1:
             return False
         if not utterance.talk.passages or not utterance.has_room:
             return False
@@ -344,11 +344,11 @@ class CosyVoiceEngine:
         spent = self.spent
         renders = 1 + (len(self._utterances) - 1) // self.settings.render_batch
         next_s = flow.chunk_tokens * spent.token_s + renders * spent.chunk_s
-        return outlet.waiting_samples < next_s * SAMPLE_RATE_HZ
+        return output.waiting_samples < next_s * SAMPLE_RATE_HZ
 
     def _finish(self, utterance: Utterance) -> None:
-        key = utterance.outlet.key
-        if not utterance.talk.text_seen or utterance.outlet.rendered_samples:
+        key = utterance.output.key
+        if not utterance.talk.text_seen or utterance.output.rendered_samples:
             self._free(utterance)
             self._events.append(Done(key, utterance.talk.truncated))
         elif utterance.talk.speakable:
@@ -387,7 +387,7 @@ class CosyVoiceEngine:
 
 
 def _slices(utterance: Utterance, last: bool) -> Iterator[Audio]:
-    while (audio := utterance.outlet.emit(_LONGEST_SLICE_SAMPLES, last=last)) is not None:
+    while (audio := utterance.output.emit(_LONGEST_SLICE_SAMPLES, last=last)) is not None:
         yield audio
 
 

@@ -174,11 +174,11 @@ class SoundStage:
         passage = sound.passage
         chunk = sound.work.chunk
         if passage.base_sample is None:
-            passage.base_sample = utterance.outlet.rendered_samples
+            passage.base_sample = utterance.output.rendered_samples
         words = passage.words(chunk)
         if chunk.final and utterance.talk.truncated is not None and len(utterance.talk.passages) == 1:
             pcm = to_pcm(fade_out(to_float(pcm), _END_FADE_SAMPLES))
-        utterance.outlet.render(
+        utterance.output.render(
             pcm,
             words,
             text_range=passage.text_range,

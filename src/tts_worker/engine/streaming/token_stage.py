@@ -123,7 +123,7 @@ class TokenStage:
             return
         first = members[0]
         steps = self._burst
-        if first.outlet.emitted_samples == 0 and first.talk.passages:
+        if first.output.emitted_samples == 0 and first.talk.passages:
             steps = max(1, min(steps, first.talk.passages[0].missing_tokens))  # not one more before the first sound
         began_s = perf_counter()
         begun = self._lane.mark()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
-from tts_worker.engine.outlet import Outlet
+from tts_worker.engine.output_buffer import OutputBuffer
 from tts_worker.engine.streaming.talk import Model, Talk
 from tts_worker.engine.streaming.voices import VoiceState
 from tts_worker.types import SAMPLE_RATE_HZ, Boundary, Open, Segment, Span
@@ -35,7 +35,7 @@ class Utterance:
     """
 
     def __init__(self, command: Open, model: Model, slot: int) -> None:
-        self.outlet = Outlet(command.key, command.credit_samples)
+        self.output = OutputBuffer(command.key, command.credit_samples)
         self.talk = Talk(command.key, command.params, model)
         self.slot = slot
         self.held = self.gone = False
@@ -48,7 +48,7 @@ class Utterance:
     @property
     def has_room(self) -> bool:
         """The listener has room for more than is waiting already."""
-        return self.outlet.credit_samples > self.outlet.waiting_samples + self.coming_samples
+        return self.output.credit_samples > self.output.waiting_samples + self.coming_samples
 
     def need(self, voice_missing: Callable[[VoiceState], bool]) -> Need:
         """What it waits for now; NOTHING while it is held, out of credit, without text, or on the device."""
@@ -78,17 +78,17 @@ class Utterance:
 
     @property
     def finished(self) -> bool:
-        return self.talk.ended and not self.talk.waits and not self.held and not self.outlet.waiting_samples
+        return self.talk.ended and not self.talk.waits and not self.held and not self.output.waiting_samples
 
     @property
     def can_emit(self) -> bool:
         """Whether it is worth sending: a listener's every 20 ms need not become a chunk of their own."""
-        outlet = self.outlet
-        if self.held or not outlet.can_emit:
+        output = self.output
+        if self.held or not output.can_emit:
             return False
-        enough = min(outlet.waiting_samples, _SHORTEST_SLICE_SAMPLES)
-        on_the_way = outlet.emitted_samples - outlet.taken_samples
-        return outlet.credit_samples >= enough or on_the_way < _SHORTEST_SLICE_SAMPLES
+        enough = min(output.waiting_samples, _SHORTEST_SLICE_SAMPLES)
+        on_the_way = output.emitted_samples - output.taken_samples
+        return output.credit_samples >= enough or on_the_way < _SHORTEST_SLICE_SAMPLES
 
 
 def plain_segment(text: str) -> Segment:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tts_worker.engine.outlet import Outlet
+from tts_worker.engine.output_buffer import OutputBuffer
 from tts_worker.types import UtteranceKey, WordTiming
 
 KEY = UtteranceKey("s", 1)
@@ -26,21 +26,21 @@ def sound(start: int, samples: int) -> bytes:
     ),
 )
 def test_credit_is_never_exceeded_and_nothing_is_lost(credit: int, script: list[tuple[str, int]]) -> None:
-    outlet = Outlet(KEY, credit)
+    output = OutputBuffer(KEY, credit)
     granted, out, words_in, words_out, index = credit, b"", [], [], 0
     for action, n in script:
         if action == "render":
-            start = outlet.rendered_samples
+            start = output.rendered_samples
             words = [WordTiming(start, start + 1, start, start + n)] if n else []
             words_in += words
-            outlet.render(sound(start, n), words)
+            output.render(sound(start, n), words)
         elif action == "grant":
-            outlet.grant(n)
+            output.grant(n)
             granted += n
         else:
-            audio = outlet.emit(n)
+            audio = output.emit(n)
             if audio is None:
-                assert outlet.waiting_samples == 0 or outlet.credit_samples == 0
+                assert output.waiting_samples == 0 or output.credit_samples == 0
                 continue
             assert 0 < audio.samples <= n
             assert audio.meta.index == index
@@ -48,39 +48,39 @@ def test_credit_is_never_exceeded_and_nothing_is_lost(credit: int, script: list[
             index += 1
             out += audio.pcm
             words_out += audio.words
-            assert all(w.start_sample < outlet.emitted_samples for w in words_out)
-            assert [w for w in words_in if w.start_sample < outlet.emitted_samples] == words_out
-        assert outlet.emitted_samples <= granted
-        assert outlet.credit_samples == granted - outlet.emitted_samples
-        assert outlet.waiting_samples == outlet.rendered_samples - outlet.emitted_samples
-    outlet.grant(10_000_000)
-    while (audio := outlet.emit(77)) is not None:
+            assert all(w.start_sample < output.emitted_samples for w in words_out)
+            assert [w for w in words_in if w.start_sample < output.emitted_samples] == words_out
+        assert output.emitted_samples <= granted
+        assert output.credit_samples == granted - output.emitted_samples
+        assert output.waiting_samples == output.rendered_samples - output.emitted_samples
+    output.grant(10_000_000)
+    while (audio := output.emit(77)) is not None:
         out += audio.pcm
-    assert out == sound(0, outlet.rendered_samples)
+    assert out == sound(0, output.rendered_samples)
 
 
 def test_the_cost_of_a_piece_is_reported_once() -> None:
-    outlet = Outlet(KEY, 1_000)
-    outlet.render(sound(0, 30), wall_ms=12.5, stages_ms=(("net", 12.5),), text_range=(3, 9))
-    metas = [audio.meta for _ in range(3) if (audio := outlet.emit(10)) is not None]
+    output = OutputBuffer(KEY, 1_000)
+    output.render(sound(0, 30), wall_ms=12.5, stages_ms=(("net", 12.5),), text_range=(3, 9))
+    metas = [audio.meta for _ in range(3) if (audio := output.emit(10)) is not None]
     assert [m.wall_ms for m in metas] == [12.5, 0.0, 0.0]
     assert [m.stages_ms for m in metas] == [(("net", 12.5),), (), ()]
     assert {(m.text_start, m.text_end) for m in metas} == {(3, 9)}
 
 
 def test_a_word_without_sound_at_the_end_travels_with_the_last_chunk() -> None:
-    outlet = Outlet(KEY, 1_000)
+    output = OutputBuffer(KEY, 1_000)
     silent = WordTiming(5, 6, 20, 20)
-    outlet.render(sound(0, 20), [WordTiming(0, 4, 0, 20), silent])
-    audio = outlet.emit(100, last=True)
+    output.render(sound(0, 20), [WordTiming(0, 4, 0, 20), silent])
+    audio = output.emit(100, last=True)
     assert audio is not None
     assert audio.words[-1] == silent
 
 
 def test_the_lead_counts_what_was_made_and_not_taken() -> None:
-    outlet = Outlet(KEY, 100)
-    outlet.render(sound(0, 250))
-    outlet.emit(100)
-    assert (outlet.lead_samples, outlet.waiting_samples) == (250, 150)
-    outlet.grant(60)
-    assert outlet.lead_samples == 190
+    output = OutputBuffer(KEY, 100)
+    output.render(sound(0, 250))
+    output.emit(100)
+    assert (output.lead_samples, output.waiting_samples) == (250, 150)
+    output.grant(60)
+    assert output.lead_samples == 190

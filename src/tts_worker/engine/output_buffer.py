@@ -1,0 +1,147 @@
+"""Per-utterance output buffer with credit accounting.
+
+An engine *renders* audio of any length into the buffer. The buffer *emits* it in chunks within the credit, numbers the
+chunks and attaches each word to the chunk in which it begins. Pure: no clock, no tensors.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Audio, ChunkMeta, UtteranceKey, WordTiming
+
+
+@dataclass(slots=True)
+class _RenderedAudio:
+    """Rendered audio that is not fully emitted yet. The first ``offset`` samples are already emitted."""
+
+    pcm: bytes
+    text_start: int
+    text_end: int
+    wall_ms: float
+    stages_ms: tuple[tuple[str, float], ...]
+    offset: int = 0
+
+    @property
+    def remaining_samples(self) -> int:
+        return len(self.pcm) // BYTES_PER_SAMPLE - self.offset
+
+
+class OutputBuffer:
+    """Generated audio of one utterance, waiting for credit.
+
+    Attributes:
+        key: The utterance.
+        paced: Whether the listener takes audio at the rate of playback.
+        credit_samples: How many samples may be emitted now.
+        rendered_samples: Samples rendered so far.
+        emitted_samples: Samples emitted so far, at most ``rendered_samples``.
+        taken_samples: Samples that the listener took so far, at most ``emitted_samples``.
+    """
+
+    def __init__(self, key: UtteranceKey, credit_samples: int, *, paced: bool = True) -> None:
+        self.key = key
+        self.paced = paced
+        self.credit_samples = credit_samples
+        self.rendered_samples = 0
+        self.emitted_samples = 0
+        self.taken_samples = 0
+        self._playhead_samples = 0
+        self._playhead_at_us: int | None = None  # when the playhead was computed; None: nothing to play yet
+        self._next_chunk_index = 0
+        self._rendered: deque[_RenderedAudio] = deque()
+        self._words: deque[WordTiming] = deque()
+
+    @property
+    def lead_samples(self) -> int:
+        """Samples rendered and not yet taken by the listener."""
+        return self.rendered_samples - self.taken_samples
+
+    def lead_at_samples(self, now_us: int) -> int:
+        """Return the lead over playback at ``now_us``, a clock that never goes back.
+
+        An unpaced reader takes audio long before it is played. Its lead is measured against a virtual playhead that
+        starts with the first chunk, moves at the sample rate and stops where there is nothing to play.
+        """
+        if self.paced:
+            return self.lead_samples
+        if self._playhead_at_us is not None:
+            elapsed_samples = (now_us - self._playhead_at_us) * SAMPLE_RATE_HZ // 1_000_000
+            self._playhead_samples = min(self.rendered_samples, self._playhead_samples + elapsed_samples)
+        self._playhead_at_us = now_us if self.emitted_samples else None
+        return self.rendered_samples - self._playhead_samples
+
+    @property
+    def waiting_samples(self) -> int:
+        """Samples rendered and not yet emitted."""
+        return self.rendered_samples - self.emitted_samples
+
+    @property
+    def can_emit(self) -> bool:
+        return self.credit_samples > 0 and bool(self._rendered)
+
+    def grant(self, samples: int) -> None:
+        """Return the credit of ``samples`` that the listener took."""
+        self.credit_samples += samples
+        self.taken_samples += samples
+
+    def render(
+        self,
+        pcm: bytes,
+        words: Iterable[WordTiming] = (),
+        *,
+        text_range: tuple[int, int] = (0, 0),
+        wall_ms: float = 0.0,
+        stages_ms: tuple[tuple[str, float], ...] = (),
+    ) -> None:
+        """Append audio.
+
+        Args:
+            pcm: Samples as s16le.
+            words: The words that begin in ``pcm``, in order, timed in samples of the utterance.
+            text_range: The characters of the text that ``pcm`` speaks.
+            wall_ms: Time spent on rendering.
+            stages_ms: Names of the stages and the time spent in each.
+        """
+        self._words.extend(words)
+        if pcm:
+            self._rendered.append(_RenderedAudio(pcm, text_range[0], text_range[1], wall_ms, stages_ms))
+            self.rendered_samples += len(pcm) // BYTES_PER_SAMPLE
+
+    def emit(self, max_samples: int, *, last: bool = False) -> Audio | None:
+        """Return the next chunk, or ``None`` without audio or credit.
+
+        A chunk has at most ``max_samples``, stays within the credit and never spans two ``render`` calls. It carries
+        the words that begin before its end. With ``last``, the chunk that empties the buffer carries all remaining
+        words (a word at the very end may have no audio).
+        """
+        if not self.can_emit:
+            return None
+        rendered = self._rendered[0]
+        samples = min(max_samples, self.credit_samples, rendered.remaining_samples)
+        start = rendered.offset * BYTES_PER_SAMPLE
+        end = (rendered.offset + samples) * BYTES_PER_SAMPLE
+        pcm = rendered.pcm[start:end]
+        # The cost of one `render` call is reported once, with its first chunk.
+        is_first = rendered.offset == 0
+        meta = ChunkMeta(
+            index=self._next_chunk_index,
+            text_start=rendered.text_start,
+            text_end=rendered.text_end,
+            start_sample=self.emitted_samples,
+            wall_ms=rendered.wall_ms if is_first else 0.0,
+            stages_ms=rendered.stages_ms if is_first else (),
+        )
+        rendered.offset += samples
+        if rendered.remaining_samples == 0:
+            self._rendered.popleft()
+        self.emitted_samples += samples
+        self.credit_samples -= samples
+        self._next_chunk_index += 1
+        takes_all = last and not self._rendered
+        words: list[WordTiming] = []
+        while self._words and (takes_all or self._words[0].start_sample < self.emitted_samples):
+            words.append(self._words.popleft())
+        return Audio(self.key, pcm, meta, tuple(words))
