@@ -117,7 +117,7 @@ class Worker:
     def run_housekeeping(self) -> None:
         """Metrics that are read from others, and the interpreter's patience with the engine thread."""
         if self._lag is None:
-            self.metrics.watch_hub(lambda: self.hub.live_sessions, lambda: self.hub.buffered_s, lambda: self.hub.ready)
+            self.metrics.watch_hub(self.hub)
             self._lag = asyncio.get_running_loop().create_task(self.metrics.measure_loop_lag(), name="loop-lag")
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
             if self.key_file is not None:
@@ -154,12 +154,10 @@ class Worker:
             await engine.stop()
             raise
         self.engines[name] = engine
-        stats = engine.stats
-        self.metrics.watch_engine(
-            name, lambda: stats.steps, lambda: stats.busy_s, lambda: stats.faults, lambda: stats.stale_events
-        )
+        self.metrics.watch_engine(name, engine.stats)
 
     async def _unload(self, name: str) -> None:
+        self.metrics.forget_engine(name)
         await self.engines.pop(name).stop()
 
     async def stop(self) -> None:

@@ -1,22 +1,113 @@
-"""What an operator watches, as Prometheus metrics. Never the text that was spoken.
+"""Prometheus metrics of a worker, listed in ``docs/metrics.md``. Never the text that was spoken.
 
-One ``Metrics`` per process, built in ``app.py`` with a registry of its own. It implements ``SessionObserver``; gauges
-that somebody else counts (live sessions, engine steps) are read from their owner at scrape time.
+One ``Metrics`` per process, built in ``app.py`` with a registry of its own. ``of_session`` gives each session its
+observer; what other parts count themselves (open sessions, engine steps) is read from them at scrape time. Labels have
+few values: transports and engines are fixed sets, and voices beyond ``MAX_VOICES`` and enrolled ones share a value.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    Info,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
 
+from tts_worker import __version__
 from tts_worker.types import SAMPLE_RATE_HZ, ControlName, Ended
 
 _FAST_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 _AUDIO_S = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
 _LAG_INTERVAL_S = 0.1
+
+_SESSION_LABELS = ("transport", "engine", "voice")
+MAX_VOICES = 64
+"""Voices with a label value of their own."""
+ENROLLED_PREFIX = "prompt-"
+"""Names of voices made from a caller's recording."""
+
+
+class EngineCounts(Protocol):
+    """What an engine counts (``engine.loop.EngineStats``)."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def busy_s(self) -> float: ...
+    @property
+    def audio_s(self) -> float: ...
+    @property
+    def faults(self) -> int: ...
+    @property
+    def stale_events(self) -> int: ...
+
+
+class _EngineCollector(Collector):
+    """Counters of engines, read at every scrape. An engine that is unloaded disappears with its counters."""
+
+    def __init__(self) -> None:
+        self.engines: dict[str, EngineCounts] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["engine"]
+        steps = CounterMetricFamily("tts_engine_steps", "Engine steps.", labels=labels)
+        busy = CounterMetricFamily("tts_engine_busy_seconds", "Time spent in engine steps.", labels=labels)
+        audio = CounterMetricFamily("tts_engine_audio_seconds", "Audio generated.", labels=labels)
+        faults = CounterMetricFamily("tts_engine_faults", "Engine faults.", labels=labels)
+        stale = CounterMetricFamily(
+            "tts_engine_stale_events", "Events of utterances that had ended, dropped.", labels=labels
+        )
+        rtf = GaugeMetricFamily(
+            "tts_engine_rtf", "Engine time per second of audio since the engine was loaded.", labels=labels
+        )
+        for name, counts in self.engines.items():
+            steps.add_metric([name], counts.steps)
+            busy.add_metric([name], counts.busy_s)
+            audio.add_metric([name], counts.audio_s)
+            faults.add_metric([name], counts.faults)
+            stale.add_metric([name], counts.stale_events)
+            rtf.add_metric([name], counts.busy_s / counts.audio_s if counts.audio_s else 0.0)
+        yield from (steps, busy, audio, faults, stale, rtf)
+
+
+class SlotCounts(Protocol):
+    """``session.slots.SlotTable``."""
+
+    @property
+    def slots(self) -> int: ...
+    @property
+    def max_open(self) -> int: ...
+
+
+class HubCounts(Protocol):
+    """``session.hub.SessionHub``."""
+
+    @property
+    def slots(self) -> SlotCounts: ...
+    @property
+    def live_sessions(self) -> int: ...
+    @property
+    def speaking_sessions(self) -> int: ...
+    @property
+    def free_slots(self) -> int: ...
+    @property
+    def buffered_s(self) -> float: ...
+    @property
+    def ready(self) -> bool: ...
 
 
 class Metrics:
@@ -27,35 +118,60 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         registry = self.registry
-        self._first_audio = Histogram(
+        # /proc, garbage collector: "process_" and "python_gc_" metrics.
+        ProcessCollector(registry=registry)
+        GCCollector(registry=registry)
+        Info("tts_build", "Version of the worker.", registry=registry).info(
+            {"version": __version__, "python": platform.python_version()}
+        )
+        self._voices: set[str] = set()
+        self._engines = _EngineCollector()
+        registry.register(self._engines)
+        self.first_audio_s = Histogram(
             "tts_first_audio_seconds",
-            "From the first text of an utterance to its first frame leaving.",
+            "From the first speakable text of an utterance to its first frame leaving.",
+            _SESSION_LABELS,
             buckets=_AUDIO_S,
             registry=registry,
         )
-        self._queue_wait = Histogram(
+        self.queue_wait_s = Histogram(
             "tts_queue_wait_seconds",
             "From an utterance's first speakable text to the engine beginning with it.",
+            _SESSION_LABELS,
             buckets=_AUDIO_S,
             registry=registry,
         )
-        self._underruns = Counter("tts_underruns_total", "Holes that a listener heard.", registry=registry)
-        self._underrun_s = Counter("tts_underrun_seconds_total", "Length of those holes.", registry=registry)
-        self._control = Histogram(
+        self.underruns = Counter(
+            "tts_underruns_total", "Times that a listener's buffer ran empty.", _SESSION_LABELS, registry=registry
+        )
+        self.underrun_s = Counter(
+            "tts_underrun_seconds_total", "Duration of those underruns.", _SESSION_LABELS, registry=registry
+        )
+        self.control_s = Histogram(
             "tts_control_seconds",
             "From a control command to its acknowledgement leaving; no old sound leaves after it.",
             ["command"],
             buckets=_FAST_S,
             registry=registry,
         )
-        self._utterances = Counter(
-            "tts_utterances_total", "Utterances by how they ended.", ["outcome", "code"], registry=registry
+        self.utterances = Counter(
+            "tts_utterances_total",
+            "Utterances by how they ended.",
+            (*_SESSION_LABELS, "outcome", "code"),
+            registry=registry,
         )
-        self._sent_s = Counter("tts_audio_sent_seconds_total", "Sound that left the worker.", registry=registry)
-        self._wasted_s = Counter(
-            "tts_audio_wasted_seconds_total", "Sound that was generated and never sent.", registry=registry
+        self.sent_s = Counter(
+            "tts_audio_sent_seconds_total", "Audio that left the worker.", _SESSION_LABELS, registry=registry
         )
-        self._refused = Counter("tts_refused_total", "Sessions refused, by error code.", ["code"], registry=registry)
+        self.wasted_s = Counter(
+            "tts_audio_wasted_seconds_total", "Audio generated and never sent.", _SESSION_LABELS, registry=registry
+        )
+        self._refused = Counter(
+            "tts_refused_total",
+            "Sessions and utterances refused, by error code.",
+            ["transport", "code"],
+            registry=registry,
+        )
         self._connections = Gauge(
             "tts_connections", "TCP connections of the HTTP server, by state.", ["state"], registry=registry
         )
@@ -71,8 +187,12 @@ class Metrics:
             ["transport", "reason"],
             registry=registry,
         )
-        self._sessions = Gauge("tts_sessions", "Live sessions.", registry=registry)
-        self._lead = Gauge("tts_buffered_seconds", "Sound generated and not yet sent, all sessions.", registry=registry)
+        self._sessions = Gauge("tts_sessions", "Open sessions, silent ones included.", registry=registry)
+        self._max_open = Gauge("tts_max_open_sessions", "Sessions that may be open.", registry=registry)
+        self._slots = Gauge("tts_max_sessions", "Slots: sessions that may speak at the same time.", registry=registry)
+        self._slots_used = Gauge("tts_slots_used", "Slots that a new session could not get.", registry=registry)
+        self._speaking = Gauge("tts_speaking_sessions", "Sessions that speak or are paused.", registry=registry)
+        self._lead = Gauge("tts_buffered_seconds", "Audio generated and not yet sent, all sessions.", registry=registry)
         self._ready = Gauge("tts_ready", "1 if the worker takes sessions.", registry=registry)
         self._loop_lag = Histogram(
             "tts_loop_lag_seconds", "How late the event loop runs its timers.", buckets=_FAST_S, registry=registry
@@ -80,7 +200,7 @@ class Metrics:
         self._resident = Gauge("tts_model_resident", "1 if the model is in memory.", ["model"], registry=registry)
         self._load_s = Histogram(
             "tts_model_load_seconds",
-            "From the wish for a model to its being warm.",
+            "From the request for a model until it is warm.",
             ["model"],
             buckets=(0.1, 0.5, 1, 2, 5, 10, 20, 40, 80, 160),
             registry=registry,
@@ -89,35 +209,23 @@ class Metrics:
             "tts_model_load_failures_total", "Loads that failed, by error code.", ["model", "code"], registry=registry
         )
         self._unloads = Counter(
-            "tts_model_unloads_total", "Models given up, by reason.", ["model", "reason"], registry=registry
-        )
-        self._steps = Gauge("tts_engine_steps", "Engine steps so far.", ["engine"], registry=registry)
-        self._busy = Gauge("tts_engine_busy_seconds", "Engine time spent so far.", ["engine"], registry=registry)
-        self._faults = Gauge("tts_engine_faults", "Engine faults so far.", ["engine"], registry=registry)
-        self._stale = Gauge(
-            "tts_engine_stale_events", "Events of utterances that were over, dropped.", ["engine"], registry=registry
+            "tts_model_unloads_total", "Models unloaded, by reason.", ["model", "reason"], registry=registry
         )
 
-    # -- SessionObserver ----------------------------------------------------------------------------------------------
+    # -- sessions -----------------------------------------------------------------------------------------------------
 
-    def first_audio(self, seconds: float) -> None:
-        self._first_audio.observe(seconds)
+    def of_session(self, transport: str, engine: str, voice: Callable[[], str]) -> SessionMetrics:
+        """The observer of one session. ``voice``: its voice at the time of an event."""
+        return SessionMetrics(self, transport, engine, voice)
 
-    def queue_wait(self, seconds: float) -> None:
-        self._queue_wait.observe(seconds)
-
-    def underrun(self, seconds: float) -> None:
-        self._underruns.inc()
-        self._underrun_s.inc(seconds)
-
-    def control(self, command: ControlName, seconds: float) -> None:
-        self._control.labels(command.value).observe(seconds)
-
-    def ended(self, event: Ended) -> None:
-        receipt = event.receipt
-        self._utterances.labels(event.outcome.value, event.error.code.value if event.error else "").inc()
-        self._sent_s.inc(receipt.samples_sent / SAMPLE_RATE_HZ)
-        self._wasted_s.inc((receipt.samples_generated - receipt.samples_sent) / SAMPLE_RATE_HZ)
+    def voice_label(self, voice: str) -> str:
+        """A voice as a label value, of which there are few."""
+        if voice.startswith(ENROLLED_PREFIX):
+            return "enrolled"
+        if voice not in self._voices and len(self._voices) >= MAX_VOICES:
+            return "other"
+        self._voices.add(voice)
+        return voice
 
     # -- models.manager.ModelObserver ---------------------------------------------------------------------------------
 
@@ -139,8 +247,8 @@ class Metrics:
 
     # -- the hub ------------------------------------------------------------------------------------------------------
 
-    def refused(self, code: str) -> None:
-        self._refused.labels(code).inc()
+    def refused(self, code: str, transport: str) -> None:
+        self._refused.labels(transport, code).inc()
 
     def watch_connections(self, active: Callable[[], float], waiting: Callable[[], float]) -> None:
         """Read these at every scrape."""
@@ -151,27 +259,23 @@ class Metrics:
         """The worker closed a connection because of a limit."""
         self._closed_connections.labels(reason).inc()
 
-    def watch_hub(
-        self, sessions: Callable[[], float], buffered_s: Callable[[], float], ready: Callable[[], bool]
-    ) -> None:
-        """Read these at every scrape."""
-        self._sessions.set_function(sessions)
-        self._lead.set_function(buffered_s)
-        self._ready.set_function(lambda: 1.0 if ready() else 0.0)
+    def watch_hub(self, hub: HubCounts) -> None:
+        """Read the hub at every scrape."""
+        self._sessions.set_function(lambda: hub.live_sessions)
+        self._max_open.set_function(lambda: hub.slots.max_open)
+        self._slots.set_function(lambda: hub.slots.slots)
+        self._slots_used.set_function(lambda: hub.slots.slots - hub.free_slots)
+        self._speaking.set_function(lambda: hub.speaking_sessions)
+        self._lead.set_function(lambda: hub.buffered_s)
+        self._ready.set_function(lambda: 1.0 if hub.ready else 0.0)
 
-    def watch_engine(
-        self,
-        name: str,
-        steps: Callable[[], float],
-        busy_s: Callable[[], float],
-        faults: Callable[[], float],
-        stale: Callable[[], float],
-    ) -> None:
-        """Read these at every scrape."""
-        self._steps.labels(name).set_function(steps)
-        self._busy.labels(name).set_function(busy_s)
-        self._faults.labels(name).set_function(faults)
-        self._stale.labels(name).set_function(stale)
+    def watch_engine(self, name: str, counts: EngineCounts) -> None:
+        """Read these at every scrape, until ``forget_engine``."""
+        self._engines.engines[name] = counts
+
+    def forget_engine(self, name: str) -> None:
+        """The engine is unloaded."""
+        self._engines.engines.pop(name, None)
 
     async def measure_loop_lag(self) -> None:
         """Runs for ever: how late a timer fires is how late a STOP would be handled."""
@@ -184,3 +288,38 @@ class Metrics:
     def render(self) -> bytes:
         """The Prometheus text format."""
         return generate_latest(self.registry)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionMetrics:
+    """What one session reports (``session.session.SessionObserver``), with its labels."""
+
+    _metrics: Metrics
+    _transport: str
+    _engine: str
+    _voice: Callable[[], str]
+
+    @property
+    def _labels(self) -> tuple[str, str, str]:
+        return self._transport, self._engine, self._metrics.voice_label(self._voice())
+
+    def first_audio(self, seconds: float) -> None:
+        self._metrics.first_audio_s.labels(*self._labels).observe(seconds)
+
+    def queue_wait(self, seconds: float) -> None:
+        self._metrics.queue_wait_s.labels(*self._labels).observe(seconds)
+
+    def underrun(self, seconds: float) -> None:
+        self._metrics.underruns.labels(*self._labels).inc()
+        self._metrics.underrun_s.labels(*self._labels).inc(seconds)
+
+    def control(self, command: ControlName, seconds: float) -> None:
+        self._metrics.control_s.labels(command.value).observe(seconds)
+
+    def ended(self, event: Ended) -> None:
+        labels, report = self._labels, event.receipt
+        code = event.error.code.value if event.error else ""
+        self._metrics.utterances.labels(*labels, event.outcome.value, code).inc()
+        self._metrics.sent_s.labels(*labels).inc(report.samples_sent / SAMPLE_RATE_HZ)
+        wasted = report.samples_generated - report.samples_sent
+        self._metrics.wasted_s.labels(*labels).inc(wasted / SAMPLE_RATE_HZ)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tests.conftest import tone_settings, until
-from tests.integration.grpc_rig import CHAR_48K, LONG, TEXT, grpc_worker, say
+from tests.fakes.scrape import scraped
+from tests.integration.grpc_rig import CHAR_48K, LONG, TEXT, Rig, grpc_worker, say
 from tts_worker.app import running_worker
 from tts_worker.session.hub import SessionOptions
 from tts_worker.transports.grpc import tts_worker_pb2 as pb
@@ -254,7 +255,7 @@ async def test_cancelling_the_call_is_stop_and_the_session_lives() -> None:
             call = await rig.speak(LONG).begin()
             await call.hear(2)
             call.rpc.cancel()
-            await until(lambda turn=turn: f'outcome="stopped"}} {turn}.0' in rig.worker.metrics.render().decode())
+            await until(lambda turn=turn: _stopped(rig) == turn)
             assert rig.worker.hub.buffered_s == 0
         assert rig.worker.hub.live_sessions == 1
         assert (await rig.control(pb.STOP)).state == "idle"
@@ -306,3 +307,7 @@ async def test_a_writer_who_falls_silent_does_not_make_the_lead_longer() -> None
             ahead_s.append(most_s)
         listening.cancel()
     assert min(ahead_s[1:]) < lead_s + 0.01, ahead_s
+
+
+def _stopped(rig: Rig) -> float:
+    return scraped(rig.worker.metrics.render(), "tts_utterances_total", outcome="stopped")

@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.conftest import until
 from tests.fakes.proxy import proxied
 from tests.fakes.redis import eventually
+from tests.fakes.scrape import scraped
 from tests.integration.grpc_rig import LONG, TEXT, Call, Rig, dial, grpc_worker, say
 from tts_worker.client import ClientSettings, SessionOptions, connect
 from tts_worker.errors import ErrorCode, InvalidRequest, TTSWorkerError, Unauthenticated
@@ -74,7 +75,8 @@ async def test_a_reader_that_stops_reading_is_cut_off_and_frees_its_place() -> N
 
         async def cut_off() -> bool:
             await asyncio.sleep(0.1)  # megabytes fit on the way to who does not read: leave the worker time for them
-            return 'code="",outcome="stopped"} 1.0' in rig.worker.metrics.render().decode()
+            text = rig.worker.metrics.render()
+            return scraped(text, "tts_utterances_total", code="", outcome="stopped") == 1
 
         await eventually(cut_off)
         assert (await say(rig, "Its place is free.")).frames

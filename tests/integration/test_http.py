@@ -304,7 +304,7 @@ async def test_a_client_that_leaves_frees_its_slot(read_first: bool) -> None:
         writer.transport.abort()
         await until_live_sessions(address, 0)
         assert not go_on.is_set()
-        assert await metric(address, 'tts_engine_faults{engine="tone"}') == 0, "it did not fail either"
+        assert await metric(address, 'tts_engine_faults_total{engine="tone"}') == 0, "it did not fail either"
 
 
 async def test_the_slot_of_a_client_that_left_is_free_within_100_ms() -> None:

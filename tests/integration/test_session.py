@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from tests.conftest import tone_settings
+from tests.fakes.scrape import scraped
 from tts_worker.app import Worker, running_worker
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.engine.tone import Fault, ToneEngine, ToneSettings
@@ -278,10 +279,10 @@ async def test_metrics_count_what_happened(worker: Worker) -> None:
     await until(session, Ended)
     text = worker.metrics.render().decode()
     session.close()
-    assert 'tts_utterances_total{code="",outcome="done"} 1.0' in text
-    assert 'tts_utterances_total{code="",outcome="stopped"} 1.0' in text
-    assert "tts_first_audio_seconds_count 2.0" in text
-    assert "tts_queue_wait_seconds_count 2.0" in text
+    assert scraped(text, "tts_utterances_total", code="", outcome="done") == 1
+    assert scraped(text, "tts_utterances_total", code="", outcome="stopped") == 1
+    assert scraped(text, "tts_first_audio_seconds_count") == 2
+    assert scraped(text, "tts_queue_wait_seconds_count") == 2
     assert 'tts_control_seconds_count{command="stop"} 1.0' in text
     assert "tts_sessions 1.0" in text
     assert "Hello" not in text

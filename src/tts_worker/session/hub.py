@@ -94,8 +94,11 @@ class ModelGate(Protocol):
         ...
 
 
-class HubObserver(SessionObserver, Protocol):
-    def refused(self, code: str) -> None: ...
+class HubObserver(Protocol):
+    """Metrics (``metrics.Metrics``)."""
+
+    def refused(self, code: str, transport: str) -> None: ...
+    def of_session(self, transport: str, engine: str, voice: Callable[[], str]) -> SessionObserver: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +277,7 @@ class SessionHub:
                 lexicon = self.lexicons.get(options.lexicon)
             return self._open(options, replaces, lexicon)
         except TTSWorkerError as error:
-            self._observer.refused(error.code.value)
+            self._observer.refused(error.code.value, current_caller().transport)
             raise
 
     async def admit(
@@ -291,7 +294,7 @@ class SessionHub:
             if name not in self._engines and self.models is not None:
                 await self.models.wait(name)
         except TTSWorkerError as error:
-            self._observer.refused(error.code.value)
+            self._observer.refused(error.code.value, current_caller().transport)
             raise
         return self._open_or_count(options, replaces, lexicon)
 
@@ -352,7 +355,7 @@ class SessionHub:
             port,
             # Less than a frame and a half would leave no time between two frames.
             lead_s=max(lead_ms, 1.5 * frame_ms) / 1000 if paced_by_worker else None,
-            observer=self._observer,
+            observer=self._observer.of_session(caller.transport, voice.engine, lambda: machine.params.voice),
             timeouts=timeouts,
             on_close=self._closed,
             on_active=self._begin_utterance,
@@ -402,7 +405,7 @@ class SessionHub:
             if self.slots.begin(session, self._loop.time()):
                 return None
             refusal = OverCapacity(f"all {self.slots.slots} sessions are speaking", retry_after_s=RETRY_AFTER_S)
-        self._observer.refused(refusal.code.value)
+        self._observer.refused(refusal.code.value, self._caller_of[session].transport)
         return refusal.info
 
     def _rest(self, session: str) -> None:

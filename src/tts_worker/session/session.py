@@ -133,9 +133,10 @@ class SessionTimeouts:
 class _Clocks:
     """When things happened, for the observer. Seconds of the event loop's clock."""
 
-    text_at_s: dict[UtteranceKey, float] = field(default_factory=dict)
+    speakable_at_s: dict[UtteranceKey, float] = field(default_factory=dict)
     posted_at_s: dict[UtteranceKey, float] = field(default_factory=dict)
     control_at_s: dict[ControlName, float] = field(default_factory=dict)
+    ended_at_s: float = 0.0
 
 
 class LocalSession:
@@ -220,7 +221,6 @@ class LocalSession:
             # After this turn of the event loop, so that text and end_text() that follow at once belong to it.
             self._loop.call_soon(self._refuse, refusal)
         self._text_at_s = self._loop.time()
-        self._clocks.text_at_s.setdefault(key, self._text_at_s)
         if self._text_timer is None:
             self._text_timer = self._loop.call_later(self._timeouts.text_idle_s, self._on_text_idle)
         self._flushes = 0
@@ -240,6 +240,7 @@ class LocalSession:
     def pause(self) -> None:
         self._control(ControlName.PAUSE)
         self._machine.pause()
+        self._clocks.speakable_at_s.clear()  # a pause is no latency
         self.pacer.expect_gap()
         if self._timer is None and self._machine.state is State.PAUSED:
             self._timer = self._loop.call_later(self._timeouts.pause_s, self._on_pause_timeout)
@@ -328,7 +329,9 @@ class LocalSession:
     def _post(self) -> None:
         for command in self._machine.take_commands():
             if isinstance(command, Text) and command.segment.index == 0:
-                self._clocks.posted_at_s[command.key] = self._loop.time()
+                now_s = self._loop.time()
+                self._clocks.posted_at_s[command.key] = now_s
+                self._clocks.speakable_at_s[command.key] = now_s
             self._engine.post(command)
 
     # -- what arrives by itself ---------------------------------------------------------------------------------------
@@ -432,14 +435,16 @@ class LocalSession:
             if hole_s > 0:
                 self._observer.underrun(hole_s)
             if item.index == 0:
-                text_at_s = self._clocks.text_at_s.get(item.key)
-                if text_at_s is not None:
-                    self._observer.first_audio(now_s - text_at_s)
+                speakable_at_s = self._clocks.speakable_at_s.pop(item.key, None)
+                if speakable_at_s is not None:
+                    # An utterance behind another one waits for its playback, which is no latency either.
+                    self._observer.first_audio(now_s - max(speakable_at_s, self._clocks.ended_at_s))
         elif isinstance(item, Acknowledged):
             self._note_control(item.command, now_s)
         elif isinstance(item, Ended):
             self._note_control(ControlName.STOP, now_s)
-            self._clocks.text_at_s.pop(item.key, None)
+            self._clocks.speakable_at_s.pop(item.key, None)
+            self._clocks.ended_at_s = now_s
             self._clocks.posted_at_s.pop(item.key, None)
             self.pacer.expect_gap()
             self._observer.ended(item)

@@ -1,0 +1,16 @@
+"""Metrics as Prometheus reads them."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+
+def scraped(text: str | bytes, name: str, **labels: str) -> float:
+    """Sum of the samples of that name that have these labels; 0 without any."""
+    text = text.decode() if isinstance(text, bytes) else text
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )

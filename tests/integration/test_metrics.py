@@ -1,0 +1,114 @@
+"""``/metrics`` as Prometheus parses it: types, names, labels, and what is measured."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.conftest import serving, tone_settings
+from tests.fakes.scrape import scraped
+from tests.integration.test_session import to_end
+from tests.integration.test_websocket import dial
+from tts_worker import __version__
+from tts_worker.app import Worker, running_worker
+from tts_worker.metrics import MAX_VOICES, Metrics
+from tts_worker.session.hub import SessionOptions
+
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+TEXT = "Hello there, my friend."
+
+
+async def test_every_family_follows_the_conventions() -> None:
+    async with serving() as address, dial(address) as client, httpx.AsyncClient(base_url=f"http://{address}") as http:
+        await client.send(type="text", text=TEXT, end=True)
+        await client.until("done")
+        await http.post("/v1/audio/speech", json={"model": "tone", "voice": "tone-low", "input": TEXT})
+        text = (await http.get("/metrics")).text
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    for name, family in families.items():
+        assert family.documentation, name
+        assert family.type in ("counter", "gauge", "histogram"), name
+        if family.type == "counter":
+            assert all(sample.name.endswith(("_total", "_created")) for sample in family.samples), name
+        else:
+            assert not name.endswith("_total"), name
+    for counter in ("steps", "busy_seconds", "audio_seconds", "faults", "stale_events"):
+        assert families[f"tts_engine_{counter}"].type == "counter"
+        assert (scraped(text, f"tts_engine_{counter}_total", engine="tone") > 0) is (
+            counter not in ("faults", "stale_events")
+        )
+    assert scraped(text, "tts_build_info", version=__version__) == 1
+    assert scraped(text, "process_resident_memory_bytes") > 0
+    assert (scraped(text, "tts_max_sessions"), scraped(text, "tts_max_open_sessions")) == (64, 1_024)
+    assert 0 < scraped(text, "tts_engine_rtf", engine="tone") < 10
+    for transport, voice in (("websocket", "tone"), ("openai", "tone-low")):
+        labels = {"transport": transport, "engine": "tone", "voice": voice}
+        assert scraped(text, "tts_utterances_total", outcome="done", **labels) == 1
+        assert scraped(text, "tts_first_audio_seconds_count", **labels) == 1
+        assert scraped(text, "tts_audio_sent_seconds_total", **labels) > 0
+
+
+async def test_every_metric_is_documented(worker: Worker) -> None:
+    documented = set(re.findall(r"`((?:tts|process|python)_[a-z_]+)`", DOCS.read_text("utf-8")))
+    families = text_string_to_metric_families(worker.metrics.render().decode())
+    exported = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
+    ours = {name for name in exported if name.startswith("tts_") and not name.endswith("_created")}
+    assert ours == {name for name in documented if name.startswith("tts_")}
+
+
+async def test_slots_in_use_are_exported() -> None:
+    async with running_worker(tone_settings(session={"max_sessions": 3, "slot_idle_s": 0.000001})) as worker:
+        silent, speaking = worker.hub.open(), worker.hub.open()
+        speaking.speak(TEXT * 20)
+        await asyncio.sleep(0.001)
+        text = worker.metrics.render()
+        assert scraped(text, "tts_sessions") == 2
+        assert scraped(text, "tts_slots_used") == scraped(text, "tts_speaking_sessions") == 1
+        silent.close()
+
+
+async def test_first_audio_leaves_out_the_writers_time() -> None:
+    writers_time_s = 1.0
+    async with running_worker(tone_settings(session={"flush_after_ms": 0})) as worker:
+        session = worker.hub.open(SessionOptions(realtime=False))
+        session.speak("Hel")
+        await asyncio.sleep(writers_time_s)
+        session.speak("lo there.")
+        session.end_text()
+        await to_end(session)
+        text = worker.metrics.render()
+        assert scraped(text, "tts_first_audio_seconds_count") == 1
+        assert scraped(text, "tts_first_audio_seconds_sum") < writers_time_s
+
+
+async def test_first_audio_leaves_out_the_turn_before(worker: Worker) -> None:
+    session = worker.hub.open(SessionOptions(realtime=True))
+    session.speak("A first turn that takes a second or so to play.")
+    session.end_text()
+    session.speak("Second.")
+    session.end_text()
+    _, first = await to_end(session)
+    played_s = first.receipt.samples_sent / 24_000
+    await to_end(session)
+    text = worker.metrics.render()
+    assert scraped(text, "tts_first_audio_seconds_count") == 2
+    assert scraped(text, "tts_first_audio_seconds_sum") < played_s
+
+
+async def test_an_unloaded_engine_leaves_no_counters(worker: Worker) -> None:
+    name = "tone"
+    assert scraped(worker.metrics.render(), "tts_model_resident", model=name) == 1
+    await worker.unload(name)
+    assert "tts_engine_steps_total{" not in worker.metrics.render().decode()
+
+
+def test_voice_labels_are_bounded() -> None:
+    metrics = Metrics()
+    labels = {metrics.voice_label(f"voice-{number}") for number in range(10 * MAX_VOICES)}
+    assert len(labels) == MAX_VOICES + 1
+    assert "other" in labels
+    assert metrics.voice_label("prompt-0123456789abcdef") == "enrolled"
