@@ -124,7 +124,7 @@ async def test_speak_the_rest_continues_after_the_cut(endless: DemoPage) -> None
     await endless.until_state("Ready")
     before = len(await endless.highlighted())
     await endless.at("rest").click()
-    await endless.until("lit => spy.highlighted.length >= lit", before + 3)
+    await endless.until("count => spy.highlighted.length >= count", before + 3)
     assert await endless.at("mirror").text_content() == LONG
     await endless.at("stop").click()
     await endless.until_state("Ready")
@@ -133,12 +133,12 @@ async def test_speak_the_rest_continues_after_the_cut(endless: DemoPage) -> None
     assert second is not None
     assert first["text_spoken"]
     assert first["text_remaining"] == second["text_spoken"] + second["text_remaining"]
-    lit = [word["text"] for word in await endless.highlighted()][before:]
+    highlighted = [word["text"] for word in await endless.highlighted()][before:]
     spoken = [word["text"] for word in second["words"]]
-    both = min(len(lit), len(spoken))  # what is told and shown last may be on its way yet
+    both = min(len(highlighted), len(spoken))  # the last words of either may still be in flight
     assert both >= 2
-    assert lit[:both] == spoken[:both]
-    assert LONG.split()[len(first["words"]) :][: len(lit)] == lit, "it lights up where it stands"
+    assert highlighted[:both] == spoken[:both]
+    assert LONG.split()[len(first["words"]) :][: len(highlighted)] == highlighted, "highlighted where it stands"
     assert await endless.at("mirror").text_content() == LONG
 
 
