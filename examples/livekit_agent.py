@@ -1,6 +1,6 @@
 """A voice agent on LiveKit that speaks through a tts-worker.
 
-    pip install "tts-worker[livekit]"
+    pip install ".[livekit]"
     tts-worker serve &                          # the worker: here or on any other machine (TTS_WORKER_URL)
     python examples/livekit_agent.py console    # talk to it in the terminal, or: dev, start
 

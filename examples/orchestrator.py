@@ -1,6 +1,6 @@
 """Drive a fleet as an orchestrator does. Run it as it is: ``python examples/orchestrator.py``.
 
-Needs ``pip install "tts-worker[fleet]"``. Starts Redis and two workers on this machine, then shows both ways to use
+Needs ``pip install ".[fleet]"``. Starts Redis and two workers on this machine, then shows both ways to use
 them: the TTS worker protocol over gRPC, as orchestrators already speak it (sessions, frames of 48 kHz, barge-in with
 PAUSE and STOP), and this package's own client, which finds a worker by itself and goes on when one is lost.
 """

@@ -1,6 +1,6 @@
 """A pipecat bot that speaks through a tts-worker, in a terminal: type a line, it answers; its voice goes to a WAV file.
 
-    pip install "tts-worker[pipecat]"
+    pip install ".[pipecat]"
     tts-worker serve &                               # the worker: here or elsewhere (TTS_WORKER_URL)
     python examples/pipecat_bot.py answers.wav
 

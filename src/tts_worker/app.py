@@ -42,6 +42,7 @@ from tts_worker.settings import (
     TextSettings,
     ToneEngineSettings,
     is_loopback,
+    packaged,
     read_yaml,
 )
 from tts_worker.settings.keys import plain_keys, read_key_file
@@ -85,7 +86,8 @@ class Worker:
         self.keys = KeyRing((*plain, *from_file), required=server.needs_key, on_failure=self.metrics.auth_failure)
         self.key_file = None if server.key_file is None else KeyFileWatch(self.keys, server.key_file, plain)
         voices = settings.voices
-        packs: tuple[VoicePack, ...] = read_voicepacks(voices.directory) if voices.directory is not None else ()
+        directory = voices.directory or packaged("voicepacks")
+        packs: tuple[VoicePack, ...] = read_voicepacks(directory) if directory is not None else ()
         self.hub = SessionHub(
             VoiceCatalog(packs, default=voices.default, aliases=voices.aliases, on_demand=settings.models.on_demand),
             self.metrics,

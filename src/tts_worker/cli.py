@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name is None:
         return _help(words)
     module = cast(_CommandModule, importlib.import_module(f"tts_worker.commands.{name.replace(' ', '_')}"))
-    parser = argparse.ArgumentParser(prog=f"tts-worker {name}", description=f"{COMMANDS[name].capitalize()}.")
+    parser = argparse.ArgumentParser(prog=f"tts-worker {name}", description=_sentence(COMMANDS[name]))
     module.add_arguments(parser)
     args = parser.parse_args(words[len(name.split()) :])
     try:
@@ -63,6 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone (``| head``). Nothing may be written any more, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _sentence(text: str) -> str:
+    """Return ``text`` as a sentence; names keep their capitals."""
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _command(words: list[str]) -> str | None:

@@ -154,12 +154,17 @@ class DeadlineExceeded(TTSWorkerError):
 
 
 class MissingExtra(TTSWorkerError):
-    """An optional part is not installed; the message holds the pip command."""
+    """An optional part is not installed; the message holds the pip command.
+
+    It names no path: the message may go to a client. ``tts-worker doctor`` prints the command for this installation.
+    """
 
     code = ErrorCode.MISSING_EXTRA
 
     def __init__(self, feature: str, extra: str) -> None:
-        super().__init__(f'{feature} needs the extra "{extra}": pip install "tts-worker[{extra}]"')
+        super().__init__(
+            f'{feature} needs the extra "{extra}": pip install ".[{extra}]" in the clone, or see "tts-worker doctor"'
+        )
         self.extra = extra
 
 

@@ -481,4 +481,4 @@ def test_without_the_extra_the_message_says_what_to_install(module: str) -> None
         "except MissingExtra as missing: print(missing)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
-    assert 'pip install "tts-worker[grpc]"' in run.stdout
+    assert 'pip install ".[grpc]"' in run.stdout

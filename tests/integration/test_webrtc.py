@@ -287,4 +287,4 @@ async def test_without_the_extra_the_answer_names_it(address: str, monkeypatch: 
     async with serving() as other, real_offer() as sdp:
         answer = await offered(other, sdp)
         assert answer.status_code == 501
-        assert "tts-worker[webrtc]" in answer.json()["error"]["message"]
+        assert 'pip install ".[webrtc]"' in answer.json()["error"]["message"]

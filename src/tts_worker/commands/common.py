@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from tts_worker.errors import InvalidRequest
-from tts_worker.settings import Settings, load_settings
+from tts_worker.settings import Settings, find_config, load_settings
 
 ENGINES = {"cpu": {"hibari": {"kind": "hibari"}}, "tone": {"tone": {"kind": "tone"}}}
 """Engines that a flag can choose without a config file."""
@@ -23,7 +23,7 @@ def add_settings_arguments(parser: argparse.ArgumentParser, *, offline: bool = F
     engines = sorted(ENGINES) + [OFFLINE_ENGINE] * offline
     told = "cpu: the built-in voice; tone: tones, for tests" + "; cosyvoice: --bundle DIR" * offline
     group = parser.add_argument_group("settings (the file, then TTS_WORKER_* in the environment, then flags)")
-    group.add_argument("--config", type=Path, metavar="FILE", help="YAML file, such as configs/worker.yaml")
+    group.add_argument("--config", type=Path, metavar="FILE", help="YAML file, or one of the package: worker.yaml")
     group.add_argument("--engine", choices=engines, help=told)
     group.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting, such as session.lead_ms=60"
@@ -40,7 +40,8 @@ def settings_from(args: argparse.Namespace, **sections: dict[str, Any]) -> Setti
         _assign(flags, assignment)
     for section, values in sections.items():
         flags.setdefault(section, {}).update(values)
-    return load_settings(args.config, flags, replaced=() if args.engine is None else ("engines",))
+    file = None if args.config is None else find_config(args.config)
+    return load_settings(file, flags, replaced=() if args.engine is None else ("engines",))
 
 
 def _assign(flags: dict[str, Any], assignment: str) -> None:

@@ -23,13 +23,14 @@ from time import perf_counter
 
 from tts_worker import __version__
 from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
+from tts_worker.commands.installation import install_command
 from tts_worker.commands.playback import find_player
 from tts_worker.errors import TTSWorkerError
 from tts_worker.settings import Settings
 
 _EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "cosyvoice": (("torch", "tokenizers"), "the CosyVoice voices"),
-    "gpu": (("torch", "onnxruntime"), "CosyVoice on an NVIDIA GPU"),
+    "gpu": (("torch", "tokenizers"), "CosyVoice on an NVIDIA GPU"),
     "export": (("onnx",), "writing ONNX graphs"),
     "livekit": (("livekit.agents",), "the LiveKit Agents plugin"),
     "webrtc": (("aiortc",), "speech straight into a browser by WebRTC"),
@@ -42,7 +43,9 @@ _EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
 }
 """Extra -> modules it brings, what it is for. Those that this version does not have are not shown."""
 
-_BASE = ("numpy", "onnxruntime", "soxr", "soundfile", "hibari-tts", "pydantic-settings", "fastapi", "uvicorn", "rich")
+_BASE = ("numpy", "soxr", "soundfile", "hibari-tts", "pydantic-settings", "fastapi", "uvicorn", "rich")
+
+_ONNXRUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino")
 
 
 class Status(str, Enum):
@@ -68,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     quiet_logs()
-    findings = [_system(), *map(_package, _BASE), *map(_extra, _extras()), _player(), _gpu()]
+    findings = [_system(), *map(_package, _BASE), _onnxruntime(), *map(_extra, _extras()), _player(), _gpu()]
     try:
         settings = settings_from(args)
     except TTSWorkerError as error:
@@ -100,9 +103,7 @@ def _tried(what: str, check: Callable[[], Finding]) -> Finding:
     except TTSWorkerError as error:
         return Finding(what, Status.FAULT, error.message)
     except Exception as error:  # a broken installation raises anything; the report must still come
-        return Finding(
-            what, Status.FAULT, f"{type(error).__name__}: {error}", "pip install --force-reinstall tts-worker"
-        )
+        return Finding(what, Status.FAULT, f"{type(error).__name__}: {error}", f"{install_command()} --force-reinstall")
 
 
 def _system() -> Finding:
@@ -118,10 +119,30 @@ def _system() -> Finding:
 
 
 def _package(name: str) -> Finding:
+    version = _version(name)
+    if version is None:
+        return Finding(name, Status.FAULT, "not installed", install_command())
+    return Finding(name, Status.OK, version)
+
+
+def _onnxruntime() -> Finding:
+    """ONNX Runtime's builds are packages of different names that install into one folder."""
+    found = {name: version for name in _ONNXRUNTIMES if (version := _version(name))}
+    detail = ", ".join(f"{name} {version}" for name, version in found.items())
+    if not found:
+        return Finding("onnxruntime", Status.FAULT, "not installed", install_command())
+    if len(found) > 1:
+        remove = " ".join(found)
+        advice = f"pip uninstall -y {remove}, then pip install onnxruntime"
+        return Finding("onnxruntime", Status.FAULT, f"{detail}: they overwrite each other in one folder", advice)
+    return Finding("onnxruntime", Status.OK, detail.removeprefix("onnxruntime "))
+
+
+def _version(name: str) -> str | None:
     try:
-        return Finding(name, Status.OK, importlib.metadata.version(name))
+        return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name, Status.FAULT, "not installed", "pip install tts-worker")
+        return None
 
 
 def _extras() -> list[str]:
@@ -133,7 +154,7 @@ def _extra(name: str) -> Finding:
     modules, purpose = _EXTRAS[name]
     missing = [module for module in modules if not _installed(module)]
     if missing:
-        return Finding(f"[{name}]", Status.MISSING, purpose, f'pip install "tts-worker[{name}]"')
+        return Finding(f"[{name}]", Status.MISSING, purpose, install_command(name))
     return Finding(f"[{name}]", Status.OK, purpose)
 
 
@@ -153,9 +174,7 @@ def _player() -> Finding:
 
 def _gpu() -> Finding:
     if not _installed("torch"):
-        return Finding(
-            "gpu", Status.MISSING, "torch is not installed, so nobody looked", 'pip install "tts-worker[gpu]"'
-        )
+        return Finding("gpu", Status.MISSING, "not checked: torch is not installed", install_command("gpu"))
     import torch
 
     if not torch.cuda.is_available():

@@ -11,6 +11,7 @@ from tts_worker.settings.engines import (
     ToneEngineSettings,
 )
 from tts_worker.settings.load import load_settings, read_yaml
+from tts_worker.settings.packaged import find_config, packaged
 from tts_worker.settings.sections import (
     GrpcSettings,
     RaySettings,
@@ -32,7 +33,9 @@ __all__ = [
     "TextSettings",
     "ToneEngineSettings",
     "WebRtcSettings",
+    "find_config",
     "is_loopback",
     "load_settings",
+    "packaged",
     "read_yaml",
 ]

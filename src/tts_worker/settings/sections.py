@@ -238,7 +238,8 @@ class TextSettings(Section):
 
 class VoiceSettings(Section):
     """``default``: voice of requests that name none; None takes the first engine's first voice. ``aliases``: other
-    names for voices, so that a client with fixed names can be served on purpose. ``openai_names``: the OpenAI API
+    names for voices, so that a client with fixed names can be served on purpose. ``directory``: voice packs; None takes
+    those of the package. ``openai_names``: the OpenAI API
     accepts OpenAI's own voice names (alloy, nova, ...) and speaks them with the default voice; an alias goes first."""
 
     default: str | None = None

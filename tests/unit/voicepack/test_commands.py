@@ -156,7 +156,7 @@ def test_without_torch_the_message_says_what_to_install(monkeypatch: pytest.Monk
         lambda: commands.check(tiny("cosyvoice2")),
         lambda: commands.random_bundle(tmp_path / "x", "cosyvoice2"),
     ):
-        with pytest.raises(MissingExtra, match=r'pip install "tts-worker\[cosyvoice\]"'):
+        with pytest.raises(MissingExtra, match=r'pip install "\.\[cosyvoice\]"'):
             use()
 
 

@@ -36,12 +36,11 @@ class PromptFeatures:
 class PromptFrontend:
     """The prompt models of one bundle, loaded on first use. Takes 0.1 to 1 s per prompt: not for the request path."""
 
-    def __init__(self, bundle: Bundle, *, reference: bool = False, cuda: bool = False, threads: int = 1) -> None:
-        """``reference``: resample like the reference. ``cuda``: run the speech tokenizer on the first GPU."""
+    def __init__(self, bundle: Bundle, *, reference: bool = False, threads: int = 1) -> None:
+        """``reference``: resample like the reference."""
         mel = bundle.config.mel
         self._bundle = bundle
         self._reference = reference
-        self._cuda = cuda
         self._threads = threads
         self.sample_rate_hz = mel.sample_rate_hz
         self.mel_spectrogram = MelSpectrogram(
@@ -148,12 +147,8 @@ class PromptFrontend:
             raise BundleError(f"{file}: is missing; without it no voice can be added")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self._threads
-        on_gpu = self._cuda and file == self._bundle.speech_tokenizer
-        providers = ["CUDAExecutionProvider"] if on_gpu else []
-        if on_gpu and providers[0] not in onnxruntime.get_available_providers():
-            raise MissingExtra("prompt models on a GPU (onnxruntime-gpu in place of onnxruntime)", "cosyvoice")
         try:
-            return onnxruntime.InferenceSession(str(file), options, providers=[*providers, "CPUExecutionProvider"])
+            return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's errors share no public base
             raise BundleError(f"{file}: onnxruntime cannot load it ({type(error).__name__})") from None
 

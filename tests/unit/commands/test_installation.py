@@ -1,0 +1,91 @@
+"""The pip command for an extra works for every way in which the package can have been installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from typing import Any
+
+import pytest
+
+from tts_worker.cli import COMMANDS, main
+from tts_worker.commands import doctor
+from tts_worker.commands.installation import install_command
+from tts_worker.errors import MissingExtra
+
+
+def installed_from(origin: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Distribution:
+        def read_text(self, name: str) -> str | None:
+            assert name == "direct_url.json"
+            return None if origin is None else json.dumps(origin)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda _: Distribution())
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        ({"url": "file:///srv/a%20clone", "dir_info": {}}, 'pip install "/srv/a clone[grpc]"'),
+        ({"url": "file:///srv/clone", "dir_info": {"editable": True}}, 'pip install -e "/srv/clone[grpc]"'),
+        (
+            {"url": "file:///tmp/tts_worker-1-py3-none-any.whl", "archive_info": {}},
+            'pip install "tts-worker[grpc] @ file:///tmp/tts_worker-1-py3-none-any.whl"',
+        ),
+        (
+            {"url": "https://example.org/tts.git", "vcs_info": {"vcs": "git", "commit_id": "abc123"}},
+            'pip install "tts-worker[grpc] @ git+https://example.org/tts.git@abc123"',
+        ),
+        (None, 'pip install "tts-worker[grpc]"'),
+    ],
+)
+def test_command_names_the_source(origin: dict[str, Any] | None, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed_from(origin, monkeypatch)
+    assert install_command("grpc") == command
+    assert install_command() == command.replace("[grpc]", "")
+
+
+def test_command_without_installation_is_for_the_clone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(_: str) -> None:
+        raise importlib.metadata.PackageNotFoundError
+
+    monkeypatch.setattr(importlib.metadata, "distribution", absent)
+    assert install_command("grpc") == 'pip install ".[grpc]" in the clone of tts-worker'
+
+
+def test_missing_extra_tells_no_path_to_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed_from({"url": "file:///srv/secret", "dir_info": {}}, monkeypatch)
+    message = MissingExtra("WebRTC", "webrtc").message
+    assert 'pip install ".[webrtc]"' in message
+    assert "secret" not in message
+
+
+VERSIONS = {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.30.0"}
+
+
+@pytest.mark.parametrize(
+    ("there", "status", "detail"),
+    [
+        ({"onnxruntime"}, doctor.Status.OK, "1.31.1"),
+        ({"onnxruntime-gpu"}, doctor.Status.OK, "onnxruntime-gpu 1.30.0"),
+        ({"onnxruntime", "onnxruntime-gpu"}, doctor.Status.FAULT, "overwrite each other"),
+        (set(), doctor.Status.FAULT, "not installed"),
+    ],
+)
+def test_doctor_tells_builds_of_onnxruntime_apart(
+    there: set[str], status: doctor.Status, detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda name: VERSIONS[name] if name in there else None)
+    finding = doctor._onnxruntime()
+    assert finding.status is status
+    assert detail in finding.detail
+    assert bool(finding.advice) == (status is doctor.Status.FAULT)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_keeps_the_capitals_of_names(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*name.split(), "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    text = COMMANDS[name]
+    assert f"{text[0].upper()}{text[1:]}." in shown
