@@ -45,6 +45,8 @@ _EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
 
 _BASE = ("numpy", "soxr", "soundfile", "hibari-tts", "pydantic-settings", "fastapi", "uvicorn", "rich")
 
+OLDEST_PYTHON = (3, 10)
+NEWEST_PYTHON = (3, 14)
 _ONNXRUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino")
 
 
@@ -113,8 +115,9 @@ def _system() -> Finding:
     detail = (
         f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {os.cpu_count()} CPUs{memory}"
     )
-    if not (3, 10) <= sys.version_info[:2] <= (3, 13):
-        return Finding("system", Status.FAULT, detail, "use Python 3.10 to 3.13")
+    if not OLDEST_PYTHON <= sys.version_info[:2] <= NEWEST_PYTHON:
+        oldest, newest = (".".join(map(str, version)) for version in (OLDEST_PYTHON, NEWEST_PYTHON))
+        return Finding("system", Status.FAULT, detail, f"use Python {oldest} to {newest}")
     return Finding("system", Status.OK, detail)
 
 

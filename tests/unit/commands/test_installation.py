@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,6 +81,20 @@ def test_doctor_tells_builds_of_onnxruntime_apart(
     assert finding.status is status
     assert detail in finding.detail
     assert bool(finding.advice) == (status is doctor.Status.FAULT)
+
+
+def test_doctor_accepts_the_pythons_of_the_package() -> None:
+    project = (Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8")
+    oldest, newest = doctor.OLDEST_PYTHON, doctor.NEWEST_PYTHON
+    assert f'requires-python = ">={oldest[0]}.{oldest[1]},<{newest[0]}.{newest[1] + 1}"' in project
+    for minor in range(oldest[1], newest[1] + 1):
+        assert f'"Programming Language :: Python :: 3.{minor}"' in project
+
+
+def test_no_extra_installs_a_second_onnxruntime() -> None:
+    project = (Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8")
+    assert "onnxruntime>=" in project
+    assert '"onnxruntime-' not in project
 
 
 @pytest.mark.parametrize("name", COMMANDS)
