@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING, cast
 import uvicorn
 from starlette.types import ASGIApp
 
+from tts_worker import __version__
 from tts_worker.adapter import TTSWorker
 from tts_worker.engine.base import Engine
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.engine.streaming.guests import GuestVoices
 from tts_worker.errors import ConfigError, InvalidRequest, MissingExtra
+from tts_worker.logs import fields
 from tts_worker.metrics import Metrics
 from tts_worker.models.enrolment import Enrolment
 from tts_worker.models.manager import EngineActions, ManagerConfig, ModelManager
@@ -460,6 +462,7 @@ async def serve(
         await worker.start()
         for member in members:
             await member.announce()  # who reads "ready" and looks for the worker finds it
+        _log_start(worker)
         on_ready()
         await asyncio.wait({serving})
         serving.result()
@@ -470,6 +473,23 @@ async def serve(
         await worker.stop()
         await stack.aclose()
         await asyncio.wait({serving})
+
+
+def _log_start(worker: Worker) -> None:
+    settings = worker.settings
+    log.info(
+        "ready",
+        extra=fields(
+            version=__version__,
+            host=settings.server.host,
+            tls=settings.server.tls_certificate is not None,
+            grpc=settings.grpc.enabled,
+            keys=len(settings.server.keys),
+            engines=",".join(sorted(worker.engines)),
+            voices=len(list(worker.hub.voices)),
+            max_sessions=settings.session.max_sessions,
+        ),
+    )
 
 
 def _connection_limits(server: ServerSettings) -> ConnectionLimits:

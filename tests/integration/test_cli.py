@@ -200,7 +200,11 @@ def served(*args: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         assert process.stdout is not None
         try:
             url = process.stdout.readline().removeprefix("listening on ").strip()
-            assert process.stdout.readline() == "ready\n"
+            if url.startswith("{"):
+                url = json.loads(url)["url"]
+                assert json.loads(process.stdout.readline())["message"] == "ready"
+            else:
+                assert process.stdout.readline() == "ready\n"
             yield process, url
         finally:
             process.kill()

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "tts_worker"
 # Lowest first. A module belongs to the longest name that it begins with, and imports from its own row and those below.
 ROWS: tuple[tuple[str, ...], ...] = (
     ("types", "errors", "callers", "__init__"),
-    ("voices", "text", "audio", "metrics", "settings", "voicepack"),
+    ("voices", "text", "audio", "metrics", "logs", "settings", "voicepack"),
     (
         "session.machine",
         "session.utterance",

@@ -31,7 +31,8 @@ from tts_worker.types import BYTES_PER_SAMPLE, ControlName
 async def grpc_server_process(arguments: list[str]) -> AsyncIterator[str]:
     """``tts-worker serve`` with gRPC on a free port in its own process, ready; yields ``host:port``. Raises EngineFault
     if it does not come up."""
-    words = ["serve", "--port", "0", "--set", "grpc.enabled=true", "--set", "grpc.port=0", *arguments]
+    words = ["serve", "--port", "0", "--set", "grpc.enabled=true", "--set", "grpc.port=0"]
+    words += ["--set", "log_format=text", *arguments]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tts_worker", *words, stdout=asyncio.subprocess.PIPE
     )

@@ -34,8 +34,9 @@ _MESSAGES = {
 async def server_process(arguments: list[str]) -> AsyncIterator[str]:
     """``tts-worker serve`` on a free port in its own process, ready; yields ``host:port``. Raises EngineFault if it
     does not come up."""
+    words = ["serve", "--port", "0", "--set", "log_format=text", *arguments]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tts_worker", "serve", "--port", "0", *arguments, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "tts_worker", *words, stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     try:

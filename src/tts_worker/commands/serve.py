@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
-import logging
-import time
-from typing import Any
 
 from tts_worker.app import run as run_loop
 from tts_worker.app import serve
 from tts_worker.commands.common import add_settings_arguments, settings_from
-from tts_worker.settings import Settings
+from tts_worker.logs import configure_logs, json_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,48 +24,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     given = {"host": args.host, "port": args.port}
     settings = settings_from(args, server={key: value for key, value in given.items() if value is not None})
-    configure_logs(settings)
+    configure_logs(settings.log_level, settings.log_format, settings.secrets)
+    as_json = settings.log_format == "json"
 
+    # On standard output, so that a program that starts us (with port 0) can read it.
     def on_listening(url: str) -> None:
-        # On standard output, so that a program that starts us (with port 0) can read it.
-        print(f"listening on {url}", flush=True)
+        print(json_line("listening", url=url) if as_json else f"listening on {url}", flush=True)
+
+    def on_ready() -> None:
+        print(json_line("ready") if as_json else "ready", flush=True)
+
+    def on_both(url: str) -> None:
+        on_listening(url)
+        on_ready()
 
     if args.ray:
         from tts_worker.transports.ray import serve_on_ray
 
-        serve_on_ray(settings, lambda url: print(f"listening on {url}\nready", flush=True))
+        serve_on_ray(settings, on_both)
         return 0
-    run_loop(serve(settings, on_listening, lambda: print("ready", flush=True), ends_process=True))
+    run_loop(serve(settings, on_listening, on_ready, ends_process=True))
     return 0
-
-
-def configure_logs(settings: Settings) -> None:
-    """Logs to standard error, as lines for people or one JSON object each."""
-    handler = logging.StreamHandler()
-    if settings.log_format == "json":
-        handler.setFormatter(_JsonLines())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
-    server = logging.getLogger("uvicorn.error")
-    if settings.log_level == "info":
-        server.setLevel(logging.WARNING)  # a line per connection helps nobody
-    # uvicorn takes a refused WebSocket handshake for a mistake of the application, and says so each time.
-    server.addFilter(lambda record: "without completing handshake" not in record.getMessage())
-
-
-class _JsonLines(logging.Formatter):
-    """One object per record: time (UTC), level, logger, message, and the exception if there is one."""
-
-    converter = staticmethod(time.gmtime)
-
-    def format(self, record: logging.LogRecord) -> str:
-        data: dict[str, Any] = {
-            "time": f"{self.formatTime(record, '%Y-%m-%dT%H:%M:%S')}.{record.msecs:03.0f}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            data["exception"] = self.formatException(record.exc_info)
-        return json.dumps(data, ensure_ascii=False)

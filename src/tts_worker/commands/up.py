@@ -107,6 +107,7 @@ async def _worker(args: argparse.Namespace, redis: str, index: int) -> AsyncIter
         "registry.name": f"worker-{index + 1}",
         "registry.heartbeat_s": "3",
         "log_level": "warning",
+        "log_format": "text",  # this program reads the lines
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     process = await asyncio.create_subprocess_exec(

@@ -360,6 +360,7 @@ class SessionHub:
             on_close=self._closed,
             on_active=self._begin_utterance,
             on_idle=self._rest,
+            engine_name=voice.engine,
         )
         self._sessions[session.id] = session
         self._engine_of[session.id] = voice.engine

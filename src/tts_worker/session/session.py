@@ -17,6 +17,7 @@ from typing import Protocol
 from tts_worker.errors import ErrorInfo, TTSWorkerError
 from tts_worker.session.machine import SessionMachine, State
 from tts_worker.session.pacer import Pacer
+from tts_worker.session.record import SessionRecord
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Acknowledged,
@@ -153,6 +154,7 @@ class LocalSession:
         on_close: Callable[[str], None] = lambda session: None,
         on_active: Callable[[str], ErrorInfo | None] = lambda session: None,
         on_idle: Callable[[str], None] = lambda session: None,
+        engine_name: str = "",
     ) -> None:
         """``on_active`` is called when a silent session begins an utterance, and returns why it may not; ``on_idle``
         when its last utterance has ended."""
@@ -179,6 +181,7 @@ class LocalSession:
         self._reading = False
         self._clocks = _Clocks()
         self._farewell: deque[Output] = deque()
+        self._record = SessionRecord(self.id, engine_name, self._loop.time())
         engine.subscribe(self.id, self._on_engine)
 
     @property
@@ -220,6 +223,7 @@ class LocalSession:
         if refusal is not None:
             # After this turn of the event loop, so that text and end_text() that follow at once belong to it.
             self._loop.call_soon(self._refuse, refusal)
+        self._record.text_chars += len(text)
         self._text_at_s = self._loop.time()
         if self._text_timer is None:
             self._text_timer = self._loop.call_later(self._timeouts.text_idle_s, self._on_text_idle)
@@ -280,6 +284,7 @@ class LocalSession:
             if timer is not None:
                 timer.cancel()
         self._changed()
+        self._record.write(reason, self.params.voice, now_s)
         self._engine.unsubscribe(self.id)
         self._on_close(self.id)
 
@@ -438,7 +443,9 @@ class LocalSession:
                 speakable_at_s = self._clocks.speakable_at_s.pop(item.key, None)
                 if speakable_at_s is not None:
                     # An utterance behind another one waits for its playback, which is no latency either.
-                    self._observer.first_audio(now_s - max(speakable_at_s, self._clocks.ended_at_s))
+                    first_audio_s = now_s - max(speakable_at_s, self._clocks.ended_at_s)
+                    self._observer.first_audio(first_audio_s)
+                    self._record.first_audio(first_audio_s)
         elif isinstance(item, Acknowledged):
             self._note_control(item.command, now_s)
         elif isinstance(item, Ended):
@@ -448,6 +455,7 @@ class LocalSession:
             self._clocks.posted_at_s.pop(item.key, None)
             self.pacer.expect_gap()
             self._observer.ended(item)
+            self._record.ended(item)
         elif isinstance(item, Started):
             self.pacer.expect_gap()
 

@@ -86,6 +86,13 @@ class Settings(BaseSettings):
         return self
 
     @property
+    def secrets(self) -> tuple[str, ...]:
+        """What must never be logged."""
+        credentials = [server.credential for server in self.webrtc.ice_servers]
+        others = [secret.get_secret_value() for secret in (self.registry.url, *credentials) if secret is not None]
+        return (*self.server.keys, *others)
+
+    @property
     def default_engine(self) -> str:
         """The engine that is always there."""
         return self.models.default or (self.models.preload or tuple(self.engines))[0]

@@ -15,7 +15,7 @@ METHODS = ("GET", "HEAD", "POST")
 REQUEST_HEADERS = frozenset(
     (
         *("accept", "authorization", "cache-control", "content-type", "idempotency-key", "range", "user-agent"),
-        *("x-api-key", "xi-api-key", "cartesia-version"),
+        *("x-api-key", "xi-api-key", "cartesia-version", "x-request-id"),
     )
 )
 REQUEST_HEADER_PREFIXES = ("openai-", "x-stainless-", "x-fern-")

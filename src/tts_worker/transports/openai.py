@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import secrets
 from collections.abc import AsyncGenerator, Collection
 from typing import Any, Literal
 
@@ -95,7 +94,7 @@ def router(
         return LiveStream(
             _as_events(sound, wanted) if sse else sound,
             "text/event-stream" if sse else rendering.content_type,
-            {"x-request-id": secrets.token_hex(8), "x-sample-rate": str(rate_hz), "x-synthetic": "true"},
+            {"x-sample-rate": str(rate_hz), "x-synthetic": "true"},
             send_timeout_s=send_timeout_s,
             refuse=_refusal,
         )

@@ -55,7 +55,7 @@ class OccasionalLog:
         self._next_s = 0.0
         self._silent = 0
 
-    def warning(self, message: str, *values: object) -> None:
+    def warning(self, message: str, *values: object, extra: dict[str, object] | None = None) -> None:
         now_s = time.monotonic()
         if now_s < self._next_s:
             self._silent += 1
@@ -63,4 +63,4 @@ class OccasionalLog:
         self._next_s = now_s + self._every_s
         more = f" ({self._silent} more since the last such line)" if self._silent else ""
         self._silent = 0
-        self._logger.warning(message + more, *values, stacklevel=2)
+        self._logger.warning(message + more, *values, extra=extra, stacklevel=2)

@@ -7,6 +7,7 @@ somebody's laptop through a name it controls. Keys are never logged.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable
 from urllib.parse import urlsplit
 
@@ -22,10 +23,16 @@ from tts_worker.errors import (
     TTSWorkerError,
     Unauthenticated,
 )
+from tts_worker.logs import current_origin, fields, set_origin
 from tts_worker.settings import is_loopback
 from tts_worker.transports import cors
 from tts_worker.transports.keys import KeyRing
+from tts_worker.transports.rates import OccasionalLog
 from tts_worker.transports.vendors import ELEVENLABS_PREFIX, refusal
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID = "x-request-id"
 
 OPEN_PATHS = ("/", "/webrtc", "/health/live", "/health/ready")
 OPEN_FOLDER = "/static/"
@@ -70,11 +77,15 @@ class Gate:
         self._upload_paths = upload_paths
         self._max_upload_bytes = max_upload_bytes
         self._bodies = _Bodies(max_buffered_bytes)
+        self._refusals = OccasionalLog(log, every_s=1.0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
+        kind = "webrtc" if scope["path"] == "/webrtc/offer" else scope["type"]
+        origin = set_origin(kind, Headers(scope=scope).get(REQUEST_ID))
+        send = _with_request_id(send, origin.request_id)
         if scope["type"] == "http" and self._origins:
             send = cors.varying_by_origin(send, self._allowed_origin(scope))
         try:
@@ -137,6 +148,17 @@ class Gate:
         return self._max_upload_bytes if scope["path"] in self._upload_paths else self._max_body_bytes
 
     async def _refuse(self, error: TTSWorkerError, scope: Scope, receive: Receive, send: Send) -> None:
+        if isinstance(error, Unauthenticated | Forbidden):
+            client = scope.get("client")
+            self._refusals.warning(
+                "refused",
+                extra=fields(
+                    code=error.code.value,
+                    path=scope["path"][:100],
+                    client=client[0] if client else None,
+                    request_id=current_origin().request_id,
+                ),
+            )
         response = refusal(scope, error.info)
         if isinstance(error, Unauthenticated):
             response.headers["WWW-Authenticate"] = "Bearer"
@@ -147,6 +169,18 @@ class Gate:
             await _deny_upgrade(response.status_code, response.raw_headers, bytes(response.body), send)
         else:
             await send({"type": "websocket.close", "code": 1008, "reason": error.message[:120]})
+
+
+def _with_request_id(send: Send, request_id: str) -> Send:
+    """``send`` with the id of the request in the response or in the answer to a handshake."""
+    header = (REQUEST_ID.encode(), request_id.encode())
+
+    async def send_with_id(message: Message) -> None:
+        if message["type"] in ("http.response.start", "websocket.accept", "websocket.http.response.start"):
+            message = {**message, "headers": [*message.get("headers", ()), header]}
+        await send(message)
+
+    return send_with_id
 
 
 async def _deny_upgrade(status: int, headers: list[tuple[bytes, bytes]], body: bytes, send: Send) -> None:

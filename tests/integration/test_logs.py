@@ -1,0 +1,160 @@
+"""What a running worker logs: one event per session, request ids, refusals; and never a key or a text."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from tests.conftest import serving, until
+from tests.integration.test_websocket import dial
+
+KEY = "s3cr3t-KEY-9f8e7d6c5b4a"
+SPOKEN = "Xylophones quarrel under marmalade."
+HEADERS = {"X-API-Key": KEY}
+
+
+@contextmanager
+def logged(tmp_path: Path, *settings: str) -> Iterator[tuple[str, list[str]]]:
+    """A worker in its own process; yields its URL, and its lines of output once the block has ended."""
+    lines: list[str] = []
+    words = [word for setting in settings for word in ("--set", setting)]
+    command = [sys.executable, "-m", "tts_worker", "serve", "--port", "0", "--engine", "tone", *words]
+    with (
+        (tmp_path / "stderr").open("wb") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            listening, ready = process.stdout.readline(), process.stdout.readline()
+            match = re.search(r"http://[0-9.:]+", listening)
+            assert match, listening
+            yield match[0], lines
+            process.terminate()
+            assert process.wait(timeout=60) == 0
+            lines += [listening, ready, *process.stdout, *(tmp_path / "stderr").read_text().splitlines()]
+        finally:
+            process.kill()
+
+
+async def speak_everywhere(url: str) -> None:
+    """Say the same over every kind of route, with the key in every place where it may be."""
+    socket = url.replace("http", "ws")
+    async with dial(socket.removeprefix("ws://"), additional_headers=HEADERS) as client:
+        await client.send(type="start", lexicon={"marmalade": "marmelade"})
+        await client.send(type="text", text=SPOKEN, end=True)
+        await client.until("done")
+    begin = {"context_id": "c", "transcript": SPOKEN, "voice": {"id": "tone"}, "continue": False}
+    begin["output_format"] = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24_000}
+    async with connect(f"{socket}/tts/websocket?api_key={KEY}") as cartesia:
+        await cartesia.send(json.dumps(begin))
+        while not json.loads(await cartesia.recv()).get("done"):
+            pass
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        speech = await http.post("/v1/audio/speech", json={"input": SPOKEN}, headers={"Authorization": f"Bearer {KEY}"})
+        assert speech.status_code == 200
+        form = {"tts_text": SPOKEN, "prompt_text": SPOKEN}
+        await http.post("/inference_zero_shot", data=form, files={"prompt_wav": b"RIFF" * 100}, headers=HEADERS)
+        assert (await http.get(f"/tts/nothing?api_key={KEY}x")).status_code == 401
+
+
+async def test_debug_log_holds_neither_key_nor_text(tmp_path: Path) -> None:
+    with logged(tmp_path, "log_level=debug", f"server.api_keys=[{KEY}]") as (url, lines):
+        await speak_everywhere(url)
+    text = "\n".join(lines)
+    assert "session ended" in text
+    assert KEY not in text
+    assert not [word for word in SPOKEN.split() if word in text]
+
+
+async def test_json_log_is_json_only(tmp_path: Path) -> None:
+    with logged(tmp_path, "log_format=json", f"server.api_keys=[{KEY}]") as (url, lines):
+        await speak_everywhere(url)
+    records = [json.loads(line) for line in lines if line.strip()]
+    assert [record["message"] for record in records][:2] == ["listening", "ready"]
+    started = next(record for record in records if record["logger"] == "tts_worker.app" and "version" in record)
+    assert started["engines"] == "tone"
+    assert {record["transport"] for record in records if record["message"] == "session ended"} == {"http", "websocket"}
+    refused = next(record for record in records if record["message"] == "refused")
+    assert (refused["code"], refused["path"]) == ("unauthenticated", "/tts/nothing")
+
+
+def ended(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [record.__dict__["fields"] for record in caplog.records if record.getMessage() == "session ended"]
+
+
+async def test_session_end_is_one_event(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tts_worker")
+    async with serving() as address, dial(address, additional_headers={"X-Request-Id": "call-42"}) as client:
+        await client.send(type="start", voice="tone-low")
+        await client.send(type="text", text=SPOKEN, end=True)
+        report = await client.until("done")
+        await client.send(type="close")
+        with pytest.raises(ConnectionClosed):
+            await client.until_closed()
+        await until(lambda: ended(caplog))
+    (event,) = ended(caplog)
+    assert event["request_id"] == "call-42"
+    assert (event["transport"], event["voice"], event["engine"]) == ("websocket", "tone-low", "tone")
+    assert (event["reason"], event["outcome"], event["utterances"]) == ("client_closed", "done", 1)
+    assert event["samples"] == report["samples_sent"]
+    assert event["text_chars"] == len(SPOKEN)
+    assert 0 < event["first_audio_ms"] < event["duration_s"] * 1000
+
+
+async def test_session_end_says_the_error_code(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tts_worker")
+    async with serving(session={"text_idle_timeout_s": 60}) as address, dial(address) as client:
+        await client.send(type="text", text=SPOKEN)
+        await client.until_sound()
+    await until(lambda: ended(caplog))
+    (event,) = ended(caplog)
+    assert (event["outcome"], event["reason"]) == ("stopped", "disconnected")
+
+
+@pytest.mark.parametrize("sane", ["a", "2f1e-77:b.c_d", "x" * 128])
+async def test_request_id_of_the_caller_returns(sane: str) -> None:
+    async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}") as http:
+        for path in ("/v1/voices", "/nothing", "/health/live"):
+            assert (await http.get(path, headers={"x-request-id": sane})).headers["x-request-id"] == sane
+        spoken = await http.post("/v1/audio/speech", json={"input": "Hello."}, headers={"x-request-id": sane})
+        assert spoken.headers.get_list("x-request-id") == [sane]
+
+
+@pytest.mark.parametrize("wild", ["", "-a", "a b", "a\tb", "x" * 129, "é".encode().decode("latin-1")])
+async def test_wild_request_id_is_replaced(wild: str) -> None:
+    async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}") as http:
+        answer = await http.get("/v1/voices", headers={"x-request-id": wild.encode("latin-1")})
+        assert re.fullmatch("[0-9a-f]{16}", answer.headers["x-request-id"])
+
+
+async def test_handshake_returns_request_id() -> None:
+    headers = {"x-request-id": "call-43"}
+    async with serving() as address:
+        async with connect(f"ws://{address}/v1/stream", additional_headers=headers) as socket:
+            assert socket.response is not None
+            assert socket.response.headers["x-request-id"] == "call-43"
+        with pytest.raises(InvalidStatus) as refused:
+            async with connect(f"ws://{address}/v1/stream?voice=none", additional_headers=headers):
+                pass
+        assert refused.value.response.headers["x-request-id"] == "call-43"
+
+
+async def test_refusals_are_logged_once_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(server={"api_keys": [KEY]}) as address, httpx.AsyncClient(base_url=f"http://{address}") as http:
+        for _ in range(5):
+            await http.get("/v1/voices", headers={"x-api-key": "wrong-key-0123"})
+    refusals = [record for record in caplog.records if record.getMessage().startswith("refused")]
+    assert 1 <= len(refusals) < 5
+    assert "wrong-key" not in caplog.text
