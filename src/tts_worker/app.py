@@ -484,7 +484,7 @@ def _log_start(worker: Worker) -> None:
             host=settings.server.host,
             tls=settings.server.tls_certificate is not None,
             grpc=settings.grpc.enabled,
-            keys=len(settings.server.keys),
+            authenticated=settings.server.needs_key,
             engines=",".join(sorted(worker.engines)),
             voices=len(list(worker.hub.voices)),
             max_sessions=settings.session.max_sessions,

@@ -148,7 +148,7 @@ class Gate:
         return self._max_upload_bytes if scope["path"] in self._upload_paths else self._max_body_bytes
 
     async def _refuse(self, error: TTSWorkerError, scope: Scope, receive: Receive, send: Send) -> None:
-        if isinstance(error, Unauthenticated | Forbidden):
+        if isinstance(error, Forbidden):  # wrong keys are the key ring's affair
             client = scope.get("client")
             self._refusals.warning(
                 "refused",
