@@ -1,0 +1,98 @@
+"""HTTPS and WSS, with a certificate of a private CA made here."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import ssl
+from pathlib import Path
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+import tts_worker
+from tests.conftest import serving
+from tests.integration.test_connections import plain
+from tts_worker.errors import ConfigError, ConnectionLost
+from tts_worker.types import Ended, Outcome, PcmFrame
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A self-signed certificate of 127.0.0.1, which is its own CA, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a test")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    plain_key = serialization.NoEncryption()
+    form = serialization.PrivateFormat.PKCS8
+    files = folder / "tls.crt", folder / "tls.key"
+    files[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    files[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain_key))
+    return files
+
+
+async def test_https_answers_with_the_certificate(tmp_path: Path) -> None:
+    crt, key = certificate(tmp_path)
+    trusting = ssl.create_default_context(cafile=str(crt))
+    async with serving(server={"tls_certificate": str(crt), "tls_key": str(key)}) as address:
+        assert address.startswith("https://127.0.0.1:")
+        async with httpx.AsyncClient(verify=trusting) as http:
+            assert (await http.get(f"{address}/health/ready")).status_code == 200
+        async with httpx.AsyncClient() as http:
+            with pytest.raises(httpx.ConnectError, match="certificate"):
+                await http.get(f"{address}/health/ready")
+
+
+async def test_client_speaks_over_wss_with_a_private_ca(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    crt, key = certificate(tmp_path)
+    both = tmp_path / "both.pem"
+    both.write_bytes(crt.read_bytes() + key.read_bytes())
+    async with serving(server={"tls_certificate": str(both)}) as address:
+        url = address.replace("https", "wss")
+        async with tts_worker.connect(url) as client:
+            with pytest.raises(ConnectionLost):
+                await client.open()
+        monkeypatch.setenv("SSL_CERT_FILE", str(crt))
+        async with tts_worker.connect(url) as client, client.session() as session:
+            session.speak("Hello there.")
+            session.end_text()
+            samples = 0
+            async for item in session:
+                if isinstance(item, PcmFrame):
+                    samples += item.samples
+                if isinstance(item, Ended):
+                    assert item.outcome is Outcome.DONE
+                    break
+            assert samples > 5_000
+
+
+async def test_silent_tls_handshake_is_closed(tmp_path: Path) -> None:
+    crt, key = certificate(tmp_path)
+    server = {"tls_certificate": str(crt), "tls_key": str(key), "header_timeout_s": 0.2}
+    async with serving(server=server) as address, plain(address.removeprefix("https://")) as client:
+        assert await client.all() == b""
+
+
+async def test_certificate_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    crt, _ = certificate(tmp_path)
+    (tmp_path / "other").mkdir()
+    _, other = certificate(tmp_path / "other")
+    for wrong in ({"tls_certificate": str(crt), "tls_key": str(other)}, {"tls_certificate": str(tmp_path / "none")}):
+        with pytest.raises(ConfigError, match=r"server\.tls_certificate"):
+            async with serving(server=wrong):
+                pass
