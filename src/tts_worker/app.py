@@ -25,7 +25,7 @@ from tts_worker import __version__
 from tts_worker.adapter import TTSWorker
 from tts_worker.engine.base import Engine
 from tts_worker.engine.loop import EngineLoop
-from tts_worker.engine.streaming.guests import GuestVoices
+from tts_worker.engine.streaming.enrolled_voices import EnrolledVoices
 from tts_worker.errors import ConfigError, InvalidRequest, MissingExtra
 from tts_worker.logs import fields
 from tts_worker.metrics import Metrics
@@ -149,11 +149,11 @@ class Worker:
 
     async def _load(self, name: str) -> None:
         settings = self.settings.engines[name]
-        learner = learner_of(settings)
-        engine = EngineLoop(engine_factory(settings, learner), name=name, hang_timeout_s=self.settings.hang_timeout_s)
+        enroller = enroller_of(settings)
+        engine = EngineLoop(engine_factory(settings, enroller), name=name, hang_timeout_s=self.settings.hang_timeout_s)
         try:
             await engine.start()
-            self.hub.add_engine(name, settings.kind, engine, None if learner is None else Enrolment(learner))
+            self.hub.add_engine(name, settings.kind, engine, None if enroller is None else Enrolment(enroller))
         except BaseException:  # also a worker that ends while it starts: the thread must not stay behind
             await engine.stop()
             raise
@@ -254,18 +254,18 @@ def _server_lexicon(text: TextSettings) -> Lexicon:
     return Lexicon.merged(*levels)
 
 
-def engine_factory(settings: EngineSettings, guests: GuestVoices | None = None) -> Callable[[], Engine]:
+def engine_factory(settings: EngineSettings, enrolled: EnrolledVoices | None = None) -> Callable[[], Engine]:
     """How to build an engine, on its own thread. Heavy imports happen there."""
     if isinstance(settings, HibariEngineSettings):
         return lambda: _hibari(settings)
     if isinstance(settings, CosyVoiceEngineSettings):
-        return lambda: _cosyvoice(settings, guests)
+        return lambda: _cosyvoice(settings, enrolled)
     return lambda: _tone(settings)
 
 
-def learner_of(settings: EngineSettings) -> GuestVoices | None:
-    """How an engine learns voices from recordings; None where it cannot."""
-    return GuestVoices(settings.bundle, rl=settings.rl) if isinstance(settings, CosyVoiceEngineSettings) else None
+def enroller_of(settings: EngineSettings) -> EnrolledVoices | None:
+    """Return how an engine enrols voices from recordings, or None where it cannot."""
+    return EnrolledVoices(settings.bundle, rl=settings.rl) if isinstance(settings, CosyVoiceEngineSettings) else None
 
 
 def voices_before_loading(name: str, settings: EngineSettings) -> EngineInfo:
@@ -291,14 +291,14 @@ def _hibari(settings: HibariEngineSettings) -> Engine:
     return HibariEngine(HibariSettings(max_utterances=settings.max_utterances, threads=settings.threads))
 
 
-def _cosyvoice(settings: CosyVoiceEngineSettings, guests: GuestVoices | None) -> Engine:
+def _cosyvoice(settings: CosyVoiceEngineSettings, enrolled: EnrolledVoices | None) -> Engine:
     try:
         from tts_worker.engine.streaming.load import LoadOptions, load_engine
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise MissingExtra("the CosyVoice engine", "cosyvoice") from None
-    return load_engine(LoadOptions(**settings.model_dump(exclude={"kind"})), guests=guests)
+    return load_engine(LoadOptions(**settings.model_dump(exclude={"kind"})), enrolled=enrolled)
 
 
 def _tone(settings: ToneEngineSettings) -> Engine:

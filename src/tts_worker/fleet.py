@@ -154,7 +154,7 @@ def _registrar(worker: FleetWorker, models: ModelDirectory, name: str, address: 
             name=name,
             addr=addr,
             capabilities=Capabilities(
-                zero_shot=hub.learns_voices,
+                zero_shot=hub.can_enrol,
                 emotive_zero_prompt=any("instruct" in voice.info.capabilities for voice in voices),
                 cpu_ok=any(voice.info.device == "cpu" for voice in voices),
                 languages=sorted({tag for voice in voices for tag in voice.languages}),

@@ -60,7 +60,7 @@ class VoiceCatalog:
     other names, on purpose.
 
     Voices of an engine that is not loaded (``expect``, ``rest``) are known, and listed if ``on_demand``: a session for
-    one brings about that it is loaded. Guests are voices that somebody brought along: known to who knows the name.
+    one brings about that it is loaded. Enrolled voices are unlisted but can be addressed by name.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class VoiceCatalog:
         self._packs = {(pack.family, pack.name): pack for pack in packs}
         self._voices: dict[str, Voice] = {}
         self._cold: dict[str, Voice] = {}
-        self._guests: dict[str, Voice] = {}
+        self._enrolled: dict[str, Voice] = {}
         self._on_demand = on_demand
         self._wanted_default = default
         self._aliases = dict(aliases or {})
@@ -91,23 +91,23 @@ class VoiceCatalog:
         self._cold.update(self._described(engine, family, info))
 
     def rest(self, engine: str) -> None:
-        """The engine is not loaded any more: its voices are known, its guests are gone."""
+        """The engine is not loaded any more: its voices stay known, enrolled voices are removed."""
         resting = {name: voice for name, voice in self._voices.items() if voice.engine == engine}
         self.remove(engine)
         self._cold.update(resting)
 
     def remove(self, engine: str) -> None:
         """The engine is gone, and its voices with it."""
-        for voices in (self._voices, self._cold, self._guests):
+        for voices in (self._voices, self._cold, self._enrolled):
             for name in [name for name, voice in voices.items() if voice.engine == engine]:
                 del voices[name]
 
-    def add_guest(self, name: str, engine: str, info: EngineInfo) -> None:
-        """A voice that somebody brought along, spoken by an engine that runs; never listed."""
-        self._guests[name] = Voice(name, engine, info, info.languages)
+    def add_enrolled(self, name: str, engine: str, info: EngineInfo) -> None:
+        """Add an enrolled voice of a loaded engine; it is never listed."""
+        self._enrolled[name] = Voice(name, engine, info, info.languages)
 
-    def remove_guest(self, name: str) -> None:
-        self._guests.pop(name, None)
+    def remove_enrolled(self, name: str) -> None:
+        self._enrolled.pop(name, None)
 
     def _described(self, engine: str, family: str, info: EngineInfo) -> dict[str, Voice]:
         voices = {}
@@ -155,7 +155,7 @@ class VoiceCatalog:
         if wanted is None:
             raise UnknownVoice("no engine with a voice is running")
         own = self._aliases.get(wanted, wanted)
-        voice = self._voices.get(own) or self._guests.get(own) or self._cold.get(own)
+        voice = self._voices.get(own) or self._enrolled.get(own) or self._cold.get(own)
         if voice is None:
             known = sorted({*self._voices, *self._cold})
             near = difflib.get_close_matches(wanted[:64], known, n=1)

@@ -17,7 +17,7 @@ import yaml
 from websockets.exceptions import InvalidStatus
 
 from tests.conftest import serving, until
-from tests.fakes.learner import LearningWorker, serving_worker
+from tests.fakes.enroller import EnrollingWorker, serving_worker
 from tests.integration.grpc_rig import TEXT, grpc_worker
 from tests.integration.test_websocket import dial
 from tests.unit.cosyvoice.test_enrol import speech, wav
@@ -56,7 +56,7 @@ async def speak(client: httpx.AsyncClient, key: str) -> httpx.Response:
 
 
 async def test_scopes_decide_what_a_key_may_do(tmp_path: Path) -> None:
-    worker = LearningWorker(server={"key_file": str(key_file(tmp_path))})
+    worker = EnrollingWorker(server={"key_file": str(key_file(tmp_path))})
     form = {"data": {"tts_text": "Hi."}, "files": {"prompt_wav": ("a.wav", wav(speech(2.0)))}}
     async with serving_worker(worker) as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client:
         for key, reads, speaks, enrols in (

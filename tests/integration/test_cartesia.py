@@ -18,7 +18,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.conftest import serving, tone_settings
-from tests.fakes.learner import serving_worker
+from tests.fakes.enroller import serving_worker
 from tests.integration.test_websocket import PATIENT, until_live_sessions
 from tts_worker.app import running_worker
 

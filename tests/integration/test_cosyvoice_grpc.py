@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import tone_settings, until
-from tests.fakes.learner import LearningWorker
+from tests.fakes.enroller import EnrollingWorker
 from tests.integration.grpc_rig import dial
 from tts_worker.app import Worker, running_worker
 from tts_worker.fleet import in_fleet
@@ -76,7 +76,7 @@ async def test_the_published_client_gets_its_sound() -> None:
         (zero_shot(b""), "INVALID_ARGUMENT"),
         (zero_shot(b"odd"), "INVALID_ARGUMENT"),
         (zero_shot(SECOND * 31), "INVALID_ARGUMENT"),
-        (zero_shot(SECOND), "INVALID_ARGUMENT"),  # no engine here learns voices
+        (zero_shot(SECOND), "INVALID_ARGUMENT"),  # no engine here enrols voices
     ],
 )
 async def test_what_cannot_be_said_is_a_status(request_: pb.Request, code: str) -> None:
@@ -105,7 +105,7 @@ async def test_cancelling_frees_the_place_at_once() -> None:
 
 
 async def test_a_recording_becomes_a_voice_where_an_engine_can() -> None:
-    worker = LearningWorker(grpc={"enabled": True, "port": 0, "cosyvoice_port": 0})
+    worker = EnrollingWorker(grpc={"enabled": True, "port": 0, "cosyvoice_port": 0})
     async with in_fleet(worker) as member:
         address = member.cosyvoice_address
         assert address is not None
@@ -119,7 +119,7 @@ async def test_a_recording_becomes_a_voice_where_an_engine_can() -> None:
             assert told.capabilities.zero_shot
             cross = pb.crosslingualRequest(tts_text=TEXT, prompt_audio=LOUD)
             assert await ask(address, pb.Request(cross_lingual_request=cross)) == low
-            assert worker.learner.heard == ["希望", ""], "once, however often it comes"
+            assert worker.enroller.transcripts == ["希望", ""], "once, however often it comes"
             instructed = pb.instructRequest(tts_text=TEXT, instruct_text="low")
             assert await ask(address, pb.Request(instruct_request=instructed)) == low
             with pytest.raises(grpc.RpcError) as refusal:

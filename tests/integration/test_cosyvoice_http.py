@@ -16,7 +16,7 @@ import pytest
 import soundfile
 
 from tests.conftest import serving
-from tests.fakes.learner import LearningWorker, serving_worker
+from tests.fakes.enroller import EnrollingWorker, serving_worker
 from tests.integration.test_websocket import metric, until_live_sessions
 from tts_worker.app import Worker
 from tts_worker.models.enrolment import MAX_PROMPT_BYTES
@@ -38,8 +38,8 @@ LOUD, QUIET = recording(), recording(level=0.2)
 
 
 @asynccontextmanager
-async def learning(**sections: Any) -> AsyncIterator[tuple[LearningWorker, httpx.AsyncClient]]:
-    worker = LearningWorker(**sections)
+async def enrolling(**sections: Any) -> AsyncIterator[tuple[EnrollingWorker, httpx.AsyncClient]]:
+    worker = EnrollingWorker(**sections)
     async with (
         serving_worker(worker) as address,
         httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client,
@@ -70,7 +70,7 @@ def upload(data: bytes = LOUD, name: str = "prompt_wav") -> dict[str, Any]:
 
 
 async def test_a_speaker_by_name_over_get_and_post() -> None:
-    async with learning() as (worker, client):
+    async with enrolling() as (worker, client):
         expected = await spoken(worker, "tone-low")
         for method in ("GET", "POST"):  # its published client sends a form with GET
             answer = await client.request(method, "/inference_sft", data={"tts_text": TEXT, "spk_id": "tone-low"})
@@ -82,39 +82,39 @@ async def test_a_speaker_by_name_over_get_and_post() -> None:
 
 
 async def test_a_recording_becomes_a_voice_once_and_is_listed_nowhere() -> None:
-    async with learning() as (worker, client):
+    async with enrolling() as (worker, client):
         high, low = await spoken(worker, "tone-high"), await spoken(worker, "tone-low")
         said = {"tts_text": TEXT, "prompt_text": "what is said in it"}
         for method, data, expected in (("GET", LOUD, high), ("POST", LOUD, high), ("POST", QUIET, low)):
             answer = await client.request(method, "/inference_zero_shot", data=said, files=upload(data))
             assert answer.content == expected
-        assert worker.learner.heard == ["what is said in it"] * 2
+        assert worker.enroller.transcripts == ["what is said in it"] * 2
         # Many at the same time, the same recording in another form: each new one is made once.
         flac = recording(kind="FLAC")
         await asyncio.gather(
             *(client.post("/inference_cross_lingual", data=said, files=upload(flac)) for _ in range(5))
         )
-        assert worker.learner.heard[2:] == [""]
+        assert worker.enroller.transcripts[2:] == [""]
         listed = (await client.get("/v1/voices")).json()["voices"]
         assert {voice["id"] for voice in listed} == {"tone", "tone-low", "tone-high"}
 
 
 async def test_voices_that_nobody_uses_make_room() -> None:
-    async with learning() as (worker, client):
+    async with enrolling() as (worker, client):
         for level in (0.1, 0.2, 0.3, 0.4, 0.6):
             sent = await client.post(
                 "/inference_cross_lingual", data={"tts_text": TEXT}, files=upload(recording(level=level))
             )
             assert sent.status_code == 200
-        learner = worker.learner
-        assert set(learner.tones) == set(learner.learned[2:])  # three are kept
-        assert learner.forgotten == learner.learned[:2]
-        gone = await client.post("/inference_sft", data={"tts_text": TEXT, "spk_id": learner.learned[0]})
+        enroller = worker.enroller
+        assert set(enroller.tones) == set(enroller.enrolled[2:])  # three are kept
+        assert enroller.forgotten == enroller.enrolled[:2]
+        gone = await client.post("/inference_sft", data={"tts_text": TEXT, "spk_id": enroller.enrolled[0]})
         assert gone.status_code == 404
 
 
 async def test_instructions_need_an_engine_that_takes_them() -> None:
-    async with learning() as (worker, client):
+    async with enrolling() as (worker, client):
         low = await spoken(worker, "tone-low")
         answer = await client.post(
             "/inference_instruct", data={"tts_text": TEXT, "spk_id": "tone", "instruct_text": "low"}
@@ -131,7 +131,7 @@ async def test_instructions_need_an_engine_that_takes_them() -> None:
         assert "instruct" in answer.json()["error"]["message"]
         answer = await client.post("/inference_zero_shot", data={"tts_text": TEXT, "prompt_text": "x"}, files=upload())
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
-        assert "learn" in answer.json()["error"]["message"]
+        assert "enrol" in answer.json()["error"]["message"]
 
 
 def wav_that_claims(rate_hz: int, channels: int) -> bytes:
@@ -166,19 +166,19 @@ BAD_RECORDINGS["not finite"] = (not_finite(), 400)
 
 
 async def test_bad_uploads_are_answered_with_what_is_wrong() -> None:
-    async with learning() as (worker, client):
+    async with enrolling() as (worker, client):
         for name, (data, status) in BAD_RECORDINGS.items():
             answer = await client.post("/inference_cross_lingual", data={"tts_text": TEXT}, files=upload(data))
             assert answer.status_code == status, name
             assert answer.json()["error"]["message"], name
             assert TEXT not in answer.text
-        assert worker.learner.learned == []
+        assert worker.enroller.enrolled == []
         assert worker.hub.live_sessions == 0
         assert worker.hub.sessions_of("tone") == 0
 
 
 async def test_bad_forms_name_the_field() -> None:
-    async with learning() as (worker, client):
+    async with enrolling() as (worker, client):
         said = {"tts_text": TEXT, "prompt_text": "x"}
         for path, data, files, word in (
             ("/inference_sft", {"tts_text": TEXT}, None, "spk_id"),
@@ -208,7 +208,7 @@ async def test_a_body_without_a_declared_length_is_bounded_too() -> None:
         for _ in range(100):
             yield bytes(1 << 20)
 
-    async with learning(server={"max_upload_bytes": 200_000}) as (_, client):
+    async with enrolling(server={"max_upload_bytes": 200_000}) as (_, client):
         answer = await client.post(
             "/inference_cross_lingual", content=endless(), headers={"content-type": "multipart/form-data; boundary=x"}
         )
@@ -240,7 +240,7 @@ async def test_a_client_that_leaves_stops_the_work() -> None:
 
 
 async def test_tts_in_every_format_whole_and_streamed() -> None:
-    async with learning() as (worker, client):
+    async with enrolling() as (worker, client):
         pcm = await spoken(worker, "tone-low")
         asked = {"text": TEXT, "voice_type": "tone-low"}
         for path in (f"{BASE}/tts", "/tts"):
@@ -261,7 +261,7 @@ async def test_tts_in_every_format_whole_and_streamed() -> None:
 
 
 async def test_voices_from_recordings_in_forms_and_json() -> None:
-    async with learning() as (worker, client):
+    async with enrolling() as (worker, client):
         high = await spoken(worker, "tone-high")
         fields = {"text": TEXT, "reference_text": "what is said", "response_format": "pcm", "stream": "true"}
         for path in (f"{BASE}/zero_shot", "/zero_shot_tts", f"{BASE}/cross_lingual", "/cross_lingual_tts"):
@@ -271,7 +271,7 @@ async def test_voices_from_recordings_in_forms_and_json() -> None:
         for value in (encoded, f"data:audio/wav;base64,{encoded}"):
             answer = await client.post(f"{BASE}/zero_shot", json={**fields, "reference_audio": value})
             assert answer.content == high
-        assert worker.learner.heard == ["what is said", ""]  # cached by content, however it came
+        assert worker.enroller.transcripts == ["what is said", ""]  # cached by content, however it came
         answer = await client.post(
             f"{BASE}/instruct", json={"text": TEXT, "instruction": "low", "response_format": "pcm"}
         )
@@ -287,7 +287,7 @@ async def test_voices_from_recordings_in_forms_and_json() -> None:
 async def test_what_is_wrong_is_said_and_no_path_is_opened(tmp_path: Any) -> None:
     secret = tmp_path / "a.wav"
     secret.write_bytes(LOUD)
-    async with learning() as (worker, client):
+    async with enrolling() as (worker, client):
         for path, body, status, word in (
             ("/tts", {}, 400, "text"),
             ("/tts", {"text": ""}, 400, "text"),
@@ -301,7 +301,7 @@ async def test_what_is_wrong_is_said_and_no_path_is_opened(tmp_path: Any) -> Non
             ("/zero_shot", {"text": TEXT, "reference_text": "x", "reference_audio": str(secret)}, 400, "paths"),
             ("/zero_shot", {"text": TEXT, "reference_text": "x", "reference_audio": f"file://{secret}"}, 400, "paths"),
             ("/zero_shot", {"text": TEXT, "reference_audio": "AAAA"}, 400, "reference_text"),
-            ("/cross_lingual", {"text": TEXT, "reference_audio": "AAAA"}, 400, "recording"),
+            ("/cross_lingual", {"text": TEXT, "reference_audio": "AAAA"}, 400, "cannot be read"),
             ("/cross_lingual", {"text": TEXT, "reference_audio": 5}, 400, "reference_audio"),
             ("/instruct", {"text": TEXT}, 400, "instruction"),
         ):
@@ -310,12 +310,12 @@ async def test_what_is_wrong_is_said_and_no_path_is_opened(tmp_path: Any) -> Non
         for content in (b"", b"[1]", b"{" * 100_000, b"\xff"):
             answer = await client.post(f"{BASE}/tts", content=content, headers={"content-type": "application/json"})
             assert answer.status_code == 400
-        assert worker.learner.learned == []
+        assert worker.enroller.enrolled == []
         assert worker.hub.live_sessions == 0
 
 
 async def test_healthcheck_says_what_ready_says() -> None:
-    async with learning() as (worker, client):
+    async with enrolling() as (worker, client):
         for method in ("GET", "POST"):
             answer = await client.request(method, f"{BASE}/healthcheck")
             assert (answer.status_code, answer.json()) == (200, {"status": "healthy"})

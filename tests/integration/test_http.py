@@ -20,7 +20,7 @@ import pytest
 import soundfile
 
 from tests.conftest import serving, tone_settings, until
-from tests.fakes.learner import serving_worker
+from tests.fakes.enroller import serving_worker
 from tests.integration.test_websocket import dial, metric, until_live_sessions
 from tests.unit.audio.test_encoders import with_flac_length
 from tts_worker.app import Worker, create_application, running_worker

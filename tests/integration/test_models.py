@@ -14,7 +14,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from tests.conftest import until
-from tests.fakes.learner import ToneLearner, serving_worker
+from tests.fakes.enroller import ToneEnroller, serving_worker
 from tests.integration.test_session import to_end
 from tests.unit.cosyvoice.bundles import tiny
 from tests.unit.cosyvoice.test_enrol import SAID, speech, wav
@@ -269,8 +269,8 @@ def test_a_preload_list_beyond_the_cap_is_refused() -> None:
 
 
 async def test_who_stops_waiting_for_a_voice_does_not_end_it_and_too_many_are_refused() -> None:
-    learner = ToneLearner()
-    enrolment = Enrolment(learner, waiting=1)
+    enroller = ToneEnroller()
+    enrolment = Enrolment(enroller, waiting=1)
     first = asyncio.create_task(enrolment.voice_of(wav(speech(2)), "one"))
     second = asyncio.create_task(enrolment.voice_of(wav(speech(2)), "one"))
     await until(lambda: enrolment.pending)
@@ -279,18 +279,18 @@ async def test_who_stops_waiting_for_a_voice_does_not_end_it_and_too_many_are_re
     first.cancel()
     name = (await second).name
     assert name == voice_name(wav(speech(2)), "one")
-    assert learner.learned == [name]
+    assert enroller.enrolled == [name]
     enrolment.close()
 
 
 async def test_voices_in_use_are_kept_beyond_the_limit() -> None:
-    learner = ToneLearner()
-    enrolment = Enrolment(learner, kept=1)
+    enroller = ToneEnroller()
+    enrolment = Enrolment(enroller, kept=1)
     names = [(await enrolment.voice_of(wav(speech(2)), text)).name for text in ("one",)]
-    learned = await enrolment.voice_of(wav(speech(2)), "two", in_use=names)
-    assert learned.forgotten == ()
-    learned = await enrolment.voice_of(wav(speech(2)), "three")
-    assert learned.forgotten == (*names, voice_name(wav(speech(2)), "two"))
+    enrolled = await enrolment.voice_of(wav(speech(2)), "two", in_use=names)
+    assert enrolled.forgotten == ()
+    enrolled = await enrolment.voice_of(wav(speech(2)), "three")
+    assert enrolled.forgotten == (*names, voice_name(wav(speech(2)), "two"))
     enrolment.close()
 
 

@@ -13,7 +13,7 @@ import uvicorn
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.conftest import until
-from tests.fakes.learner import LearningToneEngine, ToneLearner
+from tests.fakes.enroller import EnrollingToneEngine, ToneEnroller
 from tests.integration.grpc_rig import dial
 from tests.integration.test_models import NamedTone
 from tests.unit.cosyvoice.test_enrol import SAID, speech, wav
@@ -28,18 +28,18 @@ from tts_worker.transports.grpc import cosyvoice_pb2_grpc
 
 
 class TwoEngines(Worker):
-    """Engine "plain" loads at once; "learner", which can enrol voices, when ``go_on`` is set."""
+    """Engine "plain" loads at once; "enroller", which can enrol voices, when ``go_on`` is set."""
 
     def __init__(self, *, can_enrol: bool = True, broken: bool = False, **models: object) -> None:
         self.can_enrol = can_enrol
         self.broken = broken
         self.go_on = asyncio.Event()
         grpc = {"enabled": True, "port": 0, "cosyvoice_port": 0}
-        engines = {"plain": {"kind": "tone"}, "learner": {"kind": "tone"}}
+        engines = {"plain": {"kind": "tone"}, "enroller": {"kind": "tone"}}
         super().__init__(load_settings(flags={"engines": engines, "grpc": grpc, "models": models}))
 
     def enrols(self, name: str, settings: EngineSettings) -> bool:
-        return self.can_enrol and name == "learner"
+        return self.can_enrol and name == "enroller"
 
     async def start(self) -> None:
         self.hub.voices.expect("plain", "tone", NamedTone("plain", ("en",)).info)
@@ -54,10 +54,10 @@ class TwoEngines(Worker):
             await self.go_on.wait()
             if self.broken:
                 raise ConfigError("a file is missing")
-            learner = ToneLearner()
-            engine = EngineLoop(lambda: LearningToneEngine(learner), name=name)
+            enroller = ToneEnroller()
+            engine = EngineLoop(lambda: EnrollingToneEngine(enroller), name=name)
             await engine.start()
-            self.hub.add_engine(name, "tone", engine, Enrolment(learner))
+            self.hub.add_engine(name, "tone", engine, Enrolment(enroller))
         self.engines[name] = engine
 
 
@@ -108,7 +108,7 @@ async def test_grpc_health_waits_for_every_engine() -> None:
 
 
 async def test_a_preloaded_engine_that_fails_does_not_block_readiness() -> None:
-    worker = TwoEngines(broken=True, preload=["plain", "learner"])
+    worker = TwoEngines(broken=True, preload=["plain", "enroller"])
     async with serving(worker):
         assert not worker.hub.ready
         worker.go_on.set()
@@ -122,7 +122,7 @@ async def test_an_engine_loaded_on_demand_is_not_waited_for() -> None:
         assert (await client.get("/health/ready")).status_code == 200
         worker.go_on.set()
         name = await worker.hub.enrol(wav(speech(2.0)), SAID)
-        assert worker.hub.voices.get(name).engine == "learner", "enrolment loads the engine that it needs"
+        assert worker.hub.voices.get(name).engine == "enroller", "enrolment loads the engine that it needs"
 
 
 async def test_enrolment_routes_answer_503_while_the_engine_loads() -> None:
@@ -173,4 +173,4 @@ async def test_enrolment_names_an_engine_that_cannot() -> None:
         with pytest.raises(InvalidRequest):
             await worker.hub.enrol(wav(speech(2.0)), SAID, engine="plain")
         with pytest.raises(NotReady):
-            await worker.hub.enrol(wav(speech(2.0)), SAID, engine="learner")
+            await worker.hub.enrol(wav(speech(2.0)), SAID, engine="enroller")

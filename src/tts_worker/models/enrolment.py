@@ -2,7 +2,7 @@
 
 Owns the name of such a voice (a hash of what it was made from), how many are kept, how many are made at the same time,
 and what is checked before any work: size, that it is sound at all, how long. The recording itself is not kept. It must
-not know what a voice consists of: ``Learner`` makes it, on a thread, where the engine finds it by name.
+not know what a voice consists of: ``Enroller`` makes it, on a thread, where the engine finds it by name.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ MAX_RATE_HZ, MAX_CHANNELS = 192_000, 2
 _RETRY_AFTER_S = 2.0
 
 
-class Learner(Protocol):
+class Enroller(Protocol):
     """Makes voices for one engine. Both methods are called on one worker thread, never at the same time."""
 
-    def learn(self, name: str, recording: Recording, transcript: str) -> None:
+    def enrol(self, name: str, recording: Recording, transcript: str) -> None:
         """From now on the engine speaks with this voice. Takes up to a second. Raises InvalidRequest in plain words if
         no good voice can be made of the recording."""
         ...
@@ -39,7 +39,7 @@ class Learner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class EnrolledVoice:
     """``forgotten``: voices that had to go for it."""
 
     name: str
@@ -47,11 +47,11 @@ class Learned:
 
 
 class Enrolment:
-    """The voices that one engine learned. ``kept``: so many stay that nobody uses; ``waiting``: so many recordings may
+    """The voices enrolled with one engine. ``kept``: so many stay that nobody uses; ``waiting``: so many recordings may
     wait at the same time. All methods belong to one event loop."""
 
-    def __init__(self, learner: Learner, *, kept: int = 64, waiting: int = 16) -> None:
-        self._learner = learner
+    def __init__(self, enroller: Enroller, *, kept: int = 64, waiting: int = 16) -> None:
+        self._enroller = enroller
         self._kept = kept
         self._waiting = waiting
         self._known: dict[str, None] = {}  # longest unused first
@@ -63,7 +63,7 @@ class Enrolment:
         """Voices that are being made."""
         return len(self._making)
 
-    async def voice_of(self, recording: bytes, transcript: str, in_use: Collection[str] = ()) -> Learned:
+    async def voice_of(self, recording: bytes, transcript: str, in_use: Collection[str] = ()) -> EnrolledVoice:
         """The voice of a recording (a whole audio file); ``in_use``: voices that stay. Who stops waiting does not end
         the work that others wait for.
 
@@ -73,11 +73,11 @@ class Enrolment:
         name = await asyncio.to_thread(voice_name, recording, transcript)  # megabytes: not on the event loop
         if name in self._known:
             self._known[name] = self._known.pop(name)
-            return Learned(name)
+            return EnrolledVoice(name)
         if name not in self._making:
             if len(self._making) >= self._waiting:
-                raise OverCapacity("too many recordings wait to be learned", retry_after_s=_RETRY_AFTER_S)
-            task = asyncio.create_task(self._make(name, recording, transcript), name=f"learn-{name}")
+                raise OverCapacity("too many recordings wait for enrolment", retry_after_s=_RETRY_AFTER_S)
+            task = asyncio.create_task(self._make(name, recording, transcript), name=f"enrol-{name}")
             self._making[name] = task
             task.add_done_callback(lambda done: self._made(name, done))
         task = self._making[name]
@@ -85,13 +85,13 @@ class Enrolment:
         if task.cancelled():
             raise NotReady("the engine is being unloaded", retry_after_s=_RETRY_AFTER_S)
         task.result()
-        return Learned(name, self._forget_surplus({*in_use, name}))
+        return EnrolledVoice(name, self._forget_surplus({*in_use, name}))
 
     async def _make(self, name: str, recording: bytes, transcript: str) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._learn, name, recording, transcript)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._enrol, name, recording, transcript)
 
-    def _learn(self, name: str, recording: bytes, transcript: str) -> None:
-        self._learner.learn(name, read_prompt(recording), transcript)
+    def _enrol(self, name: str, recording: bytes, transcript: str) -> None:
+        self._enroller.enrol(name, read_prompt(recording), transcript)
 
     def _made(self, name: str, task: asyncio.Task[None]) -> None:
         del self._making[name]
@@ -103,7 +103,7 @@ class Enrolment:
         gone = tuple(name for name in self._known if name not in staying)[: max(0, surplus)]
         for name in gone:
             del self._known[name]
-            self._thread.submit(self._learner.forget, name)
+            self._thread.submit(self._enroller.forget, name)
         return gone
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ def read_prompt(recording: bytes) -> Recording:
 
     Raises InvalidRequest in plain words.
     """
-    import soundfile  # late: most workers never learn a voice
+    import soundfile  # late: most workers never enrol a voice
 
     check_container(recording)
     try:

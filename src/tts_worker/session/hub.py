@@ -179,7 +179,7 @@ class SessionHub:
         self.lexicons = LexiconCache()
 
     def add_engine(self, name: str, family: str, engine: HubEngine, enrolment: Enrolment | None = None) -> None:
-        """Take sessions for the voices of an engine that has started. ``enrolment``: how it learns voices from
+        """Take sessions for the voices of an engine that has started. ``enrolment``: how it enrols voices from
         recordings. Raises ConfigError if one of its voices is there already."""
         self.voices.add(name, family, engine.info)
         if self.config.normalizer is not None and not engine.info.reads_numbers:
@@ -201,10 +201,10 @@ class SessionHub:
         self._enrolments.pop(name, None)
 
     def sessions_of(self, engine: str) -> int:
-        """Sessions that use an engine, and recordings that it is learning from."""
+        """Sessions that use an engine, and recordings being enrolled."""
         enrolment = self._enrolments.get(engine)
-        learning = enrolment.pending if enrolment is not None else 0
-        return learning + sum(used == engine for used in self._engine_of.values())
+        enrolling = enrolment.pending if enrolment is not None else 0
+        return enrolling + sum(used == engine for used in self._engine_of.values())
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -239,8 +239,8 @@ class SessionHub:
         return self.slots.free(self._loop.time())
 
     @property
-    def learns_voices(self) -> bool:
-        """Whether an engine that is loaded can learn a voice from a recording."""
+    def can_enrol(self) -> bool:
+        """Whether a loaded engine can enrol voices from recordings."""
         return bool(self._enrolments)
 
     @property
@@ -501,14 +501,14 @@ class SessionHub:
         self._check_taking()
         name = await self._enrolling_engine(engine)
         in_use = {session.params.voice for session in self._sessions.values()}
-        learned = await self._enrolments[name].voice_of(recording, transcript, in_use)
+        voice = await self._enrolments[name].voice_of(recording, transcript, in_use)
         if (running := self._engines.get(name)) is None:
             raise NotReady(f"the engine {name} is being unloaded", retry_after_s=RETRY_AFTER_S)
-        for forgotten in learned.forgotten:
-            self.voices.remove_guest(forgotten)
-        self.voices.add_guest(learned.name, name, running.info)
+        for forgotten in voice.forgotten:
+            self.voices.remove_enrolled(forgotten)
+        self.voices.add_enrolled(voice.name, name, running.info)
         self._touch(name)
-        return learned.name
+        return voice.name
 
     async def _enrolling_engine(self, engine: str | None) -> str:
         """A loaded engine that can enrol voices. Raises InvalidRequest where none ever can, else NotReady."""

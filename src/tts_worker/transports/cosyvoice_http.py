@@ -2,7 +2,7 @@
 
 Source of the routes and form fields: CosyVoice's ``runtime/python/fastapi``; GET works like POST, as its client sends
 it. The answer is s16le mono as it is made; other than there, it says its rate, never wraps around, and ends with the
-client. ``spk_id`` is a voice of this worker; a recording needs an engine that learns voices. Knows no engine.
+client. ``spk_id`` is a voice of this worker; a recording needs an engine that enrols voices. Knows no engine.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _checked(shape: type[_Asked], body: Body) -> _Asked:
 
 
 async def _options(hub: SessionHub, asked: _Asked, body: Body) -> SessionOptions:
-    """How it is to be said; learns the voice where a recording came along."""
+    """Synthesis parameters of the request; enrols the voice of a recording."""
     if isinstance(asked, _Sft):
         instruct = asked.instruct_text if isinstance(asked, _Instruct) else None
         return speech_options(asked.spk_id, instruct)

@@ -22,7 +22,7 @@ from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.offline.onnx_graphs import GRAPHS_DIR, run_on_onnx
 from tts_worker.engine.streaming.config import StreamingConfig, TextMode
 from tts_worker.engine.streaming.engine import CosyVoiceEngine
-from tts_worker.engine.streaming.guests import GuestVoices
+from tts_worker.engine.streaming.enrolled_voices import EnrolledVoices
 from tts_worker.engine.streaming.parts import Parts
 from tts_worker.engine.streaming.talk import Model, Script
 from tts_worker.errors import ConfigError
@@ -70,10 +70,10 @@ def load_engine(
     options: LoadOptions,
     script: Script | None = None,
     more_voices: Mapping[str, Voice] | None = None,
-    guests: GuestVoices | None = None,
+    enrolled: EnrolledVoices | None = None,
 ) -> CosyVoiceEngine:
     """An engine that still has to warm up. Raises BundleError, ConfigError, MissingExtra. ``script`` replaces what is
-    drawn, ``more_voices`` are there beside those of the bundle (benchmarks); ``guests`` come and go (guests.py)."""
+    drawn, ``more_voices`` are there beside those of the bundle (benchmarks); ``enrolled`` are added at run time."""
     device = device_of(options.device)
     if options.threads is not None or device.type == "cpu":
         torch.set_num_threads(options.threads or usual_threads())
@@ -108,7 +108,7 @@ def load_engine(
     )
     stored = options.voices or options.bundle / VOICES_DIR
     voices = {**(more_voices or {}), **voices_of(bundle)}
-    parts = Parts.build(networks, tokenizer, voices, config, stored=stored, guests=guests)
+    parts = Parts.build(networks, tokenizer, voices, config, stored=stored, enrolled=enrolled)
     return CosyVoiceEngine(parts, Model(bundle.config, tokenizer, config, script))
 
 

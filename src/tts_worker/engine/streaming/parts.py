@@ -17,8 +17,8 @@ from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.streaming.config import StreamingConfig
 from tts_worker.engine.streaming.decode import Decoder
+from tts_worker.engine.streaming.enrolled_voices import EnrolledVoices
 from tts_worker.engine.streaming.graphs import EagerRunner, GraphRunner, RecordingRunner, Runner, single
-from tts_worker.engine.streaming.guests import GuestVoices
 from tts_worker.engine.streaming.lanes import CudaLane, Lanes, lanes_for
 from tts_worker.engine.streaming.render import Renderer
 from tts_worker.engine.streaming.voices import VoiceBook
@@ -48,7 +48,7 @@ class Parts:
         config: StreamingConfig,
         *,
         stored: Path | None = None,
-        guests: GuestVoices | None = None,
+        enrolled: EnrolledVoices | None = None,
         runners: tuple[Runner, Runner] | None = None,
         lanes: Lanes | None = None,
     ) -> Parts:
@@ -86,7 +86,7 @@ class Parts:
             stored=stored,
             first_tokens=config.first_tokens,
             cached=config.cached_voices,
-            guests=guests,
+            enrolled=enrolled,
         )
         renderer = Renderer(networks, pool, lanes, runners[1], config.stride_chunks)
         if device.type == "cuda":  # what was loaded and cleared so far is there before a lane looks at it

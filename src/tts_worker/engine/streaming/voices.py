@@ -24,7 +24,7 @@ from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.streaming.alignment import pace_of
 from tts_worker.engine.streaming.decode import Decoder, Prefix
-from tts_worker.engine.streaming.guests import GuestVoices
+from tts_worker.engine.streaming.enrolled_voices import EnrolledVoices
 from tts_worker.engine.streaming.lanes import Lane
 from tts_worker.errors import UnknownVoice
 from tts_worker.voicepack.voice_file import Voice, load_voice, stored_voices
@@ -52,7 +52,7 @@ class VoiceState:
 
 
 class VoiceBook:
-    """All voices by name. ``stored``: a folder of voices; ``guests``: voices that callers brought along, which are not
+    """All voices by name. ``stored``: a folder of voices; ``enrolled``: enrolled voices, which are not
     among ``names``; ``cached``: so many keep their prompt in memory unused."""
 
     def __init__(
@@ -64,12 +64,12 @@ class VoiceBook:
         stored: Path | None,
         first_tokens: int,
         cached: int,
-        guests: GuestVoices | None = None,
+        enrolled: EnrolledVoices | None = None,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._stored = stored
-        self._guests = guests
+        self._enrolled = enrolled
         self._first_tokens = first_tokens
         self._cached = cached
         self._fixed = {name: Speaker(voice, config, tokenizer) for name, voice in voices.items()}
@@ -82,7 +82,7 @@ class VoiceBook:
         return (*self._fixed, *stored)
 
     def __contains__(self, name: str) -> bool:
-        return name in self.names or (self._guests is not None and self._guests.get(name) is not None)
+        return name in self.names or (self._enrolled is not None and self._enrolled.get(name) is not None)
 
     @property
     def ready(self) -> int:
@@ -94,16 +94,16 @@ class VoiceBook:
 
         Raises UnknownVoice, also for one that was removed from the folder, and BundleError for one that is damaged.
         """
-        guest = self._guests.get(name) if self._guests is not None else None
-        stored = name not in self._fixed and guest is None
+        enrolled = self._enrolled.get(name) if self._enrolled is not None else None
+        stored = name not in self._fixed and enrolled is None
         if stored and (self._stored is None or name not in stored_voices(self._stored)):
             self._forget(name)
             raise UnknownVoice(f'there is no voice "{name[:64]}"; there are: {", ".join(self.names[:20]) or "none"}')
         state = self._states.get(name)
         if state is None:
             speaker = self._fixed.get(name)
-            if guest is not None:
-                speaker = Speaker(guest, self._config, self._tokenizer)
+            if enrolled is not None:
+                speaker = Speaker(enrolled, self._config, self._tokenizer)
             elif speaker is None:
                 assert self._stored is not None
                 speaker = Speaker(load_voice(self._stored, name), self._config, self._tokenizer)

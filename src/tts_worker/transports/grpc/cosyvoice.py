@@ -1,7 +1,7 @@
 """CosyVoice's own gRPC service (``proto/cosyvoice.proto``), so that its published clients work unchanged.
 
 Whole text in, 24 kHz s16le out as it is made. A voice is asked for by name (``spk_id``); a recording to imitate needs
-an engine that learns voices. Cancelling the call is STOP. Knows no engine.
+an engine that enrols voices. Cancelling the call is STOP. Knows no engine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CosyVoiceConfig:
 
 
 class CosyVoice:
-    """Over ``hub``, which knows who can learn a voice."""
+    """Serve ``hub``, which enrols voices."""
 
     def __init__(self, hub: SessionHub, config: CosyVoiceConfig) -> None:
         self._hub = hub

@@ -1,4 +1,4 @@
-"""A worker whose tone engine learns voices: a recording becomes one of its tones, chosen by how loud it is."""
+"""A worker whose tone engine enrols voices: a recording becomes one of its tones, chosen by how loud it is."""
 
 from __future__ import annotations
 
@@ -21,54 +21,54 @@ from tts_worker.types import Command, Open, SynthesisParams
 
 
 @dataclass
-class ToneLearner:
-    """Voice name -> tone. ``learned`` and ``forgotten`` remember in which order; ``heard`` the transcripts."""
+class ToneEnroller:
+    """Voice name -> tone. ``enrolled`` and ``forgotten`` list names in order, ``transcripts`` the texts."""
 
     tones: dict[str, str] = field(default_factory=dict)
-    learned: list[str] = field(default_factory=list)
-    heard: list[str] = field(default_factory=list)
+    enrolled: list[str] = field(default_factory=list)
+    transcripts: list[str] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
 
-    def learn(self, name: str, recording: Recording, transcript: str) -> None:
+    def enrol(self, name: str, recording: Recording, transcript: str) -> None:
         if recording.seconds < 1:
             raise InvalidRequest(f"the audio has {recording.seconds:.1f} s of speech; use 1 to 30 s")
         self.tones[name] = "tone-high" if float(np.abs(recording.samples).max()) > 0.5 else "tone-low"
-        self.learned.append(name)
-        self.heard.append(transcript)
+        self.enrolled.append(name)
+        self.transcripts.append(transcript)
 
     def forget(self, name: str) -> None:
         del self.tones[name]
         self.forgotten.append(name)
 
 
-class LearningToneEngine(ToneEngine):
-    """Speaks with the voices of a learner too, and takes instructions: "low" is one that it follows."""
+class EnrollingToneEngine(ToneEngine):
+    """Also speaks with enrolled voices and follows the instruction "low"."""
 
-    def __init__(self, learner: ToneLearner) -> None:
+    def __init__(self, enroller: ToneEnroller) -> None:
         super().__init__()
-        self._learner = learner
+        self._enroller = enroller
         self.asked: list[SynthesisParams] = []
         self.info = replace(self.info, capabilities=("instruct",))
 
     def handle(self, command: Command) -> None:
         if isinstance(command, Open):
             self.asked.append(command.params)
-            voice = self._learner.tones.get(command.params.voice, command.params.voice)
+            voice = self._enroller.tones.get(command.params.voice, command.params.voice)
             if command.params.instruct == "low":
                 voice = "tone-low"
             command = replace(command, params=replace(command.params, voice=voice))
         super().handle(command)
 
 
-class LearningWorker(Worker):
+class EnrollingWorker(Worker):
     def __init__(self, **sections: Any) -> None:
         super().__init__(tone_settings(**sections))
-        self.learner = ToneLearner()
+        self.enroller = ToneEnroller()
 
     async def _load(self, name: str) -> None:
-        engine = EngineLoop(lambda: LearningToneEngine(self.learner), name=name)
+        engine = EngineLoop(lambda: EnrollingToneEngine(self.enroller), name=name)
         await engine.start()
-        self.hub.add_engine(name, "tone", engine, Enrolment(self.learner, kept=3))
+        self.hub.add_engine(name, "tone", engine, Enrolment(self.enroller, kept=3))
         self.engines[name] = engine
 
 

@@ -1,0 +1,70 @@
+"""Voices enrolled from recordings at run time.
+
+The enrolment thread (``tts_worker.models.enrolment``) writes, the engine thread reads. An entry never changes once it
+is stored, so no lock is needed. Entries live in memory only and outlive an engine that is rebuilt after a fault.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tts_worker.audio.decode import Recording
+from tts_worker.errors import BundleError, SynthesisFailed
+from tts_worker.voicepack.voice_file import Voice
+
+if TYPE_CHECKING:
+    from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
+    from tts_worker.engine.cosyvoice.bundle import Bundle
+
+log = logging.getLogger(__name__)
+
+
+class EnrolledVoices:
+    """Enrolled voices of one engine, by name.
+
+    Args:
+        bundle: Model directory. Its prompt models are loaded for the first recording.
+        rl: Whether to use the reinforcement-learned weights.
+    """
+
+    def __init__(self, bundle: Path, *, rl: bool = False) -> None:
+        self._path = bundle
+        self._rl = rl
+        self._voices: dict[str, Voice] = {}
+        self._prompt_models: tuple[Bundle, PromptFrontend] | None = None
+
+    def get(self, name: str) -> Voice | None:
+        """Return a voice. Called on the engine thread."""
+        return self._voices.get(name)
+
+    def enrol(self, name: str, recording: Recording, transcript: str) -> None:
+        """Compute and store the voice of ``recording``. Called on the enrolment thread.
+
+        Raises:
+            InvalidRequest: The recording is unsuitable; the message says why.
+            TextTooLong: The transcript is too long.
+            SynthesisFailed: The prompt models are missing or damaged; the log says which.
+        """
+        from tts_worker.engine.cosyvoice.enrol import enrol
+
+        try:
+            bundle, frontend = self._load_prompt_models()
+            self._voices[name] = enrol(bundle, frontend, recording, transcript)
+        except BundleError as error:
+            log.error("voice enrolment is unavailable: %s", error.message)
+            raise SynthesisFailed("the model cannot enrol voices: its prompt models do not work") from None
+
+    def forget(self, name: str) -> None:
+        """Remove a voice. Unknown names are ignored."""
+        self._voices.pop(name, None)
+
+    def _load_prompt_models(self) -> tuple[Bundle, PromptFrontend]:
+        if self._prompt_models is None:
+            from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
+            from tts_worker.engine.cosyvoice.bundle import Bundle
+
+            bundle = Bundle.open(self._path, rl=self._rl)
+            self._prompt_models = (bundle, PromptFrontend(bundle))
+        return self._prompt_models
