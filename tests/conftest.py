@@ -59,7 +59,8 @@ Serving = Callable[..., AbstractAsyncContextManager[str]]
 async def serving(**sections: Any) -> AsyncIterator[str]:
     """A real server, ready, on a free port of loopback; yields ``host:port``."""
     server = {"port": 0, **sections.pop("server", {})}
-    ready, address = asyncio.Event(), ""
+    ready = asyncio.Event()
+    address = ""
 
     def on_listening(url: str) -> None:
         nonlocal address

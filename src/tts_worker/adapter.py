@@ -109,8 +109,10 @@ class SpeechStream:
         raise StopAsyncIteration
 
     def _chunk(self, frame: PcmFrame) -> SpeechChunk:
-        words, self._words = tuple(self._words), []
-        meta, end = frame.meta, frame.start_sample + frame.samples
+        words = tuple(self._words)
+        self._words = []
+        meta = frame.meta
+        end = frame.start_sample + frame.samples
         return SpeechChunk(
             index=frame.index,
             pcm=frame.pcm,
@@ -123,7 +125,8 @@ class SpeechStream:
         )
 
     def _end(self, ended: Ended) -> None:
-        self.receipt, self.outcome = ended.receipt, ended.outcome
+        self.receipt = ended.receipt
+        self.outcome = ended.outcome
         if ended.receipt.reason == _TEXT_FAILED and self._writer.done() and not self._writer.cancelled():
             error = self._writer.exception()
             if error is not None:

@@ -198,7 +198,8 @@ async def running_adapter(settings: Settings) -> AsyncIterator[TTSWorker]:
 
 
 def _hub_config(settings: Settings) -> HubConfig:
-    session, text = settings.session, settings.text
+    session = settings.session
+    text = settings.text
     return HubConfig(
         max_sessions=session.max_sessions,
         max_open_sessions=session.open_limit,
@@ -274,14 +275,17 @@ def voices_before_loading(name: str, settings: EngineSettings) -> EngineInfo:
     if isinstance(settings, HibariEngineSettings):
         from tts_worker.engine.hibari import LANGUAGE, VOICE
 
-        voices, languages = (VOICE,), (LANGUAGE,)
+        voices = (VOICE,)
+        languages = (LANGUAGE,)
     elif isinstance(settings, ToneEngineSettings):
         from tts_worker.engine.tone import VOICES
 
-        voices, languages = tuple(VOICES), ("mul",)
+        voices = tuple(VOICES)
+        languages = ("mul",)
     else:
         # The model's own speakers are known once it is loaded; what it speaks is then checked too.
-        voices, languages = tuple(stored_voices(settings.voices or settings.bundle / VOICES_DIR)), ("mul",)
+        voices = tuple(stored_voices(settings.voices or settings.bundle / VOICES_DIR))
+        languages = ("mul",)
     return EngineInfo(name, voices, languages, Alignment.NONE, settings.max_utterances or 1)
 
 
@@ -319,7 +323,8 @@ def _tone(settings: ToneEngineSettings) -> Engine:
 
 def create_application(worker: Worker) -> ASGIApp:
     """The ASGI application over ``worker``; its routes answer 503 until the worker has started."""
-    server, session = worker.settings.server, worker.settings.session
+    server = worker.settings.server
+    session = worker.settings.session
     return create_app(
         worker.hub,
         worker.metrics,
@@ -405,7 +410,8 @@ async def serve(
     Raises ConfigError (a wrong setting, a port that is taken), MissingExtra and what an engine's start raises.
     """
     worker = Worker(settings)
-    host, port = settings.server.host, settings.server.port
+    host = settings.server.host
+    port = settings.server.port
     tls = _tls_context(settings.server)
     try:
         listener = socket.create_server((host, port), family=_family(host), backlog=1024)

@@ -112,7 +112,8 @@ def _models(worker: FleetWorker) -> ModelDirectory:
 
 
 def _service_config(settings: Settings) -> ServiceConfig:
-    grpc, session = settings.grpc, settings.session
+    grpc = settings.grpc
+    session = settings.session
     return ServiceConfig(
         form=StreamFormat(grpc.sample_rate_hz, grpc.frame_ms),
         pause_timeout_s=session.pause_timeout_s if grpc.pause_timeout_s is None else grpc.pause_timeout_s,
@@ -124,7 +125,8 @@ def _service_config(settings: Settings) -> ServiceConfig:
 
 def _port_config(worker: FleetWorker, port: int) -> server.PortConfig:
     settings = worker.settings
-    certificate, key = settings.grpc.tls_certificate, settings.grpc.tls_key
+    certificate = settings.grpc.tls_certificate
+    key = settings.grpc.tls_key
     return server.PortConfig(
         host=settings.grpc.host,
         port=port,
@@ -141,7 +143,8 @@ def _default_name(address: str) -> str:
 
 
 def _registrar(worker: FleetWorker, models: ModelDirectory, name: str, address: str) -> Registrar | None:
-    registry, hub = worker.settings.registry, worker.hub
+    registry = worker.settings.registry
+    hub = worker.hub
     if registry.url is None:
         return None
     addr = f"grpc://{registry.address or address}"

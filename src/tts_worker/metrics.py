@@ -317,7 +317,8 @@ class SessionMetrics:
         self._metrics.control_s.labels(command.value).observe(seconds)
 
     def ended(self, event: Ended) -> None:
-        labels, report = self._labels, event.receipt
+        labels = self._labels
+        report = event.receipt
         code = event.error.code.value if event.error else ""
         self._metrics.utterances.labels(*labels, event.outcome.value, code).inc()
         self._metrics.sent_s.labels(*labels).inc(report.samples_sent / SAMPLE_RATE_HZ)

@@ -56,7 +56,8 @@ class CosyVoiceWorker(Worker):
 
     def _build(self) -> CosyVoiceEngine:
         torch.set_num_threads(1)
-        config, loaded = settings(max_utterances=8, overlap=True, checked=False), networks(FAMILY)
+        config = settings(max_utterances=8, overlap=True, checked=False)
+        loaded = networks(FAMILY)
         voices = {"prompted": voice(FAMILY), **voices_of(bundle(FAMILY))}
         parts = Parts.build(loaded, tokenizer(FAMILY), voices, config)
         decide = self._fault

@@ -27,7 +27,8 @@ from tts_worker.types import ControlName, Outcome
 @behaviour()
 async def close_in_the_middle_ends_what_is_said(room: Room) -> None:
     ear = await room.open()
-    first, second = ear.session.speak(LONG), None
+    first = ear.session.speak(LONG)
+    second = None
     ear.session.end_text()
     second = ear.session.speak("Waiting.")
     await ear.hear(1, first)

@@ -196,8 +196,10 @@ async def a_writer_may_fall_silent_inside_a_turn(room: Room) -> None:
 
 @behaviour()
 async def the_same_request_gives_the_same_sound(room: Room) -> None:
-    first, second = await room.open(replace(FAST, seed=7)), await room.open(replace(FAST, seed=7))
-    one, two = await first.say(TEXT), await second.say(TEXT)
+    first = await room.open(replace(FAST, seed=7))
+    second = await room.open(replace(FAST, seed=7))
+    one = await first.say(TEXT)
+    two = await second.say(TEXT)
     room.same(first.sound[one.key], second.sound[two.key])
 
 

@@ -20,7 +20,8 @@ PATIENCE_S = 110
 
 
 async def behave(way: str, name: str) -> None:
-    wanted, over = BEHAVIOURS[name], WAYS[way]
+    wanted = BEHAVIOURS[name]
+    over = WAYS[way]
     async with over.enter(wanted.setup) as client:
         await wanted.behave(Room(client, over.exact, over.slow, over.crowd))
 

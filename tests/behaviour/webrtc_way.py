@@ -95,7 +95,8 @@ class TrackSocket:
 
     def _on_message(self, raw: str) -> None:
         message = json.loads(raw)
-        kind, context = message["type"], message.get("context")
+        kind = message["type"]
+        context = message.get("context")
         turn = next((turn for turn in self._turns if turn.context == context), None)
         if kind == "started":
             turn = _Turn(context)
@@ -103,7 +104,8 @@ class TrackSocket:
         if turn is None or (kind in _ENDS and not message.get("applied", True)):
             self._pass_on(raw)
         elif kind in _ENDS:
-            turn.end, turn.owed_samples = raw, message["samples_sent"]
+            turn.end = raw
+            turn.owed_samples = message["samples_sent"]
             turn.stopped = kind == "stopped"
             self._quiet_frames = 0
             if turn.stopped:  # said at once, whatever is still to be heard

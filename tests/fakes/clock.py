@@ -13,7 +13,8 @@ from typing import Any
 async def standing_still() -> AsyncIterator[Callable[[], float]]:
     """How long the event loop had no turn in that time, though it wanted one (s): the machine's part in being late."""
     clock = asyncio.get_running_loop().time
-    lost_s, woken_s = 0.0, clock()
+    lost_s = 0.0
+    woken_s = clock()
 
     async def watch() -> None:
         nonlocal lost_s, woken_s

@@ -101,7 +101,8 @@ class HandEngine:
         samples = min(samples, played.credit, played.made - played.emitted)
         if samples == 0:
             return None
-        start, end = played.emitted, played.emitted + samples
+        start = played.emitted
+        end = played.emitted + samples
         played.emitted = end
         played.credit -= samples
         assert played.emitted <= played.granted

@@ -90,7 +90,8 @@ class Stream:
 
 def run(streams: Sequence[Stream], until_us: int) -> Sequence[Stream]:
     """Serve ``streams`` until then, or until all have ended."""
-    scheduler, now_us = Scheduler(), 0
+    scheduler = Scheduler()
+    now_us = 0
     by_key = {stream.output.key: stream for stream in streams}
     while now_us < until_us and not all(stream.finished for stream in streams):
         for stream in streams:

@@ -195,8 +195,11 @@ class Loudspeaker(AudioOutput):
     async def capture_frame(self, frame: rtc.AudioFrame) -> None:
         await super().capture_frame(frame)
         if not self._open:
-            self._open, self._complete = True, False
-            self._pcm, self._played_s, self._since_s = bytearray(), 0.0, None
+            self._open = True
+            self._complete = False
+            self._pcm = bytearray()
+            self._played_s = 0.0
+            self._since_s = None
             self.on_playback_started(created_at=time.time())  # the synchronizer goes by this clock
             self.begun.set()
         self._stop_clock()  # if it ran dry, it begins again here
@@ -227,7 +230,8 @@ class Loudspeaker(AudioOutput):
         if self._since_s is not None:
             running_s = (self._loop.time() - self._since_s) * self._speed
             self.dry_s += max(0.0, self._played_s + running_s - self.captured_s)
-        self._played_s, self._since_s = self.position_s, None
+        self._played_s = self.position_s
+        self._since_s = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -301,7 +305,9 @@ async def on_stage(
 ) -> AsyncIterator[Stage]:
     """An ``AgentSession`` with ``voice`` that hears and says nothing but what it is told. ``sink`` replaces the
     loudspeaker."""
-    ears, scribe, page = Ears(), Scribe(), Page()
+    ears = Ears()
+    scribe = Scribe()
+    page = Page()
     speaker = Loudspeaker(can_pause=can_pause, speed=speed)
     session: AgentSession[Any] = AgentSession(
         stt=scribe,

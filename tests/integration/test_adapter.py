@@ -44,7 +44,8 @@ async def settled(worker: Worker) -> None:
 
 async def test_frames_and_state(worker: Worker, adapter: TTSWorker) -> None:
     assert adapter.state is WorkerState.IDLE
-    frames, states = [], []
+    frames = []
+    states = []
     async for frame in adapter.synthesize_stream(words()):
         states.append(adapter.state)
         frames.append(frame)
@@ -56,7 +57,9 @@ async def test_frames_and_state(worker: Worker, adapter: TTSWorker) -> None:
 
 async def test_chunks_say_where_they_come_from(worker: Worker, adapter: TTSWorker) -> None:
     stream = adapter.synthesize_chunks(words())
-    position, index, said = 0, 0, []
+    position = 0
+    index = 0
+    said = []
     async for chunk in stream:
         assert (chunk.index, chunk.start_sample) == (index, position)
         assert chunk.end_sample == position + len(chunk.pcm) // 2
@@ -64,7 +67,8 @@ async def test_chunks_say_where_they_come_from(worker: Worker, adapter: TTSWorke
         for word in chunk.words:
             assert chunk.start_sample <= word.start_sample < chunk.end_sample
             said.append(word.text)
-        position, index = chunk.end_sample, index + 1
+        position = chunk.end_sample
+        index = index + 1
     assert said == TEXT.split()
     assert stream.outcome is Outcome.DONE
     assert stream.receipt is not None

@@ -30,7 +30,9 @@ from tts_worker.transports.grpc import tts_worker_pb2 as pb
 from tts_worker.transports.grpc import tts_worker_pb2_grpc
 from tts_worker.transports.keys import FREE_FAILURES, KeyRing
 
-APP, OPERATOR, READER = "app-key-0123", "operator-key-0123", "reader-key-0123"
+APP = "app-key-0123"
+OPERATOR = "operator-key-0123"
+READER = "reader-key-0123"
 
 
 def key_file(folder: Path, **app: Any) -> Path:
@@ -276,7 +278,8 @@ def test_a_key_file_counts_as_authentication(tmp_path: Path) -> None:
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    cert, key = folder / "cert.pem", folder / "key.pem"
+    cert = folder / "cert.pem"
+    key = folder / "key.pem"
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     subprocess.run(

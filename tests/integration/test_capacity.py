@@ -141,7 +141,8 @@ async def test_a_turn_without_a_slot_reports_its_text() -> None:
 
 async def test_text_and_end_at_once_are_reported_whole() -> None:
     async with running_worker(tone_settings(session={"max_sessions": 1, **AT_ONCE})) as worker:
-        silent, speaking = worker.hub.open(), worker.hub.open(SessionOptions(realtime=True))
+        silent = worker.hub.open()
+        speaking = worker.hub.open(SessionOptions(realtime=True))
         speaking.speak(LONG)
         key = silent.speak("One, ")
         silent.speak("two.")
@@ -165,7 +166,8 @@ async def test_text_and_end_at_once_are_reported_whole() -> None:
 
 async def test_stop_before_the_refusal_ends_the_turn_once() -> None:
     async with running_worker(tone_settings(session={"max_sessions": 1, **AT_ONCE})) as worker:
-        silent, speaking = worker.hub.open(), worker.hub.open()
+        silent = worker.hub.open()
+        speaking = worker.hub.open()
         speaking.speak(LONG)
         silent.speak("Never mind.")
         silent.stop()

@@ -27,7 +27,8 @@ TEXT = "Hello there, my friend. How are you today? I am well, thank you for aski
 
 async def call(worker: Worker, rng: random.Random) -> None:
     """A call that ends at a random point in a random way."""
-    way, point = rng.randrange(4), rng.randrange(12)
+    way = rng.randrange(4)
+    point = rng.randrange(12)
     if way == 0:  # the program drops the iterator
         async for _ in TTSWorker(worker).synthesize_stream(letters(rng)):
             if (point := point - 1) < 0:
@@ -81,7 +82,8 @@ async def test_dropped_calls_leave_nothing(settings: Settings, number: int) -> N
     process = psutil.Process(os.getpid())
     async with running_worker(settings) as worker:
         await calls(worker, max(500, number // 10), seed=1)  # caches and arenas fill once
-        before, memory_bytes = held(), process.memory_info().rss
+        before = held()
+        memory_bytes = process.memory_info().rss
         await calls(worker, number, seed=2)
         # A thread or a socket may still be on its way out, now or when it was counted first.
         await until(lambda: all(now <= then for now, then in zip(held(), before, strict=True)))
@@ -132,7 +134,8 @@ async def _races(address: str, expected: bytes, races: int, seed: int) -> None:
 
 async def _listen(client: Client, messages: int) -> bytes:
     """The sound since `started`, of at most so many messages; none may come before it."""
-    started, heard = False, b""
+    started = False
+    heard = b""
     for _ in range(messages + 1):
         message = await client.next()
         if isinstance(message, bytes):

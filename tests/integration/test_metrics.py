@@ -62,7 +62,8 @@ async def test_every_metric_is_documented(worker: Worker) -> None:
 
 async def test_slots_in_use_are_exported() -> None:
     async with running_worker(tone_settings(session={"max_sessions": 3, "slot_idle_s": 0.000001})) as worker:
-        silent, speaking = worker.hub.open(), worker.hub.open()
+        silent = worker.hub.open()
+        speaking = worker.hub.open()
         speaking.speak(TEXT * 20)
         await asyncio.sleep(0.001)
         text = worker.metrics.render()

@@ -43,7 +43,8 @@ class Recorder:
     """An engine with the languages of CosyVoice that notes the text it is given."""
 
     def __init__(self, *, reads_numbers: bool = False) -> None:
-        self.ready, self.lost = True, False
+        self.ready = True
+        self.lost = False
         self.stats = SimpleNamespace(busy_s=0.0, audio_s=0.0)
         languages = ("zh", "en", "ja", "ko", "yue")
         self.info = EngineInfo("cosyvoice", ("v",), languages, Alignment.ESTIMATED, 4, reads_numbers=reads_numbers)

@@ -209,7 +209,8 @@ async def test_every_voice_name_is_checked(worker: Worker) -> None:
 
 async def test_over_capacity_is_refused_and_recovers() -> None:
     async with running_worker(tone_settings(session={"max_sessions": 2, "slot_idle_s": 600})) as worker:
-        first, second = worker.hub.open(), worker.hub.open()
+        first = worker.hub.open()
+        second = worker.hub.open()
         with pytest.raises(OverCapacity) as refused:
             worker.hub.open()
         assert refused.value.retry_after_s
@@ -236,7 +237,8 @@ async def test_drain_lets_turns_end_and_takes_no_new_ones(worker: Worker) -> Non
 
 
 async def test_a_drain_waits_for_nobody_who_says_nothing(worker: Worker) -> None:
-    silent, speaking = worker.hub.open(FAST), worker.hub.open(FAST)
+    silent = worker.hub.open(FAST)
+    speaking = worker.hub.open(FAST)
     speaking.speak(TEXT)
     speaking.end_text()
     draining = asyncio.create_task(worker.hub.drain(timeout_s=3_600))

@@ -47,7 +47,8 @@ def test_32_streams_at_95_percent_of_capacity_have_no_hole(within_s: float) -> N
 
 
 def test_first_come_first_served_fails_the_same_load() -> None:
-    fifo, ours = simulate(first_come, within_s=2.0), simulate(None, within_s=2.0)
+    fifo = simulate(first_come, within_s=2.0)
+    ours = simulate(None, within_s=2.0)
     assert sum(listener.pacer.underruns for listener in fifo.listeners) >= 10
     assert sum(listener.pacer.underrun_s for listener in fifo.listeners) >= 1.0
     assert sum(listener.pacer.underruns for listener in ours.listeners) == 0

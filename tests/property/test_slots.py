@@ -7,7 +7,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from tts_worker.session.slots import SlotTable
 
-SLOTS, MAX_OPEN, IDLE_S, END_IDLE_S = 3, 6, 2.0, 60.0
+SLOTS = 3
+MAX_OPEN = 6
+IDLE_S = 2.0
+END_IDLE_S = 60.0
 
 
 class Admission(RuleBasedStateMachine):

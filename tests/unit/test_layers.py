@@ -73,10 +73,18 @@ def _imports() -> tuple[Import, ...]:
 
 def _imports_of(name: str, path: Path) -> Iterator[Import]:
     tree = ast.parse(path.read_text("utf-8"))
-    inside = {child for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-              for child in ast.walk(node)}  # fmt: skip
-    typing_only = {child for node in ast.walk(tree) if isinstance(node, ast.If)
-                   and "TYPE_CHECKING" in ast.unparse(node.test) for child in ast.walk(node)}  # fmt: skip
+    inside = {
+        child
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for child in ast.walk(node)
+    }
+    typing_only = {
+        child
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for child in ast.walk(node)
+    }
     for node in ast.walk(tree):
         if node in typing_only:
             continue
@@ -93,9 +101,11 @@ def _imports_of(name: str, path: Path) -> Iterator[Import]:
 
 def _row(module: str) -> int:
     candidates = [
-        (len(prefix), row) for row, names in enumerate(ROWS) for prefix in names
+        (len(prefix), row)
+        for row, names in enumerate(ROWS)
+        for prefix in names
         if module == prefix or module.startswith(f"{prefix}.")
-    ]  # fmt: skip
+    ]
     assert candidates, f"{module} has no place in the house: give it one in ROWS"
     return max(candidates)[1]
 
@@ -113,20 +123,22 @@ def test_rows_import_only_what_is_below() -> None:
 
 def test_engines_know_no_session_and_sessions_no_engine() -> None:
     wrong = [
-        _where(found) for found in _imports()
+        _where(found)
+        for found in _imports()
         if (found.importer.startswith("engine") and found.imported.startswith("tts_worker.session"))
         or (found.importer.startswith("session") and found.imported.startswith("tts_worker.engine"))
         or (found.importer.startswith("transports") and found.imported.startswith("tts_worker.engine"))
-    ]  # fmt: skip
+    ]
     assert not wrong, "\n".join(wrong)
 
 
 def test_the_pure_row_is_pure() -> None:
     impure = {"asyncio", "time", "threading", "torch", "socket", "random", "datetime"}
     wrong = [
-        _where(found) for found in _imports()
+        _where(found)
+        for found in _imports()
         if found.importer.startswith(PURE) and found.imported.split(".")[0] in impure
-    ]  # fmt: skip
+    ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -138,28 +150,33 @@ def test_asyncio_in_the_engine_row_is_the_loops_alone() -> None:
 def test_torch_stays_in_the_engine_and_its_tools() -> None:
     allowed = ("engine", "parity", "commands.bench_engine", "commands.doctor", "commands.export", "benchmarks.engine")
     wrong = [
-        _where(found) for found in _imports()
+        _where(found)
+        for found in _imports()
         if found.imported.split(".")[0] == "torch" and not found.importer.startswith(allowed)
-    ]  # fmt: skip
+    ]
     assert not wrong, "\n".join(wrong)
 
 
 def test_cosyvoice_runs_on_a_bare_pytorch_machine() -> None:
     allowed = {*sys.stdlib_module_names, "numpy", "torch", "tokenizers", "tts_worker"}
     wrong = [
-        _where(found) for found in _imports()
+        _where(found)
+        for found in _imports()
         if found.importer.startswith(("engine.cosyvoice", "engine.streaming"))
-        and found.at_module_level and found.imported.split(".")[0] not in allowed
-    ]  # fmt: skip
+        and found.at_module_level
+        and found.imported.split(".")[0] not in allowed
+    ]
     assert not wrong, "\n".join(wrong)
 
 
 def test_nothing_reads_the_clock_of_the_wall() -> None:
     """Durations come from a monotonic clock; ``time.time`` jumps."""
     wrong = [
-        f"{name}:{node.lineno}" for name, path in _modules().items() for node in ast.walk(ast.parse(path.read_text()))
+        f"{name}:{node.lineno}"
+        for name, path in _modules().items()
+        for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "time.time" and not name.startswith("registry")
-    ]  # fmt: skip
+    ]
     assert not wrong, "\n".join(wrong)
 
 

@@ -140,7 +140,8 @@ class SessionMachine:
 
     def take_commands(self) -> list[Command]:
         """Messages for the engine since the last call."""
-        commands, self._commands = self._commands, []
+        commands = self._commands
+        self._commands = []
         return commands
 
     # -- text ---------------------------------------------------------------------------------------------------------
@@ -376,11 +377,14 @@ class SessionMachine:
     def _ending(self, utterance: Utterance) -> list[Notice]:
         notices: list[Notice] = []
         if utterance.error is not None:
-            reason, outcome = utterance.error.code.value, Outcome.ERROR
+            reason = utterance.error.code.value
+            outcome = Outcome.ERROR
         elif utterance.truncated is not None:
-            reason, outcome = utterance.truncated, Outcome.TRUNCATED
+            reason = utterance.truncated
+            outcome = Outcome.TRUNCATED
         else:
-            reason, outcome = ("finished" if utterance.segments else "nothing_to_speak"), Outcome.DONE
+            reason = "finished" if utterance.segments else "nothing_to_speak"
+            outcome = Outcome.DONE
             words = utterance.take_words()  # a word without sound at the very end
             if words is not None:
                 notices.append(words)

@@ -108,7 +108,8 @@ def explain(error: ValidationError, file: Path | None) -> str:
         if problem["type"] == "extra_forbidden":
             message = "there is no such setting"
         elif problem["type"] == "union_tag_not_found":
-            key, message = f"{key}.kind", f"an engine needs a kind: {', '.join(ENGINE_KINDS)}"
+            key = f"{key}.kind"
+            message = f"an engine needs a kind: {', '.join(ENGINE_KINDS)}"
         else:
             message = problem["msg"].removeprefix("Value error, ")
         lines.append(f"{key}: {message}")

@@ -99,7 +99,8 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _guard_grpc(self) -> Settings:
-        server, grpc = self.server, self.grpc
+        server = self.server
+        grpc = self.grpc
         if grpc.enabled and not is_loopback(grpc.host) and not server.needs_key and not server.allow_unauthenticated:
             raise ValueError(
                 f"grpc.host {grpc.host} is reachable from outside: set server.api_keys, or "

@@ -31,7 +31,8 @@ from tts_worker.types import (
     UtteranceKey,
 )
 
-KEY, NEXT = UtteranceKey("s", 1), UtteranceKey("s", 2)
+KEY = UtteranceKey("s", 1)
+NEXT = UtteranceKey("s", 2)
 PARAMS = SynthesisParams("v")
 
 
@@ -68,7 +69,8 @@ def said(key: UtteranceKey, text: str, index: int = 0) -> Text:
 
 
 def begin(normalized: bool = True) -> tuple[NormalizingPort, RecordingEngine, ManualExecutor]:
-    engine, executor = RecordingEngine(), ManualExecutor()
+    engine = RecordingEngine()
+    executor = ManualExecutor()
     detector_of = lambda params: LanguageDetector(("zh", "en")) if normalized else None  # noqa: E731
     port = NormalizingPort(engine, SegmentNormalizer(spell, executor), detector_of)
     port.subscribe("s", lambda event: None)
@@ -183,11 +185,14 @@ STEPS = st.lists(st.sampled_from(("text", "plain", "end", "stop", "work", "wait"
 @given(STEPS)
 def test_no_interleaving_loses_or_reorders_text(steps: list[str]) -> None:
     async def play() -> None:
-        engine, executor = RecordingEngine(), ManualExecutor()
+        engine = RecordingEngine()
+        executor = ManualExecutor()
         port = NormalizingPort(
             engine, SegmentNormalizer(spell, executor), lambda params: LanguageDetector(("en",)), limit_s=0.5
         )
-        generation, number, stopped = 1, 0, set()
+        generation = 1
+        number = 0
+        stopped = set()
         port.post(Open(UtteranceKey("s", 1), PARAMS, 1))
         sent: dict[int, list[int]] = {1: []}
 
