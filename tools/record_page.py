@@ -78,7 +78,8 @@ async def record(page: Page) -> tuple[Screencast, bytes]:
 
 def animate(frames: Screencast) -> bytes:
     """A GIF of these frames, sampled every FRAME_MS; all frames share the palette of one in mid-speech."""
-    begin_s, end_s = frames[0][0], frames[-1][0] + REPORT_MS / 1000
+    begin_s = frames[0][0]
+    end_s = frames[-1][0] + REPORT_MS / 1000
     pictures: list[Image.Image] = []
     durations_ms: list[int] = []
     shown = b""

@@ -114,7 +114,8 @@ def reversed_clip(pcm: bytes) -> bytes:
 
 def stalled_clip(pcm: bytes) -> bytes:
     """The same sound as from a worker that falls behind: 100 ms of nothing after every 400 ms."""
-    stride, hole = SAMPLE_RATE_HZ * 2 * 4 // 10, bytes(SAMPLE_RATE_HZ * 2 // 10)
+    stride = SAMPLE_RATE_HZ * 2 * 4 // 10
+    hole = bytes(SAMPLE_RATE_HZ * 2 // 10)
     return b"".join(pcm[start : start + stride] + hole for start in range(0, len(pcm), stride))
 
 

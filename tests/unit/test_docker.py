@@ -50,8 +50,11 @@ def settings_in(service: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Set
 def test_there_are_the_services_that_are_promised() -> None:
     assert {"redis", "worker", "worker-gpu", "ray"} <= set(SERVICES)
     assert [SERVICES[name].get("profiles") for name in ("redis", "worker", "worker-gpu", "ray")] == [
-        None, None, ["gpu"], ["ray"],
-    ]  # fmt: skip
+        None,
+        None,
+        ["gpu"],
+        ["ray"],
+    ]
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -102,9 +105,15 @@ async def test_the_healthcheck_asks_a_route_that_there_is(name: str, monkeypatch
 
     host, _, path = url.removeprefix("http://").partition("/")
     scope = {
-        "type": "http", "method": "GET", "path": f"/{path}", "raw_path": f"/{path}".encode(), "query_string": b"",
-        "headers": [(b"host", host.encode())], "http_version": "1.1", "scheme": "http",
-    }  # fmt: skip
+        "type": "http",
+        "method": "GET",
+        "path": f"/{path}",
+        "raw_path": f"/{path}".encode(),
+        "query_string": b"",
+        "headers": [(b"host", host.encode())],
+        "http_version": "1.1",
+        "scheme": "http",
+    }
     await create_application(worker)(scope, receive, send)
     assert statuses[0] == 503  # it is there, asks for no key, and says that the engines are not: curl and ours fail
     assert host == f"127.0.0.1:{settings.server.port}"
@@ -140,8 +149,10 @@ def kept(path: str) -> bool:
         if rule and not rule.startswith("#"):
             pattern = rule.removeprefix("!").removeprefix("**/")
             parts = Path(path).parts
-            if any(fnmatch("/".join(parts[:end]), pattern) or fnmatch(parts[end - 1], pattern)
-                   for end in range(1, len(parts) + 1)):  # fmt: skip
+            if any(
+                fnmatch("/".join(parts[:end]), pattern) or fnmatch(parts[end - 1], pattern)
+                for end in range(1, len(parts) + 1)
+            ):
                 decision = rule.startswith("!")
     return decision
 

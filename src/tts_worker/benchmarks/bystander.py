@@ -40,9 +40,11 @@ def explains(seen: Iterable[Stall], hole_s: float, ended_at_s: float, spare_s: f
     """Whether the machine made a hole: one processor or another stood still for most of the time in which the listener
     played what he still had (``spare_s``) and then heard nothing."""
     began_s = ended_at_s - hole_s - spare_s
-    covered_s, covered_until_s = 0.0, began_s
+    covered_s = 0.0
+    covered_until_s = began_s
     for stall in sorted(seen):
-        begin_s, end_s = max(stall.begin_s, covered_until_s), min(stall.end_s, ended_at_s)
+        begin_s = max(stall.begin_s, covered_until_s)
+        end_s = min(stall.end_s, ended_at_s)
         if end_s > begin_s:
             covered_s += end_s - begin_s
             covered_until_s = end_s

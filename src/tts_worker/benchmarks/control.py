@@ -76,7 +76,8 @@ class Unanswered:
         if command is ControlName.PAUSE:
             self._paused = applied
         elif command is ControlName.RESUME and applied:  # no sooner: it may leave before its PAUSE is answered
-            self._paused, self._resume_asked_at_s = False, asked_at_s
+            self._paused = False
+            self._resume_asked_at_s = asked_at_s
         return asked_at_s
 
     def sounded(self, now_s: float, *, before: bool) -> None:
@@ -88,7 +89,8 @@ class Unanswered:
 
     def over(self) -> None:
         """The turn has ended, and with it what was paused."""
-        self._paused, self._resume_asked_at_s = False, None
+        self._paused = False
+        self._resume_asked_at_s = None
 
 
 class Commander:

@@ -33,7 +33,8 @@ class _Times:
 
 async def measure_latency(settings: Settings, turns: int) -> dict[str, Figure]:
     """``turns`` sentences, one after the other, each in a session of its own."""
-    times, rng = _Times(), random.Random(1)
+    times = _Times()
+    rng = random.Random(1)
     async with running_worker(settings) as worker:
         for turn in range(turns):
             await _turn(worker, SENTENCES[turn % len(SENTENCES)], rng.randrange(1_000), times)

@@ -45,9 +45,11 @@ async def measure_load(settings: Settings, sessions: int, seconds: float) -> dic
     """``sessions`` listeners for ``seconds`` each; the utterance that is cut off at the end counts too."""
     heard = _Heard()
     async with Bystander() as bystander, running_worker(settings) as worker:
-        cpu_before_s, began_s = _cpu_s(), perf_counter()
+        cpu_before_s = _cpu_s()
+        began_s = perf_counter()
         await asyncio.gather(*(_listen(worker, index, sessions, seconds, heard) for index in range(sessions)))
-        cpu_s, wall_s = _cpu_s() - cpu_before_s, perf_counter() - began_s
+        cpu_s = _cpu_s() - cpu_before_s
+        wall_s = perf_counter() - began_s
         memory_mb = rss_mb()
     utterances = len(heard.longest_hole_s)
     short_holes = sum(hole_s <= 0.05 for hole_s in heard.longest_hole_s)
@@ -97,7 +99,8 @@ async def _listen(worker: Worker, index: int, sessions: int, seconds: float, hea
 
 async def _utterance(session: LocalSession, text: str, until_s: float, heard: _Heard) -> bool:
     """Listen to one utterance. Returns False if the engine had no slot for it."""
-    pacer, loop = session.pacer, asyncio.get_running_loop()
+    pacer = session.pacer
+    loop = asyncio.get_running_loop()
     began_s = perf_counter()
     session.speak(text)
     session.end_text()

@@ -112,7 +112,8 @@ def run(args: argparse.Namespace) -> int:
 
 def made_up_voice(bundle: Bundle, tokens: int, seed: int = 0) -> Voice:
     """A voice with a prompt of so many speech tokens and a transcript."""
-    config, rng = bundle.config, np.random.default_rng(seed)
+    config = bundle.config
+    rng = np.random.default_rng(seed)
     return Voice(
         family=config.family,
         prompt_text="",
@@ -171,8 +172,10 @@ class Bench:
         return (*(self._sentences[run] if self._sentences else self._say), self._eos)
 
     def describe(self) -> dict[str, Figure]:
-        parts, info = self.engine.parts, dict(self.engine.info.extra)
-        lm, flow = parts.networks.lm.llm_decoder.weight.dtype, parts.networks.flow.time_tables.dtype
+        parts = self.engine.parts
+        info = dict(self.engine.info.extra)
+        lm = parts.networks.lm.llm_decoder.weight.dtype
+        flow = parts.networks.flow.time_tables.dtype
         return {
             "family": info["family"],
             "device": self.engine.info.device,
@@ -196,11 +199,17 @@ class Bench:
 
     def speak(self, tokens: np.ndarray[tuple[int], np.dtype[np.int32]], segments: Sequence[Segment] = ONE) -> Spoken:
         """Say ``tokens`` alone, as fast as it goes. Raises SynthesisFailed."""
-        engine, self._say = self.engine, [int(token) for token in tokens]
+        engine = self.engine
+        self._say = [int(token) for token in tokens]
         engine.spent.reset()
-        pcm, chunks_s, chunks_ms, cpu_ms, stages_ms = bytearray(), list[float](), [], [], dict[str, float]()
+        pcm = bytearray()
+        chunks_s = list[float]()
+        chunks_ms = []
+        cpu_ms = []
+        stages_ms = dict[str, float]()
         first = (0.0, 0, 0)
-        began_s, cpu_s = perf_counter(), process_time()
+        began_s = perf_counter()
+        cpu_s = process_time()
         self._open(segments=segments)
         while engine.has_work:
             for event in engine.step(perf_counter()):
@@ -261,7 +270,8 @@ class Bench:
     def growth(self, seconds: float, repeats: int) -> dict[str, Figure]:
         """What a second of sound costs along one long turn, as callers speak it: sentence after sentence, with the
         context carried. Whole chunks only, the best of all repeats, for other work only ever adds."""
-        each, count = int(SENTENCE_S * TOKEN_RATE_HZ), max(2, round(seconds / SENTENCE_S))
+        each = int(SENTENCE_S * TOKEN_RATE_HZ)
+        count = max(2, round(seconds / SENTENCE_S))
         tokens = forced_tokens(each * count, 4)
         self._sentences = [tokens[n * each : (n + 1) * each].tolist() for n in range(count)]
         segments = tuple(
@@ -294,7 +304,8 @@ class Bench:
         if len(best) < 2:  # too short to tell
             return {}
         part = max(1, len(best) // 6)
-        early, late = float(np.median(best[:part])), float(np.median(best[-part:]))
+        early = float(np.median(best[:part]))
+        late = float(np.median(best[-part:]))
         return {"unbroken_seconds": seconds, "unbroken_late_over_early": _rounded(late / early, 3)}
 
     def sessions(self, count: int, seconds: float) -> dict[str, Figure]:
@@ -333,12 +344,15 @@ class Bench:
 
     def cancels(self, count: int) -> dict[str, Figure]:
         """Calls that end at random points of the pipeline: what is left of them in memory."""
-        engine, rng = self.engine, np.random.default_rng(11)
+        engine = self.engine
+        rng = np.random.default_rng(11)
         self._say = forced_tokens(100, 8).tolist()
-        before_mb, before_bytes = 0.0, 0
+        before_mb = 0.0
+        before_bytes = 0
         for turn in range(count):
             if turn == count // 10:  # by then everything that is kept for good is there
-                before_mb, before_bytes = rss_mb(), self._device_bytes()
+                before_mb = rss_mb()
+                before_bytes = self._device_bytes()
             key = self._open(int(rng.integers(0, 60_000)))
             for _ in range(int(rng.integers(0, 16))):
                 engine.step(perf_counter())
@@ -376,7 +390,8 @@ class _Listener:
         if self._begins_s is None:
             return 0
         until = min(self._came, int((now_s - self._begins_s) * SAMPLE_RATE_HZ))
-        taken, self._played = max(0, until - self._played), max(until, self._played)
+        taken = max(0, until - self._played)
+        self._played = max(until, self._played)
         return taken
 
 

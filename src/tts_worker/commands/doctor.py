@@ -187,7 +187,8 @@ def _gpu() -> Finding:
 
 
 def _port(settings: Settings) -> Finding:
-    host, port = settings.server.host, settings.server.port
+    host = settings.server.host
+    port = settings.server.port
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
@@ -204,7 +205,9 @@ def _speaks(settings: Settings) -> Finding:
     async def speak() -> Finding:
         began_s = perf_counter()
         async with running_adapter(settings) as adapter:
-            ready_s, first_s, size = perf_counter(), 0.0, 0
+            ready_s = perf_counter()
+            first_s = 0.0
+            size = 0
             async for frame in adapter.synthesize_stream(_sentence()):
                 first_s = first_s or perf_counter()
                 size += len(frame)

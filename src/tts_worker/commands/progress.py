@@ -20,7 +20,8 @@ class Bar:
     """
 
     def __init__(self, *, shown: bool = True, unit: str = "") -> None:
-        self._shown, self._label = shown, ""
+        self._shown = shown
+        self._label = ""
         self._bar = _rich_bar(unit) if shown and sys.stderr.isatty() else None
         self._task: TaskID | None = None
 

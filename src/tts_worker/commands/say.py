@@ -229,9 +229,15 @@ async def _pass_on(stream: SpeechStream, sink: Sink, progress: _Progress) -> tup
 
 def _without_sound(chunk: SpeechChunk) -> SpeechChunk:
     return SpeechChunk(
-        chunk.index, b"", chunk.text_start, chunk.text_end, chunk.start_sample, chunk.end_sample, chunk.wall_ms,
+        chunk.index,
+        b"",
+        chunk.text_start,
+        chunk.text_end,
+        chunk.start_sample,
+        chunk.end_sample,
+        chunk.wall_ms,
         chunk.words,
-    )  # fmt: skip
+    )
 
 
 def _summary(
@@ -240,7 +246,8 @@ def _summary(
     assert stream.receipt is not None
     assert stream.outcome is not None
     audio_s = chunks[-1].end_sample / SAMPLE_RATE_HZ if chunks else 0.0
-    spoken, remaining = len(stream.receipt.text_spoken), len(stream.receipt.text_remaining)
+    spoken = len(stream.receipt.text_spoken)
+    remaining = len(stream.receipt.text_remaining)
     if stream.outcome is not Outcome.DONE and source.total_chars is not None:
         remaining = source.total_chars - spoken  # also what the session had not been given yet
     engine_s = sum(chunk.wall_ms for chunk in chunks) / 1000

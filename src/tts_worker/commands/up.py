@@ -111,9 +111,18 @@ async def _worker(args: argparse.Namespace, redis: str, index: int) -> AsyncIter
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tts_worker", "serve", "--engine", args.engine, "--port", "0", *words,
-        stdout=asyncio.subprocess.PIPE, start_new_session=True,  # a Ctrl-C is ours; it hears of it as a drain
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "tts_worker",
+        "serve",
+        "--engine",
+        args.engine,
+        "--port",
+        "0",
+        *words,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,  # a Ctrl-C is ours; it hears of it as a drain
+    )
     try:
         yield process
     finally:

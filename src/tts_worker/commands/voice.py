@@ -59,7 +59,8 @@ def _import(args: argparse.Namespace, root: Path) -> int:
 
 
 def _list(args: argparse.Namespace, root: Path) -> int:
-    rows, damaged = [], False
+    rows = []
+    damaged = False
     for name in stored_voices(root):
         try:
             rows.append(_about(name, load_voice(root, name)))

@@ -50,9 +50,13 @@ def _pull(args: argparse.Namespace) -> int:
     out: Path = args.out or Path(model.folder)
     with Bar(unit="bytes") as bar:
         report = pull(
-            model.name, out, args.source, rl=args.rl, base_url=args.base_url,
+            model.name,
+            out,
+            args.source,
+            rl=args.rl,
+            base_url=args.base_url,
             progress=lambda p: bar.update(p.file, p.done_bytes, p.size_bytes),
-        )  # fmt: skip
+        )
     print(report)
     return 0
 

@@ -161,7 +161,8 @@ def split_spoken(text: str, words: Sequence[WordTiming], position_samples: int, 
         return len(text)
     if position_samples <= 0:
         return 0
-    cut, following = 0, len(text)
+    cut = 0
+    following = len(text)
     for word in words:
         if 2 * position_samples < word.start_sample + word.end_sample:
             following = word.start_char

@@ -60,7 +60,8 @@ class BlockFilter:
 
     def _release(self) -> None:
         """What was held is ordinary text."""
-        staged, self._staged = self._staged, []
+        staged = self._staged
+        self._staged = []
         self._state = self._body
         for char, index in staged:
             self._out(char, index)
@@ -98,7 +99,9 @@ class BlockFilter:
             self._stage(self._checkbox, char, index)
         elif char == "|" and not self._after_bullet:
             self._out(PARAGRAPH, index)
-            self._row, self._cell_seen, self._pipe = True, False, None
+            self._row = True
+            self._cell_seen = False
+            self._pipe = None
             self._state = self._cell
         else:
             self._state = self._body
@@ -259,7 +262,8 @@ class BlockFilter:
         """The rest of the line after an opening fence. More backticks, or too much of it: it was a code span."""
         if char == "\n":
             self._staged.clear()
-            self._fence_run, self._fence_line_open = 0, True
+            self._fence_run = 0
+            self._fence_line_open = True
             self._state = self._fence
         elif char == self._fence_char == "`":
             self._release()
@@ -283,7 +287,8 @@ class BlockFilter:
         if char == "\n":
             if self._fence_line_open and self._fence_run >= self._fence_length:
                 self._end_line(PARAGRAPH, index)
-            self._fence_run, self._fence_line_open = 0, True
+            self._fence_run = 0
+            self._fence_line_open = True
         elif self._fence_line_open:
             if char == self._fence_char:
                 self._fence_run += 1

@@ -110,7 +110,8 @@ _HANGUL_JOINS = {"L": ("L", "V", "LV", "LVT"), "LV": ("V", "T"), "V": ("V", "T")
 
 def _may_cut(text: str, index: int) -> bool:
     """Whether a cluster ends before ``text[index]`` (``0 < index < len(text)``)."""
-    before, after = text[index - 1], text[index]
+    before = text[index - 1]
+    after = text[index]
     if before < "\u0300" and after < "\u0300":
         return not (before == "\r" and after == "\n")
     if extends(after):

@@ -57,7 +57,8 @@ class Cleaner:
 
     def push(self, char: str, index: int) -> None:
         if self._held is not None:
-            held, self._held = self._held, None
+            held = self._held
+            self._held = None
             if char in (_EMOJI_SELECTOR, _KEYCAP):
                 self._out(SOFT_SPACE, held[1])
                 return
@@ -82,5 +83,6 @@ class Cleaner:
     def settle(self) -> None:
         """Decide what is held as if the text ended here."""
         if self._held is not None:
-            held, self._held = self._held, None
+            held = self._held
+            self._held = None
             self._out(*held)

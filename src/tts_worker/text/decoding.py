@@ -32,7 +32,8 @@ class TextDecoder:
         text = self._high + delta
         self._high = ""
         if "\ud800" <= text[-1] <= "\udbff":
-            self._high, text = text[-1], text[:-1]
+            self._high = text[-1]
+            text = text[:-1]
         return lost + _joined(text)
 
     def end(self) -> str:

@@ -104,7 +104,8 @@ class InlineFilter:
     def _reread(self) -> None:
         """The first held character meant nothing; what follows it may. What is held never holds another of its kind,
         so a character is read three times at most."""
-        staged, self._staged = self._staged, []
+        staged = self._staged
+        self._staged = []
         self._state = self._text
         self._emit(*staged[0])
         for char, index in staged[1:]:
@@ -140,7 +141,8 @@ class InlineFilter:
         self._eat_angle = False
         if char == PARAGRAPH:
             self._open.clear()
-        self._previous, self._fresh = " ", True
+        self._previous = " "
+        self._fresh = True
         self._break(char, index)
 
     def _bang(self, char: str, index: int) -> None:
@@ -209,7 +211,8 @@ class InlineFilter:
 
     def _resolve_run(self, following: str) -> None:
         mark = self._staged[0][0]
-        staged, self._staged = self._staged, []
+        staged = self._staged
+        self._staged = []
         self._state = self._text
         if self._is_text(mark, len(staged), following):
             for char, index in staged:
@@ -219,7 +222,8 @@ class InlineFilter:
     def _is_text(self, mark: str, length: int, following: str) -> bool:
         """Whether a run of ``mark`` is to be read: ``2*3``, ``snake_case``, ``~5``; if not, note what it opens."""
         before = self._previous
-        spaced_left, spaced_right = before in " \n", following in _SPACES - {SOFT_SPACE}
+        spaced_left = before in " \n"
+        spaced_right = following in _SPACES - {SOFT_SPACE}
         kind = mark * min(length, 2)
         within = _is_word(before) and _is_word(following)
         if mark == "~":

@@ -71,7 +71,8 @@ class Layout:
         if self._last not in " \n" and self._pending in over:
             if self._pending in ("", SOFT_SPACE) and kind != SOFT_SPACE:
                 self._out.space_follows()
-            self._pending, self._pending_at = kind, index
+            self._pending = kind
+            self._pending_at = index
 
     def _paragraph(self, index: int) -> None:
         self._pending = ""
@@ -81,7 +82,9 @@ class Layout:
             self._out.push("\n", index)
 
     def _decide(self, char: str, index: int) -> None:
-        kind, place, self._pending = self._pending, self._pending_at, ""
+        kind = self._pending
+        place = self._pending_at
+        self._pending = ""
         if kind == SOFT_SPACE:
             joins = self._last.isalnum() and char.isalnum()
             if joins and not (is_unspaced(self._last) and is_unspaced(char)):

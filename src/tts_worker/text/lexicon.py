@@ -135,7 +135,8 @@ def _checked(written: str, value: object) -> Entry:
         chosen = value.get("case_sensitive", case_sensitive)
         if not isinstance(chosen, bool):
             raise _Problem(f".case_sensitive must be true or false, not {_kind(chosen)}")
-        case_sensitive, value = chosen, value["say"]
+        case_sensitive = chosen
+        value = value["say"]
     if not isinstance(value, str):
         raise _Problem(f" must be a spelling or /phonemes/, not {_kind(value)}")
     said = " ".join(value.split())
@@ -268,8 +269,10 @@ class LexiconStage:
 
     def _decide(self) -> list[tuple[str, int]]:
         """Nothing longer can match: pass on what was found, or one character. The rest is to be read again."""
-        held, self._held = self._held, []
-        found, self._found = self._found, None
+        held = self._held
+        self._held = []
+        found = self._found
+        self._found = None
         self._nodes = []
         if found is None:
             self._pass_on(*held[0])

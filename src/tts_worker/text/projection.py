@@ -85,7 +85,8 @@ def align(source: str, target: str) -> list[tuple[int, int, int, int]]:
     order; source ranges are monotonic (starts and ends never go back) and empty for words that were inserted where no
     source word is free. Total: any two strings are aligned. Time grows linearly with the text beyond some 60 words.
     """
-    source_units, target_units = units(source), units(target)
+    source_units = units(source)
+    target_units = units(target)
     source_keys = [_key(source[a:b]) for a, b in source_units]
     target_keys = [_key(target[a:b]) for a, b in target_units]
     pairs = list(_anchors(source_keys, target_keys, 0, 0))
@@ -100,7 +101,8 @@ def align(source: str, target: str) -> list[tuple[int, int, int, int]]:
         if s_anchor < len(source_units):
             ranges.append(source_units[s_anchor])
             place = source_units[s_anchor][1]
-        s, t = s_anchor + 1, t_anchor + 1
+        s = s_anchor + 1
+        t = t_anchor + 1
     return [(*spoken, *said) for spoken, said in zip(target_units, ranges, strict=True)]
 
 
@@ -130,11 +132,15 @@ def _anchors(source: list[str], target: list[str], s0: int, t0: int) -> Iterator
     while head < len(source) and head < len(target) and source[head] == target[head]:
         yield s0 + head, t0 + head
         head += 1
-    source, target, s0, t0 = source[head:], target[head:], s0 + head, t0 + head
+    source = source[head:]
+    target = target[head:]
+    s0 = s0 + head
+    t0 = t0 + head
     tail = 0
     while tail < len(source) and tail < len(target) and source[-1 - tail] == target[-1 - tail]:
         tail += 1
-    s_end, t_end = len(source) - tail, len(target) - tail
+    s_end = len(source) - tail
+    t_end = len(target) - tail
     yield from _inner_anchors(source[:s_end], target[:t_end], s0, t0)
     for step in range(tail):
         yield s0 + s_end + step, t0 + t_end + step
@@ -152,16 +158,19 @@ def _inner_anchors(source: list[str], target: list[str], s0: int, t0: int, depth
         blocks = max(len(source), len(target)) // 32 + 1
         s = t = 0
         for number in range(1, blocks + 1):
-            s_cut, t_cut = len(source) * number // blocks, len(target) * number // blocks
+            s_cut = len(source) * number // blocks
+            t_cut = len(target) * number // blocks
             yield from ((s0 + s + a, t0 + t + b) for a, b in _best_pairs(source[s:s_cut], target[t:t_cut]))
-            s, t = s_cut, t_cut
+            s = s_cut
+            t = t_cut
         return
     s = t = 0
     for s_anchor, t_anchor in [*unique, (len(source), len(target))]:
         yield from _inner_anchors(source[s:s_anchor], target[t:t_anchor], s0 + s, t0 + t, depth + 1)
         if s_anchor < len(source):
             yield s0 + s_anchor, t0 + t_anchor
-        s, t = s_anchor + 1, t_anchor + 1
+        s = s_anchor + 1
+        t = t_anchor + 1
 
 
 def _unique_pairs(source: list[str], target: list[str]) -> list[tuple[int, int]]:
@@ -202,7 +211,9 @@ def _best_pairs(source: list[str], target: list[str]) -> list[tuple[int, int]]:
     best = [[0] * width for _ in range(len(source) + 1)]
     likeness = [[_likeness(s, t) for t in target] for s in source]
     for s in range(len(source) - 1, -1, -1):
-        row, below, like = best[s], best[s + 1], likeness[s]
+        row = best[s]
+        below = best[s + 1]
+        like = likeness[s]
         for t in range(len(target) - 1, -1, -1):
             skip = max(below[t], row[t + 1])
             row[t] = max(skip, like[t] + below[t + 1]) if like[t] else skip
@@ -211,7 +222,8 @@ def _best_pairs(source: list[str], target: list[str]) -> list[tuple[int, int]]:
     while s < len(source) and t < len(target):
         if likeness[s][t] and best[s][t] == likeness[s][t] + best[s + 1][t + 1]:
             pairs.append((s, t))
-            s, t = s + 1, t + 1
+            s = s + 1
+            t = t + 1
         elif best[s][t] == best[s + 1][t]:
             s += 1
         else:
@@ -247,7 +259,8 @@ def _deal(items: list[int], groups: list[int]) -> list[int]:
 
     ``len(items) >= len(groups) >= 1``; all weights are positive.
     """
-    item_total, group_total = sum(items), sum(groups)
+    item_total = sum(items)
+    group_total = sum(groups)
     result: list[int] = []
     group = 0
     done = 0  # weight of the items dealt

@@ -14,7 +14,10 @@ from itertools import groupby
 
 from tts_worker.errors import MissingExtra
 
-MAX_LENGTH, MIN_LENGTH, GLUE_LENGTH = 80, 60, 20  # Chinese: characters; English: tokens
+# Chinese: characters; English: tokens
+MAX_LENGTH = 80
+MIN_LENGTH = 60
+GLUE_LENGTH = 20
 
 _CHINESE = re.compile("[\u4e00-\u9fff]")
 _DROPPED = str.maketrans({**dict.fromkeys("（）【】`"), "\n": None})
@@ -26,7 +29,8 @@ nineteen twenty thirty forty fifty sixty seventy eighty ninety
 _POWERS = """
 thousand million billion trillion quadrillion quintillion sextillion septillion octillion nonillion decillion
 """
-_ONES, _TENS = tuple(_NUMBERS.split()[:20]), ("", "", *_NUMBERS.split()[20:])
+_ONES = tuple(_NUMBERS.split()[:20])
+_TENS = ("", "", *_NUMBERS.split()[20:])
 _SCALES = ("", *(f" {power}" for power in _POWERS.split()))
 
 Rewriter = Callable[[str, bool], str]
@@ -39,7 +43,8 @@ def wetext_rewriter() -> Rewriter:
         from wetext import Normalizer
     except ImportError:
         raise MissingExtra("wetext normalisation", "normalise") from None
-    chinese, english = Normalizer(remove_erhua=False), Normalizer()
+    chinese = Normalizer(remove_erhua=False)
+    english = Normalizer()
     return lambda text, is_chinese: str((chinese if is_chinese else english).normalize(text))
 
 

@@ -105,7 +105,8 @@ class TagScanner:
         elif state == "attribute" and char == "=":
             self._state = "value"
         elif state == "value" and char in "\"'":
-            self._state, self._quote = "quoted", char
+            self._state = "quoted"
+            self._quote = char
         elif state == "value" and char not in " <":
             self._state = "bare"
         elif state == "bare" and char == " ":
@@ -153,6 +154,8 @@ class TargetScanner:
             self._depth += (char == "(") - (char == ")")
             return Step.MORE
         if self._state == "gap" and char in "\"'":
-            self._state, self._quote, self._length = "title", char, 0
+            self._state = "title"
+            self._quote = char
+            self._length = 0
             return Step.MORE
         return Step.FAIL

@@ -148,7 +148,8 @@ class Segmenter:
         if length == 0 or self._space_pending or self._is_complete():
             return length
         for place in range(length - 1, 0, -1):
-            before, after = self._pieces[place - 1], self._pieces[place]
+            before = self._pieces[place - 1]
+            after = self._pieces[place]
             if after.text == " " or before.said or after.said:
                 return place
             ideographs = max(before.text, after.text) >= FIRST_IDEOGRAPH
@@ -343,7 +344,8 @@ class Segmenter:
     def _emit(self, length: int, boundary: Boundary, end: int) -> None:
         """The first ``length`` pieces are a segment up to ``end``; the rest is read again. Silent pieces are dropped,
         their range stays with the next segment."""
-        pieces, rest = self._pieces[:length], self._pieces[length:]
+        pieces = self._pieces[:length]
+        rest = self._pieces[length:]
         self._pieces = []
         self._size = 0
         self._speaks = False
@@ -371,7 +373,8 @@ def _first_word(pieces: list[_Piece]) -> int:
 
 def _spans(pieces: list[_Piece], *, strip: bool) -> tuple[Span, ...]:
     """Runs of neighbouring original characters become one span each; what the lexicon said stays apart."""
-    first, last = 0, len(pieces)
+    first = 0
+    last = len(pieces)
     if strip:
         first = _first_word(pieces)
         while pieces[last - 1].text.isspace():

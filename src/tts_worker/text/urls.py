@@ -66,7 +66,8 @@ class UrlFilter:
         return not self._previous.isalnum() or is_unspaced(self._previous)
 
     def _release(self) -> None:
-        held, self._held = self._held, []
+        held = self._held
+        self._held = []
         self._state = self._text
         for char, index in held:
             self._previous = char
@@ -75,7 +76,8 @@ class UrlFilter:
     def _prefix(self, char: str, index: int) -> None:
         self._written += char.lower()
         if self._written == "mailto:":  # the address is read
-            held, self._held = self._held, []
+            held = self._held
+            self._held = []
             self._state = self._text
             self._previous = " "
             if self._angle:
@@ -135,7 +137,8 @@ class UrlFilter:
         return char > "~" and (is_unspaced(char) or not char.isalnum())
 
     def _read_host(self) -> None:
-        host, self._host = self._host or [], None
+        host = self._host or []
+        self._host = None
         if "".join(char for char, _ in host[:4]).lower() == "www.":
             host = host[4:]
         for char, index in host:
@@ -144,7 +147,8 @@ class UrlFilter:
     def _end(self) -> None:
         self._read_host()
         self._previous = "/"
-        tail, self._held = self._held, []
+        tail = self._held
+        self._held = []
         self._state = self._text
         for char, index in tail:
             self._state(char, index)

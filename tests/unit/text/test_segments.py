@@ -7,7 +7,11 @@ import pytest
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.types import Boundary
 
-C, S, P, X, E = Boundary.CLAUSE, Boundary.SENTENCE, Boundary.PARAGRAPH, Boundary.FORCED, Boundary.END
+C = Boundary.CLAUSE
+S = Boundary.SENTENCE
+P = Boundary.PARAGRAPH
+X = Boundary.FORCED
+E = Boundary.END
 
 CASES: list[tuple[str, list[tuple[str, Boundary]]]] = [
     ("Hello world.", [("Hello world.", E)]),
@@ -173,8 +177,15 @@ def test_word_by_word_for_engines_that_take_text_while_it_is_written() -> None:
     pipeline = TextPipeline(TextOptions(by_word=True))
     segments = pipeline.feed("Dr. Smith *paid* $3.14,\nok? 你好。 Yes") + pipeline.end()
     assert [segment.text for segment in segments] == [
-        "Dr.", " Smith", " paid", " $3.14,", " ok?", " 你", "好。", " Yes",
-    ]  # fmt: skip
+        "Dr.",
+        " Smith",
+        " paid",
+        " $3.14,",
+        " ok?",
+        " 你",
+        "好。",
+        " Yes",
+    ]
     assert [segment.boundary for segment in segments] == [
         *[Boundary.WORD] * 3,
         P,
