@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from tts_worker.engine.cosyvoice.config import V2, V3
-from tts_worker.engine.schedule import Job, by_urgency
+from tts_worker.engine.schedule import Job, Scheduler
 from tts_worker.engine.streaming.config import StreamingConfig, TextMode
 from tts_worker.engine.streaming.faults import answers, explain, fault_of
 from tts_worker.engine.streaming.pages import Pages, unblock
@@ -55,6 +55,7 @@ from tts_worker.types import (
     SynthesisParams,
     Text,
     UtteranceKey,
+    unpaced_share,
 )
 
 SPEED_RANGE = (0.5, 2.0)
@@ -89,6 +90,7 @@ class CosyVoiceEngine:
         self._sound = SoundStage(parts, self._pages, settings.render_batch, self.spent, freed)
         self._healthy = healthy or (lambda: answers(parts.networks.flow.noise.device))
         self._events: list[Event] = []
+        self._scheduler = Scheduler()
         self._sent_only = False  # the last step made nothing new
         self.info = EngineInfo(
             name="cosyvoice",
@@ -140,6 +142,9 @@ class CosyVoiceEngine:
             self._check(command.params)
             if len(self._utterances) >= self.settings.max_utterances:
                 raise OverCapacity("every utterance slot of the engine is taken; try again in a moment")
+            unpaced = sum(not utterance.paced for utterance in self._utterances.values())
+            if not command.paced and unpaced >= unpaced_share(self.settings.max_utterances):
+                raise OverCapacity("every utterance slot for downloads is taken; try again in a moment")
         except TTSWorkerError as error:
             self._events.append(Failed(command.key, error.info))
         else:
@@ -195,8 +200,10 @@ class CosyVoiceEngine:
     def _launch(self, now_us: int, *, sound_only: bool) -> bool:
         """Begin the most urgent work that the device has room for. True if something was begun."""
         launched = False
-        order = self._by_urgency(now_us)
-        for utterance in order:
+        jobs = self._jobs(now_us)
+        ordered = self._scheduler.order(jobs, now_us)
+        order = [self._utterances[job.key] for job in ordered]
+        for job, utterance in zip(ordered, order, strict=True):
             need = self._need(utterance)
             if sound_only and need is not Need.RENDER:
                 continue
@@ -204,33 +211,40 @@ class CosyVoiceEngine:
                 self._attempt(partial(self._prepare_voice, utterance))
             elif need is Need.RENDER and self._sound.has_room:
                 wanting = [u for u in order if u is utterance or (self._need(u) is Need.RENDER and not u.alone)]
-                wanting = wanting[wanting.index(utterance) :]
+                wanting = _sharing(utterance, wanting[wanting.index(utterance) :])
                 self._attempt(partial(self._sound.launch, wanting, list(self._utterances.values())))
             elif need in (Need.FEED, Need.DECODE) and not self._tokens.busy:
-                self._attempt(partial(self._tokens.launch, utterance, self._company()))
+                self._attempt(partial(self._tokens.launch, utterance, self._company(utterance, order)))
             else:
                 continue
-            utterance.waiting_since_us = None
+            self._scheduler.served(job, jobs)
+            if utterance.output.emitted_samples:  # until then it keeps its place: the first to come is heard first
+                utterance.waiting_since_us = None
             launched = True
             break
         return launched
 
-    def _by_urgency(self, now_us: int) -> list[Utterance]:
+    def _jobs(self, now_us: int) -> list[Job]:
+        """The utterances that could use a step."""
         jobs = []
         for key, utterance in self._utterances.items():
             if self._need(utterance) is not Need.NOTHING:
                 if utterance.waiting_since_us is None:
                     utterance.waiting_since_us = now_us
                 output = utterance.output
-                lead_samples = output.lead_samples + utterance.coming_samples
-                jobs.append(Job(key, lead_samples, utterance.waiting_since_us, output.emitted_samples > 0))
-        return [self._utterances[job.key] for job in by_urgency(jobs, now_us)]
+                lead_samples = output.lead_at_samples(now_us) + utterance.coming_samples
+                started = output.emitted_samples > 0
+                jobs.append(Job(key, lead_samples, utterance.waiting_since_us, started, output.paced))
+        return jobs
 
-    def _company(self) -> list[Utterance]:
-        """Who may share a pass of the language model: listeners with room, and not too many tokens ahead."""
+    def _company(self, urgent: Utterance, order: Sequence[Utterance]) -> list[Utterance]:
+        """The utterances that may share a pass of the language model with ``urgent``: those with room and not too many
+        tokens ahead, in ``order``, calls before downloads."""
         flow = self._model.config.flow
         most = _AHEAD_CHUNKS * flow.chunk_tokens + flow.lookahead_tokens
-        return [u for u in self._utterances.values() if u.has_room and u.talk.ahead_tokens < most]
+        rest = sorted((u for u in self._utterances.values() if u not in order), key=lambda u: not u.paced)
+        sharing = sorted((*order, *rest), key=lambda u: not u.paced)  # stable
+        return _sharing(urgent, [u for u in sharing if u.has_room and u.talk.ahead_tokens < most])
 
     def _prepare_voice(self, utterance: Utterance) -> None:
         book = self.parts.book
@@ -342,7 +356,8 @@ class CosyVoiceEngine:
             return False  # nothing more comes by itself
         flow = self._model.config.flow
         spent = self.spent
-        renders = 1 + (len(self._utterances) - 1) // self.settings.render_batch
+        others = sum(u.paced or not utterance.paced for u in self._utterances.values()) - 1
+        renders = 1 + others // self.settings.render_batch
         next_s = flow.chunk_tokens * spent.token_s + renders * spent.chunk_s
         return output.waiting_samples < next_s * SAMPLE_RATE_HZ
 
@@ -384,6 +399,11 @@ class CosyVoiceEngine:
             self._free(utterance)
         self._events.clear()
         self.parts.close()
+
+
+def _sharing(urgent: Utterance, others: list[Utterance]) -> list[Utterance]:
+    """Those of ``others`` that may be in a batch with ``urgent``."""
+    return [u for u in others if u.paced] if urgent.awaits_first_audio else others
 
 
 def _slices(utterance: Utterance, last: bool) -> Iterator[Audio]:

@@ -1,7 +1,8 @@
 """Who may take pages of the flow's memory, who waits for some, and who goes without.
 
 What has begun may take what there is; what begins waits until there is enough for all of it, so that it need not end
-half-way. Prompts that nobody uses make room. Decides by what utterances hold and by what their texts let expect; takes
+half-way. Unpaced streams (downloads) that begin beside one another leave a quarter of the memory to calls. Prompts
+that nobody uses make room. Decides by what utterances hold and by what their texts let expect; takes
 and gives back nothing itself, and must not know what a page holds.
 """
 
@@ -13,7 +14,7 @@ from tts_worker.engine.cosyvoice.flow.stream import FlowPool
 from tts_worker.engine.streaming.utterance import Utterance
 from tts_worker.engine.streaming.voices import VoiceBook
 from tts_worker.errors import OutOfMemory
-from tts_worker.types import UtteranceKey
+from tts_worker.types import UtteranceKey, unpaced_share
 
 
 class Pages:
@@ -22,6 +23,7 @@ class Pages:
     def __init__(self, pool: FlowPool, book: VoiceBook) -> None:
         self._pool = pool
         self._book = book
+        self._paced_pages = max(0, pool.free_pages - unpaced_share(pool.free_pages))  # that downloads leave to calls
 
     def for_prompt(self, utterance: Utterance, everyone: Sequence[Utterance]) -> bool:
         """Whether there are pages for what is not there yet of its voice's prompt. The flow must not be at anything.
@@ -35,6 +37,8 @@ class Pages:
         wanted = needed
         if begins:
             wanted += sum(self._passage(u) for u in (utterance, *others)) + sum(self._prompt(u) for u in others)
+            if not utterance.paced and any(not u.paced for u in others):
+                wanted += self._paced_pages
         while pool.free_pages < wanted and self._book.shrink(pool):
             pass
         if pool.free_pages >= (wanted if others else needed):

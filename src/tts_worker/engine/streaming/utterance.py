@@ -35,7 +35,7 @@ class Utterance:
     """
 
     def __init__(self, command: Open, model: Model, slot: int) -> None:
-        self.output = OutputBuffer(command.key, command.credit_samples)
+        self.output = OutputBuffer(command.key, command.credit_samples, paced=command.paced)
         self.talk = Talk(command.key, command.params, model)
         self.slot = slot
         self.held = self.gone = False
@@ -44,6 +44,15 @@ class Utterance:
         self.coming_samples = 0
         self.waiting_since_us: int | None = None
         self.lm_ms = 0.0  # spent since the last chunk
+
+    @property
+    def paced(self) -> bool:
+        return self.output.paced
+
+    @property
+    def awaits_first_audio(self) -> bool:
+        """Whether a call waits for its first chunk: its passes are not shared with downloads, which make them longer."""
+        return self.paced and not self.output.emitted_samples
 
     @property
     def has_room(self) -> bool:
