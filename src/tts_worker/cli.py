@@ -30,6 +30,7 @@ COMMANDS: dict[str, str] = {
     "bench control": "how fast STOP, PAUSE and RESUME take hold while many sessions speak",
     "bench latency": "how soon the first sound comes",
     "bench load": "how many sessions play without a hole",
+    "bench fairness": "what calls and downloads cost each other",
     "bench engine": "the CosyVoice engine by stage, with forced tokens",
 }
 """Command -> what it does. ``bench control`` lives in the module ``bench_control``."""

@@ -49,6 +49,8 @@ class EngineCounts(Protocol):
     @property
     def busy_s(self) -> float: ...
     @property
+    def slowest_step_s(self) -> float: ...
+    @property
     def audio_s(self) -> float: ...
     @property
     def faults(self) -> int: ...
@@ -66,6 +68,9 @@ class _EngineCollector(Collector):
         labels = ["engine"]
         steps = CounterMetricFamily("tts_engine_steps", "Engine steps.", labels=labels)
         busy = CounterMetricFamily("tts_engine_busy_seconds", "Time spent in engine steps.", labels=labels)
+        slowest = GaugeMetricFamily(
+            "tts_engine_slowest_step_seconds", "Longest engine step since the engine was loaded.", labels=labels
+        )
         audio = CounterMetricFamily("tts_engine_audio_seconds", "Audio generated.", labels=labels)
         faults = CounterMetricFamily("tts_engine_faults", "Engine faults.", labels=labels)
         stale = CounterMetricFamily(
@@ -77,11 +82,12 @@ class _EngineCollector(Collector):
         for name, counts in self.engines.items():
             steps.add_metric([name], counts.steps)
             busy.add_metric([name], counts.busy_s)
+            slowest.add_metric([name], counts.slowest_step_s)
             audio.add_metric([name], counts.audio_s)
             faults.add_metric([name], counts.faults)
             stale.add_metric([name], counts.stale_events)
             rtf.add_metric([name], counts.busy_s / counts.audio_s if counts.audio_s else 0.0)
-        yield from (steps, busy, audio, faults, stale, rtf)
+        yield from (steps, busy, slowest, audio, faults, stale, rtf)
 
 
 class SlotCounts(Protocol):

@@ -43,7 +43,8 @@ class Job:
 
     Attributes:
         lead_samples: Audio made and not yet played, by the listener or, if unpaced, by a virtual playhead.
-        waiting_since_us: Since when it waits: for a first chunk since its first text, later since its last step.
+        waiting_since_us: Since when it waits: since its last step, or, where no two utterances share a step, for a
+            first chunk since its first text.
         started: Whether it has emitted audio.
         paced: Whether the listener takes audio at the pace of playback.
     """

@@ -218,8 +218,7 @@ class CosyVoiceEngine:
             else:
                 continue
             self._scheduler.served(job, jobs)
-            if utterance.output.emitted_samples:  # until then it keeps its place: the first to come is heard first
-                utterance.waiting_since_us = None
+            utterance.waiting_since_us = None  # also before a first chunk: new utterances meet in one batch
             launched = True
             break
         return launched

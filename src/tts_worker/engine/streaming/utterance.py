@@ -51,7 +51,7 @@ class Utterance:
 
     @property
     def awaits_first_audio(self) -> bool:
-        """Whether a call waits for its first chunk: its passes are not shared with downloads, which make them longer."""
+        """Whether a call waits for its first chunk, so that no download may make its passes longer."""
         return self.paced and not self.output.emitted_samples
 
     @property

@@ -1,0 +1,58 @@
+"""``tts-worker bench fairness``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+from tts_worker.benchmarks.fairness import measure_fairness
+from tts_worker.benchmarks.stats import Figure, show
+from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
+from tts_worker.errors import InvalidRequest
+from tts_worker.settings import Settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--downloads", type=int, default=6)
+    parser.add_argument("--characters", type=int, default=19_000, help="of the text of each download")
+    parser.add_argument("--callers", type=int, default=4, help="calls that speak all the time (default 4)")
+    parser.add_argument("--tries", type=int, default=20, help="new calls, idle and beside downloads (default 20)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_settings_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    quiet_logs()
+    if args.downloads < 0 or args.callers < 0 or args.characters < 1 or args.tries < 1:
+        raise InvalidRequest("--characters and --tries must be at least 1, --downloads and --callers not negative")
+    settings = settings_from(args)
+    figures = asyncio.run(_measure(args, settings))
+    options: dict[str, Figure] = {
+        "engine": ",".join(settings.engines),
+        "downloads": args.downloads,
+        "characters": args.characters,
+        "callers": args.callers,
+        "tries": args.tries,
+    }
+    show(options | figures, args.json)
+    return 0
+
+
+async def _measure(args: argparse.Namespace, settings: Settings) -> dict[str, Figure]:
+    from tts_worker.benchmarks.control_websocket import server_process
+
+    arguments = ["--set", "log_level=warning"]
+    if args.config is not None:
+        arguments += ["--config", str(args.config)]
+    if args.engine is not None:
+        arguments += ["--engine", args.engine]
+    arguments += [word for assignment in args.set for word in ("--set", assignment)]
+    async with server_process(arguments) as address:
+        return await measure_fairness(
+            address,
+            downloads=args.downloads,
+            characters=args.characters,
+            callers=args.callers,
+            tries=args.tries,
+            lead_s=max(0.0, settings.session.lead_ms - settings.session.frame_ms) / 1000,
+        )
