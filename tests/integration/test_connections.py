@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import json
 import logging
 import os
@@ -331,3 +332,52 @@ async def test_never_reading_client_holds_no_memory_of_requests() -> None:
         sending = asyncio.create_task(client.send(HEALTH * 20_000))
         await until(sending.done)
         assert (await client.all()).count(b"HTTP/1.1 200") <= 1
+
+
+# -- names and disks --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["\ud83d", "a\udc00b"])
+async def test_lone_surrogates_in_ids_are_rejected(name: str) -> None:
+    async with serving() as address, dial(address) as client:
+        await client.send(type="ping", id=name)
+        assert (await client.until("rejected"))["code"] == "invalid_request"
+        await client.send(type="text", text="Hello.", context=name, end=True)
+        assert (await client.until("rejected"))["code"] == "invalid_request"
+        await client.send(type="ping", id=1)
+        assert (await client.until("pong"))["id"] == 1
+
+
+@pytest.mark.parametrize("route", ["/v1/audio/speech", "/tts/bytes", "/v1/text-to-speech/tone", "/inference_sft"])
+async def test_lone_surrogates_in_requests_are_answered(route: str, caplog: pytest.LogCaptureFixture) -> None:
+    body = b'{"input": "Hi", "voice": "\\ud83d", "model_id": "m", "transcript": "Hi", "text": "Hi"}'
+    async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as http:
+        answer = await http.post(route, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code < 500
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize("identity", ["x" * 129, 2**63], ids=["long", "large"])
+async def test_ping_id_is_bounded(identity: str | int) -> None:
+    async with serving() as address, dial(address) as client:
+        await client.send(type="ping", id=identity)
+        assert (await client.until("rejected"))["code"] == "invalid_request"
+
+
+async def test_long_context_name_is_not_repeated() -> None:
+    async with serving() as address, connect(f"ws://{address}/tts/websocket") as client:
+        await client.send(json.dumps({"context_id": "x" * 100_000, "transcript": 5}))
+        assert len(await client.recv()) < 1_000
+
+
+async def test_full_disk_refuses_an_upload(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as http:
+        monkeypatch.setattr("tempfile.SpooledTemporaryFile.rollover", full)
+        answer = await http.post(
+            "/inference_zero_shot", data={"tts_text": "Hi"}, files={"prompt_wav": bytes(3_000_000)}
+        )
+    assert answer.status_code == 503
+    assert not [record for record in caplog.records if record.exc_info]

@@ -9,17 +9,21 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
-from tts_worker.errors import InvalidRequest, TextTooLong
+from tts_worker.errors import InvalidRequest, OverCapacity, TextTooLong
 from tts_worker.models.enrolment import MAX_PROMPT_BYTES
+
+log = logging.getLogger(__name__)
 
 _MAX_FIELDS = 16
 _MAX_FIELD_BYTES = 1 << 20
+_RETRY_AFTER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,14 @@ async def read_body(request: Request) -> Body:
 
 async def _read_form(request: Request) -> Body:
     # A broken form ends here with Starlette's HTTPException(400), which the application answers like our own.
+    try:
+        return await _parse_form(request)
+    except OSError as error:  # a large recording is kept in a temporary file
+        log.error("a form cannot be kept: %s", error.strerror)
+        raise OverCapacity("the worker cannot keep the upload", retry_after_s=_RETRY_AFTER_S) from None
+
+
+async def _parse_form(request: Request) -> Body:
     body = Body()
     async with request.form(max_files=1, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_BYTES) as form:
         for name, value in form.multi_items():
