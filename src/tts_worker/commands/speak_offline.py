@@ -1,7 +1,7 @@
-"""``tts-worker say --bundle DIR``: a CosyVoice model directory speaks in this process, one utterance at a time.
+"""``tts-worker say --engine cosyvoice --bundle DIR``: offline synthesis with a CosyVoice model directory.
 
-The plain way, without sessions: for hearing a voice or a model, for files, and for every mode that the models have.
-Takes the arguments of ``say`` and those of its own group.
+Runs in this process without sessions and supports every mode of the models. Takes the arguments of ``say`` and the ones
+added here.
 """
 
 from __future__ import annotations
@@ -27,59 +27,72 @@ from tts_worker.voicepack.voice_file import VOICES_DIR, stored_voices
 
 if TYPE_CHECKING:
     from tts_worker.engine.cosyvoice.enrol import Speaker
-    from tts_worker.engine.offline.speaker import OfflineSpeaker, Reader, SpokenChunk
+    from tts_worker.engine.offline.speaker import OfflineSpeaker, RequestBuilder, SpokenChunk
 
 MODES = {"zero-shot": "zero_shot", "cross-lingual": "cross_lingual", "instruct": "instruct2", "sft": "sft"}
 CONVERSION = "vc"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Only what ``say`` does not have already."""
-    group = parser.add_argument_group("a CosyVoice model directory, in this process (--engine cosyvoice)")
-    group.add_argument("--bundle", type=Path, metavar="DIR", help="the model directory")
-    group.add_argument("--voices", type=Path, metavar="DIR", help=f"folder of voices (default: BUNDLE/{VOICES_DIR})")
+    """Add the arguments that ``say`` does not define."""
+    group = parser.add_argument_group("CosyVoice model directory (--engine cosyvoice)")
+    group.add_argument("--bundle", type=Path, metavar="DIR", help="model directory")
     group.add_argument(
-        "--mode", choices=[*MODES, CONVERSION], help="how the voice is used (default: what suits it; vc: --source)"
+        "--voices", type=Path, metavar="DIR", help=f"directory of stored voices (default: BUNDLE/{VOICES_DIR})"
     )
-    group.add_argument("--source", type=Path, metavar="FILE", help="vc: the recording whose words are to be said")
-    group.add_argument("--stream", action="store_true", help="make the sound chunk by chunk, as the server does")
-    group.add_argument("--interleave", action="store_true", help="feed the text as if it were still being written")
-    group.add_argument("--compat", choices=["ours", "reference"], default="ours", help="whose ways (default: ours)")
+    group.add_argument(
+        "--mode",
+        choices=[*MODES, CONVERSION],
+        help="synthesis mode (default: depends on the voice; vc: voice conversion of --source)",
+    )
+    group.add_argument("--source", type=Path, metavar="FILE", help="vc: recording to convert")
+    group.add_argument("--stream", action="store_true", help="synthesize chunk by chunk, as the server does")
+    group.add_argument(
+        "--interleave", action="store_true", help="feed the text token by token, as if it were being written"
+    )
+    group.add_argument(
+        "--compat",
+        choices=["ours", "reference"],
+        default="ours",
+        help="follow this implementation or the reference (default: ours)",
+    )
     group.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
-    group.add_argument("--backend", choices=["torch", "onnx"], default="torch", help="for flow and vocoder")
-    group.add_argument("--graphs", type=Path, metavar="DIR", help="of `export onnx` (default: BUNDLE/onnx)")
+    group.add_argument("--backend", choices=["torch", "onnx"], default="torch", help="back end of flow and vocoder")
+    group.add_argument(
+        "--graphs", type=Path, metavar="DIR", help="directory written by `export onnx` (default: BUNDLE/onnx)"
+    )
     group.add_argument("--rl", action="store_true", help="speak with llm.rl.pt (CosyVoice3)")
-    group.add_argument("--normalise", action="store_true", help="write out numbers and dates with wetext")
-    group.add_argument("--allow-special", action="store_true", help="tags such as [laughter] in the text take effect")
+    group.add_argument("--normalise", action="store_true", help="spell out numbers and dates with wetext")
+    group.add_argument("--allow-special", action="store_true", help="interpret tags such as [laughter] in the text")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.bundle is None:
         raise InvalidRequest("--engine cosyvoice needs --bundle DIR, a CosyVoice model directory")
     if args.json and args.out == "-":
-        raise InvalidRequest("--json and --out - both want standard output")
+        raise InvalidRequest("--json and --out - both write to standard output")
     if (args.mode == CONVERSION) != (args.source is not None):
-        raise InvalidRequest("--mode vc and --source FILE need each other")
+        raise InvalidRequest("--mode vc and --source FILE must be used together")
     if args.source is not None and (args.text or args.file):
-        raise InvalidRequest("--mode vc says what is said in --source: give no text")
+        raise InvalidRequest("--mode vc converts --source and takes no text")
     return asyncio.run(_run(args))
 
 
 async def _run(args: argparse.Namespace) -> int:
     quiet = args.quiet or args.json
     with Bar(shown=not quiet, unit="s of speech") as bar:
-        reader, name, voice, make = _prepare(
-            args, bar
-        )  # what is wrong with voice or text shows before the weights load
-        if reader.bundle.has_random_weights and not args.quiet:
-            print("The weights of this model directory are random: this is noise, not speech.", file=sys.stderr)
+        # Errors in voice or text are reported before the weights are loaded.
+        builder, name, voice, synthesize = _prepare(args, bar)
+        if builder.bundle.has_random_weights and not args.quiet:
+            print("The weights of this model directory are random: the output is noise.", file=sys.stderr)
         bar.update("loading the networks")
-        chunks, take = make(_load(args, reader)), _Take()
+        chunks = synthesize(_load(args, builder))
+        result = _Result()
         spoken = next(chunks, None)
-        sink, place = await _open_sink(args)  # only now: what fails leaves no file
+        sink, place = await _open_sink(args)  # after the first chunk: a failure leaves no file
         try:
             while spoken is not None:
-                take.add(spoken)
+                result.add(spoken)
                 await sink.write(to_pcm(spoken.chunk.samples.numpy()))
                 spoken = next(chunks, None)
         except BaseException:
@@ -87,39 +100,39 @@ async def _run(args: argparse.Namespace) -> int:
             raise
     await sink.close()
     summary = {
-        "family": reader.bundle.config.family,
-        "random_weights": reader.bundle.has_random_weights,
+        "family": builder.bundle.config.family,
+        "random_weights": builder.bundle.has_random_weights,
         "voice": name,
         "mode": args.mode or ("instruct" if args.instruct else voice.mode.value.replace("_", "-")),
         "seed": args.seed,
-        **take.summary(),
+        **result.summary(),
     }
     if args.json:
         print(json.dumps(summary, ensure_ascii=False))
     elif not args.quiet:
-        cut = " (cut off: the model did not find an end)" if summary["truncated"] else ""
+        cut = " (truncated: the model did not stop)" if summary["truncated"] else ""
         rtf = summary["rtf"] or 0.0
         print(f"{summary['audio_s']:.1f} s, real-time factor {rtf:.2f}{cut} -> {place}", file=sys.stderr)
-    return 0 if take.end_sample else 1
+    return 0 if result.end_sample else 1
 
 
-Make = Callable[["OfflineSpeaker"], Iterator["SpokenChunk"]]
+Synthesize = Callable[["OfflineSpeaker"], Iterator["SpokenChunk"]]
 
 
-def _prepare(args: argparse.Namespace, bar: Bar) -> tuple[Reader, str, Speaker, Make]:
-    """Everything that needs no weights, and how to go on once they are there."""
+def _prepare(args: argparse.Namespace, bar: Bar) -> tuple[RequestBuilder, str, Speaker, Synthesize]:
+    """Prepare everything that needs no weights; the last value starts the synthesis once they are loaded."""
     bundle = open_bundle(args.bundle, rl=args.rl)
     from tts_worker.engine.cosyvoice.compat import Compat
     from tts_worker.engine.cosyvoice.enrol import Mode
-    from tts_worker.engine.offline.speaker import Manner, Reader
+    from tts_worker.engine.offline.speaker import OfflineOptions, RequestBuilder
 
     if bundle.config.sample_rate_hz != SAMPLE_RATE_HZ:
         raise BundleError(f"{bundle.path}: speaks at {bundle.config.sample_rate_hz} Hz; {SAMPLE_RATE_HZ} is supported")
-    reader = Reader.of(bundle, Compat.reference() if args.compat == "reference" else Compat())
+    builder = RequestBuilder.from_bundle(bundle, Compat.reference() if args.compat == "reference" else Compat())
     root = args.voices or args.bundle / VOICES_DIR
     name = _voice_name(args, root)
-    voice = reader.voice(root, name)
-    manner = Manner(
+    voice = builder.voice(root, name)
+    options = OfflineOptions(
         mode=Mode(MODES[args.mode]) if args.mode in MODES else None,
         instruction=args.instruct or "",
         seed=args.seed,
@@ -130,20 +143,20 @@ def _prepare(args: argparse.Namespace, bar: Bar) -> tuple[Reader, str, Speaker, 
         normalise=args.normalise,
     )
     if args.source is not None:
-        request, tokens = reader.conversion(voice, read_recording(args.source))
-        return reader, name, voice, lambda speaker: speaker.convert(request, tokens, manner)
-    requests = reader.requests(voice, _text(args), manner)
+        request, tokens = builder.conversion(voice, read_recording(args.source))
+        return builder, name, voice, lambda speaker: speaker.convert(request, tokens, options)
+    requests = builder.requests(voice, _text(args), options)
 
-    def listen(piece: int, pieces: int, tokens: int) -> None:
-        bar.update(f"speaking, part {piece + 1} of {pieces}", tokens / bundle.config.token_rate_hz)
+    def show_progress(segment: int, segments: int, tokens: int) -> None:
+        bar.update(f"speaking, part {segment + 1} of {segments}", tokens / bundle.config.token_rate_hz)
 
-    return reader, name, voice, lambda speaker: speaker.speak(requests, manner, listen)
+    return builder, name, voice, lambda speaker: speaker.speak(requests, options, show_progress)
 
 
-def _load(args: argparse.Namespace, reader: Reader) -> OfflineSpeaker:
+def _load(args: argparse.Namespace, builder: RequestBuilder) -> OfflineSpeaker:
     from tts_worker.engine.offline.speaker import Backend, OfflineSpeaker
 
-    return OfflineSpeaker.load(reader, device=args.device, backend=Backend(args.backend), graphs=args.graphs)
+    return OfflineSpeaker.load(builder, device=args.device, backend=Backend(args.backend), graphs=args.graphs)
 
 
 def _voice_name(args: argparse.Namespace, root: Path) -> str:
@@ -151,8 +164,8 @@ def _voice_name(args: argparse.Namespace, root: Path) -> str:
         return str(args.voice)
     names = stored_voices(root)
     if len(names) != 1:
-        told = f"there are: {', '.join(names[:20])}" if names else "there are none; see: tts-worker voice --help"
-        raise InvalidRequest(f"say which voice with --voice NAME; {told}")
+        hint = f"available: {', '.join(names[:20])}" if names else "none is stored; see: tts-worker voice --help"
+        raise InvalidRequest(f"select a voice with --voice NAME; {hint}")
     return names[0]
 
 
@@ -177,8 +190,8 @@ async def _open_sink(args: argparse.Namespace) -> tuple[Sink, str]:
 
 
 @dataclass
-class _Take:
-    """What was made, without its sound."""
+class _Result:
+    """Measurements of a synthesis, without the audio."""
 
     began_s: float = field(default_factory=perf_counter)
     first_s: float | None = None
@@ -191,7 +204,7 @@ class _Take:
         self.end_sample = spoken.start_sample + len(chunk.samples)
         self.chunks.append(
             {
-                "part": spoken.piece,
+                "part": spoken.segment,
                 "index": chunk.index,
                 "start_sample": spoken.start_sample,
                 "end_sample": self.end_sample,
@@ -207,7 +220,8 @@ class _Take:
         )
 
     def summary(self) -> dict[str, Any]:
-        wall_s, audio_s = perf_counter() - self.began_s, self.end_sample / SAMPLE_RATE_HZ
+        wall_s = perf_counter() - self.began_s
+        audio_s = self.end_sample / SAMPLE_RATE_HZ
         return {
             "audio_s": round(audio_s, 3),
             "first_audio_ms": round(1000 * (self.first_s or 0.0), 1),

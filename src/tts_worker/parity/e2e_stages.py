@@ -72,7 +72,7 @@ def check_token2wav(bench: Bench, golden: Golden, networks: Networks) -> None:
         given = tokens[: run.calls[-1]["tokens_in"]]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(meta))
-            chunks = list(pipeline.sound(request, given, stream=run.stream, speed=run.speed))
+            chunks = list(pipeline.render(request, given, stream=run.stream, speed=run.speed))
         made[run.name] = pipeline, chunks
         calls = [
             {"tokens_in": c.flow_tokens, "streaming": c.chunked, "finalize": c.final, "mel_frames_out": c.frames}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tts_worker.engine.cosyvoice.hift import Hift, Noise
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.offline.reference import DefaultGeneratorNoise, GivenNoise, NaturalNoise
+from tts_worker.engine.offline.reference import BufferedNoise, DefaultGeneratorNoise, NaturalNoise
 from tts_worker.parity.compare import DECODE, FEATURES, PITCH_HZ, SHORT_WAVE, Bench, Golden
 
 
@@ -25,8 +25,8 @@ def noise_named(name: str, harmonics: int, samples: int) -> Noise:
     """``zero``, ``seeded`` (torch's generator as it stands) or ``noise<seed>`` (a uniform buffer drawn with it)."""
     if found := re.search(r"noise(\d+)", name):
         generator = torch.Generator().manual_seed(int(found.group(1)))
-        return GivenNoise(torch.rand(1, samples, harmonics, generator=generator)[0])
-    return DefaultGeneratorNoise() if "seeded" in name else GivenNoise(torch.zeros(0, harmonics))
+        return BufferedNoise(torch.rand(1, samples, harmonics, generator=generator)[0])
+    return DefaultGeneratorNoise() if "seeded" in name else BufferedNoise(torch.zeros(0, harmonics))
 
 
 def seeded_run(seed: int, hift: Hift, mel: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
@@ -43,7 +43,7 @@ def check_hift(bench: Bench, golden: Golden, networks: Networks) -> None:
     harmonics = dims.nb_harmonics + 1
     samples = mel.shape[2] * dims.frame_samples
     seed = seed_of(golden.meta)
-    silence = GivenNoise(torch.zeros(0, harmonics))
+    silence = BufferedNoise(torch.zeros(0, harmonics))
     first = hift.start(1).phase
     start = torch.zeros(1, dtype=torch.long)
     pitch_key = next(key for key in ("f0", "f0_final1") if key in golden)

@@ -13,7 +13,7 @@ from tts_worker.engine.cosyvoice.chunks import Draw, Item, Kind
 from tts_worker.engine.cosyvoice.compat import SILENT_TOKENS, Compat, SilenceFilter
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.request import Request
-from tts_worker.engine.offline.pipeline import LEAST_RATIO, MOST_RATIO, Decoding, OfflinePipeline
+from tts_worker.engine.offline.pipeline import MAX_RATIO, MIN_RATIO, OfflinePipeline, TokenDecoder
 from tts_worker.engine.offline.reference import nucleus, reference_draw
 from tts_worker.errors import SynthesisFailed
 from tts_worker.parity.compare import SCORES, Bench, Golden
@@ -34,11 +34,11 @@ def check_llm(bench: Bench, golden: Golden, networks: Networks) -> None:
     forced = golden.ids("forced")
     items: list[Item] = [(Kind.SOS, 0), *((Kind.TEXT, i) for i in (*golden.ids("prompt_text"), *text))]
     items += [(Kind.TASK, 0), *((Kind.SPEECH, i) for i in golden.ids("prompt_speech_token"))]
-    decoding = Decoding(networks, Compat.reference(), 0, len(items) + len(forced) + 1)
+    decoding = TokenDecoder(networks, Compat.reference(), 0, len(items) + len(forced) + 1)
     for name, value in (
         ("input_labels", [label(item) for item in items]),
-        ("min_len", LEAST_RATIO * len(text)),
-        ("max_len", MOST_RATIO * len(text)),
+        ("min_len", MIN_RATIO * len(text)),
+        ("max_len", MAX_RATIO * len(text)),
         ("masked_index", dims.speech_tokens),
         ("eos", dims.eos_id),
     ):
@@ -48,7 +48,7 @@ def check_llm(bench: Bench, golden: Golden, networks: Networks) -> None:
     rows = []
     for step in range(len(golden["logp"])):
         scores = decoding.feed(items)
-        if step < LEAST_RATIO * len(text):
+        if step < MIN_RATIO * len(text):
             scores[:, dims.speech_tokens] = -torch.inf
         rows.append(scores)
         if step < len(forced):
@@ -69,10 +69,10 @@ def check_free_run(bench: Bench, golden: Golden, networks: Networks) -> None:
             golden.ids(f"{prefix}prompt_text"),
             golden.ids(f"{prefix}prompt_speech_token"),
         )
-        capacity = len(request.prompt_text) + len(request.lm_prompt) + (MOST_RATIO + 1) * len(request.text) + 2
+        capacity = len(request.prompt_text) + len(request.lm_prompt) + (MAX_RATIO + 1) * len(request.text) + 2
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            got = list(Decoding(networks, Compat.reference(), seed, capacity).plain(request))
+            got = list(TokenDecoder(networks, Compat.reference(), seed, capacity).decode(request))
         bench.ids(golden, key, got)
 
 
@@ -86,7 +86,7 @@ def check_bistream(bench: Bench, golden: Golden, networks: Networks, prompt_end:
     machine = OfflinePipeline(networks, compat).interleave(request, prompt_end)
     text = iter(golden.ids("text"))
     drawn = iter(golden.ids("sampler_ids"))
-    decoding = Decoding(networks, compat, 0, sum(len(e[1]) for e in meta["schedule"] if e[0] == "forward") + 64)
+    decoding = TokenDecoder(networks, compat, 0, sum(len(e[1]) for e in meta["schedule"] if e[0] == "forward") + 64)
     schedule: list[list[Any]] = []
     scores = []
     inputs = []

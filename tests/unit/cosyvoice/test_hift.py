@@ -14,11 +14,11 @@ from tests.unit.cosyvoice.bundles import fullsize
 from tests.unit.cosyvoice.networks import FAMILIES, apart, full_config, networks, noise
 from tts_worker.engine.cosyvoice import hift as hift_module
 from tts_worker.engine.cosyvoice.hift import Fourier, HashedNoise, Hift, Source
-from tts_worker.engine.offline.reference import FadeState, GivenNoise, reference_fade
+from tts_worker.engine.offline.reference import BufferedNoise, FadeState, reference_fade
 
 V2, V3 = FAMILIES
 FRAME = 480
-QUIET = GivenNoise(torch.zeros(0, 9))
+QUIET = BufferedNoise(torch.zeros(0, 9))
 
 
 def a_mel(frames: int, seed: int = 0, batch: int = 1) -> Tensor:
@@ -31,7 +31,7 @@ def hashed(family: str, *seeds: int) -> HashedNoise:
     return HashedNoise(torch.tensor(seeds), normal=family == V2)
 
 
-def streamed(hift: Hift, mel: Tensor, cuts: list[int], noise_: HashedNoise | GivenNoise) -> Tensor:
+def streamed(hift: Hift, mel: Tensor, cuts: list[int], noise_: HashedNoise | BufferedNoise) -> Tensor:
     state = hift.start(mel.shape[0])
     out = []
     for i, piece in enumerate(mel.split(cuts, dim=2)):

@@ -29,7 +29,7 @@ from tts_worker.engine.offline.onnx_graphs import (
     run_on_onnx,
 )
 from tts_worker.engine.offline.pipeline import OfflinePipeline
-from tts_worker.engine.offline.speaker import Backend, OfflineSpeaker, Reader
+from tts_worker.engine.offline.speaker import Backend, OfflineSpeaker, RequestBuilder
 from tts_worker.engine.streaming.load import LoadOptions, load_engine
 from tts_worker.errors import BundleError, ConfigError
 from tts_worker.types import Boundary, SynthesisParams, UtteranceKey
@@ -82,7 +82,7 @@ def spoken(of: Networks, **how: bool) -> list[Tensor]:
     spk = torch.randn(of.config.flow.spk_embed, generator=generator)
     request = Request((), spk, flow_prompt=tuple(range(20)), prompt_mel=mel)
     tokens = [7 * i % 6561 for i in range(61)]
-    return [chunk.samples for chunk in OfflinePipeline(of).sound(request, tokens, seed=5, **how)]
+    return [chunk.samples for chunk in OfflinePipeline(of).render(request, tokens, seed=5, **how)]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -128,12 +128,12 @@ def test_the_paged_memory_of_the_streaming_engine_serves_either_back_end(
 
 
 def test_graphs_that_are_missing_or_damaged_are_named(exported: tuple[str, Path], tmp_path: Path) -> None:
-    reader = Reader.of(Bundle.open(tiny(exported[0])))
-    with pytest.raises(BundleError, match=r"flow\.estimator\.onnx: is missing; make it with: tts-worker export onnx"):
-        OfflineSpeaker.load(reader, backend=Backend.ONNX, graphs=tmp_path)
+    builder = RequestBuilder.from_bundle(Bundle.open(tiny(exported[0])))
+    with pytest.raises(BundleError, match=r"flow\.estimator\.onnx: is missing; create it with: tts-worker export onnx"):
+        OfflineSpeaker.load(builder, backend=Backend.ONNX, graphs=tmp_path)
     (tmp_path / ESTIMATOR).write_bytes((exported[1] / ESTIMATOR).read_bytes()[:5000])
-    with pytest.raises(BundleError, match="is not a graph that onnxruntime runs"):
-        OfflineSpeaker.load(reader, backend=Backend.ONNX, graphs=tmp_path)
+    with pytest.raises(BundleError, match="onnxruntime cannot load it"):
+        OfflineSpeaker.load(builder, backend=Backend.ONNX, graphs=tmp_path)
 
 
 def test_graphs_of_other_weights_are_refused(exported: tuple[str, Path]) -> None:
@@ -143,9 +143,9 @@ def test_graphs_of_other_weights_are_refused(exported: tuple[str, Path]) -> None
         tuned.flow.estimator.get_parameter("final_proj.bias" if exported[0] == "cosyvoice2" else "proj_out.bias").add_(
             1
         )
-    with pytest.raises(BundleError, match=r"flow\.estimator\.onnx: was made of other weights"):
+    with pytest.raises(BundleError, match=r"flow\.estimator\.onnx: was exported from other weights"):
         run_on_onnx(tuned, exported[1])
-    with pytest.raises(BundleError, match="was made of other weights; make it again"):
+    with pytest.raises(BundleError, match="was exported from other weights; run again"):
         run_on_onnx(Networks.load(Bundle.open(tiny(other))), exported[1])
 
 

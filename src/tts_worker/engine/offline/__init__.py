@@ -1,1 +1,1 @@
-"""One utterance at a time: the offline path, the reference's own ways, and the networks as ONNX graphs."""
+"""Offline synthesis of one utterance at a time, the reference's algorithms, and the networks as ONNX graphs."""

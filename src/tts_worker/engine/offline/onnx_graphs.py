@@ -1,9 +1,8 @@
-"""Flow estimator and vocoder as ONNX graphs, and the two run by ONNX Runtime in place of PyTorch.
+"""Exports the flow estimator and the vocoder as ONNX graphs, and runs them with ONNX Runtime instead of PyTorch.
 
-Owns the interfaces of the graphs. Unlike the published one, the estimator's graph takes the attention mask, the keys
-and values of the past and the context of every convolution, and returns the new ones: it can stream. The time comes in
-as the table that ``Flow.prepare`` makes, so the steering weights (42 % of CosyVoice3's estimator) are not in the graph.
-It must not know voices, schedules or which runtime another machine may have.
+Unlike the published estimator graph, this one takes the attention mask, the keys and values of the past and the context
+of every convolution, and returns the new ones, so that it can stream. The time is passed as the table computed by
+``Flow.prepare``: the modulation weights (42 % of CosyVoice3's estimator) are not in the graph.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tts_worker.errors import BundleError, MissingExtra
 ESTIMATOR = "flow.estimator.onnx"
 VOCODER = "hift.decode.onnx"
 VOCODER_CHUNK = "hift.decode.chunk.onnx"
-GRAPHS_DIR = "onnx"  # within a model directory, unless another folder is named
+GRAPHS_DIR = "onnx"  # default directory inside a model directory
 OPSET = 17
 WEIGHTS_KEY = "tts_worker.weights"
 SAMPLED_VALUES = 64
@@ -35,8 +34,11 @@ ESTIMATOR_OUTPUTS = ["velocity", "new_keys", "new_values", "new_context"]
 
 
 class TensorMemory:
-    """A past given as plain tensors, which collects what is new: ``keys, values [layers, N, heads, L, dim]``,
-    ``context [N, S]`` (all convolution contexts, flat, in the order of their sites)."""
+    """A past in plain tensors that collects the new entries in ``new``.
+
+    ``keys, values [layers, N, heads, L, dim]``; ``context [N, S]`` holds all convolution contexts, flattened, in the
+    order of their sites.
+    """
 
     def __init__(self, tails: list[tuple[int, int]], keys: Tensor, values: Tensor, context: Tensor) -> None:
         self._tails = tails
@@ -59,7 +61,7 @@ class TensorMemory:
 
 
 class EstimatorGraph(nn.Module):
-    """The estimator with its past as plain tensors; see ``TensorMemory``. Every row is an utterance of its own."""
+    """The estimator with its past as plain tensors (see ``TensorMemory``); every row is a separate utterance."""
 
     def __init__(self, flow: Flow) -> None:
         super().__init__()
@@ -80,13 +82,13 @@ class EstimatorGraph(nn.Module):
         context: Tensor,
     ) -> tuple[Tensor, ...]:
         memory = TensorMemory(self.tails, keys, values, context)
-        # The UNet has no use for positions; adding nothing of them keeps the input in the graph of either family.
+        # The UNet ignores positions; adding zero times the input keeps it in the graph of either family.
         velocity = self.estimator(x, mu, spk, cond, table, start, mask, memory) + 0 * start[:, None, None]
         return velocity, torch.stack(memory.new[0]), torch.stack(memory.new[1]), torch.cat(memory.new[2], dim=1)
 
 
 class VocoderGraph(nn.Module):
-    """``mel [B, mel, T]``, ``source [B, 1, n]`` to sound; ``final`` as in ``Hift.decode``."""
+    """``mel [B, mel, T]`` and ``source [B, 1, n]`` to audio; ``final`` as in ``Hift.decode``."""
 
     def __init__(self, hift: Hift, final: bool) -> None:
         super().__init__()
@@ -98,7 +100,7 @@ class VocoderGraph(nn.Module):
 
 
 def no_past(flow: Flow, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys, values and context of utterances that have not begun."""
+    """Keys, values and context of utterances before their first chunk."""
     shape = flow.dims.unet or flow.dims.dit
     assert shape is not None
     empty = torch.zeros(flow.estimator.sites.attentions, rows, shape.heads, 0, shape.head_dim)
@@ -106,8 +108,12 @@ def no_past(flow: Flow, rows: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def export_onnx(networks: Networks, target: Path) -> list[Path]:
-    """Write the graphs into the folder ``target``, float32. Returns their paths. Raises MissingExtra without onnx,
-    BundleError if a graph does not pass ONNX's own checker."""
+    """Write the float32 graphs into the directory ``target`` and return their paths.
+
+    Raises:
+        MissingExtra: onnx is not installed.
+        BundleError: A graph does not pass ONNX's checker.
+    """
     target.mkdir(parents=True, exist_ok=True)
     flow = networks.flow
     hift = networks.hift
@@ -121,22 +127,29 @@ def export_onnx(networks: Networks, target: Path) -> list[Path]:
     spk = torch.zeros(rows, mel)
     mask = torch.ones(rows, 1, frames, frames + flow.chunk_frames, dtype=torch.bool)
     start = torch.full([rows], flow.chunk_frames)
-    given = (x, x, spk, x, flow.time_tables[:1].cpu(), start, mask, half, half, context)
-    free = {name: {0: "rows", 1: "frames"} for name in ("x", "mu", "cond", "velocity")}
-    free |= {name: {0: "rows"} for name in ("spk", "start", "context", "new_context")}
-    free |= {name: {1: "rows", 3: "past_frames"} for name in ("keys", "values")}
-    free |= {name: {1: "rows", 3: "frames"} for name in ("new_keys", "new_values")}
-    free |= {"mask": {0: "rows", 2: "frames", 3: "all_frames"}}
-    written = [_write(EstimatorGraph(flow), given, target / ESTIMATOR, ESTIMATOR_INPUTS, ESTIMATOR_OUTPUTS, free)]
-    sound = (torch.zeros(1, mel, 20), torch.zeros(1, 1, 20 * config.hift.frame_samples))
-    free = {"mel": {0: "rows", 2: "frames"}, "source": {0: "rows", 2: "samples"}, "sound": {0: "rows", 1: "out"}}
+    example = (x, x, spk, x, flow.time_tables[:1].cpu(), start, mask, half, half, context)
+    axes = {name: {0: "rows", 1: "frames"} for name in ("x", "mu", "cond", "velocity")}
+    axes |= {name: {0: "rows"} for name in ("spk", "start", "context", "new_context")}
+    axes |= {name: {1: "rows", 3: "past_frames"} for name in ("keys", "values")}
+    axes |= {name: {1: "rows", 3: "frames"} for name in ("new_keys", "new_values")}
+    axes |= {"mask": {0: "rows", 2: "frames", 3: "all_frames"}}
+    written = [_write(EstimatorGraph(flow), example, target / ESTIMATOR, ESTIMATOR_INPUTS, ESTIMATOR_OUTPUTS, axes)]
+    vocoder_example = (torch.zeros(1, mel, 20), torch.zeros(1, 1, 20 * config.hift.frame_samples))
+    axes = {"mel": {0: "rows", 2: "frames"}, "source": {0: "rows", 2: "samples"}, "audio": {0: "rows", 1: "out"}}
     for name, final in _vocoders(networks).items():
-        written.append(_write(VocoderGraph(hift, final), sound, target / name, ["mel", "source"], ["sound"], free))
+        written.append(
+            _write(VocoderGraph(hift, final), vocoder_example, target / name, ["mel", "source"], ["audio"], axes)
+        )
     return written
 
 
 def _write(
-    graph: nn.Module, given: tuple[Tensor, ...], path: Path, inputs: list[str], outputs: list[str], free: dict[str, Any]
+    graph: nn.Module,
+    example: tuple[Tensor, ...],
+    path: Path,
+    inputs: list[str],
+    outputs: list[str],
+    dynamic_axes: dict[str, Any],
 ) -> Path:
     try:
         import onnx
@@ -145,14 +158,14 @@ def _write(
     partial = path.with_name(f".{path.name}.part")
     try:
         with torch.inference_mode(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the tracer's remarks on shapes that are fixed on purpose
+            warnings.simplefilter("ignore")  # the tracer warns about shapes that are constant on purpose
             torch.onnx.export(
                 graph.eval(),
-                given,
+                example,
                 str(partial),
                 input_names=inputs,
                 output_names=outputs,
-                dynamic_axes=free,
+                dynamic_axes=dynamic_axes,
                 opset_version=OPSET,
                 dynamo=False,
             )
@@ -169,7 +182,7 @@ def _write(
 
 
 def fingerprint(graph: nn.Module) -> str:
-    """Which weights a graph was made of: a hash over names, shapes and some values of each tensor."""
+    """Identify the weights of a graph: a hash of names, shapes and sampled values of each tensor."""
     digest = hashlib.sha256()
     for name, tensor in sorted(graph.state_dict().items()):
         some = tensor.detach().flatten()[:: max(1, tensor.numel() // SAMPLED_VALUES)].float().cpu()
@@ -178,27 +191,31 @@ def fingerprint(graph: nn.Module) -> str:
 
 
 def open_session(path: Path, graph: nn.Module, threads: int = 1) -> Any:
-    """An ONNX Runtime session in place of ``graph``. Raises MissingExtra, or BundleError naming a graph that is
-    missing, damaged, or made of other weights."""
+    """Open the ONNX Runtime session that replaces ``graph``.
+
+    Raises:
+        MissingExtra: ONNX Runtime is not installed.
+        BundleError: The file is missing, damaged or was exported from other weights; names it.
+    """
     try:
         import onnxruntime
     except ImportError:
         raise MissingExtra("running ONNX graphs", "cosyvoice") from None
     if not path.is_file():
-        raise BundleError(f"{path}: is missing; make it with: tts-worker export onnx")
+        raise BundleError(f"{path}: is missing; create it with: tts-worker export onnx")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as problem:  # onnxruntime's errors share no public base
-        raise BundleError(f"{path}: is not a graph that onnxruntime runs ({type(problem).__name__})") from None
+        raise BundleError(f"{path}: onnxruntime cannot load it ({type(problem).__name__})") from None
     if session.get_modelmeta().custom_metadata_map.get(WEIGHTS_KEY) != fingerprint(graph):
-        raise BundleError(f"{path}: was made of other weights; make it again with: tts-worker export onnx")
+        raise BundleError(f"{path}: was exported from other weights; run again: tts-worker export onnx")
     return session
 
 
 class OnnxEstimator(nn.Module):
-    """Stands in for the estimator of a flow: whole sequences, and chunks over the paged past of a stream."""
+    """Replaces the estimator of a flow, for whole sequences and for chunks over the paged past of a stream."""
 
     def __init__(self, flow: Flow, session: Any) -> None:
         super().__init__()
@@ -207,7 +224,7 @@ class OnnxEstimator(nn.Module):
         self._session = session
 
     def tables(self, t: Tensor) -> Tensor:
-        raise BundleError("the solver's time tables are made by PyTorch, before the ONNX back end takes over")
+        raise BundleError("the time tables must be computed by PyTorch before the ONNX back end is installed")
 
     def forward(
         self,
@@ -223,20 +240,20 @@ class OnnxEstimator(nn.Module):
         branches = x.shape[0] // start.shape[0]
         frames = x.shape[1]
         if isinstance(past, PagedView):
-            *held, columns = past.plain()
+            *cached, columns = past.plain()
         elif isinstance(past, NoPast):
-            held = list(no_past(self._flow[0], x.shape[0]))
+            cached = list(no_past(self._flow[0], x.shape[0]))
             columns = None
         else:
-            raise BundleError("the ONNX back end of the flow does not know this memory: set backend to torch")
-        if mask is None:  # all is seen
-            mask = torch.ones(start.shape[0], 1, frames, held[0].shape[3] + frames, dtype=torch.bool, device=x.device)
+            raise BundleError("the ONNX back end of the flow does not support this memory: set backend to torch")
+        if mask is None:  # every key is visible
+            mask = torch.ones(start.shape[0], 1, frames, cached[0].shape[3] + frames, dtype=torch.bool, device=x.device)
         elif mask.dtype != torch.bool:
             mask = mask[: start.shape[0]] == 0
         if columns is not None:
             mask = mask.gather(3, columns[:, None, None].expand(-1, -1, frames, -1))
-        given = (x, mu, spk, cond, table, start.repeat(branches), mask.repeat(branches, 1, 1, 1), *held)
-        values = [_array(tensor, name) for name, tensor in zip(ESTIMATOR_INPUTS, given, strict=True)]
+        inputs = (x, mu, spk, cond, table, start.repeat(branches), mask.repeat(branches, 1, 1, 1), *cached)
+        values = [_array(tensor, name) for name, tensor in zip(ESTIMATOR_INPUTS, inputs, strict=True)]
         out = self._session.run(None, dict(zip(ESTIMATOR_INPUTS, values, strict=True)))
         velocity, *new = (torch.from_numpy(np.asarray(array)).to(x) for array in out)
         if isinstance(past, PagedView):
@@ -245,14 +262,13 @@ class OnnxEstimator(nn.Module):
 
 
 def _array(tensor: Tensor, name: str) -> Any:
-    """As the graph takes it, which was exported in float32."""
+    """Convert an input to what the float32 graph takes."""
     tensor = tensor if name in ("start", "mask") else tensor.float()
     return tensor.contiguous().cpu().numpy()
 
 
 def run_on_onnx(networks: Networks, folder: Path, threads: int = 1) -> Networks:
-    """``backend: onnx``: from now on flow estimator and vocoder decoder of ``networks`` run from the graphs in
-    ``folder``. This is the seam where another runtime would sit. Returns ``networks``."""
+    """Run the flow estimator and the vocoder decoder of ``networks`` from the graphs in ``folder`` (in place)."""
     flow = networks.flow
     hift = networks.hift
     flow.decoder.estimator = OnnxEstimator(flow, open_session(folder / ESTIMATOR, EstimatorGraph(flow), threads))
@@ -272,8 +288,15 @@ def run_on_onnx(networks: Networks, folder: Path, threads: int = 1) -> Networks:
 
 @torch.inference_mode()
 def compare_onnx(networks: Networks, folder: Path) -> dict[str, float]:
-    """Largest difference of each graph in ``folder`` to PyTorch on one random input, by file name. Raises BundleError
-    for a graph that ONNX Runtime does not run, MissingExtra without it."""
+    """Compare each graph in ``folder`` with PyTorch on one random input.
+
+    Returns:
+        Largest absolute difference by file name.
+
+    Raises:
+        BundleError: ONNX Runtime cannot run a graph.
+        MissingExtra: ONNX Runtime is not installed.
+    """
     flow = networks.flow
     hift = networks.hift
     frames = networks.flow.chunk_frames
@@ -285,7 +308,7 @@ def compare_onnx(networks: Networks, folder: Path) -> dict[str, float]:
     mel = networks.config.flow.mel
     keys, values, context = no_past(flow, 2)
     keys, values = (noise(*t.shape[:3], frames, t.shape[4]) for t in (keys, values))
-    given = (
+    estimator_inputs = (
         noise(2, frames, mel),
         noise(2, frames, mel),
         noise(2, mel),
@@ -297,21 +320,21 @@ def compare_onnx(networks: Networks, folder: Path) -> dict[str, float]:
         values,
         torch.randn(context.shape, generator=generator),
     )
-    graphs: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {ESTIMATOR: (EstimatorGraph(flow), given)}
-    sound = noise(1, mel, frames), noise(1, 1, frames * networks.config.hift.frame_samples) * 0.1
+    graphs: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {ESTIMATOR: (EstimatorGraph(flow), estimator_inputs)}
+    vocoder_inputs = (noise(1, mel, frames), noise(1, 1, frames * networks.config.hift.frame_samples) * 0.1)
     for name, final in _vocoders(networks).items():
-        graphs[name] = VocoderGraph(hift, final), sound
-    found = {}
+        graphs[name] = (VocoderGraph(hift, final), vocoder_inputs)
+    differences = {}
     for name, (graph, inputs) in graphs.items():
         session = open_session(folder / name, graph)
         names = [value.name for value in session.get_inputs()]
-        ours = graph(*inputs)
-        theirs = session.run(None, {key: t.numpy() for key, t in zip(names, inputs, strict=True)})
-        pairs = zip(ours if isinstance(ours, tuple) else (ours,), theirs, strict=True)
-        found[name] = max(float((a - torch.from_numpy(b)).abs().max()) for a, b in pairs)
-    return found
+        expected = graph(*inputs)
+        actual = session.run(None, {key: t.numpy() for key, t in zip(names, inputs, strict=True)})
+        pairs = zip(expected if isinstance(expected, tuple) else (expected,), actual, strict=True)
+        differences[name] = max(float((a - torch.from_numpy(b)).abs().max()) for a, b in pairs)
+    return differences
 
 
 def _vocoders(networks: Networks) -> dict[str, bool]:
-    """Vocoder graphs by name, and whether each is for the end of the sound; only the causal one tells them apart."""
+    """Vocoder graphs by name, and whether each is for the final chunk; only the causal vocoder needs two."""
     return {VOCODER: True, VOCODER_CHUNK: False} if networks.config.hift.causal else {VOCODER: True}

@@ -1,7 +1,6 @@
-"""The offline path: one utterance at a time, from ids (or text) to sound, in every mode, whole or chunk by chunk.
+"""Offline synthesis: one utterance at a time, from ids to audio, in every mode, whole or chunk by chunk.
 
-The plain way to use the networks, and under ``Compat.reference()`` the reference's numbers. Serving many callers at
-once is the streaming engine's work. It must not know sessions, transports or files.
+With ``Compat.reference()`` it reproduces the reference's numbers. The streaming engine serves many calls at once.
 """
 
 from __future__ import annotations
@@ -32,17 +31,28 @@ from tts_worker.engine.offline.reference import (
 )
 from tts_worker.errors import InvalidRequest
 
-# speech tokens per text token
-LEAST_RATIO = 2
-MOST_RATIO = 20
+# Speech tokens per text token.
+MIN_RATIO = 2
+MAX_RATIO = 20
 INTERLEAVED_TOKENS = 4096  # longest interleaved sequence, text and speech together
 MAX_SEED = 1 << 63
 
 
 @dataclass(frozen=True)
 class AudioChunk:
-    """Sound ``samples [n]`` (float32, -1..1) made from generated tokens ``[first_token, end_token)``; ``flow_tokens``
-    went into the flow for it, ``frames`` came out. ``truncated``: the speech ended before the text did."""
+    """Audio rendered from the generated tokens ``[first_token, end_token)``.
+
+    Attributes:
+        index: Number of the chunk.
+        samples: ``[n]`` float32, -1..1.
+        start_sample: Position in the utterance.
+        flow_tokens: Tokens that were passed to the flow.
+        frames: Mel frames the flow returned.
+        chunked: Whether the flow used the chunk mask.
+        truncated: Whether the speech ended before the text.
+        stages_ms: Time per stage.
+        mel: ``[mel, frames]`` without the prompt.
+    """
 
     index: int
     samples: Tensor
@@ -55,15 +65,15 @@ class AudioChunk:
     final: bool
     truncated: bool
     stages_ms: tuple[tuple[str, float], ...]
-    mel: Tensor  # [mel, frames] all that the flow returned after the prompt
+    mel: Tensor
 
 
 Progress = Callable[[int, int], None]
-"""Called with the speech tokens and the samples made so far."""
+"""Called with the number of speech tokens and samples so far."""
 
 
-class Decoding:
-    """One utterance in the language model: feeds, draws, remembers. ``truncated`` once a limit ended it."""
+class TokenDecoder:
+    """Decodes one utterance with the language model. ``truncated`` is set if a length limit ended it."""
 
     def __init__(self, networks: Networks, compat: Compat, seed: int, capacity: int) -> None:
         lm = networks.lm
@@ -86,7 +96,7 @@ class Decoding:
         self.truncated = False
 
     def embed(self, items: Iterable[Item]) -> Tensor:
-        """Inputs to vectors ``[1, T, D]``."""
+        """Embed inputs: ``[1, T, D]``."""
         device = self._ids.device
         rows = []
         for kind, i in items:
@@ -98,14 +108,14 @@ class Decoding:
         return torch.cat(rows)[None]
 
     def feed(self, items: Sequence[Item]) -> Tensor:
-        """Feed ``items``; scores for what follows ``[1, V]``."""
+        """Feed ``items`` and return the scores of the next id, ``[1, V]``."""
         self._length += len(items)
         count = torch.tensor([len(items)], device=self._slot.device)
         scores: Tensor = self._lm(self.embed(items), count, self._slot, self._pool, self._length)
         return scores
 
     def draw(self, scores: Tensor, special: int | None) -> int:
-        """The next id: speech, or ``special`` (the end or a fill id) where it may come."""
+        """Sample the next id: a speech token, or ``special`` (the end or fill id) if given."""
         speech = self._ids < self._dims.speech_tokens
         allowed = speech if special is None else speech | (self._ids == special)
         if not self._compat.torch_draws:
@@ -114,24 +124,24 @@ class Decoding:
             row = scores[0].cpu().clone()
             if not self._compat.eos_masked_by_wrong_id:
                 row[~allowed[0].cpu()] = -torch.inf
-            elif special != self._dims.eos_id:  # where no end may come, the reference masks the first special id
+            elif special != self._dims.eos_id:  # where the end is not allowed, the reference masks the first special id
                 row[self._dims.speech_tokens] = -torch.inf
             token = reference_draw(row, self._history, self._rule)
         self.record(token)
         return token
 
     def record(self, token: int) -> None:
-        """``token`` is the newest of the history."""
+        """Append ``token`` to the history."""
         self._history.append(token)
         self._draws.record(self._slot, torch.tensor([token], device=self._slot.device))
 
     @torch.inference_mode()
-    def plain(self, request: Request) -> Iterator[int]:
-        """Speech tokens of text that is known in full."""
+    def decode(self, request: Request) -> Iterator[int]:
+        """Yield the speech tokens of a complete text."""
         items: list[Item] = [(Kind.SOS, 0), *((Kind.TEXT, i) for i in (*request.prompt_text, *request.text))]
         items += [(Kind.TASK, 0), *((Kind.SPEECH, i) for i in request.lm_prompt)]
-        for step in range(MOST_RATIO * len(request.text)):
-            may_end = step >= LEAST_RATIO * len(request.text)
+        for step in range(MAX_RATIO * len(request.text)):
+            may_end = step >= MIN_RATIO * len(request.text)
             token = self.draw(self.feed(items), self._dims.eos_id if may_end else None)
             if token >= self._dims.speech_tokens:
                 return
@@ -140,41 +150,52 @@ class Decoding:
         self.truncated = True
 
     @torch.inference_mode()
-    def interleaved(self, machine: Interleave, text: Iterator[int]) -> Iterator[int]:
-        """Speech tokens of text that is still being written. Raises SynthesisFailed where the reference does."""
-        while not machine.done:
-            if machine.wants_text:
+    def decode_interleaved(self, interleave: Interleave, text: Iterator[int]) -> Iterator[int]:
+        """Yield the speech tokens of text that arrives token by token.
+
+        Raises:
+            SynthesisFailed: The model generated an id that is not valid at this point, as in the reference.
+        """
+        while not interleave.done:
+            if interleave.wants_text:
                 token = next(text, None)
-                machine.end() if token is None else machine.push(token)
+                interleave.end() if token is None else interleave.push(token)
                 continue
-            items, how = machine.feed()
+            items, draw_mode = interleave.feed()
             if self._length + len(items) > self._pool.max_tokens:
                 self.truncated = True
                 return
             scores = self.feed(items)
-            if how is Draw.FORCED_FILL:
+            if draw_mode is Draw.FORCED_FILL:
                 token = self._dims.fill_id
                 self.record(token)
             else:
-                token = self.draw(scores, self._dims.fill_id if how is Draw.MIDDLE else self._dims.eos_id)
-            if machine.take(token):
+                token = self.draw(scores, self._dims.fill_id if draw_mode is Draw.MIDDLE else self._dims.eos_id)
+            if interleave.take(token):
                 yield token
-        self.truncated = machine.truncated
+        self.truncated = interleave.truncated
 
 
 class OfflinePipeline:
-    """Speaks requests with the networks of one model directory."""
+    """Synthesizes requests with the networks of one model directory."""
 
     def __init__(self, networks: Networks, compat: Compat | None = None, noise: Noise | None = None) -> None:
-        """``noise`` replaces the vocoder's noise in every utterance (parity sets it to silence)."""
+        """``noise`` replaces the vocoder's noise in every utterance (the parity tool uses zeros)."""
         self.networks = networks
         self.compat = compat or Compat()
         self._noise = noise
         self._hop = Hop()
 
     def interleave(self, request: Request, prefix_end: int | None) -> Interleave:
-        """The order of feeds for ``request``, whose text comes later. ``prefix_end``: the text id that ends the
-        instruction (CosyVoice3). Raises InvalidRequest if it is not in the prompt text."""
+        """The feed order for ``request`` whose text arrives later.
+
+        Args:
+            request: Provides the prompt.
+            prefix_end: The text id that ends the instruction (CosyVoice3).
+
+        Raises:
+            InvalidRequest: ``prefix_end`` is not in the prompt text.
+        """
         dims = self.networks.config.lm
         prompt = request.prompt_text
         cut = 0
@@ -183,7 +204,7 @@ class OfflinePipeline:
                 raise InvalidRequest("CosyVoice3 needs <|endofprompt|> in the prompt text")
             cut = prompt.index(prefix_end) + 1
         text, speech = self.networks.config.mix_ratio
-        rule = InterleaveRule(dims.speech_tokens, dims.fill_id, dims.eos_id, text, speech, MOST_RATIO)
+        rule = InterleaveRule(dims.speech_tokens, dims.fill_id, dims.eos_id, text, speech, MAX_RATIO)
         return Interleave(rule, prompt[:cut], prompt[cut:], request.lm_prompt, self.compat)
 
     def speak(
@@ -197,35 +218,44 @@ class OfflinePipeline:
         progress: Progress | None = None,
         on_token: Callable[[int], None] | None = None,
     ) -> Iterator[AudioChunk]:
-        """Text to sound. ``text``: the order of feeds and the ids as they come, instead of ``request.text``.
-        ``on_token`` is told each speech token that becomes sound."""
+        """Synthesize text.
+
+        Args:
+            request: The utterance.
+            text: Feed order and text ids as they arrive, instead of ``request.text``.
+            seed: Seed of sampling and noise.
+            stream: Render chunk by chunk.
+            speed: Speech rate; not 1.0 only without ``stream``.
+            progress: Called after each chunk.
+            on_token: Called with each speech token that is rendered.
+        """
         if text is None:
-            given = len(request.prompt_text) + len(request.lm_prompt) + (1 + MOST_RATIO) * len(request.text) + 2
-            decoding = Decoding(self.networks, self.compat, seed, given)
-            tokens = decoding.plain(request)
+            capacity = len(request.prompt_text) + len(request.lm_prompt) + (1 + MAX_RATIO) * len(request.text) + 2
+            decoder = TokenDecoder(self.networks, self.compat, seed, capacity)
+            tokens = decoder.decode(request)
         else:
-            decoding = Decoding(self.networks, self.compat, seed, INTERLEAVED_TOKENS)
-            tokens = decoding.interleaved(*text)
+            decoder = TokenDecoder(self.networks, self.compat, seed, INTERLEAVED_TOKENS)
+            tokens = decoder.decode_interleaved(*text)
         silence = SilenceFilter(SILENT_TOKENS[self.networks.config.family], self.compat.silence_limit_tokens)
 
-        def voiced() -> Iterator[int]:
+        def rendered_tokens() -> Iterator[int]:
             for token in tokens:
                 if silence.accepts(token):
                     if on_token is not None:
                         on_token(token)
                     yield token
 
-        yield from self.sound(
+        yield from self.render(
             request,
-            voiced(),
+            rendered_tokens(),
             seed=seed,
             stream=stream,
             speed=speed,
             progress=progress,
-            truncated=lambda: decoding.truncated,
+            truncated=lambda: decoder.truncated,
         )
 
-    def sound(
+    def render(
         self,
         request: Request,
         tokens: Iterable[int],
@@ -236,15 +266,18 @@ class OfflinePipeline:
         progress: Progress | None = None,
         truncated: Callable[[], bool] = lambda: False,
     ) -> Iterator[AudioChunk]:
-        """Speech tokens to sound (of a recording: voice conversion). Nothing comes of no tokens."""
+        """Render speech tokens (from the language model, or from a recording for voice conversion).
+
+        Yields nothing if there are no tokens.
+        """
         if stream and speed != 1.0:
-            raise InvalidRequest("speed needs the whole utterance: switch streaming off")
+            raise InvalidRequest("speed requires the whole utterance: disable streaming")
         if not 0.1 <= speed <= 10:
             raise InvalidRequest("speed must be between 0.1 and 10")
         flow = self.networks.config.flow
         vocode = self._vocoder(seed, stream, speed)
         source = iter(tokens)
-        heard = list[int]()
+        received = list[int]()
         ended = False
         index = 0
         samples = 0
@@ -255,20 +288,20 @@ class OfflinePipeline:
         began = time.perf_counter()
         while True:
             if stream:
-                chunk = plan.next(len(heard), ended)
+                chunk = plan.next(len(received), ended)
             else:
-                chunk = Chunk(0, len(heard), len(heard), True) if ended else None
+                chunk = Chunk(0, len(received), len(received), True) if ended else None
             if chunk is None:
                 token = next(source, None)
                 ended = token is None
                 if token is not None:
-                    heard.append(token)
+                    received.append(token)
                 continue
             if chunk.begin == chunk.end:
                 return
             decoded = time.perf_counter()
             chunked = stream and not (chunk.final and self.compat.full_mask_in_last_chunk)
-            mel = self._mel(request, heard[: chunk.known], chunk.final, chunked)
+            mel = self._mel(request, received[: chunk.known], chunk.final, chunked)
             flowed = time.perf_counter()
             audio = vocode(mel[:, :, chunk.begin * flow.frames_per_token :], chunk.final)[0].cpu()
             done = time.perf_counter()
@@ -291,26 +324,26 @@ class OfflinePipeline:
             samples = samples + len(audio)
             began = time.perf_counter()
             if progress is not None:
-                progress(len(heard), samples)
+                progress(len(received), samples)
             if chunk.final:
                 return
 
-    def _mel(self, request: Request, heard: list[int], final: bool, chunked: bool) -> Tensor:
-        """Mel of all of ``heard``, without the prompt: ``[1, mel, T]``."""
+    def _mel(self, request: Request, generated: list[int], final: bool, chunked: bool) -> Tensor:
+        """Mel of all ``generated`` tokens, without the prompt: ``[1, mel, T]``."""
         flow = self.networks.flow
         device = flow.noise.device
         ratio = flow.dims.frames_per_token
         prompt = request.prompt_mel.reshape(1, -1, flow.dims.mel).to(device)
         if not self.compat.vc_prompt_uncut:
             prompt = prompt[:, : len(request.flow_prompt) * ratio]
-        tokens = torch.tensor([[*request.flow_prompt, *heard]], device=device)
+        tokens = torch.tensor([[*request.flow_prompt, *generated]], device=device)
         lengths, frames = (torch.tensor([x.shape[1]], device=device) for x in (tokens, prompt))
         spk = flow.speaker(request.embedding.reshape(1, -1).to(device))
         mel = flow.mel(tokens, lengths, prompt, frames, spk, chunked=chunked, final=final)
         return mel[:, prompt.shape[1] :].transpose(1, 2)
 
     def _vocoder(self, seed: int, stream: bool, speed: float) -> Callable[[Tensor, bool], Tensor]:
-        """Mel ``[1, mel, T]`` (and whether it is the last) to sound ``[1, n]``, with a memory of its own."""
+        """A stateful vocoder: takes mel ``[1, mel, T]`` and whether it is final, returns audio ``[1, n]``."""
         hift = self.networks.hift
         config = self.networks.config
         device = self.networks.flow.noise.device
@@ -322,8 +355,8 @@ class OfflinePipeline:
             def whole(mel: Tensor, final: bool) -> Tensor:
                 if speed != 1.0:
                     mel = F.interpolate(mel, size=int(mel.shape[2] / speed), mode="linear")
-                sound: Tensor = hift(mel, noise)[0]
-                return sound
+                audio: Tensor = hift(mel, noise)[0]
+                return audio
 
             return whole
         state = hift.start(1, device)
@@ -332,9 +365,9 @@ class OfflinePipeline:
         def chunk(mel: Tensor, final: bool) -> Tensor:
             nonlocal state, fade
             if self.compat.loud_cross_fade and not config.hift.causal:
-                sound, fade = reference_fade(hift, mel, fade, noise, final)
+                audio, fade = reference_fade(hift, mel, fade, noise, final)
             else:
-                sound, state = hift.stream(mel, state, noise, final)
-            return sound
+                audio, state = hift.stream(mel, state, noise, final)
+            return audio
 
         return chunk

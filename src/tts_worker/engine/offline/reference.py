@@ -1,7 +1,7 @@
-"""The reference's own ways, where ours are others: its draws, its noise, its chunks, its cross-fade.
+"""The reference's algorithms where they differ from this implementation: sampling, noise, chunk sizes, cross-fade.
 
-Owns what ``Compat`` switches on, and nothing that runs otherwise. One utterance at a time, on the CPU, through torch's
-default generator where the reference does so. It must not know requests, texts or golden files.
+Used only if ``Compat`` enables them. One utterance at a time, on the CPU, with torch's default generator where the
+reference uses it.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from tts_worker.engine.cosyvoice.flow.model import NOISE_FRAMES
 from tts_worker.engine.cosyvoice.hift import HELD_FRAMES, F0Predictor, Hift, Noise
 from tts_worker.engine.cosyvoice.sample import SampleRule
 
-# hops double from one to the other, whatever the trained chunk is
+# The hop doubles from the first to the maximum, independently of the trained chunk size.
 FIRST_HOP_TOKENS = 25
 MAX_HOP_TOKENS = 100
 
 
 def nucleus(scores: Tensor, rule: SampleRule) -> tuple[Tensor, Tensor]:
-    """The reference's candidate set of one utterance: ``scores [V]`` to (ids, probabilities), most likely first."""
+    """The reference's nucleus of ``scores [V]``: ids and probabilities, most likely first."""
     probs, ids = scores.softmax(dim=0).sort(descending=True, stable=True)
     probs = probs[: rule.top_k]
     ids = ids[: rule.top_k]
-    before = np.cumsum(probs.numpy(), dtype=np.float32)  # added up one by one in float32, as the reference does
+    before = np.cumsum(probs.numpy(), dtype=np.float32)  # sequential float32 sum, as in the reference
     keep = 1 + int((before[:-1] < np.float32(rule.top_p)).sum())
     return ids[:keep], probs[:keep]
 
 
 def reference_draw(scores: Tensor, history: Sequence[int], rule: SampleRule) -> int:
-    """One id from ``scores [V]`` with the reference's own calls on torch's default CPU generator."""
+    """Sample one id from ``scores [V]`` with the reference's calls to torch's default CPU generator."""
     ids, probs = nucleus(scores, rule)
     chosen = int(ids[probs.multinomial(1, replacement=True)])
     if list(history[-rule.window :]).count(chosen) >= rule.window * rule.tau:
@@ -46,8 +46,8 @@ def reference_draw(scores: Tensor, history: Sequence[int], rule: SampleRule) -> 
     return chosen
 
 
-class GivenNoise:
-    """Noise from a buffer ``[samples, harmonics]``; silence beyond its end."""
+class BufferedNoise:
+    """Noise from a buffer ``[samples, harmonics]``; zeros beyond its end."""
 
     def __init__(self, buffer: Tensor) -> None:
         self._buffer = buffer
@@ -57,18 +57,21 @@ class GivenNoise:
 
 
 class DefaultGeneratorNoise:
-    """The reference's draws for CosyVoice2: per call, from torch's default CPU generator, in its order and layout."""
+    """The reference's noise for CosyVoice2: drawn per call from torch's default CPU generator, in its layout."""
 
     def __call__(self, start: Tensor, samples: int, harmonics: int) -> Tensor:
-        torch.rand(1, harmonics)  # a phase that has no effect, but moves the generator
+        torch.rand(1, harmonics)  # an unused phase that advances the generator
         noise = torch.empty(1, harmonics, samples).transpose(1, 2).normal_()
-        torch.randn(1, samples, 1)  # never used either
+        torch.randn(1, samples, 1)  # unused as well
         return noise
 
 
 class NaturalNoise:
-    """The noise that the reference's CosyVoice3 happens to have: what is left of torch's stream with seed 0 after it
-    drew the flow's initial noise, the first flow layers and the pitch predictor. Grows as more is asked for."""
+    """The reference's noise for CosyVoice3.
+
+    It is torch's random stream with seed 0 after the draws for the flow's initial noise, the first flow layers and the
+    pitch predictor. The buffer grows on demand.
+    """
 
     def __init__(self, flow: FlowDims, hift: HiftDims) -> None:
         self._flow = flow
@@ -86,12 +89,12 @@ class NaturalNoise:
                 F0Predictor(self._hift)
                 torch.rand(1, harmonics)
                 self._buffer = torch.rand(max(needed, 2 * len(self._buffer), 4096), harmonics)
-        return GivenNoise(self._buffer)(start, samples, harmonics)
+        return BufferedNoise(self._buffer)(start, samples, harmonics)
 
 
 @dataclass
 class Hop:
-    """The reference's growing chunk size. Shared between requests it grows once and for all."""
+    """The reference's growing chunk size; never shrinks, also across requests that share it."""
 
     tokens: int = FIRST_HOP_TOKENS
 
@@ -109,7 +112,7 @@ class ReferencePlan:
         self._pad = -prompt_tokens % hop.tokens
 
     def next(self, available: int, ended: bool) -> Chunk | None:
-        """The chunk that is due, which counts as computed from then on."""
+        """Return the chunk that is due and count it as rendered."""
         hop = self._hop.tokens + (self._pad if self._done == 0 else 0)
         chunk = next_chunk(self._done, available, ended, hop, self._ahead)
         if chunk is not None and not chunk.final:
@@ -120,32 +123,35 @@ class ReferencePlan:
 
 @dataclass
 class FadeState:
-    """The reference's memory between chunks of CosyVoice2: last frames, their excitation and their sound."""
+    """The reference's state between chunks of CosyVoice2: the held frames, their excitation and their audio."""
 
     mel: Tensor  # [1, mel, held]
     source: Tensor  # [1, 1, held*frame]
-    sound: Tensor  # [1, held*frame]
+    audio: Tensor  # [1, held*frame]
 
 
 @torch.inference_mode()
 def reference_fade(
     hift: Hift, mel: Tensor, state: FadeState | None, noise: Noise, final: bool
 ) -> tuple[Tensor, FadeState | None]:
-    """One chunk of CosyVoice2 as the reference vocodes it: the last held frames again, their excitation pasted in, the
-    phase starting anew after it, and a cross-fade whose halves add up to 1.08."""
+    """Vocode one chunk of CosyVoice2 like the reference.
+
+    Repeats the held frames with their previous excitation, restarts the phase after them and cross-fades with weights
+    that add up to 1.08.
+    """
     n = HELD_FRAMES * hift.dims.frame_samples
     if state is not None:
         mel = torch.cat([state.mel, mel], dim=2)
     f0 = hift.f0_predictor(mel)
     begin = hift.start(1)
-    given = noise(begin.start, f0.shape[1] * hift.dims.frame_samples, hift.dims.nb_harmonics + 1)
-    source = hift.m_source(f0, begin.phase, given)
+    source_noise = noise(begin.start, f0.shape[1] * hift.dims.frame_samples, hift.dims.nb_harmonics + 1)
+    source = hift.m_source(f0, begin.phase, source_noise)
     if state is not None:
         source[:, :, :n] = state.source
-    sound = hift.decode(mel, source)
+    audio = hift.decode(mel, source)
     if state is not None:
         window = torch.hamming_window(2 * n, periodic=False, dtype=torch.float64)
-        sound[:, :n] = (sound[:, :n] * window[:n] + state.sound * window[n:]).float()
+        audio[:, :n] = (audio[:, :n] * window[:n] + state.audio * window[n:]).float()
     if final:
-        return sound, None
-    return sound[:, :-n], FadeState(mel[:, :, -HELD_FRAMES:], source[:, :, -n:], sound[:, -n:])
+        return audio, None
+    return audio[:, :-n], FadeState(mel[:, :, -HELD_FRAMES:], source[:, :, -n:], audio[:, -n:])

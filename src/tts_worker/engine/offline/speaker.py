@@ -1,7 +1,6 @@
-"""A model directory that speaks: text or a recording in, chunks of sound out, in every mode, one at a time.
+"""Offline speech synthesis and voice conversion with one model directory.
 
-Owns the way from a text to the pieces that are spoken one after the other, and the choice of device and back end.
-It must not know arguments, files of sound or how a voice is stored.
+Splits a text into segments, builds a request for each, and selects the device and back end.
 """
 
 from __future__ import annotations
@@ -32,16 +31,21 @@ MAX_TEXT_CHARS = 20_000
 
 
 class Backend(str, Enum):
-    """What runs flow estimator and vocoder; the rest is PyTorch's."""
+    """Back end of the flow estimator and the vocoder; everything else runs on PyTorch."""
 
     TORCH = "torch"
     ONNX = "onnx"
 
 
 @dataclass(frozen=True)
-class Manner:
-    """How to speak. ``mode`` None is what suits the voice; ``interleave`` feeds the text as if it were still being
-    written (five tokens of text, fifteen of speech). ``normalise``: write out numbers and dates with wetext."""
+class OfflineOptions:
+    """Options of offline synthesis.
+
+    Attributes:
+        mode: None selects the default mode of the voice.
+        interleave: Feed the text as if it arrived token by token (five text, fifteen speech tokens).
+        normalise: Spell out numbers and dates with wetext.
+    """
 
     mode: Mode | None = None
     instruction: str = ""
@@ -55,95 +59,131 @@ class Manner:
 
 @dataclass(frozen=True)
 class SpokenChunk:
-    """``chunk`` of piece ``piece`` of ``pieces``; ``start_sample`` counts from the beginning of the text."""
+    """``chunk`` of segment number ``segment`` of ``segments``; ``start_sample`` counts from the start of the text."""
 
-    piece: int
-    pieces: int
+    segment: int
+    segments: int
     start_sample: int
     chunk: AudioChunk
 
 
-Listener = Callable[[int, int, int], None]
-"""Told the piece, the number of pieces and the speech tokens of the piece so far."""
+TokenProgress = Callable[[int, int, int], None]
+"""Called with the segment, the number of segments and the speech tokens of the segment so far."""
 
 
 @dataclass(frozen=True)
-class Reader:
-    """Turns texts and recordings into what the networks are given. Needs no weights, so that what is wrong with a text
-    or a voice shows before they are loaded."""
+class RequestBuilder:
+    """Builds requests from texts and recordings.
+
+    Needs no weights, so that errors in a text or a voice are reported before the weights are loaded.
+    """
 
     bundle: Bundle
     tokenizer: TextTokenizer
     compat: Compat
 
     @classmethod
-    def of(cls, bundle: Bundle, compat: Compat | None = None) -> Reader:
-        """Raises BundleError, MissingExtra."""
+    def from_bundle(cls, bundle: Bundle, compat: Compat | None = None) -> RequestBuilder:
+        """Load the tokenizer of ``bundle``. Raises BundleError, MissingExtra."""
         return cls(bundle, TextTokenizer.from_bundle(bundle), compat or Compat())
 
     def voice(self, root: Path, name: str) -> Speaker:
-        """A stored voice. Raises UnknownVoice, BundleError."""
+        """Load a stored voice. Raises UnknownVoice, BundleError."""
         return Speaker.load(self.bundle, self.tokenizer, root, name)
 
-    def pieces(self, text: str, normalise: bool = False) -> list[str]:
-        """What is spoken one after the other. Raises InvalidRequest for a text that is too long, UnspeakableText for
-        one that holds nothing to speak, MissingExtra without wetext if it is to ``normalise``."""
+    def segments(self, text: str, normalise: bool = False) -> list[str]:
+        """Split a text into segments that are synthesized one after the other.
+
+        Raises:
+            InvalidRequest: The text is too long.
+            UnspeakableText: The text contains nothing to speak.
+            MissingExtra: ``normalise`` needs wetext.
+        """
         if len(text) > MAX_TEXT_CHARS:
             raise InvalidRequest(f"the text has {len(text)} characters; at most {MAX_TEXT_CHARS} are spoken offline")
         rewrite = wetext_rewriter() if normalise else None
-        pieces = normalise_and_split(text, lambda piece: len(self.tokenizer.encode(piece)), rewrite=rewrite)
-        pieces = [piece for piece in pieces if any(map(str.isalnum, piece))]
-        if not pieces:
+        segments = normalise_and_split(text, lambda segment: len(self.tokenizer.encode(segment)), rewrite=rewrite)
+        segments = [segment for segment in segments if any(map(str.isalnum, segment))]
+        if not segments:
             raise UnspeakableText("there is nothing in this text that can be spoken")
-        return pieces
+        return segments
 
-    def requests(self, speaker: Speaker, text: str, manner: Manner) -> list[Request]:
-        """One for each piece. Raises what ``pieces`` raises, and InvalidRequest for a mode that the voice cannot."""
+    def requests(self, speaker: Speaker, text: str, options: OfflineOptions) -> list[Request]:
+        """Build one request per segment.
+
+        Raises what ``segments`` raises, and InvalidRequest if the voice does not support the mode.
+        """
         return [
             speaker.request(
-                piece,
-                mode=manner.mode,
-                instruction=manner.instruction,
-                allow_special=manner.allow_special,
+                segment,
+                mode=options.mode,
+                instruction=options.instruction,
+                allow_special=options.allow_special,
                 compat=self.compat,
             )
-            for piece in self.pieces(text, manner.normalise)
+            for segment in self.segments(text, options.normalise)
         ]
 
     def conversion(self, speaker: Speaker, source: Recording) -> tuple[Request, list[int]]:
-        """To say what ``source`` says in the speaker's voice: the request and the speech tokens. Raises InvalidRequest
-        beyond 30 s, or for a voice without a prompt; BundleError."""
+        """Build the request that converts ``source`` to the speaker's voice, and the speech tokens of ``source``.
+
+        Raises:
+            InvalidRequest: The recording is longer than 30 s, or the voice has no prompt.
+            BundleError: A prompt model is missing or damaged.
+        """
         request = speaker.request("", mode=Mode.CROSS_LINGUAL)
         frontend = PromptFrontend(self.bundle, reference=self.compat.torch_draws)
         return request, frontend.tokens(source).tolist()
 
 
 class OfflineSpeaker:
-    """Speaks with the weights of one model directory. Build it with ``load``."""
+    """Synthesizes with the weights of one model directory. Create it with ``load``."""
 
-    def __init__(self, reader: Reader, networks: Networks) -> None:
-        self._reader = reader
-        self._pipeline = OfflinePipeline(networks, reader.compat)
+    def __init__(self, builder: RequestBuilder, networks: Networks) -> None:
+        self._builder = builder
+        self._pipeline = OfflinePipeline(networks, builder.compat)
 
     @classmethod
     def load(
-        cls, reader: Reader, *, device: str = "cpu", backend: Backend = Backend.TORCH, graphs: Path | None = None
+        cls,
+        builder: RequestBuilder,
+        *,
+        device: str = "cpu",
+        backend: Backend = Backend.TORCH,
+        graphs: Path | None = None,
     ) -> OfflineSpeaker:
-        """``graphs``: the folder of ``tts-worker export onnx``, for the ONNX back end. Raises BundleError, ConfigError
-        for a device that is not there, MissingExtra."""
+        """Load the networks.
+
+        Args:
+            builder: Selects the model directory.
+            device: PyTorch device.
+            backend: Back end of the flow estimator and the vocoder.
+            graphs: Directory written by ``tts-worker export onnx``, for the ONNX back end.
+
+        Raises:
+            BundleError: Weights or graphs are missing or damaged.
+            ConfigError: The device is not available.
+            MissingExtra: ONNX Runtime is not installed.
+        """
         if torch.device(device).type == "cuda" and not torch.cuda.is_available():
             raise ConfigError(f"device: PyTorch finds no {device} on this machine")
-        networks = Networks.load(reader.bundle, device=device, float32_phase=reader.compat.float32_phase)
+        networks = Networks.load(builder.bundle, device=device, float32_phase=builder.compat.float32_phase)
         if backend is Backend.ONNX:
-            run_on_onnx(networks, graphs or reader.bundle.path / GRAPHS_DIR, torch.get_num_threads())
-        return cls(reader, networks)
+            run_on_onnx(networks, graphs or builder.bundle.path / GRAPHS_DIR, torch.get_num_threads())
+        return cls(builder, networks)
 
     def speak(
-        self, requests: Sequence[Request], manner: Manner, listener: Listener | None = None
+        self, requests: Sequence[Request], options: OfflineOptions, progress: TokenProgress | None = None
     ) -> Iterator[SpokenChunk]:
-        """``requests`` one after the other, as chunks in order. Under a compat that draws as the reference does, the
-        seed goes to torch's default generator. Raises InvalidRequest, SynthesisFailed."""
-        self._seed(manner.seed)
+        """Synthesize ``requests`` one after the other; yields chunks in order.
+
+        If the compat switches sample like the reference, ``seed`` seeds torch's default generator.
+
+        Raises:
+            InvalidRequest: The options contradict each other.
+            SynthesisFailed: The language model generated invalid ids.
+        """
+        self._seed(options.seed)
         start_sample = 0
         for i, request in enumerate(requests):
             tokens = 0
@@ -151,33 +191,33 @@ class OfflineSpeaker:
             def count(_token: int, i: int = i) -> None:
                 nonlocal tokens
                 tokens += 1
-                if listener is not None:
-                    listener(i, len(requests), tokens)
+                if progress is not None:
+                    progress(i, len(requests), tokens)
 
             chunks = self._pipeline.speak(
                 request,
-                text=self._interleaved(request) if manner.interleave else None,
-                seed=manner.seed + i,
-                stream=manner.stream,
-                speed=manner.speed,
+                text=self._interleaved(request) if options.interleave else None,
+                seed=options.seed + i,
+                stream=options.stream,
+                speed=options.speed,
                 on_token=count,
             )
             for chunk in chunks:
                 yield SpokenChunk(i, len(requests), start_sample, chunk)
                 start_sample += len(chunk.samples)
 
-    def convert(self, request: Request, tokens: Sequence[int], manner: Manner) -> Iterator[SpokenChunk]:
-        """Speech ``tokens`` in the voice of ``request``. Raises InvalidRequest."""
-        self._seed(manner.seed)
-        chunks = self._pipeline.sound(request, tokens, seed=manner.seed, stream=manner.stream, speed=manner.speed)
+    def convert(self, request: Request, tokens: Sequence[int], options: OfflineOptions) -> Iterator[SpokenChunk]:
+        """Render speech ``tokens`` in the voice of ``request``. Raises InvalidRequest."""
+        self._seed(options.seed)
+        chunks = self._pipeline.render(request, tokens, seed=options.seed, stream=options.stream, speed=options.speed)
         for chunk in chunks:
             yield SpokenChunk(0, 1, chunk.start_sample, chunk)
 
     def _interleaved(self, request: Request) -> tuple[Interleave, Iterator[int]]:
-        v3 = self._reader.bundle.config.family == V3
-        prefix_end = self._reader.tokenizer.end_of_prompt_id if v3 else None
+        v3 = self._builder.bundle.config.family == V3
+        prefix_end = self._builder.tokenizer.end_of_prompt_id if v3 else None
         return self._pipeline.interleave(request, prefix_end), iter(request.text)
 
     def _seed(self, seed: int) -> None:
-        if self._reader.compat.torch_draws:
+        if self._builder.compat.torch_draws:
             torch.manual_seed(seed)

@@ -15,8 +15,8 @@ from tts_worker.engine.cosyvoice.chunks import Draw, Interleave, Item, Kind
 from tts_worker.engine.cosyvoice.dims import LmDims
 
 # speech tokens per text token
-LEAST_RATIO = 2
-MOST_RATIO = 20
+MIN_RATIO = 2
+MAX_RATIO = 20
 
 
 class Run(Protocol):
@@ -54,7 +54,7 @@ class ClauseRun:
         self.unfed: list[Item] = [(Kind.SOS, 0), *((Kind.TEXT, i) for i in before), *((Kind.TEXT, i) for i in text)]
         self.unfed += [(Kind.TASK, 0), *((Kind.SPEECH, i) for i in speech)]
         self.fills: list[int] = []
-        self._least = LEAST_RATIO * len(text)
+        self._least = MIN_RATIO * len(text)
         self._most = most
         self._drawn = 0
         self.done = self.truncated = False
@@ -118,7 +118,7 @@ class InterleavedRun:
     @property
     def special_from(self) -> int:
         # The reference has no least length here; an end before that is not speech but a mistake.
-        return LEAST_RATIO * self.read if self._how is Draw.FINAL else 0
+        return MIN_RATIO * self.read if self._how is Draw.FINAL else 0
 
     @property
     def budget(self) -> int:

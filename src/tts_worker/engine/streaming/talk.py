@@ -20,7 +20,7 @@ from tts_worker.engine.streaming.config import StreamingConfig, TextMode
 from tts_worker.engine.streaming.guard import TokenGuard
 from tts_worker.engine.streaming.passage import Passage
 from tts_worker.engine.streaming.render import SoundStream, Stretch
-from tts_worker.engine.streaming.runs import LEAST_RATIO, MOST_RATIO, ClauseRun, InterleavedRun
+from tts_worker.engine.streaming.runs import MAX_RATIO, MIN_RATIO, ClauseRun, InterleavedRun
 from tts_worker.engine.streaming.voices import VoiceState
 from tts_worker.errors import SynthesisFailed, TextTooLong
 from tts_worker.text.alignment import SpokenWord, spoken_words
@@ -239,9 +239,9 @@ class Talk:
         if self._interleaved:
             self.run = self._interleaved_run(before, speech)
         else:
-            most = len(self.script) if self.script else MOST_RATIO * len(self._run_text)
+            most = len(self.script) if self.script else MAX_RATIO * len(self._run_text)
             self.run = ClauseRun(config.lm, before, self._run_text, speech, most)
-            if len(self.run.unfed) + LEAST_RATIO * len(self._run_text) > model.settings.lm_tokens:
+            if len(self.run.unfed) + MIN_RATIO * len(self._run_text) > model.settings.lm_tokens:
                 raise TextTooLong("a piece of text without any stop is longer than the model can read; add punctuation")
         self._tell_words(passage)
 
@@ -249,7 +249,7 @@ class Talk:
         config = self._model.config
         end_of_prompt = self._model.tokenizer.end_of_prompt_id
         dims, (text, each) = config.lm, config.mix_ratio
-        rule = InterleaveRule(dims.speech_tokens, dims.fill_id, dims.eos_id, text, each, MOST_RATIO)
+        rule = InterleaveRule(dims.speech_tokens, dims.fill_id, dims.eos_id, text, each, MAX_RATIO)
         cut = before.index(end_of_prompt) + 1 if config.family == V3 and end_of_prompt in before else 0
         run = InterleavedRun(dims, Interleave(rule, before[:cut], before[cut:], speech, Compat()))
         run.push(self._run_text)  # there is some if the run is drawn again
@@ -261,7 +261,7 @@ class Talk:
         """Older runs are forgotten first."""
         settings = self._model.settings
         text = 0 if self._interleaved else len(self._run_text)  # how much of it came by now is a matter of time
-        prompt = len(self.request.prompt_text) + len(self.request.lm_prompt) + (1 + LEAST_RATIO) * text
+        prompt = len(self.request.prompt_text) + len(self.request.lm_prompt) + (1 + MIN_RATIO) * text
         room = settings.lm_tokens // 2 - prompt
 
         def carried() -> int:
