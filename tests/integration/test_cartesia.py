@@ -189,7 +189,11 @@ async def test_server_sent_events_refuse_with_the_vendors_errors() -> None:
 
 
 async def test_a_failure_in_server_sent_events_is_their_last_event() -> None:
-    async with running_worker(tone_settings()) as worker, serving_worker(worker) as address, sdk(address) as client:
+    async with (
+        running_worker(tone_settings(**PATIENT)) as worker,
+        serving_worker(worker) as address,
+        sdk(address) as client,
+    ):
         wanted = {**SPEECH, "transcript": LONG * 9, "output_format": FORMAT}
         events = await client.tts.sse(**wanted)
         assert (await events.__anext__()).type == "chunk"
