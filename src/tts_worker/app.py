@@ -49,7 +49,7 @@ from tts_worker.settings import (
 )
 from tts_worker.settings.keys import plain_keys, read_key_file
 from tts_worker.text.lexicon import Lexicon
-from tts_worker.text.normaliser import load_normaliser
+from tts_worker.text.normalizer import load_normalizer
 from tts_worker.text.pipeline import TextOptions
 from tts_worker.transports.connections import (
     Connection,
@@ -223,7 +223,7 @@ def _normalizer(wanted: bool | None) -> SegmentNormalizer | None:
     if wanted is False:
         return None
     try:
-        return SegmentNormalizer(load_normaliser())
+        return SegmentNormalizer(load_normalizer())
     except MissingExtra:
         if wanted:
             raise

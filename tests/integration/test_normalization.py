@@ -15,7 +15,7 @@ from tts_worker.errors import InvalidRequest
 from tts_worker.metrics import Metrics
 from tts_worker.session.hub import HubConfig, SessionHub, SessionOptions
 from tts_worker.session.normalizing import SegmentNormalizer
-from tts_worker.text.normaliser import load_normaliser
+from tts_worker.text.normalizer import load_normalizer
 from tts_worker.types import Alignment, Command, EngineInfo, Event, Outcome, Text
 from tts_worker.voices import VoiceCatalog
 
@@ -83,7 +83,7 @@ async def said_by(engine: Recorder, normalizer: SegmentNormalizer, text: str, la
 )
 async def test_numbers_are_read_in_the_language_of_the_text(language: str | None, text: str, said: str) -> None:
     pytest.importorskip("wetext", reason='needs the extra "normalise"')
-    assert await said_by(Recorder(), SegmentNormalizer(load_normaliser()), text, language) == said
+    assert await said_by(Recorder(), SegmentNormalizer(load_normalizer()), text, language) == said
 
 
 async def test_an_engine_that_reads_numbers_gets_them_as_they_stand() -> None:

@@ -15,11 +15,11 @@ from tests.unit.cosyvoice.bundles import DATA, FAMILIES, tiny
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer, special_tokens
 from tts_worker.errors import BundleError
-from tts_worker.text.reference_normaliser import (
+from tts_worker.text.reference_normalizer import (
     contains_chinese,
     is_only_punctuation,
-    normalise,
-    normalise_and_split,
+    normalize,
+    normalize_and_split,
     spell_out_numbers,
     wetext_rewriter,
 )
@@ -147,9 +147,9 @@ def test_normalised_text_is_that_of_the_reference(name: str, normaliser: str) ->
     cases = [case for case in recorded if (case["tokenizer"], case["normalizer"]) == (name, normaliser)]
     assert len(cases) == 35
     for case in cases:
-        assert normalise_and_split(case["text"], count, rewrite=rewrite) == case["split"]
-        assert normalise(case["text"], rewrite=rewrite) == case["nosplit"]
-        assert normalise_and_split(case["text"], count, enabled=False) == case["frontend_off"]
+        assert normalize_and_split(case["text"], count, rewrite=rewrite) == case["split"]
+        assert normalize(case["text"], rewrite=rewrite) == case["nosplit"]
+        assert normalize_and_split(case["text"], count, enabled=False) == case["frontend_off"]
 
 
 def test_the_parts_of_the_normaliser_are_those_of_the_reference() -> None:
@@ -211,7 +211,7 @@ def test_number_words_follow_the_reference(text: str, spoken: str) -> None:
 @settings(deadline=None, max_examples=200)
 @given(st.text(st.one_of(st.sampled_from('中文。，、！"”.?!;: \n\t12aB-—（）`'), st.characters()), max_size=80))
 def test_any_text_is_split_into_pieces_that_can_be_spoken(text: str) -> None:
-    pieces = normalise_and_split(text, len)
+    pieces = normalize_and_split(text, len)
 
     if text and not ("<|" in text and "|>" in text):
         assert not any(is_only_punctuation(piece) for piece in pieces)
@@ -221,4 +221,4 @@ def test_any_text_is_split_into_pieces_that_can_be_spoken(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["   ", "...", '."', "？”", "，", "\n\n"])
 def test_text_that_normalises_to_nothing_gives_no_piece(text: str) -> None:
-    assert normalise_and_split(text, len) == []
+    assert normalize_and_split(text, len) == []

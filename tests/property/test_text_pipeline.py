@@ -9,12 +9,12 @@ from itertools import pairwise
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tts_worker.text.alignment import spoken_words
+from tts_worker.text.character_filter import is_filtered
 from tts_worker.text.characters import cluster_end, is_pictograph
-from tts_worker.text.cleaning import is_filtered
 from tts_worker.text.filter import UrlMode, filter_text
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import Boundary, Segment
 
 LEXICON = Lexicon.from_mapping(

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from tts_worker.errors import ErrorInfo
-from tts_worker.text.alignment import split_spoken
 from tts_worker.text.decoding import TextDecoder
+from tts_worker.text.spoken_words import split_spoken
 from tts_worker.types import (
     Alignment,
     ChunkMeta,
@@ -105,7 +105,7 @@ class Ledger:
         text = receipt.text_spoken + receipt.text_remaining
         heard = self.taken_samples if self.played_samples is None else self.played_samples
         timings = [WordTiming(w.start_char, w.end_char, w.start_sample, w.end_sample) for w in self.words]
-        cut = split_spoken(text, timings, heard, heard_all=False)
+        cut = split_spoken(text, timings, heard, fully_played=False)
         words = tuple(word for word in self.words if word.end_char <= cut)
         return replace(receipt, text_spoken=text[:cut], text_remaining=text[cut:], words=words)
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from tts_worker.text.alignment import SpokenWord, project, spoken_words
+from tts_worker.text.spoken_words import SpokenWord, source_ranges, spoken_words
 from tts_worker.types import Boundary, Segment
 
 MAX_PHONEMES = 200
@@ -136,7 +136,7 @@ class Reader:
                 pairs = self.g2p.tokenizer(said)
                 tags = self.g2p.tagger([text for text, _ in pairs]) if pairs else []
                 fresh = [self.make_token(text, tag, space) for (text, space), tag in zip(pairs, tags, strict=True)]
-                ranges = [(run.start + start, run.start + end) for start, end in project(run.text, said)]
+                ranges = [(run.start + start, run.start + end) for start, end in source_ranges(run.text, said)]
                 opens = glued and not run.text[:1].isspace()
             if glued and not opens:
                 tokens[-1].whitespace = " "

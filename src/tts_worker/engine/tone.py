@@ -17,7 +17,7 @@ import numpy as np
 from tts_worker.engine.output_buffer import OutputBuffer
 from tts_worker.engine.schedule import Job, Scheduler
 from tts_worker.errors import InvalidRequest, OutOfMemory, SynthesisFailed, UnknownVoice, UnspeakableText
-from tts_worker.text.alignment import spoken_words
+from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Alignment,

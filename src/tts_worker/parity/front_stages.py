@@ -20,7 +20,7 @@ from tts_worker.engine.features import WHISPER_RATE_HZ, KaldiFbank
 from tts_worker.engine.tensor_files import read_pickled
 from tts_worker.errors import MissingExtra
 from tts_worker.parity.compare import FEATURES, Bench, Golden
-from tts_worker.text.reference_normaliser import normalise, normalise_and_split, wetext_rewriter
+from tts_worker.text.reference_normalizer import normalize, normalize_and_split, wetext_rewriter
 
 ACROSS_RELEASES = "its grammars differ between releases"
 _PROMPT = ["flow_embedding", "flow_prompt_speech_token", "prompt_speech_feat"]
@@ -185,12 +185,12 @@ def check_normaliser(bench: Bench, path: Path, tokenizer: TextTokenizer, own: se
             continue
         way = rewrite if case["normalizer"] != "none" else None
         text = case["text"]
-        off = normalise_and_split(text, len, enabled=False)
-        got: dict[str, object] = {"nosplit": normalise(text, rewrite=way), "frontend_off": off}
+        off = normalize_and_split(text, len, enabled=False)
+        got: dict[str, object] = {"nosplit": normalize(text, rewrite=way), "frontend_off": off}
         expected = {key: case[key] for key in got if key in case}
         if case["tokenizer"] in own:
             expected["split"] = case["split"]
-            got["split"] = normalise_and_split(
+            got["split"] = normalize_and_split(
                 text, lambda piece: len(tokenizer.encode(piece, allow_special=True)), rewrite=way
             )
         good = all(got[key] == value for key, value in expected.items())

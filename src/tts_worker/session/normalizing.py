@@ -15,7 +15,7 @@ from functools import partial
 
 from tts_worker.session.session import EnginePort
 from tts_worker.text.language import LanguageDetector
-from tts_worker.text.normaliser import LANGUAGES, Normalise, needs_rewriting, normalise_segment
+from tts_worker.text.normalizer import LANGUAGES, Normalize, needs_rewriting, normalize_segment
 from tts_worker.types import Cancel, Command, Done, EndText, Event, Failed, Open, Segment, SynthesisParams, Text
 from tts_worker.types import UtteranceKey as Key
 
@@ -28,7 +28,7 @@ LIMIT_S = 1.0
 class SegmentNormalizer:
     """The thread that writes segments out, for all sessions of a process. ``executor`` replaces it in tests."""
 
-    def __init__(self, normalise: Normalise, executor: Executor | None = None) -> None:
+    def __init__(self, normalise: Normalize, executor: Executor | None = None) -> None:
         self._normalise = normalise
         self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="normalize")
 
@@ -39,7 +39,7 @@ class SegmentNormalizer:
 
     def submit(self, segment: Segment, language: str) -> asyncio.Future[Segment]:
         loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._executor, normalise_segment, segment, self._normalise, language)
+        return loop.run_in_executor(self._executor, normalize_segment, segment, self._normalise, language)
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -103,7 +103,7 @@ class NormalizingPort:
                 del self._detectors[head.key]
                 self._pass_on(head)
                 continue
-            language = self._detectors[head.key].language_of(head.segment.text)
+            language = self._detectors[head.key].detect(head.segment.text)
             if language not in LANGUAGES or not needs_rewriting(head.segment.text):
                 self._pass_on(head)
                 continue

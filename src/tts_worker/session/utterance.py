@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Protocol
 
 from tts_worker.errors import ErrorInfo
-from tts_worker.text.alignment import split_spoken
+from tts_worker.text.spoken_words import split_spoken
 from tts_worker.types import (
     BYTES_PER_SAMPLE,
     Alignment,
@@ -224,7 +224,7 @@ class Utterance:
         heard = self.sent_samples if self.played_samples is None else self.played_samples
         complete = self.generated and self.text_ended and self.error is None and self.truncated is None
         heard_all = outcome is Outcome.DONE or (complete and heard == self.generated_samples)
-        cut = split_spoken(source, self._words, heard, heard_all=heard_all)
+        cut = split_spoken(source, self._words, heard, fully_played=heard_all)
         return Receipt(
             reason=reason,
             samples_generated=self.generated_samples,

@@ -9,11 +9,11 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Stop(Enum):
+class Period(Enum):
     """What a full stop after a word is, before the next word is known."""
 
-    ENDS = "ends"
-    OPEN = "open"  # depends on the next word: ask ``continues``
+    ENDS_SENTENCE = "ends"
+    AMBIGUOUS = "ambiguous"  # depends on the next word: ask ``continues``
 
 
 def _words(text: str) -> frozenset[str]:
@@ -45,13 +45,13 @@ _TITLES_BY_LANGUAGE: dict[str, frozenset[str]] = {
     "pl": _words("ul np tzn godz nr inż mgr"),
 }
 # Abbreviations written with stops inside ("e.g."), which a sentence goes on after in any case.
-_DOTTED_OPEN = _words("e.g i.e z.b d.h u.a p.ex p.ej b.v m.a.w a.k.a")
+_DOTTED_NEVER_END = _words("e.g i.e z.b d.h u.a p.ex p.ej b.v m.a.w a.k.a")
 _DOTTED_MAY_END = _words("a.m p.m a.d b.c u.s.w")
 _ORDINAL_STOPS = _words("de da nb nn no fi cs sk pl hu hr sl sr tr et lv")
 _PHRASES_OF_LETTERS = _words("de pl cs nl")  # "z. B.", "d. h.": a space between the letters
 
 
-class StopRules:
+class PeriodRules:
     """The judgement for one language (a BCP-47 tag or None; lists of English hold everywhere)."""
 
     def __init__(self, language: str | None) -> None:
@@ -60,19 +60,19 @@ class StopRules:
         self._ordinals = primary in _ORDINAL_STOPS
         self._letters = primary in _PHRASES_OF_LETTERS
 
-    def after(self, word: str) -> Stop:
+    def classify(self, word: str) -> Period:
         """Whether the stop after ``word`` (without it) surely ends a sentence."""
         if word.isdigit():
-            return Stop.OPEN if len(word) <= 2 else Stop.ENDS
+            return Period.AMBIGUOUS if len(word) <= 2 else Period.ENDS_SENTENCE
         lower = word.lower()
         if lower in self._titles or lower in _MAY_END:
-            return Stop.OPEN
+            return Period.AMBIGUOUS
         letters = [part for part in word.split(".") if part]
         if all(len(part) <= 3 and part.isalpha() for part in letters) and (len(letters) > 1 or len(word) == 1):
-            return Stop.ENDS if word == "I" else Stop.OPEN
-        return Stop.ENDS
+            return Period.ENDS_SENTENCE if word == "I" else Period.AMBIGUOUS
+        return Period.ENDS_SENTENCE
 
-    def continues(self, word: str, following: str, *, at_start: bool) -> bool:
+    def sentence_continues(self, word: str, following: str, *, at_start: bool) -> bool:
         """Whether the sentence goes on after ``word`` and its stop, an OPEN one, with a word that begins so.
         ``at_start``: nothing precedes the word, so a number is that of a list item."""
         if following.islower() or following.isdigit():
@@ -80,7 +80,7 @@ class StopRules:
         if word.isdigit():
             return at_start or self._ordinals
         lower = word.lower()
-        if lower in self._titles or lower in _DOTTED_OPEN:
+        if lower in self._titles or lower in _DOTTED_NEVER_END:
             return True
         if lower in _MAY_END or lower in _DOTTED_MAY_END:
             return False

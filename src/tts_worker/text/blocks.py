@@ -8,7 +8,7 @@ marker (some 64 characters) or the first 100 characters after a fence; fenced co
 
 from __future__ import annotations
 
-from tts_worker.text.cleaning import PARAGRAPH, SOFT_SPACE, Push
+from tts_worker.text.character_filter import PARAGRAPH, SOFT_SPACE, Push
 
 _BULLETS = "-+*•‣⁃"
 _MARKERS = _BULLETS + "_="
@@ -24,7 +24,7 @@ class BlockFilter:
     def __init__(self, out: Push) -> None:
         self._out = out
         self._state: Push = self._indent
-        self._staged: list[tuple[str, int]] = []
+        self._pending: list[tuple[str, int]] = []
         self._after_bullet = False
         self._heading = False
         self._row = False
@@ -43,27 +43,27 @@ class BlockFilter:
     def settle(self) -> None:
         """Decide what is held as if the line ended here. Fences stay open."""
         state = self._state
-        if state == self._ticks and len(self._staged) >= _FENCE:
+        if state == self._ticks and len(self._pending) >= _FENCE:
             self._begin_info()
         if self._state == self._info:  # still open, and what was held cannot be read out of its place later
-            self._staged.clear()
+            self._pending.clear()
         elif state in (self._number, self._ticks, self._checkbox) or self._is_sign():
             self._release()
         elif state == self._fence and self._fence_line_open and self._fence_run >= self._fence_length:
             self._state = self._body
         elif state not in (self._info, self._fence, self._indent):
-            self._staged.clear()
+            self._pending.clear()
             self._state = self._body
 
     def _is_sign(self) -> bool:
-        return self._state == self._marker and len(self._staged) == 1 and self._staged[0][0] in "-+"
+        return self._state == self._marker and len(self._pending) == 1 and self._pending[0][0] in "-+"
 
     def _release(self) -> None:
         """What was held is ordinary text."""
-        staged = self._staged
-        self._staged = []
+        pending = self._pending
+        self._pending = []
         self._state = self._body
-        for char, index in staged:
+        for char, index in pending:
             self._out(char, index)
 
     def _release_before(self, char: str, index: int) -> None:
@@ -71,7 +71,7 @@ class BlockFilter:
         self._body(char, index)
 
     def _end_line(self, mark: str, index: int) -> None:
-        self._staged.clear()
+        self._pending.clear()
         self._heading = self._row = self._after_bullet = False
         self._inline_ticks = 0
         self._state = self._indent
@@ -108,15 +108,15 @@ class BlockFilter:
             self._body(char, index)
 
     def _stage(self, state: Push, char: str, index: int) -> None:
-        self._staged.append((char, index))
+        self._pending.append((char, index))
         self._state = state
 
     def _hashes(self, char: str, index: int) -> None:
-        if char == "#" and len(self._staged) < 6:
-            self._staged.append((char, index))
+        if char == "#" and len(self._pending) < 6:
+            self._pending.append((char, index))
         elif char == " ":
-            self._out(PARAGRAPH, self._staged[0][1])
-            self._staged.clear()
+            self._out(PARAGRAPH, self._pending[0][1])
+            self._pending.clear()
             self._heading = True
             self._state = self._body
         elif char == "\n":
@@ -126,25 +126,25 @@ class BlockFilter:
 
     def _marker(self, char: str, index: int) -> None:
         """A run of bullet or rule characters: ``- item``, ``---``, ``**bold**``, ``-- text``."""
-        mark, first = self._staged[0]
-        length = len(self._staged)
-        if char == mark and self._staged[-1][0] == mark:
+        mark, first = self._pending[0]
+        length = len(self._pending)
+        if char == mark and self._pending[-1][0] == mark:
             if length < _RUN_LIMIT:
-                self._staged.append((char, index))
+                self._pending.append((char, index))
         elif char in (" ", SOFT_SPACE):
             if length == 1 and mark in _BULLETS:
-                self._staged.clear()
+                self._pending.clear()
                 self._after_bullet = True
                 self._state = self._indent
                 self._out(PARAGRAPH, first)
-            elif self._staged[-1][0] == mark:
-                self._staged.append((" ", index))
+            elif self._pending[-1][0] == mark:
+                self._pending.append((" ", index))
         elif char == "\n":
             self._end_line(PARAGRAPH, index)
         elif char in "|:" and mark == "-" and length > 1:
             self._stage(self._delimiter, char, index)
         elif mark in "•‣⁃":
-            self._staged.clear()
+            self._pending.clear()
             self._out(PARAGRAPH, first)
             self._state = self._body
             self._body(char, index)
@@ -153,32 +153,32 @@ class BlockFilter:
 
     def _number(self, char: str, index: int) -> None:
         """``1. item``: the number is read, the line is an item."""
-        last = self._staged[-1][0]
-        if last.isdigit() and ("0" <= char <= "9" or char in ".)") and len(self._staged) < 10:
-            self._staged.append((char, index))
+        last = self._pending[-1][0]
+        if last.isdigit() and ("0" <= char <= "9" or char in ".)") and len(self._pending) < 10:
+            self._pending.append((char, index))
         elif char == " " and last in ".)":
-            self._out(PARAGRAPH, self._staged[0][1])
+            self._out(PARAGRAPH, self._pending[0][1])
             self._release_before(char, index)
         else:
             self._release_before(char, index)
 
     def _checkbox(self, char: str, index: int) -> None:
         """``- [x] item``"""
-        want = ("[", " xX", "]", " ")[len(self._staged)]
+        want = ("[", " xX", "]", " ")[len(self._pending)]
         if char not in want:
             self._release_before(char, index)
-        elif len(self._staged) == 3:
-            self._staged.clear()
+        elif len(self._pending) == 3:
+            self._pending.clear()
             self._state = self._body
         else:
-            self._staged.append((char, index))
+            self._pending.append((char, index))
 
     def _delimiter(self, char: str, index: int) -> None:
         """``--- | :--:``, the line under a table's head that has no outer pipes."""
         if char == "\n":
             self._end_line(PARAGRAPH, index)
-        elif char in "-:| " and len(self._staged) < _DELIMITER_LIMIT:
-            self._staged.append((char, index))
+        elif char in "-:| " and len(self._pending) < _DELIMITER_LIMIT:
+            self._pending.append((char, index))
         else:
             self._release_before(char, index)
 
@@ -212,8 +212,8 @@ class BlockFilter:
         """``# Heading ##``"""
         if char == "\n":
             self._end_line(PARAGRAPH, index)
-        elif char in "# " and len(self._staged) < _RUN_LIMIT:
-            self._staged.append((char, index))
+        elif char in "# " and len(self._pending) < _RUN_LIMIT:
+            self._pending.append((char, index))
         else:
             self._release_before(char, index)
 
@@ -222,15 +222,15 @@ class BlockFilter:
         if char == "\n":
             self._end_line(PARAGRAPH, index)
         elif char == "|":
-            self._staged.clear()
+            self._pending.clear()
         elif char in "-:":
-            if len(self._staged) < _RUN_LIMIT:
-                self._staged.append((char, index))
+            if len(self._pending) < _RUN_LIMIT:
+                self._pending.append((char, index))
         elif char in (" ", SOFT_SPACE):
-            if self._staged and self._staged[-1][0] != " ":
-                self._staged.append((" ", index))
+            if self._pending and self._pending[-1][0] != " ":
+                self._pending.append((" ", index))
         else:
-            begin = self._staged[0][1] if self._staged else index
+            begin = self._pending[0][1] if self._pending else index
             if self._pipe is not None and self._cell_seen:
                 self._out(",", self._pipe)
                 if begin > self._pipe + 1:
@@ -242,11 +242,11 @@ class BlockFilter:
 
     def _ticks(self, char: str, index: int) -> None:
         if char == self._fence_char:
-            if len(self._staged) < _RUN_LIMIT:
-                self._staged.append((char, index))
-        elif len(self._staged) < _FENCE:
+            if len(self._pending) < _RUN_LIMIT:
+                self._pending.append((char, index))
+        elif len(self._pending) < _FENCE:
             self._release_before(char, index)
-        elif self._fence_char == "`" and self._inline_ticks == len(self._staged):
+        elif self._fence_char == "`" and self._inline_ticks == len(self._pending):
             self._inline_ticks = 0
             self._release_before(char, index)
         else:
@@ -254,14 +254,14 @@ class BlockFilter:
             self._info(char, index)
 
     def _begin_info(self) -> None:
-        self._fence_length = len(self._staged)
+        self._fence_length = len(self._pending)
         self._info_length = 0
         self._state = self._info
 
     def _info(self, char: str, index: int) -> None:
         """The rest of the line after an opening fence. More backticks, or too much of it: it was a code span."""
         if char == "\n":
-            self._staged.clear()
+            self._pending.clear()
             self._fence_run = 0
             self._fence_line_open = True
             self._state = self._fence
@@ -271,7 +271,7 @@ class BlockFilter:
             self._state = self._closing_ticks
         elif self._info_length < _INFO_LIMIT:
             self._info_length += 1
-            self._staged.append((char, index))
+            self._pending.append((char, index))
         else:
             self._inline_ticks = self._fence_length
             self._release_before(char, index)

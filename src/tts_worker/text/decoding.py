@@ -16,34 +16,34 @@ class TextDecoder:
 
     def __init__(self) -> None:
         self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
-        self._high = ""  # the first half of a surrogate pair
+        self._high_surrogate = ""  # the first half of a surrogate pair
 
     def feed(self, delta: str | bytes) -> str:
         """The characters that are complete with ``delta``."""
         if isinstance(delta, bytes):
             if not delta:
                 return ""
-            lost = _REPLACEMENT if self._high else ""
-            self._high = ""
-            return lost + self._bytes.decode(delta)
+            replaced = _REPLACEMENT if self._high_surrogate else ""
+            self._high_surrogate = ""
+            return replaced + self._bytes.decode(delta)
         if not delta:
             return ""
-        lost = self._bytes.decode(b"", True)  # bytes that never became a character
-        text = self._high + delta
-        self._high = ""
+        replaced = self._bytes.decode(b"", True)  # bytes that never became a character
+        text = self._high_surrogate + delta
+        self._high_surrogate = ""
         if "\ud800" <= text[-1] <= "\udbff":
-            self._high = text[-1]
+            self._high_surrogate = text[-1]
             text = text[:-1]
-        return lost + _joined(text)
+        return replaced + _join_surrogates(text)
 
     def end(self) -> str:
         """What became of the incomplete character at the end, if there was one."""
-        lost = _REPLACEMENT if self._high else ""
-        self._high = ""
-        return lost + self._bytes.decode(b"", True)
+        replaced = _REPLACEMENT if self._high_surrogate else ""
+        self._high_surrogate = ""
+        return replaced + self._bytes.decode(b"", True)
 
 
-def _joined(text: str) -> str:
+def _join_surrogates(text: str) -> str:
     """Pairs of surrogates become their character, others U+FFFD."""
     try:
         text.encode()

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from tts_worker.text.blocks import BlockFilter
-from tts_worker.text.cleaning import Cleaner
+from tts_worker.text.character_filter import CharacterFilter
 from tts_worker.text.inline import InlineFilter
-from tts_worker.text.layout import Layout, TextSink
 from tts_worker.text.urls import UrlFilter, UrlMode
+from tts_worker.text.whitespace import TextSink, WhitespaceFilter
 
 __all__ = ["TextFilter", "UrlMode", "filter_text"]
 
@@ -28,8 +28,8 @@ class TextFilter:
     (by ``urls``) URLs."""
 
     def __init__(self, out: TextSink, *, markdown: bool = True, urls: UrlMode = UrlMode.DROP) -> None:
-        self._layout = Layout(out)
-        push = self._layout.push
+        self._whitespace = WhitespaceFilter(out)
+        push = self._whitespace.push
         self._inline: InlineFilter | None = None
         stages: list[Stage] = []
         if markdown:
@@ -44,10 +44,10 @@ class TextFilter:
             blocks = BlockFilter(push)
             stages.append(blocks)
             push = blocks.push
-        cleaner = Cleaner(push)
-        stages.append(cleaner)
+        characters = CharacterFilter(push)
+        stages.append(characters)
         self._stages = stages[::-1]
-        self.push = cleaner.push
+        self.push = characters.push
 
     def settle(self) -> None:
         """The text ended: decide what is held back."""
@@ -57,7 +57,7 @@ class TextFilter:
     def flush(self) -> None:
         """Decide what is held back as if the text ended here, though more may come."""
         self.settle()
-        self._layout.settle()
+        self._whitespace.settle()
 
     def release_mark(self) -> None:
         """Pass on a mark that ends a sentence unless it begins an image; what else is held back stays."""

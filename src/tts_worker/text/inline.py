@@ -11,8 +11,8 @@ from __future__ import annotations
 import html
 import re
 
-from tts_worker.text.cleaning import PARAGRAPH, SOFT_SPACE, Push, is_filtered
-from tts_worker.text.holdback import Holdback
+from tts_worker.text.brackets import BracketBuffer
+from tts_worker.text.character_filter import PARAGRAPH, SOFT_SPACE, Push, is_filtered
 from tts_worker.text.scanners import (
     BREAKING_TAGS,
     CELL_TAGS,
@@ -38,15 +38,15 @@ class InlineFilter:
     """Pushes readable text to ``out``."""
 
     def __init__(self, out: Push) -> None:
-        self._out = Holdback(out)
-        self._break = out
+        self._out = BracketBuffer(out)
+        self._emit_break = out
         self._state: Push = self._text
         self._previous = " "  # the character before, as written
-        self._fresh = True  # nothing was read on this line yet
+        self._at_line_start = True  # nothing was read on this line yet
         self._code = 0  # backticks that opened the code span we are in
         self._open: set[str] = set()  # emphasis marks that await their other half
-        self._staged: list[tuple[str, int]] = []
-        self._eat_angle = False  # the ">" of <name@example.com>
+        self._pending: list[tuple[str, int]] = []
+        self._skip_closing_angle = False  # the ">" of <name@example.com>
         self._closed_at = 0
         self._tag = TagScanner()
         self._comment_tail = ""
@@ -85,39 +85,39 @@ class InlineFilter:
             elif state == self._reference:
                 self._not_a_reference()
             elif state in (self._pipe, self._comment):
-                self._staged.clear()
+                self._pending.clear()
                 self._state = self._text
             else:
-                self._reread()
+                self._reprocess()
         self._out.give_up()
 
     def release_mark(self) -> None:
         """The writer is silent: an exclamation mark that waits for a bracket ("![image]") ends a sentence."""
         if self._state == self._bang:
-            self._reread()
+            self._reprocess()
 
     def _emit(self, char: str, index: int) -> None:
-        self._fresh = False
+        self._at_line_start = False
         self._previous = char
         self._out.push(char, index)
 
-    def _reread(self) -> None:
+    def _reprocess(self) -> None:
         """The first held character meant nothing; what follows it may. What is held never holds another of its kind,
         so a character is read three times at most."""
-        staged = self._staged
-        self._staged = []
+        pending = self._pending
+        self._pending = []
         self._state = self._text
-        self._emit(*staged[0])
-        for char, index in staged[1:]:
+        self._emit(*pending[0])
+        for char, index in pending[1:]:
             self._state(char, index)
 
-    def _reread_before(self, char: str, index: int) -> None:
-        self._reread()
+    def _reprocess_before(self, char: str, index: int) -> None:
+        self._reprocess()
         self._state(char, index)
 
     def _stager(self, state: Push) -> Push:
         def stage(char: str, index: int) -> None:
-            self._staged = [(char, index)]
+            self._pending = [(char, index)]
             self._state = state
 
         return stage
@@ -130,7 +130,7 @@ class InlineFilter:
             handler(char, index)
         elif char in _SPACES:
             self._previous = char
-            self._eat_angle = False
+            self._skip_closing_angle = False
             self._out.push(char, index)
         else:
             self._emit(char, index)
@@ -138,84 +138,84 @@ class InlineFilter:
     def _line_end(self, char: str, index: int) -> None:
         self._out.give_up()
         self._code = 0
-        self._eat_angle = False
+        self._skip_closing_angle = False
         if char == PARAGRAPH:
             self._open.clear()
         self._previous = " "
-        self._fresh = True
-        self._break(char, index)
+        self._at_line_start = True
+        self._emit_break(char, index)
 
     def _bang(self, char: str, index: int) -> None:
         """``![alt](picture)``"""
         if char == "[":
-            self._out.open([*self._staged, (char, index)], image=True, fresh=self._fresh)
-            self._staged.clear()
+            self._out.open([*self._pending, (char, index)], image=True, at_line_start=self._at_line_start)
+            self._pending.clear()
             self._previous = char
             self._state = self._text
         else:
-            self._reread_before(char, index)
+            self._reprocess_before(char, index)
 
     def _escape(self, char: str, index: int) -> None:
         if char in _ESCAPABLE:
-            self._staged.clear()
+            self._pending.clear()
             self._state = self._text
             self._emit(char, index)
         else:
-            self._reread_before(char, index)
+            self._reprocess_before(char, index)
 
     def _entity(self, char: str, index: int) -> None:
-        if char == ";" and len(self._staged) > 1:
-            begin = self._staged[0][1]
-            written = "".join(c for c, _ in self._staged) + ";"
+        if char == ";" and len(self._pending) > 1:
+            begin = self._pending[0][1]
+            written = "".join(c for c, _ in self._pending) + ";"
             meant = html.unescape(written)
             if meant == written or len(meant) != 1:
-                self._reread_before(char, index)
+                self._reprocess_before(char, index)
                 return
-            self._staged.clear()
+            self._pending.clear()
             self._state = self._text
             if meant.isspace():
                 self._text(" ", begin)
             elif not is_filtered(meant):
                 self._emit(meant, begin)
-        elif ((char.isascii() and char.isalnum()) or char == "#") and len(self._staged) <= _ENTITY_LIMIT:
-            self._staged.append((char, index))
+        elif ((char.isascii() and char.isalnum()) or char == "#") and len(self._pending) <= _ENTITY_LIMIT:
+            self._pending.append((char, index))
         else:
-            self._reread_before(char, index)
+            self._reprocess_before(char, index)
 
     def _pipe(self, char: str, index: int) -> None:
         """``a | b``: a table without outer pipes, or a separator: a pause. ``a|b`` stays."""
         spaced = self._previous == " "
-        _, begin = self._staged[0]
+        _, begin = self._pending[0]
         if spaced and char in _SPACES:
-            self._staged.clear()
+            self._pending.clear()
             self._state = self._text
-            if char == " " and not self._fresh:
+            if char == " " and not self._at_line_start:
                 self._emit(",", begin)
             self._text(char, index)
         else:
-            self._reread_before(char, index)
+            self._reprocess_before(char, index)
 
     # -- emphasis and code ----------------------------------------------------------------------------------------
 
     def _mark(self, char: str, index: int) -> None:
-        self._staged = [(char, index)]
+        self._pending = [(char, index)]
         self._state = self._run
 
     def _run(self, char: str, index: int) -> None:
-        if char == self._staged[0][0]:
-            if len(self._staged) < _RUN_LIMIT:
-                self._staged.append((char, index))
+        if char == self._pending[0][0]:
+            if len(self._pending) < _RUN_LIMIT:
+                self._pending.append((char, index))
             return
         self._resolve_run(char)
         self._text(char, index)
 
     def _resolve_run(self, following: str) -> None:
-        mark = self._staged[0][0]
-        staged = self._staged
-        self._staged = []
+        mark = self._pending[0][0]
+        pending = self._pending
+        self._pending = []
         self._state = self._text
-        if self._is_text(mark, len(staged), following):
-            for char, index in staged:
+        if self._is_text(mark, len(pending), following):
+            for char, index in pending:
                 self._emit(char, index)
         self._previous = mark
 
@@ -246,13 +246,13 @@ class InlineFilter:
         return False
 
     def _tick(self, char: str, index: int) -> None:
-        self._staged = [(char, index)]
+        self._pending = [(char, index)]
         self._state = self._ticks
 
     def _ticks(self, char: str, index: int) -> None:
         if char == "`":
-            if len(self._staged) < _RUN_LIMIT:
-                self._staged.append((char, index))
+            if len(self._pending) < _RUN_LIMIT:
+                self._pending.append((char, index))
             return
         self._resolve_ticks()
         self._text(char, index)
@@ -260,17 +260,17 @@ class InlineFilter:
     def _resolve_ticks(self) -> None:
         """Backticks are never read. In code, only as many as opened it close it."""
         if not self._code:
-            self._code = len(self._staged)
-        elif self._code == len(self._staged):
+            self._code = len(self._pending)
+        elif self._code == len(self._pending):
             self._code = 0
-        self._staged.clear()
+        self._pending.clear()
         self._previous = "`"
         self._state = self._text
 
     # -- brackets -------------------------------------------------------------------------------------------------
 
     def _bracket(self, char: str, index: int) -> None:
-        self._out.open([(char, index)], image=False, fresh=self._fresh)
+        self._out.open([(char, index)], image=False, at_line_start=self._at_line_start)
         self._previous = char
 
     def _close(self, char: str, index: int) -> None:
@@ -282,11 +282,11 @@ class InlineFilter:
 
     def _after_close(self, char: str, index: int) -> None:
         if char == "(" and not self._out.content().startswith("^"):
-            self._staged = [(char, index)]
+            self._pending = [(char, index)]
             self._target = TargetScanner()
             self._state = self._in_target
-        elif char == "[" and not self._is_note():
-            self._staged = [(char, index)]
+        elif char == "[" and not self._is_footnote():
+            self._pending = [(char, index)]
             self._state = self._reference
         else:
             definition = self._resolve_close(char)
@@ -294,18 +294,18 @@ class InlineFilter:
             if not definition:
                 self._text(char, index)
 
-    def _is_note(self) -> bool:
+    def _is_footnote(self) -> bool:
         """``[^1]`` and ``[1]``, ``[2, 3]``: footnotes and citations."""
         content = self._out.content()
         return content.startswith("^") or _CITATION.fullmatch(content) is not None
 
     def _resolve_close(self, following: str) -> bool:
         """The bracket has no target. True if ``following`` is the colon of a footnote's own text."""
-        if self._out.is_image or not self._is_note():
+        if self._out.is_image or not self._is_footnote():
             self._out.keep()
             self._emit("]", self._closed_at)
             return False
-        definition = following == ":" and self._out.is_fresh
+        definition = following == ":" and self._out.is_at_line_start
         self._out.drop()
         return definition
 
@@ -313,10 +313,10 @@ class InlineFilter:
         step = self._target.feed(char)
         if step is Step.MORE:
             if not self._target.is_long:
-                self._staged.append((char, index))
+                self._pending.append((char, index))
         elif step is Step.DONE:
-            self._staged.clear()
-            if self._out.is_image or self._is_note():
+            self._pending.clear()
+            if self._out.is_image or self._is_footnote():
                 self._out.drop()
             else:
                 self._out.unwrap()
@@ -330,59 +330,59 @@ class InlineFilter:
         self._out.keep()
         self._emit("]", self._closed_at)
         if self._target.is_long:
-            del self._staged[1:]
-        self._reread()
+            del self._pending[1:]
+        self._reprocess()
 
     def _reference(self, char: str, index: int) -> None:
         """``[text][label]``"""
         if char == "]":
-            self._staged.clear()
+            self._pending.clear()
             if self._out.is_image:
                 self._out.drop()
             else:
                 self._out.unwrap()
             self._previous = char
             self._state = self._text
-        elif char in ("[", "\n", PARAGRAPH) or len(self._staged) > _REFERENCE_LIMIT:
+        elif char in ("[", "\n", PARAGRAPH) or len(self._pending) > _REFERENCE_LIMIT:
             self._not_a_reference()
             self._state(char, index)
         else:
-            self._staged.append((char, index))
+            self._pending.append((char, index))
 
     def _not_a_reference(self) -> None:
         self._out.keep()
         self._emit("]", self._closed_at)
-        self._reread()
+        self._reprocess()
 
     # -- tags -----------------------------------------------------------------------------------------------------
 
     def _angle(self, char: str, index: int) -> None:
-        self._staged = [(char, index)]
+        self._pending = [(char, index)]
         self._tag = TagScanner()
         self._state = self._in_tag
 
     def _close_angle(self, char: str, index: int) -> None:
-        if self._eat_angle:
-            self._eat_angle = False
+        if self._skip_closing_angle:
+            self._skip_closing_angle = False
         else:
             self._emit(char, index)
 
     def _in_tag(self, char: str, index: int) -> None:
         step = self._tag.feed(char)
         if step is Step.MORE:
-            self._staged.append((char, index))
+            self._pending.append((char, index))
         elif step is Step.FAIL:
             if char == "@" and self._tag.name:  # <name@example.com>
-                del self._staged[0]
-                self._eat_angle = True
-            self._reread_before(char, index)
+                del self._pending[0]
+                self._skip_closing_angle = True
+            self._reprocess_before(char, index)
         elif self._tag.comment:
-            self._staged = []
+            self._pending = []
             self._comment_tail = ""
             self._comment_length = 0
             self._state = self._comment
         else:
-            self._staged.clear()
+            self._pending.clear()
             self._state = self._text
             if self._tag.name.lower() in BREAKING_TAGS:
                 self._line_end(PARAGRAPH, index)

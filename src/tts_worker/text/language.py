@@ -30,7 +30,7 @@ _COMMON_WORDS: dict[str, frozenset[str]] = {
         "nl": "de het een en van ik niet dat op te met voor zijn er maar om aan ook naar bij",
     }.items()
 }
-_MEMORY_WORDS = 24
+_RECENT_WORDS = 24
 
 
 def primary_tag(language: str) -> str:
@@ -48,12 +48,12 @@ class LanguageDetector:
     def __init__(self, languages: Sequence[str], explicit: str | None = None) -> None:
         self._explicit = primary_tag(explicit) if explicit else None
         tags = tuple(dict.fromkeys(map(primary_tag, languages)))
-        self._any = "mul" in tags or not tags
-        self._spoken = tags
-        self._words: deque[str] = deque(maxlen=_MEMORY_WORDS)
-        self._last: str | None = None
+        self._speaks_any = "mul" in tags or not tags
+        self._languages = tags
+        self._recent_words: deque[str] = deque(maxlen=_RECENT_WORDS)
+        self._last_language: str | None = None
 
-    def language_of(self, text: str) -> str | None:
+    def detect(self, text: str) -> str | None:
         """The primary tag for ``text``, the utterance's next segment; None if nothing is known."""
         kana = len(_KANA.findall(text))
         words = [word.lower() for word in _LATIN.findall(text)]
@@ -65,41 +65,41 @@ class LanguageDetector:
         }
         script = max(evidence, key=lambda name: evidence[name])
         if not evidence[script]:
-            return self._explicit or self._last or self._default()
+            return self._explicit or self._last_language or self._default()
         if script == "han":
-            self._last = self._of_han(kana > 0)
+            self._last_language = self._han_language(kana > 0)
         elif script == "latin":
-            self._words.extend(words)
-            self._last = self._of_latin()
+            self._recent_words.extend(words)
+            self._last_language = self._latin_language()
         else:
-            self._last = "ko" if script == "hangul" else "ru"
-        return self._last
+            self._last_language = "ko" if script == "hangul" else "ru"
+        return self._last_language
 
     def _default(self) -> str | None:
-        if len(self._spoken) == 1 and not self._any:
-            return self._spoken[0]
+        if len(self._languages) == 1 and not self._speaks_any:
+            return self._languages[0]
         return "en" if self._speaks("en") else None
 
     def _speaks(self, language: str) -> bool:
-        return self._any or language in self._spoken
+        return self._speaks_any or language in self._languages
 
-    def _of_han(self, has_kana: bool) -> str:
+    def _han_language(self, has_kana: bool) -> str:
         if self._explicit in _HAN_LANGUAGES:
             return self._explicit
-        if has_kana or self._last == "ja":  # Japanese, too, has words of Han characters alone
+        if has_kana or self._last_language == "ja":  # Japanese, too, has words of Han characters alone
             return "ja"
-        only = [language for language in _HAN_LANGUAGES if language in self._spoken]
-        return only[0] if len(only) == 1 else "zh"
+        candidates = [language for language in _HAN_LANGUAGES if language in self._languages]
+        return candidates[0] if len(candidates) == 1 else "zh"
 
-    def _of_latin(self) -> str | None:
+    def _latin_language(self) -> str | None:
         if self._explicit is not None and self._explicit not in _OTHER_SCRIPTS:
             return self._explicit
-        if not self._any:
-            candidates = [language for language in self._spoken if language not in _OTHER_SCRIPTS]
+        if not self._speaks_any:
+            candidates = [language for language in self._languages if language not in _OTHER_SCRIPTS]
             if len(candidates) == 1:
                 return candidates[0]
         scores = {
-            language: sum(word in common for word in self._words)
+            language: sum(word in common for word in self._recent_words)
             for language, common in _COMMON_WORDS.items()
             if self._speaks(language)
         }

@@ -87,8 +87,8 @@ class TextPipeline:
         Raises IllegalCommand after ``end``.
         """
         self._check_open()
-        self._read(self._decoder.feed(delta))
-        return self._take_ready()
+        self._process(self._decoder.feed(delta))
+        return self._pop_ready()
 
     def flush(self) -> list[Segment]:
         """Speak what is there without ending; half a character waits for its other half. Raises IllegalCommand after
@@ -103,35 +103,35 @@ class TextPipeline:
         self._check_open()
         self._filter.release_mark()
         self._segmenter.finish_words()
-        return self._take_ready()
+        return self._pop_ready()
 
     def end(self) -> list[Segment]:
         """No more text: the last segments. The last one ranges to the end of the text if it was not out before.
         Raises IllegalCommand if called twice."""
         self._check_open()
         self._ended = True
-        self._read(self._decoder.end())
+        self._process(self._decoder.end())
         self._filter.settle()
         return self._finish(Boundary.END)
 
     def skip(self, delta: str | bytes) -> None:
         """Take text that will not be spoken; it only counts in ``source``. Raises IllegalCommand after ``end``."""
         self._check_open()
-        self._keep(self._decoder.feed(delta))
+        self._append_source(self._decoder.feed(delta))
 
     def _check_open(self) -> None:
         if self._ended:
             raise IllegalCommand("the text has ended: begin another utterance")
 
-    def _read(self, text: str) -> None:
+    def _process(self, text: str) -> None:
         if not text:
             return
         push = self._filter.push
         for index, char in enumerate(text, self._length):
             push(char, index)
-        self._keep(text)
+        self._append_source(text)
 
-    def _keep(self, text: str) -> None:
+    def _append_source(self, text: str) -> None:
         self._length += len(text)
         self._tail.append(text)
         if len(self._tail) == _TAIL_PARTS:
@@ -142,9 +142,9 @@ class TextPipeline:
         if self._lexicon:
             self._lexicon.settle()
         self._segmenter.finish(boundary, self._length)
-        return self._take_ready()
+        return self._pop_ready()
 
-    def _take_ready(self) -> list[Segment]:
+    def _pop_ready(self) -> list[Segment]:
         ready = self._segmenter.ready
         if not ready:
             return []

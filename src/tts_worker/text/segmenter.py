@@ -1,4 +1,4 @@
-"""Cuts filtered text into the pieces that are spoken, while it is being written.
+"""Cuts filtered text into the units that are spoken, while it is being written.
 
 Owns where a segment ends: first clause early, later ones longer, sentences always, never inside numbers, abbreviations
 or words unless too long. An automaton over single characters, so the segments are the same however the text was cut.
@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tts_worker.errors import InvalidRequest
-from tts_worker.text.abbreviations import Stop, StopRules
+from tts_worker.text.abbreviations import Period, PeriodRules
 from tts_worker.text.characters import FIRST_IDEOGRAPH, extends, is_closer, is_spoken, is_unspaced, spoken_weight
-from tts_worker.text.projection import breaks_before
+from tts_worker.text.rewrite_alignment import breaks_before
 from tts_worker.types import Boundary, Segment, Span
 
 _SENTENCE = frozenset(".!?…。！？｡．।॥؟۔።။։")
@@ -49,30 +49,30 @@ class SegmenterOptions:
 
 
 @dataclass(slots=True)
-class _Piece:
+class _Unit:
     """One character, or what the lexicon made of several."""
 
     text: str
     start: int
     end: int
     size: int
-    said: bool = False  # the lexicon's
+    is_replacement: bool = False  # the lexicon's
     phonemes: str | None = None
 
     @property
-    def speaks(self) -> bool:
+    def is_audible(self) -> bool:
         return self.phonemes is not None or any(map(str.isalnum, self.text))
 
 
 @dataclass(slots=True)
 class _Cut:
-    """A place where the segment may end: after ``length`` pieces, if what follows agrees."""
+    """A place where the segment may end: after ``length`` units, if what follows agrees."""
 
-    first: int  # the piece where the mark begins
+    first: int  # the unit where the mark begins
     length: int
     boundary: Boundary
     mark: str  # without closing quotes and brackets
-    spaced: bool = False  # a space has followed: only the next letter is missing
+    has_space: bool = False  # a space has followed: only the next letter is missing
 
     @property
     def is_dash(self) -> bool:
@@ -98,59 +98,59 @@ class Segmenter:
 
     def __init__(self, options: SegmenterOptions | None = None, language: str | None = None) -> None:
         self._options = options or SegmenterOptions()
-        self._rules = StopRules(language)
+        self._rules = PeriodRules(language)
         self.ready: list[Segment] = []
         self.count = 0
-        self._pieces: list[_Piece] = []
+        self._units: list[_Unit] = []
         self._size = 0
         self._start = 0  # of the present segment, in the original
-        self._speaks = False
+        self._has_speech = False
         self._cut: _Cut | None = None
-        self._last_space = 0  # pieces before the last space
-        self._last_clause = 0  # pieces up to and with the last mark where one may breathe
+        self._last_space = 0  # units before the last space
+        self._last_clause = 0  # units up to and with the last mark where one may breathe
         self._space_pending = False  # a space comes before the next letter, but has not been pushed yet
-        self._take = self._take_word if self._options.by_word else self._take_clause
+        self._add = self._add_to_word if self._options.by_word else self._add_to_clause
 
     # -- input ------------------------------------------------------------------------------------------------------
 
     def push(self, char: str, index: int) -> None:
         self._space_pending = False
-        self._take(_Piece(char, index, index + 1, max(1, spoken_weight(char))))
+        self._add(_Unit(char, index, index + 1, max(1, spoken_weight(char))))
 
-    def push_said(self, text: str, start: int, end: int, phonemes: str | None) -> None:
+    def push_replacement(self, text: str, start: int, end: int, phonemes: str | None) -> None:
         self._space_pending = False
         size = sum(max(1, spoken_weight(char)) for char in text)
-        self._take(_Piece(text, start, end, min(size, self._options.first_max_chars // 2), True, phonemes))
+        self._add(_Unit(text, start, end, min(size, self._options.first_max_chars // 2), True, phonemes))
 
     def space_follows(self) -> None:
         self._space_pending = True
         if self._options.by_word:
             self._end_word()
-        elif self._cut is not None and not self._cut.spaced:
+        elif self._cut is not None and not self._cut.has_space:
             self._space_after_cut(self._cut)
 
     def finish(self, boundary: Boundary, end: int) -> None:
         """Speak what is there (FLUSH or END); the segment ranges to ``end``, the length of the original text."""
-        self._emit(len(self._pieces), boundary, end)
+        self._emit(len(self._units), boundary, end)
 
     def finish_words(self) -> None:
         """Emit the words that are complete. A word that may still be growing stays, and silent text stays with it."""
         length = self._complete_length()
-        if not self._says(length):
+        if not self._has_speech_before(length):
             return
         cut = self._cut
         ends_sentence = cut is not None and cut.length <= length and cut.boundary is Boundary.SENTENCE
-        self._emit(length, Boundary.SENTENCE if ends_sentence else Boundary.FLUSH, self._pieces[length - 1].end)
+        self._emit(length, Boundary.SENTENCE if ends_sentence else Boundary.FLUSH, self._units[length - 1].end)
 
     def _complete_length(self) -> int:
         """Pieces up to the end of the last complete word."""
-        length = len(self._pieces)
+        length = len(self._units)
         if length == 0 or self._space_pending or self._is_complete():
             return length
         for place in range(length - 1, 0, -1):
-            before = self._pieces[place - 1]
-            after = self._pieces[place]
-            if after.text == " " or before.said or after.said:
+            before = self._units[place - 1]
+            after = self._units[place]
+            if after.text == " " or before.is_replacement or after.is_replacement:
                 return place
             ideographs = max(before.text, after.text) >= FIRST_IDEOGRAPH
             if ideographs and breaks_before(before.text, after.text):
@@ -158,14 +158,14 @@ class Segmenter:
         return 0
 
     def _is_complete(self) -> bool:
-        """Whether the word that ends the pieces cannot grow: after it stands a mark, or its script has no spaces."""
-        last = self._pieces[-1]
-        if last.said or last.text == " ":
+        """Whether the word that ends the units cannot grow: after it stands a mark, or its script has no spaces."""
+        last = self._units[-1]
+        if last.is_replacement or last.text == " ":
             return True
-        if self._cut is None or self._cut.length != len(self._pieces) or self._cut.first == 0:
+        if self._cut is None or self._cut.length != len(self._units) or self._cut.first == 0:
             return last.text[0] >= FIRST_IDEOGRAPH and is_unspaced(last.text[0])
         cut = self._cut
-        before = self._pieces[cut.first - 1].text[-1]
+        before = self._units[cut.first - 1].text[-1]
         if cut.is_dash:
             return len(cut.mark) > 1  # "well-" may become "well-known"
         if len(cut.mark) > 1 or cut.mark not in ".,:":
@@ -177,27 +177,27 @@ class Segmenter:
 
     # -- by clause --------------------------------------------------------------------------------------------------
 
-    def _take_clause(self, piece: _Piece) -> None:
-        if self._cut is not None and self._judge(self._cut, piece):
+    def _add_to_clause(self, unit: _Unit) -> None:
+        if self._cut is not None and self._resolve_cut(self._cut, unit):
             return
-        if piece.text == "\n" and not piece.said:
-            self._pieces.append(piece)
-            self._emit(len(self._pieces), Boundary.PARAGRAPH, piece.end)
+        if unit.text == "\n" and not unit.is_replacement:
+            self._units.append(unit)
+            self._emit(len(self._units), Boundary.PARAGRAPH, unit.end)
             return
-        if self._pieces and self._size + piece.size > self._limit():
-            self._force(piece)
-            self._take_clause(piece)
+        if self._units and self._size + unit.size > self._limit():
+            self._force_cut(unit)
+            self._add_to_clause(unit)
             return
-        self._append(piece)
-        if not piece.said and self._cut is None:
-            self._note_mark(piece.text)
+        self._append(unit)
+        if not unit.is_replacement and self._cut is None:
+            self._record_mark(unit.text)
 
-    def _append(self, piece: _Piece) -> None:
-        if piece.text == " ":
-            self._last_space = len(self._pieces)
-        self._pieces.append(piece)
-        self._size += piece.size
-        self._speaks = self._speaks or piece.speaks
+    def _append(self, unit: _Unit) -> None:
+        if unit.text == " ":
+            self._last_space = len(self._units)
+        self._units.append(unit)
+        self._size += unit.size
+        self._has_speech = self._has_speech or unit.is_audible
 
     def _limit(self) -> int:
         return self._options.max_chars if self.count else self._options.first_max_chars
@@ -205,29 +205,29 @@ class Segmenter:
     def _clause_minimum(self) -> int:
         return min(self._options.clause_chars, self._options.first_clause_chars << min(self.count, 16))
 
-    def _note_mark(self, char: str) -> None:
-        """The last piece may be the mark that ends a segment."""
-        length = len(self._pieces)
+    def _record_mark(self, char: str) -> None:
+        """The last unit may be the mark that ends a segment."""
+        length = len(self._units)
         if char in _SENTENCE:
             self._cut = _Cut(length - 1, length, Boundary.SENTENCE, char)
         elif char in _CLAUSE:
             self._cut = _Cut(length - 1, length, Boundary.CLAUSE, char)
 
-    def _judge(self, cut: _Cut, piece: _Piece) -> bool:
-        """The piece after a possible end decides it. True if the piece was used up as part of the mark."""
-        char = piece.text
+    def _resolve_cut(self, cut: _Cut, unit: _Unit) -> bool:
+        """The unit after a possible end decides it. True if the unit was used up as part of the mark."""
+        char = unit.text
         if char == "\n":
             self._cut = None
         elif char == " ":
-            if not cut.spaced:
+            if not cut.has_space:
                 self._space_after_cut(cut)
-        elif cut.spaced:
+        elif cut.has_space:
             self._cut = None
             if self._ends_before(cut, char[0]):
-                self._end_at(cut)
-        elif not piece.said and self._prolongs(cut, char) and self._size + piece.size <= self._limit():
-            self._append(piece)
-            cut.length = len(self._pieces)
+                self._end_segment_at(cut)
+        elif not unit.is_replacement and self._extends_mark(cut, char) and self._size + unit.size <= self._limit():
+            self._append(unit)
+            cut.length = len(self._units)
             if not is_closer(char):
                 cut.mark += char
                 if char in _SENTENCE:
@@ -236,10 +236,10 @@ class Segmenter:
         else:
             self._cut = None
             if self._needs_no_space(cut, char[0]):
-                self._end_at(cut)
+                self._end_segment_at(cut)
         return False
 
-    def _prolongs(self, cut: _Cut, char: str) -> bool:
+    def _extends_mark(self, cut: _Cut, char: str) -> bool:
         """Whether ``char`` belongs to the mark: "?!", "...", ".)", '."', "--"."""
         if cut.is_dash:
             return char == cut.mark[-1]
@@ -248,27 +248,27 @@ class Segmenter:
     def _needs_no_space(self, cut: _Cut, following: str) -> bool:
         if cut.is_dash:  # word--word, but not --option
             return len(cut.mark) > 1 and not self._space_before(cut)
-        return cut.mark[-1] in _WIDE or (is_unspaced(following) and not self._is_open(cut))
+        return cut.mark[-1] in _WIDE or (is_unspaced(following) and not self._is_ambiguous(cut))
 
     def _space_before(self, cut: _Cut) -> bool:
-        return cut.first == 0 or self._pieces[cut.first - 1].text == " "
+        return cut.first == 0 or self._units[cut.first - 1].text == " "
 
     def _space_after_cut(self, cut: _Cut) -> None:
         """The mark is followed by a space: that settles it, unless the next word matters."""
         if cut.is_dash and not self._space_before(cut) and len(cut.mark) == 1:
             self._cut = None  # "pre- and post-war"
-        elif cut.is_ellipsis or cut.is_dash or cut.is_closed or self._is_open(cut):
-            cut.spaced = True
+        elif cut.is_ellipsis or cut.is_dash or cut.is_closed or self._is_ambiguous(cut):
+            cut.has_space = True
         else:
             self._cut = None
-            self._end_at(cut)
+            self._end_segment_at(cut)
 
-    def _is_open(self, cut: _Cut) -> bool:
+    def _is_ambiguous(self, cut: _Cut) -> bool:
         """Whether the mark is a stop that may belong to an abbreviation or a number."""
         if cut.mark != ".":
             return False
         word, _ = self._word_before(cut.first)
-        return word is not None and self._rules.after(word) is Stop.OPEN
+        return word is not None and self._rules.classify(word) is Period.AMBIGUOUS
 
     def _ends_before(self, cut: _Cut, following: str) -> bool:
         """Whether a mark that waited for the next word ends the segment before it."""
@@ -278,121 +278,121 @@ class Segmenter:
             return True
         if cut.is_dash:
             return not following.isdigit()  # "15 - 3"
-        if self._is_open(cut):
+        if self._is_ambiguous(cut):
             word, at_start = self._word_before(cut.first)
-            return not self._rules.continues(word or "", following, at_start=at_start)
+            return not self._rules.sentence_continues(word or "", following, at_start=at_start)
         return cut.boundary is Boundary.CLAUSE or not following.islower()  # "Yes!" he said.
 
     def _word_before(self, length: int) -> tuple[str | None, bool]:
-        """The word that ends the first ``length`` pieces, without opening marks; whether the segment begins with it.
+        """The word that ends the first ``length`` units, without opening marks; whether the segment begins with it.
         None if it is the lexicon's or long: no abbreviation."""
         first = length
-        while first > 0 and self._pieces[first - 1].text != " ":
-            if self._pieces[first - 1].said or length - first >= _WORD_LIMIT:
+        while first > 0 and self._units[first - 1].text != " ":
+            if self._units[first - 1].is_replacement or length - first >= _WORD_LIMIT:
                 return None, False
             first -= 1
-        at_start = not any(piece.speaks for piece in self._pieces[:first])
-        while first < length and not self._pieces[first].text.isalnum():
+        at_start = not any(unit.is_audible for unit in self._units[:first])
+        while first < length and not self._units[first].text.isalnum():
             first += 1
-        return "".join(piece.text for piece in self._pieces[first:length]), at_start
+        return "".join(unit.text for unit in self._units[first:length]), at_start
 
-    def _end_at(self, cut: _Cut) -> None:
+    def _end_segment_at(self, cut: _Cut) -> None:
         if cut.boundary is Boundary.CLAUSE:
             self._last_clause = cut.length
-            size = sum(piece.size for piece in self._pieces[: cut.length])
+            size = sum(unit.size for unit in self._units[: cut.length])
             if size < self._clause_minimum():
                 return
-        self._emit(cut.length, cut.boundary, self._pieces[cut.length - 1].end)
+        self._emit(cut.length, cut.boundary, self._units[cut.length - 1].end)
 
-    def _force(self, piece: _Piece) -> None:
+    def _force_cut(self, unit: _Unit) -> None:
         """The segment would grow too long: cut at the last mark, else at the last space, else here."""
         enough = self._limit() // 3
         self._cut = None
         for place, boundary in ((self._last_clause, Boundary.CLAUSE), (self._last_space, Boundary.FORCED)):
-            if place and sum(p.size for p in self._pieces[:place]) >= enough and self._says(place):
-                self._emit(place, boundary, self._pieces[place - 1].end)
+            if place and sum(p.size for p in self._units[:place]) >= enough and self._has_speech_before(place):
+                self._emit(place, boundary, self._units[place - 1].end)
                 return
-        place = self._last_space if self._says(self._last_space) else len(self._pieces)
-        if place == len(self._pieces) and not piece.said and extends(piece.text):
+        place = self._last_space if self._has_speech_before(self._last_space) else len(self._units)
+        if place == len(self._units) and not unit.is_replacement and extends(unit.text):
             base = place - 1  # a mark may not be parted from its letter
-            while base > 0 and extends(self._pieces[base].text):
+            while base > 0 and extends(self._units[base].text):
                 base -= 1
             place = base or place
-        self._emit(place, Boundary.FORCED, self._pieces[place - 1].end)
+        self._emit(place, Boundary.FORCED, self._units[place - 1].end)
 
-    def _says(self, length: int) -> bool:
-        return any(piece.speaks for piece in self._pieces[:length])
+    def _has_speech_before(self, length: int) -> bool:
+        return any(unit.is_audible for unit in self._units[:length])
 
     # -- word by word -----------------------------------------------------------------------------------------------
 
-    def _take_word(self, piece: _Piece) -> None:
-        if piece.text in (" ", "\n") and not piece.said:
-            self._end_word(Boundary.WORD if piece.text == " " else Boundary.PARAGRAPH)
-            piece.text = " "
-        elif self._pieces and breaks_before(self._pieces[-1].text[-1], piece.text[0]):
+    def _add_to_word(self, unit: _Unit) -> None:
+        if unit.text in (" ", "\n") and not unit.is_replacement:
+            self._end_word(Boundary.WORD if unit.text == " " else Boundary.PARAGRAPH)
+            unit.text = " "
+        elif self._units and breaks_before(self._units[-1].text[-1], unit.text[0]):
             self._end_word()
-        if self._pieces and self._size + piece.size > self._limit():
-            self._emit(len(self._pieces), Boundary.FORCED, self._pieces[-1].end)
-        self._append(piece)
+        if self._units and self._size + unit.size > self._limit():
+            self._emit(len(self._units), Boundary.FORCED, self._units[-1].end)
+        self._append(unit)
 
     def _end_word(self, boundary: Boundary = Boundary.WORD) -> None:
-        if self._speaks:
-            self._emit(len(self._pieces), boundary, self._pieces[-1].end)
+        if self._has_speech:
+            self._emit(len(self._units), boundary, self._units[-1].end)
 
     # -- output -----------------------------------------------------------------------------------------------------
 
     def _emit(self, length: int, boundary: Boundary, end: int) -> None:
-        """The first ``length`` pieces are a segment up to ``end``; the rest is read again. Silent pieces are dropped,
+        """The first ``length`` units are a segment up to ``end``; the rest is read again. Silent units are dropped,
         their range stays with the next segment."""
-        pieces = self._pieces[:length]
-        rest = self._pieces[length:]
-        self._pieces = []
+        units = self._units[:length]
+        rest = self._units[length:]
+        self._units = []
         self._size = 0
-        self._speaks = False
+        self._has_speech = False
         self._cut = None
         self._last_space = self._last_clause = 0
-        if any(piece.speaks for piece in pieces):
-            spans = _spans(pieces, strip=not self._options.by_word)
+        if any(unit.is_audible for unit in units):
+            spans = _spans(units, strip=not self._options.by_word)
             self.ready.append(Segment(self.count, spans, self._start, end, boundary))
             self.count += 1
             self._start = end
-        for piece in rest:
-            self._take(piece)
+        for unit in rest:
+            self._add(unit)
 
 
-def _first_word(pieces: list[_Piece]) -> int:
+def _first_word(units: list[_Unit]) -> int:
     """Where the first word begins that is more than punctuation: "... ok", "— and"."""
     first = 0
-    for place, piece in enumerate(pieces):
-        if piece.text.isspace():
+    for place, unit in enumerate(units):
+        if unit.text.isspace():
             first = place + 1
-        elif piece.said or is_spoken(piece.text):
+        elif unit.is_replacement or is_spoken(unit.text):
             break
     return first
 
 
-def _spans(pieces: list[_Piece], *, strip: bool) -> tuple[Span, ...]:
+def _spans(units: list[_Unit], *, strip: bool) -> tuple[Span, ...]:
     """Runs of neighbouring original characters become one span each; what the lexicon said stays apart."""
     first = 0
-    last = len(pieces)
+    last = len(units)
     if strip:
-        first = _first_word(pieces)
-        while pieces[last - 1].text.isspace():
+        first = _first_word(units)
+        while units[last - 1].text.isspace():
             last -= 1
     spans: list[Span] = []
     run: list[str] = []
     start = end = -1
-    for piece in pieces[first:last]:
-        if run and (piece.said or piece.start != end):
+    for unit in units[first:last]:
+        if run and (unit.is_replacement or unit.start != end):
             spans.append(Span("".join(run), start, end))
             run = []
-        if piece.said:
-            spans.append(Span(piece.text, piece.start, piece.end, piece.phonemes))
+        if unit.is_replacement:
+            spans.append(Span(unit.text, unit.start, unit.end, unit.phonemes))
             continue
         if not run:
-            start = piece.start
-        run.append(piece.text)
-        end = piece.end
+            start = unit.start
+        run.append(unit.text)
+        end = unit.end
     if run:
         spans.append(Span("".join(run), start, end))
     return tuple(spans)

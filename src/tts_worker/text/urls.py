@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from tts_worker.text.character_filter import SOFT_SPACE, Push
 from tts_worker.text.characters import is_unspaced
-from tts_worker.text.cleaning import SOFT_SPACE, Push
 
 _PREFIXES = ("http://", "https://", "ftp://", "www.", "mailto:")
 _FIRST_LETTERS = frozenset(prefix[0] for prefix in _PREFIXES) | frozenset(prefix[0].upper() for prefix in _PREFIXES)
@@ -33,12 +33,12 @@ class UrlFilter:
 
     def __init__(self, out: Push, *, host: bool) -> None:
         self._out = out
-        self._reads_host = host
+        self._keeps_host = host
         self._state: Push = self._text
         self._previous = " "
-        self._held: list[tuple[str, int]] = []  # a prefix so far; within a URL: punctuation that may end it
-        self._written = ""  # the prefix so far, in lower case
-        self._angle = False  # the URL stands in angle brackets
+        self._pending: list[tuple[str, int]] = []  # a prefix so far; within a URL: punctuation that may end it
+        self._prefix_text = ""  # the prefix so far, in lower case
+        self._in_angle_brackets = False  # the URL stands in angle brackets
         self._depth = 0  # parentheses open within the URL
         self._host: list[tuple[str, int]] | None = None
 
@@ -46,7 +46,7 @@ class UrlFilter:
         self._state(char, index)
 
     def settle(self) -> None:
-        """Decide what is held as if the text ended here."""
+        """Decide what is pending as if the text ended here."""
         if self._state == self._in_url:
             self._end()
         elif self._state != self._text:
@@ -54,9 +54,9 @@ class UrlFilter:
 
     def _text(self, char: str, index: int) -> None:
         if char == "<" or (char in _FIRST_LETTERS and self._begins_word()):
-            self._held = [(char, index)]
-            self._angle = char == "<"
-            self._written = "" if self._angle else char.lower()
+            self._pending = [(char, index)]
+            self._in_angle_brackets = char == "<"
+            self._prefix_text = "" if self._in_angle_brackets else char.lower()
             self._state = self._prefix
         else:
             self._previous = char
@@ -66,29 +66,29 @@ class UrlFilter:
         return not self._previous.isalnum() or is_unspaced(self._previous)
 
     def _release(self) -> None:
-        held = self._held
-        self._held = []
+        pending = self._pending
+        self._pending = []
         self._state = self._text
-        for char, index in held:
+        for char, index in pending:
             self._previous = char
             self._out(char, index)
 
     def _prefix(self, char: str, index: int) -> None:
-        self._written += char.lower()
-        if self._written == "mailto:":  # the address is read
-            held = self._held
-            self._held = []
+        self._prefix_text += char.lower()
+        if self._prefix_text == "mailto:":  # the address is read
+            pending = self._pending
+            self._pending = []
             self._state = self._text
             self._previous = " "
-            if self._angle:
-                self._out(*held[0])
-        elif self._written == "www.":
-            self._held.append((char, index))
+            if self._in_angle_brackets:
+                self._out(*pending[0])
+        elif self._prefix_text == "www.":
+            self._pending.append((char, index))
             self._state = self._after_www
-        elif self._written in _PREFIXES:
+        elif self._prefix_text in _PREFIXES:
             self._begin()
-        elif any(prefix.startswith(self._written) for prefix in _PREFIXES):
-            self._held.append((char, index))
+        elif any(prefix.startswith(self._prefix_text) for prefix in _PREFIXES):
+            self._pending.append((char, index))
         else:
             self._release()
             self._text(char, index)
@@ -102,41 +102,41 @@ class UrlFilter:
             self._text(char, index)
 
     def _begin(self) -> None:
-        if not self._reads_host:
-            self._out(SOFT_SPACE, self._held[0][1])
-        self._held.clear()
-        self._host = [] if self._reads_host else None
+        if not self._keeps_host:
+            self._out(SOFT_SPACE, self._pending[0][1])
+        self._pending.clear()
+        self._host = [] if self._keeps_host else None
         self._depth = 0
         self._state = self._in_url
 
     def _in_url(self, char: str, index: int) -> None:
         if self._ends(char):
-            if self._angle and char == ">":
-                self._held.clear()
+            if self._in_angle_brackets and char == ">":
+                self._pending.clear()
                 self._end()
             else:
                 self._end()
                 self._state(char, index)
             return
         self._depth += (char == "(") - (char == ")")
-        if char in _TAIL and len(self._held) < _TAIL_LIMIT:
-            self._held.append((char, index))
+        if char in _TAIL and len(self._pending) < _TAIL_LIMIT:
+            self._pending.append((char, index))
             return
         if self._host is not None:
             if char == "@":  # what came before was a user's name
                 self._host = []
-            elif char in "/#?&=%" or len(self._host) >= _HOST_LIMIT or (self._held and self._held[-1][0] == ":"):
-                self._read_host()
+            elif char in "/#?&=%" or len(self._host) >= _HOST_LIMIT or (self._pending and self._pending[-1][0] == ":"):
+                self._emit_host()
             else:
-                self._host += [*self._held, (char, index)]
-        self._held.clear()
+                self._host += [*self._pending, (char, index)]
+        self._pending.clear()
 
     def _ends(self, char: str) -> bool:
         if char <= " " or char in _NOT_IN_URL or (char == ")" and not self._depth):
             return True
         return char > "~" and (is_unspaced(char) or not char.isalnum())
 
-    def _read_host(self) -> None:
+    def _emit_host(self) -> None:
         host = self._host or []
         self._host = None
         if "".join(char for char, _ in host[:4]).lower() == "www.":
@@ -145,10 +145,10 @@ class UrlFilter:
             self._out(char, index)
 
     def _end(self) -> None:
-        self._read_host()
+        self._emit_host()
         self._previous = "/"
-        tail = self._held
-        self._held = []
+        tail = self._pending
+        self._pending = []
         self._state = self._text
         for char, index in tail:
             self._state(char, index)

@@ -20,7 +20,7 @@ from tts_worker.engine.streaming.guard import GuardRule, TokenGuard
 from tts_worker.engine.streaming.talk import Model, Talk, mixed_seed
 from tts_worker.engine.streaming.utterance import plain_segment
 from tts_worker.errors import ConfigError
-from tts_worker.text.alignment import spoken_words
+from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import Boundary, Segment, SynthesisParams
 
 FAMILY = "cosyvoice3"

@@ -30,16 +30,16 @@ V3 = ("zh", "en", "ja", "ko", "yue", "de", "es", "fr", "it", "ru")
     ],
 )
 def test_a_segment_is_read_in_its_own_language(text: str, language: str) -> None:
-    assert LanguageDetector(V3).language_of(text) == language
+    assert LanguageDetector(V3).detect(text) == language
 
 
 def test_only_languages_of_the_voice_are_guessed() -> None:
-    assert LanguageDetector(V2).language_of("Ich habe 3 Euro für den Bus") == "en"
+    assert LanguageDetector(V2).detect("Ich habe 3 Euro für den Bus") == "en"
 
 
 def test_neutral_text_follows_the_segment_before_it() -> None:
     detector = LanguageDetector(V2)
-    assert [detector.language_of(text) for text in ("我在", "10:30", "I paid", "$5")] == ["zh", "zh", "en", "en"]
+    assert [detector.detect(text) for text in ("我在", "10:30", "I paid", "$5")] == ["zh", "zh", "en", "en"]
 
 
 @pytest.mark.parametrize(
@@ -63,4 +63,4 @@ def test_neutral_text_follows_the_segment_before_it() -> None:
 def test_the_caller_decides_where_the_script_allows_it(
     languages: tuple[str, ...], explicit: str | None, text: str, language: str | None
 ) -> None:
-    assert LanguageDetector(languages, explicit).language_of(text) == language
+    assert LanguageDetector(languages, explicit).detect(text) == language

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tts_worker.errors import InvalidRequest
-from tts_worker.text.lexicon import MAX_ENTRIES, MAX_SAID_CHARS, MAX_WRITTEN_CHARS, Lexicon
+from tts_worker.text.lexicon import MAX_ALIAS_CHARS, MAX_ENTRIES, MAX_GRAPHEME_CHARS, Lexicon
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.types import Span
 
@@ -79,7 +79,7 @@ def test_an_entry_of_several_words_is_one_word_to_engines_that_take_words() -> N
 
 def test_one_phoneme_is_enough() -> None:
     (entry,) = Lexicon.from_mapping({"a": "/ə/"})
-    assert (entry.phonemes, entry.said) == ("ə", None)
+    assert (entry.phonemes, entry.alias) == ("ə", None)
 
 
 def test_later_levels_win() -> None:
@@ -109,13 +109,13 @@ def test_no_lexicon_is_an_empty_lexicon() -> None:
         ({1: "one"}, "a key that is int"),
         ({"": "x"}, "needs a letter or a digit"),
         ({"!?": "x"}, "needs a letter or a digit"),
-        ({"x" * (MAX_WRITTEN_CHARS + 1): "x"}, "at most 64 characters"),
+        ({"x" * (MAX_GRAPHEME_CHARS + 1): "x"}, "at most 64 characters"),
         ({"word": 7}, "voice.lexicon['word'] must be a spelling"),
         ({"word": None}, "voice.lexicon['word'] must be a spelling"),
         ({"word": ""}, "voice.lexicon['word'] must say something"),
         ({"word": "//"}, "voice.lexicon['word'] must say something"),
         ({"word": "/"}, "voice.lexicon['word'] must say something"),
-        ({"word": "x" * (MAX_SAID_CHARS + 1)}, "at most 256 characters"),
+        ({"word": "x" * (MAX_ALIAS_CHARS + 1)}, "at most 256 characters"),
         ({"word": "a\x00b"}, "never read aloud"),
         ({"wo\u200brd": "ab"}, "never read aloud"),
         ({"word": {"case_sensitive": True}}, "needs say"),

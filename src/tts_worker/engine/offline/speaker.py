@@ -25,7 +25,7 @@ from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.offline.onnx_graphs import GRAPHS_DIR, run_on_onnx
 from tts_worker.engine.offline.pipeline import AudioChunk, OfflinePipeline
 from tts_worker.errors import ConfigError, InvalidRequest, UnspeakableText
-from tts_worker.text.reference_normaliser import normalise_and_split, wetext_rewriter
+from tts_worker.text.reference_normalizer import normalize_and_split, wetext_rewriter
 
 MAX_TEXT_CHARS = 20_000
 
@@ -102,7 +102,7 @@ class RequestBuilder:
         if len(text) > MAX_TEXT_CHARS:
             raise InvalidRequest(f"the text has {len(text)} characters; at most {MAX_TEXT_CHARS} are spoken offline")
         rewrite = wetext_rewriter() if normalise else None
-        segments = normalise_and_split(text, lambda segment: len(self.tokenizer.encode(segment)), rewrite=rewrite)
+        segments = normalize_and_split(text, lambda segment: len(self.tokenizer.encode(segment)), rewrite=rewrite)
         segments = [segment for segment in segments if any(map(str.isalnum, segment))]
         if not segments:
             raise UnspeakableText("there is nothing in this text that can be spoken")

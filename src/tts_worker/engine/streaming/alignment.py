@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tts_worker.text.alignment import SpokenWord
-from tts_worker.text.projection import word_weight
+from tts_worker.text.rewrite_alignment import word_weight
+from tts_worker.text.spoken_words import SpokenWord
 
 USUAL_TOKENS_PER_WEIGHT = 25 / 15
 """25 speech tokens a second; 15 units of spoken weight a second."""

@@ -23,8 +23,8 @@ from tts_worker.engine.streaming.render import SoundStream, Stretch
 from tts_worker.engine.streaming.runs import MAX_RATIO, MIN_RATIO, ClauseRun, InterleavedRun
 from tts_worker.engine.streaming.voices import VoiceState
 from tts_worker.errors import SynthesisFailed, TextTooLong
-from tts_worker.text.alignment import SpokenWord, spoken_words
 from tts_worker.text.characters import is_unspaced
+from tts_worker.text.spoken_words import SpokenWord, spoken_words
 from tts_worker.types import Boundary, Segment, SynthesisParams, UtteranceKey
 
 _CLOSING = frozenset({Boundary.SENTENCE, Boundary.PARAGRAPH, Boundary.FLUSH, Boundary.END})

@@ -15,7 +15,7 @@ from dataclasses import replace
 from tts_worker.errors import IllegalCommand, SessionClosed, TTSWorkerError, as_exception
 from tts_worker.session.machine import State
 from tts_worker.session.session import LocalSession
-from tts_worker.text.alignment import split_spoken
+from tts_worker.text.spoken_words import split_spoken
 from tts_worker.transports.grpc import messages
 from tts_worker.transports.grpc import tts_worker_pb2 as pb
 from tts_worker.transports.grpc.frames import FrameShaper, ShapedFrame, StreamFormat
@@ -258,7 +258,7 @@ class Speaking:
         heard = self._form.to_engine(self.emitted_samples if told_samples is None else told_samples)
         text = receipt.text_spoken + receipt.text_remaining
         timings = [WordTiming(w.start_char, w.end_char, w.start_sample, w.end_sample) for w in receipt.words]
-        cut = min(split_spoken(text, timings, heard, heard_all=False), len(receipt.text_spoken))
+        cut = min(split_spoken(text, timings, heard, fully_played=False), len(receipt.text_spoken))
         return replace(
             receipt,
             reason=reason,

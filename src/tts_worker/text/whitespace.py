@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from tts_worker.text.character_filter import PARAGRAPH, SOFT_SPACE
 from tts_worker.text.characters import is_unspaced
-from tts_worker.text.cleaning import PARAGRAPH, SOFT_SPACE
 
 WRAP_CHARS = 40
 """A line this long that ends without a stop, before a line that begins in lower case, was wrapped, not ended."""
@@ -29,34 +29,34 @@ class TextSink(Protocol):
         ...
 
 
-class Layout:
+class WhitespaceFilter:
     """Pushes tidy text to ``out``."""
 
     def __init__(self, out: TextSink) -> None:
         self._out = out
-        self._last = "\n"  # the last character passed on; nothing precedes the first line
+        self._last_char = "\n"  # the last character passed on; nothing precedes the first line
         self._pending = ""  # SOFT_SPACE < " " < "\n": the break between it and what comes
         self._pending_at = -1
         self._line_chars = 0
 
     def push(self, char: str, index: int) -> None:
         if char == SOFT_SPACE:
-            self._wait(char, index, over=("",))
+            self._defer(char, index, over=("",))
         elif char == " ":
-            self._wait(char, index, over=("", SOFT_SPACE))
+            self._defer(char, index, over=("", SOFT_SPACE))
         elif char == "\n":
             if self._pending == "\n":  # a second one: an empty line
                 self._paragraph(self._pending_at)
-            elif self._line_chars < WRAP_CHARS or self._last in _STOPS:
+            elif self._line_chars < WRAP_CHARS or self._last_char in _STOPS:
                 self._paragraph(index)
             else:
-                self._wait(char, index, over=("", SOFT_SPACE, " "))
+                self._defer(char, index, over=("", SOFT_SPACE, " "))
         elif char == PARAGRAPH:
             self._paragraph(self._pending_at if self._pending == "\n" else index)
         else:
             if self._pending:
                 self._decide(char, index)
-            self._last = char
+            self._last_char = char
             self._line_chars += 1
             self._out.push(char, index)
 
@@ -64,11 +64,11 @@ class Layout:
         """The text is spoken up to here, more may come: a space that waits goes with what came before it."""
         if self._pending in (" ", "\n"):
             self._out.push(" ", self._pending_at)
-            self._last = " "
+            self._last_char = " "
         self._pending = ""
 
-    def _wait(self, kind: str, index: int, over: tuple[str, ...]) -> None:
-        if self._last not in " \n" and self._pending in over:
+    def _defer(self, kind: str, index: int, over: tuple[str, ...]) -> None:
+        if self._last_char not in " \n" and self._pending in over:
             if self._pending in ("", SOFT_SPACE) and kind != SOFT_SPACE:
                 self._out.space_follows()
             self._pending = kind
@@ -77,8 +77,8 @@ class Layout:
     def _paragraph(self, index: int) -> None:
         self._pending = ""
         self._line_chars = 0
-        if self._last != "\n":
-            self._last = "\n"
+        if self._last_char != "\n":
+            self._last_char = "\n"
             self._out.push("\n", index)
 
     def _decide(self, char: str, index: int) -> None:
@@ -86,8 +86,8 @@ class Layout:
         place = self._pending_at
         self._pending = ""
         if kind == SOFT_SPACE:
-            joins = self._last.isalnum() and char.isalnum()
-            if joins and not (is_unspaced(self._last) and is_unspaced(char)):
+            joins = self._last_char.isalnum() and char.isalnum()
+            if joins and not (is_unspaced(self._last_char) and is_unspaced(char)):
                 self._out.push(" ", place)
         elif kind == "\n":
             self._line_chars = 0

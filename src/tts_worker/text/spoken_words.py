@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tts_worker.text.characters import cluster_end, is_closer, is_opener, is_spoken
-from tts_worker.text.projection import breaks_before, project, word_weight
+from tts_worker.text.rewrite_alignment import breaks_before, source_ranges, word_weight
 from tts_worker.types import Segment, WordTiming
 
-__all__ = ["SpokenWord", "project", "split_spoken", "spoken_words", "spread"]
+__all__ = ["SpokenWord", "estimate_timings", "source_ranges", "split_spoken", "spoken_words"]
 
 # Pauses after a word, in the unit of ``spoken_weight`` (about 1/15 s).
 _CLAUSE_PAUSE = 2
@@ -113,7 +113,7 @@ def _pieces(segment: Segment) -> Iterator[tuple[int, int, int, int, bool]]:
 # -- time -------------------------------------------------------------------------------------------------------------
 
 
-def spread(words: Sequence[SpokenWord], start_sample: int, end_sample: int) -> tuple[WordTiming, ...]:
+def estimate_timings(words: Sequence[SpokenWord], start_sample: int, end_sample: int) -> tuple[WordTiming, ...]:
     """An estimate of when ``words`` sound within ``[start_sample, end_sample)``, for engines that know no durations.
 
     Time is shared by spoken weight: letters count one, digits, symbols and ideographs more; commas and stops take a
@@ -146,10 +146,10 @@ def _pause(text: str) -> int:
     return _CLAUSE_PAUSE if last and last in ",;:—–，、；：،؛-" else 0
 
 
-def split_spoken(text: str, words: Sequence[WordTiming], position_samples: int, heard_all: bool) -> int:
+def split_spoken(text: str, words: Sequence[WordTiming], position_samples: int, fully_played: bool) -> int:
     """Where a receipt cuts ``text``: the offset between what was spoken and what remains.
 
-    * ``heard_all``: everything, ``len(text)``, also what no word covers (a filtered tail).
+    * ``fully_played``: everything, ``len(text)``, also what no word covers (a filtered tail).
     * Nothing heard (``position_samples <= 0``) or no word heard: 0.
     * A word counts as spoken when at least half of its samples were heard; the first word that does not ends the
       search, so that the spoken part is one piece from the start.
@@ -157,7 +157,7 @@ def split_spoken(text: str, words: Sequence[WordTiming], position_samples: int, 
       to the next whitespace or the next word; whitespace belongs to what remains.
     * A grapheme cluster is never cut: the cut moves behind it.
     """
-    if heard_all:
+    if fully_played:
         return len(text)
     if position_samples <= 0:
         return 0

@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tts_worker.text.alignment import project, split_spoken, spoken_words, spread
 from tts_worker.text.characters import cluster_end, is_spoken
+from tts_worker.text.spoken_words import estimate_timings, source_ranges, split_spoken, spoken_words
 from tts_worker.types import Boundary, Segment, Span, WordTiming
 
 FRAGMENTS = st.one_of(
@@ -23,7 +23,7 @@ TEXTS = st.lists(FRAGMENTS, max_size=25).map(" ".join)
 @settings(deadline=None, max_examples=150)
 @given(TEXTS, TEXTS)
 def test_project_is_total_monotonic_and_inside_the_source(source: str, target: str) -> None:
-    ranges = project(source, target)
+    ranges = source_ranges(source, target)
     assert len(ranges) == len(target.split())
     assert all(0 <= start <= end <= len(source) for start, end in ranges)
     assert all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(ranges))
@@ -32,7 +32,7 @@ def test_project_is_total_monotonic_and_inside_the_source(source: str, target: s
 @settings(deadline=None, max_examples=50)
 @given(TEXTS)
 def test_project_of_a_text_on_itself_is_its_words(text: str) -> None:
-    assert [text[start:end] for start, end in project(text, text)] == text.split()
+    assert [text[start:end] for start, end in source_ranges(text, text)] == text.split()
 
 
 @st.composite
@@ -66,7 +66,7 @@ def test_words_are_disjoint_increasing_and_timed_inside_the_range(segment: Segme
     for one, two in pairwise(words):
         assert one.end_char <= two.start_char
         assert one.spoken_end <= two.spoken_start
-    timings = spread(words, start, start + length)
+    timings = estimate_timings(words, start, start + length)
     assert [(t.start_char, t.end_char) for t in timings] == [(w.start_char, w.end_char) for w in words]
     edges = [start, *(edge for t in timings for edge in (t.start_sample, t.end_sample)), start + length]
     assert edges == sorted(edges)
@@ -76,13 +76,15 @@ def test_words_are_disjoint_increasing_and_timed_inside_the_range(segment: Segme
 
 @settings(deadline=None, max_examples=100)
 @given(TEXTS, st.integers(-10, 40_000), st.booleans())
-def test_a_receipt_cuts_between_clusters_and_grows_with_what_was_heard(text: str, position: int, all_: bool) -> None:
-    words = spread(spoken_words(Segment(0, (Span(text, 0, len(text)),), 0, len(text), Boundary.END)), 0, 30_000)
-    cut = split_spoken(text, words, position, all_)
+def test_report_cut_keeps_clusters_and_grows_with_position(text: str, position: int, fully_played: bool) -> None:
+    words = estimate_timings(
+        spoken_words(Segment(0, (Span(text, 0, len(text)),), 0, len(text), Boundary.END)), 0, 30_000
+    )
+    cut = split_spoken(text, words, position, fully_played)
     assert 0 <= cut <= len(text)
     assert cut == cluster_end(text, cut)
-    assert cut == len(text) if all_ else cut <= split_spoken(text, words, position + 1000, False)
-    if not all_:
+    assert cut == len(text) if fully_played else cut <= split_spoken(text, words, position + 1000, False)
+    if not fully_played:
         heard = [word for word in words if word.end_char <= cut]
         missing = [word for word in words if word.end_char > cut]
         assert all(2 * position >= w.start_sample + w.end_sample for w in heard)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tts_worker.text.alignment import SpokenWord, project, split_spoken, spoken_words, spread
+from tts_worker.text.spoken_words import SpokenWord, estimate_timings, source_ranges, split_spoken, spoken_words
 from tts_worker.types import Boundary, Segment, Span, WordTiming
 
 
@@ -19,7 +19,7 @@ def plain(text: str) -> Segment:
 
 
 def said(source: str, target: str) -> list[tuple[str, str]]:
-    return [(word, source[a:b]) for word, (a, b) in zip(target.split(), project(source, target), strict=True)]
+    return [(word, source[a:b]) for word, (a, b) in zip(target.split(), source_ranges(source, target), strict=True)]
 
 
 # -- project ----------------------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def test_every_spoken_word_knows_its_source(source: str, target: str, expected: 
 )
 def test_long_hostile_texts_are_aligned_quickly(source: str, target: str) -> None:
     began = time.process_time()
-    assert len(project(source, target)) == len(target.split())
+    assert len(source_ranges(source, target)) == len(target.split())
     assert time.process_time() - began < 2.0
 
 
@@ -131,7 +131,7 @@ def test_phonemes_make_a_word_of_their_span() -> None:
 
 
 def test_time_follows_the_spoken_weight() -> None:
-    timings = spread(spoken_words(plain("a extraordinary, 1984 b")), 1000, 25_000)
+    timings = estimate_timings(spoken_words(plain("a extraordinary, 1984 b")), 1000, 25_000)
     length = [timing.end_sample - timing.start_sample for timing in timings]
     assert timings[0].start_sample == 1000
     assert timings[-1].end_sample == 25_000
@@ -142,17 +142,17 @@ def test_time_follows_the_spoken_weight() -> None:
 
 def test_a_rewritten_word_takes_the_time_of_what_is_said() -> None:
     segment = segment_of(Span("one hundred dollars", 0, 4), Span(" ok", 4, 7))
-    long, short = spread(spoken_words(segment), 0, 24_000)
+    long, short = estimate_timings(spoken_words(segment), 0, 24_000)
     assert long.end_sample - long.start_sample > 4 * (short.end_sample - short.start_sample)
 
 
 def test_words_without_text_are_spread_by_their_length() -> None:
-    timings = spread([SpokenWord(0, 1, 0, 1), SpokenWord(2, 11, 2, 11)], 0, 1200)
+    timings = estimate_timings([SpokenWord(0, 1, 0, 1), SpokenWord(2, 11, 2, 11)], 0, 1200)
     assert [(t.start_sample, t.end_sample) for t in timings] == [(0, 200), (200, 1200)]
 
 
 def test_no_words_have_no_times() -> None:
-    assert spread((), 0, 100) == ()
+    assert estimate_timings((), 0, 100) == ()
 
 
 # -- receipts ---------------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ WORDS = (
 
 
 @pytest.mark.parametrize(
-    ("position", "heard_all", "spoken"),
+    ("position", "fully_played", "spoken"),
     [
         (0, False, ""),
         (499, False, ""),
@@ -183,8 +183,8 @@ WORDS = (
         (-5, False, ""),
     ],
 )
-def test_half_a_word_is_a_word(position: int, heard_all: bool, spoken: str) -> None:
-    assert TEXT[: split_spoken(TEXT, WORDS, position, heard_all)] == spoken
+def test_half_a_word_is_a_word(position: int, fully_played: bool, spoken: str) -> None:
+    assert TEXT[: split_spoken(TEXT, WORDS, position, fully_played)] == spoken
 
 
 def test_a_word_of_no_length_is_not_heard_before_it_begins() -> None:

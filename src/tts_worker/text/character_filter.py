@@ -47,24 +47,24 @@ def is_filtered(char: str) -> bool:
     )
 
 
-class Cleaner:
+class CharacterFilter:
     """Pushes the characters that remain to ``out``, spaces as ``" "``, line breaks as ``"\\n"``."""
 
     def __init__(self, out: Push) -> None:
         self._out = out
-        self._held: tuple[str, int] | None = None  # may turn out to be the base of an emoji
+        self._pending: tuple[str, int] | None = None  # may turn out to be the base of an emoji
         self._after_return = False
 
     def push(self, char: str, index: int) -> None:
-        if self._held is not None:
-            held = self._held
-            self._held = None
+        if self._pending is not None:
+            pending = self._pending
+            self._pending = None
             if char in (_EMOJI_SELECTOR, _KEYCAP):
-                self._out(SOFT_SPACE, held[1])
+                self._out(SOFT_SPACE, pending[1])
                 return
-            self._out(*held)
+            self._out(*pending)
         if char in _MAY_BECOME_EMOJI:
-            self._held = (char, index)
+            self._pending = (char, index)
         elif " " <= char <= "~":
             self._out(char, index)
         elif char in _LINE_BREAKS:
@@ -81,8 +81,8 @@ class Cleaner:
         self._after_return = False
 
     def settle(self) -> None:
-        """Decide what is held as if the text ended here."""
-        if self._held is not None:
-            held = self._held
-            self._held = None
-            self._out(*held)
+        """Decide what is pending as if the text ended here."""
+        if self._pending is not None:
+            pending = self._pending
+            self._pending = None
+            self._out(*pending)

@@ -1,7 +1,6 @@
-"""Which part of a text a rewriting of it says: "one hundred dollars" came from "$100".
+"""Word alignment of a text with its rewriting: "one hundred dollars" comes from "$100".
 
-Owns the alignment of two strings by words (``align``, ``project``) and what a word is (``units``). Pure, total and of
-linear time for long text; knows nothing of segments, spans or sound.
+Pure functions, defined for any two strings; time is linear in the length of long texts.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _LANDMARK_DEPTH = 4
 # -- words ------------------------------------------------------------------------------------------------------------
 
 
-def units(text: str) -> list[tuple[int, int]]:
+def word_ranges(text: str) -> list[tuple[int, int]]:
     """The words of ``text`` as ranges: runs without whitespace; one grapheme cluster each in scripts without spaces
     (punctuation stays with its neighbour). Runs of punctuation alone count as words here."""
     found: list[tuple[int, int]] = []
@@ -56,7 +55,7 @@ def _tail_is_unspaced(char: str) -> bool:
     return is_unspaced(char) or "\u3000" <= char <= "\u303f" or "\uff00" <= char <= "\uff0f" or char in "：；？！"
 
 
-def _key(word: str) -> str:
+def _comparison_key(word: str) -> str:
     """What must agree for two words to be the same: letters and digits, without case or accents."""
     decomposed = unicodedata.normalize("NFKD", word.casefold())
     return "".join(char for char in decomposed if char.isalnum()) or word
@@ -78,17 +77,19 @@ def _likeness(source: str, target: str) -> int:
 # -- project ----------------------------------------------------------------------------------------------------------
 
 
-def align(source: str, target: str) -> list[tuple[int, int, int, int]]:
-    """Which part of ``source`` every word of ``target`` says: ``(target_start, target_end, source_start, source_end)``.
+def align_words(source: str, target: str) -> list[tuple[int, int, int, int]]:
+    """Align every word of ``target`` with a range of ``source``.
 
-    Words are those of ``units`` (characters in scripts without spaces). The list covers every word of ``target`` in
-    order; source ranges are monotonic (starts and ends never go back) and empty for words that were inserted where no
-    source word is free. Total: any two strings are aligned. Time grows linearly with the text beyond some 60 words.
+    Words are those of ``word_ranges`` (characters in scripts without spaces). Time is linear beyond about 60 words.
+
+    Returns:
+        ``(target_start, target_end, source_start, source_end)`` for every word of ``target``, in order. Source ranges
+        are monotonic, and empty for an inserted word with no free source word.
     """
-    source_units = units(source)
-    target_units = units(target)
-    source_keys = [_key(source[a:b]) for a, b in source_units]
-    target_keys = [_key(target[a:b]) for a, b in target_units]
+    source_units = word_ranges(source)
+    target_units = word_ranges(target)
+    source_keys = [_comparison_key(source[a:b]) for a, b in source_units]
+    target_keys = [_comparison_key(target[a:b]) for a, b in target_units]
     pairs = list(_anchors(source_keys, target_keys, 0, 0))
     pairs.append((len(source_keys), len(target_keys)))
     ranges: list[tuple[int, int]] = []
@@ -97,16 +98,16 @@ def align(source: str, target: str) -> list[tuple[int, int, int, int]]:
     for s_anchor, t_anchor in pairs:
         gap = source_units[s:s_anchor]
         words = [target[a:b] for a, b in target_units[t:t_anchor]]
-        ranges += _share(source, gap, words, place)
+        ranges += _distribute(source, gap, words, place)
         if s_anchor < len(source_units):
             ranges.append(source_units[s_anchor])
             place = source_units[s_anchor][1]
         s = s_anchor + 1
         t = t_anchor + 1
-    return [(*spoken, *said) for spoken, said in zip(target_units, ranges, strict=True)]
+    return [(*words, *origin) for words, origin in zip(target_units, ranges, strict=True)]
 
 
-def project(source: str, target: str) -> list[tuple[int, int]]:
+def source_ranges(source: str, target: str) -> list[tuple[int, int]]:
     """The range of ``source`` that every whitespace-separated word of ``target`` came from.
 
     ``target`` is a rewriting of ``source`` (numbers spelled out, abbreviations expanded, symbols replaced); result
@@ -116,7 +117,7 @@ def project(source: str, target: str) -> list[tuple[int, int]]:
     """
     result: list[tuple[int, int]] = []
     last_end = -1
-    for target_start, target_end, start, end in align(source, target):
+    for target_start, target_end, start, end in align_words(source, target):
         if target_start == last_end:  # the same whitespace-separated word goes on (a script without spaces)
             before, until = result[-1]
             result[-1] = (start if before == until else before, max(until, end))
@@ -175,8 +176,8 @@ def _inner_anchors(source: list[str], target: list[str], s0: int, t0: int, depth
 
 def _unique_pairs(source: list[str], target: list[str]) -> list[tuple[int, int]]:
     """Words that occur exactly once on both sides, in the longest order that agrees (patience alignment)."""
-    once_source = _singles(source)
-    once_target = _singles(target)
+    once_source = _unique_words(source)
+    once_target = _unique_words(target)
     pairs = [(index, once_target[word]) for word, index in once_source.items() if word in once_target]
     tops: list[int] = []
     chain: list[int] = []
@@ -190,15 +191,15 @@ def _unique_pairs(source: list[str], target: list[str]) -> list[tuple[int, int]]
             tops[pile] = t
             chain[pile] = number
         previous[number] = chain[pile - 1] if pile else -1
-    kept: list[tuple[int, int]] = []
+    longest: list[tuple[int, int]] = []
     number = chain[-1] if chain else -1
     while number >= 0:
-        kept.append(pairs[number])
+        longest.append(pairs[number])
         number = previous[number]
-    return kept[::-1]
+    return longest[::-1]
 
 
-def _singles(words: list[str]) -> dict[str, int]:
+def _unique_words(words: list[str]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for word in words:
         counts[word] = counts.get(word, 0) + 1
@@ -231,7 +232,7 @@ def _best_pairs(source: list[str], target: list[str]) -> list[tuple[int, int]]:
     return pairs
 
 
-def _share(source: str, gap: list[tuple[int, int]], words: list[str], place: int) -> list[tuple[int, int]]:
+def _distribute(source: str, gap: list[tuple[int, int]], words: list[str], place: int) -> list[tuple[int, int]]:
     """Ranges for target ``words`` that lie between two anchors, from the source words in ``gap`` between the same two.
 
     In order and by weight: where words outnumber the source several share one, else one word says several. With no
@@ -241,11 +242,11 @@ def _share(source: str, gap: list[tuple[int, int]], words: list[str], place: int
         return []
     if not gap:
         return [(place, place)] * len(words)
-    said = [word_weight(source[a:b]) for a, b in gap]
-    spoken = [word_weight(word) for word in words]
+    source_weights = [word_weight(source[a:b]) for a, b in gap]
+    target_weights = [word_weight(word) for word in words]
     if len(words) >= len(gap):
-        return [gap[group] for group in _deal(spoken, said)]
-    groups = _deal(said, spoken)
+        return [gap[group] for group in _assign_groups(target_weights, source_weights)]
+    groups = _assign_groups(source_weights, target_weights)
     ranges: list[tuple[int, int]] = []
     for number in range(len(words)):
         first = bisect_left(groups, number)
@@ -254,7 +255,7 @@ def _share(source: str, gap: list[tuple[int, int]], words: list[str], place: int
     return ranges
 
 
-def _deal(items: list[int], groups: list[int]) -> list[int]:
+def _assign_groups(items: list[int], groups: list[int]) -> list[int]:
     """A group number for every item: in order, every group gets at least one, shares as near as may be to ``groups``.
 
     ``len(items) >= len(groups) >= 1``; all weights are positive.

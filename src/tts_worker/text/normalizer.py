@@ -13,17 +13,17 @@ from dataclasses import replace
 
 from tts_worker.errors import MissingExtra
 from tts_worker.text.language import primary_tag
-from tts_worker.text.projection import align
+from tts_worker.text.rewrite_alignment import align_words
 from tts_worker.types import Segment, Span
 
-Normalise = Callable[[str, str | None], str]
+Normalize = Callable[[str, str | None], str]
 """``(text, language) -> text``: how a run of spoken text is written out in words."""
 
 LANGUAGES = ("en", "zh")
 """Primary BCP-47 tags that ``wetext`` has rules for."""
 
 
-def load_normaliser() -> Normalise:
+def load_normalizer() -> Normalize:
     """The ``wetext`` rules as a function. Its tables are read on the first text of a language (some 0.5 s).
 
     Raises MissingExtra if the package is not installed.
@@ -34,7 +34,7 @@ def load_normaliser() -> Normalise:
         raise MissingExtra("text normalisation", "normalise") from exc
     rules = {language: Normalizer(lang=language, operator="tn") for language in LANGUAGES}
 
-    def normalise(text: str, language: str | None) -> str:
+    def normalize(text: str, language: str | None) -> str:
         primary = primary_tag(language or "")
         if primary not in rules:
             return text
@@ -44,10 +44,10 @@ def load_normaliser() -> Normalise:
             return text
         return str(written) or text
 
-    return normalise
+    return normalize
 
 
-_REWRITTEN = re.compile(
+_NEEDS_REWRITING = re.compile(
     r"[\d_]"
     r"|[^\w\s,.!?;:'\"\u2018\u2019\u201c\u201d\u2013\u2014\u2026()\-\u3000-\u3011\uff01\uff08\uff09\uff0c\uff1a\uff1b\uff1f]"
     r"|[A-Z]{2}|\.\s*\w|\b(?:Mr|Mrs|Ms|Dr|St|Mt|Jr|Sr|Prof)\b"
@@ -57,12 +57,12 @@ _REWRITTEN = re.compile(
 def needs_rewriting(text: str) -> bool:
     """Whether the rules may change ``text``: it has digits, symbols, abbreviations or capitals in a row. What has none
     of them is not worth some 0.2 ms a character."""
-    if _REWRITTEN.search(text):
+    if _NEEDS_REWRITING.search(text):
         return True
     return not text.isascii() and any(unicodedata.category(char) in ("No", "Nl") for char in text)
 
 
-def normalise_segment(segment: Segment, normalise: Normalise, language: str | None) -> Segment:
+def normalize_segment(segment: Segment, normalize: Normalize, language: str | None) -> Segment:
     """``segment`` with its plain text written out; what the lexicon said stays as it is. Every new span ranges over the
     original words that it says, and words that need no rewriting keep a place for each character."""
     spans: list[Span] = []
@@ -71,10 +71,10 @@ def normalise_segment(segment: Segment, normalise: Normalise, language: str | No
         if _is_plain(span):
             run.append(span)
             continue
-        spans += _rewritten(run, normalise, language)
+        spans += _rewrite_run(run, normalize, language)
         spans.append(span)
         run = []
-    spans += _rewritten(run, normalise, language)
+    spans += _rewrite_run(run, normalize, language)
     return replace(segment, spans=tuple(spans))
 
 
@@ -82,35 +82,35 @@ def _is_plain(span: Span) -> bool:
     return span.phonemes is None and len(span.text) == span.end - span.start
 
 
-def _rewritten(run: list[Span], normalise: Normalise, language: str | None) -> list[Span]:
+def _rewrite_run(run: list[Span], normalize: Normalize, language: str | None) -> list[Span]:
     source = "".join(span.text for span in run)
     core = source.strip()
     if not any(map(str.isalnum, core)):
         return run
-    target = " ".join(normalise(core, language).split())
+    target = " ".join(normalize(core, language).split())
     if target == core or not any(map(str.isalnum, target)):
         return run
     places = [place for span in run for place in range(span.start, span.end)]
     first = source.index(core)
-    spans = _characters(source[:first], places[:first])
-    for text, start, end in _groups(core, target):
+    spans = _character_spans(source[:first], places[:first])
+    for text, start, end in _aligned_runs(core, target):
         if text == core[start:end]:
-            spans += _characters(text, places[first + start : first + end])
+            spans += _character_spans(text, places[first + start : first + end])
         else:
             spans.append(Span(text, places[first + start], places[first + end - 1] + 1))
     tail = first + len(core)
-    return _joined(spans + _characters(source[tail:], places[tail:]))
+    return _merge_plain(spans + _character_spans(source[tail:], places[tail:]))
 
 
-def _characters(text: str, places: list[int]) -> list[Span]:
+def _character_spans(text: str, places: list[int]) -> list[Span]:
     return [Span(char, place, place + 1) for char, place in zip(text, places, strict=True)]
 
 
-def _groups(source: str, target: str) -> list[tuple[str, int, int]]:
+def _aligned_runs(source: str, target: str) -> list[tuple[str, int, int]]:
     """``target`` in pieces that cover it, each with the non-empty range of ``source`` that it says. Pieces that say the
     same words are one; a single space between words stands for the space in the source where there is one."""
     words: list[list[int]] = []
-    for target_start, target_end, start, end in align(source, target):
+    for target_start, target_end, start, end in align_words(source, target):
         if words and (start == end or start < words[-1][3]):  # inserted, or more of the same words
             words[-1][1] = target_end
         elif words and words[-1][2] == words[-1][3]:  # the first words were inserted: they belong to what follows
@@ -131,7 +131,7 @@ def _groups(source: str, target: str) -> list[tuple[str, int, int]]:
     return groups
 
 
-def _joined(spans: list[Span]) -> list[Span]:
+def _merge_plain(spans: list[Span]) -> list[Span]:
     """Neighbouring single characters as one span."""
     joined: list[Span] = []
     for span in spans:

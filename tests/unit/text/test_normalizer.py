@@ -7,18 +7,18 @@ import sys
 import pytest
 
 from tts_worker.errors import MissingExtra
-from tts_worker.text.alignment import spoken_words
-from tts_worker.text.normaliser import Normalise, load_normaliser, needs_rewriting, normalise_segment
+from tts_worker.text.normalizer import Normalize, load_normalizer, needs_rewriting, normalize_segment
+from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import Boundary, Segment, Span
 
 
-def rewriting(table: dict[str, str]) -> Normalise:
-    def normalise(text: str, language: str | None) -> str:
+def rewriting(table: dict[str, str]) -> Normalize:
+    def normalize(text: str, language: str | None) -> str:
         for written, said in table.items():
             text = text.replace(written, said)
         return text
 
-    return normalise
+    return normalize
 
 
 def plain(text: str) -> Segment:
@@ -27,7 +27,7 @@ def plain(text: str) -> Segment:
 
 def test_spans_range_over_what_they_say() -> None:
     rules = rewriting({"$100": "one hundred dollars", "Dr.": "doctor", "&": "and"})
-    segment = normalise_segment(plain("Dr. No paid $100, & left"), rules, "en")
+    segment = normalize_segment(plain("Dr. No paid $100, & left"), rules, "en")
     assert segment.text == "doctor No paid one hundred dollars, and left"
     assert segment.spans == (
         Span("doctor", 0, 3),
@@ -50,7 +50,7 @@ def test_spans_range_over_what_they_say() -> None:
 
 def test_inserted_words_belong_to_a_neighbour() -> None:
     original = "on 3 May"
-    segment = normalise_segment(plain(original), rewriting({"3 May": "the third of May"}), "en")
+    segment = normalize_segment(plain(original), rewriting({"3 May": "the third of May"}), "en")
     assert segment.text == "on the third of May"
     assert all(span.start < span.end for span in segment.spans)
     assert [original[word.start_char : word.end_char] for word in spoken_words(segment)] == ["on", "3", "May"]
@@ -58,20 +58,20 @@ def test_inserted_words_belong_to_a_neighbour() -> None:
 
 def test_scripts_without_spaces_keep_a_place_per_character() -> None:
     original = "我有100元。"
-    segment = normalise_segment(plain(original), rewriting({"100": "一百"}), "zh")
+    segment = normalize_segment(plain(original), rewriting({"100": "一百"}), "zh")
     assert segment.text == "我有一百元。"
     assert [original[word.start_char : word.end_char] for word in spoken_words(segment)] == ["我", "有", "100", "元。"]
 
 
 def test_what_the_lexicon_said_is_left_alone() -> None:
     segment = Segment(0, (Span("5 ", 0, 2), Span("5", 2, 3, phonemes="faɪv"), Span(" 5", 3, 5)), 0, 5, Boundary.END)
-    result = normalise_segment(segment, rewriting({"5": "five"}), "en")
+    result = normalize_segment(segment, rewriting({"5": "five"}), "en")
     assert [span.text for span in result.spans] == ["five", " ", "5", " ", "five"]
 
 
 @pytest.mark.parametrize("said", ["", "  ", "!!", "x y z a b c"])
 def test_a_rewriting_that_makes_no_sense_still_gives_speech(said: str) -> None:
-    segment = normalise_segment(plain("a 1 b"), lambda text, language: said, "en")
+    segment = normalize_segment(plain("a 1 b"), lambda text, language: said, "en")
     assert segment.text == (said if said.strip(" !") else "a 1 b")
     assert [span.start for span in segment.spans] == sorted(span.start for span in segment.spans)
 
@@ -79,13 +79,13 @@ def test_a_rewriting_that_makes_no_sense_still_gives_speech(said: str) -> None:
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wetext", None)
     with pytest.raises(MissingExtra, match=r"\.\[normalise\]"):
-        load_normaliser()
+        load_normalizer()
 
 
 @pytest.fixture(scope="module")
-def wetext() -> Normalise:
+def wetext() -> Normalize:
     pytest.importorskip("wetext", reason='needs the extra "normalise"')
-    return load_normaliser()
+    return load_normalizer()
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ def wetext() -> Normalise:
         ("en", "Hello   world!  ok", "Hello   world!  ok"),
     ],
 )
-def test_the_rules_of_wetext(wetext: Normalise, language: str | None, text: str, expected: str) -> None:
+def test_the_rules_of_wetext(wetext: Normalize, language: str | None, text: str, expected: str) -> None:
     assert wetext(text, language) == expected
 
 
 @pytest.mark.parametrize("text", ["", " ", "!", "\\", '"{', "a" * 500, "\x00", '{ } name: "x"', "&<>|~^"])
-def test_odd_text_is_survived(wetext: Normalise, text: str) -> None:
+def test_odd_text_is_survived(wetext: Normalize, text: str) -> None:
     assert isinstance(wetext(text, "en"), str)
     assert isinstance(wetext(text, "zh"), str)
 
@@ -118,7 +118,7 @@ def test_odd_text_is_survived(wetext: Normalise, text: str) -> None:
         ("zh", "呵呵……哈哈——啊！"),
     ],
 )
-def test_text_that_is_skipped_would_not_have_changed(wetext: Normalise, language: str, text: str) -> None:
+def test_text_that_is_skipped_would_not_have_changed(wetext: Normalize, language: str, text: str) -> None:
     assert not needs_rewriting(text)
     assert wetext(text, language) == text
 

@@ -52,12 +52,12 @@ def contains_chinese(text: str) -> bool:
     return bool(_CHINESE.search(text))
 
 
-def normalise(text: str, *, rewrite: Rewriter | None = None, enabled: bool = True) -> str:
+def normalize(text: str, *, rewrite: Rewriter | None = None, enabled: bool = True) -> str:
     """``text`` as the reference hands it on unsplit: unchanged if it holds a ``<|tag|>`` or if not ``enabled``."""
-    return _normalise(text, rewrite)[0] if _applies(text, enabled) else text
+    return _normalize(text, rewrite)[0] if _applies(text, enabled) else text
 
 
-def normalise_and_split(
+def normalize_and_split(
     text: str, count_tokens: Callable[[str], int], *, rewrite: Rewriter | None = None, enabled: bool = True
 ) -> list[str]:
     """The pieces of ``text`` that the reference speaks one after the other; none if there is nothing but punctuation.
@@ -65,7 +65,7 @@ def normalise_and_split(
     ``count_tokens`` measures pieces of English."""
     if not _applies(text, enabled):
         return [text]
-    text, chinese = _normalise(text, rewrite)
+    text, chinese = _normalize(text, rewrite)
     length = len if chinese else count_tokens
     return [
         piece for piece in _merge(_sentences(text, _STOPS[chinese], chinese), length) if not is_only_punctuation(piece)
@@ -76,7 +76,7 @@ def _applies(text: str, enabled: bool) -> bool:
     return enabled and text != "" and not ("<|" in text and "|>" in text)
 
 
-def _normalise(text: str, rewrite: Rewriter | None) -> tuple[str, bool]:
+def _normalize(text: str, rewrite: Rewriter | None) -> tuple[str, bool]:
     text = text.strip()
     chinese = contains_chinese(text)
     if rewrite:
