@@ -34,7 +34,8 @@ def recording(seconds: float = 2.0, level: float = 0.9, rate_hz: int = 16_000, k
     return out.getvalue()
 
 
-LOUD, QUIET = recording(), recording(level=0.2)
+LOUD = recording()
+QUIET = recording(level=0.2)
 
 
 @asynccontextmanager
@@ -83,7 +84,8 @@ async def test_a_speaker_by_name_over_get_and_post() -> None:
 
 async def test_a_recording_becomes_a_voice_once_and_is_listed_nowhere() -> None:
     async with enrolling() as (worker, client):
-        high, low = await spoken(worker, "tone-high"), await spoken(worker, "tone-low")
+        high = await spoken(worker, "tone-high")
+        low = await spoken(worker, "tone-low")
         said = {"tts_text": TEXT, "prompt_text": "what is said in it"}
         for method, data, expected in (("GET", LOUD, high), ("POST", LOUD, high), ("POST", QUIET, low)):
             answer = await client.request(method, "/inference_zero_shot", data=said, files=upload(data))

@@ -125,7 +125,8 @@ async def test_several_utterances_of_one_session_sound_at_the_same_time() -> Non
 async def test_control_may_name_one_utterance() -> None:
     async with grpc_worker() as rig:
         await rig.start()
-        first, second = await rig.speak(LONG).begin(), await rig.speak(LONG).begin()
+        first = await rig.speak(LONG).begin()
+        second = await rig.speak(LONG).begin()
         await first.hear(2)
         await second.hear(2)
         stopped = await rig.control(pb.STOP, generation=second.frames[0].generation)
@@ -281,7 +282,8 @@ async def test_ending_the_session_ends_what_it_says() -> None:
 async def test_a_writer_who_falls_silent_does_not_make_the_lead_longer() -> None:
     """What is held back is the first that a listener gets who has run dry: else 20 ms more were ahead from then on,
     and a STOP were heard so much later."""
-    form, lead_s = StreamFormat(), 0.2
+    form = StreamFormat()
+    lead_s = 0.2
     async with running_worker(tone_settings()) as worker:
         loop = asyncio.get_running_loop()
         options = paced(SessionOptions(lead_ms=1000 * lead_s), form, 40.0)
@@ -299,7 +301,8 @@ async def test_a_writer_who_falls_silent_does_not_make_the_lead_longer() -> None
             speaking.write("Some words. ", flush=True)
             await until(lambda: sum(seconds for _, seconds in left) > 0.4)
             await until(lambda: speaking.session.pacer.lead_at_s(loop.time()) == 0)  # the listener has run dry
-            began_s, sent_s = left[0][0], 0.0
+            began_s = left[0][0]
+            sent_s = 0.0
             most_s = 0.0
             for at_s, seconds in left:
                 sent_s += seconds

@@ -134,7 +134,8 @@ async def test_a_session_belongs_to_who_started_it() -> None:
         def as_(key: str) -> tuple[tuple[str, str]]:
             return (("authorization", f"Bearer {key}"),)
 
-        alice, bob = as_(keys[0]), as_(keys[1])
+        alice = as_(keys[0])
+        bob = as_(keys[1])
         assert (await rig.stub.StartSession(pb.StartSessionRequest(session_id="s"), metadata=alice)).success
         call = Call(rig.stub.Synthesize(metadata=alice), "s", [pb.TextChunk(session_id="s", text=LONG)])
         await (await call.begin()).hear(1)
@@ -284,8 +285,10 @@ async def test_models_that_are_unknown_and_models_in_use() -> None:
         engines={"tone": {"kind": "tone"}}, grpc={"models": {"piper-en": {"engine": "tone", "voice": "tone-low"}}}
     ) as rig:
         assert (await rig.start(model="nobody")).error.code == "unknown_model"
-        for call in (rig.stub.LoadModel(pb.LoadModelRequest(model_id="nobody")),
-                     rig.stub.UnloadModel(pb.UnloadModelRequest(model_id=""))):  # fmt: skip
+        for call in (
+            rig.stub.LoadModel(pb.LoadModelRequest(model_id="nobody")),
+            rig.stub.UnloadModel(pb.UnloadModelRequest(model_id="")),
+        ):
             assert (await call).error.code == "unknown_model"
         assert (await rig.start(model="piper-en")).voice == "tone-low"
         assert (await rig.start("b", model="tone-high")).voice == "tone-high", "a voice's name will do"

@@ -138,7 +138,8 @@ async def test_an_entry_has_the_six_keys_that_orchestrators_take_and_expires(pla
 
 
 async def test_it_is_renewed_and_taken_back_when_the_worker_is_not_ready(place: Place) -> None:
-    ready, told = True, 0
+    ready = True
+    told = 0
 
     def describe() -> WorkerEntry | None:
         nonlocal told
@@ -171,7 +172,8 @@ async def test_it_is_taken_back_at_once(place: Place) -> None:
 
 async def test_a_renewal_that_is_under_way_does_not_outlive_the_worker(place: Place) -> None:
     """An entry that is written while the worker takes it back would stay until it expires."""
-    begun, go_on = asyncio.Event(), asyncio.Event()
+    begun = asyncio.Event()
+    go_on = asyncio.Event()
 
     class SlowStore(Store):
         async def put(self, key: str, value: bytes, ttl_s: float) -> None:

@@ -253,9 +253,18 @@ async def test_workers_of_other_kinds_and_versions_are_not_asked(fleet: Fleet) -
 async def serve_process(*words: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """``tts-worker serve`` with tones. Nothing is left of it, whatever became of the test."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tts_worker", "serve", "--engine", "tone", "--port", "0", *words,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "tts_worker",
+        "serve",
+        "--engine",
+        "tone",
+        "--port",
+        "0",
+        *words,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
     try:
         yield process
     finally:
@@ -266,16 +275,21 @@ async def serve_process(*words: str) -> AsyncIterator[asyncio.subprocess.Process
 
 async def test_sigterm_takes_the_entry_back_and_lets_a_turn_end(fleet: Fleet) -> None:
     settings = {
-        "grpc.enabled": "true", "grpc.port": "0", "registry.url": fleet.url, "registry.prefix": f'"{fleet.prefix}"',
-        "registry.name": "served", "server.drain_s": "100",
-    }  # fmt: skip
+        "grpc.enabled": "true",
+        "grpc.port": "0",
+        "registry.url": fleet.url,
+        "registry.prefix": f'"{fleet.prefix}"',
+        "registry.name": "served",
+        "server.drain_s": "100",
+    }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     async with serve_process(*words) as process, fleet.connect() as client:
         assert process.stdout is not None
         while (line := await process.stdout.readline()) != b"ready\n":
             assert line, "it ended"
         assert await fleet.names() == {"served"}, "who is ready is there"
-        ear, silent = await opened(client, SessionOptions()), await opened(client)
+        ear = await opened(client, SessionOptions())
+        silent = await opened(client)
         key = ear.session.speak("A turn that may end.")
         ear.session.end_text()
         await ear.hear(1, key)

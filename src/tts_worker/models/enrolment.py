@@ -21,7 +21,8 @@ from tts_worker.errors import InvalidRequest, NotReady, OverCapacity, TextTooLon
 MAX_PROMPT_S = 30.0
 MAX_PROMPT_BYTES = 8 << 20  # 30 s of 48 kHz stereo and room for more
 MAX_PROMPT_CHARS = 1_000
-MAX_RATE_HZ, MAX_CHANNELS = 192_000, 2
+MAX_RATE_HZ = 192_000
+MAX_CHANNELS = 2
 _RETRY_AFTER_S = 2.0
 
 

@@ -21,7 +21,8 @@ from tts_worker.models.policy import Resident, Rules, expired, room_in_s, surplu
 
 log = logging.getLogger(__name__)
 
-FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 1.0, 60.0
+FIRST_BACKOFF_S = 1.0
+LONGEST_BACKOFF_S = 60.0
 _RETRY_AFTER_S = 2.0
 
 
@@ -189,14 +190,18 @@ class ModelManager:
                 await self._make_room(model)
                 await self._actions.start(model.name)
         except BaseException as error:
-            model.state, model.task, model.counted = ModelState.COLD, None, False
+            model.state = ModelState.COLD
+            model.task = None
+            model.counted = False
             if isinstance(error, Exception) and not isinstance(error, OverCapacity):
                 self._note_failure(model, error)
             raise
         now_s = self._clock()
-        model.state, model.task = ModelState.RESIDENT, None
+        model.state = ModelState.RESIDENT
+        model.task = None
         model.loaded_at_s = model.used_at_s = now_s
-        model.backoff_s, model.retry_at_s = FIRST_BACKOFF_S, 0.0
+        model.backoff_s = FIRST_BACKOFF_S
+        model.retry_at_s = 0.0
         self._observer.model_loaded(model.name, now_s - began_s)
 
     def _note_failure(self, model: _Model, error: Exception) -> None:
@@ -210,7 +215,8 @@ class ModelManager:
     async def _make_room(self, model: _Model) -> None:
         """Take a place under the cap. Victims are chosen and withdrawn in one step, then waited for: what they hold
         must be free before more is taken."""
-        rules, now_s = self._config.rules, self._clock()
+        rules = self._config.rules
+        now_s = self._clock()
         leaving = [other.task for other in self._models.values() if other.state is ModelState.UNLOADING]
         counted = [self._resident(other) for other in self._models.values() if other.counted]
         victims = surplus(counted, 1, rules, now_s)
@@ -249,7 +255,8 @@ class ModelManager:
     def _leave(self, model: _Model, reason: str) -> asyncio.Task[None]:
         """From this line on no session can begin with it. Raises IllegalCommand while sessions use it."""
         self._actions.withdraw(model.name)
-        model.state, model.counted = ModelState.UNLOADING, False
+        model.state = ModelState.UNLOADING
+        model.counted = False
         model.task = asyncio.create_task(self._unload(model, reason), name=f"unload-{model.name}")
         model.task.add_done_callback(_look_at)
         return model.task
@@ -258,7 +265,8 @@ class ModelManager:
         try:
             await self._actions.stop(model.name)
         finally:
-            model.state, model.task = ModelState.COLD, None
+            model.state = ModelState.COLD
+            model.task = None
             self._observer.model_unloaded(model.name, reason)
         log.info("model %s is unloaded (%s)", model.name, reason)
 

@@ -99,7 +99,8 @@ def parse_target(addr: str) -> Target:
     """``grpc://host:port`` and nothing else. Raises InvalidRequest."""
     try:
         parts = urlsplit(addr)
-        host, port = parts.hostname, parts.port
+        host = parts.hostname
+        port = parts.port
     except ValueError:
         raise InvalidRequest("addr is no URL") from None
     plain = parts.scheme == "grpc" and not (parts.path or parts.query or parts.fragment or "@" in parts.netloc)

@@ -101,7 +101,8 @@ class Registrar:
             await self._withdraw()
             return
         entry = entry.model_copy(update={"last_heartbeat_ts": time.time()})
-        key, value = f"{self._prefix}{entry.name}", entry.to_json()
+        key = f"{self._prefix}{entry.name}"
+        value = entry.to_json()
         if self._secret is not None:
             value = sign_entry(value, self._secret, self._prefix)
         self._written = (key, value)  # also if the answer is lost: then it may have been written

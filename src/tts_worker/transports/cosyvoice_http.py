@@ -21,8 +21,13 @@ from tts_worker.transports.responses import LiveStream
 from tts_worker.transports.uploads import Body, read_body
 from tts_worker.types import SAMPLE_RATE_HZ
 
-ROUTES = ("/inference_sft", "/inference_zero_shot", "/inference_cross_lingual", "/inference_instruct",
-          "/inference_instruct2")  # fmt: skip
+ROUTES = (
+    "/inference_sft",
+    "/inference_zero_shot",
+    "/inference_cross_lingual",
+    "/inference_instruct",
+    "/inference_instruct2",
+)
 PATHS = frozenset(ROUTES)
 """Paths whose requests may hold a recording."""
 

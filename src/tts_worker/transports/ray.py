@@ -77,7 +77,8 @@ class Replica:
 
 def application(settings: Settings, replica: type[Replica] = Replica) -> Application:
     """The deployment of ``settings``, not yet running."""
-    replicas, drain_s = settings.ray, settings.server.drain_s
+    replicas = settings.ray
+    drain_s = settings.server.drain_s
     deployment = serve.deployment(
         name="worker",
         ray_actor_options={"num_cpus": replicas.cpus_per_replica, "num_gpus": replicas.gpus_per_replica},

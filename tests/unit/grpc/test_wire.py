@@ -26,7 +26,12 @@ FIELDS: dict[str, dict[str, int]] = {
     "EndSessionResponse": {"success": 1},
     "TextChunk": {"session_id": 1, "text": 2, "is_final": 3, "sequence_number": 4},
     "AudioFrame": {
-        "session_id": 1, "audio_data": 2, "sample_rate": 3, "frame_duration_ms": 4, "sequence_number": 5, "is_final": 6,
+        "session_id": 1,
+        "audio_data": 2,
+        "sample_rate": 3,
+        "frame_duration_ms": 4,
+        "sequence_number": 5,
+        "is_final": 6,
     },
     "ControlRequest": {"session_id": 1, "command": 2},
     "ControlResponse": {"success": 1, "message": 2, "timestamp_ms": 3},
@@ -39,16 +44,26 @@ FIELDS: dict[str, dict[str, int]] = {
     "UnloadModelResponse": {"success": 1, "message": 2},
     "GetCapabilitiesRequest": {},
     "Capabilities": {
-        "streaming": 1, "zero_shot": 2, "lora": 3, "cpu_ok": 4, "languages": 5, "emotive_zero_prompt": 6,
+        "streaming": 1,
+        "zero_shot": 2,
+        "lora": 3,
+        "cpu_ok": 4,
+        "languages": 5,
+        "emotive_zero_prompt": 6,
         "max_concurrent_sessions": 7,
     },
     "GetCapabilitiesResponse": {"capabilities": 1, "resident_models": 2, "metrics": 3},
-}  # fmt: skip
+}
 METHODS = {
-    "StartSession": (False, False), "EndSession": (False, False), "Synthesize": (True, True), "Control": (False, False),
-    "ListModels": (False, False), "LoadModel": (False, False), "UnloadModel": (False, False),
+    "StartSession": (False, False),
+    "EndSession": (False, False),
+    "Synthesize": (True, True),
+    "Control": (False, False),
+    "ListModels": (False, False),
+    "LoadModel": (False, False),
+    "UnloadModel": (False, False),
     "GetCapabilities": (False, False),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -104,9 +119,17 @@ def old(name: str) -> Any:
 
 def test_an_old_client_reads_new_frames() -> None:
     frame = pb.AudioFrame(
-        session_id="s", audio_data=b"\1\2", sample_rate=48_000, frame_duration_ms=20, sequence_number=3, is_final=True,
-        generation=7, pts_samples=960, words=[pb.Word(text="hi")], receipt=pb.Receipt(outcome="done"),
-    )  # fmt: skip
+        session_id="s",
+        audio_data=b"\1\2",
+        sample_rate=48_000,
+        frame_duration_ms=20,
+        sequence_number=3,
+        is_final=True,
+        generation=7,
+        pts_samples=960,
+        words=[pb.Word(text="hi")],
+        receipt=pb.Receipt(outcome="done"),
+    )
     seen = old("AudioFrame").FromString(frame.SerializeToString())
     assert (seen.session_id, seen.audio_data, seen.sequence_number, seen.is_final) == ("s", b"\1\2", 3, True)
     assert pb.AudioFrame.FromString(seen.SerializeToString()) == frame, "and passes on what it does not know"

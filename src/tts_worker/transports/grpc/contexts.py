@@ -45,7 +45,8 @@ class Contexts:
     def retire(self) -> None:
         """A STOP: what is still written for it is not wanted."""
         if self._written is not None:
-            self._retired, self._written = self._written[0], None
+            self._retired = self._written[0]
+            self._written = None
 
     def ended(self, key: UtteranceKey) -> None:
         """That utterance is over."""

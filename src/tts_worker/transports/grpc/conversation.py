@@ -185,9 +185,12 @@ class _Talk:
         if isinstance(item, PcmFrame):
             response.pcm = item.pcm
         elif isinstance(item, Started):
-            started, params = response.started, item.params
+            started = response.started
+            params = item.params
             started.context = self._contexts.name(item.key)
-            started.voice, started.speed, started.seed = params.voice, params.speed, params.seed
+            started.voice = params.voice
+            started.speed = params.speed
+            started.seed = params.seed
             if params.language is not None:
                 started.language = params.language
             if params.instruct is not None:
@@ -195,7 +198,8 @@ class _Talk:
         elif isinstance(item, Acknowledged):
             acknowledged = response.acknowledged
             acknowledged.command = messages.COMMANDS[item.command]
-            acknowledged.applied, acknowledged.position_samples = item.applied, item.position_samples
+            acknowledged.applied = item.applied
+            acknowledged.position_samples = item.position_samples
         elif isinstance(item, Ended):
             response.ended.context = self._contexts.name(item.key)
             response.ended.receipt.CopyFrom(messages.receipt_message(item.receipt, item.outcome))

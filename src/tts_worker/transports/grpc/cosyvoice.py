@@ -25,7 +25,8 @@ from tts_worker.transports.grpc.calls import Context, Writer, abort_with
 from tts_worker.types import Ended, Outcome, PcmFrame
 
 PROMPT_RATE_HZ = 16_000
-MIN_PROMPT_S, MAX_PROMPT_S = 1.0, 30.0
+MIN_PROMPT_S = 1.0
+MAX_PROMPT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +69,22 @@ class CosyVoice:
         kind = request.WhichOneof("RequestPayload")
         instruct: str | None = None
         if kind == "sft_request":
-            text, voice = request.sft_request.tts_text, request.sft_request.spk_id
+            text = request.sft_request.tts_text
+            voice = request.sft_request.spk_id
         elif kind == "instruct_request":
-            text, voice = request.instruct_request.tts_text, request.instruct_request.spk_id
+            text = request.instruct_request.tts_text
+            voice = request.instruct_request.spk_id
             instruct = request.instruct_request.instruct_text or None
         elif kind == "zero_shot_request":
             zero_shot = request.zero_shot_request
             self._check(zero_shot.tts_text)
-            text, voice = zero_shot.tts_text, await self._imitate(zero_shot.prompt_audio, zero_shot.prompt_text)
+            text = zero_shot.tts_text
+            voice = await self._imitate(zero_shot.prompt_audio, zero_shot.prompt_text)
         elif kind == "cross_lingual_request":
             cross = request.cross_lingual_request
             self._check(cross.tts_text)
-            text, voice = cross.tts_text, await self._imitate(cross.prompt_audio, "")
+            text = cross.tts_text
+            voice = await self._imitate(cross.prompt_audio, "")
         else:
             raise InvalidRequest("the request holds none of sft, zero_shot, cross_lingual and instruct")
         self._check(text)

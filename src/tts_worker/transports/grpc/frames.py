@@ -90,7 +90,8 @@ class FrameShaper:
         return frames
 
     def _take(self, size: int) -> ShapedFrame:
-        pcm, self._waiting = self._waiting[:size], self._waiting[size:]
+        pcm = self._waiting[:size]
+        self._waiting = self._waiting[size:]
         frame = ShapedFrame(pcm, self._start_sample, size // BYTES_PER_SAMPLE)
         self._start_sample += frame.samples
         return frame

@@ -29,7 +29,8 @@ from tts_worker.transports.keys import KeyRing
 
 _HEALTH_INTERVAL_S = 0.2
 _GOODBYE_S = 1.0
-_CALLS_PER_SESSION, _MORE_CALLS = 8, 256
+_CALLS_PER_SESSION = 8
+_MORE_CALLS = 256
 """Calls at the same time: those of sessions that speak, conversations that are silent, controls, and calls whose client
 stopped reading."""
 

@@ -227,7 +227,8 @@ class TTSService:
 def load_metrics(hub: SessionHub) -> dict[str, float]:
     """What an orchestrator chooses by. ``queue_depth`` is how many slots are in use: no caller ever queues. ``rtf`` is
     always there, for those that choose by it take a worker without one for the slowest."""
-    slots, free = hub.config.max_sessions, hub.free_slots
+    slots = hub.config.max_sessions
+    free = hub.free_slots
     return {
         "queue_depth": float(slots - free),
         "live_sessions": float(hub.live_sessions),
@@ -240,7 +241,8 @@ def load_metrics(hub: SessionHub) -> dict[str, float]:
 
 
 def _put_receipt(response: pb.ControlResponse, receipt: Receipt, form: StreamFormat) -> None:
-    response.spoken_text, response.remaining_text = receipt.text_spoken, receipt.text_remaining
+    response.spoken_text = receipt.text_spoken
+    response.remaining_text = receipt.text_remaining
     response.words.extend(messages.word_messages(receipt.words, form))
     if receipt.samples_played is not None:
         response.played_samples = form.to_stream(receipt.samples_played)

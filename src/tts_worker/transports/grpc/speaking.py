@@ -183,7 +183,8 @@ class Speaking:
     def _count_held_back(self, frame: PcmFrame) -> None:
         """A listener who has run dry gets first what was held back here: it is part of the lead, or that would be
         longer by as much from then on."""
-        pacer, now_s = self.session.pacer, asyncio.get_running_loop().time()
+        pacer = self.session.pacer
+        now_s = asyncio.get_running_loop().time()
         held = self._form.to_engine(self._shaper.held_samples)
         missing = held + frame.samples - round(pacer.lead_at_s(now_s) * SAMPLE_RATE_HZ)
         if held and missing > 0:
