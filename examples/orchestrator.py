@@ -17,8 +17,8 @@ import grpc
 
 import tts_worker
 from tts_worker.client import SessionOptions
-from tts_worker.registry.directory import Directory
-from tts_worker.registry.store import Store
+from tts_worker.registry.directory import WorkerDirectory
+from tts_worker.registry.store import RedisStore
 from tts_worker.transports.grpc import tts_worker_pb2 as pb
 from tts_worker.transports.grpc import tts_worker_pb2_grpc
 from tts_worker.types import Ended, PcmFrame
@@ -55,7 +55,7 @@ async def fleet() -> AsyncIterator[str]:
 
 async def least_loaded(redis: str) -> str:
     """The registry, as a router reads it."""
-    directory = Directory(Store(redis))
+    directory = WorkerDirectory(RedisStore(redis))
     workers = await directory.workers()
     await directory.aclose()
     print(f"registered: {sorted(worker.entry.name for worker in workers)}")

@@ -31,7 +31,7 @@ from tts_worker.logs import fields
 from tts_worker.metrics import Metrics
 from tts_worker.models.enrolment import Enrolment
 from tts_worker.models.manager import EngineActions, ManagerConfig, ModelManager
-from tts_worker.models.policy import Rules
+from tts_worker.models.policy import EvictionRules
 from tts_worker.session.hub import HubConfig, SessionHub
 from tts_worker.session.normalizing import SegmentNormalizer
 from tts_worker.session.session import SessionTimeouts
@@ -241,7 +241,9 @@ def _manager_config(settings: Settings) -> ManagerConfig:
         max_parallel_loads=models.max_parallel_loads,
         max_waiting=settings.session.max_sessions,
         # Whoever lists no engines to preload means all of them, and for ever.
-        rules=Rules(models.ttl_s, models.min_residency_s, None if models.preload is None else models.resident_cap),
+        rules=EvictionRules(
+            models.ttl_s, models.min_residency_s, None if models.preload is None else models.resident_cap
+        ),
     )
 
 

@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tts_worker.errors import MissingExtra
-from tts_worker.registry.entry import Capabilities, WorkerEntry
+from tts_worker.registry.entry import WorkerCapabilities, WorkerEntry
 from tts_worker.registry.registrar import Registrar
-from tts_worker.registry.store import Store
+from tts_worker.registry.store import RedisStore
 from tts_worker.session.hub import SessionHub
 from tts_worker.settings import Settings
 from tts_worker.transports.keys import KeyRing
 
 try:
     from tts_worker.transports.grpc import messages, server
-    from tts_worker.transports.grpc.cosyvoice import CosyVoiceConfig
+    from tts_worker.transports.grpc.cosyvoice import CosyVoiceServiceConfig
     from tts_worker.transports.grpc.frames import StreamFormat
-    from tts_worker.transports.grpc.models import Model, ModelDirectory
+    from tts_worker.transports.grpc.models import ModelCatalog, ServedModel
     from tts_worker.transports.grpc.service import SAMPLE_RATES_HZ, ServiceConfig, load_metrics
 except ModuleNotFoundError:
     raise MissingExtra("the gRPC server", "grpc") from None
@@ -63,14 +63,14 @@ class FleetMember:
         """The worker is ready: register it. Returns once the registry knows it, or has not answered."""
         if self._registrar is not None:
             self._registrar.start()
-            await self._registrar.tried()
+            await self._registrar.wait_first_attempt()
 
     def begin_drain(self) -> None:
         """The hub takes no more sessions: let nobody send any, and wait for nobody who is silent."""
         for running in self._servers:
             running.begin_drain()
         if self._registrar is not None:
-            self._registrar.changed()
+            self._registrar.refresh()
 
 
 @asynccontextmanager
@@ -89,7 +89,7 @@ async def in_fleet(worker: FleetWorker) -> AsyncIterator[FleetMember]:
         )
         servers = [running]
         if settings.grpc.cosyvoice_port is not None:
-            config = CosyVoiceConfig(settings.server.max_input_chars, settings.server.send_timeout_s)
+            config = CosyVoiceServiceConfig(settings.server.max_input_chars, settings.server.send_timeout_s)
             register = server.cosyvoice_service(worker.hub, config)
             port = _port_config(worker, settings.grpc.cosyvoice_port)
             servers.append(await stack.enter_async_context(server.running_server(worker.hub, register, port)))
@@ -102,20 +102,20 @@ async def in_fleet(worker: FleetWorker) -> AsyncIterator[FleetMember]:
         )
 
 
-def _models(worker: FleetWorker) -> ModelDirectory:
+def _models(worker: FleetWorker) -> ModelCatalog:
     engines = worker.settings.engines
     named = {
-        name: Model(model.engine, model.family or engines[model.engine].kind, model.voice, model.languages)
+        name: ServedModel(model.engine, model.family or engines[model.engine].kind, model.voice, model.languages)
         for name, model in worker.settings.grpc.models.items()
     }
-    return ModelDirectory(worker, {name: engine.kind for name, engine in engines.items()}, named)
+    return ModelCatalog(worker, {name: engine.kind for name, engine in engines.items()}, named)
 
 
 def _service_config(settings: Settings) -> ServiceConfig:
     grpc = settings.grpc
     session = settings.session
     return ServiceConfig(
-        form=StreamFormat(grpc.sample_rate_hz, grpc.frame_ms),
+        stream_format=StreamFormat(grpc.sample_rate_hz, grpc.frame_ms),
         pause_timeout_s=session.pause_timeout_s if grpc.pause_timeout_s is None else grpc.pause_timeout_s,
         session_idle_s=grpc.session_idle_s,
         send_timeout_s=settings.server.send_timeout_s,
@@ -142,7 +142,7 @@ def _default_name(address: str) -> str:
     return f"{host}-{address.rpartition(':')[2]}"
 
 
-def _registrar(worker: FleetWorker, models: ModelDirectory, name: str, address: str) -> Registrar | None:
+def _registrar(worker: FleetWorker, models: ModelCatalog, name: str, address: str) -> Registrar | None:
     registry = worker.settings.registry
     hub = worker.hub
     if registry.url is None:
@@ -156,7 +156,7 @@ def _registrar(worker: FleetWorker, models: ModelDirectory, name: str, address: 
         return WorkerEntry(
             name=name,
             addr=addr,
-            capabilities=Capabilities(
+            capabilities=WorkerCapabilities(
                 zero_shot=hub.can_enrol,
                 emotive_zero_prompt=any("instruct" in voice.info.capabilities for voice in voices),
                 cpu_ok=any(voice.info.device == "cpu" for voice in voices),
@@ -177,4 +177,6 @@ def _registrar(worker: FleetWorker, models: ModelDirectory, name: str, address: 
             "server.api_keys are set but not registry.secret: clients send no API key to a worker whose entry in the "
             "registry is not signed"
         )
-    return Registrar(Store(registry.url.get_secret_value()), registry.prefix, registry.heartbeat_s, describe, secret)
+    return Registrar(
+        RedisStore(registry.url.get_secret_value()), registry.prefix, registry.heartbeat_s, describe, secret
+    )

@@ -68,7 +68,7 @@ class EnrollingWorker(Worker):
     async def _load(self, name: str) -> None:
         engine = EngineLoop(lambda: EnrollingToneEngine(self.enroller), name=name)
         await engine.start()
-        self.hub.add_engine(name, "tone", engine, Enrolment(self.enroller, kept=3))
+        self.hub.add_engine(name, "tone", engine, Enrolment(self.enroller, max_unused=3))
         self.engines[name] = engine
 
 

@@ -16,8 +16,8 @@ from tts_worker.app import running_worker
 from tts_worker.session.hub import SessionOptions
 from tts_worker.transports.grpc import tts_worker_pb2 as pb
 from tts_worker.transports.grpc.frames import StreamFormat
-from tts_worker.transports.grpc.options import paced
-from tts_worker.transports.grpc.speaking import Speaking
+from tts_worker.transports.grpc.options import add_shaper_lead
+from tts_worker.transports.grpc.synthesize import SynthesizeCall
 
 FAST = {"realtime": "false"}
 
@@ -282,17 +282,17 @@ async def test_ending_the_session_ends_what_it_says() -> None:
 async def test_a_writer_who_falls_silent_does_not_make_the_lead_longer() -> None:
     """What is held back is the first that a listener gets who has run dry: else 20 ms more were ahead from then on,
     and a STOP were heard so much later."""
-    form = StreamFormat()
+    stream_format = StreamFormat()
     lead_s = 0.2
     async with running_worker(tone_settings()) as worker:
         loop = asyncio.get_running_loop()
-        options = paced(SessionOptions(lead_ms=1000 * lead_s), form, 40.0)
-        speaking = Speaking(worker.hub.open(options), "s", 1, form)
+        options = add_shaper_lead(SessionOptions(lead_ms=1000 * lead_s), stream_format, 40.0)
+        speaking = SynthesizeCall(worker.hub.open(options), "s", 1, stream_format)
         left: list[tuple[float, float]] = []  # when, and how many seconds of sound
 
         async def listen() -> None:
             async for frame in speaking.frames():
-                left.append((loop.time(), frame.speech_samples / form.sample_rate_hz))
+                left.append((loop.time(), frame.speech_samples / stream_format.sample_rate_hz))
 
         listening = asyncio.create_task(listen())
         ahead_s: list[float] = []

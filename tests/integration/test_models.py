@@ -270,7 +270,7 @@ def test_a_preload_list_beyond_the_cap_is_refused() -> None:
 
 async def test_who_stops_waiting_for_a_voice_does_not_end_it_and_too_many_are_refused() -> None:
     enroller = ToneEnroller()
-    enrolment = Enrolment(enroller, waiting=1)
+    enrolment = Enrolment(enroller, max_pending=1)
     first = asyncio.create_task(enrolment.voice_of(wav(speech(2)), "one"))
     second = asyncio.create_task(enrolment.voice_of(wav(speech(2)), "one"))
     await until(lambda: enrolment.pending)
@@ -285,12 +285,12 @@ async def test_who_stops_waiting_for_a_voice_does_not_end_it_and_too_many_are_re
 
 async def test_voices_in_use_are_kept_beyond_the_limit() -> None:
     enroller = ToneEnroller()
-    enrolment = Enrolment(enroller, kept=1)
+    enrolment = Enrolment(enroller, max_unused=1)
     names = [(await enrolment.voice_of(wav(speech(2)), text)).name for text in ("one",)]
     enrolled = await enrolment.voice_of(wav(speech(2)), "two", in_use=names)
-    assert enrolled.forgotten == ()
+    assert enrolled.evicted == ()
     enrolled = await enrolment.voice_of(wav(speech(2)), "three")
-    assert enrolled.forgotten == (*names, voice_name(wav(speech(2)), "two"))
+    assert enrolled.evicted == (*names, voice_name(wav(speech(2)), "two"))
     enrolment.close()
 
 

@@ -20,19 +20,19 @@ from redis.asyncio import Redis
 from tests.conftest import until
 from tests.fakes.redis import REAL_REDIS, embedded_redis, eventually, real_redis
 from tts_worker.errors import ConfigError, ConnectionLost, InvalidRequest
-from tts_worker.registry.directory import Directory
+from tts_worker.registry.directory import WorkerDirectory
 from tts_worker.registry.entry import (
     LOOPBACK,
-    Capabilities,
+    WorkerCapabilities,
     WorkerEntry,
     is_allowed,
     parse_entry,
     parse_networks,
-    parse_target,
+    parse_worker_address,
 )
 from tts_worker.registry.registrar import Registrar
 from tts_worker.registry.signature import sign_entry, verify_entry
-from tts_worker.registry.store import Store
+from tts_worker.registry.store import RedisStore
 
 _prefixes = itertools.count()
 
@@ -41,7 +41,7 @@ def entry(name: str = "one", **values: Any) -> WorkerEntry:
     fields: dict[str, Any] = {
         "name": name,
         "addr": "grpc://127.0.0.1:7002",
-        "capabilities": Capabilities(languages=["en"], max_concurrent_sessions=10, voices=["tone"]),
+        "capabilities": WorkerCapabilities(languages=["en"], max_concurrent_sessions=10, voices=["tone"]),
         "resident_models": ["tone"],
         "metrics": {"queue_depth": 2.0, "rtf": 0.1},
         "last_heartbeat_ts": time.time(),
@@ -63,14 +63,14 @@ class Place:
     prefix: str
     redis: Redis
 
-    def store(self) -> Store:
-        return Store(self.url)
+    def store(self) -> RedisStore:
+        return RedisStore(self.url)
 
     async def forge(self, name: str, value: bytes | str | dict[str, Any]) -> None:
         await self.redis.set(f"{self.prefix}{name}", json.dumps(value) if isinstance(value, dict) else value)
 
     async def believed(self, networks: Any = LOOPBACK) -> dict[str, str]:
-        directory = Directory(self.store(), self.prefix, networks)
+        directory = WorkerDirectory(self.store(), self.prefix, networks)
         try:
             return {worker.entry.name: worker.address for worker in await directory.workers()}
         finally:
@@ -112,7 +112,7 @@ async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
 
 async def test_an_entry_has_the_six_keys_that_orchestrators_take_and_expires(place: Place) -> None:
     async with place.registered() as registrar:
-        await registrar.tried()
+        await registrar.wait_first_attempt()
         raw = await place.redis.get(f"{place.prefix}one")
         assert raw is not None
 
@@ -153,7 +153,7 @@ async def test_it_is_renewed_and_taken_back_when_the_worker_is_not_ready(place: 
     async with place.registered(describe, 0.3) as registrar:
         await eventually(renewed)
         ready = False
-        registrar.changed()
+        registrar.refresh()
         await eventually(place.nobody)
         ready = True
         await eventually(place.believed)
@@ -163,10 +163,10 @@ async def test_it_is_taken_back_at_once(place: Place) -> None:
     """And not when it would have been renewed, or has expired."""
     ready = True
     async with place.registered(lambda: entry() if ready else None, 300.0) as registrar:
-        await registrar.tried()
+        await registrar.wait_first_attempt()
         assert await place.believed()
         ready = False
-        registrar.changed()
+        registrar.refresh()
         await eventually(place.nobody, 30.0)  # after 60 s nobody would believe it any more
 
 
@@ -175,14 +175,14 @@ async def test_a_renewal_that_is_under_way_does_not_outlive_the_worker(place: Pl
     begun = asyncio.Event()
     go_on = asyncio.Event()
 
-    class SlowStore(Store):
+    class SlowRedisStore(RedisStore):
         async def put(self, key: str, value: bytes, ttl_s: float) -> None:
             begun.set()
             await go_on.wait()
             await super().put(key, value, ttl_s)
 
     await place.forge("one", entry().to_json())  # of the renewal before
-    registrar = Registrar(SlowStore(place.url), place.prefix, 30.0, entry)
+    registrar = Registrar(SlowRedisStore(place.url), place.prefix, 30.0, entry)
     registrar.start()
     await begun.wait()
     stopping = asyncio.create_task(registrar.stop())
@@ -195,7 +195,7 @@ async def test_a_renewal_that_is_under_way_does_not_outlive_the_worker(place: Pl
 
 async def test_a_name_that_another_worker_has_taken_is_left_to_it(place: Place) -> None:
     async with place.registered() as registrar:
-        await registrar.tried()
+        await registrar.wait_first_attempt()
         assert await place.believed()
         await place.forge("one", entry(addr="grpc://127.0.0.1:7999").to_json())
     assert await place.believed() == {"one": "127.0.0.1:7999"}
@@ -251,7 +251,7 @@ async def test_what_is_forged_is_left_out(what: str, caplog: pytest.LogCaptureFi
 
 async def test_complaints_come_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     await place.forge("one", "{")
-    async with aclosing(Directory(place.store(), place.prefix)) as directory:
+    async with aclosing(WorkerDirectory(place.store(), place.prefix)) as directory:
         for _ in range(3):
             assert await directory.workers() == []
     assert caplog.text.count("left out") == 1
@@ -335,7 +335,7 @@ def test_one_wrong_key_is_refused_or_harmless(key: str, value: object) -> None:
         return
     assert believed.load >= 0
     try:
-        target = parse_target(believed.addr)
+        target = parse_worker_address(believed.addr)
     except InvalidRequest:
         return
     assert 1 <= target.port <= 65_535
@@ -367,7 +367,7 @@ async def test_redis_down_at_start_killed_and_back(caplog: pytest.LogCaptureFixt
         place = Place(server.url, "worker:", redis)
         with caplog.at_level(logging.INFO):
             async with place.registered(heartbeat_s=0.3) as registrar:
-                await registrar.tried()  # nobody is made to wait for a registry that is away
+                await registrar.wait_first_attempt()  # nobody is made to wait for a registry that is away
                 assert "does not answer" in caplog.text
                 await server.start()
                 await eventually(place.believed)
@@ -384,14 +384,14 @@ async def test_redis_down_at_start_killed_and_back(caplog: pytest.LogCaptureFixt
 @pytest.mark.skipif(REAL_REDIS is None, reason="Debian's redis-server is not installed")
 async def test_a_wrong_password_is_a_registry_that_does_not_answer() -> None:
     async with real_redis("a-secret-password") as server:
-        async with aclosing(Store(server.url.replace("a-secret-password", "a-wrong-one"))) as store:
+        async with aclosing(RedisStore(server.url.replace("a-secret-password", "a-wrong-one"))) as store:
             with pytest.raises(ConnectionLost) as lost:
                 await store.put("worker:x", b"y", 1.0)
         assert "wrong-one" not in lost.value.message
 
 
 async def test_stopping_without_redis_is_fine() -> None:
-    registrar = Registrar(Store("redis://127.0.0.1:1/0"), "worker:", 30.0, entry)
+    registrar = Registrar(RedisStore("redis://127.0.0.1:1/0"), "worker:", 30.0, entry)
     registrar.start()
     await asyncio.sleep(0)
     await registrar.stop()
@@ -400,7 +400,7 @@ async def test_stopping_without_redis_is_fine() -> None:
 @pytest.mark.parametrize("url", ["http://127.0.0.1:6379", "redis://127.0.0.1:port", "nonsense"])
 def test_a_url_that_makes_no_sense_is_a_config_error(url: str) -> None:
     with pytest.raises(ConfigError, match="registry"):
-        Store(url)
+        RedisStore(url)
 
 
 # -- signed entries ---------------------------------------------------------------------------------------------------
@@ -409,14 +409,14 @@ SECRET = "a secret of this fleet"
 
 
 async def listed(place: Place, secret: str | None, prefix: str | None = None) -> set[str]:
-    async with aclosing(Directory(place.store(), prefix or place.prefix, LOOPBACK, secret)) as directory:
+    async with aclosing(WorkerDirectory(place.store(), prefix or place.prefix, LOOPBACK, secret)) as directory:
         return {worker.entry.name for worker in await directory.workers()}
 
 
 async def test_a_signed_entry_is_listed_with_the_secret(place: Place) -> None:
     registrar = Registrar(place.store(), place.prefix, 30.0, entry, SECRET)
     registrar.start()
-    await registrar.tried()
+    await registrar.wait_first_attempt()
     try:
         assert await listed(place, SECRET) == {"one"}
         assert await listed(place, None) == {"one"}, "a reader without the secret still reads it"

@@ -34,8 +34,8 @@ from tts_worker.errors import (
     UnknownVoice,
 )
 from tts_worker.fleet import FleetMember, in_fleet
-from tts_worker.registry.directory import Directory
-from tts_worker.registry.store import Store
+from tts_worker.registry.directory import WorkerDirectory
+from tts_worker.registry.store import RedisStore
 from tts_worker.types import ControlName, Ended, Outcome, Started
 
 LONG = "This is a rather long story, and it goes on and on. " * 8
@@ -106,7 +106,7 @@ class Fleet:
         return connect(f"{self.url}?prefix={self.prefix}", settings or PATIENT)
 
     async def names(self) -> set[str]:
-        async with aclosing(Directory(Store(self.url), self.prefix)) as directory:
+        async with aclosing(WorkerDirectory(RedisStore(self.url), self.prefix)) as directory:
             return {worker.entry.name for worker in await directory.workers()}
 
     async def listed(self, name: str, there: bool = True) -> None:

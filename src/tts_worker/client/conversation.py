@@ -257,7 +257,7 @@ def _tell(receiver: Receiver, response: pb.ConverseResponse) -> None:
     if kind == "pcm":
         receiver.on_audio(response.pcm)
     elif kind == "words":
-        receiver.on_words(messages.words_of(response.words.words))
+        receiver.on_words(messages.parse_words(response.words.words))
     elif kind == "started":
         started = response.started
         receiver.on_started(
@@ -272,11 +272,13 @@ def _tell(receiver: Receiver, response: pb.ConverseResponse) -> None:
         )
     elif kind == "ended":
         ended = response.ended
-        error = messages.error_of(ended.error) if ended.HasField("error") else None
-        receiver.on_ended(ended.context, messages.outcome_of(ended.receipt), messages.receipt_of(ended.receipt), error)
+        error = messages.parse_error(ended.error) if ended.HasField("error") else None
+        receiver.on_ended(
+            ended.context, messages.parse_outcome(ended.receipt), messages.parse_receipt(ended.receipt), error
+        )
     elif kind == "acknowledged":
         command = messages.CONTROL_NAMES.get(response.acknowledged.command)
         if command in (ControlName.PAUSE, ControlName.RESUME):
             receiver.on_acknowledged(command)
     elif kind == "rejected":
-        receiver.on_rejected(messages.error_of(response.rejected.error))
+        receiver.on_rejected(messages.parse_error(response.rejected.error))

@@ -30,9 +30,9 @@ from tts_worker.errors import (
     TTSWorkerError,
     UnknownVoice,
 )
-from tts_worker.registry.directory import Directory, FoundWorker
+from tts_worker.registry.directory import ResolvedWorker, WorkerDirectory
 from tts_worker.registry.entry import LOOPBACK, parse_networks
-from tts_worker.registry.store import Store
+from tts_worker.registry.store import RedisStore
 from tts_worker.session.hub import SessionOptions
 from tts_worker.transports.grpc.messages import PROTOCOL_VERSION
 
@@ -52,15 +52,15 @@ def connector(url: str, settings: ClientSettings) -> FleetConnector:
     networks = parse_networks(query.pop("networks", [""])[-1]) or LOOPBACK
     store_url = parts._replace(query=urlencode(query, doseq=True)).geturl()
     secret = settings.registry_secret or os.environ.get("TTS_WORKER_REGISTRY__SECRET") or None
-    return FleetConnector(Directory(Store(store_url), prefix, networks, secret), settings)
+    return FleetConnector(WorkerDirectory(RedisStore(store_url), prefix, networks, secret), settings)
 
 
 class FleetConnector:
-    """See ``base.Connector``. Raises ConfigError for an API key where the directory verifies no entries: any writer to
-    Redis could name itself a worker and collect the key."""
+    """See ``base.Connector``. Raises ConfigError for an API key if the directory verifies no
+    signatures: any writer to Redis could name itself a worker and collect the key."""
 
-    def __init__(self, directory: Directory, settings: ClientSettings) -> None:
-        if settings.api_key is not None and not directory.verifies:
+    def __init__(self, directory: WorkerDirectory, settings: ClientSettings) -> None:
+        if settings.api_key is not None and not directory.verifies_signatures:
             raise ConfigError(
                 "an API key is not sent to workers of an unsigned registry: set the workers' registry.secret and the "
                 "same as registry_secret here (or TTS_WORKER_REGISTRY__SECRET), or give no key"
@@ -69,7 +69,7 @@ class FleetConnector:
         self._settings = settings
         self._connectors: dict[str, GrpcConnector] = {}
         self._links: set[FailoverLink] = set()
-        self._known: list[FoundWorker] = []
+        self._known: list[ResolvedWorker] = []
         self._asked_at_s = -_FRESH_S
         self._asking: asyncio.Task[None] | None = None
         self._lost_registry: ConnectionLost | None = None
@@ -132,7 +132,7 @@ class FleetConnector:
 
     # -- the choice ---------------------------------------------------------------------------------------------------
 
-    async def _candidates(self, options: SessionOptions, *, newest: bool = False) -> Sequence[FoundWorker]:
+    async def _candidates(self, options: SessionOptions, *, newest: bool = False) -> Sequence[ResolvedWorker]:
         """Workers that could take such a session, the best first; ``newest`` asks the registry now.
 
         Raises UnknownVoice where none has the voice, ConnectionLost while nothing is known of any worker.
@@ -152,7 +152,7 @@ class FleetConnector:
         now_s = asyncio.get_running_loop().time()
         return sorted(able, key=lambda worker: (self._suspects.get(worker.address, 0) > now_s, self._load(worker)))
 
-    def _load(self, worker: FoundWorker) -> tuple[float, float]:
+    def _load(self, worker: ResolvedWorker) -> tuple[float, float]:
         """What it says, or what we know better: it has told before our latest sessions began."""
         places = worker.entry.capabilities.max_concurrent_sessions or 1
         connector = self._connectors.get(worker.address)
@@ -213,6 +213,6 @@ class FleetConnector:
         await self._directory.aclose()
 
 
-def _speaks(worker: FoundWorker, language: str) -> bool:
+def _speaks(worker: ResolvedWorker, language: str) -> bool:
     tags = {tag.split("-")[0].lower() for tag in worker.entry.capabilities.languages}
     return "mul" in tags or language.split("-")[0].lower() in tags

@@ -1,8 +1,7 @@
-"""Voices that somebody brings along as a recording: made once, kept while they are used and a while longer.
+"""Voices enrolled from a recording that a request brings.
 
-Owns the name of such a voice (a hash of what it was made from), how many are kept, how many are made at the same time,
-and what is checked before any work: size, that it is sound at all, how long. The recording itself is not kept. It must
-not know what a voice consists of: ``Enroller`` makes it, on a thread, where the engine finds it by name.
+Validates the recording, names the voice by a hash of recording and transcript, bounds how many voices are stored and
+enrolled at a time, and evicts unused ones. ``Enroller`` computes the voice on a thread. The recording is not stored.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from tts_worker.audio.decode import Recording, check_container, read_recording
 from tts_worker.errors import InvalidRequest, NotReady, OverCapacity, TextTooLong
 
 MAX_PROMPT_S = 30.0
-MAX_PROMPT_BYTES = 8 << 20  # 30 s of 48 kHz stereo and room for more
+MAX_PROMPT_BYTES = 8 << 20  # 30 s of 48 kHz 16-bit stereo is 5.5 MiB
 MAX_PROMPT_CHARS = 1_000
 MAX_RATE_HZ = 192_000
 MAX_CHANNELS = 2
@@ -27,95 +26,113 @@ _RETRY_AFTER_S = 2.0
 
 
 class Enroller(Protocol):
-    """Makes voices for one engine. Both methods are called on one worker thread, never at the same time."""
+    """Creates voices for one engine. Both methods run on one worker thread, never concurrently."""
 
     def enrol(self, name: str, recording: Recording, transcript: str) -> None:
-        """From now on the engine speaks with this voice. Takes up to a second. Raises InvalidRequest in plain words if
-        no good voice can be made of the recording."""
+        """Compute the voice and make it available to the engine under ``name``. Takes up to a second.
+
+        Raises:
+            InvalidRequest: The recording is unsuitable; the message says why.
+        """
         ...
 
     def forget(self, name: str) -> None:
-        """Nobody will begin to speak with it any more; an unknown name is fine."""
+        """Delete the voice; no new utterance will use it. An unknown name is ignored."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EnrolledVoice:
-    """``forgotten``: voices that had to go for it."""
+    """``evicted``: voices deleted to bound the number of unused ones."""
 
     name: str
-    forgotten: tuple[str, ...] = ()
+    evicted: tuple[str, ...] = ()
 
 
 class Enrolment:
-    """The voices enrolled with one engine. ``kept``: so many stay that nobody uses; ``waiting``: so many recordings may
-    wait at the same time. All methods belong to one event loop."""
+    """The voices enrolled with one engine. All methods belong to one event loop.
 
-    def __init__(self, enroller: Enroller, *, kept: int = 64, waiting: int = 16) -> None:
+    Args:
+        enroller: Computes the voices.
+        max_unused: Voices that stay stored while no session uses them.
+        max_pending: Recordings that may wait for enrolment at the same time.
+    """
+
+    def __init__(self, enroller: Enroller, *, max_unused: int = 64, max_pending: int = 16) -> None:
         self._enroller = enroller
-        self._kept = kept
-        self._waiting = waiting
-        self._known: dict[str, None] = {}  # longest unused first
-        self._making: dict[str, asyncio.Task[None]] = {}
+        self._max_unused = max_unused
+        self._max_pending = max_pending
+        self._enrolled: dict[str, None] = {}  # insertion order: longest unused first
+        self._pending: dict[str, asyncio.Task[None]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="enrolment")
 
     @property
     def pending(self) -> int:
-        """Voices that are being made."""
-        return len(self._making)
+        """Number of enrolments under way."""
+        return len(self._pending)
 
     async def voice_of(self, recording: bytes, transcript: str, in_use: Collection[str] = ()) -> EnrolledVoice:
-        """The voice of a recording (a whole audio file); ``in_use``: voices that stay. Who stops waiting does not end
-        the work that others wait for.
+        """Enrol a recording, or return the voice already enrolled from it.
 
-        Raises InvalidRequest (no audio, damaged, too short or long), TextTooLong, OverCapacity.
+        Concurrent callers with the same recording share one enrolment; cancelling one caller does not cancel it.
+
+        Args:
+            recording: A whole audio file.
+            transcript: The words spoken in it, or an empty string.
+            in_use: Voices that must not be evicted.
+
+        Raises:
+            InvalidRequest: No audio, damaged, too short or too long.
+            TextTooLong: The recording or the transcript is too large.
+            OverCapacity: Too many recordings are waiting.
+            NotReady: The engine is being unloaded.
         """
         check_size(recording, transcript)
-        name = await asyncio.to_thread(voice_name, recording, transcript)  # megabytes: not on the event loop
-        if name in self._known:
-            self._known[name] = self._known.pop(name)
+        name = await asyncio.to_thread(voice_name, recording, transcript)  # hashes megabytes: not on the event loop
+        if name in self._enrolled:
+            self._enrolled[name] = self._enrolled.pop(name)
             return EnrolledVoice(name)
-        if name not in self._making:
-            if len(self._making) >= self._waiting:
+        if name not in self._pending:
+            if len(self._pending) >= self._max_pending:
                 raise OverCapacity("too many recordings wait for enrolment", retry_after_s=_RETRY_AFTER_S)
-            task = asyncio.create_task(self._make(name, recording, transcript), name=f"enrol-{name}")
-            self._making[name] = task
-            task.add_done_callback(lambda done: self._made(name, done))
-        task = self._making[name]
+            task = asyncio.create_task(self._enrol(name, recording, transcript), name=f"enrol-{name}")
+            self._pending[name] = task
+            task.add_done_callback(lambda done: self._on_enrolled(name, done))
+        task = self._pending[name]
         await asyncio.wait({task})
         if task.cancelled():
             raise NotReady("the engine is being unloaded", retry_after_s=_RETRY_AFTER_S)
         task.result()
-        return EnrolledVoice(name, self._forget_surplus({*in_use, name}))
+        return EnrolledVoice(name, self._evict_unused({*in_use, name}))
 
-    async def _make(self, name: str, recording: bytes, transcript: str) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._enrol, name, recording, transcript)
+    async def _enrol(self, name: str, recording: bytes, transcript: str) -> None:
+        def enrol() -> None:
+            self._enroller.enrol(name, read_prompt(recording), transcript)
 
-    def _enrol(self, name: str, recording: bytes, transcript: str) -> None:
-        self._enroller.enrol(name, read_prompt(recording), transcript)
+        await asyncio.get_running_loop().run_in_executor(self._thread, enrol)
 
-    def _made(self, name: str, task: asyncio.Task[None]) -> None:
-        del self._making[name]
+    def _on_enrolled(self, name: str, task: asyncio.Task[None]) -> None:
+        del self._pending[name]
         if not task.cancelled() and task.exception() is None:
-            self._known[name] = None
+            self._enrolled[name] = None
 
-    def _forget_surplus(self, staying: Collection[str]) -> tuple[str, ...]:
-        surplus = len(self._known) - self._kept
-        gone = tuple(name for name in self._known if name not in staying)[: max(0, surplus)]
-        for name in gone:
-            del self._known[name]
+    def _evict_unused(self, in_use: Collection[str]) -> tuple[str, ...]:
+        excess = max(0, len(self._enrolled) - self._max_unused)
+        evicted = tuple(name for name in self._enrolled if name not in in_use)[:excess]
+        for name in evicted:
+            del self._enrolled[name]
             self._thread.submit(self._enroller.forget, name)
-        return gone
+        return evicted
 
     def close(self) -> None:
-        """Make no more; what is being made is not waited for."""
-        for task in self._making.values():
+        """Cancel pending enrolments without waiting for the one that runs."""
+        for task in self._pending.values():
             task.cancel()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 def voice_name(recording: bytes, transcript: str) -> str:
-    """The same for the same bytes and words, and nothing that could be guessed or traced back."""
+    """Name of the voice: a hash of recording and transcript, deterministic and not reversible."""
     digest = hashlib.sha256(len(recording).to_bytes(8, "big"))
     digest.update(recording)
     digest.update(transcript.encode("utf-8", "surrogatepass"))
@@ -123,7 +140,12 @@ def voice_name(recording: bytes, transcript: str) -> str:
 
 
 def check_size(recording: bytes, transcript: str) -> None:
-    """Raises InvalidRequest for nothing, TextTooLong for too much."""
+    """Check the sizes of an upload.
+
+    Raises:
+        InvalidRequest: The recording is empty.
+        TextTooLong: The recording or the transcript is too large.
+    """
     if not recording:
         raise InvalidRequest("the recording is empty: send a WAV, FLAC, Ogg or MP3 file")
     if len(recording) > MAX_PROMPT_BYTES:
@@ -133,9 +155,10 @@ def check_size(recording: bytes, transcript: str) -> None:
 
 
 def read_prompt(recording: bytes) -> Recording:
-    """Decode a recording, whose header is looked at first: a small file may claim to hold gigabytes. Blocks.
+    """Decode a recording; blocks. Checks the header first, because a small file may decode to gigabytes.
 
-    Raises InvalidRequest in plain words.
+    Raises:
+        InvalidRequest: The file cannot be read, or its rate, channels or duration are out of range.
     """
     import soundfile  # late: most workers never enrol a voice
 
@@ -145,5 +168,5 @@ def read_prompt(recording: bytes) -> Recording:
     except (soundfile.LibsndfileError, ValueError, RuntimeError):
         raise InvalidRequest("the recording cannot be read: send a whole WAV, FLAC, Ogg or MP3 file") from None
     if header.samplerate > MAX_RATE_HZ or header.channels > MAX_CHANNELS:
-        raise InvalidRequest(f"a recording has at most {MAX_CHANNELS} channels and {MAX_RATE_HZ} samples a second")
+        raise InvalidRequest(f"a recording may have at most {MAX_CHANNELS} channels and {MAX_RATE_HZ} Hz")
     return read_recording(recording, max_s=MAX_PROMPT_S)

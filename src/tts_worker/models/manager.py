@@ -17,12 +17,12 @@ from typing import Protocol
 import anyio
 
 from tts_worker.errors import IllegalCommand, NotReady, OverCapacity, TTSWorkerError, UnknownModel, error_info
-from tts_worker.models.policy import Resident, Rules, expired, room_in_s, surplus
+from tts_worker.models.policy import EvictionRules, ResidentModel, evictable_in_s, expired, select_victims
 
 log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 1.0
-LONGEST_BACKOFF_S = 60.0
+MAX_BACKOFF_S = 60.0
 _RETRY_AFTER_S = 2.0
 
 
@@ -66,7 +66,7 @@ class ManagerConfig:
     check_interval_s: float = 30.0
     max_parallel_loads: int = 1
     max_waiting: int = 64
-    rules: Rules = field(default_factory=Rules)
+    rules: EvictionRules = field(default_factory=EvictionRules)
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class _Model:
     task: asyncio.Task[None] | None = None  # the transition under way
     loaded_at_s: float = 0.0
     used_at_s: float = 0.0
-    counted: bool = False  # takes a place under the cap
+    has_slot: bool = False  # takes a place under the cap
     waiting: int = 0
     backoff_s: float = FIRST_BACKOFF_S
     retry_at_s: float = 0.0
@@ -100,7 +100,7 @@ class ModelManager:
         self._config = config
         self._clock = clock
         self._loads = asyncio.Semaphore(config.max_parallel_loads)
-        self._watch: asyncio.Task[None] | None = None
+        self._eviction_task: asyncio.Task[None] | None = None
         self._closed = False
         self.started = False
         """Whether the models to be loaded at start are resident, or have failed."""
@@ -144,13 +144,13 @@ class ModelManager:
                     raise
                 log.error("model %s is not there from the beginning: %s", name, error.message)
         self.started = True
-        self._watch = asyncio.create_task(self._evict_for_ever(), name="model-eviction")
+        self._eviction_task = asyncio.create_task(self._evict_periodically(), name="model-eviction")
 
     async def close(self) -> None:
         """Load and evict no more; wait for what is under way. What is resident stays: the owner stops the engines."""
         self._closed = True
         tasks = [model.task for model in self._models.values() if model.task is not None]
-        for task in (*tasks, *([self._watch] if self._watch is not None else [])):
+        for task in (*tasks, *([self._eviction_task] if self._eviction_task is not None else [])):
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
@@ -165,7 +165,7 @@ class ModelManager:
         """
         model = self._model(name)
         while model.state is ModelState.UNLOADING:
-            await _settled(model)
+            await _wait_transition(model)
         if model.state is ModelState.RESIDENT:
             return
         task = self._begin(model)
@@ -180,19 +180,19 @@ class ModelManager:
                 raise NotReady("the worker is shutting down")
             model.state = ModelState.LOADING
             model.task = asyncio.create_task(self._load(model), name=f"load-{model.name}")
-            model.task.add_done_callback(_look_at)
+            model.task.add_done_callback(_consume_exception)
         return model.task
 
     async def _load(self, model: _Model) -> None:
         began_s = self._clock()
         try:
             async with self._loads:
-                await self._make_room(model)
+                await self._reserve_slot(model)
                 await self._actions.start(model.name)
         except BaseException as error:
             model.state = ModelState.COLD
             model.task = None
-            model.counted = False
+            model.has_slot = False
             if isinstance(error, Exception) and not isinstance(error, OverCapacity):
                 self._note_failure(model, error)
             raise
@@ -207,35 +207,35 @@ class ModelManager:
     def _note_failure(self, model: _Model, error: Exception) -> None:
         """Sessions must not begin a load that fails again and again, each of them anew."""
         model.retry_at_s = self._clock() + model.backoff_s
-        model.backoff_s = min(2 * model.backoff_s, LONGEST_BACKOFF_S)
+        model.backoff_s = min(2 * model.backoff_s, MAX_BACKOFF_S)
         info = error_info(error)
         self._observer.model_failed(model.name, info.code.value)
         log.error("model %s could not be loaded: %s", model.name, info.message)
 
-    async def _make_room(self, model: _Model) -> None:
+    async def _reserve_slot(self, model: _Model) -> None:
         """Take a place under the cap. Victims are chosen and withdrawn in one step, then waited for: what they hold
         must be free before more is taken."""
         rules = self._config.rules
         now_s = self._clock()
         leaving = [other.task for other in self._models.values() if other.state is ModelState.UNLOADING]
-        counted = [self._resident(other) for other in self._models.values() if other.counted]
-        victims = surplus(counted, 1, rules, now_s)
+        counted = [self._describe(other) for other in self._models.values() if other.has_slot]
+        victims = select_victims(counted, 1, rules, now_s)
         if victims is None:
             raise OverCapacity(
                 f"{len(counted)} models are loaded, none of which may go yet, so {model.name} has to wait",
-                retry_after_s=max(_RETRY_AFTER_S, room_in_s(counted, rules, now_s) or 0.0),
+                retry_after_s=max(_RETRY_AFTER_S, evictable_in_s(counted, rules, now_s) or 0.0),
             )
-        model.counted = True
-        leaving.extend(self._leave(self._models[name], "made_room") for name in victims)
+        model.has_slot = True
+        leaving.extend(self._begin_unload(self._models[name], "made_room") for name in victims)
         if tasks := [task for task in leaving if task is not None]:
             await asyncio.wait(tasks)
 
-    def _resident(self, model: _Model) -> Resident:
+    def _describe(self, model: _Model) -> ResidentModel:
         if model.state is ModelState.LOADING:
-            return Resident(model.name, self._clock(), self._clock(), references=1)
+            return ResidentModel(model.name, self._clock(), self._clock(), references=1)
         # Who waited for it has not begun yet: without counting them, two models could push each other out for ever.
         references = self._actions.references(model.name) + model.waiting
-        return Resident(model.name, model.loaded_at_s, model.used_at_s, references, model.pinned)
+        return ResidentModel(model.name, model.loaded_at_s, model.used_at_s, references, model.pinned)
 
     # -- giving up ----------------------------------------------------------------------------------------------------
 
@@ -249,16 +249,16 @@ class ModelManager:
             if model.state is ModelState.RESIDENT:
                 if model.waiting:
                     raise IllegalCommand(f"engine {name} is about to be used by {model.waiting} sessions")
-                self._leave(model, "asked")
-            await _settled(model)
+                self._begin_unload(model, "asked")
+            await _wait_transition(model)
 
-    def _leave(self, model: _Model, reason: str) -> asyncio.Task[None]:
+    def _begin_unload(self, model: _Model, reason: str) -> asyncio.Task[None]:
         """From this line on no session can begin with it. Raises IllegalCommand while sessions use it."""
         self._actions.withdraw(model.name)
         model.state = ModelState.UNLOADING
-        model.counted = False
+        model.has_slot = False
         model.task = asyncio.create_task(self._unload(model, reason), name=f"unload-{model.name}")
-        model.task.add_done_callback(_look_at)
+        model.task.add_done_callback(_consume_exception)
         return model.task
 
     async def _unload(self, model: _Model, reason: str) -> None:
@@ -272,15 +272,15 @@ class ModelManager:
 
     def evict_idle(self) -> tuple[str, ...]:
         """Begin to give up what was idle for too long; returns the names."""
-        names = expired([self._resident(m) for m in self._at_rest()], self._config.rules, self._clock())
+        names = expired([self._describe(m) for m in self._resident_models()], self._config.rules, self._clock())
         for name in names:
-            self._leave(self._models[name], "idle")
+            self._begin_unload(self._models[name], "idle")
         return names
 
-    def _at_rest(self) -> Sequence[_Model]:
+    def _resident_models(self) -> Sequence[_Model]:
         return [model for model in self._models.values() if model.state is ModelState.RESIDENT]
 
-    async def _evict_for_ever(self) -> None:
+    async def _evict_periodically(self) -> None:
         while True:
             await asyncio.sleep(self._config.check_interval_s)
             self.evict_idle()
@@ -295,7 +295,7 @@ class ModelManager:
     def refusal(self, name: str) -> NotReady:
         """What a session that cannot wait is told; its model is being loaded from now on if the settings allow."""
         model = self._model(name)
-        if (refused := self._refused(model)) is not None:
+        if (refused := self._load_refusal(model)) is not None:
             return refused
         if model.state is ModelState.COLD:
             self._begin(model)
@@ -305,7 +305,7 @@ class ModelManager:
         """Until a session can use it. Raises NotReady or OverCapacity, both retryable, with ``retry_after_s``: it is
         not loaded on demand, takes longer than ``load_wait_s``, could not be loaded, or too many wait already."""
         model = self._model(name)
-        if (refused := self._refused(model)) is not None:
+        if (refused := self._load_refusal(model)) is not None:
             raise refused
         if model.waiting >= self._config.max_waiting:
             raise OverCapacity(f"{model.waiting} sessions wait for the model {name}", retry_after_s=_RETRY_AFTER_S)
@@ -318,11 +318,11 @@ class ModelManager:
         except (NotReady, OverCapacity):
             raise
         except TTSWorkerError:
-            raise self._refused(model) or NotReady(f"the model {name} could not be loaded") from None
+            raise self._load_refusal(model) or NotReady(f"the model {name} could not be loaded") from None
         finally:
             model.waiting -= 1
 
-    def _refused(self, model: _Model) -> NotReady | None:
+    def _load_refusal(self, model: _Model) -> NotReady | None:
         """Why a session may not load it."""
         if model.state is ModelState.RESIDENT:
             return None
@@ -336,13 +336,13 @@ class ModelManager:
         return None
 
 
-async def _settled(model: _Model) -> None:
+async def _wait_transition(model: _Model) -> None:
     """Until the transition under way is over, however it ends."""
     if model.task is not None:
         await asyncio.wait({model.task})
 
 
-def _look_at(task: asyncio.Task[None]) -> None:
+def _consume_exception(task: asyncio.Task[None]) -> None:
     """A failure that nobody waited for was logged where it happened."""
     if not task.cancelled():
         task.exception()

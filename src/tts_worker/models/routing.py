@@ -17,7 +17,7 @@ INSTRUCT = "instruct"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class VoiceRequest:
     """``model``: the engine that must speak. ``needs``: capabilities that it must have."""
 
     voice: str | None = None
@@ -26,40 +26,42 @@ class Wanted:
     needs: tuple[str, ...] = ()
 
 
-def choose(voices: VoiceCatalog, wanted: Wanted) -> Voice:
-    """The voice that was named, if it can do what is wanted. With no name the default or, where that cannot, the first
+def choose_voice(voices: VoiceCatalog, request: VoiceRequest) -> Voice:
+    """The voice that was named, if it can do what is request. With no name the default or, where that cannot, the first
     that can.
 
     Raises UnknownVoice, UnknownModel, and InvalidRequest saying what the voice, or every voice, lacks.
     """
-    if wanted.voice is not None:
-        voice = voices.get(wanted.voice)
-        if (lack := _lack(voice, wanted)) is not None:
-            raise InvalidRequest(f"voice {voice.name} {lack}")
+    if request.voice is not None:
+        voice = voices.get(request.voice)
+        if (mismatch := _mismatch(voice, request)) is not None:
+            raise InvalidRequest(f"voice {voice.name} {mismatch}")
         return voice
     default = voices.get(None)  # raises where there is none at all
     candidates: Sequence[Voice] = [default, *voices]
-    if wanted.model is not None:
-        candidates = [voice for voice in candidates if voice.engine == wanted.model]
+    if request.model is not None:
+        candidates = [voice for voice in candidates if voice.engine == request.model]
         if not candidates:
-            raise UnknownModel(f'there is no model "{wanted.model[:64]}" with a voice')
+            raise UnknownModel(f'there is no model "{request.model[:64]}" with a voice')
     for voice in candidates:
-        if _lack(voice, wanted) is None:
+        if _mismatch(voice, request) is None:
             return voice
-    raise InvalidRequest(f"voice {candidates[0].name} {_lack(candidates[0], wanted)}, and there is no other that does")
+    raise InvalidRequest(
+        f"voice {candidates[0].name} {_mismatch(candidates[0], request)}, and there is no other that does"
+    )
 
 
-def speaks(voice: Voice, language: str) -> bool:
+def supports_language(voice: Voice, language: str) -> bool:
     """Whether the voice speaks a language (BCP-47; the primary tag decides)."""
     primary = language.split("-")[0].lower()
     return "mul" in voice.languages or primary in {tag.split("-")[0].lower() for tag in voice.languages}
 
 
-def _lack(voice: Voice, wanted: Wanted) -> str | None:
-    """What is wanted of the voice and it has not, to be read after its name."""
-    if wanted.model is not None and voice.engine != wanted.model:
-        return f"belongs to model {voice.engine}, not {wanted.model[:64]}"
-    if wanted.language is not None and not speaks(voice, wanted.language):
-        return f"does not speak {wanted.language[:16]!r}; it speaks {', '.join(voice.languages)}"
-    missing = [need for need in wanted.needs if need not in voice.info.capabilities]
+def _mismatch(voice: Voice, request: VoiceRequest) -> str | None:
+    """What is request of the voice and it has not, to be read after its name."""
+    if request.model is not None and voice.engine != request.model:
+        return f"belongs to model {voice.engine}, not {request.model[:64]}"
+    if request.language is not None and not supports_language(voice, request.language):
+        return f"does not speak {request.language[:16]!r}; it speaks {', '.join(voice.languages)}"
+    missing = [need for need in request.needs if need not in voice.info.capabilities]
     return f"cannot do what is needed: {', '.join(missing)}" if missing else None

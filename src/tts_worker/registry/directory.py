@@ -20,14 +20,14 @@ from tts_worker.registry.entry import (
     LOOPBACK,
     MAX_ENTRY_BYTES,
     Network,
-    Target,
+    WorkerAddress,
     WorkerEntry,
     is_allowed,
     parse_entry,
-    parse_target,
+    parse_worker_address,
 )
 from tts_worker.registry.signature import verify_entry
-from tts_worker.registry.store import Store
+from tts_worker.registry.store import RedisStore
 
 log = logging.getLogger(__name__)
 
@@ -38,20 +38,20 @@ _RESOLVE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class FoundWorker:
+class ResolvedWorker:
     """``address``: ``host:port`` with an IP address that was checked."""
 
     entry: WorkerEntry
     address: str
 
 
-class Directory:
+class WorkerDirectory:
     """``networks``: where workers may be; nothing outside is ever dialled. ``secret``: of the fleet; entries that are
     not signed with it are left out. None takes unsigned entries, which prove nothing about their writer."""
 
     def __init__(
         self,
-        store: Store,
+        store: RedisStore,
         prefix: str = "worker:",
         networks: Sequence[Network] = LOOPBACK,
         secret: str | None = None,
@@ -63,32 +63,32 @@ class Directory:
         self._complained: set[str] = set()
 
     @property
-    def verifies(self) -> bool:
+    def verifies_signatures(self) -> bool:
         """Whether the writer of every entry is known to belong to the fleet."""
         return self._secret is not None
 
-    async def workers(self) -> list[FoundWorker]:
+    async def workers(self) -> list[ResolvedWorker]:
         """Those that can be gone to now. Raises ConnectionLost if Redis does not answer."""
         entries = await self._store.read(self._prefix, MAX_ENTRY_BYTES)
         found = await asyncio.gather(*(self._believe(key, raw) for key, raw in entries.items()))
         return [worker for worker in found if worker is not None]
 
-    async def _believe(self, key: str, raw: bytes) -> FoundWorker | None:
+    async def _believe(self, key: str, raw: bytes) -> ResolvedWorker | None:
         try:
             return await self._check(key, raw)
         except InvalidRequest as problem:
             self._complain(key, problem.message)
             return None
 
-    async def _check(self, key: str, raw: bytes) -> FoundWorker:
+    async def _check(self, key: str, raw: bytes) -> ResolvedWorker:
         entry = parse_entry(raw if self._secret is None else verify_entry(raw, self._secret, self._prefix))
         if key != f"{self._prefix}{entry.name}":
             raise InvalidRequest("its name is not that of its key")
         if abs(time.time() - entry.last_heartbeat_ts) > STALE_S:
             raise InvalidRequest("it is stale, or its clock is wrong")
-        return FoundWorker(entry, await self._resolve(parse_target(entry.addr)))
+        return ResolvedWorker(entry, await self._resolve(parse_worker_address(entry.addr)))
 
-    async def _resolve(self, target: Target) -> str:
+    async def _resolve(self, target: WorkerAddress) -> str:
         """Raises InvalidRequest if any address of that host lies outside the networks."""
         if is_allowed(target.host, self._networks):  # an address, and a good one
             return _joined(target.host, target.port)

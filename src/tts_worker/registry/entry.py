@@ -36,7 +36,7 @@ _Finite = Annotated[float, AfterValidator(_finite)]
 _Name = Annotated[str, Field(min_length=1, max_length=128)]
 
 
-class Capabilities(BaseModel):
+class WorkerCapabilities(BaseModel):
     """What a worker can do. The first seven are everybody's; a worker without the rest is one of another make."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
@@ -60,7 +60,7 @@ class WorkerEntry(BaseModel):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")
     addr: str = Field(min_length=9, max_length=300)
-    capabilities: Capabilities
+    capabilities: WorkerCapabilities
     resident_models: Annotated[list[_Name], Field(max_length=1_000)]
     metrics: Annotated[dict[_Name, _Finite], Field(max_length=200)]
     last_heartbeat_ts: _Finite
@@ -88,14 +88,14 @@ def parse_entry(raw: bytes) -> WorkerEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class WorkerAddress:
     """Where an entry says that its worker is."""
 
     host: str
     port: int
 
 
-def parse_target(addr: str) -> Target:
+def parse_worker_address(addr: str) -> WorkerAddress:
     """``grpc://host:port`` and nothing else. Raises InvalidRequest."""
     try:
         parts = urlsplit(addr)
@@ -106,7 +106,7 @@ def parse_target(addr: str) -> Target:
     plain = parts.scheme == "grpc" and not (parts.path or parts.query or parts.fragment or "@" in parts.netloc)
     if not plain or not host or not port:
         raise InvalidRequest("addr must be grpc://host:port")
-    return Target(host, port)
+    return WorkerAddress(host, port)
 
 
 def parse_networks(text: str) -> tuple[Network, ...]:

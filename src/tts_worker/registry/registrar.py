@@ -16,7 +16,7 @@ import anyio
 from tts_worker.errors import ConnectionLost
 from tts_worker.registry.entry import WorkerEntry
 from tts_worker.registry.signature import sign_entry
-from tts_worker.registry.store import Store
+from tts_worker.registry.store import RedisStore
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Registrar:
 
     def __init__(
         self,
-        store: Store,
+        store: RedisStore,
         prefix: str,
         heartbeat_s: float,
         describe: Callable[[], WorkerEntry | None],
@@ -52,11 +52,11 @@ class Registrar:
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="registrar")
 
-    def changed(self) -> None:
+    def refresh(self) -> None:
         """``describe`` has something new to say that should not wait: the worker drains, say."""
         self._changed.set()
 
-    async def tried(self) -> None:
+    async def wait_first_attempt(self) -> None:
         """Until Redis was told for the first time, or has not answered."""
         await self._tried.wait()
 
@@ -110,5 +110,5 @@ class Registrar:
 
     async def _withdraw(self) -> None:
         if self._written is not None:
-            await self._store.delete_if(*self._written)
+            await self._store.delete_if_unchanged(*self._written)
             self._written = None

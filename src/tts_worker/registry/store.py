@@ -25,7 +25,7 @@ _MAX_KEYS = 1_000
 _DELETE_IF_UNCHANGED = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
 
 
-class Store:
+class RedisStore:
     """Built without dialling. Raises ConfigError for a URL that makes no sense, MissingExtra."""
 
     def __init__(self, url: str) -> None:
@@ -53,7 +53,7 @@ class Store:
         """Raises ConnectionLost, as all of them do."""
         await self._run(self._redis.set(key, value, px=max(1, int(1000 * ttl_s))))
 
-    async def delete_if(self, key: str, value: bytes) -> None:
+    async def delete_if_unchanged(self, key: str, value: bytes) -> None:
         """Delete it unless somebody else has written it since."""
         await self._run(self._redis.eval(_DELETE_IF_UNCHANGED, 1, key, value))
 

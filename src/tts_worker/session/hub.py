@@ -27,7 +27,7 @@ from tts_worker.errors import (
     TTSWorkerError,
 )
 from tts_worker.models.enrolment import Enrolment
-from tts_worker.models.routing import Wanted, choose
+from tts_worker.models.routing import VoiceRequest, choose_voice
 from tts_worker.session.lexicons import LexiconCache
 from tts_worker.session.machine import MachineConfig, SessionMachine, State
 from tts_worker.session.normalizing import NormalizingPort, SegmentNormalizer
@@ -290,7 +290,7 @@ class SessionHub:
             self._check_taking()
             lexicon = await self.lexicons.prepare(options.lexicon) if options.lexicon else None
             # The voices of a model that was never loaded may not be known yet, its name is.
-            name = options.model or choose(self.voices, _wanted(options)).engine
+            name = options.model or choose_voice(self.voices, _voice_request(options)).engine
             if name not in self._engines and self.models is not None:
                 await self.models.wait(name)
         except TTSWorkerError as error:
@@ -423,7 +423,7 @@ class SessionHub:
     def params(self, options: SessionOptions) -> SynthesisParams:
         """The params of ``options``, checked; the voice is chosen as ``models.routing`` says. Raises UnknownVoice,
         UnknownModel, or InvalidRequest naming what is out of range."""
-        voice = choose(self.voices, _wanted(options))
+        voice = choose_voice(self.voices, _voice_request(options))
         slowest, fastest = voice.info.speed_range
         if not slowest <= options.speed <= fastest:  # also refuses NaN
             raise InvalidRequest(f"speed must be {slowest:g} to {fastest:g} for voice {voice.name}")
@@ -504,8 +504,8 @@ class SessionHub:
         voice = await self._enrolments[name].voice_of(recording, transcript, in_use)
         if (running := self._engines.get(name)) is None:
             raise NotReady(f"the engine {name} is being unloaded", retry_after_s=RETRY_AFTER_S)
-        for forgotten in voice.forgotten:
-            self.voices.remove_enrolled(forgotten)
+        for name in voice.evicted:
+            self.voices.remove_enrolled(name)
         self.voices.add_enrolled(voice.name, name, running.info)
         self._touch(name)
         return voice.name
@@ -560,5 +560,5 @@ def _first(names: Iterable[str], wanted: str | None) -> str | None:
     return next((name for name in names if wanted in (None, name)), None)
 
 
-def _wanted(options: SessionOptions) -> Wanted:
-    return Wanted(options.voice, options.language, options.model, options.needs)
+def _voice_request(options: SessionOptions) -> VoiceRequest:
+    return VoiceRequest(options.voice, options.language, options.model, options.needs)

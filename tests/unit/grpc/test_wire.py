@@ -184,15 +184,15 @@ def test_receipts_words_and_errors_come_back_as_they_went() -> None:
     word = Word("hi", 0, 2, 100, 2_400)
     for played in (None, 0, 77):
         receipt = Receipt("stop", 9_000, 4_800, played, "hi", " there", (word,), Alignment.MEASURED)
-        message = messages.receipt_message(receipt, Outcome.STOPPED)
-        assert messages.receipt_of(message) == receipt
-        assert messages.outcome_of(message) is Outcome.STOPPED
+        message = messages.encode_receipt(receipt, Outcome.STOPPED)
+        assert messages.parse_receipt(message) == receipt
+        assert messages.parse_outcome(message) is Outcome.STOPPED
     for error in (ErrorInfo(ErrorCode.OVER_CAPACITY, "full", True, 1.5), ErrorInfo(ErrorCode.INTERNAL, "x")):
-        assert messages.error_of(messages.error_message(error)) == error
+        assert messages.parse_error(messages.encode_error(error)) == error
 
 
 def test_values_of_a_newer_worker_are_met_well() -> None:
-    assert messages.error_of(pb.Error(code="quantum_flux", retryable=True)).code is ErrorCode.INTERNAL
+    assert messages.parse_error(pb.Error(code="quantum_flux", retryable=True)).code is ErrorCode.INTERNAL
     newer = pb.Receipt(outcome="transcended", alignment="telepathic")
-    assert messages.outcome_of(newer) is Outcome.DONE
-    assert messages.receipt_of(newer).alignment is Alignment.ESTIMATED
+    assert messages.parse_outcome(newer) is Outcome.DONE
+    assert messages.parse_receipt(newer).alignment is Alignment.ESTIMATED

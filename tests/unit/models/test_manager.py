@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tts_worker.errors import BundleError, IllegalCommand, NotReady, OverCapacity, UnknownModel
 from tts_worker.models.manager import EngineActions, ManagerConfig, ModelManager, ModelState
-from tts_worker.models.policy import Rules
+from tts_worker.models.policy import EvictionRules
 
 NAMES = ("main", "a", "b", "c")
 
@@ -30,7 +30,7 @@ class House:
         self.broken: set[str] = set()
         self.most = 0
         self.told: list[tuple[str, str]] = []
-        rules = Rules(**{"ttl_s": 100, "min_residency_s": 20, "resident_cap": 2, **config.pop("rules", {})})
+        rules = EvictionRules(**{"ttl_s": 100, "min_residency_s": 20, "resident_cap": 2, **config.pop("rules", {})})
         self.models = ModelManager(
             NAMES,
             EngineActions(self._start, self._withdraw, self._stop, lambda name: self.sessions[name]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tts_worker.models.policy import Resident, Rules, evictable, expired, room_in_s, surplus
+from tts_worker.models.policy import EvictionRules, ResidentModel, evictable, evictable_in_s, expired, select_victims
 
 MODELS = st.lists(
     st.builds(
@@ -16,19 +16,21 @@ MODELS = st.lists(
         st.booleans(),
     ),
     max_size=8,
-).map(lambda rows: [Resident(f"m{i}", *row) for i, row in enumerate(rows)])
-RULES = st.builds(Rules, st.none() | st.integers(0, 400), st.integers(0, 300), st.none() | st.integers(1, 8))
+).map(lambda rows: [ResidentModel(f"m{i}", *row) for i, row in enumerate(rows)])
+RULES = st.builds(EvictionRules, st.none() | st.integers(0, 400), st.integers(0, 300), st.none() | st.integers(1, 8))
 NOW_S = st.integers(600, 1_000)
 
 
-def by_name(models: list[Resident], names: tuple[str, ...]) -> list[Resident]:
+def by_name(models: list[ResidentModel], names: tuple[str, ...]) -> list[ResidentModel]:
     return [model for name in names for model in models if model.name == name]
 
 
 @settings(deadline=None)
 @given(MODELS, RULES, NOW_S, st.integers(0, 3))
-def test_what_is_protected_never_goes(models: list[Resident], rules: Rules, now_s: int, coming: int) -> None:
-    for name in (*expired(models, rules, now_s), *(surplus(models, coming, rules, now_s) or ())):
+def test_what_is_protected_never_goes(
+    models: list[ResidentModel], rules: EvictionRules, now_s: int, incoming: int
+) -> None:
+    for name in (*expired(models, rules, now_s), *(select_victims(models, incoming, rules, now_s) or ())):
         (model,) = by_name(models, (name,))
         assert model.references == 0
         assert not model.pinned
@@ -37,7 +39,9 @@ def test_what_is_protected_never_goes(models: list[Resident], rules: Rules, now_
 
 @settings(deadline=None)
 @given(MODELS, RULES, NOW_S)
-def test_exactly_what_was_idle_for_too_long_expires(models: list[Resident], rules: Rules, now_s: int) -> None:
+def test_exactly_what_was_idle_for_too_long_expires(
+    models: list[ResidentModel], rules: EvictionRules, now_s: int
+) -> None:
     gone = set(expired(models, rules, now_s))
     for model in models:
         idle_too_long = rules.ttl_s is not None and now_s - model.used_at_s >= rules.ttl_s
@@ -46,32 +50,34 @@ def test_exactly_what_was_idle_for_too_long_expires(models: list[Resident], rule
 
 @settings(deadline=None)
 @given(MODELS, RULES, NOW_S, st.integers(1, 3))
-def test_room_is_made_for_just_what_comes(models: list[Resident], rules: Rules, now_s: int, coming: int) -> None:
-    gone = surplus(models, coming, rules, now_s)
+def test_room_is_made_for_just_what_comes(
+    models: list[ResidentModel], rules: EvictionRules, now_s: int, incoming: int
+) -> None:
+    gone = select_victims(models, incoming, rules, now_s)
     free = [model for model in models if evictable(model, rules, now_s)]
     if gone is None:
         assert rules.resident_cap is not None
-        assert len(models) - len(free) + coming > rules.resident_cap
+        assert len(models) - len(free) + incoming > rules.resident_cap
         return
     if rules.resident_cap is None:
         assert gone == ()
         return
-    assert len(models) - len(gone) + coming <= rules.resident_cap or len(models) + coming <= rules.resident_cap
-    assert len(gone) == max(0, len(models) + coming - rules.resident_cap)
+    assert len(models) - len(gone) + incoming <= rules.resident_cap or len(models) + incoming <= rules.resident_cap
+    assert len(gone) == max(0, len(models) + incoming - rules.resident_cap)
     stayed = [model.used_at_s for model in free if model.name not in gone]
     assert all(model.used_at_s <= min(stayed, default=model.used_at_s) for model in by_name(models, gone))
 
 
 @settings(deadline=None)
 @given(MODELS, RULES, NOW_S)
-def test_whoever_waits_as_told_finds_room(models: list[Resident], rules: Rules, now_s: int) -> None:
-    wait_s = room_in_s(models, rules, now_s)
+def test_whoever_waits_as_told_finds_room(models: list[ResidentModel], rules: EvictionRules, now_s: int) -> None:
+    wait_s = evictable_in_s(models, rules, now_s)
     if wait_s is None:
         assert all(model.pinned for model in models)
         return
-    idle = [Resident(m.name, m.loaded_at_s, m.used_at_s, 0, m.pinned) for m in models]
+    idle = [ResidentModel(m.name, m.loaded_at_s, m.used_at_s, 0, m.pinned) for m in models]
     assert any(evictable(model, rules, now_s + wait_s) for model in idle)
 
 
 def test_the_rules_of_the_worker_protocol_are_the_defaults() -> None:
-    assert Rules() == Rules(ttl_s=600, min_residency_s=120, resident_cap=3)
+    assert EvictionRules() == EvictionRules(ttl_s=600, min_residency_s=120, resident_cap=3)

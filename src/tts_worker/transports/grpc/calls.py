@@ -38,7 +38,7 @@ UNCOUNTED_METHODS = ("/Control", "/EndSession")
 """Methods that do not count for a key's requests per minute."""
 
 
-def owner_of(context: Context) -> str:
+def caller_identity(context: Context) -> str:
     """Who calls: the machine, and the key if there is one. The port changes with every connection of the same client.
     Never leaves the process."""
     peer = context.peer()
@@ -98,7 +98,7 @@ def _refusing(error: ErrorInfo) -> grpc.RpcMethodHandler[Any, Any]:
     return grpc.stream_stream_rpc_method_handler(refuse)
 
 
-class Writer:
+class ResponseWriter:
     """Writes to a call whose client may stop reading. A write cannot be taken back, so nothing else can be sent then,
     not even a status: after ``timeout_s`` ``on_stuck`` is called, once, to free what the call holds; the error leaves
     when the client reads on, if it ever does."""

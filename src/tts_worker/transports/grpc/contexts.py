@@ -10,7 +10,7 @@ from tts_worker.session.session import LocalSession
 from tts_worker.types import UtteranceKey
 
 
-class Contexts:
+class ContextTracker:
     """Of one session."""
 
     def __init__(self, session: LocalSession) -> None:

@@ -21,7 +21,7 @@ from tts_worker.errors import (
 from tts_worker.session.hub import SessionHub, SessionOptions
 from tts_worker.transports.cosyvoice_http import speech_options
 from tts_worker.transports.grpc import cosyvoice_pb2 as pb
-from tts_worker.transports.grpc.calls import Context, Writer, abort_with
+from tts_worker.transports.grpc.calls import Context, ResponseWriter, abort_with
 from tts_worker.types import Ended, Outcome, PcmFrame
 
 PROMPT_RATE_HZ = 16_000
@@ -30,15 +30,15 @@ MAX_PROMPT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class CosyVoiceConfig:
+class CosyVoiceServiceConfig:
     max_input_chars: int = 20_000
     send_timeout_s: float = 10.0
 
 
-class CosyVoice:
+class CosyVoiceService:
     """Serve ``hub``, which enrols voices."""
 
-    def __init__(self, hub: SessionHub, config: CosyVoiceConfig) -> None:
+    def __init__(self, hub: SessionHub, config: CosyVoiceServiceConfig) -> None:
         self._hub = hub
         self._config = config
 
@@ -48,7 +48,7 @@ class CosyVoice:
             session = await self._hub.admit(options)
         except TTSWorkerError as error:
             await abort_with(context, error)
-        writer = Writer(context, self._config.send_timeout_s, lambda stuck: session.close(stuck.code.value))
+        writer = ResponseWriter(context, self._config.send_timeout_s, lambda stuck: session.close(stuck.code.value))
         try:
             session.speak(text)
             session.end_text()

@@ -34,7 +34,7 @@ class StreamFormat:
         return round(samples * 1000 / self.sample_rate_hz)
 
     @property
-    def held_ms(self) -> int:
+    def buffered_ms(self) -> int:
         """How much later than it was made sound leaves: the frame that is held back, out of which also comes what a
         resampler looks ahead for."""
         return self.frame_ms if self.packetize else _HELD_MS
@@ -52,16 +52,16 @@ class ShapedFrame:
 class FrameShaper:
     """One utterance. ``push`` what the session gave, send what comes back; ``finish`` at the end."""
 
-    def __init__(self, form: StreamFormat) -> None:
-        self._resampler = Resampler(SAMPLE_RATE_HZ, form.sample_rate_hz)
-        self._frame_bytes = form.sample_rate_hz * form.frame_ms // 1000 * BYTES_PER_SAMPLE
-        self._held_bytes = form.sample_rate_hz * _HELD_MS // 1000 * BYTES_PER_SAMPLE
-        self._packetize = form.packetize
+    def __init__(self, stream_format: StreamFormat) -> None:
+        self._resampler = Resampler(SAMPLE_RATE_HZ, stream_format.sample_rate_hz)
+        self._frame_bytes = stream_format.sample_rate_hz * stream_format.frame_ms // 1000 * BYTES_PER_SAMPLE
+        self._held_bytes = stream_format.sample_rate_hz * _HELD_MS // 1000 * BYTES_PER_SAMPLE
+        self._packetize = stream_format.packetize
         self._waiting = b""
         self._start_sample = 0
 
     @property
-    def held_samples(self) -> int:
+    def buffered_samples(self) -> int:
         """At the stream's rate: taken from the session and not given out yet."""
         return len(self._waiting) // BYTES_PER_SAMPLE
 

@@ -22,15 +22,15 @@ COMMANDS = {ControlName.PAUSE: pb.PAUSE, ControlName.RESUME: pb.RESUME, ControlN
 CONTROL_NAMES = {number: name for name, number in COMMANDS.items()}
 
 
-def word_messages(words: Iterable[Word], form: StreamFormat = NATIVE) -> list[pb.Word]:
+def encode_words(words: Iterable[Word], stream_format: StreamFormat = NATIVE) -> list[pb.Word]:
     """Positions in samples of the stream."""
     return [
         pb.Word(
             text=word.text,
             char_start=word.start_char,
             char_end=word.end_char,
-            start_sample=form.to_stream(word.start_sample),
-            end_sample=form.to_stream(word.end_sample),
+            start_sample=stream_format.to_stream(word.start_sample),
+            end_sample=stream_format.to_stream(word.end_sample),
             start_ms=NATIVE.to_ms(word.start_sample),
             end_ms=NATIVE.to_ms(word.end_sample),
         )
@@ -38,27 +38,27 @@ def word_messages(words: Iterable[Word], form: StreamFormat = NATIVE) -> list[pb
     ]
 
 
-def words_of(messages: Iterable[pb.Word]) -> tuple[Word, ...]:
+def parse_words(messages: Iterable[pb.Word]) -> tuple[Word, ...]:
     return tuple(Word(m.text, m.char_start, m.char_end, m.start_sample, m.end_sample) for m in messages)
 
 
-def receipt_message(receipt: Receipt, outcome: Outcome, form: StreamFormat = NATIVE) -> pb.Receipt:
+def encode_receipt(receipt: Receipt, outcome: Outcome, stream_format: StreamFormat = NATIVE) -> pb.Receipt:
     message = pb.Receipt(
         outcome=outcome.value,
         reason=receipt.reason,
-        samples_generated=form.to_stream(receipt.samples_generated),
-        samples_sent=form.to_stream(receipt.samples_sent),
+        samples_generated=stream_format.to_stream(receipt.samples_generated),
+        samples_sent=stream_format.to_stream(receipt.samples_sent),
         text_spoken=receipt.text_spoken,
         text_remaining=receipt.text_remaining,
-        words=word_messages(receipt.words, form),
+        words=encode_words(receipt.words, stream_format),
         alignment=receipt.alignment.value,
     )
     if receipt.samples_played is not None:
-        message.samples_played = form.to_stream(receipt.samples_played)
+        message.samples_played = stream_format.to_stream(receipt.samples_played)
     return message
 
 
-def receipt_of(message: pb.Receipt) -> Receipt:
+def parse_receipt(message: pb.Receipt) -> Receipt:
     known = (alignment for alignment in Alignment if alignment.value == message.alignment)
     return Receipt(
         reason=message.reason,
@@ -67,24 +67,24 @@ def receipt_of(message: pb.Receipt) -> Receipt:
         samples_played=message.samples_played if message.HasField("samples_played") else None,
         text_spoken=message.text_spoken,
         text_remaining=message.text_remaining,
-        words=words_of(message.words),
+        words=parse_words(message.words),
         alignment=next(known, Alignment.ESTIMATED),
     )
 
 
-def outcome_of(message: pb.Receipt) -> Outcome:
+def parse_outcome(message: pb.Receipt) -> Outcome:
     """An outcome that a newer worker invented is an end without an error."""
     return next((outcome for outcome in Outcome if outcome.value == message.outcome), Outcome.DONE)
 
 
-def error_message(error: ErrorInfo) -> pb.Error:
+def encode_error(error: ErrorInfo) -> pb.Error:
     message = pb.Error(code=error.code.value, message=error.message, retryable=error.retryable)
     if error.retry_after_s is not None:
         message.retry_after_s = error.retry_after_s
     return message
 
 
-def error_of(message: pb.Error) -> ErrorInfo:
+def parse_error(message: pb.Error) -> ErrorInfo:
     """A code that is not known here is INTERNAL, with the worker's own word on whether trying again can help."""
     code = next((known for known in ErrorCode if known.value == message.code), ErrorCode.INTERNAL)
     after_s = message.retry_after_s if message.HasField("retry_after_s") else None

@@ -1,4 +1,4 @@
-"""Model ids of the worker protocol, and the engines and voices behind them.
+"""ServedModel ids of the worker protocol, and the engines and voices behind them.
 
 A model id is the name of an engine of the settings, a name that the settings give to an engine (so that a client with
 fixed ids can be served on purpose), or the name of a voice. There is no fallback: an id that is not known is an error.
@@ -27,7 +27,7 @@ class ModelHost(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ServedModel:
     """``voice``: what it speaks with, None for the engine's first voice. ``family, listed_languages``: what clients
     know it as; no languages means those of its voices."""
 
@@ -37,17 +37,17 @@ class Model:
     listed_languages: tuple[str, ...] = ()
 
 
-class ModelDirectory:
+class ModelCatalog:
     """``engines``: engine name -> family. ``named``: further ids."""
 
-    def __init__(self, host: ModelHost, engines: Mapping[str, str], named: Mapping[str, Model]) -> None:
+    def __init__(self, host: ModelHost, engines: Mapping[str, str], named: Mapping[str, ServedModel]) -> None:
         self._host = host
-        self._models = {name: Model(name, family) for name, family in engines.items()} | dict(named)
+        self._models = {name: ServedModel(name, family) for name, family in engines.items()} | dict(named)
 
-    def __iter__(self) -> Iterator[tuple[str, Model]]:
+    def __iter__(self) -> Iterator[tuple[str, ServedModel]]:
         return iter(self._models.items())
 
-    def get(self, model_id: str) -> Model:
+    def get(self, model_id: str) -> ServedModel:
         """Raises UnknownModel."""
         if model_id in self._models:
             return self._models[model_id]
@@ -56,20 +56,20 @@ class ModelDirectory:
         except UnknownVoice:
             known = ", ".join(self._models)
             raise UnknownModel(f'there is no model "{model_id[:64]}"; there are: {known}') from None
-        return Model(voice.engine, voice.engine, voice.name)
+        return ServedModel(voice.engine, voice.engine, voice.name)
 
-    def loaded(self, model: Model) -> bool:
+    def loaded(self, model: ServedModel) -> bool:
         return self._host.loaded(model.engine)
 
-    def voices(self, model: Model) -> list[Voice]:
+    def voices(self, model: ServedModel) -> list[Voice]:
         """What it speaks with now; empty while it is not loaded."""
         voices = [voice for voice in self._host.hub.voices if voice.engine == model.engine]
         return [voice for voice in voices if model.voice in (None, voice.name)] or voices
 
-    def languages(self, model: Model) -> list[str]:
+    def languages(self, model: ServedModel) -> list[str]:
         return sorted(model.listed_languages or {tag for voice in self.voices(model) for tag in voice.languages})
 
-    async def load(self, model_id: str) -> Model:
+    async def load(self, model_id: str) -> ServedModel:
         """Load it unless it is loaded. Raises UnknownModel, and what the engine's start raises."""
         model = self.get(model_id)
         await self._host.load(model.engine)

@@ -28,7 +28,7 @@ class StartOptions:
     """``unknown``: names that were not understood."""
 
     session: SessionOptions
-    form: StreamFormat
+    stream_format: StreamFormat
     unknown: tuple[str, ...] = ()
 
 
@@ -74,7 +74,7 @@ class _Reader:
 def parse_start_options(options: Mapping[str, str], defaults: StreamFormat) -> StartOptions:
     """Raises InvalidRequest. Whether the voice exists and a number is in range is the hub's affair."""
     reader = _Reader(options)
-    form = _form(reader, defaults)
+    stream_format = _stream_format(reader, defaults)
     lead_ms = reader.take("lead_ms", _number, "a number of milliseconds")
     speed = reader.take("speed", _number, "a number")
     realtime = reader.take("realtime", _boolean, "true or false")
@@ -84,10 +84,10 @@ def parse_start_options(options: Mapping[str, str], defaults: StreamFormat) -> S
         seed=reader.take("seed", int, "an integer") or 0,
         language=reader.take("language", str, "a language tag"),
         instruct=reader.take("instruct", str, "text"),
-        realtime=form.packetize if realtime is None else realtime,
+        realtime=stream_format.packetize if realtime is None else realtime,
         lead_ms=lead_ms,
-        frame_ms=form.frame_ms,
-        raw_chunks=not form.packetize,
+        frame_ms=stream_format.frame_ms,
+        raw_chunks=not stream_format.packetize,
         lexicon=reader.take("lexicon", _object, "a JSON object"),
         markdown=reader.take("markdown", _boolean, "true or false"),
         urls=reader.take("urls", UrlMode, "drop or host"),
@@ -96,27 +96,27 @@ def parse_start_options(options: Mapping[str, str], defaults: StreamFormat) -> S
         text_idle_timeout_s=reader.milliseconds("text_idle_timeout_ms"),
         flush_after_ms=reader.take("flush_after_ms", _number, "a number of milliseconds"),
     )
-    return StartOptions(session, form, tuple(sorted(reader.left)))
+    return StartOptions(session, stream_format, tuple(sorted(reader.left)))
 
 
-def _form(reader: _Reader, defaults: StreamFormat) -> StreamFormat:
+def _stream_format(reader: _Reader, defaults: StreamFormat) -> StreamFormat:
     rate_hz = reader.take("sample_rate", int, "an integer, in Hz")
     frame_ms = reader.take("frame_ms", int, "an integer")
     packetize = reader.take("packetize", _boolean, "true or false")
-    form = StreamFormat(
+    stream_format = StreamFormat(
         defaults.sample_rate_hz if rate_hz is None else rate_hz,
         defaults.frame_ms if frame_ms is None else frame_ms,
         defaults.packetize if packetize is None else packetize,
     )
-    if not MIN_RATE_HZ <= form.sample_rate_hz <= MAX_RATE_HZ or form.sample_rate_hz % RATE_STEP_HZ:
+    if not MIN_RATE_HZ <= stream_format.sample_rate_hz <= MAX_RATE_HZ or stream_format.sample_rate_hz % RATE_STEP_HZ:
         raise InvalidRequest(f"option sample_rate must be {MIN_RATE_HZ} to {MAX_RATE_HZ} in steps of {RATE_STEP_HZ}")
-    if not 5 <= form.frame_ms <= 200 or form.sample_rate_hz * form.frame_ms % 1000:
+    if not 5 <= stream_format.frame_ms <= 200 or stream_format.sample_rate_hz * stream_format.frame_ms % 1000:
         raise InvalidRequest("option frame_ms must be 5 to 200 and hold a whole number of samples")
-    return form
+    return stream_format
 
 
-def paced(options: SessionOptions, form: StreamFormat, default_lead_ms: float) -> SessionOptions:
+def add_shaper_lead(options: SessionOptions, stream_format: StreamFormat, default_lead_ms: float) -> SessionOptions:
     """The same with a lead that makes up for what the stream holds back: the listener has what was asked for."""
     lead_ms = default_lead_ms if options.lead_ms is None else options.lead_ms
     in_range = 0 <= lead_ms <= 10_000  # else the hub refuses it
-    return replace(options, lead_ms=min(lead_ms + form.held_ms, 10_000.0) if in_range else lead_ms)
+    return replace(options, lead_ms=min(lead_ms + stream_format.buffered_ms, 10_000.0) if in_range else lead_ms)

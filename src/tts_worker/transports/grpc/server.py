@@ -21,9 +21,9 @@ from tts_worker.errors import ConfigError
 from tts_worker.session.hub import SessionHub
 from tts_worker.transports.grpc import cosyvoice_pb2, cosyvoice_pb2_grpc, tts_worker_pb2, tts_worker_pb2_grpc
 from tts_worker.transports.grpc.calls import KeyGuard
-from tts_worker.transports.grpc.conversation import Conversation
-from tts_worker.transports.grpc.cosyvoice import CosyVoice, CosyVoiceConfig
-from tts_worker.transports.grpc.models import ModelDirectory
+from tts_worker.transports.grpc.converse import ConversationService
+from tts_worker.transports.grpc.cosyvoice import CosyVoiceService, CosyVoiceServiceConfig
+from tts_worker.transports.grpc.models import ModelCatalog
 from tts_worker.transports.grpc.service import ServiceConfig, TTSService
 from tts_worker.transports.keys import KeyRing
 
@@ -65,7 +65,7 @@ class PortConfig:
 class Drainable(Protocol):
     """A service whose silent sessions need not be waited for."""
 
-    def close_silent(self) -> None: ...
+    def close_idle_sessions(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +78,18 @@ class RunningServer:
     def begin_drain(self) -> None:
         """The hub takes no more sessions; those that say nothing end now."""
         for service in self.services:
-            service.close_silent()
+            service.close_idle_sessions()
 
 
 Register = Callable[[grpc.aio.Server], tuple[Sequence[str], Sequence[Drainable]]]
 
 
-def worker_services(hub: SessionHub, models: ModelDirectory, config: ServiceConfig) -> Register:
+def worker_services(hub: SessionHub, models: ModelCatalog, config: ServiceConfig) -> Register:
     """The TTS worker protocol, and the conversation of our own client."""
 
     def register(server: grpc.aio.Server) -> tuple[Sequence[str], Sequence[Drainable]]:
         service = TTSService(hub, models, config)
-        conversation = Conversation(
+        conversation = ConversationService(
             hub, send_timeout_s=config.send_timeout_s, max_message_chars=config.max_message_chars
         )
         tts_worker_pb2_grpc.add_TTSServiceServicer_to_server(service, server)
@@ -100,11 +100,11 @@ def worker_services(hub: SessionHub, models: ModelDirectory, config: ServiceConf
     return register
 
 
-def cosyvoice_service(hub: SessionHub, config: CosyVoiceConfig) -> Register:
+def cosyvoice_service(hub: SessionHub, config: CosyVoiceServiceConfig) -> Register:
     """CosyVoice's own service."""
 
     def register(server: grpc.aio.Server) -> tuple[Sequence[str], Sequence[Drainable]]:
-        cosyvoice_pb2_grpc.add_CosyVoiceServicer_to_server(CosyVoice(hub, config), server)
+        cosyvoice_pb2_grpc.add_CosyVoiceServicer_to_server(CosyVoiceService(hub, config), server)
         return [name.full_name for name in cosyvoice_pb2.DESCRIPTOR.services_by_name.values()], ()
 
     return register

@@ -17,12 +17,12 @@ from tts_worker.session.hub import SessionHub
 from tts_worker.transports.audit import admin_action
 from tts_worker.transports.grpc import messages
 from tts_worker.transports.grpc import tts_worker_pb2 as pb
-from tts_worker.transports.grpc.calls import Context, Writer, abort_with, owner_of
+from tts_worker.transports.grpc.calls import Context, ResponseWriter, abort_with, caller_identity
 from tts_worker.transports.grpc.frames import StreamFormat
-from tts_worker.transports.grpc.models import ModelDirectory
-from tts_worker.transports.grpc.options import StartOptions, paced, parse_start_options
+from tts_worker.transports.grpc.models import ModelCatalog
+from tts_worker.transports.grpc.options import StartOptions, add_shaper_lead, parse_start_options
 from tts_worker.transports.grpc.sessions import SessionTable, WorkerSession
-from tts_worker.transports.grpc.speaking import Speaking
+from tts_worker.transports.grpc.synthesize import SynthesizeCall
 from tts_worker.types import SAMPLE_RATE_HZ, Alignment, Receipt
 
 SAMPLE_RATES_HZ = (8_000, 16_000, 22_050, SAMPLE_RATE_HZ, 32_000, 44_100, 48_000)
@@ -31,9 +31,9 @@ SAMPLE_RATES_HZ = (8_000, 16_000, 22_050, SAMPLE_RATE_HZ, 32_000, 44_100, 48_000
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
-    """``form``: what clients get that ask for nothing. See ``settings.GrpcSettings``."""
+    """``stream_format``: what clients get that ask for nothing. See ``settings.GrpcSettings``."""
 
-    form: StreamFormat = field(default_factory=StreamFormat)
+    stream_format: StreamFormat = field(default_factory=StreamFormat)
     pause_timeout_s: float = 30.0
     session_idle_s: float = 600.0
     send_timeout_s: float = 10.0
@@ -43,7 +43,7 @@ class ServiceConfig:
 class TTSService:
     """See the module."""
 
-    def __init__(self, hub: SessionHub, models: ModelDirectory, config: ServiceConfig) -> None:
+    def __init__(self, hub: SessionHub, models: ModelCatalog, config: ServiceConfig) -> None:
         self.sessions = SessionTable(hub, config.session_idle_s)
         self._hub = hub
         self._models = models
@@ -53,30 +53,34 @@ class TTSService:
 
     async def StartSession(self, request: pb.StartSessionRequest, context: Context) -> pb.StartSessionResponse:
         try:
-            asked = parse_start_options(request.options, self._config.form)
-            session = await self._start(request, asked, owner_of(context))
+            start_options = parse_start_options(request.options, self._config.stream_format)
+            session = await self._start(request, start_options, caller_identity(context))
         except TTSWorkerError as error:
-            return pb.StartSessionResponse(message=error.message, error=messages.error_message(error.info))
-        unknown = f"; not understood and left alone: {', '.join(asked.unknown)[:200]}" if asked.unknown else ""
+            return pb.StartSessionResponse(message=error.message, error=messages.encode_error(error.info))
+        unknown = (
+            f"; not understood and left alone: {', '.join(start_options.unknown)[:200]}"
+            if start_options.unknown
+            else ""
+        )
         return pb.StartSessionResponse(
             success=True,
             message=f"speaks with voice {session.voice}{unknown}",
-            sample_rate=asked.form.sample_rate_hz,
+            sample_rate=start_options.stream_format.sample_rate_hz,
             voice=session.voice,
         )
 
-    async def _start(self, request: pb.StartSessionRequest, asked: StartOptions, owner: str) -> WorkerSession:
-        options = paced(asked.session, asked.form, self._hub.config.lead_ms)
+    async def _start(self, request: pb.StartSessionRequest, start_options: StartOptions, owner: str) -> WorkerSession:
+        options = add_shaper_lead(start_options.session, start_options.stream_format, self._hub.config.lead_ms)
         if options.pause_timeout_s is None:
             options = replace(options, pause_timeout_s=self._config.pause_timeout_s)
         if request.model_id:
             model = await self._models.load(request.model_id)
             options = replace(options, model=model.engine, voice=options.voice or model.voice)
-        return await self.sessions.start(request.session_id, owner, options, asked.form)
+        return await self.sessions.start(request.session_id, owner, options, start_options.stream_format)
 
     async def EndSession(self, request: pb.EndSessionRequest, context: Context) -> pb.EndSessionResponse:
         try:
-            self.sessions.end(request.session_id, owner_of(context))
+            self.sessions.end(request.session_id, caller_identity(context))
         except TTSWorkerError:
             return pb.EndSessionResponse(success=False)
         return pb.EndSessionResponse(success=True)
@@ -88,76 +92,76 @@ class TTSService:
             first = await anext(aiter(requests), None)
             if first is None:
                 raise InvalidRequest("there was no text chunk")
-            session = self.sessions.get(first.session_id, owner_of(context))
-            speaking = session.begin()
+            session = self.sessions.get(first.session_id, caller_identity(context))
+            call = session.begin_call()
         except TTSWorkerError as error:
             await abort_with(context, error)
-        reader = asyncio.create_task(self._read(first, requests, speaking), name=f"{session.id}-text")
-        writer = Writer(context, self._config.send_timeout_s, lambda _: session.end(speaking, "send_timeout"))
+        reader = asyncio.create_task(self._read(first, requests, call), name=f"{session.id}-text")
+        writer = ResponseWriter(context, self._config.send_timeout_s, lambda _: session.end_call(call, "send_timeout"))
         try:
-            async for frame in speaking.frames():
+            async for frame in call.frames():
                 await writer.write(frame)
         except Exception as error:
             await abort_with(context, error)
         finally:
             reader.cancel()
             writer.close()
-            session.end(speaking, "cancelled")
+            session.end_call(call, "cancelled")
 
-    async def _read(self, first: pb.TextChunk, requests: AsyncIterator[pb.TextChunk], speaking: Speaking) -> None:
+    async def _read(self, first: pb.TextChunk, requests: AsyncIterator[pb.TextChunk], call: SynthesizeCall) -> None:
         """Text as it comes. The client's half-close ends it, and so does ``is_final``."""
         try:
-            self._write(first, first.session_id, speaking)
+            self._write(first, first.session_id, call)
             async for chunk in requests:
-                self._write(chunk, first.session_id, speaking)
-            speaking.write("", last=True)
+                self._write(chunk, first.session_id, call)
+            call.write("", last=True)
         except TTSWorkerError as error:
-            speaking.fail(error)
+            call.fail(error)
 
-    def _write(self, chunk: pb.TextChunk, session_id: str, speaking: Speaking) -> None:
+    def _write(self, chunk: pb.TextChunk, session_id: str, call: SynthesizeCall) -> None:
         if chunk.session_id not in ("", session_id):
             raise InvalidRequest("all text of a call belongs to one session")
         if len(chunk.text) > self._config.max_message_chars:
             raise TextTooLong(f"a chunk may hold at most {self._config.max_message_chars} characters of text")
-        speaking.write(chunk.text, flush=chunk.flush, last=chunk.is_final)
+        call.write(chunk.text, flush=chunk.flush, last=chunk.is_final)
 
     # -- control ------------------------------------------------------------------------------------------------------
 
     async def Control(self, request: pb.ControlRequest, context: Context) -> pb.ControlResponse:
         began_s = time.perf_counter()
         try:
-            session = self.sessions.get(request.session_id, owner_of(context))
+            session = self.sessions.get(request.session_id, caller_identity(context))
             response = self._control(request, session)
         except TTSWorkerError as error:
-            response = pb.ControlResponse(message=error.message, error=messages.error_message(error.info))
+            response = pb.ControlResponse(message=error.message, error=messages.encode_error(error.info))
         response.timestamp_ms = time.time_ns() // 1_000_000
         response.effect_us = int(1e6 * (time.perf_counter() - began_s))
         return response
 
     def _control(self, request: pb.ControlRequest, session: WorkerSession) -> pb.ControlResponse:
-        speaking = session.of_generation(request.generation)
-        acted: list[bool] = []  # every one is asked, also after one that acted
+        calls = session.calls_of(request.generation)
+        acted: list[bool] = []  # every one is start_options, also after one that acted
         response = pb.ControlResponse(success=True)
-        if speaking:
-            response.generation = speaking[0].generation
+        if calls:
+            response.generation = calls[0].generation
         if request.command == pb.PAUSE:
-            acted = [one.pause() for one in speaking]
+            acted = [one.pause() for one in calls]
             response.pause_timeout_ms = round(1000 * session.pause_timeout_s)
         elif request.command == pb.RESUME:
-            acted = [one.resume() for one in speaking]
+            acted = [one.resume() for one in calls]
         elif request.command == pb.STOP:
-            played = round(request.played_ms * session.form.sample_rate_hz / 1000)
+            played = round(request.played_ms * session.stream_format.sample_rate_hz / 1000)
             told = max(0, played) if request.HasField("played_ms") else None
-            receipts = [one.stop(request.reason[:64] or "stop", told) for one in speaking]
+            receipts = [one.stop(request.reason[:64] or "stop", told) for one in calls]
             ended = [receipt for receipt in receipts if receipt is not None]
             acted = [True] * len(ended)
             if ended:
-                _put_receipt(response, ended[0], session.form)
+                _put_receipt(response, ended[0], session.stream_format)
         else:
             known = "PAUSE, RESUME and STOP; to reload a model use UnloadModel and LoadModel"
             raise IllegalCommand(f"this worker's commands are {known}")
-        if speaking:
-            response.emitted_samples = speaking[0].emitted_samples
+        if calls:
+            response.emitted_samples = calls[0].emitted_samples
         response.applied = any(acted)
         response.state = session.state.value
         if not response.applied:
@@ -187,7 +191,7 @@ class TTSService:
             with admin_action("load_model", request.model_id):
                 await self._models.load(request.model_id)
         except TTSWorkerError as error:
-            return pb.LoadModelResponse(message=error.message, error=messages.error_message(error.info))
+            return pb.LoadModelResponse(message=error.message, error=messages.encode_error(error.info))
         return pb.LoadModelResponse(success=True, load_duration_ms=int(1000 * (time.perf_counter() - began_s)))
 
     async def UnloadModel(self, request: pb.UnloadModelRequest, context: Context) -> pb.UnloadModelResponse:
@@ -195,7 +199,7 @@ class TTSService:
             with admin_action("unload_model", request.model_id):
                 gone = await self._models.unload(request.model_id)
         except TTSWorkerError as error:
-            return pb.UnloadModelResponse(message=error.message, error=messages.error_message(error.info))
+            return pb.UnloadModelResponse(message=error.message, error=messages.encode_error(error.info))
         message = "" if gone else "it stays loaded: it is the default of this worker"
         return pb.UnloadModelResponse(success=True, unloaded=gone, message=message)
 
@@ -240,9 +244,9 @@ def load_metrics(hub: SessionHub) -> dict[str, float]:
     }
 
 
-def _put_receipt(response: pb.ControlResponse, receipt: Receipt, form: StreamFormat) -> None:
+def _put_receipt(response: pb.ControlResponse, receipt: Receipt, stream_format: StreamFormat) -> None:
     response.spoken_text = receipt.text_spoken
     response.remaining_text = receipt.text_remaining
-    response.words.extend(messages.word_messages(receipt.words, form))
+    response.words.extend(messages.encode_words(receipt.words, stream_format))
     if receipt.samples_played is not None:
-        response.played_samples = form.to_stream(receipt.samples_played)
+        response.played_samples = stream_format.to_stream(receipt.samples_played)

@@ -27,8 +27,8 @@ from tts_worker.session.session import LocalSession
 from tts_worker.text.filter import UrlMode
 from tts_worker.transports.grpc import messages
 from tts_worker.transports.grpc import tts_worker_pb2 as pb
-from tts_worker.transports.grpc.calls import Context, Writer, abort_with
-from tts_worker.transports.grpc.contexts import Contexts
+from tts_worker.transports.grpc.calls import Context, ResponseWriter, abort_with
+from tts_worker.transports.grpc.contexts import ContextTracker
 from tts_worker.types import Acknowledged, Ended, Output, PcmFrame, Started
 
 _MAX_UNSENT_ANSWERS = 256
@@ -36,14 +36,14 @@ _MAX_UNSENT_ANSWERS = 256
 _MAX_CONTEXT_CHARS = 128
 
 
-class Conversation:
+class ConversationService:
     """``send_timeout_s``: a client that takes nothing for so long is cut off."""
 
     def __init__(self, hub: SessionHub, *, send_timeout_s: float, max_message_chars: int) -> None:
         self._hub = hub
         self._send_timeout_s = send_timeout_s
         self._max_message_chars = max_message_chars
-        self._talks: set[_Talk] = set()
+        self._calls: set[ConverseCall] = set()
 
     async def Converse(
         self,
@@ -52,39 +52,39 @@ class Conversation:
     ) -> None:
         try:
             options = await _first(requests)
-            talk = _Talk(self._hub, await self._hub.admit(options), options, self._max_message_chars)
+            call = ConverseCall(self._hub, await self._hub.admit(options), options, self._max_message_chars)
         except TTSWorkerError as error:
             await abort_with(context, error)
-        self._talks.add(talk)
-        reader = asyncio.create_task(self._read(requests, talk), name=f"{talk.session.id}-reader")
-        writer = Writer(context, self._send_timeout_s, talk.fail)
+        self._calls.add(call)
+        reader = asyncio.create_task(self._read(requests, call), name=f"{call.session.id}-reader")
+        writer = ResponseWriter(context, self._send_timeout_s, call.fail)
         try:
-            async for response in talk.responses():
+            async for response in call.responses():
                 await writer.write(response)
-            if talk.session.close_error is not None:
-                raise talk.session.close_error
-            if not talk.left:
+            if call.session.close_error is not None:
+                raise call.session.close_error
+            if not call.closed_by_client:
                 raise Draining("the worker is shutting down; use another one")
         except Exception as error:
             await abort_with(context, error)
         finally:
             reader.cancel()
             writer.close()
-            talk.session.close("disconnected")
-            self._talks.discard(talk)
+            call.session.close("disconnected")
+            self._calls.discard(call)
 
-    async def _read(self, requests: AsyncIterator[pb.ConverseRequest], talk: _Talk) -> None:
+    async def _read(self, requests: AsyncIterator[pb.ConverseRequest], call: ConverseCall) -> None:
         try:
             async for request in requests:
-                talk.handle(request)
+                call.handle(request)
         except TTSWorkerError as error:
-            talk.fail(error)
-        talk.leave()
+            call.fail(error)
+        call.on_client_closed()
 
-    def close_silent(self) -> None:
+    def close_idle_sessions(self) -> None:
         """A drain begins: sessions that say nothing need not be waited for."""
-        for talk in list(self._talks):
-            talk.close_if_silent()
+        for call in list(self._calls):
+            call.close_if_idle()
 
 
 async def _first(requests: AsyncIterator[pb.ConverseRequest]) -> SessionOptions:
@@ -108,7 +108,7 @@ def _options(start: pb.ConverseRequest.Start) -> SessionOptions:
         raise InvalidRequest("lexicon_json must be a JSON object, urls drop or host") from None
     if lexicon is not None and not isinstance(lexicon, dict):
         raise InvalidRequest("lexicon_json must be a JSON object")
-    return _voiced(
+    return _with_voicing(
         SessionOptions(
             realtime=start.realtime,
             lead_ms=start.lead_ms if start.HasField("lead_ms") else None,
@@ -128,7 +128,7 @@ def _options(start: pb.ConverseRequest.Start) -> SessionOptions:
     )
 
 
-def _voiced(options: SessionOptions, voicing: pb.ConverseRequest.Voicing) -> SessionOptions:
+def _with_voicing(options: SessionOptions, voicing: pb.ConverseRequest.Voicing) -> SessionOptions:
     return replace(
         options,
         voice=voicing.voice if voicing.HasField("voice") else None,
@@ -139,18 +139,18 @@ def _voiced(options: SessionOptions, voicing: pb.ConverseRequest.Voicing) -> Ses
     )
 
 
-class _Talk:
+class ConverseCall:
     """One conversation. ``left``: its client wants no more."""
 
     def __init__(self, hub: SessionHub, session: LocalSession, options: SessionOptions, max_chars: int) -> None:
         self.session = session
-        self.left = False
+        self.closed_by_client = False
         self._hub = hub
         self._options = options
         self._max_chars = max_chars
         self._answers: deque[pb.ConverseResponse] = deque([self._ready()])
         self._failure: TTSWorkerError | None = None
-        self._contexts = Contexts(session)
+        self._contexts = ContextTracker(session)
 
     def _ready(self) -> pb.ConverseResponse:
         params = self.session.params
@@ -202,14 +202,14 @@ class _Talk:
             acknowledged.position_samples = item.position_samples
         elif isinstance(item, Ended):
             response.ended.context = self._contexts.name(item.key)
-            response.ended.receipt.CopyFrom(messages.receipt_message(item.receipt, item.outcome))
+            response.ended.receipt.CopyFrom(messages.encode_receipt(item.receipt, item.outcome))
             if item.error is not None:
-                response.ended.error.CopyFrom(messages.error_message(item.error))
+                response.ended.error.CopyFrom(messages.encode_error(item.error))
             self._contexts.ended(item.key)
             if self._hub.draining:
-                self.close_if_silent()
+                self.close_if_idle()
         else:
-            response.words.words.extend(messages.word_messages(item.words))
+            response.words.words.extend(messages.encode_words(item.words))
         return response
 
     # -- in -----------------------------------------------------------------------------------------------------------
@@ -239,8 +239,8 @@ class _Talk:
             session.resume()
         elif name == "stop":
             self._contexts.retire()
-            told = request.stop.played_samples if request.stop.HasField("played_samples") else None
-            session.stop(request.stop.reason[:64] or "stop", None if told is None else max(0, told))
+            played_samples = request.stop.played_samples if request.stop.HasField("played_samples") else None
+            session.stop(request.stop.reason[:64] or "stop", None if played_samples is None else max(0, played_samples))
         elif name == "played":
             session.played(max(0, request.played.samples))
         elif name == "configure":
@@ -258,7 +258,7 @@ class _Talk:
         self._contexts.say(say.context, say.text)
 
     def _configure(self, voicing: pb.ConverseRequest.Voicing) -> None:
-        options = _voiced(self._options, voicing)
+        options = _with_voicing(self._options, voicing)
         params = self._hub.params(options)
         if self._hub.voices.get(params.voice).engine != self._hub.voices.get(self.session.params.voice).engine:
             raise IllegalCommand("that voice is on another engine: begin another conversation")
@@ -268,7 +268,7 @@ class _Talk:
     def _reject(self, context: str, error: ErrorInfo) -> None:
         if len(self._answers) >= _MAX_UNSENT_ANSWERS:
             raise SendTimeout("too many answers were not read")
-        rejected = pb.ConverseResponse.Rejected(context=context, error=messages.error_message(error))
+        rejected = pb.ConverseResponse.Rejected(context=context, error=messages.encode_error(error))
         self._answers.append(pb.ConverseResponse(rejected=rejected))
         self.session.wake()
 
@@ -278,11 +278,11 @@ class _Talk:
         self._failure = error
         self.session.close(error.code.value)
 
-    def leave(self) -> None:
+    def on_client_closed(self) -> None:
         """The client has closed its side."""
-        self.left = True
+        self.closed_by_client = True
         self.session.close("client_closed")
 
-    def close_if_silent(self) -> None:
+    def close_if_idle(self) -> None:
         if self.session.state is State.IDLE:
             self.session.close("drain")

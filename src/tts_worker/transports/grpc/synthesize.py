@@ -34,19 +34,19 @@ from tts_worker.types import (
 )
 
 
-class Speaking:
+class SynthesizeCall:
     """``session`` is this utterance's alone as long as it lasts. ``generation`` numbers the utterances of the session
     that the client knows."""
 
-    def __init__(self, session: LocalSession, session_id: str, generation: int, form: StreamFormat) -> None:
+    def __init__(self, session: LocalSession, session_id: str, generation: int, stream_format: StreamFormat) -> None:
         self.session = session
         self.generation = generation
         self.finished = False
         self.emitted_samples = 0
         """At the stream's rate."""
         self._session_id = session_id
-        self._form = form
-        self._shaper = FrameShaper(form)
+        self._stream_format = stream_format
+        self._shaper = FrameShaper(stream_format)
         self._items: deque[Output] = deque()  # taken from the session by a control, not looked at yet
         self._ready: deque[pb.AudioFrame] = deque()
         self._words: list[Word] = []
@@ -102,10 +102,10 @@ class Speaking:
     def resume(self) -> bool:
         self.session.resume()
         applied = self._acknowledged(ControlName.RESUME)
-        waiting = self._shaper.held_samples + sum(frame.speech_samples for frame in self._ready)
+        waiting = self._shaper.buffered_samples + sum(frame.speech_samples for frame in self._ready)
         if applied and waiting:
             # The listener has played all it had; what was held back here is the first that it gets of its lead.
-            self.session.pacer.sent(self._form.to_engine(waiting), asyncio.get_running_loop().time())
+            self.session.pacer.sent(self._stream_format.to_engine(waiting), asyncio.get_running_loop().time())
         return applied
 
     def stop(self, reason: str, played_samples: int | None = None) -> Receipt | None:
@@ -116,7 +116,7 @@ class Speaking:
         told = None if played_samples is None else min(played_samples, self.emitted_samples)
         if self.session.state is not State.CLOSED:
             heard = self.emitted_samples if told is None else told
-            self.session.stop(reason, self._form.to_engine(heard))
+            self.session.stop(reason, self._stream_format.to_engine(heard))
             while not isinstance(item := self.session.poll(), Acknowledged) and item is not None:
                 if isinstance(item, Ended) and item.key == self._key:
                     return self._cut_short(item.receipt, reason, told)
@@ -128,10 +128,10 @@ class Speaking:
             return None
         return self._cut_short(self._receipt, reason, told)
 
-    def leave(self, reason: str) -> None:
-        """Nobody listens any more."""
+    def abandon(self, reason: str) -> None:
+        """Stop because the call ended; its remaining output is discarded."""
         if self.session.state is not State.CLOSED and not self.finished:
-            self.session.stop(reason, self._form.to_engine(self.emitted_samples))
+            self.session.stop(reason, self._stream_format.to_engine(self.emitted_samples))
             while self.session.poll() is not None:
                 pass  # nobody will ask for its end; the metrics hear of it now and not with the next utterance
         self._forget()
@@ -185,7 +185,7 @@ class Speaking:
         longer by as much from then on."""
         pacer = self.session.pacer
         now_s = asyncio.get_running_loop().time()
-        held = self._form.to_engine(self._shaper.held_samples)
+        held = self._stream_format.to_engine(self._shaper.buffered_samples)
         missing = held + frame.samples - round(pacer.lead_at_s(now_s) * SAMPLE_RATE_HZ)
         if held and missing > 0:
             pacer.sent(missing, now_s)
@@ -209,18 +209,18 @@ class Speaking:
                 pb.AudioFrame(
                     session_id=self._session_id,
                     audio_data=frame.pcm,
-                    sample_rate=self._form.sample_rate_hz,
-                    frame_duration_ms=self._form.to_ms(len(frame.pcm) // 2),
+                    sample_rate=self._stream_format.sample_rate_hz,
+                    frame_duration_ms=self._stream_format.to_ms(len(frame.pcm) // 2),
                     generation=self.generation,
                     pts_samples=frame.start_sample,
                     speech_samples=frame.samples,
-                    words=messages.word_messages(words, self._form),
+                    words=messages.encode_words(words, self._stream_format),
                 )
             )
 
     def _words_until(self, end_sample: int) -> tuple[list[Word], list[Word]]:
         count = 0
-        while count < len(self._words) and self._form.to_stream(self._words[count].start_sample) < end_sample:
+        while count < len(self._words) and self._stream_format.to_stream(self._words[count].start_sample) < end_sample:
             count += 1
         return self._words[:count], self._words[count:]
 
@@ -239,31 +239,31 @@ class Speaking:
             self._ready.append(
                 pb.AudioFrame(
                     session_id=self._session_id,
-                    sample_rate=self._form.sample_rate_hz,
+                    sample_rate=self._stream_format.sample_rate_hz,
                     generation=self.generation,
                     pts_samples=self.emitted_samples,
                 )
             )
         final = self._ready[-1]
         final.is_final = True
-        final.words.extend(messages.word_messages(self._words, self._form))
-        final.receipt.CopyFrom(messages.receipt_message(receipt, outcome, self._form))
+        final.words.extend(messages.encode_words(self._words, self._stream_format))
+        final.receipt.CopyFrom(messages.encode_receipt(receipt, outcome, self._stream_format))
 
     def _forget(self) -> None:
         self._ready.clear()
         self._words.clear()
-        self._shaper = FrameShaper(self._form)
+        self._shaper = FrameShaper(self._stream_format)
 
     def _cut(self, receipt: Receipt, reason: str, told_samples: int | None) -> Receipt:
         """The receipt by what left here, which is a little less than what the session gave out."""
-        heard = self._form.to_engine(self.emitted_samples if told_samples is None else told_samples)
+        heard = self._stream_format.to_engine(self.emitted_samples if told_samples is None else told_samples)
         text = receipt.text_spoken + receipt.text_remaining
         timings = [WordTiming(w.start_char, w.end_char, w.start_sample, w.end_sample) for w in receipt.words]
         cut = min(split_spoken(text, timings, heard, fully_played=False), len(receipt.text_spoken))
         return replace(
             receipt,
             reason=reason,
-            samples_sent=self._form.to_engine(self.emitted_samples),
+            samples_sent=self._stream_format.to_engine(self.emitted_samples),
             samples_played=None if told_samples is None else heard,
             text_spoken=text[:cut],
             text_remaining=text[cut:],
