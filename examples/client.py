@@ -28,7 +28,8 @@ async def main(url: str) -> None:
             elif isinstance(item, Words):
                 print(" ".join(word.text for word in item.words), end=" ", flush=True)
             elif isinstance(item, PcmFrame):  # 20 ms of s16le mono: play it
-                before, heard_samples = heard_samples, heard_samples + item.samples
+                before = heard_samples
+                heard_samples = heard_samples + item.samples
                 if before < session.sample_rate_hz <= heard_samples:
                     session.pause()  # after a second of sound; the very next sample comes after resume()
                 elif before < 2 * session.sample_rate_hz <= heard_samples:

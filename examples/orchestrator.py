@@ -72,7 +72,8 @@ async def talk_to_one_worker(address: str) -> None:
         seconds = sum(frame.speech_samples for frame in frames) / 48_000
         print(f"a turn: {len(frames)} frames of {len(frames[0].audio_data)} bytes, {seconds:.1f} s of speech")
 
-        call, heard = worker.Synthesize(chunks(REPLY)), 0
+        call = worker.Synthesize(chunks(REPLY))
+        heard = 0
         async for frame in call:
             heard += 1
             if heard == 60:  # 1.2 s: somebody begins to speak

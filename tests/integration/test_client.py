@@ -79,7 +79,8 @@ async def test_a_worker_that_is_killed_or_frozen_ends_the_utterance_once_with_a_
         connect(f"ws://{address}", NERVOUS) as client,
         connect(f"ws://{address}") as other,
     ):
-        frozen, killed = await ear_of(client, SessionOptions()), await ear_of(other, SessionOptions())
+        frozen = await ear_of(client, SessionOptions())
+        killed = await ear_of(other, SessionOptions())
         keys = [ear.session.speak(STORY) for ear in (frozen, killed)]
         await frozen.hear(2_000)
         await killed.hear(2_000)
@@ -137,7 +138,8 @@ async def test_stop_and_close_wait_for_nothing() -> None:
         connect(f"ws://{proxy.address}", NERVOUS) as client,
         connect(f"ws://{proxy.address}") as leaving,
     ):
-        ear, other = await ear_of(client, SessionOptions()), await ear_of(leaving, SessionOptions())
+        ear = await ear_of(client, SessionOptions())
+        other = await ear_of(leaving, SessionOptions())
         key = ear.session.speak(STORY)
         other.session.speak(STORY)
         await ear.hear(2_000)

@@ -210,7 +210,8 @@ async def test_options_take_effect_with_the_next_stream() -> None:
         assert voice.model == "tone-low"
         running.push_text(TEXT)
         running.end_input()
-        old, new = await Take().listen(running), await say(voice, TEXT)
+        old = await Take().listen(running)
+        new = await say(voice, TEXT)
         await running.aclose()
         assert len(new.pcm) == pytest.approx(len(old.pcm) / 2, rel=0.02)
         voice.update_options(speed=1.0)
@@ -290,7 +291,8 @@ async def test_pause_and_resume_lose_no_sample() -> None:
         async with voice.stream(conn_options=ONCE) as stream:
             stream.push_text(text)
             stream.end_input()
-            take, events = Take(), aiter(stream)
+            take = Take()
+            events = aiter(stream)
             for _ in range(3):
                 take.events.append(await anext(events))
             voice.pause()
@@ -367,7 +369,8 @@ async def test_a_worker_that_dies_in_the_middle_is_an_error_and_nothing_is_said_
         async with voice.stream(conn_options=options) as stream:
             stream.push_text("This goes on for a while. " * 20)
             stream.end_input()
-            take, events = Take(), aiter(stream)
+            take = Take()
+            events = aiter(stream)
             while len(take.pcm) < 24_000:  # half a second: the first word and more
                 take.events.append(await anext(events))
             proxy.cut()

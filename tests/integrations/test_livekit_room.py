@@ -69,7 +69,8 @@ class _Listener:
 
 @asynccontextmanager
 async def room_sink() -> AsyncIterator[tuple[_ParticipantAudioOutput, _Listener]]:
-    room, listener = _Room(), _Listener()
+    room = _Room()
+    listener = _Listener()
     sink = _ParticipantAudioOutput(
         room,  # type: ignore[arg-type]
         sample_rate=24_000,

@@ -108,7 +108,8 @@ class Bot:
 
 @asynccontextmanager
 async def running(service: TTSService, rate_hz: int = 24_000) -> AsyncIterator[Bot]:
-    up, down = Tap(), Tap()
+    up = Tap()
+    down = Tap()
     worker = PipelineWorker(
         Pipeline([up, service, down]),
         params=PipelineParams(audio_out_sample_rate=rate_hz, enable_metrics=True, enable_usage_metrics=True),

@@ -291,7 +291,8 @@ class Connection:
         self.lost = True
         if self._opening is not None and not self._opening.done():
             self._opening.set_exception(ConnectionLost(error.message))
-        session, self._session = self._session, None
+        session = self._session
+        self._session = None
         if session is not None:
             session.on_lost(error)
         self._writer.cancel()

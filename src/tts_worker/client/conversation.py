@@ -88,7 +88,8 @@ def _incompatible(message: str) -> TTSWorkerError:
 
 async def _status(call: Any) -> TTSWorkerError:
     """What a call ended with, as the error that the worker meant."""
-    code, details = await call.code(), await call.details()
+    code = await call.code()
+    details = await call.details()
     told = {key: value for key, value in await call.trailing_metadata() or () if isinstance(value, str)}
     known = next((known for known in ErrorCode if known.value == told.get(CODE_KEY)), None)
     if known is not None:

@@ -150,7 +150,8 @@ class FailoverLink:
 
     def _pass_words(self) -> None:
         if self._words:
-            words, self._words = tuple(self._words), []
+            words = tuple(self._words)
+            self._words = []
             self._told().on_words(words)
 
     def on_acknowledged(self, command: ControlName) -> None:
@@ -195,7 +196,8 @@ class FailoverLink:
     def _confirm_stops(self) -> None:
         """The worker that knew more is gone. The session cuts the text by what was taken, as always when that is less
         than was sent; so one sample more is said to have been."""
-        stopping, self._stopping = self._stopping, {}
+        stopping = self._stopping
+        self._stopping = {}
         for context, (reason, said) in stopping.items():
             receipt = Receipt(reason, said.samples, said.samples + 1, None, "", said.text)
             self._told().on_ended(context, Outcome.STOPPED, receipt, None)

@@ -32,7 +32,8 @@ def connector(url: str, settings: ClientSettings) -> GrpcConnector:
     """See ``base.SchemeModule``: ``grpc://host[:port]`` or ``grpcs://``, the port is 7002 unless it says another."""
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port or DEFAULT_PORT
+        host = parts.hostname
+        port = parts.port or DEFAULT_PORT
     except ValueError:  # a port that is no number
         host = None
     if not host or parts.path not in ("", "/") or parts.query or "@" in parts.netloc:

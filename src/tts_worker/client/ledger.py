@@ -61,7 +61,8 @@ class Ledger:
     def frame(self, pcm: bytes) -> PcmFrame:
         """The next frame of sound. Where it lies in the text is the word that begins last before its end."""
         samples = len(pcm) // 2
-        start, end = self.received_samples, self.received_samples + samples
+        start = self.received_samples
+        end = self.received_samples + samples
         spoken = next((word for word in reversed(self.words) if word.start_sample < end), None)
         text_start, text_end = (spoken.start_char, spoken.end_char) if spoken is not None else (0, 0)
         frame = PcmFrame(self.key, self.frames, start, pcm, ChunkMeta(self.frames, text_start, text_end, start, 0.0))

@@ -77,7 +77,8 @@ def read_pickled(path: Path) -> Any:
 def _must_be_dense(loaded: object, path: Path) -> None:
     """Refuse a tensor that claims more values than the file holds: stride 0 makes gigabytes of four bytes, and the
     first copy of it takes them. Containers may share parts, so each is looked at once."""
-    ahead, seen = [loaded], set[int]()
+    ahead = [loaded]
+    seen = set[int]()
     while ahead:
         one = ahead.pop()
         if id(one) in seen:
@@ -105,7 +106,8 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     data = torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c"))
     tensors = {}
     for name, entry in header.entries.items():
-        piece, dtype = data[entry.start : entry.end], DTYPES[entry.dtype]
+        piece = data[entry.start : entry.end]
+        dtype = DTYPES[entry.dtype]
         if entry.start % dtype.itemsize:
             piece = piece.clone()  # a foreign writer did not align it
         tensors[name] = piece.view(dtype).reshape(entry.shape)

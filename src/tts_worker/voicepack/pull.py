@@ -189,7 +189,8 @@ def _transfer(url: str, part: Path, have: int, size_bytes: int, tell: Callable[[
         resumed = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
         done = have if resumed else 0
         with part.open("ab" if resumed else "wb") as out:
-            window_s, window_bytes = _clock(), done
+            window_s = _clock()
+            window_bytes = done
             # One byte beyond the size is enough to see that it is wrong: a server without end fills no disk.
             while block := _read(response, min(BLOCK_BYTES, size_bytes + 1 - done)):
                 out.write(block)
@@ -199,7 +200,8 @@ def _transfer(url: str, part: Path, have: int, size_bytes: int, tell: Callable[[
                 if spent_s >= TIMEOUT_S:
                     if done - window_bytes < MIN_BYTES_PER_S * spent_s:
                         raise _Broken(f"the server sends less than {MIN_BYTES_PER_S} bytes a second")
-                    window_s, window_bytes = _clock(), done
+                    window_s = _clock()
+                    window_bytes = done
 
 
 def _request(url: str) -> urllib.request.Request:

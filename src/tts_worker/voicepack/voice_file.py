@@ -151,13 +151,21 @@ def load_voice(root: Path, name: str) -> Voice:
         raise UnknownVoice(
             f'there is no stored voice "{name}"; there are: {", ".join(stored_voices(root)[:20]) or "none"}'
         )
-    about_file, tensor_file = folder / "voice.json", folder / "voice.safetensors"
+    about_file = folder / "voice.json"
+    tensor_file = folder / "voice.safetensors"
     about = _read_about(about_file)
     tensors = _read_arrays(tensor_file)
     voice = Voice(
-        about["family"], about["prompt_text"], tensors["prompt_text_ids"], tensors["tokens"], tensors["mel"],
-        tensors["embedding"], about["seconds"], about["gain_db"], tuple(about["notes"]),
-    )  # fmt: skip
+        about["family"],
+        about["prompt_text"],
+        tensors["prompt_text_ids"],
+        tensors["tokens"],
+        tensors["mel"],
+        tensors["embedding"],
+        about["seconds"],
+        about["gain_db"],
+        tuple(about["notes"]),
+    )
     if voice.content_hash != about["content_hash"]:
         raise BundleError(f"{folder}: the hash does not match; the voice was changed or damaged. Add it again")
     return voice

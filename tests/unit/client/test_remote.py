@@ -84,7 +84,8 @@ class FarWorker:
 
     def retire(self) -> None:
         if self.context is not None:
-            self.stopped, self.context = self.context, None
+            self.stopped = self.context
+            self.context = None
 
     def receive(self) -> None:
         kind, *rest = self.wire.up.popleft()
@@ -287,7 +288,8 @@ def test_a_loss_at_any_moment_ends_everything_once(acts: list[tuple[str, int]]) 
         for name, size in acts:
             play.act(name, size)
         stopped = {ledger.key for ledger in play.session._by_context.values() if ledger.stopping is not None}
-        paused, heard = play.session.state is State.PAUSED, len(play.ear.log)
+        paused = play.session.state is State.PAUSED
+        heard = len(play.ear.log)
         play.session.on_lost(ConnectionLost("cut").info)
         assert play.session.state is State.CLOSED
         before = set(play.ear.ends)

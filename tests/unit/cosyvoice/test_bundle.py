@@ -155,7 +155,8 @@ def test_a_tensor_larger_than_its_data_is_refused(tmp_path: Path, zipped: bool) 
 
 
 def test_a_sparse_tensor_is_refused(tmp_path: Path) -> None:
-    index, value = torch.zeros((1, 1), dtype=torch.long), torch.ones(1)
+    index = torch.zeros((1, 1), dtype=torch.long)
+    value = torch.ones(1)
     huge = torch.sparse_coo_tensor(index, value, (1 << 40,), check_invariants=True)
     torch.save({"weight": huge}, tmp_path / "hift.pt")
     with pytest.raises(BundleError, match="sparse"):

@@ -46,7 +46,8 @@ def lines(capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_random_directory_is_made_checked_converted_and_spoken_with(lines, tmp_path: Path, family: str) -> None:  # type: ignore[no-untyped-def]
-    noise, converted = tmp_path / "noise", tmp_path / "converted"
+    noise = tmp_path / "noise"
+    converted = tmp_path / "converted"
 
     assert lines("voicepack", "random", noise, "--family", family, "--seed", 3)[1].endswith(
         "speaks noise, not speech\n"
@@ -95,7 +96,7 @@ def test_wrong_requests_say_what_there_is(lines, tmp_path: Path) -> None:  # typ
         (["voicepack", "check", tmp_path / "no"], "get one with: tts-worker voicepack pull"),
         (["voicepack", "check", tiny("cosyvoice2"), "--name", "nope"], "there is no published model"),
         (["voice", "list", "--bundle", tmp_path / "no"], ""),
-    ):  # fmt: skip
+    ):
         code, _, err = lines(*args)
         assert message in err
         assert code == (2 if message else 0)

@@ -32,7 +32,8 @@ def test_a_converted_directory_holds_the_same_model(tmp_path: Path, family: str)
         "spk2info.pt"
     ]
     for part in PARTS:
-        before, after = Bundle.open(tiny(family)).load_weights(part), Bundle.open(tmp_path / "out").load_weights(part)
+        before = Bundle.open(tiny(family)).load_weights(part)
+        after = Bundle.open(tmp_path / "out").load_weights(part)
         assert before.keys() == after.keys()
         assert all(torch.equal(before[key], after[key]) for key in before)
 
@@ -72,7 +73,8 @@ def claimed(monkeypatch: pytest.MonkeyPatch) -> PublishedModel:
     """The tiny bundle as if it had been published."""
     files = []
     for file in sorted(tiny("cosyvoice2").rglob("*.*")):
-        path, raw = str(file.relative_to(tiny("cosyvoice2"))), file.read_bytes()
+        path = str(file.relative_to(tiny("cosyvoice2")))
+        raw = file.read_bytes()
         files.append(ModelFile(path, len(raw), hashlib.sha256(raw).hexdigest()))
     model = PublishedModel("tiny2", "Tiny2", {}, tuple(files))
     monkeypatch.setattr(manifest, "PUBLISHED", (model,))
@@ -103,7 +105,8 @@ def test_other_files_are_an_error_only_where_they_claim_to_be_published(
     (path / "cosyvoice2.yaml").write_bytes(raw + b"# more\n")
     (path / "configuration.json").write_bytes(b" " + (path / "configuration.json").read_bytes()[1:])
 
-    strict, lenient = commands.check(path, "tiny2"), commands.check(path)
+    strict = commands.check(path, "tiny2")
+    lenient = commands.check(path)
 
     fatal = {problem.file: problem.what for problem in strict.problems if problem.fatal}
     assert f"was published with {len(raw)}" in fatal.pop("cosyvoice2.yaml")

@@ -64,7 +64,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            path, wanted = self.path.lstrip("/"), self.headers.get("Range")
+            path = self.path.lstrip("/")
+            wanted = self.headers.get("Range")
             state.requests.append((path, wanted))
             start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted else 0
             if not state.behave(self, path, start):
@@ -314,7 +315,8 @@ class FullDisk:
     """A file that takes 50 000 bytes."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.room = file, 50_000
+        self.file = file
+        self.room = 50_000
 
     def write(self, block: bytes) -> None:
         self.room -= len(block)
