@@ -37,8 +37,7 @@ def logged(tmp_path: Path, *settings: str) -> Iterator[tuple[str, list[str]]]:
     ):
         assert process.stdout is not None
         try:
-            listening = process.stdout.readline()
-            ready = process.stdout.readline()
+            listening, ready = process.stdout.readline(), process.stdout.readline()
             match = re.search(r"http://[0-9.:]+", listening)
             assert match, listening
             yield match[0], lines

@@ -15,10 +15,8 @@ FRAME_S = 0.020
 
 def play(late_s: list[float]) -> tuple[list[float], list[int], TrackClock]:
     """A sender that sleeps until each frame is due and then wakes so much too late."""
-    clock = TrackClock()
-    now_s = 100.0
-    sent_s = []
-    stamps = []
+    clock, now_s = TrackClock(), 100.0
+    sent_s, stamps = [], []
     for late in late_s:
         now_s = max(now_s, clock.due_at_s(now_s)) + late
         stamps.append(clock.tick(now_s))
@@ -80,8 +78,7 @@ def drained(playout: Playout) -> bytes:
 def test_all_sound_is_played_once_in_order_whatever_pauses(frames: int, rest: int, data: st.DataObject) -> None:
     sound = tone(480 * frames + rest)
     pieces = [sound[i : i + 960] for i in range(0, len(sound), 960)]
-    playout = Playout()
-    heard = b""
+    playout, heard = Playout(), b""
     while pieces:
         while playout.hungry and pieces:
             playout.push(pieces.pop(0))

@@ -77,16 +77,6 @@ def top_level_names(module: str) -> set[str]:
     return names
 
 
-KNOWN = ('control("PAUSE" | "RESUME" | "STOP")', "tts-worker voices | doctor")
-"""Wrong lines of the README that is being rewritten. Take each out of here with its correction."""
-
-
-def reject(snippet: Snippet, message: str) -> None:
-    if snippet.page == "README.md" and any(line in snippet.text for line in KNOWN):
-        pytest.xfail(message)
-    pytest.fail(message)
-
-
 @pytest.mark.parametrize("snippet", snippets("python"))
 def test_python_snippet_compiles_and_imports(snippet: Snippet) -> None:
     for node in pasted(snippet):
@@ -96,7 +86,7 @@ def test_python_snippet_compiles_and_imports(snippet: Snippet) -> None:
             case ast.ImportFrom(module=str(module), names=names):
                 modules = [(module, [name.name for name in names])]
             case ast.BinOp(left=ast.Constant(), op=ast.BitOr()):
-                reject(snippet, f"{ast.unparse(node)}: a TypeError where it is pasted")
+                pytest.fail(f"{ast.unparse(node)}: a TypeError where it is pasted")
                 continue
             case _:
                 continue
@@ -125,7 +115,7 @@ def test_shell_snippet_uses_commands_that_exist(snippet: Snippet) -> None:
                 commands[-1].append(token)
         for number, words in enumerate(commands):
             if number and words[:1] and words[0] in COMMANDS and "tts-worker" in line:
-                reject(snippet, f"{line!r} is a pipeline: one command per line")
+                pytest.fail(f"{line!r} is a pipeline: one command per line")
             if words[:1] == ["tts-worker"]:
                 check_command(words[1:])
 

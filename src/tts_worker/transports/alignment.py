@@ -64,9 +64,7 @@ class CharacterClock:
             "charStartTimesMs": [start - base_ms for start in self._starts_ms],
             "charDurationsMs": [end - start for start, end in zip(self._starts_ms, self._ends_ms, strict=True)],
         }
-        self._chars = []
-        self._starts_ms = []
-        self._ends_ms = []
+        self._chars, self._starts_ms, self._ends_ms = [], [], []
         self._message_from_ms = self._now_ms
         return taken
 

@@ -385,8 +385,7 @@ class HttpProtocol(H11Protocol):
             if len(self._head) > self._limits.max_header_bytes:
                 self._refuse(431, f"a request head may have at most {self._limits.max_header_bytes} bytes")
             return b""
-        head = bytes(self._head[: end.end()])
-        rest = bytes(self._head[end.end() :]) + data[taken:]
+        head, rest = bytes(self._head[: end.end()]), bytes(self._head[end.end() :]) + data[taken:]
         self._head.clear()
         self._disarm()
         if not self._accept_head(head):
@@ -604,8 +603,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def handle_parser_exception(self) -> None:
         """Close in order, so that a reset does not take the reason away from a client that still sends."""
         assert self.conn.close_sent is not None
-        code = self.conn.close_sent.code
-        reason = self.conn.close_sent.reason
+        code, reason = self.conn.close_sent.code, self.conn.close_sent.reason
         self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
         self.close_sent = True
         self._lingering = True

@@ -150,8 +150,7 @@ class Dialogue:
     def _take_text(self, message: wire.TextMessage) -> None:
         if len(message.text) > self._max_message_chars:
             raise TextTooLong(f"a message may hold at most {self._max_message_chars} characters of text")
-        context = message.context
-        session = self.session
+        context, session = message.context, self.session
         if context is not None:
             if context == self._context and session.writing != self._context_key:
                 self._retire_context()  # it ended by itself, and its writer has not heard of that yet
@@ -161,8 +160,7 @@ class Dialogue:
                 session.end_text()
         key = session.speak(message.text)
         if context is not None:
-            self._context = context
-            self._context_key = key
+            self._context, self._context_key = context, key
             self._contexts[key] = context
         if message.end:
             session.end_text()
@@ -170,8 +168,7 @@ class Dialogue:
 
     def _retire_context(self) -> None:
         if self._context is not None:
-            self._stopped_context = self._context
-            self._context = None
+            self._stopped_context, self._context = self._context, None
 
     def _note_end(self, ended: Ended) -> None:
         """An utterance that ended by itself takes its context with it, and only its own: another may be written."""
@@ -181,8 +178,7 @@ class Dialogue:
     def _start(self, message: wire.StartMessage) -> None:
         options = self._shaped(message.options())
         if self.session.state is State.IDLE:
-            replaced = self.session
-            self.session = self._hub.open(options, replaces=self.session)
+            replaced, self.session = self.session, self._hub.open(options, replaces=self.session)
             while (item := replaced.poll()) is not None:  # what it had left to say: receipts, acknowledgements
                 if not isinstance(item, PcmFrame):
                     self._answer(self.told(item))

@@ -31,8 +31,7 @@ class Vendor(Enum):
 
 def vendor_of(scope: Scope) -> Vendor:
     """The vendor by the path, else by a header that only its clients send, else OpenAI."""
-    path = scope["path"]
-    headers = Headers(scope=scope)
+    path, headers = scope["path"], Headers(scope=scope)
     if path.startswith(_ELEVENLABS_PATHS):
         return Vendor.ELEVENLABS
     if path.startswith(_CARTESIA_PATHS):

@@ -151,8 +151,7 @@ class Peer:
         while not self._over.is_set() and self._dialogue.session.state is not State.CLOSED:
             report = await self._last_report()
             if report != last_report:
-                last_report = report
-                reported_s = loop.time()
+                last_report, reported_s = report, loop.time()
             if loop.time() - reported_s > self._limits.silence_timeout_s:
                 return
             with anyio.move_on_after(_LOOK_AFTER_S):

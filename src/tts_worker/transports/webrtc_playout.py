@@ -94,11 +94,9 @@ class Playout:
 
     def take(self) -> bytes | None:
         """The next frame, 960 samples s16le; None is silence. Where sound breaks off, it fades within 5 ms."""
-        frame = self._waiting[:_FRAME_BYTES]
-        self._waiting = self._waiting[_FRAME_BYTES:]
+        frame, self._waiting = self._waiting[:_FRAME_BYTES], self._waiting[_FRAME_BYTES:]
         if self._held and frame:
-            frame = _risen(frame)
-            self._held = False
+            frame, self._held = _risen(frame), False
         return self._played(frame)
 
     def hold(self) -> bytes | None:

@@ -107,12 +107,10 @@ class _Connection:
     async def _say_goodbye(self, error: BaseException | None) -> None:
         if self._websocket.application_state is not WebSocketState.CONNECTED or isinstance(error, WebSocketDisconnect):
             return
-        code = 1000
-        reason = ""
+        code, reason = 1000, ""
         if error is not None:
             info = error_info(error)
-            code = WEBSOCKET_CLOSE.get(info.code, 1011)
-            reason = info.message
+            code, reason = WEBSOCKET_CLOSE.get(info.code, 1011), info.message
             if not isinstance(error, TTSWorkerError):
                 log.error("session %s: the connection failed", self.session.id, exc_info=error)
         # A client that does not read does not read this either; the socket is then dropped.
