@@ -1,7 +1,7 @@
-"""One table of what every session does, and the ways to a worker over which it is held."""
+"""The behaviors of a session, and the transports on which they are tested."""
 
 import pytest
 
-_CHECKING = ("control", "ear", "faults", "sessions", "speaking", "table")
+_WITH_ASSERTIONS = ("control", "faults", "recording_client", "sessions", "speaking", "table")
 
-pytest.register_assert_rewrite(*(f"tests.behaviour.{name}" for name in _CHECKING))
+pytest.register_assert_rewrite(*(f"tests.behaviour.{name}" for name in _WITH_ASSERTIONS))

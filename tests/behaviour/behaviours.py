@@ -1,6 +1,6 @@
-"""What every session does, whatever carries it: the one table, by theme."""
+"""The complete behavior table: importing this module registers every theme."""
 
 from tests.behaviour import control, faults, sessions, speaking
-from tests.behaviour.table import BEHAVIOURS, Room
+from tests.behaviour.table import BEHAVIOURS, BehaviourContext
 
-__all__ = ["BEHAVIOURS", "Room", "control", "faults", "sessions", "speaking"]
+__all__ = ["BEHAVIOURS", "BehaviourContext", "control", "faults", "sessions", "speaking"]

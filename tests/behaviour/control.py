@@ -1,4 +1,4 @@
-"""Behaviours: PAUSE, RESUME and STOP."""
+"""Behaviors of PAUSE, RESUME and STOP."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import anyio
 
-from tests.behaviour.table import LONG, TEXT, Room, behaviour
+from tests.behaviour.table import LONG, TEXT, BehaviourContext, behaviour
 from tts_worker.session.machine import State
 from tts_worker.types import ControlName, Outcome
 
@@ -14,210 +14,210 @@ from tts_worker.types import ControlName, Outcome
 
 
 @behaviour()
-async def a_pause_changes_no_sample(room: Room) -> None:
-    ear = await room.open()
-    whole = await ear.say(TEXT)
+async def pause_and_resume_lose_no_sample(context: BehaviourContext) -> None:
+    recorder = await context.open()
+    whole = await recorder.synthesize(TEXT)
     for place in (1, 5_000, 17_001):
-        key = ear.session.speak(TEXT)
-        ear.session.end_text()
-        await ear.hear(place, key)
-        ear.session.pause()
-        assert ear.session.state is State.PAUSED
-        heard = len(ear.sound[key])
-        acknowledged = await ear.acknowledged(ControlName.PAUSE)
+        key = recorder.session.speak(TEXT)
+        recorder.session.end_text()
+        await recorder.receive_samples(place, key)
+        recorder.session.pause()
+        assert recorder.session.state is State.PAUSED
+        received = len(recorder.pcm[key])
+        acknowledged = await recorder.wait_acknowledged(ControlName.PAUSE)
         assert acknowledged.applied
         assert acknowledged.position_samples * 2 == heard
-        assert ear.session.poll() is None
-        ear.session.resume()
-        assert (await ear.acknowledged(ControlName.RESUME)).applied
-        await ear.end(key)
-        room.same(ear.sound[key], ear.sound[whole.key])
+        assert recorder.session.poll() is None
+        recorder.session.resume()
+        assert (await recorder.wait_acknowledged(ControlName.RESUME)).applied
+        await recorder.wait_ended(key)
+        context.assert_same_audio(recorder.pcm[key], recorder.pcm[whole.key])
 
 
 @behaviour()
-async def no_sound_comes_while_paused(room: Room) -> None:
-    ear = await room.open()
-    key = ear.session.speak(LONG)
-    await ear.hear(1, key)
-    ear.session.pause()
-    await ear.acknowledged(ControlName.PAUSE)
+async def paused_session_sends_no_audio(context: BehaviourContext) -> None:
+    recorder = await context.open()
+    key = recorder.session.speak(LONG)
+    await recorder.receive_samples(1, key)
+    recorder.session.pause()
+    await recorder.wait_acknowledged(ControlName.PAUSE)
     with anyio.move_on_after(0.2) as patience:
-        await ear.session.next()
+        await recorder.session.next()
     assert patience.cancelled_caught
-    ear.session.resume()
-    await ear.hear(48_000, key)
-    ear.session.close()
+    recorder.session.resume()
+    await recorder.receive_samples(48_000, key)
+    recorder.session.close()
 
 
 @behaviour()
-async def pausing_before_the_first_sound_holds_it(room: Room) -> None:
-    ear = await room.open()
-    key = ear.session.speak(TEXT)
-    ear.session.end_text()
-    ear.session.pause()
-    await ear.acknowledged(ControlName.PAUSE)
-    assert not ear.sound[key]
-    ear.session.resume()
-    ended = await ear.end(key)
+async def pause_before_first_audio_holds_it(context: BehaviourContext) -> None:
+    recorder = await context.open()
+    key = recorder.session.speak(TEXT)
+    recorder.session.end_text()
+    recorder.session.pause()
+    await recorder.wait_acknowledged(ControlName.PAUSE)
+    assert not recorder.pcm[key]
+    recorder.session.resume()
+    ended = await recorder.wait_ended(key)
     assert (ended.outcome, ended.error) == (Outcome.DONE, None)
 
 
 @behaviour()
-async def commands_that_change_nothing_say_so(room: Room) -> None:
-    ear = await room.open()
+async def commands_without_effect_are_not_applied(context: BehaviourContext) -> None:
+    recorder = await context.open()
     for command, act in (
-        (ControlName.PAUSE, ear.session.pause),
-        (ControlName.RESUME, ear.session.resume),
-        (ControlName.STOP, ear.session.stop),
+        (ControlName.PAUSE, recorder.session.pause),
+        (ControlName.RESUME, recorder.session.resume),
+        (ControlName.STOP, recorder.session.stop),
     ):
         act()
-        answer = await ear.acknowledged(command)
+        answer = await recorder.wait_acknowledged(command)
         assert (answer.applied, answer.key) == (False, None)
-    key = ear.session.speak(TEXT)
-    await ear.hear(1, key)
-    ear.session.resume()
-    assert not (await ear.acknowledged(ControlName.RESUME)).applied
-    ear.session.pause()
-    assert (await ear.acknowledged(ControlName.PAUSE)).applied
-    ear.session.pause()
-    assert not (await ear.acknowledged(ControlName.PAUSE)).applied
-    ear.session.stop()
-    await ear.end(key)
+    key = recorder.session.speak(TEXT)
+    await recorder.receive_samples(1, key)
+    recorder.session.resume()
+    assert not (await recorder.wait_acknowledged(ControlName.RESUME)).applied
+    recorder.session.pause()
+    assert (await recorder.wait_acknowledged(ControlName.PAUSE)).applied
+    recorder.session.pause()
+    assert not (await recorder.wait_acknowledged(ControlName.PAUSE)).applied
+    recorder.session.stop()
+    await recorder.wait_ended(key)
 
 
 @behaviour(session={"pause_timeout_s": 0.2})
-async def a_pause_that_nobody_resumes_ends(room: Room) -> None:
-    ear = await room.open()
-    key = ear.session.speak(LONG)
-    await ear.hear(1, key)
-    ear.session.pause()
-    ended = await ear.end(key)
+async def pause_timeout_stops_the_utterance(context: BehaviourContext) -> None:
+    recorder = await context.open()
+    key = recorder.session.speak(LONG)
+    await recorder.receive_samples(1, key)
+    recorder.session.pause()
+    ended = await recorder.wait_ended(key)
     assert (ended.outcome, ended.receipt.reason) == (Outcome.STOPPED, "pause_timeout")
     assert ended.receipt.text_spoken + ended.receipt.text_remaining == LONG
-    assert ear.session.state is State.IDLE
-    assert (await ear.say("After that.")).outcome is Outcome.DONE
+    assert recorder.session.state is State.IDLE
+    assert (await recorder.synthesize("After that.")).outcome is Outcome.DONE
 
 
 @behaviour(session={"text_idle_timeout_s": 0.2})
-async def a_writer_that_never_comes_back_is_not_waited_for(room: Room) -> None:
-    ear = await room.open()
-    key = ear.session.speak("Only this and then")
-    assert (await ear.end(key)).receipt.text_spoken == "Only this and then"
-    # Nor does this one end its text: between two messages a busy machine may take longer than such a worker waits.
-    assert (await ear.end(ear.session.speak("Next."))).receipt.text_spoken == "Next."
+async def idle_text_ends_the_utterance(context: BehaviourContext) -> None:
+    recorder = await context.open()
+    key = recorder.session.speak("Only this and then")
+    assert (await recorder.wait_ended(key)).receipt.text_spoken == "Only this and then"
+    # This text is not ended either: on a busy machine the next message may come after the idle timeout.
+    assert (await recorder.wait_ended(recorder.session.speak("Next."))).receipt.text_spoken == "Next."
 
 
 # -- stop -------------------------------------------------------------------------------------------------------------
 
 
 @behaviour()
-async def stop_before_the_first_sound(room: Room) -> None:
-    ear = await room.open()
-    key = ear.session.speak(TEXT)
-    ear.session.stop("changed_my_mind")
-    ended = await ear.end(key)
+async def stop_before_first_audio(context: BehaviourContext) -> None:
+    recorder = await context.open()
+    key = recorder.session.speak(TEXT)
+    recorder.session.stop("changed_my_mind")
+    ended = await recorder.wait_ended(key)
     assert (ended.outcome, ended.receipt.reason) == (Outcome.STOPPED, "changed_my_mind")
     assert (ended.receipt.samples_sent, ended.receipt.text_spoken, ended.receipt.text_remaining) == (0, "", TEXT)
 
 
 @behaviour()
-async def stop_in_the_middle_of_a_word_splits_the_text(room: Room) -> None:
-    ear = await room.open()
-    key = ear.session.speak(LONG)
-    ear.session.end_text()
-    await ear.hear(40_000, key)
-    ear.session.stop("barge_in")
-    ended = await ear.end(key)
+async def stop_inside_a_word_splits_the_text(context: BehaviourContext) -> None:
+    recorder = await context.open()
+    key = recorder.session.speak(LONG)
+    recorder.session.end_text()
+    await recorder.receive_samples(40_000, key)
+    recorder.session.stop("barge_in")
+    ended = await recorder.wait_ended(key)
     receipt = ended.receipt
     assert (ended.outcome, receipt.reason) == (Outcome.STOPPED, "barge_in")
     assert receipt.text_spoken + receipt.text_remaining == LONG
-    spoken = [word for word in ear.words[key] if word.start_sample + word.end_sample <= 2 * receipt.samples_sent]
+    spoken = [word for word in recorder.words[key] if word.start_sample + word.end_sample <= 2 * receipt.samples_sent]
     assert len(spoken) > 3
-    said = receipt.text_spoken.split()
-    assert said == LONG.split()[: len(said)]
-    assert len(said) == len(spoken) if room.exact else len(said) >= len(spoken) - 1
+    reported = receipt.text_spoken.split()
+    assert reported == LONG.split()[: len(reported)]
+    assert len(reported) == len(spoken) if context.is_lossless else len(reported) >= len(spoken) - 1
 
 
 @behaviour("played")
-async def stop_says_what_was_played_if_told(room: Room) -> None:
-    ear = await room.open()
-    key = ear.session.speak(LONG)
-    await ear.hear(40_000, key)
-    ear.session.stop("barge_in", 10_000)
-    receipt = (await ear.end(key)).receipt
+async def stop_reports_played_samples(context: BehaviourContext) -> None:
+    recorder = await context.open()
+    key = recorder.session.speak(LONG)
+    await recorder.receive_samples(40_000, key)
+    recorder.session.stop("barge_in", 10_000)
+    receipt = (await recorder.wait_ended(key)).receipt
     assert receipt.samples_played == 10_000
-    assert len(receipt.text_spoken.split()) == sum(w.start_sample + w.end_sample <= 20_000 for w in ear.words[key])
-    key = ear.session.speak(LONG)
-    await ear.hear(20_000, key)
-    ear.session.played(5_000)
-    ear.session.played(4_000)
-    ear.session.stop()
-    assert (await ear.end(key)).receipt.samples_played == 5_000
+    assert len(receipt.text_spoken.split()) == sum(w.start_sample + w.end_sample <= 20_000 for w in recorder.words[key])
+    key = recorder.session.speak(LONG)
+    await recorder.receive_samples(20_000, key)
+    recorder.session.played(5_000)
+    recorder.session.played(4_000)
+    recorder.session.stop()
+    assert (await recorder.wait_ended(key)).receipt.samples_played == 5_000
 
 
 @behaviour()
-async def stopping_twice_ends_once(room: Room) -> None:
-    ear = await room.open()
-    key = ear.session.speak(LONG)
-    await ear.hear(1, key)
-    ear.session.stop("first")
-    ear.session.stop("second")
-    assert not (await ear.acknowledged(ControlName.STOP)).applied
-    assert (await ear.end(key)).receipt.reason == "first"
-    await ear.say("Next.")
+async def second_stop_has_no_effect(context: BehaviourContext) -> None:
+    recorder = await context.open()
+    key = recorder.session.speak(LONG)
+    await recorder.receive_samples(1, key)
+    recorder.session.stop("first")
+    recorder.session.stop("second")
+    assert not (await recorder.wait_acknowledged(ControlName.STOP)).applied
+    assert (await recorder.wait_ended(key)).receipt.reason == "first"
+    await recorder.synthesize("Next.")
 
 
 @behaviour()
-async def a_turn_right_after_stop_is_only_itself(room: Room) -> None:
-    ear = await room.open()
-    alone = await ear.say("New turn.")
-    old = ear.session.speak(LONG)
-    await ear.hear(1, old)
-    ear.session.stop()
-    heard = len(ear.sound[old])
-    new = await ear.say("New turn.")
-    assert len(ear.sound[old]) == heard, "old sound after the stop"
-    assert ear.ends[old].outcome is Outcome.STOPPED
-    room.same(ear.sound[new.key], ear.sound[alone.key])
+async def utterance_after_stop_has_no_old_audio(context: BehaviourContext) -> None:
+    recorder = await context.open()
+    alone = await recorder.synthesize("New turn.")
+    old = recorder.session.speak(LONG)
+    await recorder.receive_samples(1, old)
+    recorder.session.stop()
+    received = len(recorder.pcm[old])
+    new = await recorder.synthesize("New turn.")
+    assert len(recorder.pcm[old]) == received, "audio of the old utterance after STOP"
+    assert recorder.ends[old].outcome is Outcome.STOPPED
+    context.assert_same_audio(recorder.pcm[new.key], recorder.pcm[alone.key])
 
 
 @behaviour()
-async def stop_while_paused(room: Room) -> None:
-    ear = await room.open()
-    key = ear.session.speak(LONG)
-    await ear.hear(1, key)
-    ear.session.pause()
-    ear.session.stop()
-    assert (await ear.end(key)).outcome is Outcome.STOPPED
-    assert ear.session.state is State.IDLE
-    assert (await ear.say("Not paused any more.")).outcome is Outcome.DONE
+async def stop_while_paused(context: BehaviourContext) -> None:
+    recorder = await context.open()
+    key = recorder.session.speak(LONG)
+    await recorder.receive_samples(1, key)
+    recorder.session.pause()
+    recorder.session.stop()
+    assert (await recorder.wait_ended(key)).outcome is Outcome.STOPPED
+    assert recorder.session.state is State.IDLE
+    assert (await recorder.synthesize("Not paused any more.")).outcome is Outcome.DONE
 
 
 @behaviour()
-async def stop_ends_everything_that_waits(room: Room) -> None:
-    ear = await room.open()
+async def stop_ends_queued_utterances(context: BehaviourContext) -> None:
+    recorder = await context.open()
     keys = []
     for _ in range(4):
-        keys.append(ear.session.speak(LONG))
-        ear.session.end_text()
-    await ear.hear(1, keys[0])
-    ear.session.stop()
+        keys.append(recorder.session.speak(LONG))
+        recorder.session.end_text()
+    await recorder.receive_samples(1, keys[0])
+    recorder.session.stop()
     for key in keys:
-        receipt = (await ear.end(key)).receipt
+        receipt = (await recorder.wait_ended(key)).receipt
         assert receipt.text_spoken + receipt.text_remaining == LONG
-    assert [ear.ends[key].outcome for key in keys] == [Outcome.STOPPED] * 4
+    assert [recorder.ends[key].outcome for key in keys] == [Outcome.STOPPED] * 4
 
 
 @behaviour()
-async def what_was_heard_to_the_end_was_spoken(room: Room) -> None:
-    """A STOP that comes when the worker is done long since, and the listener is not."""
-    ear = await room.open()
-    key = ear.session.speak("Short.")
-    ear.session.end_text()
-    await ear.hear(960, key)
+async def stop_after_last_audio_reports_the_text(context: BehaviourContext) -> None:
+    """The worker has finished the utterance before STOP arrives; playback has not."""
+    recorder = await context.open()
+    key = recorder.session.speak("Short.")
+    recorder.session.end_text()
+    await recorder.receive_samples(960, key)
     for _ in range(50):
-        await asyncio.sleep(0.001)  # whatever is on the way arrives
-    ear.session.stop()
-    receipt = (await ear.end(key)).receipt
+        await asyncio.sleep(0.001)  # messages in flight arrive
+    recorder.session.stop()
+    receipt = (await recorder.wait_ended(key)).receipt
     assert receipt.text_spoken + receipt.text_remaining == "Short."
-    assert not room.exact or receipt.samples_sent * 2 == len(ear.sound[key])
+    assert not context.is_lossless or receipt.samples_sent * 2 == len(recorder.pcm[key])

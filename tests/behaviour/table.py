@@ -1,6 +1,7 @@
-"""What a behaviour is, and the table that holds them. Nothing here knows a transport.
+"""The behavior table: ``@behaviour(...)`` registers a coroutine that runs on every transport.
 
-``@behaviour()`` puts a coroutine over a ``Room`` into the table; its arguments say what worker it needs.
+The coroutine takes a ``BehaviourContext``; the decorator's arguments say which worker and which transport features it
+requires. This module is independent of the transports.
 """
 
 from __future__ import annotations
@@ -12,68 +13,85 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.behaviour.ear import Ear
-from tests.behaviour.ways import PATIENT, Setup
+from tests.behaviour.recording_client import RecordingClient
+from tests.behaviour.transports import LONG_TIMEOUTS, Setup
 from tts_worker.client import Client, ClientSettings, SessionOptions
 from tts_worker.engine.tone import ToneSettings
 
 TEXT = "Hello there, my friend. How are you today?"
 LONG = "This is a rather long story, and it goes on and on. " * 8
 FAST = SessionOptions(realtime=False)
-CHAR_SAMPLES = 60 * 24  # of the tone engine
+CHAR_SAMPLES = 60 * 24
+"""Audio per character of the tone engine."""
 
 
 @dataclass
-class Room:
-    """One worker and its client, and what the way to it can do."""
+class BehaviourContext:
+    """A worker, a client connected to it, and the properties of the transport (see ``TransportCase``)."""
 
     client: Client
-    exact: bool
-    slow: bool = False
-    crowd: int = 50
+    is_lossless: bool
+    is_slow: bool = False
+    concurrent_sessions: int = 50
 
-    async def open(self, options: SessionOptions = FAST) -> Ear:
-        return Ear((await self.client.open(options)).session, exact=self.exact)
+    async def open(self, options: SessionOptions = FAST) -> RecordingClient:
+        return RecordingClient((await self.client.open(options)).session, is_lossless=self.is_lossless)
 
-    async def refused(self, options: SessionOptions) -> BaseException:
-        with pytest.raises(Exception) as refusal:  # noqa: PT011  (the caller looks at the type)
+    async def open_error(self, options: SessionOptions) -> BaseException:
+        """Open a session that must be rejected; return the error."""
+        with pytest.raises(Exception) as caught:  # noqa: PT011  (the caller checks the type)
             await self.client.open(options)
-        return refusal.value
+        return caught.value
 
-    def same(self, heard: bytes, expected: bytes) -> None:
-        """The same sound, as exactly as the way carries it."""
-        if self.exact:
-            assert heard == expected
+    def assert_same_audio(self, actual: bytes, expected: bytes) -> None:
+        """Compare PCM exactly, or by duration on a lossy transport."""
+        if self.is_lossless:
+            assert actual == expected
         else:
-            assert len(heard) == pytest.approx(len(expected), abs=2 * 24 * 60)
+            assert len(actual) == pytest.approx(len(expected), abs=2 * 24 * 60)
 
 
-Behave = Callable[[Room], Awaitable[None]]
+BehaviourFunction = Callable[[BehaviourContext], Awaitable[None]]
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """``needs``: what a way must be able to say for it, beyond text, sound, words, PAUSE, RESUME, STOP and an end."""
+    """One row of the table.
 
-    behave: Behave
+    Attributes:
+        run: The coroutine function.
+        setup: The worker and client settings.
+        requires: Transport features beyond text, audio, words, PAUSE, RESUME, STOP and a terminal event.
+    """
+
+    run: BehaviourFunction
     setup: Setup
-    needs: frozenset[str]
+    requires: frozenset[str]
 
 
 BEHAVIOURS: dict[str, Behaviour] = {}
 
 
 def behaviour(
-    *needs: str, client: ClientSettings | None = None, engine: ToneSettings | None = None, **sections: Any
-) -> Callable[[Behave], Behave]:
-    def register(function: Behave) -> Behave:
-        setup = Setup(sections, engine, client or PATIENT)
-        BEHAVIOURS[function.__name__] = Behaviour(function, setup, frozenset(needs))
+    *requires: str, client: ClientSettings | None = None, engine: ToneSettings | None = None, **sections: Any
+) -> Callable[[BehaviourFunction], BehaviourFunction]:
+    """Register a behavior.
+
+    Args:
+        requires: Transport features (see ``TransportCase.unsupported``).
+        client: Client settings; ``LONG_TIMEOUTS`` by default.
+        engine: A fault-injecting tone engine instead of the configured one.
+        sections: Sections of the worker's settings.
+    """
+
+    def register(function: BehaviourFunction) -> BehaviourFunction:
+        setup = Setup(sections, engine, client or LONG_TIMEOUTS)
+        BEHAVIOURS[function.__name__] = Behaviour(function, setup, frozenset(requires))
         return function
 
     return register
 
 
-def loud(pcm: bytes) -> bool:
-    """Whether there is sound in it."""
+def has_audio(pcm: bytes) -> bool:
+    """Whether the PCM is more than silence."""
     return bool(np.abs(np.frombuffer(pcm, "<i2")).max(initial=0) > 500)

@@ -1,4 +1,4 @@
-"""The table of behaviours, over every way to a worker."""
+"""Runs the behavior table on every transport."""
 
 from __future__ import annotations
 
@@ -10,68 +10,68 @@ import anyio
 import pytest
 import pytest_asyncio
 
-from tests.behaviour.behaviours import BEHAVIOURS, Room
-from tests.behaviour.ways import WAYS
+from tests.behaviour.behaviours import BEHAVIOURS, BehaviourContext
+from tests.behaviour.transports import TRANSPORTS
 
-SIDE_BY_SIDE = 12
-"""Behaviours of a way that plays at the pace of a listener: they wait, most of the time."""
-PATIENCE_S = 110
-"""Just before pytest-timeout ends it: on a busy machine sound may take several times as long as it lasts."""
-
-
-async def behave(way: str, name: str) -> None:
-    wanted = BEHAVIOURS[name]
-    over = WAYS[way]
-    async with over.enter(wanted.setup) as client:
-        await wanted.behave(Room(client, over.exact, over.slow, over.crowd))
+CONCURRENT_BEHAVIOURS = 12
+"""Behaviors of a paced transport that run at the same time: each waits for playback most of the time."""
+TIME_LIMIT_S = 110
+"""Just below the limit of pytest-timeout: on a busy machine audio may take several times its duration."""
 
 
-def table(*, paced: bool) -> pytest.MarkDecorator:
-    """Every way with every behaviour that it has words for; the others are skipped and say why."""
+async def run_behaviour(transport: str, name: str) -> None:
+    behaviour = BEHAVIOURS[name]
+    case = TRANSPORTS[transport]
+    async with case.connect(behaviour.setup) as client:
+        await behaviour.run(BehaviourContext(client, case.is_lossless, case.is_slow, case.concurrent_sessions))
+
+
+def parametrize_table(*, paced: bool) -> pytest.MarkDecorator:
+    """Every transport with every behavior; rows that a transport does not support are skipped with the reason."""
     rows = []
-    for way, name in product((way for way in WAYS if WAYS[way].paced is paced), BEHAVIOURS):
-        missing = ", ".join(sorted(BEHAVIOURS[name].needs & WAYS[way].lacks))
-        lacks = pytest.mark.skipif(bool(missing), reason=f"{way} has no words for: {missing}")
-        rows.append(pytest.param(way, name, marks=lacks, id=f"{way}-{name}"))
-    return pytest.mark.parametrize(("way", "name"), rows)
+    for transport, name in product((t for t in TRANSPORTS if TRANSPORTS[t].is_paced is paced), BEHAVIOURS):
+        missing = ", ".join(sorted(BEHAVIOURS[name].requires & TRANSPORTS[transport].unsupported))
+        skip = pytest.mark.skipif(bool(missing), reason=f"{transport} does not support: {missing}")
+        rows.append(pytest.param(transport, name, marks=skip, id=f"{transport}-{name}"))
+    return pytest.mark.parametrize(("transport", "name"), rows)
 
 
-@table(paced=False)
-async def test_behaviour(way: str, name: str) -> None:
-    await behave(way, name)
+@parametrize_table(paced=False)
+async def test_behaviour(transport: str, name: str) -> None:
+    await run_behaviour(transport, name)
 
 
-Begun = Callable[[str, str], "asyncio.Task[None]"]
+GetTask = Callable[[str, str], "asyncio.Task[None]"]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def begun(request: pytest.FixtureRequest) -> AsyncIterator[Begun]:
-    """Begins all behaviours of the paced ways that were asked for; each test waits for its own."""
-    turn = asyncio.Semaphore(SIDE_BY_SIDE)
+async def paced_tasks(request: pytest.FixtureRequest) -> AsyncIterator[GetTask]:
+    """Starts all selected behaviors of the paced transports at once; each test awaits its own task."""
+    semaphore = asyncio.Semaphore(CONCURRENT_BEHAVIOURS)
 
-    async def when_there_is_room(way: str, name: str) -> None:
-        async with turn:
-            with anyio.fail_after(PATIENCE_S):
-                await behave(way, name)
+    async def run_when_free(transport: str, name: str) -> None:
+        async with semaphore:
+            with anyio.fail_after(TIME_LIMIT_S):
+                await run_behaviour(transport, name)
 
     tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
     for item in request.session.items:
-        asked_for = isinstance(item, pytest.Function) and item.function is test_behaviour_at_the_pace_of_a_listener
-        if asked_for and not any(mark.args[0] for mark in item.iter_markers("skipif")):
-            way, name = (str(item.callspec.params[key]) for key in ("way", "name"))
-            tasks[way, name] = asyncio.create_task(when_there_is_room(way, name))
-    yield lambda way, name: tasks[way, name]
+        is_selected = isinstance(item, pytest.Function) and item.function is test_paced_behaviour
+        if is_selected and not any(mark.args[0] for mark in item.iter_markers("skipif")):
+            transport, name = (str(item.callspec.params[key]) for key in ("transport", "name"))
+            tasks[transport, name] = asyncio.create_task(run_when_free(transport, name))
+    yield lambda transport, name: tasks[transport, name]
     for task in tasks.values():
         task.cancel()
     if tasks:
         await asyncio.wait(tasks.values())
 
 
-@table(paced=True)
+@parametrize_table(paced=True)
 @pytest.mark.asyncio(loop_scope="module")
-async def test_behaviour_at_the_pace_of_a_listener(begun: Begun, way: str, name: str) -> None:
-    await begun(way, name)
+async def test_paced_behaviour(paced_tasks: GetTask, transport: str, name: str) -> None:
+    await paced_tasks(transport, name)
 
 
-def test_the_table_is_complete() -> None:
+def test_all_behaviours_are_registered() -> None:
     assert len(BEHAVIOURS) >= 30

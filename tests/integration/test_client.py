@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from websockets.asyncio.server import ServerConnection, serve
 
 import tts_worker
-from tests.behaviour.ear import Ear
-from tests.behaviour.ways import Setup, served
+from tests.behaviour.recording_client import RecordingClient
+from tests.behaviour.transports import Setup, serve_setup
 from tests.conftest import until
 from tests.fakes.proxy import proxied
 from tts_worker.client import Client, ClientSettings, SessionOptions, connect, reading
@@ -43,17 +43,17 @@ NERVOUS = ClientSettings(heartbeat_s=1.5)
 """Finds out soon that a worker is gone, but not because a busy machine stood still for a second before it was."""
 
 
-async def ear_of(client: Client, options: SessionOptions = FAST) -> Ear:
-    return Ear((await client.open(options)).session)
+async def open_recorder(client: Client, options: SessionOptions = FAST) -> RecordingClient:
+    return RecordingClient((await client.open(options)).session)
 
 
 # -- workers that die -------------------------------------------------------------------------------------------------
 
 _WORKER = """
 import asyncio
-from tests.behaviour.ways import Setup, served
+from tests.behaviour.transports import Setup, serve_setup
 async def main():
-    async with served(Setup()) as address:
+    async with serve_setup(Setup()) as address:
         print(address, flush=True)
         await asyncio.Event().wait()
 asyncio.run(main())
@@ -79,11 +79,11 @@ async def test_a_worker_that_is_killed_or_frozen_ends_the_utterance_once_with_a_
         connect(f"ws://{address}", NERVOUS) as client,
         connect(f"ws://{address}") as other,
     ):
-        frozen = await ear_of(client, SessionOptions())
-        killed = await ear_of(other, SessionOptions())
-        keys = [ear.session.speak(STORY) for ear in (frozen, killed)]
-        await frozen.hear(2_000)
-        await killed.hear(2_000)
+        frozen = await open_recorder(client, SessionOptions())
+        killed = await open_recorder(other, SessionOptions())
+        keys = [recorder.session.speak(STORY) for recorder in (frozen, killed)]
+        await frozen.receive_samples(2_000)
+        await killed.receive_samples(2_000)
         process.send_signal(signal.SIGSTOP)
         with anyio.fail_after(60.0):
             ended = await frozen.end(keys[0])
@@ -95,7 +95,7 @@ async def test_a_worker_that_is_killed_or_frozen_ends_the_utterance_once_with_a_
         ended = await killed.end(keys[1])
         assert ended.error is not None
         assert ended.error.code is ErrorCode.CONNECTION_LOST
-        assert ended.receipt.samples_sent * 2 == len(killed.sound[keys[1]])
+        assert ended.receipt.samples_sent * 2 == len(killed.pcm[keys[1]])
         assert await killed.session.next() is None
         assert killed.session.state is State.CLOSED
         with pytest.raises(SessionClosed, match="lost"):
@@ -106,52 +106,52 @@ async def test_a_worker_that_is_killed_or_frozen_ends_the_utterance_once_with_a_
 
 @pytest.mark.parametrize("point", ["open", "text", "started", "sound", "paused", "ended", "stopped", "idle"])
 async def test_a_loss_at_any_point_ends_what_was_begun_exactly_once(point: str) -> None:
-    async with served(Setup()) as address, proxied(address) as proxy, connect(f"ws://{proxy.address}") as client:
-        ear = await ear_of(client, SessionOptions())
-        keys = [ear.session.speak("half a sente")] if point != "open" else []
+    async with serve_setup(Setup()) as address, proxied(address) as proxy, connect(f"ws://{proxy.address}") as client:
+        recorder = await open_recorder(client, SessionOptions())
+        keys = [recorder.session.speak("half a sente")] if point != "open" else []
         if point in ("started", "sound", "paused", "ended", "stopped", "idle"):
-            await ear.started()
-            ear.session.speak("nce. ")
+            await recorder.wait_started()
+            recorder.session.speak("nce. ")
         if point in ("sound", "paused", "ended", "stopped", "idle"):
-            ear.session.end_text()
-            await ear.hear(480)
+            recorder.session.end_text()
+            await recorder.receive_samples(480)
         if point == "paused":
-            ear.session.pause()
+            recorder.session.pause()
         elif point == "stopped":
             proxy.swallow()
-            ear.session.stop("barge_in")
+            recorder.session.stop("barge_in")
         elif point in ("ended", "idle"):
-            await ear.end(keys[0])
+            await recorder.wait_ended(keys[0])
         proxy.cut()
         proxy.heal()
-        await ear.silence()
-        assert set(ear.ends) == set(keys)
+        await recorder.drain()
+        assert set(recorder.ends) == set(keys)
         outcomes = {"ended": Outcome.DONE, "idle": Outcome.DONE, "stopped": Outcome.STOPPED}
-        assert [ended.outcome for ended in ear.ends.values()] == [outcomes.get(point, Outcome.ERROR)] * len(keys)
-        assert (await (await ear_of(client)).say("And again.")).outcome is Outcome.DONE
+        assert [ended.outcome for ended in recorder.ends.values()] == [outcomes.get(point, Outcome.ERROR)] * len(keys)
+        assert (await (await open_recorder(client)).synthesize("And again.")).outcome is Outcome.DONE
 
 
 async def test_stop_and_close_wait_for_nothing() -> None:
     async with (
-        served(Setup()) as address,
+        serve_setup(Setup()) as address,
         proxied(address) as proxy,
         connect(f"ws://{proxy.address}", NERVOUS) as client,
         connect(f"ws://{proxy.address}") as leaving,
     ):
-        ear = await ear_of(client, SessionOptions())
-        other = await ear_of(leaving, SessionOptions())
-        key = ear.session.speak(STORY)
+        recorder = await open_recorder(client, SessionOptions())
+        other = await open_recorder(leaving, SessionOptions())
+        key = recorder.session.speak(STORY)
         other.session.speak(STORY)
-        await ear.hear(2_000)
-        await other.hear(2_000)
+        await recorder.receive_samples(2_000)
+        await other.receive_samples(2_000)
         proxy.swallow()
-        ear.session.stop()
-        assert ear.session.state is State.IDLE
-        assert ear.session.poll() is None, "the receipt is the worker's; no sound comes meanwhile"
+        recorder.session.stop()
+        assert recorder.session.state is State.IDLE
+        assert recorder.session.poll() is None, "the receipt is the worker's; no sound comes meanwhile"
         with anyio.fail_after(8.0):  # its own heartbeat would tell it of the loss after 10 s at the earliest
             await leaving.aclose()
         with anyio.fail_after(60.0):
-            ended = await ear.end(key)
+            ended = await recorder.wait_ended(key)
         assert ended.outcome is Outcome.STOPPED, "it was stopped, whatever became of the worker"
 
 
@@ -159,54 +159,54 @@ async def test_stop_and_close_wait_for_nothing() -> None:
 
 
 async def test_connections_are_used_again_and_replaced_when_they_died() -> None:
-    async with served(Setup()) as address, proxied(address) as proxy, connect(f"ws://{proxy.address}") as client:
+    async with serve_setup(Setup()) as address, proxied(address) as proxy, connect(f"ws://{proxy.address}") as client:
         await client.prewarm()
         await client.prewarm()
         for turn in range(4):
             opened = await client.open(FAST)
             assert opened.connection_reused
-            ear = Ear(opened.session)
-            await ear.say(f"Turn {turn}.")
-            ear.session.close()
+            recorder = RecordingClient(opened.session)
+            await recorder.synthesize(f"Turn {turn}.")
+            recorder.session.close()
         assert proxy.connections == 1
         pool: Any = client._connector
         assert pool._idle
         proxy.cut()
         await until(lambda: not pool._idle)  # the reset has arrived
-        ear = await ear_of(client)
-        assert (await ear.say("Nobody noticed.")).outcome is Outcome.DONE
+        recorder = await open_recorder(client)
+        assert (await recorder.synthesize("Nobody noticed.")).outcome is Outcome.DONE
         assert proxy.connections == 2
 
 
 async def test_a_connection_is_handed_on_only_when_the_worker_has_answered_everything() -> None:
-    async with served(Setup()) as address, proxied(address) as proxy, connect(f"ws://{proxy.address}") as client:
+    async with serve_setup(Setup()) as address, proxied(address) as proxy, connect(f"ws://{proxy.address}") as client:
         first = await client.open(SessionOptions())
-        ear = Ear(first.session)
-        ear.session.speak(STORY)
-        await ear.hear(2_000)
+        recorder = RecordingClient(first.session)
+        recorder.session.speak(STORY)
+        await recorder.receive_samples(2_000)
         proxy.swallow()
-        ear.session.close()
+        recorder.session.close()
         proxy.heal()
         second = await client.open(SessionOptions())
         assert not second.connection_reused
-        other = Ear(second.session)
-        await other.say("Only this.")
+        other = RecordingClient(second.session)
+        await other.synthesize("Only this.")
         assert other.log[-1].key == UtteranceKey(second.session.id, 1)
 
 
 async def test_refused_sessions_cost_no_connection_and_bad_options_no_worker() -> None:
-    async with served(Setup()) as address, proxied(address) as proxy, connect(f"ws://{proxy.address}") as client:
+    async with serve_setup(Setup()) as address, proxied(address) as proxy, connect(f"ws://{proxy.address}") as client:
         for _ in range(3):
             with pytest.raises(UnknownVoice):
                 await client.open(SessionOptions(voice="nobody"))
         with pytest.raises(InvalidRequest):
             await client.open(SessionOptions(raw_chunks=True))
-        assert (await (await ear_of(client)).say("Fine.")).outcome is Outcome.DONE
+        assert (await (await open_recorder(client)).synthesize("Fine.")).outcome is Outcome.DONE
         assert proxy.connections == 1
 
 
 async def test_idle_connections_are_given_up() -> None:
-    async with served(Setup()) as address, proxied(address) as proxy:
+    async with serve_setup(Setup()) as address, proxied(address) as proxy:
         async with connect(f"ws://{proxy.address}", ClientSettings(idle_s=0.05)) as client:
             await client.prewarm()
             await asyncio.sleep(0.3)  # however late this is: the connection's own timer is earlier
@@ -215,31 +215,31 @@ async def test_idle_connections_are_given_up() -> None:
 
 
 async def test_a_client_that_was_closed_opens_nothing() -> None:
-    async with served(Setup()) as address:
+    async with serve_setup(Setup()) as address:
         client = connect(f"ws://{address}")
-        ear = await ear_of(client, SessionOptions())
-        key = ear.session.speak(STORY)
-        await ear.hear(2_000)
+        recorder = await open_recorder(client, SessionOptions())
+        key = recorder.session.speak(STORY)
+        await recorder.receive_samples(2_000)
         await client.aclose()
         await client.aclose()
-        await ear.silence()
-        assert ear.ends[key].outcome is Outcome.ERROR
+        await recorder.drain()
+        assert recorder.ends[key].outcome is Outcome.ERROR
         with pytest.raises(ConnectionLost):
             await client.open()
 
 
 async def test_a_reader_that_does_not_read_slows_the_worker_down() -> None:
-    async with served(Setup()) as address, connect(f"ws://{address}", ClientSettings(read_ahead_s=0.5)) as client:
-        ear = await ear_of(client)
-        key = ear.session.speak(STORY * 3)
-        ear.session.end_text()
-        await ear.hear(480)
+    async with serve_setup(Setup()) as address, connect(f"ws://{address}", ClientSettings(read_ahead_s=0.5)) as client:
+        recorder = await open_recorder(client)
+        key = recorder.session.speak(STORY * 3)
+        recorder.session.end_text()
+        await recorder.receive_samples(480)
         for _ in range(20):
             await asyncio.sleep(0.01)
-        assert ear.session.buffered_samples <= 0.5 * 24_000 + 480  # type: ignore[attr-defined]
-        ear.session.stop()
+        assert recorder.session.buffered_samples <= 0.5 * 24_000 + 480  # type: ignore[attr-defined]
+        recorder.session.stop()
         with anyio.fail_after(60.0):
-            await ear.end(key)
+            await recorder.wait_ended(key)
 
 
 # -- no worker, or another one ----------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ async def test_a_reader_that_does_not_read_slows_the_worker_down() -> None:
 
 async def test_keys_are_sent_and_never_shown() -> None:
     keyed = Setup({"server": {"api_keys": ["correct-horse"]}})
-    async with served(keyed) as address:
+    async with serve_setup(keyed) as address:
         async with connect(f"ws://{address}") as client:
             with pytest.raises(Unauthenticated):
                 await client.open()
@@ -334,7 +334,7 @@ async def test_unknown_fields_and_messages_of_a_newer_worker_are_ignored() -> No
         )
 
     async with strange_worker(play) as client:
-        ended = await (await ear_of(client, SessionOptions())).say("x")
+        ended = await (await open_recorder(client, SessionOptions())).synthesize("x")
         assert (ended.outcome, ended.receipt.alignment) == (Outcome.DONE, Alignment.ESTIMATED)
 
 
@@ -350,7 +350,7 @@ async def test_a_worker_that_begins_to_talk_nonsense_is_lost(message: Any) -> No
         await send(socket, {"context": context, **message} if isinstance(message, dict) else message)
 
     async with strange_worker(play) as client:
-        ended = await (await ear_of(client, SessionOptions())).say("x")
+        ended = await (await open_recorder(client, SessionOptions())).synthesize("x")
         assert ended.error is not None
         assert ended.error.code is ErrorCode.CONNECTION_LOST
 
@@ -368,12 +368,12 @@ async def test_many_small_deltas_are_few_messages() -> None:
                 )
 
     async with strange_worker(play) as client:
-        ear = await ear_of(client, SessionOptions())
+        recorder = await open_recorder(client, SessionOptions())
         for _ in range(10_000):
-            key = ear.session.speak("x")
-        ear.session.end_text()
+            key = recorder.session.speak("x")
+        recorder.session.end_text()
         with anyio.fail_after(60.0):
-            while (item := await ear.session.next()) is not None and not isinstance(item, Ended):
+            while (item := await recorder.session.next()) is not None and not isinstance(item, Ended):
                 pass
         assert key.generation == 1
         assert len(got) < 20

@@ -30,8 +30,8 @@ from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as dial
 from websockets.exceptions import ConnectionClosed
 
-from tests.behaviour.behaviours import BEHAVIOURS, Room
-from tests.behaviour.ways import Setup
+from tests.behaviour.behaviours import BEHAVIOURS, BehaviourContext
+from tests.behaviour.transports import Setup
 from tests.conftest import tone_settings
 from tests.fakes.clock import standing_still
 from tts_worker.app import Worker, running_worker
@@ -243,7 +243,7 @@ async def test_every_route_is_there(cluster: Cluster) -> None:
 async def test_behaviour(cluster: Cluster, name: str) -> None:
     wanted = BEHAVIOURS[name]
     async with connect(f"ws://{cluster.host}", wanted.setup.client) as client:
-        await wanted.behave(Room(client, True))
+        await wanted.run(BehaviourContext(client, True))
 
 
 def test_the_cluster_listens_on_loopback_only(cluster: Cluster) -> None:
@@ -326,22 +326,22 @@ async def test_behaviour_of_a_worker_with_settings_of_its_own(cluster: Cluster, 
     wanted = BEHAVIOURS[name]
     await cluster.deploy(**wanted.setup.sections, ray={"min_replicas": 1, "max_replicas": 1})
     async with connect(f"ws://{cluster.host}", wanted.setup.client) as client:
-        await wanted.behave(Room(client, True))
+        await wanted.run(BehaviourContext(client, True))
 
 
 def replica_with(name: str) -> Any:
     """A replica with the worker of a behaviour."""
     from tts_worker.transports.ray import Replica
 
-    class Bent(Replica):
+    class FaultyReplica(Replica):
         @staticmethod
         def worker_of(settings: Settings) -> Worker:
             from tests.behaviour.behaviours import BEHAVIOURS  # in the replica's process: a table cannot be sent there
-            from tests.behaviour.ways import BentWorker
+            from tests.behaviour.transports import FaultyWorker
 
-            return BentWorker(BEHAVIOURS[name].setup)
+            return FaultyWorker(BEHAVIOURS[name].setup)
 
-    return Bent
+    return FaultyReplica
 
 
 @pytest.mark.parametrize("name", [name for name, wanted in BEHAVIOURS.items() if wanted.setup.engine is not None])
@@ -352,7 +352,7 @@ async def test_behaviour_of_a_worker_that_fails(cluster: Cluster, name: str) -> 
     one = ours.application(settings_of(cluster.port, ray={"min_replicas": 1, "max_replicas": 1}), replica_with(name))
     await asyncio.to_thread(serve.run, one, name=ours.APPLICATION, route_prefix="/")
     async with connect(f"ws://{cluster.host}", wanted.setup.client) as client:
-        await wanted.behave(Room(client, True))
+        await wanted.run(BehaviourContext(client, True))
 
 
 async def test_more_sessions_bring_more_replicas(cluster: Cluster) -> None:

@@ -15,8 +15,8 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
-from tests.behaviour.ear import Ear
-from tests.behaviour.ways import Setup, bent_worker
+from tests.behaviour.recording_client import RecordingClient
+from tests.behaviour.transports import Setup, faulty_worker
 from tests.conftest import until
 from tests.fakes.proxy import Proxy, proxied
 from tests.fakes.redis import REAL_REDIS, embedded_redis, eventually, free_port, real_redis
@@ -96,7 +96,7 @@ class Fleet:
             "secret": secret,
         }
         sections["grpc"] = {"enabled": True, "port": port}
-        worker = await self._stack.enter_async_context(bent_worker(Setup(sections, engine)))
+        worker = await self._stack.enter_async_context(faulty_worker(Setup(sections, engine)))
         member = await self._stack.enter_async_context(in_fleet(worker))
         await member.announce()
         assert name in await self.names()
@@ -122,8 +122,8 @@ async def fleet() -> AsyncIterator[Fleet]:
         yield Fleet(stack, embedded_redis(), f"t{next(_names)}:")
 
 
-async def opened(client: Client, options: SessionOptions = FAST) -> Ear:
-    return Ear((await client.open(options)).session)
+async def opened(client: Client, options: SessionOptions = FAST) -> RecordingClient:
+    return RecordingClient((await client.open(options)).session)
 
 
 # -- the choice -------------------------------------------------------------------------------------------------------
@@ -133,13 +133,13 @@ async def test_sessions_go_where_there_is_room(fleet: Fleet) -> None:
     small = await fleet.member("small", session={"max_sessions": 2, "slot_idle_s": 600})
     large = await fleet.member("large", session={"max_sessions": 8})
     async with fleet.connect() as client:
-        ears = [await opened(client) for _ in range(10)]
+        recorders = [await opened(client) for _ in range(10)]
         assert (small.live, large.live) == (2, 8)
         with pytest.raises(OverCapacity):
             await client.open(FAST)
-        for ear in ears:
-            assert (await ear.say("Hello there.")).outcome is Outcome.DONE
-            ear.session.close()
+        for recorder in recorders:
+            assert (await recorder.synthesize("Hello there.")).outcome is Outcome.DONE
+            recorder.session.close()
         await until(lambda: small.live + large.live == 0)
 
 
@@ -148,8 +148,8 @@ async def test_only_a_worker_that_has_the_voice_is_asked(fleet: Fleet) -> None:
     special = await fleet.member("special", voices={"aliases": {"dragon": "tone-low"}})
     async with fleet.connect() as client:
         for _ in range(3):
-            ear = await opened(client, SessionOptions(voice="dragon", realtime=False))
-            assert (await ear.say("Hi.")).outcome is Outcome.DONE
+            recorder = await opened(client, SessionOptions(voice="dragon", realtime=False))
+            assert (await recorder.synthesize("Hi.")).outcome is Outcome.DONE
         assert special.live == 3
         with pytest.raises(UnknownVoice, match="dragon"):
             await client.open(SessionOptions(voice="unicorn"))
@@ -158,29 +158,29 @@ async def test_only_a_worker_that_has_the_voice_is_asked(fleet: Fleet) -> None:
 async def test_a_new_worker_is_found_and_a_draining_one_is_left(fleet: Fleet) -> None:
     first = await fleet.member("first", session={"max_sessions": 1, "slot_idle_s": 600})
     async with fleet.connect() as client:
-        ear = await opened(client)
+        recorder = await opened(client)
         second = await fleet.member("second")
         other = await _open_until(client, lambda: second.live == 1)
         first.fleet.begin_drain()
         draining = asyncio.create_task(first.worker.hub.drain(60.0))
         await fleet.listed("first", there=False)
         await until(lambda: first.live == 0)
-        assert (await ear.say("It said nothing, so it moved.")).outcome is Outcome.DONE
+        assert (await recorder.synthesize("It said nothing, so it moved.")).outcome is Outcome.DONE
         assert second.live == 2
-        assert (await other.say("Undisturbed.")).outcome is Outcome.DONE
+        assert (await other.synthesize("Undisturbed.")).outcome is Outcome.DONE
         await draining
 
 
-async def _open_until(client: Client, arrived: Any) -> Ear:
+async def _open_until(client: Client, arrived: Any) -> RecordingClient:
     """The client asks the registry again after half a second; until then it knows the full worker only."""
     while True:
         try:
-            ear = await opened(client)
+            recorder = await opened(client)
         except OverCapacity:
             await asyncio.sleep(0.02)
             continue
         assert arrived()
-        return ear
+        return recorder
 
 
 @pytest.fixture
@@ -288,14 +288,14 @@ async def test_sigterm_takes_the_entry_back_and_lets_a_turn_end(fleet: Fleet) ->
         while (line := await process.stdout.readline()) != b"ready\n":
             assert line, "it ended"
         assert await fleet.names() == {"served"}, "who is ready is there"
-        ear = await opened(client, SessionOptions())
+        recorder = await opened(client, SessionOptions())
         silent = await opened(client)
-        key = ear.session.speak("A turn that may end.")
-        ear.session.end_text()
-        await ear.hear(1, key)
+        key = recorder.session.speak("A turn that may end.")
+        recorder.session.end_text()
+        await recorder.receive_samples(1, key)
         process.terminate()
         await fleet.listed("served", there=False)
-        assert (await ear.end(key)).outcome is Outcome.DONE
+        assert (await recorder.wait_ended(key)).outcome is Outcome.DONE
         with anyio.fail_after(60):  # it waits for no silent session
             assert await process.wait() == 0
         assert await silent.next() is None
@@ -307,72 +307,72 @@ async def test_sigterm_takes_the_entry_back_and_lets_a_turn_end(fleet: Fleet) ->
 async def test_lost_before_the_first_sound_is_said_again_elsewhere(fleet: Fleet) -> None:
     first = await fleet.member("first", engine=MUTE)
     async with fleet.connect() as client:
-        ear = await opened(client)
-        key = ear.session.speak("Hello there, ")
-        ear.session.flush()
-        await ear.started()
+        recorder = await opened(client)
+        key = recorder.session.speak("Hello there, ")
+        recorder.session.flush()
+        await recorder.wait_started()
         second = await fleet.member("second")
         await first.die()
-        ear.session.speak("my friend.")
-        ear.session.end_text()
-        waiting = ear.session.speak("And the next.")
-        ear.session.end_text()
-        ended = await ear.end(key)
+        recorder.session.speak("my friend.")
+        recorder.session.end_text()
+        waiting = recorder.session.speak("And the next.")
+        recorder.session.end_text()
+        ended = await recorder.wait_ended(key)
         assert (ended.outcome, ended.receipt.text_spoken) == (Outcome.DONE, "Hello there, my friend.")
-        assert (await ear.end(waiting)).receipt.text_spoken == "And the next."
-        assert [item.key for item in ear.log if isinstance(item, Started)] == [key, waiting]
+        assert (await recorder.wait_ended(waiting)).receipt.text_spoken == "And the next."
+        assert [item.key for item in recorder.log if isinstance(item, Started)] == [key, waiting]
         assert second.live == 1
-        assert (await ear.say("Still here.")).outcome is Outcome.DONE
+        assert (await recorder.synthesize("Still here.")).outcome is Outcome.DONE
 
 
 async def test_a_loss_in_the_middle_is_told_and_disturbs_nobody_else(fleet: Fleet) -> None:
     first = await fleet.member("first", session={"max_sessions": 1, "slot_idle_s": 600})
     async with fleet.connect() as client:
-        ear = await opened(client, SessionOptions())
-        key = ear.session.speak(LONG)
-        await ear.hear(5_000, key)
+        recorder = await opened(client, SessionOptions())
+        key = recorder.session.speak(LONG)
+        await recorder.receive_samples(5_000, key)
         second = await fleet.member("second")
         other = await _open_until(client, lambda: second.live == 1)
-        whole = other.sound[(await other.say("Undisturbed by that. " * 3)).key]
+        whole = other.pcm[(await other.synthesize("Undisturbed by that. " * 3)).key]
         other.session.speak("Undisturbed by that. " * 3)
         other.session.end_text()
-        going_on = await other.hear(5_000)
+        going_on = await other.receive_samples(5_000)
         await first.die()
-        ended = await ear.end(key)
+        ended = await recorder.wait_ended(key)
         assert ended.error is not None
         assert (ended.error.code, ended.error.retryable) == (ErrorCode.CONNECTION_LOST, True)
-        assert ended.receipt.samples_sent * 2 == len(ear.sound[key])
+        assert ended.receipt.samples_sent * 2 == len(recorder.pcm[key])
         assert ended.receipt.text_spoken + ended.receipt.text_remaining == LONG
-        await other.end(going_on)
-        assert other.sound[going_on] == whole
+        await other.wait_ended(going_on)
+        assert other.pcm[going_on] == whole
 
 
 async def test_a_paused_session_is_paused_on_the_next_worker_too(fleet: Fleet) -> None:
     first = await fleet.member("first", engine=MUTE)
     async with fleet.connect() as client:
-        ear = await opened(client)
-        key = ear.session.speak("Held back.")
-        ear.session.end_text()
-        ear.session.pause()
-        assert (await ear.acknowledged(ControlName.PAUSE)).applied
+        recorder = await opened(client)
+        key = recorder.session.speak("Held back.")
+        recorder.session.end_text()
+        recorder.session.pause()
+        assert (await recorder.wait_acknowledged(ControlName.PAUSE)).applied
         second = await fleet.member("second")
         await first.die()
         await until(lambda: second.live == 1)
-        ear.session.resume()
-        assert (await ear.acknowledged(ControlName.RESUME)).applied
-        assert (await ear.end(key)).outcome is Outcome.DONE
+        recorder.session.resume()
+        assert (await recorder.wait_acknowledged(ControlName.RESUME)).applied
+        assert (await recorder.wait_ended(key)).outcome is Outcome.DONE
 
 
 async def test_a_stop_while_nobody_is_there_is_confirmed(fleet: Fleet) -> None:
     only = await fleet.member("only", engine=MUTE)
     async with fleet.connect() as client:
-        ear = await opened(client)
-        key = ear.session.speak("Never heard.")
-        await ear.started()
+        recorder = await opened(client)
+        key = recorder.session.speak("Never heard.")
+        await recorder.wait_started()
         only.proxy.swallow()
         only.proxy.cut()
-        ear.session.stop("changed_my_mind")
-        ended = await ear.end(key)
+        recorder.session.stop("changed_my_mind")
+        ended = await recorder.wait_ended(key)
         assert (ended.outcome, ended.receipt.reason) == (Outcome.STOPPED, "changed_my_mind")
         assert ended.receipt.text_remaining == "Never heard."
 
@@ -380,30 +380,30 @@ async def test_a_stop_while_nobody_is_there_is_confirmed(fleet: Fleet) -> None:
 async def test_no_other_worker_is_a_loss(fleet: Fleet) -> None:
     only = await fleet.member("only", engine=MUTE)
     async with fleet.connect() as client:
-        ear = await opened(client)
-        key = ear.session.speak("Never heard.")
-        ear.session.end_text()
-        await ear.started()
+        recorder = await opened(client)
+        key = recorder.session.speak("Never heard.")
+        recorder.session.end_text()
+        await recorder.wait_started()
         await only.die()
-        ended = await ear.end(key)
+        ended = await recorder.wait_ended(key)
         assert ended.error is not None
         assert (ended.error.code, ended.receipt.samples_sent) == (ErrorCode.CONNECTION_LOST, 0)
-        assert await ear.next() is None, "the session is over"
+        assert await recorder.next() is None, "the session is over"
 
 
 async def test_closing_while_a_worker_is_looked_for(fleet: Fleet) -> None:
     only = await fleet.member("only", engine=MUTE)
     async with fleet.connect() as client:
-        ear = await opened(client)
-        key = ear.session.speak("Never heard.")
-        await ear.started()
+        recorder = await opened(client)
+        key = recorder.session.speak("Never heard.")
+        await recorder.wait_started()
         only.proxy.swallow()
         only.proxy.cut()
         await asyncio.sleep(0)
-        ear.session.close("leaving")
-        await ear.silence()
-        assert isinstance(ear.ends[key], Ended)
-        assert ear.ends[key].outcome is Outcome.STOPPED
+        recorder.session.close("leaving")
+        await recorder.drain()
+        assert isinstance(recorder.ends[key], Ended)
+        assert recorder.ends[key].outcome is Outcome.STOPPED
 
 
 # -- the registry goes away -------------------------------------------------------------------------------------------
@@ -415,10 +415,10 @@ async def test_redis_may_go_away_and_come_back() -> None:
         fleet = Fleet(stack, redis.url, "worker:")
         member = await fleet.member("one")
         async with fleet.connect() as client:
-            ear = await opened(client)
+            recorder = await opened(client)
             await redis.kill()
-            assert (await ear.say("Running sessions go on.")).outcome is Outcome.DONE
-            assert (await (await opened(client)).say("And new ones begin.")).outcome is Outcome.DONE
+            assert (await recorder.synthesize("Running sessions go on.")).outcome is Outcome.DONE
+            assert (await (await opened(client)).synthesize("And new ones begin.")).outcome is Outcome.DONE
             async with fleet.connect() as stranger:
                 with pytest.raises(TTSWorkerError) as lost:
                     await stranger.open()
@@ -439,7 +439,7 @@ async def test_a_registry_that_hangs_delays_no_session(fleet: Fleet, monkeypatch
         registry.swallow()
         with anyio.fail_after(20.0):  # less than a registry has to answer here
             for _ in range(5):
-                assert (await (await opened(client)).say("Hi.")).outcome is Outcome.DONE
+                assert (await (await opened(client)).synthesize("Hi.")).outcome is Outcome.DONE
 
 
 # -- who gets the API key ---------------------------------------------------------------------------------------------
@@ -453,13 +453,13 @@ async def test_a_key_is_not_sent_over_an_unsigned_registry(fleet: Fleet) -> None
     with pytest.raises(ConfigError, match=r"registry\.secret"):
         fleet.connect(replace(PATIENT, api_key=KEY))
     async with fleet.connect() as client:
-        assert (await (await opened(client)).say("Without a key it works.")).outcome is Outcome.DONE
+        assert (await (await opened(client)).synthesize("Without a key it works.")).outcome is Outcome.DONE
 
 
 async def test_a_key_is_sent_to_a_worker_with_a_signed_entry(fleet: Fleet) -> None:
     await fleet.member("one", server={"api_keys": [KEY]}, secret=SECRET)
     async with fleet.connect(replace(PATIENT, api_key=KEY, registry_secret=SECRET)) as client:
-        assert (await (await opened(client)).say("Hello.")).outcome is Outcome.DONE
+        assert (await (await opened(client)).synthesize("Hello.")).outcome is Outcome.DONE
 
 
 async def test_a_forged_worker_is_never_dialled(fleet: Fleet) -> None:
@@ -479,4 +479,4 @@ async def test_the_secret_may_come_from_the_environment(fleet: Fleet, monkeypatc
     await fleet.member("one", server={"api_keys": [KEY]}, secret=SECRET)
     monkeypatch.setenv("TTS_WORKER_REGISTRY__SECRET", SECRET)
     async with fleet.connect(replace(PATIENT, api_key=KEY)) as client:
-        assert (await (await opened(client)).say("Hello.")).outcome is Outcome.DONE
+        assert (await (await opened(client)).synthesize("Hello.")).outcome is Outcome.DONE

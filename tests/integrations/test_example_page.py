@@ -14,7 +14,7 @@ pytest.importorskip("playwright.async_api", reason="needs playwright")
 
 from playwright.async_api import async_playwright
 
-from tests.behaviour.ways import Setup, served
+from tests.behaviour.transports import Setup, serve_setup
 from tests.browser.conftest import ABSENT, CHROMIUM, launch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -43,7 +43,7 @@ def origin() -> Iterator[str]:
 @pytest.mark.skipif(ABSENT, reason=f"needs Debian's chromium at {CHROMIUM}: apt install chromium")
 async def test_the_page_speaks_stops_and_is_refused_where_it_is_not_allowed(origin: str) -> None:
     allowed = Setup({"server": {"allowed_origins": [origin]}})
-    async with served(allowed) as address, async_playwright() as playwright, launch(playwright) as browser:
+    async with serve_setup(allowed) as address, async_playwright() as playwright, launch(playwright) as browser:
         page = await browser.new_page()
         page.set_default_timeout(100_000)
         await page.goto(f"{origin}/browser.html?worker=ws://{address}")
@@ -55,7 +55,7 @@ async def test_the_page_speaks_stops_and_is_refused_where_it_is_not_allowed(orig
         await page.wait_for_function("document.getElementById('status').value.includes('words: Hello')")
         await page.click("#stop")
         await page.wait_for_function("document.getElementById('status').value.startsWith('stopped: Hello')")
-        async with served(Setup()) as closed:
+        async with serve_setup(Setup()) as closed:
             await page.goto(f"{origin}/browser.html?worker=ws://{closed}")
             await page.click("#speak")
             await page.wait_for_function("document.getElementById('status').value.includes('no worker')")

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.behaviour.ways import Setup, served
+from tests.behaviour.transports import Setup, serve_setup
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SENTENCE = "Hello there, my friend."
@@ -40,14 +40,14 @@ def seconds(path: Path) -> float:
 
 
 async def test_raw_websocket(tmp_path: Path) -> None:
-    async with served(Setup()) as address:
+    async with serve_setup(Setup()) as address:
         out = await run("websocket_client.py", str(tmp_path / "out.wav"), SENTENCE, f"ws://{address}")
     assert seconds(tmp_path / "out.wav") == pytest.approx(1.14, abs=0.1)
     assert [line.split()[-1] for line in out.splitlines()][:4] == SENTENCE.split()
 
 
 async def test_client() -> None:
-    async with served(Setup()) as address:
+    async with serve_setup(Setup()) as address:
         out = await run("client.py", f"ws://{address}")
     assert "[pause at 1.0" in out
     assert "stopped:" in out
@@ -55,7 +55,7 @@ async def test_client() -> None:
 
 async def test_openai_sdk(tmp_path: Path) -> None:
     pytest.importorskip("openai", reason="needs the package openai")
-    async with served(Setup()) as address:
+    async with serve_setup(Setup()) as address:
         out = await run("openai_sdk.py", str(tmp_path / "out.mp3"), SENTENCE, f"http://{address}/v1")
     assert "in the voice tone" in out
     assert (tmp_path / "out.mp3").stat().st_size > 3_000
@@ -64,7 +64,7 @@ async def test_openai_sdk(tmp_path: Path) -> None:
 async def test_pipecat_bot(tmp_path: Path) -> None:
     if importlib.util.find_spec("pipecat") is None:
         pytest.skip("needs the extra 'pipecat'")
-    async with served(Setup()) as address:
+    async with serve_setup(Setup()) as address:
         url = f"ws://{address}"
         out = await run("pipecat_bot.py", str(tmp_path / "a.wav"), stdin="Good morning.\nBye.\n", TTS_WORKER_URL=url)
     assert out.split() == ["You", "said:", "Good", "morning.", "You", "said:", "Bye."]
@@ -87,7 +87,7 @@ async def test_livekit_agent() -> None:
     from tts_worker.integrations.livekit import TTS
 
     example = load("livekit_agent.py")
-    async with served(Setup()) as address:
+    async with serve_setup(Setup()) as address:
         voice = TTS(f"ws://{address}")
         try:
             async with on_stage(voice, ["tool:opening_hours", "Until six."], agent=example.Assistant()) as stage:

@@ -25,9 +25,9 @@ from livekit.agents import (
 )
 from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT
 
-from tests.behaviour.ear import Ear
 from tests.behaviour.faults import fault_at
-from tests.behaviour.ways import Setup, bent_worker, served
+from tests.behaviour.recording_client import RecordingClient
+from tests.behaviour.transports import Setup, faulty_worker, serve_setup
 from tests.fakes.proxy import proxied
 from tts_worker.client import Client, SessionOptions
 from tts_worker.client.local import LocalConnector
@@ -86,7 +86,7 @@ async def speaking(address: str, **options: Any) -> AsyncIterator[tuple[TTS, Wat
 
 @asynccontextmanager
 async def plugin(setup: Setup | None = None, **options: Any) -> AsyncIterator[tuple[TTS, Watch]]:
-    async with served(setup or BRISK) as address, speaking(address, **options) as (voice, watch):
+    async with serve_setup(setup or BRISK) as address, speaking(address, **options) as (voice, watch):
         yield voice, watch
 
 
@@ -220,7 +220,7 @@ async def test_options_take_effect_with_the_next_stream() -> None:
 
 async def test_prewarm_dials_once_and_tolerates_a_worker_that_is_not_there() -> None:
     async with (
-        served(Setup()) as address,
+        serve_setup(Setup()) as address,
         proxied(address) as proxy,
         speaking(proxy.address) as (voice, watch),
         speaking("127.0.0.1:1") as (nobody, _),
@@ -248,7 +248,7 @@ def test_prewarm_and_construction_need_no_event_loop() -> None:
 
 async def test_cancelling_never_waits_and_says_what_was_spoken() -> None:
     async with (
-        served(Setup()) as address,
+        serve_setup(Setup()) as address,
         proxied(address) as proxy,
         speaking(proxy.address) as (voice, watch),
     ):
@@ -285,9 +285,9 @@ async def test_the_worker_is_never_far_ahead() -> None:
 async def test_pause_and_resume_lose_no_sample() -> None:
     text = f"{TEXT} {TEXT}"
     async with plugin(max_ahead_s=0.2) as (voice, _):
-        async with Client(LocalConnector(lambda: bent_worker(BRISK))) as client:
-            ear = Ear((await client.open(SessionOptions(realtime=False))).session)
-            whole = ear.sound[(await ear.say(text)).key]
+        async with Client(LocalConnector(lambda: faulty_worker(BRISK))) as client:
+            recorder = RecordingClient((await client.open(SessionOptions(realtime=False))).session)
+            whole = recorder.pcm[(await recorder.synthesize(text)).key]
         async with voice.stream(conn_options=ONCE) as stream:
             stream.push_text(text)
             stream.end_input()
@@ -325,7 +325,7 @@ async def test_nobody_listens() -> None:
 @pytest.mark.parametrize("how", ["stream", "synthesize"])
 async def test_a_black_hole_is_a_timeout_per_attempt(how: str) -> None:
     async with (
-        served(Setup()) as address,
+        serve_setup(Setup()) as address,
         proxied(address) as proxy,
         speaking(proxy.address) as (voice, watch),
     ):
@@ -342,7 +342,7 @@ async def test_a_black_hole_is_a_timeout_per_attempt(how: str) -> None:
 
 async def test_a_stall_before_the_first_sound_is_a_timeout_and_a_retry_that_works() -> None:
     async with (
-        served(Setup()) as address,
+        serve_setup(Setup()) as address,
         proxied(address) as proxy,
         speaking(proxy.address) as (voice, watch),
     ):
@@ -361,7 +361,7 @@ async def test_a_stall_before_the_first_sound_is_a_timeout_and_a_retry_that_work
 
 async def test_a_worker_that_dies_in_the_middle_is_an_error_and_nothing_is_said_twice() -> None:
     async with (
-        served(Setup()) as address,
+        serve_setup(Setup()) as address,
         proxied(address) as proxy,
         speaking(proxy.address, max_ahead_s=0.2) as (voice, watch),
     ):
@@ -442,7 +442,7 @@ async def test_the_stream_adapter_speaks_sentence_by_sentence() -> None:
 
 
 async def test_a_worker_in_this_process_is_the_same() -> None:
-    async with Client(LocalConnector(lambda: bent_worker(BRISK))) as client, plugin() as (remote, _):
+    async with Client(LocalConnector(lambda: faulty_worker(BRISK))) as client, plugin() as (remote, _):
         here = TTS(client=client)
         try:
             assert (await say(here, TEXT)).pcm == (await say(remote, TEXT)).pcm

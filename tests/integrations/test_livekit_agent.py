@@ -12,8 +12,8 @@ pytest.importorskip("livekit.agents", reason="needs the extra 'livekit'")
 from livekit.agents import Agent, APIConnectOptions, function_tool, tokenize, tts
 from livekit.agents.voice.agent_session import SessionConnectOptions
 
-from tests.behaviour.ear import Ear
-from tests.behaviour.ways import bent_worker, served
+from tests.behaviour.recording_client import RecordingClient
+from tests.behaviour.transports import faulty_worker, serve_setup
 from tests.conftest import until
 from tests.fakes.clock import standing_still
 from tests.fakes.livekit_agent import on_stage
@@ -30,10 +30,10 @@ LONG = f"{STORY} " * 4
 
 async def reference(text: str) -> tuple[bytes, list[float]]:
     """How the worker speaks ``text``: its sound, and when its words begin (s)."""
-    async with Client(LocalConnector(lambda: bent_worker(BRISK))) as client:
-        ear = Ear((await client.open(SessionOptions(realtime=False))).session)
-        ended = await ear.say(text)
-        return ear.sound[ended.key], [word.start_sample / 24_000 for word in ended.receipt.words]
+    async with Client(LocalConnector(lambda: faulty_worker(BRISK))) as client:
+        recorder = RecordingClient((await client.open(SessionOptions(realtime=False))).session)
+        ended = await recorder.synthesize(text)
+        return recorder.pcm[ended.key], [word.start_sample / 24_000 for word in ended.receipt.words]
 
 
 async def test_a_spoken_turn() -> None:
@@ -150,7 +150,7 @@ async def test_two_turns_back_to_back_and_one_that_only_calls_a_tool() -> None:
 
 async def test_a_worker_killed_in_the_middle_of_a_turn() -> None:
     async with (
-        served(BRISK) as address,
+        serve_setup(BRISK) as address,
         proxied(address) as proxy,
         speaking(proxy.address, max_ahead_s=0.3) as (voice, _),
         on_stage(voice, [LONG, "Back again."]) as stage,
@@ -169,7 +169,7 @@ async def test_a_worker_killed_in_the_middle_of_a_turn() -> None:
 
 async def test_a_connection_that_died_while_nobody_spoke_is_not_noticed() -> None:
     async with (
-        served(BRISK) as address,
+        serve_setup(BRISK) as address,
         proxied(address) as proxy,
         speaking(proxy.address) as (voice, _),
         on_stage(voice, ["First.", "Second."]) as stage,
@@ -188,7 +188,7 @@ async def test_a_stall_ends_in_a_retry_and_the_turn_is_spoken() -> None:
     # Long enough for a worker that is there, whatever else the machine does.
     options = SessionConnectOptions(tts_conn_options=APIConnectOptions(max_retry=2, retry_interval=0.01, timeout=1.5))
     async with (
-        served(BRISK) as address,
+        serve_setup(BRISK) as address,
         proxied(address) as proxy,
         speaking(proxy.address) as (voice, _),
         on_stage(voice, ["First.", REPLY], conn_options=options) as stage,

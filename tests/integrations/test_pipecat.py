@@ -41,8 +41,8 @@ from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.tts_service import TextAggregationMode, TTSService
 from pipecat.workers.runner import WorkerRunner
 
-from tests.behaviour.ear import Ear
-from tests.behaviour.ways import Setup, bent_worker, served
+from tests.behaviour.recording_client import RecordingClient
+from tests.behaviour.transports import Setup, faulty_worker, serve_setup
 from tests.fakes.proxy import proxied
 from tts_worker.client import Client, SessionOptions
 from tts_worker.client.local import LocalConnector
@@ -52,9 +52,9 @@ REPLY = "Hello there, my friend. How are you today?"
 
 
 async def reference(text: str, **options: Any) -> bytes:
-    async with Client(LocalConnector(lambda: bent_worker(Setup()))) as client:
-        ear = Ear((await client.open(SessionOptions(realtime=False, **options))).session)
-        return ear.sound[(await ear.say(text)).key]
+    async with Client(LocalConnector(lambda: faulty_worker(Setup()))) as client:
+        recorder = RecordingClient((await client.open(SessionOptions(realtime=False, **options))).session)
+        return recorder.pcm[(await recorder.synthesize(text)).key]
 
 
 class Tap(FrameProcessor):
@@ -134,7 +134,7 @@ async def running(service: TTSService, rate_hz: int = 24_000) -> AsyncIterator[B
 
 
 async def test_a_turn_is_one_utterance_with_its_words_and_metrics() -> None:
-    async with served(Setup()) as address, running(TTSWorkerTTSService(f"ws://{address}")) as bot:
+    async with serve_setup(Setup()) as address, running(TTSWorkerTTSService(f"ws://{address}")) as bot:
         began_s = time.monotonic()
         await bot.write(*(REPLY[i : i + 3] for i in range(0, len(REPLY), 3)))
         await bot.stopped()
@@ -155,7 +155,7 @@ async def test_a_turn_is_one_utterance_with_its_words_and_metrics() -> None:
 
 
 async def test_token_by_token_sounds_the_same() -> None:
-    async with served(Setup()) as address:
+    async with serve_setup(Setup()) as address:
         service = TTSWorkerTTSService(f"ws://{address}", text_aggregation_mode=TextAggregationMode.TOKEN)
         async with running(service) as bot:
             await bot.write(*(REPLY[i : i + 3] for i in range(0, len(REPLY), 3)))
@@ -165,7 +165,7 @@ async def test_token_by_token_sounds_the_same() -> None:
 
 
 async def test_an_interruption_stops_the_worker_and_the_next_turn_is_only_itself() -> None:
-    async with served(Setup()) as address, running(TTSWorkerTTSService(f"ws://{address}")) as bot:
+    async with serve_setup(Setup()) as address, running(TTSWorkerTTSService(f"ws://{address}")) as bot:
         story = "This is a long story that goes on and on. " * 5
         await bot.write(story, end=False)
         await bot.heard(10_000)
@@ -186,7 +186,7 @@ async def test_an_interruption_stops_the_worker_and_the_next_turn_is_only_itself
 
 
 async def test_two_turns_and_a_spoken_frame_in_between() -> None:
-    async with served(Setup()) as address, proxied(address) as proxy:
+    async with serve_setup(Setup()) as address, proxied(address) as proxy:
         async with running(TTSWorkerTTSService(f"ws://{proxy.address}")) as bot:
             await bot.write("First.")
             await bot.worker.queue_frame(TTSSpeakFrame("Second."))
@@ -199,7 +199,7 @@ async def test_two_turns_and_a_spoken_frame_in_between() -> None:
 
 
 async def test_settings_take_effect_with_the_next_turn() -> None:
-    async with served(Setup()) as address, running(TTSWorkerTTSService(f"ws://{address}")) as bot:
+    async with serve_setup(Setup()) as address, running(TTSWorkerTTSService(f"ws://{address}")) as bot:
         await bot.write("Old.")
         await bot.worker.queue_frame(TTSUpdateSettingsFrame(delta=TTSWorkerSettings(voice="tone-high", speed=2.0)))
         await bot.write("New.")
@@ -208,7 +208,7 @@ async def test_settings_take_effect_with_the_next_turn() -> None:
 
 
 async def test_another_rate_is_resampled() -> None:
-    async with served(Setup()) as address, running(TTSWorkerTTSService(f"ws://{address}"), rate_hz=16_000) as bot:
+    async with serve_setup(Setup()) as address, running(TTSWorkerTTSService(f"ws://{address}"), rate_hz=16_000) as bot:
         await bot.write(REPLY)
         await bot.stopped()
         assert {frame.sample_rate for frame in bot.down.of(TTSAudioRawFrame)} == {16_000}
@@ -216,7 +216,7 @@ async def test_another_rate_is_resampled() -> None:
 
 
 async def test_what_cannot_be_spoken_is_no_fault() -> None:
-    async with served(Setup()) as address, running(TTSWorkerTTSService(f"ws://{address}")) as bot:
+    async with serve_setup(Setup()) as address, running(TTSWorkerTTSService(f"ws://{address}")) as bot:
         for turn in range(1, 5):
             await bot.write("🎉🎉")
             await bot.stopped(turn)
@@ -235,7 +235,7 @@ async def test_a_worker_that_is_not_there_is_an_error() -> None:
 
 async def test_a_worker_that_dies_is_an_error_and_the_pipeline_lives() -> None:
     async with (
-        served(Setup()) as address,
+        serve_setup(Setup()) as address,
         proxied(address) as proxy,
         running(TTSWorkerTTSService(f"ws://{proxy.address}", max_ahead_s=0.3)) as bot,
     ):

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.behaviour.ear import Ear
+from tests.behaviour.recording_client import RecordingClient
 from tests.fakes.engine import HandEngine
 from tests.fakes.text import WordText
 from tts_worker.client.link import RemoteConfig
@@ -175,13 +175,13 @@ ACTS = st.sampled_from(
 
 
 class Play:
-    """One run: whatever happens, the ``Ear`` checks what must hold while it listens."""
+    """One run: whatever happens, the ``RecordingClient`` checks what must hold while it listens."""
 
     def __init__(self) -> None:
         self.wire = Wire()
         self.session = remote(self.wire)
         self.worker = FarWorker(self.wire)
-        self.ear = Ear(self.session)
+        self.recorder = RecordingClient(self.session)
         self.texts: dict[UtteranceKey, str] = {}
         self.paused = False
 
@@ -231,14 +231,14 @@ class Play:
         if item is None:
             return False
         assert not (paused and isinstance(item, PcmFrame)), "sound while paused"
-        self.ear._take(item)
+        self.recorder.record(item)
         return True
 
     def settle(self) -> None:
         """Everything that is on its way arrives."""
         quiet = 0
         while quiet < 3:
-            before = (len(self.ear.log), len(self.wire.up), self.worker.machine.sent_samples)
+            before = (len(self.recorder.log), len(self.wire.up), self.worker.machine.sent_samples)
             while self.wire.up:
                 self.worker.receive()
             self.worker.work(500)
@@ -248,12 +248,12 @@ class Play:
                 deliver(self.wire, self.session)
             while self.take():
                 pass
-            after = (len(self.ear.log), len(self.wire.up), self.worker.machine.sent_samples)
+            after = (len(self.recorder.log), len(self.wire.up), self.worker.machine.sent_samples)
             quiet = quiet + 1 if before == after else 0
 
     def check(self) -> None:
-        assert set(self.ear.ends) == set(self.texts), "exactly one terminal event each"
-        for key, ended in self.ear.ends.items():
+        assert set(self.recorder.ends) == set(self.texts), "exactly one terminal event each"
+        for key, ended in self.recorder.ends.items():
             receipt = ended.receipt
             assert receipt.text_spoken + receipt.text_remaining == self.texts[key]
             if ended.outcome is Outcome.DONE:
@@ -289,16 +289,16 @@ def test_a_loss_at_any_moment_ends_everything_once(acts: list[tuple[str, int]]) 
             play.act(name, size)
         stopped = {ledger.key for ledger in play.session._by_context.values() if ledger.stopping is not None}
         paused = play.session.state is State.PAUSED
-        heard = len(play.ear.log)
+        heard = len(play.recorder.log)
         play.session.on_lost(ConnectionLost("cut").info)
         assert play.session.state is State.CLOSED
-        before = set(play.ear.ends)
+        before = set(play.recorder.ends)
         while play.take():
             pass
         play.check()
-        assert not (paused and any(isinstance(item, PcmFrame) for item in play.ear.log[heard:]))
-        for key in set(play.ear.ends) - before:
-            ended = play.ear.ends[key]
+        assert not (paused and any(isinstance(item, PcmFrame) for item in play.recorder.log[heard:]))
+        for key in set(play.recorder.ends) - before:
+            ended = play.recorder.ends[key]
             if key in stopped:
                 assert ended.outcome is Outcome.STOPPED, "what was stopped before did not fail"
             elif ended.error is not None and ended.error.code is ErrorCode.CONNECTION_LOST:
@@ -320,9 +320,9 @@ def test_close_ends_everything_and_gives_the_connection_back_once_the_worker_has
         while play.take():
             pass
         play.check()
-        ends = len(play.ear.ends)
+        ends = len(play.recorder.ends)
         play.settle()
-        assert len(play.ear.ends) == ends
+        assert len(play.recorder.ends) == ends
         assert play.wire.handed_back == [True]
 
     asyncio.run(run())
@@ -346,7 +346,7 @@ def test_pauses_change_no_sample(pauses: list[int], sizes: list[int]) -> None:
                 play.session.resume()
         play.settle()
         play.check()
-        return play.ear.sound[key]
+        return play.recorder.pcm[key]
 
     assert asyncio.run(run(pauses)) == asyncio.run(run([]))
 
@@ -354,10 +354,10 @@ def test_pauses_change_no_sample(pauses: list[int], sizes: list[int]) -> None:
 async def test_a_worker_that_refuses_a_message_is_not_trusted_any_more() -> None:
     wire = Wire()
     session = remote(wire)
-    ear = Ear(session)
+    recorder = RecordingClient(session)
     key = session.speak("too much")
     session.on_rejected(ConnectionLost("no").info)
-    ended = await ear.end(key)
+    ended = await recorder.wait_ended(key)
     assert ended.outcome is Outcome.ERROR
     session.close()
     assert wire.handed_back == [False]
@@ -366,7 +366,7 @@ async def test_a_worker_that_refuses_a_message_is_not_trusted_any_more() -> None
 async def test_owed_sound_has_a_deadline_and_a_pause_owes_nothing() -> None:
     wire = Wire()
     session = remote(wire, audio_timeout_s=0.1)
-    ear = Ear(session)
+    recorder = RecordingClient(session)
     key = session.speak("text")
     await asyncio.sleep(0.2)
     assert session.state is State.SPEAKING, "a writer that has not finished is owed nothing"
@@ -377,7 +377,7 @@ async def test_owed_sound_has_a_deadline_and_a_pause_owes_nothing() -> None:
     session.resume()
     session.on_acknowledged(ControlName.PAUSE)
     session.on_acknowledged(ControlName.RESUME)
-    ended = await ear.end(key)
+    ended = await recorder.wait_ended(key)
     assert ended.error is not None
     assert ended.error.code is ErrorCode.DEADLINE_EXCEEDED
     assert wire.up[-1][0] == "stop", "the worker is told to give up"

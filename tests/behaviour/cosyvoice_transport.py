@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 import torch
 
-from tests.behaviour.ways import Setup, started
+from tests.behaviour.transports import Setup, running
 from tests.unit.cosyvoice.bundles import tiny
 from tests.unit.streaming.engines import bundle, networks, settings, tokenizer, voice
 from tts_worker.app import Worker
@@ -78,5 +78,5 @@ class CosyVoiceWorker(Worker):
 
 @asynccontextmanager
 async def cosyvoice_client(setup: Setup) -> AsyncIterator[Client]:
-    async with Client(LocalConnector(lambda: started(CosyVoiceWorker(setup))), setup.client) as client:
+    async with Client(LocalConnector(lambda: running(CosyVoiceWorker(setup))), setup.client) as client:
         yield client
