@@ -17,16 +17,16 @@ from tts_worker.types import ControlName, Outcome
 async def pause_and_resume_lose_no_sample(context: BehaviourContext) -> None:
     recorder = await context.open()
     whole = await recorder.synthesize(TEXT)
-    for place in (1, 5_000, 17_001):
+    for samples in (1, 5_000, 17_001):
         key = recorder.session.speak(TEXT)
         recorder.session.end_text()
-        await recorder.receive_samples(place, key)
+        await recorder.receive_samples(samples, key)
         recorder.session.pause()
         assert recorder.session.state is State.PAUSED
         received = len(recorder.pcm[key])
         acknowledged = await recorder.wait_acknowledged(ControlName.PAUSE)
         assert acknowledged.applied
-        assert acknowledged.position_samples * 2 == heard
+        assert acknowledged.position_samples * 2 == received
         assert recorder.session.poll() is None
         recorder.session.resume()
         assert (await recorder.wait_acknowledged(ControlName.RESUME)).applied
@@ -41,9 +41,9 @@ async def paused_session_sends_no_audio(context: BehaviourContext) -> None:
     await recorder.receive_samples(1, key)
     recorder.session.pause()
     await recorder.wait_acknowledged(ControlName.PAUSE)
-    with anyio.move_on_after(0.2) as patience:
+    with anyio.move_on_after(0.2) as scope:
         await recorder.session.next()
-    assert patience.cancelled_caught
+    assert scope.cancelled_caught
     recorder.session.resume()
     await recorder.receive_samples(48_000, key)
     recorder.session.close()
@@ -65,12 +65,12 @@ async def pause_before_first_audio_holds_it(context: BehaviourContext) -> None:
 @behaviour()
 async def commands_without_effect_are_not_applied(context: BehaviourContext) -> None:
     recorder = await context.open()
-    for command, act in (
+    for command, send in (
         (ControlName.PAUSE, recorder.session.pause),
         (ControlName.RESUME, recorder.session.resume),
         (ControlName.STOP, recorder.session.stop),
     ):
-        act()
+        send()
         answer = await recorder.wait_acknowledged(command)
         assert (answer.applied, answer.key) == (False, None)
     key = recorder.session.speak(TEXT)
@@ -170,7 +170,7 @@ async def second_stop_has_no_effect(context: BehaviourContext) -> None:
 @behaviour()
 async def utterance_after_stop_has_no_old_audio(context: BehaviourContext) -> None:
     recorder = await context.open()
-    alone = await recorder.synthesize("New turn.")
+    reference = await recorder.synthesize("New turn.")
     old = recorder.session.speak(LONG)
     await recorder.receive_samples(1, old)
     recorder.session.stop()
@@ -178,7 +178,7 @@ async def utterance_after_stop_has_no_old_audio(context: BehaviourContext) -> No
     new = await recorder.synthesize("New turn.")
     assert len(recorder.pcm[old]) == received, "audio of the old utterance after STOP"
     assert recorder.ends[old].outcome is Outcome.STOPPED
-    context.assert_same_audio(recorder.pcm[new.key], recorder.pcm[alone.key])
+    context.assert_same_audio(recorder.pcm[new.key], recorder.pcm[reference.key])
 
 
 @behaviour()

@@ -1,7 +1,7 @@
-"""A worker that speaks with CosyVoice: real networks with tiny random weights, behind the real engine thread.
+"""A worker with a CosyVoice engine: tiny networks with random weights, behind the real engine thread.
 
-The faults that a behaviour asks for happen where a call's next clause begins, on the device as it were: they go the
-way of any fault of the networks.
+The faults of a behavior are raised where the engine begins the next clause, so they are handled like faults of the
+networks.
 """
 
 from __future__ import annotations
@@ -28,21 +28,24 @@ from tts_worker.settings import load_settings
 from tts_worker.types import UtteranceKey
 
 FAMILY = "cosyvoice3"
-LATER_CLAUSE = 3  # of a long text: something was heard by then
+LATER_CLAUSE = 3
+"""Clause of a long text before which some audio has been sent."""
 Decide = Callable[[UtteranceKey, int], Fault | None]
 ENGINE = {"kind": "cosyvoice", "bundle": str(tiny(FAMILY)), "threads": 1}
 
 
-class Warm(CosyVoiceEngine):
-    """Warming up is tested elsewhere and takes as long as a behaviour."""
+class EngineWithoutWarmUp(CosyVoiceEngine):
+    """Skips the warm-up, which has its own tests and takes as long as a behavior."""
 
     def warm_up(self) -> None:
         pass
 
 
 class CosyVoiceWorker(Worker):
-    """A worker with one tiny engine, which fails where a test wants it to. Its device never answers after a fault, so
-    that whatever is taken for one breaks the engine."""
+    """A worker with one tiny engine and injected faults.
+
+    Its health check always fails, so every fault that is taken for a device fault breaks the engine.
+    """
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(load_settings(flags={"engines": {"cosy": ENGINE}, **setup.sections}))
@@ -61,18 +64,20 @@ class CosyVoiceWorker(Worker):
         voices = {"prompted": voice(FAMILY), **voices_of(bundle(FAMILY))}
         parts = Parts.build(loaded, tokenizer(FAMILY), voices, config)
         decide = self._fault
-        script = None if decide is None else lambda key, run: self._bent(decide, key, run)
-        return Warm(parts, Model(loaded.config, tokenizer(FAMILY), config, script), healthy=lambda: False)
+        script = None if decide is None else lambda key, run: self._inject_fault(decide, key, run)
+        return EngineWithoutWarmUp(
+            parts, Model(loaded.config, tokenizer(FAMILY), config, script), healthy=lambda: False
+        )
 
-    def _bent(self, decide: Decide, key: UtteranceKey, run: int) -> Sequence[int]:
-        """Nothing is forced; a fault comes with the first clause, or a later one."""
+    def _inject_fault(self, decide: Decide, key: UtteranceKey, run: int) -> Sequence[int]:
+        """Raise the fault of this clause, if any; force no tokens."""
         fault = decide(key, 20 if run >= LATER_CLAUSE else 0)
         if fault is Fault.OUT_OF_MEMORY:
             raise torch.OutOfMemoryError("out of memory")
         elif fault is Fault.RAISE:
             raise RuntimeError("device-side assert triggered")
         elif fault is Fault.FAIL:
-            raise SynthesisFailed("the model said nothing sensible")
+            raise SynthesisFailed("the model generated no audio tokens")
         return ()
 
 

@@ -1,7 +1,7 @@
-"""The LiveKit plugin as a session: what an agent does with it, told in the words of the table.
+"""Adapts the LiveKit plugin to the ``Session`` interface, driven the way an agent drives it.
 
-An utterance is a stream of the plugin; PAUSE and RESUME are what ``attach`` calls; STOP is what an interruption does
-(``aclose``, never waited for). LiveKit cuts and holds back sound as it likes, so frames and positions are its own.
+An utterance is a stream of the plugin; PAUSE and RESUME are the calls of ``attach``; STOP is an interruption
+(``aclose``, not awaited). LiveKit re-frames and buffers audio, so frames and positions differ from the worker's.
 """
 
 from __future__ import annotations
@@ -46,20 +46,21 @@ class _Utterance:
     text_ended: bool = False
     queue: deque[Output] = field(default_factory=deque)
     samples: int = 0
-    told_chars: int = 0
-    stopping: str | None = None
+    transcribed_chars: int = 0
+    stop_reason: str | None = None
+    is_reported: bool = False
     task: asyncio.Task[None] | None = None
 
 
 class LiveKitSession:
-    """One plugin object, one conversation."""
+    """One conversation on one plugin object."""
 
     sample_rate_hz = 24_000
 
     def __init__(self, client: Client, options: SessionOptions, timeout_s: float) -> None:
         self.voice = TTS(client=client)
         self.voice._options = options
-        self._patience = APIConnectOptions(max_retry=0, timeout=timeout_s)
+        self._connect_options = APIConnectOptions(max_retry=0, timeout=timeout_s)
         self._closing: set[asyncio.Future[None]] = set()
         self.id = f"livekit-{id(self):x}"
         self._live: deque[_Utterance] = deque()
@@ -79,20 +80,20 @@ class LiveKitSession:
         if self._closed:
             raise SessionClosed("closed")
 
-    def _writing(self) -> _Utterance | None:
+    def _open_utterance(self) -> _Utterance | None:
         return self._live[-1] if self._live and not self._live[-1].text_ended else None
 
     def speak(self, text: str | bytes) -> UtteranceKey:
         self._require_open()
-        utterance = self._writing()
+        utterance = self._open_utterance()
         if utterance is None:
             self._generation += 1
-            stream = self.voice.stream(conn_options=self._patience)
+            stream = self.voice.stream(conn_options=self._connect_options)
             utterance = _Utterance(UtteranceKey(self.id, self._generation), stream)
             options = self.voice._options
             params = SynthesisParams(options.voice or "tone", options.speed, options.seed)
             utterance.queue.append(Started(utterance.key, params))
-            utterance.task = asyncio.create_task(self._listen(utterance))
+            utterance.task = asyncio.create_task(self._receive(utterance))
             self._live.append(utterance)
         complete = utterance.decoder.feed(text)
         utterance.text += complete
@@ -104,9 +105,9 @@ class LiveKitSession:
 
     def end_text(self) -> None:
         self._require_open()
-        utterance = self._writing()
+        utterance = self._open_utterance()
         if utterance is None:
-            raise IllegalCommand("nothing is being written")
+            raise IllegalCommand("no utterance is open")
         utterance.text_ended = True
         rest = utterance.decoder.end()
         utterance.text += rest
@@ -126,8 +127,8 @@ class LiveKitSession:
             act()
             self._paused = paused
         head = self._live[0] if self._live else None
-        heard = head.samples - sum(f.samples for f in head.queue if isinstance(f, PcmFrame)) if head else 0
-        self._notices.append(Acknowledged(command, applied, head.key if head else None, heard))
+        position_samples = head.samples - sum(f.samples for f in head.queue if isinstance(f, PcmFrame)) if head else 0
+        self._notices.append(Acknowledged(command, applied, head.key if head else None, position_samples))
         self._wakeup.set()
 
     def stop(self, reason: str = "stop", played_samples: int | None = None) -> None:
@@ -135,7 +136,7 @@ class LiveKitSession:
         if not self._live:
             self._notices.append(Acknowledged(ControlName.STOP, applied=False))
         for utterance in self._live:
-            utterance.stopping = reason
+            utterance.stop_reason = reason
             if not any(isinstance(item, Ended) for item in utterance.queue):
                 self._closing.add(asyncio.ensure_future(utterance.stream.aclose()))
             started = [item for item in utterance.queue if isinstance(item, Started)]
@@ -147,7 +148,7 @@ class LiveKitSession:
         self._wakeup.set()
 
     def played(self, samples: int) -> None:
-        raise NotImplementedError("LiveKit's sink knows what was played")
+        raise NotImplementedError("LiveKit's audio sink counts the played samples")
 
     def configure(self, params: SynthesisParams) -> None:
         self.voice.update_options(voice=params.voice, speed=params.speed)
@@ -155,23 +156,24 @@ class LiveKitSession:
     def close(self, reason: str = "closed") -> None:
         if not self._closed:
             for utterance in self._live:
-                self._notices.append(_stopped(replace_reason(utterance, reason), None))
-                utterance.told_chars = -1
+                utterance.stop_reason = reason
+                self._notices.append(_stopped(utterance, None))
+                utterance.is_reported = True
                 self._closing.add(asyncio.ensure_future(utterance.stream.aclose()))
             self._live.clear()
             self._closed = True
             self._wakeup.set()
 
-    async def _listen(self, utterance: _Utterance) -> None:
+    async def _receive(self, utterance: _Utterance) -> None:
         error: APIError | None = None
         receipts: list[Receipt] = []
-        own = self.voice
-        catch = receipts.append
+        voice = self.voice
+        on_receipt = receipts.append
         try:
-            own.on("receipt", catch)
+            voice.on("receipt", on_receipt)
             async for event in utterance.stream:
-                for piece in event.frame.userdata.get(USERDATA_TIMED_TRANSCRIPT) or []:
-                    self._hear_piece(utterance, piece)
+                for part in event.frame.userdata.get(USERDATA_TIMED_TRANSCRIPT) or []:
+                    self._on_transcript(utterance, part)
                 pcm = event.frame.data.tobytes()
                 meta = ChunkMeta(0, 0, 0, utterance.samples, 0.0)
                 utterance.queue.append(PcmFrame(utterance.key, 0, utterance.samples, pcm, meta))
@@ -180,21 +182,23 @@ class LiveKitSession:
         except APIError as failure:
             error = failure
         finally:
-            own.off("receipt", catch)
-        mine = [r for r in receipts if r.text_spoken + r.text_remaining == utterance.text]
-        self._end(utterance, mine[0] if mine else None, error)
+            voice.off("receipt", on_receipt)
+        matching = [r for r in receipts if r.text_spoken + r.text_remaining == utterance.text]
+        self._end(utterance, matching[0] if matching else None, error)
 
-    def _hear_piece(self, utterance: _Utterance, piece: Any) -> None:
-        start = utterance.told_chars
-        utterance.told_chars = end = start + len(piece)
-        begins, ends = (round(at_s * 24_000) for at_s in (piece.start_time, piece.end_time))
-        if piece.strip():
-            utterance.queue.append(Words(utterance.key, (Word(str(piece), start, end, begins, ends),)))
+    def _on_transcript(self, utterance: _Utterance, part: Any) -> None:
+        start_char = utterance.transcribed_chars
+        end_char = start_char + len(part)
+        utterance.transcribed_chars = end_char
+        start_sample, end_sample = (round(at_s * 24_000) for at_s in (part.start_time, part.end_time))
+        if part.strip():
+            word = Word(str(part), start_char, end_char, start_sample, end_sample)
+            utterance.queue.append(Words(utterance.key, (word,)))
 
     def _end(self, utterance: _Utterance, receipt: Receipt | None, error: APIError | None) -> None:
-        if utterance.told_chars < 0:
-            return  # told at the close
-        if utterance.stopping is not None:
+        if utterance.is_reported:
+            return
+        if utterance.stop_reason is not None:
             self._notices.append(_stopped(utterance, receipt))
         elif receipt is not None and receipt.reason == "pause_timeout":
             self._live.remove(utterance)
@@ -235,19 +239,17 @@ class LiveKitSession:
             yield item
 
 
-def replace_reason(utterance: _Utterance, reason: str) -> _Utterance:
-    utterance.stopping = reason
-    return utterance
-
-
 def _stopped(utterance: _Utterance, receipt: Receipt | None) -> Ended:
-    """LiveKit may have been handed more than it handed on: the plugin's receipt counts what it gave to LiveKit."""
+    """The terminal event of a stopped utterance.
+
+    The plugin's playback report counts the audio given to LiveKit, which may be more than LiveKit played.
+    """
     receipt = receipt or Receipt("stop", 0, 0, None, "", utterance.text)
-    return Ended(utterance.key, Outcome.STOPPED, replace(receipt, reason=utterance.stopping or "stop"))
+    return Ended(utterance.key, Outcome.STOPPED, replace(receipt, reason=utterance.stop_reason or "stop"))
 
 
 class LiveKitClient:
-    """Opens such sessions over a client's connections."""
+    """Opens LiveKit sessions on a client's connections."""
 
     def __init__(self, client: Client, timeout_s: float) -> None:
         self._client = client

@@ -40,14 +40,14 @@ async def close_stops_all_utterances(context: BehaviourContext) -> None:
         (Outcome.STOPPED, "leaving"),
         (Outcome.STOPPED, "leaving"),
     ]
-    for act in (
+    for command in (
         lambda: recorder.session.speak("x"),
         recorder.session.end_text,
         recorder.session.pause,
         recorder.session.stop,
     ):
         with pytest.raises(SessionClosed):
-            act()
+            command()
     assert await recorder.session.next() is None
 
 
@@ -76,8 +76,8 @@ async def slow_reader_receives_all_audio(context: BehaviourContext) -> None:
 
 @behaviour()
 async def sessions_are_isolated(context: BehaviourContext) -> None:
-    alone = await context.open()
-    expected = alone.pcm[(await alone.synthesize(TEXT)).key]
+    reference = await context.open()
+    expected = reference.pcm[(await reference.synthesize(TEXT)).key]
     recorders = [await context.open() for _ in range(4)]
     keys = [recorder.session.speak(TEXT) for recorder in recorders]
     for recorder in recorders:
@@ -95,9 +95,9 @@ async def sessions_are_isolated(context: BehaviourContext) -> None:
 
 @behaviour("many_sessions")
 async def control_works_beside_many_sessions(context: BehaviourContext) -> None:
-    crowd = [await context.open(SessionOptions()) for _ in range(context.concurrent_sessions)]
-    keys = [recorder.session.speak(LONG) for recorder in crowd]
-    listening = [asyncio.create_task(recorder.wait_ended(key)) for recorder, key in zip(crowd, keys, strict=True)]
+    others = [await context.open(SessionOptions()) for _ in range(context.concurrent_sessions)]
+    keys = [recorder.session.speak(LONG) for recorder in others]
+    waiting = [asyncio.create_task(recorder.wait_ended(key)) for recorder, key in zip(others, keys, strict=True)]
     recorder = await context.open()
     key = recorder.session.speak(LONG)
     await recorder.receive_samples(4_800, key)
@@ -108,14 +108,14 @@ async def control_works_beside_many_sessions(context: BehaviourContext) -> None:
         assert (await recorder.wait_acknowledged(ControlName.RESUME)).applied
         recorder.session.stop()
         assert (await recorder.wait_ended(key)).outcome is Outcome.STOPPED
-    for one in crowd:
-        one.session.stop()
-    assert {ended.outcome for ended in await asyncio.gather(*listening)} == {Outcome.STOPPED}
+    for other in others:
+        other.session.stop()
+    assert {ended.outcome for ended in await asyncio.gather(*waiting)} == {Outcome.STOPPED}
 
 
 @behaviour("admission")
 async def unknown_voice_is_refused(context: BehaviourContext) -> None:
-    assert isinstance(await context.open_error(replace(FAST, voice="nobody")), UnknownVoice)
+    assert isinstance(await context.open_error(replace(FAST, voice="unknown")), UnknownVoice)
     assert (await (await context.open()).synthesize("Ok.")).outcome is Outcome.DONE
 
 
@@ -133,10 +133,10 @@ async def negative_lead_is_refused(context: BehaviourContext) -> None:
 
 @behaviour("admission")
 async def unknown_model_or_capability_is_refused(context: BehaviourContext) -> None:
-    for options in (replace(FAST, model="nobody"), replace(FAST, needs=("telepathy",))):
-        refusal = await context.open_error(options)
-        assert isinstance(refusal, UnknownModel | InvalidRequest)
-        assert not refusal.retryable
+    for options in (replace(FAST, model="unknown"), replace(FAST, needs=("telepathy",))):
+        error = await context.open_error(options)
+        assert isinstance(error, UnknownModel | InvalidRequest)
+        assert not error.retryable
     assert (await (await context.open()).synthesize("Ok.")).outcome is Outcome.DONE
 
 
@@ -155,9 +155,9 @@ async def _open_when_free(context: BehaviourContext) -> RecordingClient:
 )
 async def full_worker_refuses_until_a_slot_is_free(context: BehaviourContext) -> None:
     recorder = await context.open()
-    refusal = await context.open_error(FAST)
-    assert isinstance(refusal, OverCapacity)
-    assert (refusal.retryable, refusal.retry_after_s) == (True, 1.0)
+    error = await context.open_error(FAST)
+    assert isinstance(error, OverCapacity)
+    assert (error.retryable, error.retry_after_s) == (True, 1.0)
     assert (await recorder.synthesize("Undisturbed.")).outcome is Outcome.DONE
     recorder.session.close()
     assert (await (await _open_when_free(context)).synthesize("My turn.")).outcome is Outcome.DONE
@@ -168,8 +168,8 @@ async def too_much_text_is_refused(context: BehaviourContext) -> None:
     recorder = await context.open()
     try:
         code = (await recorder.synthesize("too long " * 20)).receipt.reason
-    except TextTooLong as refusal:  # where it is known at once
-        code = refusal.code.value
+    except TextTooLong as error:  # rejected before it is sent
+        code = error.code.value
     assert code == "text_too_long"
     recorder.session.close()
     assert (await (await context.open()).synthesize("Short.")).outcome is Outcome.DONE

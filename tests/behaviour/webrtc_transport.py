@@ -1,8 +1,8 @@
-"""WebRTC as a session: aiortc on the other end of a worker's peer, seen through the client's own connection.
+"""Adapts a WebRTC connection to the ``Session`` interface: aiortc as the peer, read through the client's connection.
 
-What the data channel says overtakes the sound, which waits in the listener's jitter buffer. This puts both in the order
-of who listens: the end of an utterance comes after the last of its sound. Which sound is whose is counted: a receipt
-says how much there was. The codec between leaves no sample as it was, and silence is not of any utterance.
+Messages of the data channel overtake the audio, which waits in the jitter buffer. ``TrackSocket`` restores playback
+order: the terminal event of an utterance follows its last audio. Audio is assigned to utterances by counting samples
+against the playback reports. The codec is lossy, and silence belongs to no utterance.
 """
 
 from __future__ import annotations
@@ -24,29 +24,33 @@ from tts_worker.client import ClientSettings, Opened, SessionOptions, reading
 from tts_worker.client.connection import Connection
 from tts_worker.errors import as_exception
 
-_ENDS = frozenset({"done", "stopped", "truncated", "error"})
+_TERMINAL_TYPES = frozenset({"done", "stopped", "truncated", "error"})
 _FRAME_SAMPLES = 480  # at 24 kHz
-_LOUD = 200
+_SILENCE_THRESHOLD = 200
 _QUIET_FRAMES = 12
-"""So long there is silence, and what a receipt still counts was held back by a STOP, or lost: more than the jitter
-buffer of aiortc holds."""
+"""After this much silence, more than the jitter buffer of aiortc holds, missing audio was dropped by STOP or lost."""
 
 
 @dataclass
-class _Turn:
-    """An utterance that has started. ``told``: what is to be passed on when its turn comes; ``end``: its last message,
-    ``owed_samples``: how much sound there is before that."""
+class _Utterance:
+    """A started utterance.
+
+    Attributes:
+        pending_messages: Messages to deliver when the utterance is next in playback order.
+        terminal_message: Its terminal event.
+        expected_samples: Audio before the terminal event, at 24 kHz; None until that event has arrived.
+    """
 
     context: str
-    told: list[str] = field(default_factory=list)
-    end: str | None = None
-    stopped: bool = False
-    owed_samples: int | None = None
-    heard_samples: int = 0
+    pending_messages: list[str] = field(default_factory=list)
+    terminal_message: str | None = None
+    is_stopped: bool = False
+    expected_samples: int | None = None
+    received_samples: int = 0
 
 
 class TrackSocket:
-    """A listener as a socket of the protocol: ``recv`` gives messages and sound, as a WebSocket would."""
+    """A WebRTC peer with the interface of a WebSocket: ``recv`` returns messages and PCM in playback order."""
 
     def __init__(self) -> None:
         self.listener = Listener()
@@ -55,23 +59,23 @@ class TrackSocket:
         self.listener.channel.on("close", self._lose)
         self.listener.connection.on("connectionstatechange", self._on_state)
         self._inbox: deque[str | bytes] = deque()
-        self._turns: deque[_Turn] = deque()
+        self._utterances: deque[_Utterance] = deque()
         self._quiet_frames = 0
-        self._lost = False
+        self._is_lost = False
         self._arrived = asyncio.Event()
 
-    # -- a socket -----------------------------------------------------------------------------------------------------
+    # -- WebSocket interface ------------------------------------------------------------------------------------------
 
     async def recv(self) -> str | bytes:
         while not self._inbox:
-            if self._lost:
+            if self._is_lost:
                 raise ConnectionClosedError(None, None)
             self._arrived.clear()
             await self._arrived.wait()
         return self._inbox.popleft()
 
     async def send(self, raw: str) -> None:
-        if self._lost:
+        if self._is_lost:
             raise ConnectionClosedError(None, None)
         self.listener.channel.send(raw)
 
@@ -80,77 +84,78 @@ class TrackSocket:
         await self.listener.close()
 
     def _lose(self) -> None:
-        self._lost = True
+        self._is_lost = True
         self._arrived.set()
 
     def _on_state(self) -> None:
         if self.listener.connection.connectionState in ("closed", "failed"):
             self._lose()
 
-    def _pass_on(self, *items: str | bytes) -> None:
+    def _deliver(self, *items: str | bytes) -> None:
         self._inbox.extend(items)
         self._arrived.set()
 
-    # -- the order of who listens -------------------------------------------------------------------------------------
+    # -- playback order -----------------------------------------------------------------------------------------------
 
     def _on_message(self, raw: str) -> None:
         message = json.loads(raw)
         kind = message["type"]
         context = message.get("context")
-        turn = next((turn for turn in self._turns if turn.context == context), None)
+        utterance = next((utterance for utterance in self._utterances if utterance.context == context), None)
         if kind == "started":
-            turn = _Turn(context)
-            self._turns.append(turn)
-        if turn is None or (kind in _ENDS and not message.get("applied", True)):
-            self._pass_on(raw)
-        elif kind in _ENDS:
-            turn.end = raw
-            turn.owed_samples = message["samples_sent"]
-            turn.stopped = kind == "stopped"
+            utterance = _Utterance(context)
+            self._utterances.append(utterance)
+        if utterance is None or (kind in _TERMINAL_TYPES and not message.get("applied", True)):
+            self._deliver(raw)
+        elif kind in _TERMINAL_TYPES:
+            utterance.terminal_message = raw
+            utterance.expected_samples = message["samples_sent"]
+            utterance.is_stopped = kind == "stopped"
             self._quiet_frames = 0
-            if turn.stopped:  # said at once, whatever is still to be heard
-                self._pass_on(*turn.told, raw)
-                turn.told.clear()
+            if utterance.is_stopped:  # delivered at once: its remaining audio is discarded
+                self._deliver(*utterance.pending_messages, raw)
+                utterance.pending_messages.clear()
         else:
-            turn.told.append(raw)
+            utterance.pending_messages.append(raw)
         self._advance()
 
     def _on_frame(self, frame: np.ndarray[Any, Any]) -> None:
-        """20 ms at 48 kHz."""
-        if np.abs(frame).max() <= _LOUD:
+        """Take one frame of 20 ms at 48 kHz."""
+        if np.abs(frame).max() <= _SILENCE_THRESHOLD:
             self._quiet_frames += 1
         else:
             self._quiet_frames = 0
             self._advance()
-            if self._turns:
-                turn = self._turns[0]
-                turn.heard_samples += _FRAME_SAMPLES
-                if not turn.stopped:
-                    self._pass_on(frame[::2].astype("<i2").tobytes())
+            if self._utterances:
+                utterance = self._utterances[0]
+                utterance.received_samples += _FRAME_SAMPLES
+                if not utterance.is_stopped:
+                    self._deliver(frame[::2].astype("<i2").tobytes())
         self._advance()
 
     def _advance(self) -> None:
-        while self._turns:
-            turn = self._turns[0]
-            self._pass_on(*turn.told)
-            turn.told.clear()
-            if turn.owed_samples is None:
+        while self._utterances:
+            utterance = self._utterances[0]
+            self._deliver(*utterance.pending_messages)
+            utterance.pending_messages.clear()
+            if utterance.expected_samples is None:
                 return
-            # A STOP takes back up to two frames that were counted already.
-            enough = turn.owed_samples - _FRAME_SAMPLES * (1.5 if turn.stopped else 0.5)
-            if turn.heard_samples >= enough:
-                over = self._quiet_frames > 0 or len(self._turns) > 1  # it fades, perhaps into another frame
+            # STOP drops up to two frames that were already counted as sent.
+            sufficient_samples = utterance.expected_samples - _FRAME_SAMPLES * (1.5 if utterance.is_stopped else 0.5)
+            if utterance.received_samples >= sufficient_samples:
+                # The fade-out may extend into another frame.
+                is_over = self._quiet_frames > 0 or len(self._utterances) > 1
             else:
-                over = self._quiet_frames >= _QUIET_FRAMES
-            if not over:
+                is_over = self._quiet_frames >= _QUIET_FRAMES
+            if not is_over:
                 return
-            self._turns.popleft()
-            if not turn.stopped and turn.end is not None:
-                self._pass_on(turn.end)
+            self._utterances.popleft()
+            if not utterance.is_stopped and utterance.terminal_message is not None:
+                self._deliver(utterance.terminal_message)
 
 
 class WebRtcClient:
-    """Opens a peer for each session."""
+    """Opens one WebRTC peer per session."""
 
     def __init__(self, address: str, settings: ClientSettings) -> None:
         self._address = address
@@ -158,7 +163,7 @@ class WebRtcClient:
         self._connections: list[Connection] = []
 
     async def open(self, options: SessionOptions) -> Opened:
-        """Raises what the worker answers to the offer or to the options."""
+        """Open a session; raises the worker's error if it rejects the offer or the options."""
         socket = TrackSocket()
         try:
             await self._join(socket)
