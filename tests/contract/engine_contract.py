@@ -54,7 +54,8 @@ class Subject:
 
 def segments(*parts: tuple[str, Boundary]) -> tuple[Segment, ...]:
     """Segments that tile a text, said as it is written."""
-    tiled, place = [], 0
+    tiled = []
+    place = 0
     for index, (text, boundary) in enumerate(parts):
         end = place + len(text)
         tiled.append(Segment(index, (Span(text, place, end),), place, end, boundary))
@@ -271,7 +272,8 @@ def hold_stops_all_work_and_release_goes_on_at_the_sample(subject: Subject) -> N
 
 def hold_of_one_leaves_the_others_alone(subject: Subject) -> None:
     driver = Driver(subject)
-    held, free = driver.open(KEY), driver.open(_other(1))
+    held = driver.open(KEY)
+    free = driver.open(_other(1))
     driver.say(KEY)
     driver.say(_other(1))
     driver.do(Hold(KEY))
@@ -424,7 +426,9 @@ def words_are_in_order_inside_the_sound_and_told_in_time(subject: Subject) -> No
         assert last_char <= word.start_char < word.end_char <= text_end
         assert last_start <= word.start_sample <= word.end_sample <= heard.samples
         assert last_end <= word.start_sample
-        last_char, last_start, last_end = word.end_char, word.start_sample, word.end_sample
+        last_char = word.end_char
+        last_start = word.start_sample
+        last_end = word.end_sample
     for chunk in heard.audio:
         for word in chunk.words:
             assert chunk.meta.start_sample <= word.start_sample, "told after it began"

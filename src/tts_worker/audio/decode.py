@@ -64,12 +64,14 @@ def read_recording(audio: Path | str | bytes, max_s: float = MAX_DECODED_S) -> R
         raise MissingExtra("reading prompt audio (soundfile)", "cosyvoice") from None
     source: io.BytesIO | str
     if isinstance(audio, bytes):
-        source, size_bytes = io.BytesIO(audio), len(audio)
+        source = io.BytesIO(audio)
+        size_bytes = len(audio)
     else:
         path = Path(audio)
         if not path.is_file():
             raise InvalidRequest(f"{path.name}: no such audio file")
-        source, size_bytes = str(path), path.stat().st_size
+        source = str(path)
+        size_bytes = path.stat().st_size
     if size_bytes > MAX_AUDIO_BYTES:
         raise InvalidRequest(f"the audio has {size_bytes >> 20} MiB; at most {MAX_AUDIO_BYTES >> 20} are read")
     check_container(audio if isinstance(audio, bytes) else _head(Path(audio)))

@@ -138,7 +138,8 @@ class _WavEncoder:
         self._header = wav_header(sample_rate_hz)
 
     def encode(self, pcm: bytes) -> bytes:
-        header, self._header = self._header, b""
+        header = self._header
+        self._header = b""
         return header + _as_is(pcm)
 
     def finish(self) -> bytes:

@@ -14,8 +14,12 @@ from tts_worker.audio.pcm import Floats
 from tts_worker.audio.trim import TrimOptions, speech_range
 from tts_worker.errors import InvalidRequest
 
-LEAST_S, MOST_S = 3.0, 30.0
-SILENT_DBFS, TARGET_DBFS, TOLERANCE_DB, MAX_GAIN_DB = -50.0, -22.0, 6.0, 30.0
+LEAST_S = 3.0
+MOST_S = 30.0
+SILENT_DBFS = -50.0
+TARGET_DBFS = -22.0
+TOLERANCE_DB = 6.0
+MAX_GAIN_DB = 30.0
 PEAK = 0.95
 SPEECH_BELOW_LOUD_DB = 35.0  # what is so much quieter than the loud parts is not speech
 

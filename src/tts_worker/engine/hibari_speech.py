@@ -147,7 +147,8 @@ def _word_times(
     for mark in phrase.marks:
         first = (int(ends[mark.first - 1]) - lead) // FRAME_SAMPLES
         last = (int(ends[max(mark.first, mark.last) - 1]) - lead) // FRAME_SAMPLES
-        first, last = max(0, first), max(0, last)
+        first = max(0, first)
+        last = max(0, last)
         heard = np.flatnonzero(power[first:last] > 1)
         if len(heard):
             first, last = _onset(power, first + int(heard[0]), previous_end), first + int(heard[-1]) + 1

@@ -101,7 +101,8 @@ class Reader:
             for phrase in self._phrases(units, words, most_phonemes):
                 if pending is not None:
                     yield pending
-                pending, said = phrase, True
+                pending = phrase
+                said = True
             if not said:
                 yield None
         if pending is not None:
@@ -129,7 +130,8 @@ class Reader:
         for run in runs:
             if run.phonemes is not None:
                 token = self.make_token(run.text, "NN", "", phonemes=run.phonemes, rating=5)
-                fresh, ranges = [token], [(run.start, run.start + len(run.text))]
+                fresh = [token]
+                ranges = [(run.start, run.start + len(run.text))]
                 opens = glued
             else:
                 said = self._normalise(_bounded(run.text))
@@ -211,7 +213,8 @@ def _best_cut(line: Sequence[tuple[_Unit, list[int]]]) -> int:
 
 def _units(tokens: Sequence[Any], chunks: Sequence[tuple[int, int]]) -> Iterator[_Unit]:
     """Join tokens that stand without a space between them; they are the chunks, one for one."""
-    place, phonemes = 0, ""
+    place = 0
+    phonemes = ""
     for index, token in enumerate(tokens):
         phonemes += token.phonemes or ""
         if token.whitespace or index == len(tokens) - 1:
@@ -219,7 +222,8 @@ def _units(tokens: Sequence[Any], chunks: Sequence[tuple[int, int]]) -> Iterator
             start, end = chunks[min(place, len(chunks) - 1)]
             if phonemes.strip():
                 yield _Unit(start, end, phonemes.strip())
-            place, phonemes = place + 1, ""
+            place = place + 1
+            phonemes = ""
 
 
 class _Words:
@@ -244,7 +248,8 @@ def _marks(placed: Sequence[tuple[int, int, int, int]], words: _Words) -> tuple[
     for start, end, first, last in placed:
         said = words.within(start, end)
         shares = [min(end, word.spoken_end) - max(start, word.spoken_start) for word in said]
-        done, total = 0, max(1, sum(shares))
+        done = 0
+        total = max(1, sum(shares))
         for word, share in zip(said, shares, strict=True):
             begin = first + (last - first) * done // total
             done += share
@@ -285,10 +290,12 @@ def _pieces(segment: Segment) -> Iterator[list[_Run]]:
                 rest = _Run(rest.text[cut:], rest.start + cut)
             if piece:
                 yield piece
-            piece, room = [], MAX_READ_CHARS
+            piece = []
+            room = MAX_READ_CHARS
         if room <= 0:
             yield piece
-            piece, room = [], MAX_READ_CHARS
+            piece = []
+            room = MAX_READ_CHARS
     if piece:
         yield piece
 
@@ -309,13 +316,16 @@ def _cut_before(text: str, room: int) -> int:
 
 def _runs(segment: Segment) -> Iterator[_Run]:
     """Spans joined where the G2P decides how they sound: a word may go on in the next span."""
-    text, begin, place = "", 0, 0
+    text = ""
+    begin = 0
+    place = 0
     for span in segment.spans:
         if span.phonemes is not None and span.text:
             if text:
                 yield _Run(text, begin)
             yield _Run(span.text, place, span.phonemes)
-            text, begin = "", place + len(span.text)
+            text = ""
+            begin = place + len(span.text)
         else:
             text += span.text
         place += len(span.text)

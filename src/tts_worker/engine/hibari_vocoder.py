@@ -61,7 +61,8 @@ class Vocoder:
 
     def render(self, frames: int) -> Floats:
         """The sound that is complete after at most ``frames`` more frames: ``[N]``, about 300 samples each."""
-        first, last = self._frame, min(self._frame + frames, self._frames)
+        first = self._frame
+        last = min(self._frame + frames, self._frames)
         if first == last:
             return np.zeros(0, np.float32)
         if self._spectra is None:

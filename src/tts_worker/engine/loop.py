@@ -155,7 +155,8 @@ class EngineLoop:
         if self._watchdog is not None:
             self._watchdog.cancel()
         self._fail_live(NotReady(f"the engine {self.name} was stopped").info)
-        runner, self._runner = self._runner, None
+        runner = self._runner
+        self._runner = None
         if runner is not None and self._loop is not None:
             runner.inbox.put(_CLOSE)
             stopped = await self._loop.run_in_executor(None, runner.stopped.wait, timeout_s)
@@ -318,7 +319,8 @@ class EngineLoop:
         self._next_backoff_s = min(2 * self._next_backoff_s, self._max_backoff_s)
 
     def _fail_live(self, error: ErrorInfo) -> None:
-        live, self._live = sorted(self._live), set()
+        live = sorted(self._live)
+        self._live = set()
         for key in live:
             self._dispatch(Failed(key, error))
 

@@ -69,7 +69,8 @@ def with_flac_length(data: bytes) -> bytes:
 @given(st.sampled_from(list(AudioFormat)), st.integers(0, 20_000), st.lists(st.integers(0, 20_000), max_size=30))
 def test_the_cuts_of_the_input_leave_no_trace(audio_format: AudioFormat, samples: int, cuts: list[int]) -> None:
     pcm = music(samples)
-    whole, pieces = encode(audio_format, pcm, []), encode(audio_format, pcm, cuts)
+    whole = encode(audio_format, pcm, [])
+    pieces = encode(audio_format, pcm, cuts)
     if audio_format is AudioFormat.OPUS:  # every stream has its own random serial number
         assert np.array_equal(decode(audio_format, whole), decode(audio_format, pieces))
     else:
@@ -124,7 +125,10 @@ def test_bytes_come_while_the_sound_is_made(audio_format: AudioFormat, first_ms:
     pcm = music(rate_hz * 2, rate_hz)
     step = rate_hz // 50 * 2
     header = {AudioFormat.OPUS: 900, AudioFormat.FLAC: 100}.get(audio_format, 0)
-    total, gaps, quiet_ms, seen_ms = 0, [], 0, None
+    total = 0
+    gaps = []
+    quiet_ms = 0
+    seen_ms = None
     for start in range(0, len(pcm), step):
         fresh = len(encoder.encode(pcm[start : start + step]))
         total += fresh

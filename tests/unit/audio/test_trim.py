@@ -10,7 +10,9 @@ from tts_worker.audio.trim import TrimOptions, speech_range
 
 RATE = 8_000
 OPTIONS = TrimOptions(sample_rate_hz=RATE, pre_roll_ms=10, post_roll_ms=20)
-PRE, POST, WINDOW = 80, 160, 40
+PRE = 80
+POST = 160
+WINDOW = 40
 
 
 def recording(*parts: tuple[int, float]) -> Floats:

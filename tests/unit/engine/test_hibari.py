@@ -312,7 +312,8 @@ def test_a_huge_segment_comes_in_bounded_steps_and_waits_for_credit(hibari_model
 
 def test_who_runs_dry_first_is_served_first(hibari_model: HibariModel) -> None:
     drive = driver(hibari_model)
-    rich, poor = UtteranceKey("a-rich", 1), UtteranceKey("b-poor", 1)
+    rich = UtteranceKey("a-rich", 1)
+    poor = UtteranceKey("b-poor", 1)
     for key in (rich, poor):
         drive.open(key)
         drive.say(key, segments(("Yes.", Boundary.SENTENCE)), end=False)
@@ -399,7 +400,8 @@ class Broken:
 )
 def test_a_fault_ends_its_utterance_alone(error: Exception, code: ErrorCode, hibari_model: HibariModel) -> None:
     drive = driver(cast(HibariModel, Broken(hibari_model, error, after_calls=1)))
-    well, ill = drive.open(KEY), drive.open(UtteranceKey("other", 1))
+    well = drive.open(KEY)
+    ill = drive.open(UtteranceKey("other", 1))
     drive.say(KEY, segments(("Yes.", Boundary.END)))
     drive.step()
     drive.say(UtteranceKey("other", 1), segments(("No.", Boundary.END)))

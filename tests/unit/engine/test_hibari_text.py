@@ -148,12 +148,46 @@ def check(phrases: list[Phrase], said: Segment) -> None:
 
 WILD = st.text(max_size=120) | st.lists(
     st.sampled_from(
-        ["Hello", " ", ", ", "$5", "3.14", "7:30", "\n", "[x](/y/)", "<b>", "😀", "你好", "a1" * 20, "9" * 40, "'", "-",
-         "_", "/", "é", "ß", "\u200d", "\x00", "\ud83d", "مرحبا", "...", "“", "1,000,000", "-5°C", "#1", "%",
-         "e.g.", "XIV", "Mr.", "http://x.y/z?q=1", "A" * 70, "x" * 300]
+        [
+            "Hello",
+            " ",
+            ", ",
+            "$5",
+            "3.14",
+            "7:30",
+            "\n",
+            "[x](/y/)",
+            "<b>",
+            "😀",
+            "你好",
+            "a1" * 20,
+            "9" * 40,
+            "'",
+            "-",
+            "_",
+            "/",
+            "é",
+            "ß",
+            "\u200d",
+            "\x00",
+            "\ud83d",
+            "مرحبا",
+            "...",
+            "“",
+            "1,000,000",
+            "-5°C",
+            "#1",
+            "%",
+            "e.g.",
+            "XIV",
+            "Mr.",
+            "http://x.y/z?q=1",
+            "A" * 70,
+            "x" * 300,
+        ]
     ),
     max_size=25,
-).map("".join)  # fmt: skip
+).map("".join)
 
 
 @settings(deadline=None, max_examples=150)
@@ -166,7 +200,8 @@ def test_any_text_is_read_without_complaint(hibari_model: HibariModel, text: str
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(WILD, st.none() | st.text(max_size=20)), min_size=1, max_size=4))
 def test_any_spans_are_read_without_complaint(hibari_model: HibariModel, parts: list[tuple[str, str | None]]) -> None:
-    spans, place = [], 0
+    spans = []
+    place = 0
     for text, phonemes in parts:
         spans.append(Span(text, place, place + len(text), phonemes))
         place += len(text)

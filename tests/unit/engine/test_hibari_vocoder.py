@@ -45,7 +45,8 @@ def test_blocks_join_to_what_the_library_makes_of_the_whole(frames: int, blocks:
         pieces.append(vocoder.render(block))
         assert vocoder.position_samples == sum(map(len, pieces))
     assert vocoder.finished
-    ours, theirs = np.concatenate(pieces), whole(said)
+    ours = np.concatenate(pieces)
+    theirs = whole(said)
     assert len(ours) == (frames - 2) * FRAME_SAMPLES
     inside = slice(2 * FRAME_SAMPLES, len(ours))  # the ends taper differently, in silence
     np.testing.assert_allclose(ours[inside], theirs[inside], atol=2e-6)

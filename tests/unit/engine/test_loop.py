@@ -117,7 +117,8 @@ async def test_cancel_frees_the_slot_at_the_next_step() -> None:
 
 
 async def test_nothing_of_a_cancelled_utterance_is_delivered() -> None:
-    in_step, go_on = threading.Event(), threading.Event()
+    in_step = threading.Event()
+    go_on = threading.Event()
 
     def spend(seconds: float) -> None:
         in_step.set()
@@ -276,7 +277,8 @@ async def test_an_engine_that_cannot_be_rebuilt_is_lost_until_it_can() -> None:
             raise RuntimeError("device-side assert triggered")
         return ToneEngine(ToneSettings(fault=lambda which, chunk: Fault.RAISE if built == 1 else None))
 
-    loop, lost = EngineLoop(factory, restart_backoff_s=(0.0, 0.0)), list[bool]()
+    loop = EngineLoop(factory, restart_backoff_s=(0.0, 0.0))
+    lost = list[bool]()
     await broken_and_rebuilt(loop)
     assert lost == [False] * (1 + REBUILDS_UNTIL_LOST) + [True]
     assert not loop.lost, "it came back after all"
@@ -294,7 +296,9 @@ class Breaking(ToneEngine):
 
     def __init__(self, where: str, how: Callable[[], None], broke: list[str]) -> None:
         super().__init__()
-        self.where, self.how, self.broke = where, how, broke
+        self.where = where
+        self.how = how
+        self.broke = broke
 
     def _break(self, where: str) -> None:
         if where == self.where and not self.broke:
