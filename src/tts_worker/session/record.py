@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
-from tts_worker.logs import Origin, current_origin, fields
+from tts_worker.callers import current_caller
+from tts_worker.logs import current_request_id, fields
 from tts_worker.types import Ended
 
 log = logging.getLogger(__name__)
@@ -19,7 +20,8 @@ class SessionRecord:
     session: str
     engine: str
     opened_at_s: float
-    origin: Origin = field(default_factory=current_origin)
+    request_id: str = field(default_factory=current_request_id)
+    transport: str = field(default_factory=lambda: current_caller().transport)
     utterances: int = 0
     outcome: str = "none"
     code: str | None = None
@@ -45,8 +47,8 @@ class SessionRecord:
             "session ended",
             extra=fields(
                 session=self.session,
-                request_id=self.origin.request_id or None,
-                transport=self.origin.transport,
+                request_id=self.request_id or None,
+                transport=self.transport,
                 voice=voice,
                 engine=self.engine or None,
                 reason=reason,

@@ -18,7 +18,7 @@ from tts_worker.audio.encoders import AudioFormat, open_encoder
 from tts_worker.audio.g711 import encode_alaw, encode_mulaw
 from tts_worker.audio.pcm import to_float
 from tts_worker.errors import HTTP_STATUS, ErrorInfo, InvalidRequest
-from tts_worker.logs import current_origin
+from tts_worker.logs import current_request_id
 from tts_worker.session.hub import SessionOptions
 from tts_worker.transports import wire
 from tts_worker.transports.rendering import Rendering
@@ -206,7 +206,7 @@ def error_fields(error: ErrorInfo) -> Message:
         "title": title,
         "message": error.message,
         "error": f"{title}: {error.message}",
-        "request_id": current_origin().request_id,
+        "request_id": current_request_id(),
     }
 
 

@@ -23,7 +23,7 @@ from tts_worker.errors import (
     TTSWorkerError,
     Unauthenticated,
 )
-from tts_worker.logs import current_origin, fields, set_origin
+from tts_worker.logs import current_request_id, fields, set_request_id
 from tts_worker.settings import is_loopback
 from tts_worker.transports import cors
 from tts_worker.transports.keys import KeyRing
@@ -83,9 +83,7 @@ class Gate:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        kind = "webrtc" if scope["path"] == "/webrtc/offer" else scope["type"]
-        origin = set_origin(kind, Headers(scope=scope).get(REQUEST_ID))
-        send = _with_request_id(send, origin.request_id)
+        send = _with_request_id(send, set_request_id(Headers(scope=scope).get(REQUEST_ID)))
         if scope["type"] == "http" and self._origins:
             send = cors.varying_by_origin(send, self._allowed_origin(scope))
         try:
@@ -156,7 +154,7 @@ class Gate:
                     code=error.code.value,
                     path=scope["path"][:100],
                     client=client[0] if client else None,
-                    request_id=current_origin().request_id,
+                    request_id=current_request_id(),
                 ),
             )
         response = refusal(scope, error.info)

@@ -15,7 +15,7 @@ import grpc
 
 from tts_worker.callers import set_caller
 from tts_worker.errors import GRPC_STATUS, ErrorInfo, QuotaExceeded, SendTimeout, error_info
-from tts_worker.logs import set_origin
+from tts_worker.logs import set_request_id
 from tts_worker.transports.keys import KeyRing
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class KeyGuard(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         metadata = dict(handler_call_details.invocation_metadata or ())
         request_id = metadata.get("x-request-id")
-        set_origin("grpc", request_id if isinstance(request_id, str) else None)
+        set_request_id(request_id if isinstance(request_id, str) else None)
         if method.startswith(OPEN_SERVICES):
             return await continuation(handler_call_details)
         offered = _offered_key(handler_call_details.invocation_metadata) or None
