@@ -190,3 +190,8 @@ def test_keys_are_not_shown(tmp_path: Path) -> None:
 )
 def test_is_loopback(host: str, expected: Any) -> None:
     assert is_loopback(host) is expected
+
+
+def test_registry_secret_is_among_the_secrets() -> None:
+    settings = load_settings(flags={"registry": {"secret": "a-secret-of-16-chars"}})
+    assert "a-secret-of-16-chars" in settings.secrets

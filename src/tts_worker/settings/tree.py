@@ -87,9 +87,10 @@ class Settings(BaseSettings):
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What must never be logged."""
+        """Values that must never be logged. Keys of ``server.key_file`` are known to the key ring only."""
         credentials = [server.credential for server in self.webrtc.ice_servers]
-        others = [secret.get_secret_value() for secret in (self.registry.url, *credentials) if secret is not None]
+        candidates = (self.registry.url, self.registry.secret, *credentials)
+        others = [secret.get_secret_value() for secret in candidates if secret is not None]
         return (*self.server.keys, *others)
 
     @property
