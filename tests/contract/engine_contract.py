@@ -1,8 +1,8 @@
 """What every engine promises (``tts_worker.engine.base``), as a table of checks that any engine can be put through.
 
-A test module describes its engine as a ``Subject`` and runs the table:
+A test module describes its engine as a ``EngineCase`` and runs the table:
 
-    @pytest.mark.parametrize("promise", CONTRACT, ids=lambda promise: promise.__name__)
+    @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
     def test_the_engine_keeps(promise): promise(SUBJECT)
 
 Everything is driven through ``handle`` and ``step`` alone, with a made-up clock.
@@ -42,7 +42,7 @@ MOST_STEPS = 20_000
 
 
 @dataclass(frozen=True)
-class Subject:
+class EngineCase:
     """An engine under test. ``make`` gives a fresh one with room for at least 9 utterances. ``segments`` are what
     ``params`` can say, a few seconds; ``unspeakable`` has no sound in it."""
 
@@ -67,7 +67,7 @@ def segments(*parts: tuple[str, Boundary]) -> tuple[Segment, ...]:
 
 
 @dataclass
-class Heard:
+class EngineOutput:
     """What came out for one utterance."""
 
     audio: list[Audio] = field(default_factory=list)
@@ -86,18 +86,18 @@ class Heard:
         return [word for chunk in self.audio for word in chunk.words]
 
     @property
-    def sound(self) -> tuple[bytes, list[WordTiming], list[Done | Failed]]:
+    def content(self) -> tuple[bytes, list[WordTiming], list[Done | Failed]]:
         """Everything that must not depend on timing or company."""
         return self.pcm, self.words, [replace(end, key=UtteranceKey("", 0)) for end in self.ends]
 
 
-class Driver:
+class EngineDriver:
     """An engine and what came out of it, by utterance."""
 
-    def __init__(self, subject: Subject) -> None:
-        self.subject = subject
-        self.engine = subject.make()
-        self.heard: dict[UtteranceKey, Heard] = {}
+    def __init__(self, case: EngineCase) -> None:
+        self.case = case
+        self.engine = case.make()
+        self.heard: dict[UtteranceKey, EngineOutput] = {}
         self._now_s = 0.0
 
     def do(self, *commands: Command) -> None:
@@ -108,7 +108,7 @@ class Driver:
         self._now_s += 0.01
         events = self.engine.step(self._now_s)
         for event in events:
-            heard = self.heard.setdefault(event.key, Heard())
+            heard = self.heard.setdefault(event.key, EngineOutput())
             assert not heard.ends, "something came after the end"
             if isinstance(event, Audio):
                 heard.audio.append(event)
@@ -124,12 +124,12 @@ class Driver:
             self.step()
         raise AssertionError("the engine has work for ever")
 
-    def open(self, key: UtteranceKey, credit_samples: int = PLENTY_SAMPLES) -> Heard:
-        self.do(Open(key, self.subject.params, credit_samples))
-        return self.heard.setdefault(key, Heard())
+    def open(self, key: UtteranceKey, credit_samples: int = PLENTY_SAMPLES) -> EngineOutput:
+        self.do(Open(key, self.case.params, credit_samples))
+        return self.heard.setdefault(key, EngineOutput())
 
     def say(self, key: UtteranceKey, said: Iterable[Segment] | None = None, *, end: bool = True) -> None:
-        for segment in self.subject.segments if said is None else said:
+        for segment in self.case.segments if said is None else said:
             self.do(Text(key, segment))
         if end:
             self.do(EndText(key))
@@ -138,8 +138,8 @@ class Driver:
 KEY = UtteranceKey("contract", 1)
 
 
-def _alone(subject: Subject) -> Heard:
-    driver = Driver(subject)
+def _alone(case: EngineCase) -> EngineOutput:
+    driver = EngineDriver(case)
     heard = driver.open(KEY)
     driver.say(KEY)
     driver.drain()
@@ -154,8 +154,8 @@ def _other(number: int) -> UtteranceKey:
 # -- the promises -----------------------------------------------------------------------------------------------------
 
 
-def sound_is_in_order_without_gaps_and_done_once(subject: Subject) -> None:
-    heard = _alone(subject)
+def sound_is_in_order_without_gaps_and_done_once(case: EngineCase) -> None:
+    heard = _alone(case)
     place = 0
     for index, chunk in enumerate(heard.audio):
         assert chunk.pcm
@@ -166,19 +166,19 @@ def sound_is_in_order_without_gaps_and_done_once(subject: Subject) -> None:
     assert heard.ends == [Done(KEY)]
 
 
-def chunks_name_the_text_they_come_from(subject: Subject) -> None:
-    ranges = {(segment.start, segment.end) for segment in subject.segments}
+def chunks_name_the_text_they_come_from(case: EngineCase) -> None:
+    ranges = {(segment.start, segment.end) for segment in case.segments}
     last = 0
-    for chunk in _alone(subject).audio:
+    for chunk in _alone(case).audio:
         assert any(a <= chunk.meta.text_start <= chunk.meta.text_end <= b for a, b in ranges)
         assert chunk.meta.text_start >= last
         last = chunk.meta.text_start
 
 
-def credit_is_kept_to_the_sample(subject: Subject) -> None:
-    total = _alone(subject).samples
+def credit_is_kept_to_the_sample(case: EngineCase) -> None:
+    total = _alone(case).samples
     rng = random.Random(5)
-    driver = Driver(subject)
+    driver = EngineDriver(case)
     heard = driver.open(KEY, credit_samples=0)
     driver.say(KEY)
     granted = 0
@@ -194,46 +194,46 @@ def credit_is_kept_to_the_sample(subject: Subject) -> None:
     assert heard.samples == total
 
 
-def the_last_sample_needs_no_credit_beyond_it(subject: Subject) -> None:
-    expected = _alone(subject)
-    driver = Driver(subject)
+def the_last_sample_needs_no_credit_beyond_it(case: EngineCase) -> None:
+    expected = _alone(case)
+    driver = EngineDriver(case)
     heard = driver.open(KEY, credit_samples=expected.samples)
     driver.say(KEY)
     driver.drain()
-    assert heard.sound == expected.sound
+    assert heard.content == expected.content
 
 
-def what_is_said_does_not_depend_on_when_credit_comes(subject: Subject) -> None:
-    expected = _alone(subject)
+def what_is_said_does_not_depend_on_when_credit_comes(case: EngineCase) -> None:
+    expected = _alone(case)
     for grant in (333, 4801):
-        driver = Driver(subject)
+        driver = EngineDriver(case)
         heard = driver.open(KEY, credit_samples=grant)
         driver.say(KEY)
         while not heard.ends:
             driver.drain()
             driver.do(Credit(KEY, grant))
-        assert heard.sound == expected.sound
+        assert heard.content == expected.content
 
 
-def what_is_said_does_not_depend_on_when_text_comes(subject: Subject) -> None:
-    expected = _alone(subject)
-    driver = Driver(subject)
+def what_is_said_does_not_depend_on_when_text_comes(case: EngineCase) -> None:
+    expected = _alone(case)
+    driver = EngineDriver(case)
     heard = driver.open(KEY)
-    for segment in subject.segments:
+    for segment in case.segments:
         driver.say(KEY, [segment], end=False)
         driver.drain()
         assert not heard.ends, "ended before the text did"
     driver.do(EndText(KEY))
     driver.drain()
-    assert heard.sound == expected.sound
+    assert heard.content == expected.content
 
 
-def what_is_said_does_not_depend_on_company(subject: Subject) -> None:
-    expected = _alone(subject)
+def what_is_said_does_not_depend_on_company(case: EngineCase) -> None:
+    expected = _alone(case)
     rng = random.Random(11)
-    driver = Driver(subject)
+    driver = EngineDriver(case)
     crowd = [driver.open(_other(number), credit_samples=rng.randrange(2000)) for number in range(8)]
-    texts = {number: list(subject.segments) for number in range(8)}
+    texts = {number: list(case.segments) for number in range(8)}
     driver.drain()
     while not all(heard.ends for heard in crowd):
         number = rng.randrange(8)
@@ -243,17 +243,17 @@ def what_is_said_does_not_depend_on_company(subject: Subject) -> None:
         for _ in range(rng.randrange(4)):
             driver.step()
     for heard in crowd:
-        assert heard.sound == expected.sound
+        assert heard.content == expected.content
 
 
-def another_engine_says_the_same(subject: Subject) -> None:
-    assert _alone(subject).sound == _alone(subject).sound
+def another_engine_says_the_same(case: EngineCase) -> None:
+    assert _alone(case).content == _alone(case).content
 
 
-def hold_stops_all_work_and_release_goes_on_at_the_sample(subject: Subject) -> None:
-    expected = _alone(subject)
+def hold_stops_all_work_and_release_goes_on_at_the_sample(case: EngineCase) -> None:
+    expected = _alone(case)
     for steps_before in (0, 1, 2, 5):
-        driver = Driver(subject)
+        driver = EngineDriver(case)
         heard = driver.open(KEY)
         driver.say(KEY)
         for _ in range(steps_before):
@@ -267,11 +267,11 @@ def hold_stops_all_work_and_release_goes_on_at_the_sample(subject: Subject) -> N
         assert heard.samples == before
         driver.do(Release(KEY), Release(KEY))
         driver.drain()
-        assert heard.sound == expected.sound
+        assert heard.content == expected.content
 
 
-def hold_of_one_leaves_the_others_alone(subject: Subject) -> None:
-    driver = Driver(subject)
+def hold_of_one_leaves_the_others_alone(case: EngineCase) -> None:
+    driver = EngineDriver(case)
     held = driver.open(KEY)
     free = driver.open(_other(1))
     driver.say(KEY)
@@ -282,10 +282,10 @@ def hold_of_one_leaves_the_others_alone(subject: Subject) -> None:
     assert [type(end) for end in free.ends] == [Done]
 
 
-def after_cancel_nothing_comes_and_everything_is_free(subject: Subject) -> None:
-    room = subject.make().info.max_utterances
+def after_cancel_nothing_comes_and_everything_is_free(case: EngineCase) -> None:
+    room = case.make().info.max_utterances
     for steps_before in (0, 1, 3):
-        driver = Driver(subject)
+        driver = EngineDriver(case)
         for round_number in range(3):
             keys = [UtteranceKey(f"s{n}", round_number) for n in range(room)]
             for key in keys:
@@ -302,9 +302,9 @@ def after_cancel_nothing_comes_and_everything_is_free(subject: Subject) -> None:
             assert not any(isinstance(end, Failed) for key in keys for end in driver.heard[key].ends)
 
 
-def a_cancelled_neighbour_changes_nothing(subject: Subject) -> None:
-    expected = _alone(subject)
-    driver = Driver(subject)
+def a_cancelled_neighbour_changes_nothing(case: EngineCase) -> None:
+    expected = _alone(case)
+    driver = EngineDriver(case)
     driver.open(_other(1))
     heard = driver.open(KEY)
     driver.say(_other(1))
@@ -313,25 +313,25 @@ def a_cancelled_neighbour_changes_nothing(subject: Subject) -> None:
     driver.step()
     driver.do(Cancel(_other(1)))
     driver.drain()
-    assert heard.sound == expected.sound
+    assert heard.content == expected.content
 
 
-def keys_that_are_over_are_ignored(subject: Subject) -> None:
-    driver = Driver(subject)
+def keys_that_are_over_are_ignored(case: EngineCase) -> None:
+    driver = EngineDriver(case)
     heard = driver.open(KEY)
     driver.say(KEY)
     driver.drain()
     unknown = UtteranceKey("nobody", 9)
     for key in (KEY, unknown):
-        driver.do(Text(key, subject.segments[0]), Credit(key, 480), Hold(key), Release(key), EndText(key), Cancel(key))
+        driver.do(Text(key, case.segments[0]), Credit(key, 480), Hold(key), Release(key), EndText(key), Cancel(key))
         assert not driver.engine.has_work
         assert not driver.step()
     assert len(heard.ends) == 1
     assert unknown not in driver.heard
 
 
-def without_end_of_text_an_utterance_goes_on(subject: Subject) -> None:
-    driver = Driver(subject)
+def without_end_of_text_an_utterance_goes_on(case: EngineCase) -> None:
+    driver = EngineDriver(case)
     heard = driver.open(KEY)
     driver.say(KEY, end=False)
     driver.drain()
@@ -342,9 +342,9 @@ def without_end_of_text_an_utterance_goes_on(subject: Subject) -> None:
     assert heard.ends == [Done(KEY)]
 
 
-def an_utterance_without_text_is_done(subject: Subject) -> None:
+def an_utterance_without_text_is_done(case: EngineCase) -> None:
     for credit_samples in (0, PLENTY_SAMPLES):
-        driver = Driver(subject)
+        driver = EngineDriver(case)
         heard = driver.open(KEY, credit_samples)
         driver.do(EndText(KEY))
         driver.drain()
@@ -352,24 +352,24 @@ def an_utterance_without_text_is_done(subject: Subject) -> None:
         assert heard.ends == [Done(KEY)]
 
 
-def text_without_a_sound_ends_with_a_clear_failure(subject: Subject) -> None:
-    driver = Driver(subject)
+def text_without_a_sound_ends_with_a_clear_failure(case: EngineCase) -> None:
+    driver = EngineDriver(case)
     heard = driver.open(KEY)
-    driver.say(KEY, subject.unspeakable)
+    driver.say(KEY, case.unspeakable)
     driver.drain()
     assert not heard.audio
     (end,) = heard.ends
     assert isinstance(end, Failed)
     assert end.error.code is ErrorCode.UNSPEAKABLE_TEXT
-    assert not any(segment.text in end.error.message for segment in subject.unspeakable)
+    assert not any(segment.text in end.error.message for segment in case.unspeakable)
 
 
-def some_sound_is_enough(subject: Subject) -> None:
-    driver = Driver(subject)
+def some_sound_is_enough(case: EngineCase) -> None:
+    driver = EngineDriver(case)
     heard = driver.open(KEY)
-    shift = subject.segments[0].end
-    for segment in (subject.segments[0], *subject.unspeakable):
-        if segment is not subject.segments[0]:
+    shift = case.segments[0].end
+    for segment in (case.segments[0], *case.unspeakable):
+        if segment is not case.segments[0]:
             spans = tuple(replace(span, start=span.start + shift, end=span.end + shift) for span in segment.spans)
             segment = Segment(segment.index + 1, spans, segment.start + shift, segment.end + shift, segment.boundary)
         driver.do(Text(KEY, segment))
@@ -379,15 +379,15 @@ def some_sound_is_enough(subject: Subject) -> None:
     assert heard.ends == [Done(KEY)]
 
 
-def an_unknown_voice_or_pace_is_refused(subject: Subject) -> None:
-    slowest, fastest = subject.make().info.speed_range
+def an_unknown_voice_or_pace_is_refused(case: EngineCase) -> None:
+    slowest, fastest = case.make().info.speed_range
     for params, code in (
-        (replace(subject.params, voice="no such voice"), ErrorCode.UNKNOWN_VOICE),
-        (replace(subject.params, speed=slowest / 2), ErrorCode.INVALID_REQUEST),
-        (replace(subject.params, speed=fastest * 2), ErrorCode.INVALID_REQUEST),
-        (replace(subject.params, speed=float("nan")), ErrorCode.INVALID_REQUEST),
+        (replace(case.params, voice="no such voice"), ErrorCode.UNKNOWN_VOICE),
+        (replace(case.params, speed=slowest / 2), ErrorCode.INVALID_REQUEST),
+        (replace(case.params, speed=fastest * 2), ErrorCode.INVALID_REQUEST),
+        (replace(case.params, speed=float("nan")), ErrorCode.INVALID_REQUEST),
     ):
-        driver = Driver(subject)
+        driver = EngineDriver(case)
         driver.do(Open(KEY, params, PLENTY_SAMPLES))
         driver.say(KEY)
         driver.drain()
@@ -396,8 +396,8 @@ def an_unknown_voice_or_pace_is_refused(subject: Subject) -> None:
         assert [end.error.code for end in heard.ends if isinstance(end, Failed)] == [code]
 
 
-def one_too_many_is_refused_and_the_others_go_on(subject: Subject) -> None:
-    driver = Driver(subject)
+def one_too_many_is_refused_and_the_others_go_on(case: EngineCase) -> None:
+    driver = EngineDriver(case)
     room = driver.engine.info.max_utterances
     served = [driver.open(_other(number)) for number in range(room)]
     refused = driver.open(KEY)
@@ -415,12 +415,12 @@ def one_too_many_is_refused_and_the_others_go_on(subject: Subject) -> None:
     again = driver.open(UtteranceKey("later", 1))
     driver.say(UtteranceKey("later", 1))
     driver.drain()
-    assert again.sound == served[0].sound
+    assert again.content == served[0].content
 
 
-def words_are_in_order_inside_the_sound_and_told_in_time(subject: Subject) -> None:
-    heard = _alone(subject)
-    text_end = subject.segments[-1].end
+def words_are_in_order_inside_the_sound_and_told_in_time(case: EngineCase) -> None:
+    heard = _alone(case)
+    text_end = case.segments[-1].end
     last_char = last_start = last_end = 0
     for word in heard.words:
         assert last_char <= word.start_char < word.end_char <= text_end
@@ -439,8 +439,8 @@ def words_are_in_order_inside_the_sound_and_told_in_time(subject: Subject) -> No
         assert told >= {word for word in heard.words if word.start_sample < end}, "told after its sound"
 
 
-def after_close_nothing_is_left(subject: Subject) -> None:
-    driver = Driver(subject)
+def after_close_nothing_is_left(case: EngineCase) -> None:
+    driver = EngineDriver(case)
     driver.open(KEY)
     driver.say(KEY)
     driver.step()
@@ -448,20 +448,20 @@ def after_close_nothing_is_left(subject: Subject) -> None:
     assert not driver.engine.has_work
 
 
-def warm_up_leaves_no_trace(subject: Subject) -> None:
-    expected = _alone(subject)
-    driver = Driver(subject)
+def warm_up_leaves_no_trace(case: EngineCase) -> None:
+    expected = _alone(case)
+    driver = EngineDriver(case)
     driver.engine.warm_up()
     assert not driver.engine.has_work
     heard = driver.open(KEY)
     driver.say(KEY)
     driver.drain()
-    assert heard.sound == expected.sound
+    assert heard.content == expected.content
 
 
-Promise = Callable[[Subject], None]
+ContractCheck = Callable[[EngineCase], None]
 
-CONTRACT: tuple[Promise, ...] = (
+CONTRACT: tuple[ContractCheck, ...] = (
     sound_is_in_order_without_gaps_and_done_once,
     chunks_name_the_text_they_come_from,
     credit_is_kept_to_the_sample,

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contract.engine_contract import CONTRACT, Promise, Subject, segments
+from tests.contract.engine_contract import CONTRACT, ContractCheck, EngineCase, segments
 from tts_worker.engine.tone import ToneEngine, ToneSettings
 from tts_worker.types import Boundary, SynthesisParams
 
-SUBJECT = Subject(
+SUBJECT = EngineCase(
     make=lambda: ToneEngine(ToneSettings(max_utterances=10)),
     params=SynthesisParams("tone", seed=3),
     segments=segments(("Yes, ", Boundary.CLAUSE), ("it is $5.", Boundary.SENTENCE), (" 好 Bye!", Boundary.END)),
@@ -14,6 +14,6 @@ SUBJECT = Subject(
 )
 
 
-@pytest.mark.parametrize("promise", CONTRACT, ids=lambda promise: promise.__name__)
-def test_the_tone_engine_keeps(promise: Promise) -> None:
-    promise(SUBJECT)
+@pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
+def test_the_tone_engine_keeps(check: ContractCheck) -> None:
+    check(SUBJECT)

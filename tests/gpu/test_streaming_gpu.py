@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.contract.engine_contract import PLENTY_SAMPLES, Heard, segments
+from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segments
 from tests.unit.streaming.engines import FAMILIES, PROMPTED, bundle, engine, hear, settings, speak
 from tts_worker.engine.streaming.engine import CosyVoiceEngine
 from tts_worker.engine.streaming.graphs import GraphRunner
@@ -47,9 +47,9 @@ def seeded(n: int) -> SynthesisParams:
     return replace(PROMPTED, seed=n)
 
 
-def crowd_says(subject: CosyVoiceEngine, crowd: int) -> list[Heard]:
+def crowd_says(subject: CosyVoiceEngine, crowd: int) -> list[EngineOutput]:
     keys = [UtteranceKey("s", n) for n in range(crowd)]
-    heard: dict[UtteranceKey, Heard] = {}
+    heard: dict[UtteranceKey, EngineOutput] = {}
     for key in keys:
         subject.handle(Open(key, seeded(key.generation), PLENTY_SAMPLES))
         for segment in TEXT:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.contract.engine_contract import Driver, Subject, segments
+from tests.contract.engine_contract import EngineCase, EngineDriver, segments
 from tests.unit.cosyvoice.bundles import FAMILIES, copy_of, tiny
 from tests.unit.cosyvoice.networks import apart, networks
 from tts_worker.cli import main
@@ -188,7 +188,7 @@ def test_the_streaming_engine_speaks_on_either_back_end(exported: tuple[str, Pat
 
     def speak(backend: str) -> np.ndarray:
         options = LoadOptions(path, device="cpu", backend=backend, memory_gb=0.2, max_utterances=2)
-        driver = Driver(Subject(lambda: load_engine(options), SynthesisParams("tiny_spk", seed=3), text, ()))
+        driver = EngineDriver(EngineCase(lambda: load_engine(options), SynthesisParams("tiny_spk", seed=3), text, ()))
         heard = driver.open(UtteranceKey("x", 1))
         driver.say(UtteranceKey("x", 1))
         driver.drain()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.contract.engine_contract import Driver, Heard, Subject, segments
+from tests.contract.engine_contract import EngineCase, EngineDriver, EngineOutput, segments
 from tts_worker.audio.pcm import to_float
 from tts_worker.audio.trim import TrimOptions, speech_range
 from tts_worker.engine.hibari import VOICE, HibariEngine, HibariSettings
@@ -41,11 +41,11 @@ PARAMS = SynthesisParams(VOICE)
 KEY = UtteranceKey("s", 1)
 
 
-def driver(model: HibariModel, params: SynthesisParams = PARAMS, most: int = 64) -> Driver:
-    return Driver(Subject(lambda: HibariEngine(HibariSettings(max_utterances=most), model), params, (), ()))
+def driver(model: HibariModel, params: SynthesisParams = PARAMS, most: int = 64) -> EngineDriver:
+    return EngineDriver(EngineCase(lambda: HibariEngine(HibariSettings(max_utterances=most), model), params, (), ()))
 
 
-def speak(model: HibariModel, *parts: tuple[str, Boundary], params: SynthesisParams = PARAMS) -> Heard:
+def speak(model: HibariModel, *parts: tuple[str, Boundary], params: SynthesisParams = PARAMS) -> EngineOutput:
     drive = driver(model, params)
     heard = drive.open(KEY)
     drive.say(KEY, segments(*parts))

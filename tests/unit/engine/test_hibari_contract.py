@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contract.engine_contract import CONTRACT, Promise, Subject, segments
+from tests.contract.engine_contract import CONTRACT, ContractCheck, EngineCase, segments
 from tts_worker.engine.hibari import VOICE, HibariEngine, HibariSettings
 from tts_worker.engine.hibari_model import HibariModel
 from tts_worker.types import Boundary, SynthesisParams
 
 
-@pytest.mark.parametrize("promise", CONTRACT, ids=lambda promise: promise.__name__)
-def test_the_cpu_voice_keeps(promise: Promise, hibari_model: HibariModel) -> None:
-    promise(
-        Subject(
+@pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
+def test_the_cpu_voice_keeps(check: ContractCheck, hibari_model: HibariModel) -> None:
+    check(
+        EngineCase(
             make=lambda: HibariEngine(HibariSettings(max_utterances=10), hibari_model),
             params=SynthesisParams(VOICE, speed=1.5, seed=3),
             segments=segments(("Yes, ", Boundary.CLAUSE), ("it is $5.", Boundary.SENTENCE), (" 好 Bye!", Boundary.END)),

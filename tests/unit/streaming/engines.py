@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.contract.engine_contract import PLENTY_SAMPLES, Heard
+from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput
 from tests.unit.cosyvoice.bundles import FAMILIES, tiny
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.networks import Networks
@@ -114,13 +114,13 @@ def engine(
     return CosyVoiceEngine(parts, Model(loaded.config, tokenizer(family), config, script), healthy=healthy)
 
 
-def hear(subject: CosyVoiceEngine, heard: dict[UtteranceKey, Heard], most_steps: int = 5000) -> None:
+def hear(subject: CosyVoiceEngine, heard: dict[UtteranceKey, EngineOutput], most_steps: int = 5000) -> None:
     """Step until nothing is left to do."""
     for step in range(most_steps):
         if not subject.has_work:
             return
         for event in subject.step(step / 100):
-            mine = heard.setdefault(event.key, Heard())
+            mine = heard.setdefault(event.key, EngineOutput())
             if isinstance(event, Audio):
                 mine.audio.append(event)
             else:
@@ -138,7 +138,7 @@ def leave(subject: CosyVoiceEngine, segment: Segment, steps: int) -> None:
         for _ in range(steps):
             subject.step(0.0)
         subject.handle(Cancel(key))
-    heard: dict[UtteranceKey, Heard] = {}
+    heard: dict[UtteranceKey, EngineOutput] = {}
     hear(subject, heard)
     assert not heard
 
@@ -149,12 +149,12 @@ def speak(
     params: SynthesisParams = PROMPTED,
     key: UtteranceKey = KEY,
     credit_samples: int = PLENTY_SAMPLES,
-) -> Heard:
+) -> EngineOutput:
     """Everything that comes of a text."""
     subject.handle(Open(key, params, credit_samples))
     for segment in segments:
         subject.handle(Text(key, segment))
     subject.handle(EndText(key))
-    heard = {key: Heard()}
+    heard = {key: EngineOutput()}
     hear(subject, heard)
     return heard[key]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contract.engine_contract import CONTRACT, Promise, Subject, segments
+from tests.contract.engine_contract import CONTRACT, ContractCheck, EngineCase, segments
 from tests.unit.streaming.engines import PROMPTED, engine, settings
 from tts_worker.engine.streaming.config import TextMode
 from tts_worker.types import Boundary
@@ -14,15 +14,15 @@ CLAUSES = segments(("Yes, ", Boundary.CLAUSE), ("it.", Boundary.SENTENCE), (" �
 SILENT = segments(("...", Boundary.SENTENCE), ("— 😀", Boundary.END))
 
 SUBJECTS = {
-    "v2-clause": Subject(lambda: engine("cosyvoice2"), PROMPTED, CLAUSES, SILENT),
-    "v2-overlap": Subject(lambda: engine("cosyvoice2", settings(overlap=True)), PROMPTED, CLAUSES, SILENT),
-    "v3-interleaved": Subject(
+    "v2-clause": EngineCase(lambda: engine("cosyvoice2"), PROMPTED, CLAUSES, SILENT),
+    "v2-overlap": EngineCase(lambda: engine("cosyvoice2", settings(overlap=True)), PROMPTED, CLAUSES, SILENT),
+    "v3-interleaved": EngineCase(
         lambda: engine("cosyvoice3", settings(text_mode=TextMode.INTERLEAVED)), PROMPTED, WORDS, SILENT
     ),
 }
 
 
-@pytest.mark.parametrize("promise", CONTRACT, ids=lambda promise: promise.__name__)
+@pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("name", SUBJECTS)
-def test_the_engine_keeps(promise: Promise, name: str) -> None:
-    promise(SUBJECTS[name])
+def test_the_engine_keeps(check: ContractCheck, name: str) -> None:
+    check(SUBJECTS[name])

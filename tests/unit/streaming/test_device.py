@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.contract.engine_contract import PLENTY_SAMPLES, Heard, segments
+from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segments
 from tests.unit.streaming.engines import (
     FAMILIES,
     KEY,
@@ -44,7 +44,7 @@ def test_recordings_replayed_from_fixed_buffers_say_the_same(family: str) -> Non
     subject.warm_up()
     recorded = tokens.recordings, sound.recordings
     keys = [UtteranceKey("s", n) for n in range(3)]
-    heard: dict[UtteranceKey, Heard] = {}
+    heard: dict[UtteranceKey, EngineOutput] = {}
     for key in keys:
         subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
         for segment in TEXT:
@@ -117,14 +117,14 @@ def test_results_that_come_late_change_nothing(mode: TextMode) -> None:
     expected = speak(engine("cosyvoice3", settings(text_mode=mode)), text)
     subject = engine("cosyvoice3", settings(text_mode=mode), lanes=two(LateLane([0, 3, 1]), LateLane([2, 5])))
     keys = [UtteranceKey("s", n) for n in range(3)]
-    heard: dict[UtteranceKey, Heard] = {}
+    heard: dict[UtteranceKey, EngineOutput] = {}
     for key in keys:
         subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
         for segment in text:
             subject.handle(Text(key, segment))
         subject.handle(EndText(key))
     hear(subject, heard)
-    assert [heard[key].sound for key in keys] == [expected.sound] * 3
+    assert [heard[key].content for key in keys] == [expected.content] * 3
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 13, 21])

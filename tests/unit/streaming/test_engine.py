@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from tests.contract.engine_contract import PLENTY_SAMPLES, Heard, segments
+from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segments
 from tests.unit.streaming.engines import (
     FAMILIES,
     KEY,
@@ -126,7 +126,7 @@ def test_a_crowd_in_batches_says_what_each_says_alone(family: str, mode: TextMod
 
     subject = engine(family, config)
     keys = [UtteranceKey(f"s{n}", n) for n in range(crowd)]
-    heard: dict[UtteranceKey, Heard] = {}
+    heard: dict[UtteranceKey, EngineOutput] = {}
     for n, key in enumerate(keys):
         subject.handle(Open(key, params[n], PLENTY_SAMPLES))
     for turn in range(3):  # text comes in turns, ends at different times
@@ -137,7 +137,7 @@ def test_a_crowd_in_batches_says_what_each_says_alone(family: str, mode: TextMod
                 subject.handle(EndText(key))
         for event in subject.step(turn / 100):
             assert isinstance(event, Audio)
-            heard.setdefault(event.key, Heard()).audio.append(event)
+            heard.setdefault(event.key, EngineOutput()).audio.append(event)
     hear(subject, heard)
 
     alone = engine(family, settings(text_mode=mode))
@@ -180,7 +180,7 @@ def test_what_is_said_does_not_depend_on_how_the_text_was_cut(
     expected = speak(subject, whole)
 
     subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
-    heard = {KEY: Heard()}
+    heard = {KEY: EngineOutput()}
     for come, wait in zip(pieces_of(SENTENCES, cuts, by_word=by_word), steps, strict=False):
         for segment in come:
             subject.handle(Text(KEY, segment))
@@ -191,7 +191,7 @@ def test_what_is_said_does_not_depend_on_how_the_text_was_cut(
     subject.handle(EndText(KEY))
     hear(subject, heard)
 
-    assert heard[KEY].sound == expected.sound
+    assert heard[KEY].content == expected.content
 
 
 @families
@@ -286,7 +286,7 @@ def test_a_pause_at_any_step_changes_no_byte() -> None:
     for segment in text:
         subject.handle(Text(KEY, segment))
     subject.handle(EndText(KEY))
-    heard = Heard()
+    heard = EngineOutput()
     while not heard.ends:
         subject.handle(Hold(KEY))
         assert not subject.has_work, "a held utterance asks for nothing"
@@ -320,7 +320,7 @@ def test_a_clock_that_jumps_changes_nothing() -> None:
     subject = engine("cosyvoice3")
     clock = [0.0, 1e9, -1e9, 5.0, -0.5, 1e-9]
     keys = [UtteranceKey("s", n) for n in range(3)]
-    heard = {key: Heard() for key in keys}
+    heard = {key: EngineOutput() for key in keys}
     for key in keys:
         subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
         for segment in text:
@@ -334,7 +334,7 @@ def test_a_clock_that_jumps_changes_nothing() -> None:
                 heard[event.key].ends.append(event)
         if not subject.has_work:
             break
-    assert [heard[key].sound for key in keys] == [expected.sound] * 3
+    assert [heard[key].content for key in keys] == [expected.content] * 3
 
 
 def test_a_seed_makes_the_speech_and_another_one_another() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.contract.engine_contract import PLENTY_SAMPLES, Heard, segments
+from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segments
 from tests.unit.streaming.engines import (
     FAMILIES,
     KEY,
@@ -89,7 +89,7 @@ def crowd_says(
     params: SynthesisParams = PROMPTED,
     lanes: Lanes | None = None,
     script: Script | None = scripted,
-) -> dict[UtteranceKey, Heard]:
+) -> dict[UtteranceKey, EngineOutput]:
     """Three at once, each with a text of its own."""
     subject = engine(
         "cosyvoice2",
@@ -102,14 +102,14 @@ def crowd_says(
         subject.handle(Open(key, params, PLENTY_SAMPLES))
         subject.handle(Text(key, plain_segment("Hello world")))
         subject.handle(EndText(key))
-    heard: dict[UtteranceKey, Heard] = {}
+    heard: dict[UtteranceKey, EngineOutput] = {}
     hear(subject, heard)
     assert subject.live == 0
     assert subject.parts.decoder.free_slots == settings().max_utterances
     return heard
 
 
-def assert_sounds_as(heard: Heard, expected: Heard) -> None:
+def assert_sounds_as(heard: EngineOutput, expected: EngineOutput) -> None:
     """The same words, and the same sound but for rounding: memory was made anew, or a batch was another one."""
     assert heard.words == expected.words
     assert heard.samples == expected.samples
@@ -118,14 +118,14 @@ def assert_sounds_as(heard: Heard, expected: Heard) -> None:
 
 
 @pytest.fixture(scope="module")
-def well() -> dict[UtteranceKey, Heard]:
+def well() -> dict[UtteranceKey, EngineOutput]:
     return crowd_says(EagerRunner(), EagerRunner())
 
 
 @pytest.mark.parametrize("on_call", [2, 5])
 @pytest.mark.parametrize("stage", ["tokens", "sound"])
 def test_a_batch_that_fails_once_costs_nobody_anything(
-    well: dict[UtteranceKey, Heard], stage: str, on_call: int
+    well: dict[UtteranceKey, EngineOutput], stage: str, on_call: int
 ) -> None:
     failing = Failing(torch.OutOfMemoryError("out of memory"), on_call)
     heard = crowd_says(*((failing, EagerRunner()) if stage == "tokens" else (EagerRunner(), failing)))
@@ -178,7 +178,7 @@ class _Lost:
 
 
 @pytest.mark.parametrize("on_fetch", [1, 2])
-def test_sound_lost_on_its_way_to_the_host_is_made_again(well: dict[UtteranceKey, Heard], on_fetch: int) -> None:
+def test_sound_lost_on_its_way_to_the_host_is_made_again(well: dict[UtteranceKey, EngineOutput], on_fetch: int) -> None:
     host = HostLane()
     losing = LosingLane(on_fetch)
     config = settings(render_batch=4, decode_batch=4)
@@ -220,7 +220,7 @@ def test_a_pace_that_fails_is_not_moved_on(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_text_whose_answer_is_lost_is_not_fed_twice() -> None:
-    def says(on_fetch: int) -> tuple[dict[UtteranceKey, Heard], list[int]]:
+    def says(on_fetch: int) -> tuple[dict[UtteranceKey, EngineOutput], list[int]]:
         """What is heard, and how many shared each pass that was fed text; 0 for those that only drew."""
         host = HostLane()
         losing = LosingLane(on_fetch)
@@ -245,7 +245,7 @@ def test_text_whose_answer_is_lost_is_not_fed_twice() -> None:
             text = "Hello world and you, that it is of the world and the world and so it is of you and the world."
             subject.handle(Text(key, plain_segment(text)))
             subject.handle(EndText(key))
-        heard: dict[UtteranceKey, Heard] = {}
+        heard: dict[UtteranceKey, EngineOutput] = {}
         hear(subject, heard)
         return heard, passes
 
@@ -264,7 +264,9 @@ def test_text_whose_answer_is_lost_is_not_fed_twice() -> None:
         (ValueError("numbers"), ErrorCode.SYNTHESIS_FAILED),
     ],
 )
-def test_whoever_fails_alone_fails_alone(well: dict[UtteranceKey, Heard], problem: Exception, code: ErrorCode) -> None:
+def test_whoever_fails_alone_fails_alone(
+    well: dict[UtteranceKey, EngineOutput], problem: Exception, code: ErrorCode
+) -> None:
     config = settings(render_batch=4, decode_batch=4)
     heard = crowd_says(EagerRunner(), Failing(problem, 3, times=2), config)  # the batch, then its first member
     ends = [end for key in CROWD for end in heard[key].ends]
@@ -379,7 +381,7 @@ def test_a_voice_may_come_and_go_while_it_is_in_use(tmp_path: Path) -> None:
     assert refused(subject, params) is ErrorCode.UNKNOWN_VOICE
     subject.handle(Text(KEY, TEXT[1]))
     subject.handle(EndText(KEY))
-    heard = {KEY: Heard()}
+    heard = {KEY: EngineOutput()}
     hear(subject, heard)
     assert [type(end) for end in heard[KEY].ends] == [Done]
 
@@ -389,7 +391,7 @@ def refused(subject: CosyVoiceEngine, params: SynthesisParams) -> ErrorCode:
     subject.handle(Open(key, params, PLENTY_SAMPLES))
     subject.handle(Text(key, TEXT[0]))
     subject.handle(EndText(key))
-    heard = {key: Heard()}
+    heard = {key: EngineOutput()}
     hear(subject, heard)
     (end,) = heard[key].ends
     assert isinstance(end, Failed)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.contract.engine_contract import PLENTY_SAMPLES, Heard, segments
+from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segments
 from tests.unit.streaming.engines import KEY, PROMPTED, bundle, engine, hear, settings, speak, voice
 from tests.unit.streaming.test_engine import Held
 from tests.unit.streaming.test_faults import CROWD, crowd_says
@@ -48,7 +48,7 @@ def long_script(tokens: int) -> Callable[[UtteranceKey, int], list[int]]:
 def test_who_finds_no_memory_waits_for_who_has_it() -> None:
     subject = engine("cosyvoice3", settings(pages=8), script=long_script(100))
     keys = [UtteranceKey("s", n) for n in range(4)]
-    heard: dict[UtteranceKey, Heard] = {}
+    heard: dict[UtteranceKey, EngineOutput] = {}
     for key in keys:
         subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
         subject.handle(Text(key, plain_segment("Hello world and you, that it is of the world")))
@@ -82,11 +82,11 @@ def test_a_cancel_while_others_wait_lets_them_go_on() -> None:
         subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES if key == second else 10))
         subject.handle(Text(key, plain_segment("Hello world and you, that it is")))
         subject.handle(EndText(key))
-    heard: dict[UtteranceKey, Heard] = {}
+    heard: dict[UtteranceKey, EngineOutput] = {}
     for _ in range(40):
         for event in subject.step(0.0):
             assert isinstance(event, Audio)
-            heard.setdefault(event.key, Heard()).audio.append(event)
+            heard.setdefault(event.key, EngineOutput()).audio.append(event)
     subject.handle(Cancel(first))
     hear(subject, heard)
     assert heard[second].ends == [Done(second)]
@@ -128,7 +128,7 @@ def two_voices(pages: int, tokens: int) -> tuple[CosyVoiceEngine, dict[Utterance
 @pytest.mark.parametrize("left", [0, 2, 4])
 def test_a_prompt_waits_for_memory_as_sound_does(left: int) -> None:
     subject, calls = two_voices(pages=9, tokens=20)
-    heard: dict[UtteranceKey, Heard] = {key: Heard() for key in calls}
+    heard: dict[UtteranceKey, EngineOutput] = {key: EngineOutput() for key in calls}
     for key, params in calls.items():
         subject.handle(Open(key, params, PLENTY_SAMPLES))
         subject.handle(Text(key, plain_segment("Hello world and you, that it is of the world")))
@@ -164,7 +164,7 @@ def test_two_prompts_for_which_there_is_no_memory_do_not_wait_for_each_other() -
         pool._pages.pop()
     for key in keys:
         subject.handle(Release(key))
-    heard: dict[UtteranceKey, Heard] = {}
+    heard: dict[UtteranceKey, EngineOutput] = {}
     hear(subject, heard)
     ends = sorted((heard[key].ends[0] for key in keys), key=lambda end: isinstance(end, Failed))
     assert isinstance(ends[0], Done)
@@ -182,7 +182,7 @@ def test_what_a_prompt_will_still_take_is_not_given_to_another() -> None:
         subject.step(0.0)
     subject.handle(Hold(first))
     opened(subject, second, SynthesisParams("v1"))
-    heard: dict[UtteranceKey, Heard] = {}
+    heard: dict[UtteranceKey, EngineOutput] = {}
     hear(subject, heard)
     assert not heard
     assert subject.parts.pool.free_pages == 7
@@ -203,7 +203,7 @@ def test_a_prompt_that_is_there_lets_others_go_on() -> None:
         subject.step(0.0)
     subject.handle(Hold(paused))
     opened(subject, waiting, SynthesisParams("short"))
-    heard: dict[UtteranceKey, Heard] = {}
+    heard: dict[UtteranceKey, EngineOutput] = {}
     hear(subject, heard)
     assert not heard, "what is left does not suffice for both, as far as the texts tell"
     subject.handle(Release(paused))
@@ -225,7 +225,7 @@ def test_nobody_waits_for_whoever_turns_out_to_say_nothing() -> None:
         subject.step(0.0)
     subject.handle(Hold(silent))
     opened(subject, waiting, SynthesisParams("v1"))
-    heard: dict[UtteranceKey, Heard] = {}
+    heard: dict[UtteranceKey, EngineOutput] = {}
     hear(subject, heard)
     assert not heard
     subject.handle(Release(silent))

@@ -15,7 +15,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.contract.engine_contract import PLENTY_SAMPLES, Heard, segments
+from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segments
 from tests.unit.cosyvoice.bundles import tiny
 from tests.unit.streaming.engines import FAMILIES, KEY, PROMPTED, bundle, engine, hear, leave, settings, speak
 from tests.unit.streaming.test_engine import Held
@@ -69,23 +69,23 @@ def beside(flow: HostLane) -> Lanes:
     return Lanes(host, flow, host)
 
 
-def crowd(subject: CosyVoiceEngine, texts: Sequence[str] = ("Hello world",) * 3) -> dict[UtteranceKey, Heard]:
+def crowd(subject: CosyVoiceEngine, texts: Sequence[str] = ("Hello world",) * 3) -> dict[UtteranceKey, EngineOutput]:
     for key, text in zip(CROWD, texts, strict=True):
         subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
         subject.handle(Text(key, plain_segment(text)))
         subject.handle(EndText(key))
-    heard: dict[UtteranceKey, Heard] = {}
+    heard: dict[UtteranceKey, EngineOutput] = {}
     hear(subject, heard)
     return heard
 
 
 @pytest.fixture(scope="module")
-def plain() -> dict[str, Heard]:
+def plain() -> dict[str, EngineOutput]:
     return {family: speak(engine(family), TEXT) for family in FAMILIES}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_thread_beside_says_the_same_to_the_bit(plain: dict[str, Heard], family: str) -> None:
+def test_a_thread_beside_says_the_same_to_the_bit(plain: dict[str, EngineOutput], family: str) -> None:
     subject = engine(family, settings(overlap=True))
     assert isinstance(subject.parts.lanes.flow, ThreadLane)
     for _ in range(2):
@@ -94,21 +94,21 @@ def test_a_thread_beside_says_the_same_to_the_bit(plain: dict[str, Heard], famil
         assert (heard.words, heard.ends) == (plain[family].words, plain[family].ends)
     alone = crowd(engine("cosyvoice2", script=scripted))
     together = crowd(engine("cosyvoice2", settings(overlap=True), script=scripted))
-    assert [together[key].sound for key in CROWD] == [alone[key].sound for key in CROWD]
+    assert [together[key].content for key in CROWD] == [alone[key].content for key in CROWD]
     subject.close()
 
 
 @examples(deadline=None, max_examples=10)
 @given(looks=st.lists(st.integers(0, 12), min_size=1, max_size=4), pause=st.sets(st.integers(0, 60), max_size=4))
 def test_whenever_the_flow_is_through_nothing_changes(
-    plain: dict[str, Heard], looks: list[int], pause: set[int]
+    plain: dict[str, EngineOutput], looks: list[int], pause: set[int]
 ) -> None:
     subject = engine("cosyvoice3", lanes=beside(SlowLane(looks)))
     subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
     for segment in TEXT:
         subject.handle(Text(KEY, segment))
     subject.handle(EndText(KEY))
-    heard = {KEY: Heard()}
+    heard = {KEY: EngineOutput()}
     for step in range(61):
         if step in pause:
             subject.handle(Hold(KEY))
@@ -222,7 +222,7 @@ def test_a_batch_that_fails_once_costs_nobody_anything(on_call: int) -> None:
     """Calls of flow and vocoder in turn: either fails once, half-way."""
     batch = settings(render_batch=4, decode_batch=4)
 
-    def says(sound: Runner) -> dict[UtteranceKey, Heard]:
+    def says(sound: Runner) -> dict[UtteranceKey, EngineOutput]:
         subject = engine(
             "cosyvoice2", batch, script=scripted, runners=(EagerRunner(), sound), lanes=beside(SlowLane([1, 4]))
         )
@@ -239,7 +239,7 @@ def test_a_batch_that_fails_once_costs_nobody_anything(on_call: int) -> None:
 
 @pytest.mark.parametrize("first", [2, 3, 5])
 def test_whoever_fails_alone_fails_alone(first: int) -> None:
-    def says(sound: Runner) -> dict[UtteranceKey, Heard]:
+    def says(sound: Runner) -> dict[UtteranceKey, EngineOutput]:
         subject = engine(
             "cosyvoice2",
             settings(render_batch=4, decode_batch=4),
@@ -335,7 +335,7 @@ def test_a_chunk_that_waits_for_the_vocoder_is_heard_before_its_call_fails(monke
         subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
         subject.handle(Text(key, LONG[0]))
         subject.handle(EndText(key))
-    heard: dict[UtteranceKey, Heard] = {key: Heard() for key in CROWD}
+    heard: dict[UtteranceKey, EngineOutput] = {key: EngineOutput() for key in CROWD}
     hear(subject, heard)
     assert met
     *others, unlucky = CROWD
