@@ -3,6 +3,7 @@
 A call is a WebSocket (``/v1/stream``), a download a ``POST /v1/audio/speech`` whose reader takes audio as fast as it
 comes. First audio runs from sending the text to the first audio message. A listener plays from the first message on at
 the sample rate; an underrun is a gap of more than 5 ms, unexplained unless the machine stood still (``bystander``).
+The calls speak for a while before the downloads begin: underruns that they have then are not due to downloads.
 
 The promises, each with a verdict: ``first_audio`` (median and 95th percentile beside downloads are at most twice those
 of the idle worker and one engine step), ``no_underrun`` of running calls, ``downloads_start`` (first byte of the last
@@ -37,6 +38,7 @@ LEAST_SHARE_INDEX = 0.9
 _UNDERRUN_S = 0.005
 _BYTES_PER_S = BYTES_PER_SAMPLE * SAMPLE_RATE_HZ
 _GAP_S = 0.2  # between two calls
+_ALONE_S = 5.0  # that the calls speak before the downloads begin
 _FIRST_BYTES_S = 60.0  # downloads that have not begun by then are reported as such
 _READ_BYTES = 65_536
 
@@ -179,12 +181,16 @@ async def measure_fairness(
     results = [Download() for _ in range(downloads)]
     async with Bystander() as bystander, contextlib.AsyncExitStack() as stack:
         idle_s = await _tries(address, tries)
-        before = await engine_metrics(address)
         tasks = [asyncio.create_task(talk(address, seed, calls)) for seed in range(callers)]
+        stack.push_async_callback(_end, tasks)
+        await asyncio.sleep(_ALONE_S if callers else 0.0)
+        alone = list(calls.underruns)
+        calls.underruns.clear()
+        began_s = monotonic()
+        before = await engine_metrics(address)
         tasks += [
             asyncio.create_task(download(address, characters, seed, result)) for seed, result in enumerate(results)
         ]
-        stack.push_async_callback(_end, tasks)
         waited_s = 0.0
         while waited_s < _FIRST_BYTES_S and any(result.first_byte_s is None for result in results):
             _raise_faults(tasks)
@@ -194,12 +200,14 @@ async def measure_fairness(
         beside_s = await _tries(address, tries)
         _raise_faults(tasks)
         received = [result.received_bytes - first for result, first in zip(results, at_start, strict=True)]
+        beside_downloads_s = monotonic() - began_s
         running = sum(not result.ended for result in results)
         after = await engine_metrics(address)
     steps = after["tts_engine_steps"] - before["tts_engine_steps"]
     mean_step_s = (after["tts_engine_busy_seconds"] - before["tts_engine_busy_seconds"]) / max(1.0, steps)
     longest_step_s = after["tts_engine_slowest_step_seconds"]
     by_machine = sum(explains(bystander.stalls, gap_s, at_s, lead_s) for at_s, gap_s in calls.underruns)
+    alone_by_machine = sum(explains(bystander.stalls, gap_s, at_s, lead_s) for at_s, gap_s in alone)
     firsts = [result.first_byte_s for result in results if result.first_byte_s is not None]
     last_first_byte_s = max(firsts) if len(firsts) == downloads and firsts else None
     idle_p50, idle_p95 = percentile(idle_s, 50) or 0.0, percentile(idle_s, 95) or 0.0
@@ -216,6 +224,10 @@ async def measure_fairness(
         "step_mean_ms": rounded_ms(mean_step_s),
         "step_max_ms": rounded_ms(longest_step_s),
         "call_audio_s": round(calls.audio_s, 1),
+        "alone_s": _ALONE_S if callers else 0.0,
+        "underruns_alone": len(alone),
+        "underruns_alone_unexplained": len(alone) - alone_by_machine,
+        "beside_downloads_s": round(beside_downloads_s, 1),
         "underruns": len(calls.underruns),
         "underruns_unexplained": len(calls.underruns) - by_machine,
         "underrun_max_ms": rounded_ms(max((gap_s for _, gap_s in calls.underruns), default=None)),

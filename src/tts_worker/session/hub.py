@@ -31,6 +31,7 @@ from tts_worker.models.routing import VoiceRequest, choose_voice
 from tts_worker.session.lexicons import LexiconCache
 from tts_worker.session.machine import MachineConfig, SessionMachine, State
 from tts_worker.session.normalizing import NormalizingPort, SegmentNormalizer
+from tts_worker.session.reading import ReadingTurns
 from tts_worker.session.session import EnginePort, LocalSession, SessionObserver, SessionTimeouts
 from tts_worker.session.slots import SlotTable
 from tts_worker.text.filter import UrlMode
@@ -170,6 +171,7 @@ class SessionHub:
             self.config.max_sessions, self.config.max_open_sessions, self.config.slot_idle_s, self.config.end_idle_s
         )
         self._loop = asyncio.get_running_loop()
+        self._reading = ReadingTurns(self._loop)
         self._engine_of: dict[str, str] = {}
         self._caller_of: dict[str, Caller] = {}
         self._names = itertools.count(1)
@@ -361,6 +363,7 @@ class SessionHub:
             on_active=self._begin_utterance,
             on_idle=self._rest,
             engine_name=voice.engine,
+            reading=self._reading,
         )
         self._sessions[session.id] = session
         self._engine_of[session.id] = voice.engine

@@ -17,6 +17,7 @@ from typing import Protocol
 from tts_worker.errors import ErrorInfo, TTSWorkerError
 from tts_worker.session.machine import SessionMachine, State
 from tts_worker.session.pacer import Pacer
+from tts_worker.session.reading import ReadingTurns
 from tts_worker.session.record import SessionRecord
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
@@ -155,9 +156,10 @@ class LocalSession:
         on_active: Callable[[str], ErrorInfo | None] = lambda session: None,
         on_idle: Callable[[str], None] = lambda session: None,
         engine_name: str = "",
+        reading: ReadingTurns | None = None,
     ) -> None:
         """``on_active`` is called when a silent session begins an utterance, and returns why it may not; ``on_idle``
-        when its last utterance has ended."""
+        when its last utterance has ended. ``reading`` is shared by the sessions of a worker; None: one of its own."""
         self.id = machine.session
         self.sample_rate_hz = SAMPLE_RATE_HZ
         self.pacer = Pacer(SAMPLE_RATE_HZ, lead_s)
@@ -172,6 +174,7 @@ class LocalSession:
         """Why the worker closed the session, where the client is to be told."""
         self._timeouts = timeouts or SessionTimeouts()
         self._loop = asyncio.get_running_loop()
+        self._reading_turns = reading or ReadingTurns(self._loop)
         self._wakeup = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None  # ends a pause
         self._text_timer: asyncio.TimerHandle | None = None  # ends a writer's silence
@@ -318,12 +321,12 @@ class LocalSession:
         self._wakeup.set()
 
     def _read_text(self) -> None:
-        """A long text is read in portions of bounded time, so that every other session has its turn in between."""
+        """Read a portion of a long text, of bounded time; the rest follows when other sessions have had their turn."""
         began_s = perf_counter()
         while self._machine.has_unread_text:
             if perf_counter() - began_s >= _READ_S:
                 self._reading = True
-                self._loop.call_soon(self._read_on)
+                self._reading_turns.add(self._read_on, paced=self.paced)
                 return
             self._machine.read_on()
 
