@@ -1,8 +1,4 @@
-"""What every call has in common: who calls, and how an error leaves.
-
-Owns the API key check, the patience with clients that do not read, and the one way from a
-typed error to a gRPC status. Knows no service.
-"""
+"""Shared parts of all gRPC calls: API keys, send timeouts and the mapping of typed errors to status codes."""
 
 from __future__ import annotations
 
@@ -28,24 +24,26 @@ _Handler: TypeAlias = "grpc.RpcMethodHandler[_Request, _Response] | None"
 CODE_KEY = "tts-error-code"
 RETRY_AFTER_KEY = "tts-retry-after-s"
 RETRYABLE_KEY = "tts-retryable"
-"""Trailing metadata of a failed call: what a status alone does not say."""
+"""Trailing metadata of a failed call: the error details that a status code lacks."""
 
 OPEN_SERVICES = ("/grpc.health.v1.Health/",)
-"""Answered without a key: they hold no data of any caller."""
+"""Services without API key check; they expose no user data."""
 
 COSYVOICE_SERVICE = "/cosyvoice."
 UNCOUNTED_METHODS = ("/Control", "/EndSession")
-"""Methods that do not count for a key's requests per minute."""
+"""Methods that do not count toward a key's requests per minute."""
 
 
 def caller_identity(context: Context) -> str:
-    """Who calls: the machine, and the key if there is one. The port changes with every connection of the same client.
-    Never leaves the process."""
+    """Return host and API key of the caller, without the port, which changes with each connection.
+
+    Contains a secret: never log or send it.
+    """
     peer = context.peer()
-    return f"{peer.rpartition(':')[0]} {_offered_key(context.invocation_metadata())}"
+    return f"{peer.rpartition(':')[0]} {_api_key(context.invocation_metadata())}"
 
 
-def _offered_key(metadata: object) -> str:
+def _api_key(metadata: object) -> str:
     values = {key: value for key, value in metadata or () if isinstance(value, str)}  # type: ignore[attr-defined]
     authorization = values.get("authorization", "")
     if authorization[:7].lower() == "bearer ":
@@ -54,7 +52,7 @@ def _offered_key(metadata: object) -> str:
 
 
 class KeyGuard(grpc.aio.ServerInterceptor):
-    """Refuses calls without a valid key, if keys are needed, and says to what follows who calls."""
+    """Rejects calls without a valid API key where keys are required, and sets the caller for logs and quotas."""
 
     def __init__(self, keys: KeyRing) -> None:
         self._keys = keys
@@ -70,78 +68,80 @@ class KeyGuard(grpc.aio.ServerInterceptor):
         set_request_id(request_id if isinstance(request_id, str) else None)
         if method.startswith(OPEN_SERVICES):
             return await continuation(handler_call_details)
-        offered = _offered_key(handler_call_details.invocation_metadata) or None
+        api_key = _api_key(handler_call_details.invocation_metadata) or None
         transport = "cosyvoice-grpc" if method.startswith(COSYVOICE_SERVICE) else "grpc"
         try:
-            # A control is never late or refused for what was asked before.
-            caller = self._keys.caller(offered, transport, counted=not method.endswith(UNCOUNTED_METHODS))
+            # Earlier requests must never delay a control command or exhaust its quota.
+            caller = self._keys.caller(api_key, transport, counted=not method.endswith(UNCOUNTED_METHODS))
         except QuotaExceeded as error:
-            return _refusing(error.info)
+            return _rejecting_handler(error.info)
         if caller is None:
-            return self._refusing_key(offered, transport)
+            return self._rejecting_key_handler(api_key, transport)
         set_caller(caller)
         return await continuation(handler_call_details)
 
-    def _refusing_key(self, offered: str | None, transport: str) -> grpc.RpcMethodHandler[Any, Any]:
-        async def refuse(requests: object, context: Context) -> NoReturn:
-            error = await self._keys.refusal(offered, context.peer().rpartition(":")[0], transport)
+    def _rejecting_key_handler(self, api_key: str | None, transport: str) -> grpc.RpcMethodHandler[Any, Any]:
+        async def reject(requests: object, context: Context) -> NoReturn:
+            error = await self._keys.refusal(api_key, context.peer().rpartition(":")[0], transport)
             await abort(context, error.info)
 
-        return grpc.stream_stream_rpc_method_handler(refuse)
+        return grpc.stream_stream_rpc_method_handler(reject)
 
 
-def _refusing(error: ErrorInfo) -> grpc.RpcMethodHandler[Any, Any]:
-    async def refuse(requests: object, context: Context) -> NoReturn:
+def _rejecting_handler(error: ErrorInfo) -> grpc.RpcMethodHandler[Any, Any]:
+    async def reject(requests: object, context: Context) -> NoReturn:
         await abort(context, error)
 
-    # On the wire every call is a stream; this kind answers before it has read anything.
-    return grpc.stream_stream_rpc_method_handler(refuse)
+    # Every call is a stream on the wire; a stream handler can respond before it reads a request.
+    return grpc.stream_stream_rpc_method_handler(reject)
 
 
 class ResponseWriter:
-    """Writes to a call whose client may stop reading. A write cannot be taken back, so nothing else can be sent then,
-    not even a status: after ``timeout_s`` ``on_stuck`` is called, once, to free what the call holds; the error leaves
-    when the client reads on, if it ever does."""
+    """Writes the responses of one call with a send timeout.
 
-    def __init__(self, context: Context, timeout_s: float, on_stuck: Callable[[SendTimeout], None]) -> None:
+    A pending write cannot be withdrawn, so a blocked call cannot even send a status. The timeout therefore calls
+    ``on_timeout`` once, to release the resources of the call; the error is sent if the client reads again.
+    """
+
+    def __init__(self, context: Context, timeout_s: float, on_timeout: Callable[[SendTimeout], None]) -> None:
         self._context = context
         self._timeout_s = timeout_s
-        self._on_stuck = on_stuck
+        self._on_timeout = on_timeout
         self._loop = asyncio.get_running_loop()
-        self._since_s: float | None = None
+        self._write_began_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._stuck: SendTimeout | None = None
+        self._error: SendTimeout | None = None
 
     async def write(self, message: object) -> None:
-        """Raises SendTimeout if it took too long."""
-        self._since_s = self._loop.time()
-        if self._timer is None:  # re-armed lazily: a write only moves a time stamp
+        """Write one response. Raises SendTimeout if it took longer than the timeout."""
+        self._write_began_s = self._loop.time()
+        if self._timer is None:  # re-armed lazily: a write only updates a timestamp
             self._timer = self._loop.call_later(self._timeout_s, self._on_timer)
         await self._context.write(message)
-        self._since_s = None
-        if self._stuck is not None:
-            raise self._stuck
+        self._write_began_s = None
+        if self._error is not None:
+            raise self._error
 
     def _on_timer(self) -> None:
         self._timer = None
-        if self._since_s is None:
+        if self._write_began_s is None:
             return
-        left_s = self._since_s + self._timeout_s - self._loop.time()
-        if left_s > 0:
-            self._timer = self._loop.call_later(left_s, self._on_timer)
+        remaining_s = self._write_began_s + self._timeout_s - self._loop.time()
+        if remaining_s > 0:
+            self._timer = self._loop.call_later(remaining_s, self._on_timer)
         else:
-            self._stuck = SendTimeout(f"nothing was read for {self._timeout_s:g} s")
-            self._on_stuck(self._stuck)
+            self._error = SendTimeout(f"the client read nothing for {self._timeout_s:g} s")
+            self._on_timeout(self._error)
 
     def close(self) -> None:
-        """The call is over."""
-        self._since_s = None
+        """Cancel the timer at the end of the call."""
+        self._write_began_s = None
         if self._timer is not None:
             self._timer.cancel()
 
 
 async def abort(context: Context, error: ErrorInfo) -> NoReturn:
-    """End the call with this error."""
+    """End the call with the status and trailing metadata of ``error``."""
     metadata = [(CODE_KEY, error.code.value), (RETRYABLE_KEY, str(error.retryable).lower())]
     if error.retry_after_s is not None:
         metadata.append((RETRY_AFTER_KEY, f"{error.retry_after_s:g}"))
@@ -149,8 +149,8 @@ async def abort(context: Context, error: ErrorInfo) -> NoReturn:
 
 
 async def abort_with(context: Context, error: Exception) -> NoReturn:
-    """The same for an exception; one that is not ours is logged and says nothing."""
+    """End the call with the status of an exception; unexpected ones are logged, and their details stay private."""
     info = error_info(error)
     if info.code.value == "internal":
-        log.error("a call failed", exc_info=error)
+        log.error("gRPC call failed", exc_info=error)
     await abort(context, info)

@@ -1,7 +1,7 @@
-"""The client's own names for utterances, and what becomes of text whose writer does not know yet what happened.
+"""Context names: the client's ids for the utterances of a session.
 
-A context names one utterance. Text for one that was stopped, or ended by itself, is dropped: whoever writes it has not
-heard of that. Text for another context completes the one before. Knows the session's text methods and no message.
+Text for a context whose utterance was stopped or has ended is dropped, because the client may not know yet. Text for
+another context completes the previous utterance.
 """
 
 from __future__ import annotations
@@ -11,50 +11,50 @@ from tts_worker.types import UtteranceKey
 
 
 class ContextTracker:
-    """Of one session."""
+    """Maps the context names of one session to its utterances."""
 
     def __init__(self, session: LocalSession) -> None:
         self._session = session
-        self._written: tuple[str, UtteranceKey] | None = None
+        self._open: tuple[str, UtteranceKey] | None = None  # context and utterance that take text now
         self._retired: str | None = None
         self._names: dict[UtteranceKey, str] = {}
 
     def name(self, key: UtteranceKey) -> str:
-        """The context of an utterance, empty if it has none any more."""
+        """Return the context of an utterance, or an empty string."""
         return self._names.get(key, "")
 
     def say(self, context: str, text: str) -> None:
-        """Raises what ``speak`` raises."""
-        self._notice()
+        """Add text to the utterance of ``context``. Raises the errors of ``LocalSession.speak``."""
+        self._retire_if_ended()
         if context == self._retired:
             return
-        if self._written is not None and self._written[0] != context:
+        if self._open is not None and self._open[0] != context:
             self._session.end_text()
-            self._written = None
+            self._open = None
         key = self._session.speak(text)
-        self._written = (context, key)
+        self._open = (context, key)
         self._names[key] = context
 
     def end(self, context: str) -> None:
-        """Complete it. One that is not being written any more is fine."""
-        self._notice()
-        if self._written is not None and self._written[0] == context:
+        """End the text of ``context``; ignored unless that context takes text."""
+        self._retire_if_ended()
+        if self._open is not None and self._open[0] == context:
             self._session.end_text()
-            self._written = None
+            self._open = None
 
     def retire(self) -> None:
-        """A STOP: what is still written for it is not wanted."""
-        if self._written is not None:
-            self._retired = self._written[0]
-            self._written = None
+        """Drop all further text of the open context, as after a STOP."""
+        if self._open is not None:
+            self._retired = self._open[0]
+            self._open = None
 
-    def ended(self, key: UtteranceKey) -> None:
-        """That utterance is over."""
+    def on_ended(self, key: UtteranceKey) -> None:
+        """Forget the utterance ``key``, which has ended."""
         self._names.pop(key, None)
-        if self._written is not None and self._written[1] == key:
+        if self._open is not None and self._open[1] == key:
             self.retire()
 
-    def _notice(self) -> None:
-        """The utterance may have ended by itself a moment ago."""
-        if self._written is not None and self._session.writing != self._written[1]:
+    def _retire_if_ended(self) -> None:
+        """Retire the open context if its utterance ended and the event is not delivered yet."""
+        if self._open is not None and self._session.writing != self._open[1]:
             self.retire()

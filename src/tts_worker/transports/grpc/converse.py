@@ -1,7 +1,7 @@
-"""A whole session on one call: what ``tts_worker.connect("grpc://...")`` speaks. The events of ``docs/protocol.md``.
+"""The ``Conversation`` service: a whole session on one call, used by ``tts_worker.connect("grpc://...")``.
 
-Commands are handled in the moment they arrive, whether or not the client reads; one task writes, so the order on the
-wire is the order in which the session decided. The session lives as long as the call. Knows no engine.
+Carries the events of ``docs/protocol.md``. Commands take effect on arrival, even while the client does not read. One
+task writes, so messages leave in the order of the session's events. The session ends with the call.
 """
 
 from __future__ import annotations
@@ -29,15 +29,21 @@ from tts_worker.transports.grpc import messages
 from tts_worker.transports.grpc import tts_worker_pb2 as pb
 from tts_worker.transports.grpc.calls import Context, ResponseWriter, abort_with
 from tts_worker.transports.grpc.contexts import ContextTracker
-from tts_worker.types import Acknowledged, Ended, Output, PcmFrame, Started
+from tts_worker.types import Acknowledged, Ended, Output, PcmFrame, Started, Words
 
-_MAX_UNSENT_ANSWERS = 256
-"""Rejections that may wait for a client that does not read, before it is cut off."""
+_MAX_UNSENT_REPLIES = 256
+"""Unread rejections after which the call is ended."""
 _MAX_CONTEXT_CHARS = 128
 
 
 class ConversationService:
-    """``send_timeout_s``: a client that takes nothing for so long is cut off."""
+    """Servicer of ``tts.Conversation``.
+
+    Args:
+        hub: Admits sessions.
+        send_timeout_s: Ends a call whose client has read nothing for this long.
+        max_message_chars: Limit for the text of one message.
+    """
 
     def __init__(self, hub: SessionHub, *, send_timeout_s: float, max_message_chars: int) -> None:
         self._hub = hub
@@ -45,13 +51,10 @@ class ConversationService:
         self._max_message_chars = max_message_chars
         self._calls: set[ConverseCall] = set()
 
-    async def Converse(
-        self,
-        requests: AsyncIterator[pb.ConverseRequest],
-        context: Context,
-    ) -> None:
+    async def Converse(self, requests: AsyncIterator[pb.ConverseRequest], context: Context) -> None:
+        """Run one session until the client or the worker ends it."""
         try:
-            options = await _first(requests)
+            options = await _read_start(requests)
             call = ConverseCall(self._hub, await self._hub.admit(options), options, self._max_message_chars)
         except TTSWorkerError as error:
             await abort_with(context, error)
@@ -82,30 +85,30 @@ class ConversationService:
         call.on_client_closed()
 
     def close_idle_sessions(self) -> None:
-        """A drain begins: sessions that say nothing need not be waited for."""
+        """Close sessions that are not speaking; a drain need not wait for them."""
         for call in list(self._calls):
             call.close_if_idle()
 
 
-async def _first(requests: AsyncIterator[pb.ConverseRequest]) -> SessionOptions:
-    """The options in the message that begins a conversation. Raises InvalidRequest."""
+async def _read_start(requests: AsyncIterator[pb.ConverseRequest]) -> SessionOptions:
+    """Read the options of the first message, ``start``. Raises InvalidRequest."""
     async for request in requests:
         if request.WhichOneof("message") != "start":
             break
         return _options(request.start)
-    raise InvalidRequest("a conversation begins with start")
+    raise InvalidRequest("the first message must be start")
 
 
 def _options(start: pb.ConverseRequest.Start) -> SessionOptions:
     if start.protocol_version != messages.PROTOCOL_VERSION:
         raise InvalidRequest(
-            f"this worker speaks protocol {messages.PROTOCOL_VERSION}, the client {start.protocol_version}"
+            f"this worker uses protocol version {messages.PROTOCOL_VERSION}, the client {start.protocol_version}"
         )
     try:
         lexicon = json.loads(start.lexicon_json) if start.lexicon_json else None
         urls = UrlMode(start.urls) if start.HasField("urls") else None
     except (ValueError, RecursionError):
-        raise InvalidRequest("lexicon_json must be a JSON object, urls drop or host") from None
+        raise InvalidRequest("lexicon_json must be a JSON object, urls must be drop or host") from None
     if lexicon is not None and not isinstance(lexicon, dict):
         raise InvalidRequest("lexicon_json must be a JSON object")
     return _with_voicing(
@@ -140,7 +143,12 @@ def _with_voicing(options: SessionOptions, voicing: pb.ConverseRequest.Voicing) 
 
 
 class ConverseCall:
-    """One conversation. ``left``: its client wants no more."""
+    """One ``Converse`` call and its session.
+
+    Attributes:
+        session: The session of the call.
+        closed_by_client: Whether the client has closed its side.
+    """
 
     def __init__(self, hub: SessionHub, session: LocalSession, options: SessionOptions, max_chars: int) -> None:
         self.session = session
@@ -148,11 +156,11 @@ class ConverseCall:
         self._hub = hub
         self._options = options
         self._max_chars = max_chars
-        self._answers: deque[pb.ConverseResponse] = deque([self._ready()])
+        self._replies: deque[pb.ConverseResponse] = deque([self._ready_message()])
         self._failure: TTSWorkerError | None = None
         self._contexts = ContextTracker(session)
 
-    def _ready(self) -> pb.ConverseResponse:
+    def _ready_message(self) -> pb.ConverseResponse:
         params = self.session.params
         return pb.ConverseResponse(
             ready=pb.ConverseResponse.Ready(
@@ -164,13 +172,13 @@ class ConverseCall:
             )
         )
 
-    # -- out ----------------------------------------------------------------------------------------------------------
+    # -- responses ----------------------------------------------------------------------------------------------------
 
     async def responses(self) -> AsyncIterator[pb.ConverseResponse]:
-        """Ends when the session is closed. Raises what made it fail."""
+        """Yield messages for the client until the session is closed. Raises the error passed to ``fail``."""
         while True:
-            if self._answers:
-                yield self._answers.popleft()
+            if self._replies:
+                yield self._replies.popleft()
             elif self._failure is not None:
                 raise self._failure
             elif (item := self.session.poll()) is not None:
@@ -182,40 +190,50 @@ class ConverseCall:
 
     def _response(self, item: Output) -> pb.ConverseResponse:
         response = pb.ConverseResponse()
-        if isinstance(item, PcmFrame):
-            response.pcm = item.pcm
-        elif isinstance(item, Started):
-            started = response.started
-            params = item.params
-            started.context = self._contexts.name(item.key)
-            started.voice = params.voice
-            started.speed = params.speed
-            started.seed = params.seed
-            if params.language is not None:
-                started.language = params.language
-            if params.instruct is not None:
-                started.instruct = params.instruct
-        elif isinstance(item, Acknowledged):
-            acknowledged = response.acknowledged
-            acknowledged.command = messages.COMMANDS[item.command]
-            acknowledged.applied = item.applied
-            acknowledged.position_samples = item.position_samples
-        elif isinstance(item, Ended):
-            response.ended.context = self._contexts.name(item.key)
-            response.ended.receipt.CopyFrom(messages.encode_receipt(item.receipt, item.outcome))
-            if item.error is not None:
-                response.ended.error.CopyFrom(messages.encode_error(item.error))
-            self._contexts.ended(item.key)
-            if self._hub.draining:
-                self.close_if_idle()
-        else:
-            response.words.words.extend(messages.encode_words(item.words))
+        match item:
+            case PcmFrame():
+                response.pcm = item.pcm
+            case Words():
+                response.words.words.extend(messages.encode_words(item.words))
+            case Started():
+                response.started.CopyFrom(self._started_message(item))
+            case Acknowledged():
+                acknowledged = response.acknowledged
+                acknowledged.command = messages.COMMANDS[item.command]
+                acknowledged.applied = item.applied
+                acknowledged.position_samples = item.position_samples
+            case Ended():
+                response.ended.context = self._contexts.name(item.key)
+                response.ended.receipt.CopyFrom(messages.encode_receipt(item.receipt, item.outcome))
+                if item.error is not None:
+                    response.ended.error.CopyFrom(messages.encode_error(item.error))
+                self._contexts.on_ended(item.key)
+                if self._hub.draining:
+                    self.close_if_idle()
         return response
 
-    # -- in -----------------------------------------------------------------------------------------------------------
+    def _started_message(self, item: Started) -> pb.ConverseResponse.Started:
+        params = item.params
+        started = pb.ConverseResponse.Started(
+            context=self._contexts.name(item.key),
+            voice=params.voice,
+            speed=params.speed,
+            seed=params.seed,
+        )
+        if params.language is not None:
+            started.language = params.language
+        if params.instruct is not None:
+            started.instruct = params.instruct
+        return started
+
+    # -- requests -----------------------------------------------------------------------------------------------------
 
     def handle(self, request: pb.ConverseRequest) -> None:
-        """Raises SendTimeout if the client sends and sends and reads no answer."""
+        """Execute one message of the client; errors of a command become ``rejected`` replies.
+
+        Raises:
+            SendTimeout: The client has left too many replies unread.
+        """
         name = request.WhichOneof("message")
         if self.session.state is State.CLOSED:
             return
@@ -227,28 +245,27 @@ class ConverseCall:
 
     def _handle(self, name: str | None, request: pb.ConverseRequest) -> None:
         session = self.session
-        if name == "say":
-            self._say(request.say)
-        elif name == "end":
-            self._contexts.end(request.end.context)
-        elif name == "flush":
-            session.flush()
-        elif name == "pause":
-            session.pause()
-        elif name == "resume":
-            session.resume()
-        elif name == "stop":
-            self._contexts.retire()
-            played_samples = request.stop.played_samples if request.stop.HasField("played_samples") else None
-            session.stop(request.stop.reason[:64] or "stop", None if played_samples is None else max(0, played_samples))
-        elif name == "played":
-            session.played(max(0, request.played.samples))
-        elif name == "configure":
-            self._configure(request.configure)
-        elif name == "start":
-            raise IllegalCommand("the conversation has begun: use configure")
-        else:
-            raise InvalidRequest("there is no message of that kind in this version of the protocol")
+        match name:
+            case "say":
+                self._say(request.say)
+            case "end":
+                self._contexts.end(request.end.context)
+            case "flush":
+                session.flush()
+            case "pause":
+                session.pause()
+            case "resume":
+                session.resume()
+            case "stop":
+                self._stop(request.stop)
+            case "played":
+                session.played(max(0, request.played.samples))
+            case "configure":
+                self._configure(request.configure)
+            case "start":
+                raise IllegalCommand("the conversation has started already: use configure")
+            case _:
+                raise InvalidRequest("unknown message type in this version of the protocol")
 
     def _say(self, say: pb.ConverseRequest.Say) -> None:
         if len(say.text) > self._max_chars:
@@ -257,32 +274,38 @@ class ConverseCall:
             raise InvalidRequest(f"context must have 1 to {_MAX_CONTEXT_CHARS} characters")
         self._contexts.say(say.context, say.text)
 
+    def _stop(self, stop: pb.ConverseRequest.Stop) -> None:
+        self._contexts.retire()
+        played_samples = max(0, stop.played_samples) if stop.HasField("played_samples") else None
+        self.session.stop(stop.reason[:64] or "stop", played_samples)
+
     def _configure(self, voicing: pb.ConverseRequest.Voicing) -> None:
         options = _with_voicing(self._options, voicing)
         params = self._hub.params(options)
         if self._hub.voices.get(params.voice).engine != self._hub.voices.get(self.session.params.voice).engine:
-            raise IllegalCommand("that voice is on another engine: begin another conversation")
+            raise IllegalCommand("that voice belongs to another engine: start another conversation")
         self._options = options
         self.session.configure(params)
 
     def _reject(self, context: str, error: ErrorInfo) -> None:
-        if len(self._answers) >= _MAX_UNSENT_ANSWERS:
-            raise SendTimeout("too many answers were not read")
+        if len(self._replies) >= _MAX_UNSENT_REPLIES:
+            raise SendTimeout("the client does not read: too many unread replies")
         rejected = pb.ConverseResponse.Rejected(context=context, error=messages.encode_error(error))
-        self._answers.append(pb.ConverseResponse(rejected=rejected))
+        self._replies.append(pb.ConverseResponse(rejected=rejected))
         self.session.wake()
 
     def fail(self, error: TTSWorkerError) -> None:
-        """End it, because of the client."""
-        self._answers.clear()
+        """End the call with ``error``; unread replies are dropped."""
+        self._replies.clear()
         self._failure = error
         self.session.close(error.code.value)
 
     def on_client_closed(self) -> None:
-        """The client has closed its side."""
+        """End the session because the client closed its side."""
         self.closed_by_client = True
         self.session.close("client_closed")
 
     def close_if_idle(self) -> None:
+        """End the session unless it is speaking or paused."""
         if self.session.state is State.IDLE:
             self.session.close("drain")

@@ -1,7 +1,7 @@
-"""CosyVoice's own gRPC service (``proto/cosyvoice.proto``), so that its published clients work unchanged.
+"""CosyVoice's own gRPC service (``proto/cosyvoice.proto``) for its published clients.
 
-Whole text in, 24 kHz s16le out as it is made. A voice is asked for by name (``spk_id``); a recording to imitate needs
-an engine that enrols voices. Cancelling the call is STOP. Knows no engine.
+A request carries the whole text; the response streams 24 kHz PCM16LE. ``spk_id`` names a voice; a prompt recording
+needs an engine that enrols voices. Cancelling the call acts as STOP.
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ class CosyVoiceServiceConfig:
 
 
 class CosyVoiceService:
-    """Serve ``hub``, which enrols voices."""
+    """Servicer of ``cosyvoice.CosyVoice``."""
 
     def __init__(self, hub: SessionHub, config: CosyVoiceServiceConfig) -> None:
         self._hub = hub
         self._config = config
 
     async def Inference(self, request: pb.Request, context: Context) -> None:
+        """Synthesize the text of a request."""
         try:
-            text, options = await self._asked(request)
+            text, options = await self._parse(request)
             session = await self._hub.admit(options)
         except TTSWorkerError as error:
             await abort_with(context, error)
-        writer = ResponseWriter(context, self._config.send_timeout_s, lambda stuck: session.close(stuck.code.value))
+        writer = ResponseWriter(context, self._config.send_timeout_s, lambda error: session.close(error.code.value))
         try:
             session.speak(text)
             session.end_text()
@@ -56,7 +57,7 @@ class CosyVoiceService:
                 if isinstance(item, PcmFrame):
                     await writer.write(pb.Response(tts_audio=item.pcm))
                 elif isinstance(item, Ended):
-                    _raise_for(item)
+                    _raise_on_failure(item)
                     break
         except Exception as error:
             await abort_with(context, error)
@@ -64,46 +65,44 @@ class CosyVoiceService:
             writer.close()
             session.close("disconnected")
 
-    async def _asked(self, request: pb.Request) -> tuple[str, SessionOptions]:
-        """The text, and how it is to be said."""
-        kind = request.WhichOneof("RequestPayload")
+    async def _parse(self, request: pb.Request) -> tuple[str, SessionOptions]:
+        """Return the text and the synthesis parameters; enrols the voice of a prompt recording."""
         instruct: str | None = None
-        if kind == "sft_request":
-            text = request.sft_request.tts_text
-            voice = request.sft_request.spk_id
-        elif kind == "instruct_request":
-            text = request.instruct_request.tts_text
-            voice = request.instruct_request.spk_id
-            instruct = request.instruct_request.instruct_text or None
-        elif kind == "zero_shot_request":
-            zero_shot = request.zero_shot_request
-            self._check(zero_shot.tts_text)
-            text = zero_shot.tts_text
-            voice = await self._imitate(zero_shot.prompt_audio, zero_shot.prompt_text)
-        elif kind == "cross_lingual_request":
-            cross = request.cross_lingual_request
-            self._check(cross.tts_text)
-            text = cross.tts_text
-            voice = await self._imitate(cross.prompt_audio, "")
-        else:
-            raise InvalidRequest("the request holds none of sft, zero_shot, cross_lingual and instruct")
-        self._check(text)
+        match request.WhichOneof("RequestPayload"):
+            case "sft_request":
+                text = self._check_length(request.sft_request.tts_text)
+                voice = request.sft_request.spk_id
+            case "instruct_request":
+                text = self._check_length(request.instruct_request.tts_text)
+                voice = request.instruct_request.spk_id
+                instruct = request.instruct_request.instruct_text or None
+            case "zero_shot_request":
+                zero_shot = request.zero_shot_request
+                text = self._check_length(zero_shot.tts_text)
+                voice = await self._enrol(zero_shot.prompt_audio, zero_shot.prompt_text)
+            case "cross_lingual_request":
+                cross_lingual = request.cross_lingual_request
+                text = self._check_length(cross_lingual.tts_text)
+                voice = await self._enrol(cross_lingual.prompt_audio, "")
+            case _:
+                raise InvalidRequest("the request must hold one of sft, zero_shot, cross_lingual and instruct")
         return text, speech_options(voice, instruct)
 
-    def _check(self, text: str) -> None:
+    def _check_length(self, text: str) -> str:
         if len(text) > self._config.max_input_chars:
             raise TextTooLong(f"tts_text may have at most {self._config.max_input_chars} characters")
+        return text
 
-    async def _imitate(self, pcm: bytes, text: str) -> str:
+    async def _enrol(self, pcm: bytes, transcript: str) -> str:
         seconds = len(pcm) / 2 / PROMPT_RATE_HZ
         if len(pcm) % 2 or not MIN_PROMPT_S <= seconds <= MAX_PROMPT_S:
             raise InvalidRequest(
-                f"prompt_audio must be s16le mono at {PROMPT_RATE_HZ} Hz, {MIN_PROMPT_S:g} to {MAX_PROMPT_S:g} s long"
+                f"prompt_audio must be PCM16LE mono at {PROMPT_RATE_HZ} Hz, {MIN_PROMPT_S:g} to {MAX_PROMPT_S:g} s long"
             )
-        return await self._hub.enrol(_wav(pcm), text)
+        return await self._hub.enrol(_wav_file(pcm), transcript)
 
 
-def _wav(pcm: bytes) -> bytes:
+def _wav_file(pcm: bytes) -> bytes:
     file = io.BytesIO()
     with wave.open(file, "wb") as writer:
         writer.setnchannels(1)
@@ -113,11 +112,11 @@ def _wav(pcm: bytes) -> bytes:
     return file.getvalue()
 
 
-def _raise_for(ended: Ended) -> None:
-    """A stream of bytes has no other way to say that sound is missing."""
+def _raise_on_failure(ended: Ended) -> None:
+    """Raise an error for incomplete audio: a byte stream has no other way to report it."""
     if ended.error is not None:
         raise as_exception(ended.error)
     if ended.receipt.reason == "nothing_to_speak":
-        raise UnspeakableText("the text has nothing that can be spoken")
+        raise UnspeakableText("the text contains nothing that can be spoken")
     if ended.outcome is Outcome.STOPPED:
         raise Draining("the worker is shutting down; use another one")

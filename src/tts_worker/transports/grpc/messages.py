@@ -1,7 +1,6 @@
-"""How the vocabulary of ``types`` looks in protobuf, in both directions.
+"""Conversion of playback reports, words and errors to and from protobuf.
 
-The one place that turns receipts, words and errors into messages and back. Knows no call and no session. A field that
-an older or newer side does not set is its default, never an error.
+A field that an older or newer peer does not set has its default and is never an error.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from tts_worker.types import SAMPLE_RATE_HZ, Alignment, ControlName, Outcome, Re
 PROTOCOL_VERSION = 1
 
 NATIVE = StreamFormat(SAMPLE_RATE_HZ)
-"""Positions as they are inside the worker."""
+"""The engine's own rate; positions stay unchanged."""
 
 COMMANDS = {ControlName.PAUSE: pb.PAUSE, ControlName.RESUME: pb.RESUME, ControlName.STOP: pb.STOP}
 CONTROL_NAMES = {number: name for name, number in COMMANDS.items()}
 
 
 def encode_words(words: Iterable[Word], stream_format: StreamFormat = NATIVE) -> list[pb.Word]:
-    """Positions in samples of the stream."""
+    """Encode words with positions in samples of the stream."""
     return [
         pb.Word(
             text=word.text,
@@ -73,7 +72,7 @@ def parse_receipt(message: pb.Receipt) -> Receipt:
 
 
 def parse_outcome(message: pb.Receipt) -> Outcome:
-    """An outcome that a newer worker invented is an end without an error."""
+    """Parse the outcome; an unknown one of a newer worker becomes DONE."""
     return next((outcome for outcome in Outcome if outcome.value == message.outcome), Outcome.DONE)
 
 
@@ -85,7 +84,7 @@ def encode_error(error: ErrorInfo) -> pb.Error:
 
 
 def parse_error(message: pb.Error) -> ErrorInfo:
-    """A code that is not known here is INTERNAL, with the worker's own word on whether trying again can help."""
+    """Parse an error; an unknown code becomes INTERNAL and keeps the worker's ``retryable``."""
     code = next((known for known in ErrorCode if known.value == message.code), ErrorCode.INTERNAL)
-    after_s = message.retry_after_s if message.HasField("retry_after_s") else None
-    return ErrorInfo(code, message.message or "the worker reported an error", message.retryable, after_s)
+    retry_after_s = message.retry_after_s if message.HasField("retry_after_s") else None
+    return ErrorInfo(code, message.message or "the worker reported an error", message.retryable, retry_after_s)

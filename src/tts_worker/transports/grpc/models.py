@@ -1,8 +1,7 @@
-"""ServedModel ids of the worker protocol, and the engines and voices behind them.
+"""Model ids of the worker protocol and the engines and voices they stand for.
 
-A model id is the name of an engine of the settings, a name that the settings give to an engine (so that a client with
-fixed ids can be served on purpose), or the name of a voice. There is no fallback: an id that is not known is an error.
-Loading is the ``ModelHost``'s work.
+A model id is the name of an engine, an alias from ``grpc.models`` in the settings (for clients with fixed ids), or the
+name of a voice. An unknown id is an error; there is no fallback.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tts_worker.voices import Voice
 
 
 class ModelHost(Protocol):
-    """Who loads engines (``app.Worker``)."""
+    """Loads engines (``app.Worker``)."""
 
     @property
     def hub(self) -> SessionHub: ...
@@ -28,8 +27,14 @@ class ModelHost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """``voice``: what it speaks with, None for the engine's first voice. ``family, listed_languages``: what clients
-    know it as; no languages means those of its voices."""
+    """A model as clients see it.
+
+    Attributes:
+        engine: Name of the engine.
+        family: Family reported to clients.
+        voice: Voice of the model, None for the engine's first voice.
+        listed_languages: Languages reported to clients; empty for those of its voices.
+    """
 
     engine: str
     family: str
@@ -38,31 +43,37 @@ class ServedModel:
 
 
 class ModelCatalog:
-    """``engines``: engine name -> family. ``named``: further ids."""
+    """The models that clients can name.
 
-    def __init__(self, host: ModelHost, engines: Mapping[str, str], named: Mapping[str, ServedModel]) -> None:
+    Args:
+        host: Loads and unloads engines.
+        engines: Family of each engine, by name.
+        aliases: Further ids from the settings.
+    """
+
+    def __init__(self, host: ModelHost, engines: Mapping[str, str], aliases: Mapping[str, ServedModel]) -> None:
         self._host = host
-        self._models = {name: ServedModel(name, family) for name, family in engines.items()} | dict(named)
+        self._models = {name: ServedModel(name, family) for name, family in engines.items()} | dict(aliases)
 
     def __iter__(self) -> Iterator[tuple[str, ServedModel]]:
         return iter(self._models.items())
 
     def get(self, model_id: str) -> ServedModel:
-        """Raises UnknownModel."""
+        """Return the model of an id. Raises UnknownModel."""
         if model_id in self._models:
             return self._models[model_id]
         try:
             voice = self._host.hub.voices.get(model_id)
         except UnknownVoice:
             known = ", ".join(self._models)
-            raise UnknownModel(f'there is no model "{model_id[:64]}"; there are: {known}') from None
+            raise UnknownModel(f'unknown model "{model_id[:64]}"; available: {known}') from None
         return ServedModel(voice.engine, voice.engine, voice.name)
 
     def loaded(self, model: ServedModel) -> bool:
         return self._host.loaded(model.engine)
 
     def voices(self, model: ServedModel) -> list[Voice]:
-        """What it speaks with now; empty while it is not loaded."""
+        """Return the voices of a model; empty while it is not loaded."""
         voices = [voice for voice in self._host.hub.voices if voice.engine == model.engine]
         return [voice for voice in voices if model.voice in (None, voice.name)] or voices
 
@@ -70,15 +81,22 @@ class ModelCatalog:
         return sorted(model.listed_languages or {tag for voice in self.voices(model) for tag in voice.languages})
 
     async def load(self, model_id: str) -> ServedModel:
-        """Load it unless it is loaded. Raises UnknownModel, and what the engine's start raises."""
+        """Load a model unless it is loaded.
+
+        Raises:
+            UnknownModel: The id is unknown.
+            TTSWorkerError: The engine failed to start.
+        """
         model = self.get(model_id)
         await self._host.load(model.engine)
         return model
 
     async def unload(self, model_id: str) -> bool:
-        """Free its engine; returns False where it stays because it is the worker's default.
+        """Unload the engine of a model. Returns False if it stays, because it is the worker's default.
 
-        Raises UnknownModel, and IllegalCommand while sessions of anybody use it.
+        Raises:
+            UnknownModel: The id is unknown.
+            IllegalCommand: Sessions use the engine.
         """
         model = self.get(model_id)
         voices = self._host.hub.voices
@@ -92,5 +110,5 @@ class ModelCatalog:
 
     @property
     def resident(self) -> list[str]:
-        """Ids of the models that are loaded."""
+        """Ids of the loaded models."""
         return [name for name, model in self._models.items() if self.loaded(model)]

@@ -1,7 +1,6 @@
-"""What a client may ask for when it starts a session: ``StartSessionRequest.options``, strings by name.
+"""Parser of ``StartSessionRequest.options``, a map of strings.
 
-Names that are not known are left alone (an existing client may send its own); a value that makes no sense is an
-InvalidRequest that names the option. Knows no message and no session.
+Unknown names are ignored, because clients may send their own; an invalid value is an InvalidRequest naming the option.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ MAX_OPTION_CHARS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class StartOptions:
-    """``unknown``: names that were not understood."""
+    """Parsed options; ``unknown`` lists the names that were ignored."""
 
     session: SessionOptions
     stream_format: StreamFormat
@@ -37,28 +36,28 @@ def _boolean(value: str) -> bool:
     return known[value.strip().lower()]
 
 
-def _number(value: str) -> float:
+def _finite_number(value: str) -> float:
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(value)
     return number
 
 
-def _object(value: str) -> dict[str, object]:
+def _json_object(value: str) -> dict[str, object]:
     data = json.loads(value)
     if not isinstance(data, dict):
-        raise ValueError("no object")
+        raise ValueError("not an object")
     return data
 
 
-class _Reader:
+class _OptionReader:
     def __init__(self, options: Mapping[str, str]) -> None:
-        self.left = dict(options)
-        if sum(len(value) for value in self.left.values()) > MAX_OPTION_CHARS:
+        self.remaining = dict(options)
+        if sum(len(value) for value in self.remaining.values()) > MAX_OPTION_CHARS:
             raise InvalidRequest(f"options may have at most {MAX_OPTION_CHARS} characters")
 
     def take(self, name: str, convert: Callable[[str], _Value], what: str) -> _Value | None:
-        value = self.left.pop(name, None)
+        value = self.remaining.pop(name, None)
         if value is None or value == "":
             return None
         try:
@@ -67,16 +66,16 @@ class _Reader:
             raise InvalidRequest(f"option {name} must be {what}") from None
 
     def milliseconds(self, name: str) -> float | None:
-        value = self.take(name, _number, "a number of milliseconds")
+        value = self.take(name, _finite_number, "a number of milliseconds")
         return None if value is None else value / 1000
 
 
 def parse_start_options(options: Mapping[str, str], defaults: StreamFormat) -> StartOptions:
-    """Raises InvalidRequest. Whether the voice exists and a number is in range is the hub's affair."""
-    reader = _Reader(options)
+    """Parse the options; the hub checks that the voice exists and that numbers are in range. Raises InvalidRequest."""
+    reader = _OptionReader(options)
     stream_format = _stream_format(reader, defaults)
-    lead_ms = reader.take("lead_ms", _number, "a number of milliseconds")
-    speed = reader.take("speed", _number, "a number")
+    lead_ms = reader.take("lead_ms", _finite_number, "a number of milliseconds")
+    speed = reader.take("speed", _finite_number, "a number")
     realtime = reader.take("realtime", _boolean, "true or false")
     session = SessionOptions(
         voice=reader.take("voice", str, "a name"),
@@ -88,18 +87,18 @@ def parse_start_options(options: Mapping[str, str], defaults: StreamFormat) -> S
         lead_ms=lead_ms,
         frame_ms=stream_format.frame_ms,
         raw_chunks=not stream_format.packetize,
-        lexicon=reader.take("lexicon", _object, "a JSON object"),
+        lexicon=reader.take("lexicon", _json_object, "a JSON object"),
         markdown=reader.take("markdown", _boolean, "true or false"),
         urls=reader.take("urls", UrlMode, "drop or host"),
         normalise=reader.take("normalise", _boolean, "true or false"),
         pause_timeout_s=reader.milliseconds("pause_timeout_ms"),
         text_idle_timeout_s=reader.milliseconds("text_idle_timeout_ms"),
-        flush_after_ms=reader.take("flush_after_ms", _number, "a number of milliseconds"),
+        flush_after_ms=reader.take("flush_after_ms", _finite_number, "a number of milliseconds"),
     )
-    return StartOptions(session, stream_format, tuple(sorted(reader.left)))
+    return StartOptions(session, stream_format, tuple(sorted(reader.remaining)))
 
 
-def _stream_format(reader: _Reader, defaults: StreamFormat) -> StreamFormat:
+def _stream_format(reader: _OptionReader, defaults: StreamFormat) -> StreamFormat:
     rate_hz = reader.take("sample_rate", int, "an integer, in Hz")
     frame_ms = reader.take("frame_ms", int, "an integer")
     packetize = reader.take("packetize", _boolean, "true or false")
@@ -116,7 +115,7 @@ def _stream_format(reader: _Reader, defaults: StreamFormat) -> StreamFormat:
 
 
 def add_shaper_lead(options: SessionOptions, stream_format: StreamFormat, default_lead_ms: float) -> SessionOptions:
-    """The same with a lead that makes up for what the stream holds back: the listener has what was asked for."""
+    """Extend the playout lead by the audio in the frame shaper's buffer, so the client gets the requested lead."""
     lead_ms = default_lead_ms if options.lead_ms is None else options.lead_ms
-    in_range = 0 <= lead_ms <= 10_000  # else the hub refuses it
+    in_range = 0 <= lead_ms <= 10_000  # the hub rejects other values
     return replace(options, lead_ms=min(lead_ms + stream_format.buffered_ms, 10_000.0) if in_range else lead_ms)

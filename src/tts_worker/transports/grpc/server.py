@@ -1,7 +1,6 @@
-"""gRPC servers on their ports: which services, who may call, health, reflection, and how they end.
+"""gRPC servers: services of a port, TLS, API keys, health, reflection and shutdown.
 
-Built by ``app.py``. ``running_server`` is one port from listening to closed; its health says SERVING while the hub is
-ready. Knows the services by name and nothing of what they do.
+``running_server`` runs one port. Its health service reports SERVING while the hub is ready.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ from tts_worker.transports.grpc.service import ServiceConfig, TTSService
 from tts_worker.transports.keys import KeyRing
 
 _HEALTH_INTERVAL_S = 0.2
-_GOODBYE_S = 1.0
+_CLOSE_GRACE_S = 1.0
 _CALLS_PER_SESSION = 8
-_MORE_CALLS = 256
-"""Calls at the same time: those of sessions that speak, conversations that are silent, controls, and calls whose client
-stopped reading."""
+_EXTRA_CALLS = 256
+"""Concurrent calls beyond those of speaking sessions and open conversations: controls, and calls that wait for clients
+that do not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files of a server."""
+    """PEM files of a server: certificate chain and private key."""
 
     certificate: Path
     key: Path
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Raises ConfigError."""
+        """Read the files. Raises ConfigError if one cannot be read."""
         try:
             return grpc.ssl_server_credentials([(self.key.read_bytes(), self.certificate.read_bytes())])
         except OSError as error:
@@ -52,7 +51,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class PortConfig:
-    """``keepalive_s``: a client that answers no ping for that long is gone, and its calls are cancelled."""
+    """Settings of one port. Calls of a client that answers no ping for ``keepalive_s`` are cancelled."""
 
     host: str = "127.0.0.1"
     port: int = 7002
@@ -63,20 +62,20 @@ class PortConfig:
 
 
 class Drainable(Protocol):
-    """A service whose silent sessions need not be waited for."""
+    """A service whose idle sessions close when a drain begins."""
 
     def close_idle_sessions(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """``address``: ``host:port`` that it really has."""
+    """A listening server; ``address`` is the bound ``host:port``."""
 
     address: str
     services: Sequence[Drainable]
 
     def begin_drain(self) -> None:
-        """The hub takes no more sessions; those that say nothing end now."""
+        """Close idle sessions, after the hub has stopped admitting new ones."""
         for service in self.services:
             service.close_idle_sessions()
 
@@ -85,7 +84,7 @@ Register = Callable[[grpc.aio.Server], tuple[Sequence[str], Sequence[Drainable]]
 
 
 def worker_services(hub: SessionHub, models: ModelCatalog, config: ServiceConfig) -> Register:
-    """The TTS worker protocol, and the conversation of our own client."""
+    """The services ``tts.TTSService`` and ``tts.Conversation``."""
 
     def register(server: grpc.aio.Server) -> tuple[Sequence[str], Sequence[Drainable]]:
         service = TTSService(hub, models, config)
@@ -101,7 +100,7 @@ def worker_services(hub: SessionHub, models: ModelCatalog, config: ServiceConfig
 
 
 def cosyvoice_service(hub: SessionHub, config: CosyVoiceServiceConfig) -> Register:
-    """CosyVoice's own service."""
+    """CosyVoice's own service, ``cosyvoice.CosyVoice``."""
 
     def register(server: grpc.aio.Server) -> tuple[Sequence[str], Sequence[Drainable]]:
         cosyvoice_pb2_grpc.add_CosyVoiceServicer_to_server(CosyVoiceService(hub, config), server)
@@ -112,16 +111,20 @@ def cosyvoice_service(hub: SessionHub, config: CosyVoiceServiceConfig) -> Regist
 
 @asynccontextmanager
 async def running_server(hub: SessionHub, register: Register, config: PortConfig) -> AsyncIterator[RunningServer]:
-    """One port. Raises ConfigError if it cannot be had. At the end calls have a second to say goodbye."""
+    """Listen on one port. On exit, calls have 1 s to end before they are cancelled.
+
+    Raises:
+        ConfigError: The port cannot be bound or a TLS file cannot be read.
+    """
     keepalive_ms = int(1000 * config.keepalive_s)
     server = grpc.aio.server(
         maximum_concurrent_rpcs=_CALLS_PER_SESSION * hub.config.max_sessions
         + hub.config.max_open_sessions
-        + _MORE_CALLS,
+        + _EXTRA_CALLS,
         interceptors=[KeyGuard(config.keys)],
         options=[
             ("grpc.max_receive_message_length", config.max_request_bytes),
-            ("grpc.so_reuseport", 0),  # two workers on one port would share the calls of one session
+            ("grpc.so_reuseport", 0),  # two workers on one port would split the calls of a session
             ("grpc.keepalive_time_ms", keepalive_ms),
             ("grpc.keepalive_timeout_ms", keepalive_ms),
             ("grpc.http2.max_pings_without_data", 0),
@@ -130,8 +133,8 @@ async def running_server(hub: SessionHub, register: Register, config: PortConfig
         ],
     )
     names, drainable = register(server)
-    healthy = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+    health_service = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     host = f"[{config.host}]" if ":" in config.host else config.host
     try:
@@ -142,28 +145,28 @@ async def running_server(hub: SessionHub, register: Register, config: PortConfig
     except RuntimeError:
         port = 0
     if port == 0:
-        raise ConfigError(f"grpc: cannot listen on {host}:{config.port}: is the port taken?")
-    await _tell_health(healthy, names, ready=hub.ready)
+        raise ConfigError(f"grpc: cannot listen on {host}:{config.port}: is the port in use?")
+    await _set_health(health_service, names, ready=hub.ready)
     await server.start()
-    watcher = asyncio.create_task(_watch_health(healthy, names, hub), name="grpc-health")
+    watcher = asyncio.create_task(_watch_health(health_service, names, hub), name="grpc-health")
     try:
         yield RunningServer(f"{host}:{port}", drainable)
     finally:
         watcher.cancel()
-        await server.stop(_GOODBYE_S)
+        await server.stop(_CLOSE_GRACE_S)
 
 
-async def _watch_health(healthy: health.aio.HealthServicer, names: Sequence[str], hub: SessionHub) -> None:
-    """An engine fault must be seen from outside, so this asks the hub again and again."""
-    told = hub.ready
+async def _watch_health(health_service: health.aio.HealthServicer, names: Sequence[str], hub: SessionHub) -> None:
+    """Poll the hub, so that the health status follows engine faults and drains."""
+    reported = hub.ready
     while True:
         await asyncio.sleep(_HEALTH_INTERVAL_S)
-        if hub.ready is not told:
-            told = hub.ready
-            await _tell_health(healthy, names, ready=told)
+        if hub.ready is not reported:
+            reported = hub.ready
+            await _set_health(health_service, names, ready=reported)
 
 
-async def _tell_health(healthy: health.aio.HealthServicer, names: Sequence[str], *, ready: bool) -> None:
+async def _set_health(health_service: health.aio.HealthServicer, names: Sequence[str], *, ready: bool) -> None:
     status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
     for name in ("", *names):
-        await healthy.set(name, status)
+        await health_service.set(name, status)

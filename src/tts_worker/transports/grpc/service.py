@@ -1,15 +1,14 @@
 """The TTS worker protocol (``proto/tts_worker.proto``): sessions, synthesis, control, models.
 
-Thin: ``sessions`` owns who speaks, ``speaking`` what leaves, ``models`` what the ids mean. Every method handles what it
-was sent before it waits for anything, so a control is never behind sound. Answers of unary calls carry typed errors in
-their own fields (old clients look at ``success``); a failed ``Synthesize`` ends with a status.
+Unary responses carry typed errors in their fields, because older clients check ``success``; a failed ``Synthesize``
+ends with a status. Methods act on a request before they wait for anything, so controls never queue behind audio.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from tts_worker.errors import IllegalCommand, InvalidRequest, TextTooLong, TTSWorkerError
@@ -26,12 +25,12 @@ from tts_worker.transports.grpc.synthesize import SynthesizeCall
 from tts_worker.types import SAMPLE_RATE_HZ, Alignment, Receipt
 
 SAMPLE_RATES_HZ = (8_000, 16_000, 22_050, SAMPLE_RATE_HZ, 32_000, 44_100, 48_000)
-"""What clients are told; every multiple of 25 Hz between them works too."""
+"""Sample rates in ``GetCapabilities``; multiples of 25 Hz in between work too."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
-    """``stream_format``: what clients get that ask for nothing. See ``settings.GrpcSettings``."""
+    """Settings of the service; see ``settings.GrpcSettings``. ``stream_format`` is the default of new sessions."""
 
     stream_format: StreamFormat = field(default_factory=StreamFormat)
     pause_timeout_s: float = 30.0
@@ -41,7 +40,7 @@ class ServiceConfig:
 
 
 class TTSService:
-    """See the module."""
+    """Servicer of ``tts.TTSService``."""
 
     def __init__(self, hub: SessionHub, models: ModelCatalog, config: ServiceConfig) -> None:
         self.sessions = SessionTable(hub, config.session_idle_s)
@@ -57,14 +56,12 @@ class TTSService:
             session = await self._start(request, start_options, caller_identity(context))
         except TTSWorkerError as error:
             return pb.StartSessionResponse(message=error.message, error=messages.encode_error(error.info))
-        unknown = (
-            f"; not understood and left alone: {', '.join(start_options.unknown)[:200]}"
-            if start_options.unknown
-            else ""
+        ignored = (
+            f"; ignored unknown options: {', '.join(start_options.unknown)[:200]}" if start_options.unknown else ""
         )
         return pb.StartSessionResponse(
             success=True,
-            message=f"speaks with voice {session.voice}{unknown}",
+            message=f"session with voice {session.voice}{ignored}",
             sample_rate=start_options.stream_format.sample_rate_hz,
             voice=session.voice,
         )
@@ -91,7 +88,7 @@ class TTSService:
         try:
             first = await anext(aiter(requests), None)
             if first is None:
-                raise InvalidRequest("there was no text chunk")
+                raise InvalidRequest("the call ended without a text chunk")
             session = self.sessions.get(first.session_id, caller_identity(context))
             call = session.begin_call()
         except TTSWorkerError as error:
@@ -109,7 +106,7 @@ class TTSService:
             session.end_call(call, "cancelled")
 
     async def _read(self, first: pb.TextChunk, requests: AsyncIterator[pb.TextChunk], call: SynthesizeCall) -> None:
-        """Text as it comes. The client's half-close ends it, and so does ``is_final``."""
+        """Read text chunks until the client half-closes or sends ``is_final``."""
         try:
             self._write(first, first.session_id, call)
             async for chunk in requests:
@@ -120,7 +117,7 @@ class TTSService:
 
     def _write(self, chunk: pb.TextChunk, session_id: str, call: SynthesizeCall) -> None:
         if chunk.session_id not in ("", session_id):
-            raise InvalidRequest("all text of a call belongs to one session")
+            raise InvalidRequest("all chunks of a call must have the same session_id")
         if len(chunk.text) > self._config.max_message_chars:
             raise TextTooLong(f"a chunk may hold at most {self._config.max_message_chars} characters of text")
         call.write(chunk.text, flush=chunk.flush, last=chunk.is_final)
@@ -140,29 +137,25 @@ class TTSService:
 
     def _control(self, request: pb.ControlRequest, session: WorkerSession) -> pb.ControlResponse:
         calls = session.calls_of(request.generation)
-        acted: list[bool] = []  # every one is start_options, also after one that acted
         response = pb.ControlResponse(success=True)
         if calls:
             response.generation = calls[0].generation
-        if request.command == pb.PAUSE:
-            acted = [one.pause() for one in calls]
-            response.pause_timeout_ms = round(1000 * session.pause_timeout_s)
-        elif request.command == pb.RESUME:
-            acted = [one.resume() for one in calls]
-        elif request.command == pb.STOP:
-            played = round(request.played_ms * session.stream_format.sample_rate_hz / 1000)
-            told = max(0, played) if request.HasField("played_ms") else None
-            receipts = [one.stop(request.reason[:64] or "stop", told) for one in calls]
-            ended = [receipt for receipt in receipts if receipt is not None]
-            acted = [True] * len(ended)
-            if ended:
-                _put_receipt(response, ended[0], session.stream_format)
-        else:
-            known = "PAUSE, RESUME and STOP; to reload a model use UnloadModel and LoadModel"
-            raise IllegalCommand(f"this worker's commands are {known}")
+        changed: list[bool] = []  # of every call: a command must reach all of them
+        match request.command:
+            case pb.PAUSE:
+                changed = [call.pause() for call in calls]
+                response.pause_timeout_ms = round(1000 * session.pause_timeout_s)
+            case pb.RESUME:
+                changed = [call.resume() for call in calls]
+            case pb.STOP:
+                changed = [_stop(request, calls, session.stream_format, response)]
+            case _:
+                raise IllegalCommand(
+                    "unknown command: use PAUSE, RESUME or STOP; to reload a model call UnloadModel and LoadModel"
+                )
         if calls:
             response.emitted_samples = calls[0].emitted_samples
-        response.applied = any(acted)
+        response.applied = any(changed)
         response.state = session.state.value
         if not response.applied:
             response.message = "nothing to do: the state is " + session.state.value
@@ -197,11 +190,11 @@ class TTSService:
     async def UnloadModel(self, request: pb.UnloadModelRequest, context: Context) -> pb.UnloadModelResponse:
         try:
             with admin_action("unload_model", request.model_id):
-                gone = await self._models.unload(request.model_id)
+                unloaded = await self._models.unload(request.model_id)
         except TTSWorkerError as error:
             return pb.UnloadModelResponse(message=error.message, error=messages.encode_error(error.info))
-        message = "" if gone else "it stays loaded: it is the default of this worker"
-        return pb.UnloadModelResponse(success=True, unloaded=gone, message=message)
+        message = "" if unloaded else "the model stays loaded: it is the default of this worker"
+        return pb.UnloadModelResponse(success=True, unloaded=unloaded, message=message)
 
     async def GetCapabilities(self, request: pb.GetCapabilitiesRequest, context: Context) -> pb.GetCapabilitiesResponse:
         hub = self._hub
@@ -229,8 +222,11 @@ class TTSService:
 
 
 def load_metrics(hub: SessionHub) -> dict[str, float]:
-    """What an orchestrator chooses by. ``queue_depth`` is how many slots are in use: no caller ever queues. ``rtf`` is
-    always there, for those that choose by it take a worker without one for the slowest."""
+    """Load metrics for orchestrators.
+
+    ``queue_depth`` is the number of slots in use, because sessions never queue. ``rtf`` is always present, because
+    orchestrators that sort by it rank a worker without it last.
+    """
     slots = hub.config.max_sessions
     free = hub.free_slots
     return {
@@ -242,6 +238,23 @@ def load_metrics(hub: SessionHub) -> dict[str, float]:
         "buffered_s": hub.buffered_s,
         "ready": float(hub.ready),
     }
+
+
+def _stop(
+    request: pb.ControlRequest,
+    calls: Sequence[SynthesizeCall],
+    stream_format: StreamFormat,
+    response: pb.ControlResponse,
+) -> bool:
+    """Stop ``calls`` and put the first playback report into ``response``. Returns whether any call was stopped."""
+    played_samples: int | None = None
+    if request.HasField("played_ms"):
+        played_samples = max(0, round(request.played_ms * stream_format.sample_rate_hz / 1000))
+    receipts = [call.stop(request.reason[:64] or "stop", played_samples) for call in calls]
+    stopped = [receipt for receipt in receipts if receipt is not None]
+    if stopped:
+        _put_receipt(response, stopped[0], stream_format)
+    return bool(stopped)
 
 
 def _put_receipt(response: pb.ControlResponse, receipt: Receipt, stream_format: StreamFormat) -> None:

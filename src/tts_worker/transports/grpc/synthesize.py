@@ -1,8 +1,7 @@
-"""One ``Synthesize`` call: an utterance of a session, as audio frames.
+"""One ``Synthesize`` call: an utterance of a session as audio frames.
 
-Owns what has left (positions are of frames that were handed to the wire, not of what the session gave out) and that
-exactly one frame is final. Controls act in the moment they are called, also while a frame waits for a client that does
-not read. Knows no call: ``frames()`` is iterated by whoever writes.
+Positions count samples of frames handed to gRPC, not of frames taken from the session. Exactly one frame is final.
+Controls take effect immediately, even while a write waits for a client that does not read.
 """
 
 from __future__ import annotations
@@ -35,31 +34,36 @@ from tts_worker.types import (
 
 
 class SynthesizeCall:
-    """``session`` is this utterance's alone as long as it lasts. ``generation`` numbers the utterances of the session
-    that the client knows."""
+    """The utterance of one ``Synthesize`` call.
+
+    Attributes:
+        session: Hub session; used by this utterance alone until it ends.
+        generation: Number of the utterance within the client's session, from 1.
+        finished: Whether the final frame was handed out or the call has ended.
+        emitted_samples: Speech samples handed to gRPC, at the stream's rate.
+    """
 
     def __init__(self, session: LocalSession, session_id: str, generation: int, stream_format: StreamFormat) -> None:
         self.session = session
         self.generation = generation
         self.finished = False
         self.emitted_samples = 0
-        """At the stream's rate."""
         self._session_id = session_id
         self._stream_format = stream_format
         self._shaper = FrameShaper(stream_format)
-        self._items: deque[Output] = deque()  # taken from the session by a control, not looked at yet
-        self._ready: deque[pb.AudioFrame] = deque()
+        self._pending_outputs: deque[Output] = deque()  # polled by a control while it awaited its acknowledgement
+        self._ready_frames: deque[pb.AudioFrame] = deque()
         self._words: list[Word] = []
         self._sequence = 0
         self._receipt: Receipt | None = None
         self._failure: TTSWorkerError | None = None
         self._text_ended = False
         self._stopped = False
-        self._key = session.speak("")  # the utterance begins: the engine prepares before the first word
+        self._key = session.speak("")  # opens the utterance, so the engine prepares before the first text
 
     @property
     def state(self) -> State:
-        """IDLE once nothing more will sound."""
+        """IDLE once no more audio will be emitted."""
         if self.finished or self._stopped or self._failure is not None:
             return State.IDLE
         return State.PAUSED if self.session.state is State.PAUSED else State.SPEAKING
@@ -67,15 +71,24 @@ class SynthesizeCall:
     # -- text ---------------------------------------------------------------------------------------------------------
 
     def write(self, text: str, *, flush: bool = False, last: bool = False) -> None:
-        """Raises TextTooLong, and IllegalCommand for text after the last. Text of an utterance that has ended is
-        dropped: its writer has not heard of it yet."""
+        """Add text; text for an ended utterance is dropped, because the client may not know yet.
+
+        Args:
+            text: Text to append.
+            flush: Synthesize all text received so far.
+            last: No text follows.
+
+        Raises:
+            TextTooLong: The utterance exceeds its limit.
+            IllegalCommand: Text follows the last chunk or an idle timeout.
+        """
         if self.session.state is State.CLOSED or self._receipt is not None or self.finished:
             return
         if self.session.writing != self._key:
             if text and self._text_ended:
-                raise IllegalCommand("there is text after the last chunk: is_final ends an utterance")
+                raise IllegalCommand("text after the last chunk: is_final ends an utterance")
             if text:
-                raise IllegalCommand("the writer was silent for too long and its text was ended (text_idle_timeout)")
+                raise IllegalCommand("no text was received for text_idle_timeout, which ended the utterance's text")
             return
         if text:
             self.session.speak(text)
@@ -86,78 +99,86 @@ class SynthesizeCall:
             self.session.end_text()
 
     def fail(self, error: TTSWorkerError) -> None:
-        """End it, because of the client or the way to it."""
+        """End the call with ``error``; unsent audio is discarded."""
         if self._failure is None and not self.finished:
             self._failure = error
-            self._forget()
+            self._discard_audio()
             self.session.wake()
 
     # -- control ------------------------------------------------------------------------------------------------------
 
     def pause(self) -> bool:
-        """Returns whether it changed anything. From here on no sound leaves."""
+        """Stop emitting frames. Returns whether the state changed."""
         self.session.pause()
-        return self._acknowledged(ControlName.PAUSE)
+        return self._poll_acknowledgement(ControlName.PAUSE)
 
     def resume(self) -> bool:
+        """Continue after a pause. Returns whether the state changed."""
         self.session.resume()
-        applied = self._acknowledged(ControlName.RESUME)
-        waiting = self._shaper.buffered_samples + sum(frame.speech_samples for frame in self._ready)
-        if applied and waiting:
-            # The listener has played all it had; what was held back here is the first that it gets of its lead.
-            self.session.pacer.sent(self._stream_format.to_engine(waiting), asyncio.get_running_loop().time())
+        applied = self._poll_acknowledgement(ControlName.RESUME)
+        buffered = self._shaper.buffered_samples + sum(frame.speech_samples for frame in self._ready_frames)
+        if applied and buffered:
+            # The client's buffer has run empty; audio buffered here is the first part of its new playout lead.
+            self.session.pacer.sent(self._stream_format.to_engine(buffered), asyncio.get_running_loop().time())
         return applied
 
     def stop(self, reason: str, played_samples: int | None = None) -> Receipt | None:
-        """End it now; returns what became of it, None if it had ended before. ``played_samples``: at the stream's
-        rate. From here on no sound leaves but what waits in the transport already."""
+        """End the utterance; only audio already in the transport is still delivered.
+
+        Args:
+            reason: Reason in the playback report.
+            played_samples: Samples that the client reports as played, at the stream's rate; None if unknown.
+
+        Returns:
+            The playback report, or None if the utterance had ended before.
+        """
         if self.finished:
             return None
-        told = None if played_samples is None else min(played_samples, self.emitted_samples)
+        reported = None if played_samples is None else min(played_samples, self.emitted_samples)
         if self.session.state is not State.CLOSED:
-            heard = self.emitted_samples if told is None else told
-            self.session.stop(reason, self._stream_format.to_engine(heard))
+            position = self.emitted_samples if reported is None else reported
+            self.session.stop(reason, self._stream_format.to_engine(position))
             while not isinstance(item := self.session.poll(), Acknowledged) and item is not None:
                 if isinstance(item, Ended) and item.key == self._key:
-                    return self._cut_short(item.receipt, reason, told)
-        while self._items:
-            self._take(self._items.popleft())
+                    return self._truncate(item.receipt, reason, reported)
+        while self._pending_outputs:
+            self._process(self._pending_outputs.popleft())
         if self._receipt is None or self._stopped or self._failure is not None:
             if self._failure is not None:
-                self._forget()
+                self._discard_audio()
             return None
-        return self._cut_short(self._receipt, reason, told)
+        return self._truncate(self._receipt, reason, reported)
 
     def abandon(self, reason: str) -> None:
         """Stop because the call ended; its remaining output is discarded."""
         if self.session.state is not State.CLOSED and not self.finished:
             self.session.stop(reason, self._stream_format.to_engine(self.emitted_samples))
             while self.session.poll() is not None:
-                pass  # nobody will ask for its end; the metrics hear of it now and not with the next utterance
-        self._forget()
+                pass  # polling the terminal event counts the utterance in the metrics now
+        self._discard_audio()
         self.finished = True
 
-    def _acknowledged(self, command: ControlName) -> bool:
-        """Notices come before sound, so this takes no frame."""
+    def _poll_acknowledgement(self, command: ControlName) -> bool:
+        """Return whether ``command`` was applied. The session emits its notices before audio, so no frame is taken."""
         while (item := self.session.poll()) is not None:
             if isinstance(item, Acknowledged) and item.command is command:
                 return item.applied
-            self._items.append(item)
+            self._pending_outputs.append(item)
         return False
 
-    # -- the way out --------------------------------------------------------------------------------------------------
+    # -- frames -------------------------------------------------------------------------------------------------------
 
     async def frames(self) -> AsyncIterator[pb.AudioFrame]:
-        """Frames as they are due; the last one is final. Raises what made the utterance fail."""
+        """Yield frames when they are due; the last one is final. Raises the error that ended the utterance."""
         while not self.finished:
-            item = self._items.popleft() if self._items else self.session.poll()
+            item = self._pending_outputs.popleft() if self._pending_outputs else self.session.poll()
             if item is not None:
-                self._take(item)
-            if self._failure is not None and not self._ready:
+                self._process(item)
+            if self._failure is not None and not self._ready_frames:
                 self.finished = True
                 raise self._failure
-            if self._ready and self.session.state is not State.PAUSED:
-                frame = self._ready.popleft()
+            if self._ready_frames and self.session.state is not State.PAUSED:
+                frame = self._ready_frames.popleft()
                 self.emitted_samples += frame.speech_samples
                 self._sequence += 1
                 frame.sequence_number = self._sequence
@@ -169,43 +190,42 @@ class SynthesizeCall:
                 else:
                     await self.session.wait()
 
-    def _take(self, item: Output) -> None:
+    def _process(self, item: Output) -> None:
         if item.key != self._key or self._receipt is not None:
-            return  # of an utterance before this one
-        if isinstance(item, Words):
-            self._words.extend(item.words)
-        elif isinstance(item, PcmFrame):
-            self._count_held_back(item)
-            self._send(self._shaper.push(item.pcm))
-        elif isinstance(item, Ended):
-            self._on_ended(item)
+            return  # belongs to an earlier utterance of the session
+        match item:
+            case Words():
+                self._words.extend(item.words)
+            case PcmFrame():
+                self._count_buffered(item)
+                self._enqueue(self._shaper.push(item.pcm))
+            case Ended():
+                self._on_ended(item)
 
-    def _count_held_back(self, frame: PcmFrame) -> None:
-        """A listener who has run dry gets first what was held back here: it is part of the lead, or that would be
-        longer by as much from then on."""
+    def _count_buffered(self, frame: PcmFrame) -> None:
+        """After an underrun, count audio buffered here toward the lead, which would otherwise grow by as much."""
         pacer = self.session.pacer
         now_s = asyncio.get_running_loop().time()
-        held = self._stream_format.to_engine(self._shaper.buffered_samples)
-        missing = held + frame.samples - round(pacer.lead_at_s(now_s) * SAMPLE_RATE_HZ)
-        if held and missing > 0:
+        buffered = self._stream_format.to_engine(self._shaper.buffered_samples)
+        missing = buffered + frame.samples - round(pacer.lead_at_s(now_s) * SAMPLE_RATE_HZ)
+        if buffered and missing > 0:
             pacer.sent(missing, now_s)
 
     def _on_ended(self, ended: Ended) -> None:
         self._receipt = ended.receipt
-        if ended.outcome is Outcome.STOPPED:  # a pause too long, a drain, the session's end: stop() sees to its own
-            self._cut_short(ended.receipt, ended.receipt.reason, None)
+        if ended.outcome is Outcome.STOPPED:  # by a pause timeout, a drain or the session's end, not by stop()
+            self._truncate(ended.receipt, ended.receipt.reason, None)
         elif ended.error is not None:
-            self._send(self._shaper.finish())
+            self._enqueue(self._shaper.finish())
             self._failure = as_exception(ended.error)
         else:
-            frames = self._shaper.finish()
-            self._send(frames)
-            self._end(ended.receipt, ended.outcome)
+            self._enqueue(self._shaper.finish())
+            self._mark_final(ended.receipt, ended.outcome)
 
-    def _send(self, frames: Iterable[ShapedFrame]) -> None:
+    def _enqueue(self, frames: Iterable[ShapedFrame]) -> None:
         for frame in frames:
-            words, self._words = self._words_until(frame.start_sample + frame.samples)
-            self._ready.append(
+            words = self._take_words_until(frame.start_sample + frame.samples)
+            self._ready_frames.append(
                 pb.AudioFrame(
                     session_id=self._session_id,
                     audio_data=frame.pcm,
@@ -218,25 +238,27 @@ class SynthesizeCall:
                 )
             )
 
-    def _words_until(self, end_sample: int) -> tuple[list[Word], list[Word]]:
+    def _take_words_until(self, end_sample: int) -> list[Word]:
         count = 0
         while count < len(self._words) and self._stream_format.to_stream(self._words[count].start_sample) < end_sample:
             count += 1
-        return self._words[:count], self._words[count:]
+        words = self._words[:count]
+        del self._words[:count]
+        return words
 
-    def _cut_short(self, receipt: Receipt, reason: str, told_samples: int | None) -> Receipt:
-        """Nothing leaves any more but an end marker."""
-        self._items.clear()
-        self._forget()
+    def _truncate(self, receipt: Receipt, reason: str, reported_samples: int | None) -> Receipt:
+        """Discard unsent audio and leave only an end marker to send. Returns the truncated playback report."""
+        self._pending_outputs.clear()
+        self._discard_audio()
         self._stopped = True
-        self._receipt = self._cut(receipt, reason, told_samples)
-        self._end(self._receipt, Outcome.STOPPED)
+        self._receipt = self._truncated_receipt(receipt, reason, reported_samples)
+        self._mark_final(self._receipt, Outcome.STOPPED)
         return self._receipt
 
-    def _end(self, receipt: Receipt, outcome: Outcome) -> None:
-        """Make the last frame that waits the final one, or an end marker where none does."""
-        if not self._ready:
-            self._ready.append(
+    def _mark_final(self, receipt: Receipt, outcome: Outcome) -> None:
+        """Mark the last ready frame as final; add an empty end marker if no frame is ready."""
+        if not self._ready_frames:
+            self._ready_frames.append(
                 pb.AudioFrame(
                     session_id=self._session_id,
                     sample_rate=self._stream_format.sample_rate_hz,
@@ -244,28 +266,28 @@ class SynthesizeCall:
                     pts_samples=self.emitted_samples,
                 )
             )
-        final = self._ready[-1]
+        final = self._ready_frames[-1]
         final.is_final = True
         final.words.extend(messages.encode_words(self._words, self._stream_format))
         final.receipt.CopyFrom(messages.encode_receipt(receipt, outcome, self._stream_format))
 
-    def _forget(self) -> None:
-        self._ready.clear()
+    def _discard_audio(self) -> None:
+        self._ready_frames.clear()
         self._words.clear()
         self._shaper = FrameShaper(self._stream_format)
 
-    def _cut(self, receipt: Receipt, reason: str, told_samples: int | None) -> Receipt:
-        """The receipt by what left here, which is a little less than what the session gave out."""
-        heard = self._stream_format.to_engine(self.emitted_samples if told_samples is None else told_samples)
+    def _truncated_receipt(self, receipt: Receipt, reason: str, reported_samples: int | None) -> Receipt:
+        """Reduce the report to the samples emitted or reported here, fewer than the session handed out."""
+        played = self._stream_format.to_engine(self.emitted_samples if reported_samples is None else reported_samples)
         text = receipt.text_spoken + receipt.text_remaining
         timings = [WordTiming(w.start_char, w.end_char, w.start_sample, w.end_sample) for w in receipt.words]
-        cut = min(split_spoken(text, timings, heard, fully_played=False), len(receipt.text_spoken))
+        split = min(split_spoken(text, timings, played, fully_played=False), len(receipt.text_spoken))
         return replace(
             receipt,
             reason=reason,
             samples_sent=self._stream_format.to_engine(self.emitted_samples),
-            samples_played=None if told_samples is None else heard,
-            text_spoken=text[:cut],
-            text_remaining=text[cut:],
-            words=tuple(word for word in receipt.words if word.end_char <= cut),
+            samples_played=None if reported_samples is None else played,
+            text_spoken=text[:split],
+            text_remaining=text[split:],
+            words=tuple(word for word in receipt.words if word.end_char <= split),
         )
