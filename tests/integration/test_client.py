@@ -86,13 +86,13 @@ async def test_a_worker_that_is_killed_or_frozen_ends_the_utterance_once_with_a_
         await killed.receive_samples(2_000)
         process.send_signal(signal.SIGSTOP)
         with anyio.fail_after(60.0):
-            ended = await frozen.end(keys[0])
+            ended = await frozen.wait_ended(keys[0])
         assert ended.error is not None
         assert (ended.error.code, ended.error.retryable) == (ErrorCode.CONNECTION_LOST, True)
         assert ended.receipt.text_spoken + ended.receipt.text_remaining == STORY
         process.send_signal(signal.SIGCONT)
         process.kill()
-        ended = await killed.end(keys[1])
+        ended = await killed.wait_ended(keys[1])
         assert ended.error is not None
         assert ended.error.code is ErrorCode.CONNECTION_LOST
         assert ended.receipt.samples_sent * 2 == len(killed.pcm[keys[1]])
