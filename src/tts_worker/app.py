@@ -97,20 +97,20 @@ class Worker:
         )
         self.models = ModelManager(
             settings.engines,
-            EngineActions(self._load, self.hub.remove_engine, self._unload, self.hub.sessions_of),
+            EngineActions(self._load, self.hub.remove_engine, self._unload, self.hub.count_sessions),
             self.metrics,
             _manager_config(settings),
             asyncio.get_running_loop().time,
         )
         self.hub.models = self.models
-        self.hub.enrolling = [name for name, engine in settings.engines.items() if self.enrols(name, engine)]
+        self.hub.enrolling_engines = [name for name, engine in settings.engines.items() if self.can_enrol(name, engine)]
         self._lag: asyncio.Task[None] | None = None
         self._key_watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Load the engines that are there from the beginning. Raises what an engine's start raises, and ConfigError."""
         for name, engine in self.settings.engines.items():
-            self.hub.voices.expect(name, engine.kind, voices_before_loading(name, engine))
+            self.hub.voices.add_unloaded(name, engine.kind, info_before_loading(name, engine))
         await self.models.start()
         self.hub.voices.check()
         self.run_housekeeping()
@@ -127,11 +127,11 @@ class Worker:
             if self.key_file is not None:
                 self._key_watch = asyncio.get_running_loop().create_task(self.key_file.run(), name="key-file")
 
-    def enrols(self, name: str, settings: EngineSettings) -> bool:
+    def can_enrol(self, name: str, settings: EngineSettings) -> bool:
         """Whether an engine of the settings can enrol voices once it is loaded."""
         return isinstance(settings, CosyVoiceEngineSettings)
 
-    def loaded(self, name: str) -> bool:
+    def is_loaded(self, name: str) -> bool:
         """Whether an engine runs."""
         return name in self.engines
 
@@ -267,11 +267,11 @@ def engine_factory(settings: EngineSettings, enrolled: EnrolledVoices | None = N
 
 
 def enroller_of(settings: EngineSettings) -> EnrolledVoices | None:
-    """Return how an engine enrols voices from recordings, or None where it cannot."""
+    """Return how an engine can_enrol voices from recordings, or None where it cannot."""
     return EnrolledVoices(settings.bundle, rl=settings.rl) if isinstance(settings, CosyVoiceEngineSettings) else None
 
 
-def voices_before_loading(name: str, settings: EngineSettings) -> EngineInfo:
+def info_before_loading(name: str, settings: EngineSettings) -> EngineInfo:
     """What is known of an engine before it is loaded: enough to route a session to it, which then loads it."""
     voices: tuple[str, ...] = ()
     if isinstance(settings, HibariEngineSettings):
@@ -352,7 +352,7 @@ _SHUTDOWN_S = 13.0
 """Beyond the drain: closing connections and stopping engines take 5 s each at most."""
 
 
-def _end_anyway_after(seconds: float) -> None:
+def _set_kill_timer(seconds: float) -> None:
     """Let the system end this process after ``seconds``, if it lives so long.
 
     A process that is out of memory, or whose event loop hangs, cannot end itself: it starts no thread and runs no
@@ -425,7 +425,7 @@ async def serve(
 
     def begin_drain() -> None:
         if ends_process:
-            _end_anyway_after(settings.server.drain_s + _SHUTDOWN_S)
+            _set_kill_timer(settings.server.drain_s + _SHUTDOWN_S)
         log.info("draining: running turns may end within %.0f s", settings.server.drain_s)
         loop.call_soon_threadsafe(lambda: drained.add(loop.create_task(drain())))
 
@@ -460,9 +460,9 @@ async def serve(
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     stack = AsyncExitStack()
     try:
-        on_listening(f"{'http' if tls is None else 'https'}://{_in_url(host)}:{listener.getsockname()[1]}")
+        on_listening(f"{'http' if tls is None else 'https'}://{_url_host(host)}:{listener.getsockname()[1]}")
         if settings.grpc.enabled:
-            members.append(await stack.enter_async_context(_in_fleet(worker)))
+            members.append(await stack.enter_async_context(_join_fleet(worker)))
             scheme = "grpc" if settings.grpc.tls_certificate is None else "grpcs"
             on_listening(f"{scheme}://{members[0].address}")
         if worker.key_file is not None and hasattr(signal, "SIGHUP"):
@@ -528,17 +528,17 @@ def _tls_context(server: ServerSettings) -> ssl.SSLContext | None:
     return context
 
 
-def _in_fleet(worker: Worker) -> AbstractAsyncContextManager[FleetMember]:
-    from tts_worker.fleet import in_fleet  # needs extras
+def _join_fleet(worker: Worker) -> AbstractAsyncContextManager[FleetMember]:
+    from tts_worker.fleet import join_fleet  # needs extras
 
-    return in_fleet(worker)
+    return join_fleet(worker)
 
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _in_url(host: str) -> str:
+def _url_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 

@@ -41,7 +41,7 @@ class FleetWorker(Protocol):
 
     @property
     def hub(self) -> SessionHub: ...
-    def loaded(self, name: str) -> bool: ...
+    def is_loaded(self, name: str) -> bool: ...
     async def load(self, name: str) -> None: ...
     async def unload(self, name: str) -> None: ...
 
@@ -74,7 +74,7 @@ class FleetMember:
 
 
 @asynccontextmanager
-async def in_fleet(worker: FleetWorker) -> AsyncIterator[FleetMember]:
+async def join_fleet(worker: FleetWorker) -> AsyncIterator[FleetMember]:
     """Listen; health says that the worker is not ready until it is. Raises ConfigError (ports, the registry's URL) and
     MissingExtra."""
     settings = worker.settings

@@ -1,6 +1,6 @@
 """Prometheus metrics of a worker, listed in ``docs/metrics.md``. Never the text that was spoken.
 
-One ``Metrics`` per process, built in ``app.py`` with a registry of its own. ``of_session`` gives each session its
+One ``Metrics`` per process, built in ``app.py`` with a registry of its own. ``session_observer`` gives each session its
 observer; what other parts count themselves (open sessions, engine steps) is read from them at scrape time. Labels have
 few values: transports and engines are fixed sets, and voices beyond ``MAX_VOICES`` and enrolled ones share a value.
 """
@@ -220,7 +220,7 @@ class Metrics:
 
     # -- sessions -----------------------------------------------------------------------------------------------------
 
-    def of_session(self, transport: str, engine: str, voice: Callable[[], str]) -> SessionMetrics:
+    def session_observer(self, transport: str, engine: str, voice: Callable[[], str]) -> SessionMetrics:
         """The observer of one session. ``voice``: its voice at the time of an event."""
         return SessionMetrics(self, transport, engine, voice)
 

@@ -59,8 +59,8 @@ class VoiceCatalog:
     """The voices of the engines. ``default`` answers for requests that name none (else the first voice); ``aliases``:
     other names, on purpose.
 
-    Voices of an engine that is not loaded (``expect``, ``rest``) are known, and listed if ``on_demand``: a session for
-    one brings about that it is loaded. Enrolled voices are unlisted but can be addressed by name.
+    Voices of an engine that is not loaded (``add_unloaded``, ``mark_unloaded``) are known, and listed if ``on_demand``:
+    a session for one loads the engine. Enrolled voices are unlisted but can be addressed by name.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class VoiceCatalog:
     ) -> None:
         self._packs = {(pack.family, pack.name): pack for pack in packs}
         self._voices: dict[str, Voice] = {}
-        self._cold: dict[str, Voice] = {}
+        self._unloaded: dict[str, Voice] = {}
         self._enrolled: dict[str, Voice] = {}
         self._on_demand = on_demand
         self._wanted_default = default
@@ -85,20 +85,20 @@ class VoiceCatalog:
         self.remove(engine)
         self._voices.update(voices)
 
-    def expect(self, engine: str, family: str, info: EngineInfo) -> None:
+    def add_unloaded(self, engine: str, family: str, info: EngineInfo) -> None:
         """Voices that an engine will have once it is loaded; ``info`` as far as it is known before. Raises ConfigError
         as ``add`` does."""
-        self._cold.update(self._described(engine, family, info))
+        self._unloaded.update(self._described(engine, family, info))
 
-    def rest(self, engine: str) -> None:
+    def mark_unloaded(self, engine: str) -> None:
         """The engine is not loaded any more: its voices stay known, enrolled voices are removed."""
         resting = {name: voice for name, voice in self._voices.items() if voice.engine == engine}
         self.remove(engine)
-        self._cold.update(resting)
+        self._unloaded.update(resting)
 
     def remove(self, engine: str) -> None:
         """The engine is gone, and its voices with it."""
-        for voices in (self._voices, self._cold, self._enrolled):
+        for voices in (self._voices, self._unloaded, self._enrolled):
             for name in [name for name, voice in voices.items() if voice.engine == engine]:
                 del voices[name]
 
@@ -112,7 +112,7 @@ class VoiceCatalog:
     def _described(self, engine: str, family: str, info: EngineInfo) -> dict[str, Voice]:
         voices = {}
         for name in info.voices:
-            taken = self._voices.get(name) or self._cold.get(name)
+            taken = self._voices.get(name) or self._unloaded.get(name)
             if taken is not None and taken.engine != engine:
                 raise ConfigError(f"engines.{engine}: voice {name} is spoken by engine {taken.engine} already")
             pack = self._packs.get((family, name), VoicePack(name=name, family=family))
@@ -129,7 +129,7 @@ class VoiceCatalog:
 
     def check(self) -> None:
         """Once all engines are there: raises ConfigError if the default or an alias names a voice that is not."""
-        voices = {**self._cold, **self._voices}
+        voices = {**self._unloaded, **self._voices}
         known = ", ".join(sorted(voices)) or "none"
         if self._wanted_default is not None and self._wanted_default not in voices:
             raise ConfigError(f"voices.default: there is no voice {self._wanted_default!r}; there are: {known}")
@@ -141,10 +141,10 @@ class VoiceCatalog:
 
     @property
     def default(self) -> str | None:
-        return self._wanted_default or next(iter(self._voices or self._cold), None)
+        return self._wanted_default or next(iter(self._voices or self._unloaded), None)
 
     def __iter__(self) -> Iterator[Voice]:
-        return iter((*self._voices.values(), *(self._cold.values() if self._on_demand else ())))
+        return iter((*self._voices.values(), *(self._unloaded.values() if self._on_demand else ())))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -155,9 +155,9 @@ class VoiceCatalog:
         if wanted is None:
             raise UnknownVoice("no engine with a voice is running")
         own = self._aliases.get(wanted, wanted)
-        voice = self._voices.get(own) or self._enrolled.get(own) or self._cold.get(own)
+        voice = self._voices.get(own) or self._enrolled.get(own) or self._unloaded.get(own)
         if voice is None:
-            known = sorted({*self._voices, *self._cold})
+            known = sorted({*self._voices, *self._unloaded})
             near = difflib.get_close_matches(wanted[:64], known, n=1)
             hint = f'; did you mean "{near[0]}"?' if near else f"; there are: {', '.join(known[:20])}"
             raise UnknownVoice(f'there is no voice "{wanted[:64]}"{hint}')

@@ -100,7 +100,7 @@ class Simulation:
                 listener.text = ""
             while (item := machine.poll(audio=self._due(listener))) is not None:
                 if isinstance(item, PcmFrame):
-                    listener.pacer.sent(item.samples, self.now_s)
+                    listener.pacer.record_sent(item.samples, self.now_s)
                     listener.samples += item.samples
                     if listener.first_audio_s is None:
                         listener.first_audio_s = self.now_s - listener.starts_at_s

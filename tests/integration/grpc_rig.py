@@ -12,7 +12,7 @@ import grpc
 
 from tests.conftest import tone_settings
 from tts_worker.app import Worker, running_worker
-from tts_worker.fleet import FleetMember, in_fleet
+from tts_worker.fleet import FleetMember, join_fleet
 from tts_worker.transports.grpc import tts_worker_pb2 as pb
 from tts_worker.transports.grpc import tts_worker_pb2_grpc
 
@@ -104,7 +104,7 @@ async def grpc_worker(**sections: Any) -> AsyncIterator[Rig]:
     sections["grpc"] = {"enabled": True, "port": 0, **sections.get("grpc", {})}
     async with (
         running_worker(tone_settings(**sections)) as worker,
-        in_fleet(worker) as member,
+        join_fleet(worker) as member,
         dial(member.address) as channel,
     ):
         yield Rig(worker, member, tts_worker_pb2_grpc.TTSServiceStub(channel), channel)

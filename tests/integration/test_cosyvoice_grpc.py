@@ -15,7 +15,7 @@ from tests.conftest import tone_settings, until
 from tests.fakes.enroller import EnrollingWorker
 from tests.integration.grpc_rig import dial
 from tts_worker.app import Worker, running_worker
-from tts_worker.fleet import in_fleet
+from tts_worker.fleet import join_fleet
 from tts_worker.transports.grpc import cosyvoice_pb2 as pb
 from tts_worker.transports.grpc import cosyvoice_pb2_grpc, tts_worker_pb2, tts_worker_pb2_grpc
 
@@ -28,7 +28,7 @@ LOUD = np.full(32_000, 9_000, "<i2").tobytes()
 async def cosyvoice(**sections: Any) -> AsyncIterator[tuple[Worker, str]]:
     grpc_section = {"enabled": True, "port": 0, "cosyvoice_port": 0}
     settings = tone_settings(grpc=grpc_section, voices={"aliases": {"中文女": "tone-high"}}, **sections)
-    async with running_worker(settings) as worker, in_fleet(worker) as member:
+    async with running_worker(settings) as worker, join_fleet(worker) as member:
         assert member.cosyvoice_address is not None
         yield worker, member.cosyvoice_address
 
@@ -106,7 +106,7 @@ async def test_cancelling_frees_the_place_at_once() -> None:
 
 async def test_a_recording_becomes_a_voice_where_an_engine_can() -> None:
     worker = EnrollingWorker(grpc={"enabled": True, "port": 0, "cosyvoice_port": 0})
-    async with in_fleet(worker) as member:
+    async with join_fleet(worker) as member:
         address = member.cosyvoice_address
         assert address is not None
         await worker.start()

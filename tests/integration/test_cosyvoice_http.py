@@ -176,7 +176,7 @@ async def test_bad_uploads_are_answered_with_what_is_wrong() -> None:
             assert TEXT not in answer.text
         assert worker.enroller.enrolled == []
         assert worker.hub.live_sessions == 0
-        assert worker.hub.sessions_of("tone") == 0
+        assert worker.hub.count_sessions("tone") == 0
 
 
 async def test_bad_forms_name_the_field() -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 from tests.integration.grpc_rig import TEXT, Rig, dial, say
 from tests.integration.test_models import ManyWorker
-from tts_worker.fleet import in_fleet
+from tts_worker.fleet import join_fleet
 from tts_worker.settings import GrpcSettings
 from tts_worker.transports.grpc import tts_worker_pb2 as pb
 from tts_worker.transports.grpc import tts_worker_pb2_grpc
@@ -17,7 +17,7 @@ async def test_loads_and_unloads_race_with_sessions() -> None:
     worker.settings = worker.settings.model_copy(update={"grpc": GrpcSettings(enabled=True, port=0)})
     await worker.start()
     try:
-        async with in_fleet(worker) as member, dial(member.address) as channel:
+        async with join_fleet(worker) as member, dial(member.address) as channel:
             rig = Rig(worker, member, tts_worker_pb2_grpc.TTSServiceStub(channel), channel)
 
             async def unload(model: str) -> pb.UnloadModelResponse:

@@ -68,7 +68,7 @@ class ManyWorker(Worker):
 
     async def start(self) -> None:
         for name, languages in LANGUAGES.items():
-            self.hub.voices.expect(name, "tone", self.info(name, languages))
+            self.hub.voices.add_unloaded(name, "tone", self.info(name, languages))
         await self.models.start()
 
     def info(self, name: str, languages: tuple[str, ...]) -> EngineInfo:
@@ -312,7 +312,7 @@ async def test_cosyvoice_learns_a_voice_and_speaks_with_it() -> None:
     async with running_worker(load_settings(flags={"engines": engines, "models": models})) as worker:
         with pytest.raises(InvalidRequest, match="no engine"):
             await worker.hub.enrol(wav(speech(4)), SAID, engine="tone")
-        assert not worker.loaded("cosy")
+        assert not worker.is_loaded("cosy")
         name = await worker.hub.enrol(wav(speech(4)), SAID)
         assert await worker.hub.enrol(wav(speech(4)), SAID, engine="cosy") == name
         assert await spoken(worker, fast(voice=name, seed=3)) == name

@@ -20,7 +20,7 @@ from tests.unit.cosyvoice.test_enrol import SAID, speech, wav
 from tts_worker.app import Worker, create_application
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.errors import ConfigError, InvalidRequest, NotReady
-from tts_worker.fleet import in_fleet
+from tts_worker.fleet import join_fleet
 from tts_worker.models.enrolment import Enrolment
 from tts_worker.settings import EngineSettings, load_settings
 from tts_worker.transports.grpc import cosyvoice_pb2 as cv
@@ -38,11 +38,11 @@ class TwoEngines(Worker):
         engines = {"plain": {"kind": "tone"}, "enroller": {"kind": "tone"}}
         super().__init__(load_settings(flags={"engines": engines, "grpc": grpc, "models": models}))
 
-    def enrols(self, name: str, settings: EngineSettings) -> bool:
+    def can_enrol(self, name: str, settings: EngineSettings) -> bool:
         return self.can_enrol and name == "enroller"
 
     async def start(self) -> None:
-        self.hub.voices.expect("plain", "tone", NamedTone("plain", ("en",)).info)
+        self.hub.voices.add_unloaded("plain", "tone", NamedTone("plain", ("en",)).info)
         await self.models.start()
 
     async def _load(self, name: str) -> None:
@@ -98,7 +98,7 @@ async def test_ready_is_503_until_every_engine_is_warm() -> None:
 
 async def test_grpc_health_waits_for_every_engine() -> None:
     worker = TwoEngines()
-    async with serving(worker), in_fleet(worker) as member, dial(member.address) as channel:
+    async with serving(worker), join_fleet(worker) as member, dial(member.address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         answer = await health.Check(health_pb2.HealthCheckRequest())
         assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -146,7 +146,7 @@ async def test_enrolment_routes_answer_503_while_the_engine_loads() -> None:
 
 async def test_grpc_enrolment_is_unavailable_while_the_engine_loads() -> None:
     worker = TwoEngines()
-    async with serving(worker), in_fleet(worker) as member:
+    async with serving(worker), join_fleet(worker) as member:
         assert member.cosyvoice_address is not None
         async with dial(member.cosyvoice_address) as channel:
             pcm = (speech(2.0, 16_000).samples * 32_767).astype("<i2").tobytes()

@@ -33,7 +33,7 @@ from tts_worker.errors import (
     TTSWorkerError,
     UnknownVoice,
 )
-from tts_worker.fleet import FleetMember, in_fleet
+from tts_worker.fleet import FleetMember, join_fleet
 from tts_worker.registry.directory import WorkerDirectory
 from tts_worker.registry.store import RedisStore
 from tts_worker.types import ControlName, Ended, Outcome, Started
@@ -97,7 +97,7 @@ class Fleet:
         }
         sections["grpc"] = {"enabled": True, "port": port}
         worker = await self._stack.enter_async_context(faulty_worker(Setup(sections, engine)))
-        member = await self._stack.enter_async_context(in_fleet(worker))
+        member = await self._stack.enter_async_context(join_fleet(worker))
         await member.announce()
         assert name in await self.names()
         return Member(worker, member, proxy)

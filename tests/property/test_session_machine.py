@@ -92,7 +92,7 @@ class Driver:
             elif name == "flush_words":
                 self.machine.flush_words()
             elif name == "read":
-                self.machine.read_on()
+                self.machine.read_more()
             elif name == "pause":
                 self.machine.pause()
                 assert self.machine.state in (State.PAUSED, State.IDLE)
@@ -199,7 +199,7 @@ class Driver:
             self.do(("end",))
         for _ in range(10_000):
             progress = self.machine.has_unread_text
-            self.machine.read_on()
+            self.machine.read_more()
             progress |= self.poll()
             self.engine.take(self.machine.take_commands())
             for key in self.engine.live():

@@ -36,12 +36,12 @@ class Admission(RuleBasedStateMachine):
         long_silent = [n for n in self.open - self.speaking if self.now_s - self.silent_since_s[n] >= IDLE_S]
         holders = [n for n in self.open if self.table.has_slot(n)]
         expected = len(holders) < SLOTS or any(n in holders for n in long_silent)
-        assert self.table.has_room(self.now_s) is expected, "a slot is free, or its holder has been silent long enough"
-        if (surplus := self.table.surplus(self.now_s)) is not None:
+        assert self.table.has_free_slot(self.now_s) is expected, "a slot is free or its holder is idle"
+        if (candidate := self.table.eviction_candidate(self.now_s)) is not None:
             assert len(self.open) >= MAX_OPEN
-            assert self.now_s - self.silent_since_s[surplus] >= END_IDLE_S
-            self._forget(surplus)
-            self.table.close(surplus)
+            assert self.now_s - self.silent_since_s[candidate] >= END_IDLE_S
+            self._forget(candidate)
+            self.table.close(candidate)
         if expected and len(self.open) < MAX_OPEN:
             self.table.open(name, self.now_s)
             self.open.add(name)
@@ -50,18 +50,18 @@ class Admission(RuleBasedStateMachine):
         return name
 
     @rule(name=sessions)
-    def begin(self, name: str) -> None:
+    def begin_utterance(self, name: str) -> None:
         if name not in self.open or name in self.speaking:
             return
-        taken = self.table.begin(name, self.now_s)
+        taken = self.table.begin_utterance(name, self.now_s)
         assert taken is (len(self.speaking) < SLOTS), "refused exactly while others speak in every slot"
         if taken:
             self.speaking.add(name)
 
     @rule(name=sessions)
-    def rest(self, name: str) -> None:
+    def mark_idle(self, name: str) -> None:
         if name in self.speaking:
-            self.table.rest(name, self.now_s)
+            self.table.mark_idle(name, self.now_s)
             self.speaking.discard(name)
             self.silent_since_s[name] = self.now_s
 

@@ -292,7 +292,7 @@ class ModelManager:
         if name in self._models:
             self._models[name].used_at_s = self._clock()
 
-    def refusal(self, name: str) -> NotReady:
+    def not_ready_error(self, name: str) -> NotReady:
         """What a session that cannot wait is told; its model is being loaded from now on if the settings allow."""
         model = self._model(name)
         if (refused := self._load_refusal(model)) is not None:

@@ -74,7 +74,7 @@ class HubEngine(EnginePort, Protocol):
     def stats(self) -> EngineCosts: ...
 
 
-class ModelGate(Protocol):
+class ModelLoader(Protocol):
     """Loads engines that a session needs (``models.manager.ModelManager``)."""
 
     @property
@@ -86,7 +86,7 @@ class ModelGate(Protocol):
         """A session with this engine began or ended."""
         ...
 
-    def refusal(self, name: str) -> NotReady:
+    def not_ready_error(self, name: str) -> NotReady:
         """What is said to who cannot wait for it."""
         ...
 
@@ -99,7 +99,7 @@ class HubObserver(Protocol):
     """Metrics (``metrics.Metrics``)."""
 
     def refused(self, code: str, transport: str) -> None: ...
-    def of_session(self, transport: str, engine: str, voice: Callable[[], str]) -> SessionObserver: ...
+    def session_observer(self, transport: str, engine: str, voice: Callable[[], str]) -> SessionObserver: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +161,8 @@ class SessionHub:
     def __init__(self, voices: VoiceCatalog, observer: HubObserver, config: HubConfig | None = None) -> None:
         self.voices = voices
         self.config = config or HubConfig()
-        self.models: ModelGate | None = None  # none: engines come and go by hand
-        self.enrolling: Collection[str] = ()  # configured engines that can enrol voices, loaded or not
+        self.models: ModelLoader | None = None  # none: engines come and go by hand
+        self.enrolling_engines: Collection[str] = ()  # configured engines that can enrol voices, loaded or not
         self._engines: dict[str, HubEngine] = {}
         self._enrolments: dict[str, Enrolment] = {}
         self._observer = observer
@@ -195,14 +195,14 @@ class SessionHub:
 
         Raises IllegalCommand while sessions use it.
         """
-        live = self.sessions_of(name)
+        live = self.count_sessions(name)
         if live:
             raise IllegalCommand(f"engine {name} is in use by {live} sessions")
-        self.voices.rest(name)
+        self.voices.mark_unloaded(name)
         self._engines.pop(name, None)
         self._enrolments.pop(name, None)
 
-    def sessions_of(self, engine: str) -> int:
+    def count_sessions(self, engine: str) -> int:
         """Sessions that use an engine, and recordings being enrolled."""
         enrolment = self._enrolments.get(engine)
         enrolling = enrolment.pending if enrolment is not None else 0
@@ -289,7 +289,7 @@ class SessionHub:
         options = options or SessionOptions()
         try:
             current_caller().require(ApiScope.SPEAK)
-            self._check_taking()
+            self._check_accepting()
             lexicon = await self.lexicons.prepare(options.lexicon) if options.lexicon else None
             # The voices of a model that was never loaded may not be known yet, its name is.
             name = options.model or choose_voice(self.voices, _voice_request(options)).engine
@@ -300,7 +300,7 @@ class SessionHub:
             raise
         return self._open_or_count(options, replaces, lexicon)
 
-    def _check_taking(self) -> None:
+    def _check_accepting(self) -> None:
         if self._draining:
             raise Draining("the worker is shutting down; use another one", retry_after_s=RETRY_AFTER_S)
         if not self._engines:
@@ -309,16 +309,16 @@ class SessionHub:
     def _open(self, options: SessionOptions, replaces: LocalSession | None, lexicon: Lexicon | None) -> LocalSession:
         caller = current_caller()
         caller.require(ApiScope.SPEAK)
-        self._check_taking()
+        self._check_accepting()
         if options.model is not None and options.model not in self._engines and self.models is not None:
-            raise self.models.refusal(options.model)
+            raise self.models.not_ready_error(options.model)
         params = self.params(options)
         voice = self.voices.get(params.voice)
         engine = self._engines.get(voice.engine)
         if engine is None:
             if self.models is None:
                 raise NotReady(f"the engine of voice {voice.name} is not running", retry_after_s=RETRY_AFTER_S)
-            raise self.models.refusal(voice.engine)
+            raise self.models.not_ready_error(voice.engine)
         config = self.config
         frame_ms = options.frame_ms if options.frame_ms is not None else config.frame_ms
         if not 5 <= frame_ms <= 200:
@@ -357,11 +357,11 @@ class SessionHub:
             port,
             # Less than a frame and a half would leave no time between two frames.
             lead_s=max(lead_ms, 1.5 * frame_ms) / 1000 if paced_by_worker else None,
-            observer=self._observer.of_session(caller.transport, voice.engine, lambda: machine.params.voice),
+            observer=self._observer.session_observer(caller.transport, voice.engine, lambda: machine.params.voice),
             timeouts=timeouts,
             on_close=self._closed,
             on_active=self._begin_utterance,
-            on_idle=self._rest,
+            on_idle=self._mark_idle,
             engine_name=voice.engine,
             reading=self._reading,
         )
@@ -393,9 +393,9 @@ class SessionHub:
             self.slots.replace(replaces.id, name, now_s)
             replaces.close("replaced")
             return
-        if not self.slots.has_room(now_s):
+        if not self.slots.has_free_slot(now_s):
             raise OverCapacity(f"all {self.slots.slots} sessions are taken", retry_after_s=RETRY_AFTER_S)
-        if (surplus := self.slots.surplus(now_s)) is not None:
+        if (surplus := self.slots.eviction_candidate(now_s)) is not None:
             reason = OverCapacity("the session was silent and another caller needed its place")
             self._sessions[surplus].close("idle", reason)
         if len(self.slots) >= self.slots.max_open:
@@ -406,14 +406,14 @@ class SessionHub:
         opened = self._sessions.get(session)
         refusal = self._unpaced_refusal(session) if opened is not None and not opened.paced else None
         if refusal is None:
-            if self.slots.begin(session, self._loop.time()):
+            if self.slots.begin_utterance(session, self._loop.time()):
                 return None
             refusal = OverCapacity(f"all {self.slots.slots} sessions are speaking", retry_after_s=RETRY_AFTER_S)
         self._observer.refused(refusal.code.value, self._caller_of[session].transport)
         return refusal.info
 
-    def _rest(self, session: str) -> None:
-        self.slots.rest(session, self._loop.time())
+    def _mark_idle(self, session: str) -> None:
+        self.slots.mark_idle(session, self._loop.time())
 
     def _unpaced_refusal(self, session: str | None) -> OverCapacity | None:
         """Why ``session`` may not speak unpaced now: downloads leave a quarter of the slots to calls."""
@@ -501,7 +501,7 @@ class SessionHub:
         many at the same time), Draining, NotReady (also while the engine is being loaded).
         """
         current_caller().require(ApiScope.ENROL)
-        self._check_taking()
+        self._check_accepting()
         name = await self._enrolling_engine(engine)
         in_use = {session.params.voice for session in self._sessions.values()}
         voice = await self._enrolments[name].voice_of(recording, transcript, in_use)
@@ -517,7 +517,7 @@ class SessionHub:
         """A loaded engine that can enrol voices. Raises InvalidRequest where none ever can, else NotReady."""
         if (loaded := _first(self._enrolments, engine)) is not None:
             return loaded
-        configured = _first(self.enrolling, engine)
+        configured = _first(self.enrolling_engines, engine)
         if configured is None or self.models is None:
             raise InvalidRequest("no engine of this worker can enrol a voice from a recording: ask for one by its name")
         await self.models.wait(configured)

@@ -159,9 +159,9 @@ class SessionMachine:
             raise TextTooLong(f"an utterance takes at most {self._config.max_text_chars} characters")
         self._withheld = self._withheld or withhold
         if writing is None:
-            writing = self._begin()
+            writing = self._begin_utterance()
         writing.write(text)
-        self.read_on()
+        self.read_more()
         return writing.key
 
     def flush(self) -> None:
@@ -169,14 +169,14 @@ class SessionMachine:
         self._require_open()
         if self.writing is not None:
             self._utterances[-1].flush()
-            self.read_on()
+            self.read_more()
 
     def flush_words(self) -> None:
         """Speak the words that are complete; one that may still be growing waits. For a writer that is silent."""
         self._require_open()
         if self.writing is not None:
             self._utterances[-1].flush_words()
-            self.read_on()
+            self.read_more()
 
     def end_text(self) -> None:
         """The utterance being written is complete. Raises IllegalCommand if there is none."""
@@ -184,29 +184,29 @@ class SessionMachine:
         if self.writing is None:
             raise IllegalCommand("there is no utterance to end: send text first")
         self._utterances[-1].end_text()
-        self.read_on()
+        self.read_more()
 
     @property
     def has_unread_text(self) -> bool:
-        """Whether ``read_on`` has something to do."""
+        """Whether ``read_more`` has something to do."""
         return any(utterance.unread for utterance in self._utterances)
 
-    def read_on(self) -> None:
+    def read_more(self) -> None:
         """Read the next portion of the text that waits. A long text must not keep other sessions waiting, so the shell
         calls this again as long as ``has_unread_text``."""
         utterance = next((u for u in self._utterances if u.unread), None)
         if utterance is not None:
-            self._pass_on(utterance, utterance.read(self._config.read_chars))
+            self._post_segments(utterance, utterance.read(self._config.read_chars))
             if utterance.text_read:
                 self._end_of_text(utterance)
 
     def _end_of_text(self, utterance: Utterance) -> None:
-        if utterance.opened:
+        if utterance.is_opened:
             self._commands.append(EndText(utterance.key))
         if utterance.segments == 0:
             # Nothing to say (blank, only emoji): the engine need not know that it existed.
-            self._forget_on_engine(utterance)
-            utterance.generated = True
+            self._cancel_on_engine(utterance)
+            utterance.is_generated = True
         self._advance()
 
     def refuse(self, error: ErrorInfo) -> None:
@@ -217,7 +217,7 @@ class SessionMachine:
                 self._on_failed(utterance, error)
             self._advance()
 
-    def _begin(self) -> Utterance:
+    def _begin_utterance(self) -> Utterance:
         if len(self._utterances) > self._config.max_queued_utterances:
             raise IllegalCommand(f"at most {self._config.max_queued_utterances} utterances may wait")
         self._generation += 1
@@ -229,11 +229,11 @@ class SessionMachine:
         self._advance()
         return utterance
 
-    def _pass_on(self, utterance: Utterance, segments: Sequence[Segment]) -> None:
-        if utterance.opened:
+    def _post_segments(self, utterance: Utterance, segments: Sequence[Segment]) -> None:
+        if utterance.is_opened:
             self._commands.extend(Text(utterance.key, segment) for segment in segments)
         else:
-            utterance.unposted.extend(segments)
+            utterance.pending_segments.extend(segments)
 
     # -- control ------------------------------------------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ class SessionMachine:
         applied = self.state is State.SPEAKING
         if applied:
             self.state = State.PAUSED
-            self._commands.extend(Hold(u.key) for u in self._utterances if u.opened and not u.generated)
+            self._commands.extend(Hold(u.key) for u in self._utterances if u.is_opened and not u.is_generated)
         self._acknowledge(ControlName.PAUSE, applied)
 
     def resume(self) -> None:
@@ -252,7 +252,7 @@ class SessionMachine:
         applied = self.state is State.PAUSED
         if applied:
             self.state = State.SPEAKING
-            self._commands.extend(Release(u.key) for u in self._utterances if u.opened and not u.generated)
+            self._commands.extend(Release(u.key) for u in self._utterances if u.is_opened and not u.is_generated)
             self._advance()
         self._acknowledge(ControlName.RESUME, applied)
 
@@ -288,13 +288,13 @@ class SessionMachine:
         self._withheld = False
         while self._utterances:
             utterance = self._utterances.popleft()
-            self._forget_on_engine(utterance)
-            utterance.give_up_text()
+            self._cancel_on_engine(utterance)
+            utterance.abandon_text()
             receipt = utterance.receipt(reason, Outcome.STOPPED, self._config.alignment)
             self._notices.append(Ended(utterance.key, Outcome.STOPPED, receipt))
 
-    def _forget_on_engine(self, utterance: Utterance) -> None:
-        if utterance.opened and not utterance.generated:
+    def _cancel_on_engine(self, utterance: Utterance) -> None:
+        if utterance.is_opened and not utterance.is_generated:
             self._commands.append(Cancel(utterance.key))
 
     def _acknowledge(self, command: ControlName, applied: bool) -> None:
@@ -313,16 +313,16 @@ class SessionMachine:
     def on_engine(self, event: Event) -> None:
         """Take what the engine made. What belongs to no live utterance is dropped."""
         utterance = next((u for u in self._utterances if u.key == event.key), None)
-        if utterance is None or utterance.generated:
+        if utterance is None or utterance.is_generated:
             self.stale_events += 1
             return
         if isinstance(event, Audio):
             self._on_audio(utterance, event)
         elif isinstance(event, Done):
-            utterance.generated = True
+            utterance.is_generated = True
             utterance.truncated = event.truncated
             if event.truncated is not None:
-                utterance.give_up_text()
+                utterance.abandon_text()
         elif isinstance(event, Failed):
             self._on_failed(utterance, event.error)
         self._advance()
@@ -336,20 +336,20 @@ class SessionMachine:
 
     def _on_failed(self, utterance: Utterance, error: ErrorInfo) -> None:
         """Nothing heard yet: say so at once, the caller can try elsewhere. Else what was made is still heard."""
-        utterance.generated = True
-        utterance.give_up_text()
+        utterance.is_generated = True
+        utterance.abandon_text()
         utterance.error = error
         if utterance.sent_samples == 0:
-            utterance.drop_sound()
+            utterance.drop_audio()
 
     def _advance(self) -> None:
         """End what is complete, announce the head, open on the engine what may be opened."""
         while self._utterances:
             head = self._utterances[0]
-            if not head.announced:
-                head.announced = True
+            if not head.is_announced:
+                head.is_announced = True
                 self._notices.append(Started(head.key, head.params))
-            if not head.generated or not head.text_read or not head.drained:
+            if not head.is_generated or not head.text_read or not head.is_drained:
                 break
             self._utterances.popleft()
             self._notices.extend(self._ending(head))
@@ -359,18 +359,18 @@ class SessionMachine:
         if self.state is State.PAUSED or self._withheld:
             return
         for utterance in self._utterances:
-            if not utterance.opened and not utterance.generated:
+            if not utterance.is_opened and not utterance.is_generated:
                 self._open(utterance)
-            if not utterance.generated:
+            if not utterance.is_generated:
                 break
 
     def _open(self, utterance: Utterance) -> None:
-        utterance.opened = True
+        utterance.is_opened = True
         utterance.granted_samples = self._config.window_samples
         config = self._config
         self._commands.append(Open(utterance.key, utterance.params, config.window_samples, config.paced))
-        self._commands.extend(Text(utterance.key, segment) for segment in utterance.unposted)
-        utterance.unposted = []
+        self._commands.extend(Text(utterance.key, segment) for segment in utterance.pending_segments)
+        utterance.pending_segments = []
         if utterance.text_read:
             self._commands.append(EndText(utterance.key))
 
@@ -418,11 +418,11 @@ class SessionMachine:
 
     def _take_frame(self, utterance: Utterance, samples: int) -> PcmFrame:
         frame = utterance.take_frame(samples)
-        enough = utterance.owed_samples >= self._config.credit_quantum_samples
-        if not utterance.generated and (enough or utterance.drained):
-            self._commands.append(Credit(utterance.key, utterance.owed_samples))
-            utterance.granted_samples += utterance.owed_samples
-            utterance.owed_samples = 0
-        if utterance.drained:
+        enough = utterance.uncredited_samples >= self._config.credit_quantum_samples
+        if not utterance.is_generated and (enough or utterance.is_drained):
+            self._commands.append(Credit(utterance.key, utterance.uncredited_samples))
+            utterance.granted_samples += utterance.uncredited_samples
+            utterance.uncredited_samples = 0
+        if utterance.is_drained:
             self._advance()
         return frame

@@ -19,7 +19,7 @@ class Pacer:
     def __init__(self, rate_hz: int, lead_s: float | None) -> None:
         self._rate_hz = rate_hz
         self._lead_s = lead_s
-        self._runs_dry_at_s: float | None = None  # when the listener will have played all that was sent
+        self._empty_at_s: float | None = None  # when the listener will have played all that was sent
         self._gap_expected = True
         self.underruns = 0
         self.underrun_s = 0.0
@@ -27,24 +27,24 @@ class Pacer:
 
     def due_at_s(self, samples: int, now_s: float) -> float:
         """When a frame of ``samples`` may leave: not later than ``now_s`` means now."""
-        if self._lead_s is None or self._runs_dry_at_s is None:
+        if self._lead_s is None or self._empty_at_s is None:
             return now_s
-        return self._runs_dry_at_s - max(0.0, self._lead_s - samples / self._rate_hz)
+        return self._empty_at_s - max(0.0, self._lead_s - samples / self._rate_hz)
 
-    def sent(self, samples: int, now_s: float) -> float:
+    def record_sent(self, samples: int, now_s: float) -> float:
         """A frame left. Returns the hole in seconds that the listener heard before it (0.0 if none)."""
-        dry_at_s = self._runs_dry_at_s
-        hole_s = 0.0
-        if dry_at_s is None or dry_at_s < now_s:
-            if dry_at_s is not None and not self._gap_expected:
-                hole_s = now_s - dry_at_s
+        empty_at_s = self._empty_at_s
+        gap_s = 0.0
+        if empty_at_s is None or empty_at_s < now_s:
+            if empty_at_s is not None and not self._gap_expected:
+                gap_s = now_s - empty_at_s
                 self.underruns += 1
-                self.underrun_s += hole_s
-                self.longest_underrun_s = max(self.longest_underrun_s, hole_s)
-            dry_at_s = now_s
+                self.underrun_s += gap_s
+                self.longest_underrun_s = max(self.longest_underrun_s, gap_s)
+            empty_at_s = now_s
         self._gap_expected = False
-        self._runs_dry_at_s = dry_at_s + samples / self._rate_hz
-        return hole_s
+        self._empty_at_s = empty_at_s + samples / self._rate_hz
+        return gap_s
 
     def expect_gap(self) -> None:
         """Silence before the next frame is no underrun: an utterance ended, or the caller paused."""
@@ -52,9 +52,9 @@ class Pacer:
 
     def drop(self) -> None:
         """STOP: the listener throws away what it has not played."""
-        self._runs_dry_at_s = None
+        self._empty_at_s = None
         self._gap_expected = True
 
     def lead_at_s(self, now_s: float) -> float:
         """Seconds of sound that were sent and, by this model, not played yet."""
-        return 0.0 if self._runs_dry_at_s is None else max(0.0, self._runs_dry_at_s - now_s)
+        return 0.0 if self._empty_at_s is None else max(0.0, self._empty_at_s - now_s)

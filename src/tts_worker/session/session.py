@@ -88,12 +88,12 @@ class Session(Protocol):
     def __aiter__(self) -> AsyncIterator[Output]: ...
 
 
-_TICK_S = 0.001
+_TIMER_RESOLUTION_S = 0.001
 """Timers of the event loop (uvloop's) are no finer and may fire early by as much: what is due within a tick is due now,
 or its reader would be woken ten times for every frame."""
 
 
-_READ_S = 0.002
+_MAX_READ_S = 0.002
 """How long a session reads text before the others have their turn."""
 
 LAST_WORD_FACTOR = 5
@@ -132,7 +132,7 @@ class SessionTimeouts:
 
 
 @dataclass(slots=True)
-class _Clocks:
+class _Timestamps:
     """When things happened, for the observer. Seconds of the event loop's clock."""
 
     speakable_at_s: dict[UtteranceKey, float] = field(default_factory=dict)
@@ -182,8 +182,8 @@ class LocalSession:
         self._flushes = 0  # since the last text: 1 its complete words, 2 everything
         self._text_at_s = 0.0
         self._reading = False
-        self._clocks = _Clocks()
-        self._farewell: deque[Output] = deque()
+        self._timestamps = _Timestamps()
+        self._final_events: deque[Output] = deque()
         self._record = SessionRecord(self.id, engine_name, self._loop.time())
         engine.subscribe(self.id, self._on_engine)
 
@@ -218,14 +218,14 @@ class LocalSession:
     # -- commands -----------------------------------------------------------------------------------------------------
 
     def speak(self, text: str | bytes) -> UtteranceKey:
-        refusal = self._activate()
+        error = self._activate()
         try:
-            key = self._machine.speak(text, withhold=refusal is not None)
+            key = self._machine.speak(text, withhold=error is not None)
         finally:
             self._note_activity()
-        if refusal is not None:
+        if error is not None:
             # After this turn of the event loop, so that text and end_text() that follow at once belong to it.
-            self._loop.call_soon(self._refuse, refusal)
+            self._loop.call_soon(self._refuse, error)
         self._record.text_chars += len(text)
         self._text_at_s = self._loop.time()
         if self._text_timer is None:
@@ -247,7 +247,7 @@ class LocalSession:
     def pause(self) -> None:
         self._control(ControlName.PAUSE)
         self._machine.pause()
-        self._clocks.speakable_at_s.clear()  # a pause is no latency
+        self._timestamps.speakable_at_s.clear()  # a pause is no latency
         self.pacer.expect_gap()
         if self._timer is None and self._machine.state is State.PAUSED:
             self._timer = self._loop.call_later(self._timeouts.pause_s, self._on_pause_timeout)
@@ -281,7 +281,7 @@ class LocalSession:
         now_s = self._loop.time()
         while (item := self._machine.poll(audio=False)) is not None:
             self._note(item, now_s)
-            self._farewell.append(item)
+            self._final_events.append(item)
         self._cancel_pause_timer()
         for timer in (self._text_timer, self._flush_timer):
             if timer is not None:
@@ -292,7 +292,7 @@ class LocalSession:
         self._on_close(self.id)
 
     def _control(self, command: ControlName) -> None:
-        self._clocks.control_at_s.setdefault(command, self._loop.time())
+        self._timestamps.control_at_s.setdefault(command, self._loop.time())
 
     # -- its slot -----------------------------------------------------------------------------------------------------
 
@@ -300,9 +300,9 @@ class LocalSession:
         """Take a slot for an utterance that begins. Returns why there is none."""
         if self._machine.state is not State.IDLE:
             return None
-        refusal = self._on_active(self.id)
-        self._active = refusal is None
-        return refusal
+        error = self._on_active(self.id)
+        self._active = error is None
+        return error
 
     def _note_activity(self) -> None:
         if self._active and self._machine.state in (State.IDLE, State.CLOSED):
@@ -322,15 +322,15 @@ class LocalSession:
 
     def _read_text(self) -> None:
         """Read a portion of a long text, of bounded time; the rest follows when other sessions have had their turn."""
-        began_s = perf_counter()
+        started_at_s = perf_counter()
         while self._machine.has_unread_text:
-            if perf_counter() - began_s >= _READ_S:
+            if perf_counter() - started_at_s >= _MAX_READ_S:
                 self._reading = True
-                self._reading_turns.add(self._read_on, paced=self.paced)
+                self._reading_turns.add(self._read_more, paced=self.paced)
                 return
-            self._machine.read_on()
+            self._machine.read_more()
 
-    def _read_on(self) -> None:
+    def _read_more(self) -> None:
         self._reading = False
         self._changed()
 
@@ -338,14 +338,14 @@ class LocalSession:
         for command in self._machine.take_commands():
             if isinstance(command, Text) and command.segment.index == 0:
                 now_s = self._loop.time()
-                self._clocks.posted_at_s[command.key] = now_s
-                self._clocks.speakable_at_s[command.key] = now_s
+                self._timestamps.posted_at_s[command.key] = now_s
+                self._timestamps.speakable_at_s[command.key] = now_s
             self._engine.post(command)
 
     # -- what arrives by itself ---------------------------------------------------------------------------------------
 
     def _on_engine(self, event: Event) -> None:
-        posted_at_s = self._clocks.posted_at_s.pop(event.key, None)
+        posted_at_s = self._timestamps.posted_at_s.pop(event.key, None)
         if posted_at_s is not None and isinstance(event, Audio):
             self._observer.queue_wait(max(0.0, self._loop.time() - posted_at_s - event.meta.wall_ms / 1000))
         self._machine.on_engine(event)
@@ -361,9 +361,9 @@ class LocalSession:
         self._text_timer = None
         if self._machine.writing is None:
             return
-        left_s = self._text_at_s + self._timeouts.text_idle_s - self._loop.time()
-        if left_s > 0:
-            self._text_timer = self._loop.call_later(left_s, self._on_text_idle)
+        remaining_s = self._text_at_s + self._timeouts.text_idle_s - self._loop.time()
+        if remaining_s > 0:
+            self._text_timer = self._loop.call_later(remaining_s, self._on_text_idle)
         else:
             self.end_text()
 
@@ -374,11 +374,11 @@ class LocalSession:
             return
         after_s = self._timeouts.flush_after_s
         due_at_s = self._text_at_s + after_s * (LAST_WORD_FACTOR if self._flushes else 1)
-        left_s = max(due_at_s - self._loop.time(), self._machine.buffered_samples / SAMPLE_RATE_HZ - after_s)
+        remaining_s = max(due_at_s - self._loop.time(), self._machine.buffered_samples / SAMPLE_RATE_HZ - after_s)
         if self._machine.state is State.PAUSED or self._machine.has_unread_text:
-            left_s = max(left_s, after_s)
-        if left_s > _TICK_S:
-            self._flush_timer = self._loop.call_later(left_s, self._on_flush_due)
+            remaining_s = max(remaining_s, after_s)
+        if remaining_s > _TIMER_RESOLUTION_S:
+            self._flush_timer = self._loop.call_later(remaining_s, self._on_flush_due)
             return
         self._flushes += 1
         if self._flushes == 1:
@@ -397,11 +397,11 @@ class LocalSession:
 
     def poll(self) -> Output | None:
         self._wakeup.clear()
-        if self._farewell:
-            return self._farewell.popleft()
+        if self._final_events:
+            return self._final_events.popleft()
         now_s = self._loop.time()
         due_at_s = self.pacer.due_at_s(self._machine.next_frame_samples, now_s)
-        item = self._machine.poll(audio=due_at_s <= now_s + _TICK_S)
+        item = self._machine.poll(audio=due_at_s <= now_s + _TIMER_RESOLUTION_S)
         if item is None:
             return None
         self._note(item, now_s)
@@ -439,23 +439,23 @@ class LocalSession:
     def _note(self, item: Output, now_s: float) -> None:
         """Keep the pacer and the observer informed of what just left."""
         if isinstance(item, PcmFrame):
-            hole_s = self.pacer.sent(item.samples, now_s)
-            if hole_s > 0:
-                self._observer.underrun(hole_s)
+            underrun_s = self.pacer.record_sent(item.samples, now_s)
+            if underrun_s > 0:
+                self._observer.underrun(underrun_s)
             if item.index == 0:
-                speakable_at_s = self._clocks.speakable_at_s.pop(item.key, None)
+                speakable_at_s = self._timestamps.speakable_at_s.pop(item.key, None)
                 if speakable_at_s is not None:
                     # An utterance behind another one waits for its playback, which is no latency either.
-                    first_audio_s = now_s - max(speakable_at_s, self._clocks.ended_at_s)
+                    first_audio_s = now_s - max(speakable_at_s, self._timestamps.ended_at_s)
                     self._observer.first_audio(first_audio_s)
                     self._record.first_audio(first_audio_s)
         elif isinstance(item, Acknowledged):
             self._note_control(item.command, now_s)
         elif isinstance(item, Ended):
             self._note_control(ControlName.STOP, now_s)
-            self._clocks.speakable_at_s.pop(item.key, None)
-            self._clocks.ended_at_s = now_s
-            self._clocks.posted_at_s.pop(item.key, None)
+            self._timestamps.speakable_at_s.pop(item.key, None)
+            self._timestamps.ended_at_s = now_s
+            self._timestamps.posted_at_s.pop(item.key, None)
             self.pacer.expect_gap()
             self._observer.ended(item)
             self._record.ended(item)
@@ -463,6 +463,6 @@ class LocalSession:
             self.pacer.expect_gap()
 
     def _note_control(self, command: ControlName, now_s: float) -> None:
-        asked_at_s = self._clocks.control_at_s.pop(command, None)
-        if asked_at_s is not None:
-            self._observer.control(command, now_s - asked_at_s)
+        requested_at_s = self._timestamps.control_at_s.pop(command, None)
+        if requested_at_s is not None:
+            self._observer.control(command, now_s - requested_at_s)

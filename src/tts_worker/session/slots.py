@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class _Holding:
+class _SessionState:
     has_slot: bool
     idle_since_s: float | None  # None while it speaks
 
@@ -39,7 +39,7 @@ class SlotTable:
         self.max_open = max(max_open, slots)
         self._idle_s = idle_s
         self._end_idle_s = end_idle_s
-        self._sessions: dict[str, _Holding] = {}
+        self._sessions: dict[str, _SessionState] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -60,25 +60,25 @@ class SlotTable:
 
     # -- sessions -----------------------------------------------------------------------------------------------------
 
-    def has_room(self, now_s: float) -> bool:
+    def has_free_slot(self, now_s: float) -> bool:
         """Whether a new session can have a slot."""
         return self.free(now_s) > 0
 
-    def surplus(self, now_s: float) -> str | None:
+    def eviction_candidate(self, now_s: float) -> str | None:
         """The session that has to end so that one more can be open; None if none has to, or none may."""
         if len(self._sessions) < self.max_open:
             return None
         return self._longest_silent(now_s, self._end_idle_s)
 
     def open(self, name: str, now_s: float) -> None:
-        """Add a session, silent and with a slot. ``has_room`` must hold."""
+        """Add a session, silent and with a slot. ``has_free_slot`` must hold."""
         self._take(now_s, self._idle_s)
-        self._sessions[name] = _Holding(has_slot=True, idle_since_s=now_s)
+        self._sessions[name] = _SessionState(has_slot=True, idle_since_s=now_s)
 
     def replace(self, before: str, name: str, now_s: float) -> None:
         """A session takes over what another one held, which is gone with that."""
         held = self._sessions.pop(before, None)
-        self._sessions[name] = _Holding(has_slot=held is None or held.has_slot, idle_since_s=now_s)
+        self._sessions[name] = _SessionState(has_slot=held is None or held.has_slot, idle_since_s=now_s)
 
     def close(self, name: str) -> None:
         """An unknown name is fine."""
@@ -86,7 +86,7 @@ class SlotTable:
 
     # -- utterances ---------------------------------------------------------------------------------------------------
 
-    def begin(self, name: str, now_s: float) -> bool:
+    def begin_utterance(self, name: str, now_s: float) -> bool:
         """An utterance of a silent session begins. False if every slot belongs to a session that is speaking."""
         session = self._sessions[name]
         if not session.has_slot:
@@ -96,7 +96,7 @@ class SlotTable:
         session.idle_since_s = None
         return True
 
-    def rest(self, name: str, now_s: float) -> None:
+    def mark_idle(self, name: str, now_s: float) -> None:
         """A session falls silent. It keeps its slot for now."""
         if name in self._sessions:
             self._sessions[name].idle_since_s = now_s
@@ -120,5 +120,5 @@ class SlotTable:
         return min(silent, key=lambda item: item[0])[1] if silent else None
 
     @staticmethod
-    def _idle_for(session: _Holding, now_s: float) -> float:
+    def _idle_for(session: _SessionState, now_s: float) -> float:
         return -math.inf if session.idle_since_s is None else now_s - session.idle_since_s

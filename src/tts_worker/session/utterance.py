@@ -43,7 +43,7 @@ class TextSource(Protocol):
     def skip(self, delta: str | bytes) -> None: ...
 
 
-class _Mark(Enum):
+class _TextMark(Enum):
     """What stands between pieces of text that wait to be read."""
 
     FLUSH = "flush"
@@ -72,20 +72,20 @@ class Utterance:
         self.text_ended = False
         self.text_read = False
         self._text = text
-        self._unread: deque[str | bytes | _Mark] = deque()
+        self._unread: deque[str | bytes | _TextMark] = deque()
         self.segments = 0
-        self.unposted: list[Segment] = []  # made before the engine knew the utterance
-        self.announced = False
-        self.opened = False
-        self.generated = False
+        self.pending_segments: list[Segment] = []  # made before the engine knew the utterance
+        self.is_announced = False
+        self.is_opened = False
+        self.is_generated = False
         self.truncated: str | None = None
         self.error: ErrorInfo | None = None
         self.granted_samples = 0
         self.generated_samples = 0
         self.sent_samples = 0
-        self.owed_samples = 0  # sent, but the credit for it was not returned yet
+        self.uncredited_samples = 0  # sent, but the credit for it was not returned yet
         self.played_samples: int | None = None
-        self._sounded_chars = 0
+        self._voiced_chars = 0
         self._frames = 0
         self._chunks: deque[_Chunk] = deque()
         self._words: list[WordTiming] = []
@@ -103,25 +103,25 @@ class Utterance:
         self._unread.append(text)
 
     def flush(self) -> None:
-        self._unread.append(_Mark.FLUSH)
+        self._unread.append(_TextMark.FLUSH)
 
     def flush_words(self) -> None:
-        self._unread.append(_Mark.FLUSH_WORDS)
+        self._unread.append(_TextMark.FLUSH_WORDS)
 
     def end_text(self) -> None:
         self.text_ended = True
-        self._unread.append(_Mark.END)
+        self._unread.append(_TextMark.END)
 
     def read(self, max_chars: int) -> list[Segment]:
         """The segments in the next ``max_chars`` characters. Where the text is cut makes no difference to them."""
         segments: list[Segment] = []
         while self._unread and max_chars > 0:
             piece = self._unread.popleft()
-            if piece is _Mark.FLUSH:
+            if piece is _TextMark.FLUSH:
                 segments += self._text.flush()
-            elif piece is _Mark.FLUSH_WORDS:
+            elif piece is _TextMark.FLUSH_WORDS:
                 segments += self._text.flush_words()
-            elif piece is _Mark.END:
+            elif piece is _TextMark.END:
                 segments += self._text.end()
                 self.text_read = True
             elif isinstance(piece, str | bytes):
@@ -133,7 +133,7 @@ class Utterance:
         self.segments += len(segments)
         return segments
 
-    def give_up_text(self) -> None:
+    def abandon_text(self) -> None:
         """It will not be spoken to its end. What was not read yet still counts as text that came in."""
         self.text_ended = True
         if not self.text_read:
@@ -151,24 +151,24 @@ class Utterance:
         return sum((len(chunk.pcm) - chunk.offset) // BYTES_PER_SAMPLE for chunk in self._chunks)
 
     @property
-    def drained(self) -> bool:
+    def is_drained(self) -> bool:
         """All sound there is was taken."""
         return not self._chunks
 
     @property
     def unspoken_chars(self) -> int:
         """Text that came in and that no sound is there for yet."""
-        return max(0, self.text_chars - self._sounded_chars)
+        return max(0, self.text_chars - self._voiced_chars)
 
     def add(self, event: Audio) -> None:
         """Take sound and word times from the engine."""
         self.generated_samples += event.samples
-        self._sounded_chars = max(self._sounded_chars, event.meta.text_end)
+        self._voiced_chars = max(self._voiced_chars, event.meta.text_end)
         self._words.extend(event.words)
         if event.pcm:
             self._chunks.append(_Chunk(event.pcm, event.meta))
 
-    def drop_sound(self) -> None:
+    def drop_audio(self) -> None:
         """Forget what was not taken yet."""
         self._chunks.clear()
 
@@ -180,7 +180,7 @@ class Utterance:
             chunk = self._chunks[0]
             return (len(chunk.pcm) - chunk.offset) // BYTES_PER_SAMPLE
         waiting = self.generated_samples - self.sent_samples
-        if waiting < frame_samples and not self.generated:
+        if waiting < frame_samples and not self.is_generated:
             return 0
         return min(frame_samples, waiting)
 
@@ -200,11 +200,11 @@ class Utterance:
         frame = PcmFrame(self.key, self._frames, self.sent_samples, b"".join(parts), meta)
         self._frames += 1
         self.sent_samples += samples
-        self.owed_samples += samples
+        self.uncredited_samples += samples
         return frame
 
     def take_words(self, before_sample: int | None = None) -> Words | None:
-        """Word times not announced yet that begin before ``before_sample`` (None: all), None if there are none."""
+        """Word times not is_announced yet that begin before ``before_sample`` (None: all), None if there are none."""
         first = last = self._words_announced
         while last < len(self._words) and (before_sample is None or self._words[last].start_sample < before_sample):
             last += 1
@@ -222,7 +222,7 @@ class Utterance:
         """Cut the text where the sound was cut: by what was played if the client said so, else by what was sent."""
         source = self._text.source
         heard = self.sent_samples if self.played_samples is None else self.played_samples
-        complete = self.generated and self.text_ended and self.error is None and self.truncated is None
+        complete = self.is_generated and self.text_ended and self.error is None and self.truncated is None
         heard_all = outcome is Outcome.DONE or (complete and heard == self.generated_samples)
         cut = split_spoken(source, self._words, heard, fully_played=heard_all)
         return Receipt(

@@ -122,7 +122,7 @@ def test_in_any_order_nothing_is_loaded_twice_or_taken_away(
             elif what == "close":
                 house.close(name)
             elif what == "refusal" and house.models.state(name) is not ModelState.RESIDENT:
-                assert house.models.refusal(name).retry_after_s is not None
+                assert house.models.not_ready_error(name).retry_after_s is not None
             elif what == "evict":
                 house.models.evict_idle()
             elif what == "later":
@@ -221,7 +221,7 @@ async def test_sessions_do_not_begin_a_broken_load_again_and_again() -> None:
     for _ in range(5):
         with pytest.raises(NotReady):
             await house.models.wait("a")
-        assert house.models.refusal("a").retryable
+        assert house.models.not_ready_error("a").retryable
     assert house.starts["a"] == 1
     house.now_s = 1
     with pytest.raises(NotReady) as refused:
@@ -258,7 +258,7 @@ async def test_not_on_demand_means_refused_until_somebody_loads_it() -> None:
     with pytest.raises(NotReady, match="not loaded") as refused:
         await house.models.wait("a")
     assert refused.value.retryable
-    assert house.models.refusal("a").retry_after_s is not None
+    assert house.models.not_ready_error("a").retry_after_s is not None
     await house.settle()
     assert house.starts["a"] == 0
     await house.models.load("a")
@@ -267,8 +267,8 @@ async def test_not_on_demand_means_refused_until_somebody_loads_it() -> None:
 
 async def test_a_session_that_cannot_wait_finds_the_model_when_it_comes_back() -> None:
     house = House()
-    assert house.models.refusal("a").retry_after_s
-    assert house.models.refusal("a").retry_after_s
+    assert house.models.not_ready_error("a").retry_after_s
+    assert house.models.not_ready_error("a").retry_after_s
     await house.settle()
     assert house.open("a")
     with pytest.raises(IllegalCommand):

@@ -20,7 +20,7 @@ class ModelHost(Protocol):
 
     @property
     def hub(self) -> SessionHub: ...
-    def loaded(self, name: str) -> bool: ...
+    def is_loaded(self, name: str) -> bool: ...
     async def load(self, name: str) -> None: ...
     async def unload(self, name: str) -> None: ...
 
@@ -69,8 +69,8 @@ class ModelCatalog:
             raise UnknownModel(f'unknown model "{model_id[:64]}"; available: {known}') from None
         return ServedModel(voice.engine, voice.engine, voice.name)
 
-    def loaded(self, model: ServedModel) -> bool:
-        return self._host.loaded(model.engine)
+    def is_loaded(self, model: ServedModel) -> bool:
+        return self._host.is_loaded(model.engine)
 
     def voices(self, model: ServedModel) -> list[Voice]:
         """Return the voices of a model; empty while it is not loaded."""
@@ -100,7 +100,7 @@ class ModelCatalog:
         """
         model = self.get(model_id)
         voices = self._host.hub.voices
-        if self.loaded(model) and len(voices) and voices.get(None).engine == model.engine:
+        if self.is_loaded(model) and len(voices) and voices.get(None).engine == model.engine:
             return False
         try:
             await self._host.unload(model.engine)
@@ -111,4 +111,4 @@ class ModelCatalog:
     @property
     def resident(self) -> list[str]:
         """Ids of the loaded models."""
-        return [name for name, model in self._models.items() if self.loaded(model)]
+        return [name for name, model in self._models.items() if self.is_loaded(model)]

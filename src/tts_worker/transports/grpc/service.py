@@ -169,7 +169,7 @@ class TTSService:
                 pb.ModelInfo(
                     model_id=name,
                     family=model.family,
-                    is_loaded=self._models.loaded(model),
+                    is_loaded=self._models.is_loaded(model),
                     languages=self._models.languages(model),
                     metadata={"engine": model.engine, "sample_rate": str(SAMPLE_RATE_HZ)},
                     voices=[voice.name for voice in self._models.voices(model)],

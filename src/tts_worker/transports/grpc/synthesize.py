@@ -119,7 +119,7 @@ class SynthesizeCall:
         buffered = self._shaper.buffered_samples + sum(frame.speech_samples for frame in self._ready_frames)
         if applied and buffered:
             # The client's buffer has run empty; audio buffered here is the first part of its new playout lead.
-            self.session.pacer.sent(self._stream_format.to_engine(buffered), asyncio.get_running_loop().time())
+            self.session.pacer.record_sent(self._stream_format.to_engine(buffered), asyncio.get_running_loop().time())
         return applied
 
     def stop(self, reason: str, played_samples: int | None = None) -> Receipt | None:
@@ -209,7 +209,7 @@ class SynthesizeCall:
         buffered = self._stream_format.to_engine(self._shaper.buffered_samples)
         missing = buffered + frame.samples - round(pacer.lead_at_s(now_s) * SAMPLE_RATE_HZ)
         if buffered and missing > 0:
-            pacer.sent(missing, now_s)
+            pacer.record_sent(missing, now_s)
 
     def _on_ended(self, ended: Ended) -> None:
         self._receipt = ended.receipt
