@@ -30,8 +30,8 @@ from tts_worker.transports.grpc import cosyvoice_pb2_grpc
 class TwoEngines(Worker):
     """Engine "plain" loads at once; "enroller", which can enrol voices, when ``go_on`` is set."""
 
-    def __init__(self, *, can_enrol: bool = True, broken: bool = False, **models: object) -> None:
-        self.can_enrol = can_enrol
+    def __init__(self, *, has_enroller: bool = True, broken: bool = False, **models: object) -> None:
+        self.has_enroller = has_enroller
         self.broken = broken
         self.go_on = asyncio.Event()
         grpc = {"enabled": True, "port": 0, "cosyvoice_port": 0}
@@ -39,7 +39,7 @@ class TwoEngines(Worker):
         super().__init__(load_settings(flags={"engines": engines, "grpc": grpc, "models": models}))
 
     def can_enrol(self, name: str, settings: EngineSettings) -> bool:
-        return self.can_enrol and name == "enroller"
+        return self.has_enroller and name == "enroller"
 
     async def start(self) -> None:
         self.hub.voices.add_unloaded("plain", "tone", NamedTone("plain", ("en",)).info)
@@ -160,7 +160,7 @@ async def test_grpc_enrolment_is_unavailable_while_the_engine_loads() -> None:
 
 
 async def test_enrolment_without_any_such_engine_is_a_400() -> None:
-    worker = TwoEngines(can_enrol=False)
+    worker = TwoEngines(has_enroller=False)
     async with serving(worker) as client:
         data = {"tts_text": "Hi.", "prompt_text": SAID}
         answer = await client.post("/inference_zero_shot", data=data, files={"prompt_wav": ("a.wav", wav(speech(2.0)))})
