@@ -15,7 +15,7 @@ from typing import Any
 from livekit.agents import APIConnectOptions, APIError
 from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT
 
-from tts_worker.client import Client, Opened, SessionOptions
+from tts_worker.client import Client, OpenedSession, SessionOptions
 from tts_worker.errors import ErrorCode, ErrorInfo, IllegalCommand, SessionClosed
 from tts_worker.integrations.livekit import TTS
 from tts_worker.session.machine import State
@@ -256,9 +256,9 @@ class LiveKitClient:
         self._timeout_s = timeout_s
         self._sessions: list[LiveKitSession] = []
 
-    async def open(self, options: SessionOptions) -> Opened:
+    async def open(self, options: SessionOptions) -> OpenedSession:
         self._sessions.append(LiveKitSession(self._client, options, self._timeout_s))
-        return Opened(self._sessions[-1], connection_reused=True)
+        return OpenedSession(self._sessions[-1], connection_reused=True)
 
     async def close(self) -> None:
         for session in self._sessions:

@@ -20,8 +20,8 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosedError
 
 from tests.integration.listener import Listener, offered
-from tts_worker.client import ClientSettings, Opened, SessionOptions, reading
-from tts_worker.client.connection import Connection
+from tts_worker.client import ClientSettings, OpenedSession, SessionOptions, json_messages
+from tts_worker.client.connection import WorkerConnection
 from tts_worker.errors import as_exception
 
 _TERMINAL_TYPES = frozenset({"done", "stopped", "truncated", "error"})
@@ -160,28 +160,28 @@ class WebRtcClient:
     def __init__(self, address: str, settings: ClientSettings) -> None:
         self._address = address
         self._settings = settings
-        self._connections: list[Connection] = []
+        self._connections: list[WorkerConnection] = []
 
-    async def open(self, options: SessionOptions) -> Opened:
+    async def open(self, options: SessionOptions) -> OpenedSession:
         """Open a session; raises the worker's error if it rejects the offer or the options."""
         socket = TrackSocket()
         try:
             await self._join(socket)
             with anyio.fail_after(60):
                 ready = json.loads(await socket.recv())
-            connection = Connection(
-                cast(ClientConnection, socket), ready, self._settings, Connection.close, lambda _: None
+            connection = WorkerConnection(
+                cast(ClientConnection, socket), ready, self._settings, WorkerConnection.close, lambda _: None
             )
         except BaseException:
             await socket.close()
             raise
         self._connections.append(connection)
-        return Opened(await connection.begin(options, self._settings.audio_timeout_s), connection_reused=False)
+        return OpenedSession(await connection.begin(options, self._settings.audio_timeout_s), connection_reused=False)
 
     async def _join(self, socket: TrackSocket) -> None:
         answer = await offered(self._address, await socket.listener.offer())
         if answer.status_code != httpx.codes.OK:
-            info = reading.error_of(answer.json()["error"])
+            info = json_messages.parse_error(answer.json()["error"])
             after = answer.headers.get("Retry-After")
             raise as_exception(replace(info, retry_after_s=None if after is None else float(after)))
         await socket.listener.accept(answer.json()["sdp"])

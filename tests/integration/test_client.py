@@ -21,7 +21,7 @@ from tests.behaviour.recording_client import RecordingClient
 from tests.behaviour.transports import Setup, serve_setup
 from tests.conftest import until
 from tests.fakes.proxy import proxied
-from tts_worker.client import Client, ClientSettings, SessionOptions, connect, reading
+from tts_worker.client import Client, ClientSettings, SessionOptions, connect, json_messages
 from tts_worker.errors import (
     ConnectionLost,
     DeadlineExceeded,
@@ -399,9 +399,9 @@ receipts = st.builds(
 @given(receipt=receipts, outcome=st.sampled_from([o for o in Outcome if o is not Outcome.ERROR]))
 def test_what_the_worker_writes_is_what_the_client_reads(receipt: Receipt, outcome: Outcome) -> None:
     message = json.loads(wire.dumps(wire.notice_json(Ended(UtteranceKey("s", 1), outcome, receipt))))
-    assert reading.receipt_of(message) == receipt
-    assert reading.outcome_of(message) is outcome
-    assert reading.words_of(message) == receipt.words
+    assert json_messages.parse_receipt(message) == receipt
+    assert json_messages.parse_outcome(message) is outcome
+    assert json_messages.parse_words(message) == receipt.words
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,7 @@ async def test_workers_of_other_kinds_and_versions_are_not_asked(fleet: Fleet) -
             await redis.set(f"{fleet.prefix}v{version}", json.dumps(entry))
         await redis.delete(f"{fleet.prefix}ours")
         async with fleet.connect() as client:
-            with pytest.raises(ConnectionLost, match="of this kind"):
+            with pytest.raises(ConnectionLost, match="with this protocol version"):
                 await client.open()
 
 
@@ -430,7 +430,7 @@ async def test_redis_may_go_away_and_come_back() -> None:
 
 
 async def test_a_registry_that_hangs_delays_no_session(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tts_worker.client.fleet._FRESH_S", 0.0)
+    monkeypatch.setattr("tts_worker.client.fleet._CACHE_TTL_S", 0.0)
     await fleet.member("one")
     async with AsyncExitStack() as stack:
         registry = await stack.enter_async_context(proxied(fleet.url.removeprefix("redis://")))

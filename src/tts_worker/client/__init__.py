@@ -1,4 +1,4 @@
-"""Speak through a worker, wherever it is: ``connect(url)`` -> ``Client`` -> sessions.
+"""Python client: ``connect(url)`` returns a ``Client``, which opens sessions on a local or remote worker.
 
     async with tts_worker.connect("ws://127.0.0.1:8080") as client, client.session() as session:
         session.speak("Hello there.")
@@ -7,7 +7,7 @@
             if isinstance(item, PcmFrame): play(item.pcm)
             elif isinstance(item, Ended): break
 
-Owns the public face; ``base`` holds the seam for new schemes. Importing it imports no engine and no server.
+Importing this package imports no engine and no server. ``base`` describes how to add a URL scheme.
 """
 
 from __future__ import annotations
@@ -16,36 +16,50 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
 
-from tts_worker.client.base import ClientSettings, Connector, Opened, connector_for
+from tts_worker.client.base import ClientSettings, Connector, OpenedSession, connector_for
 from tts_worker.session.hub import SessionOptions
 from tts_worker.session.session import Session
 
-__all__ = ["Client", "ClientSettings", "Connector", "Opened", "Session", "SessionOptions", "connect"]
+__all__ = ["Client", "ClientSettings", "Connector", "OpenedSession", "Session", "SessionOptions", "connect"]
 
 
 class Client:
-    """Sessions over one connector. Building it dials nothing; all methods belong to one event loop."""
+    """Opens sessions over one connector.
+
+    Construction does not connect. All methods must run on one event loop.
+    """
 
     def __init__(self, connector: Connector, settings: ClientSettings | None = None) -> None:
         self._connector = connector
         self._settings = settings or ClientSettings()
 
     async def prewarm(self) -> None:
-        """Reach the worker now, so that the first session finds a warm connection. Raises as ``open`` does."""
+        """Connect in advance, so that the first session reuses a connection. Raises like ``open``."""
         await self._connector.prewarm()
 
-    async def open(self, options: SessionOptions | None = None, *, audio_timeout_s: float | None = None) -> Opened:
-        """A session, until its ``close``. ``audio_timeout_s`` overrides the client's.
+    async def open(
+        self, options: SessionOptions | None = None, *, audio_timeout_s: float | None = None
+    ) -> OpenedSession:
+        """Open a session; the caller closes it.
 
-        Raises UnknownVoice, InvalidRequest, OverCapacity, Draining, NotReady, Unauthenticated, ConnectionLost or
-        DeadlineExceeded.
+        Args:
+            options: Voice, pacing and text options; None takes the worker's defaults.
+            audio_timeout_s: Overrides ``ClientSettings.audio_timeout_s`` for this session.
+
+        Raises:
+            UnknownVoice: No worker has this voice.
+            InvalidRequest: An option is invalid.
+            Unauthenticated: The API key is missing or wrong.
+            OverCapacity, NotReady, Draining: The worker takes no session now; retry later.
+            ConnectionLost: The worker cannot be reached.
+            DeadlineExceeded: The worker did not answer in time.
         """
         timeout_s = self._settings.audio_timeout_s if audio_timeout_s is None else audio_timeout_s
         return await self._connector.open(options or SessionOptions(), audio_timeout_s=timeout_s)
 
     @asynccontextmanager
     async def session(self, options: SessionOptions | None = None) -> AsyncIterator[Session]:
-        """A session that is closed at the end of the block. Raises as ``open`` does."""
+        """Open a session and close it at the end of the block. Raises like ``open``."""
         session = (await self.open(options)).session
         try:
             yield session
@@ -53,7 +67,7 @@ class Client:
             session.close()
 
     async def aclose(self) -> None:
-        """Close every session and connection. Again is fine."""
+        """Close every session and connection. Idempotent."""
         await self._connector.aclose()
 
     async def __aenter__(self) -> Client:
@@ -66,7 +80,16 @@ class Client:
 
 
 def connect(url: str, settings: ClientSettings | None = None) -> Client:
-    """A client of the worker at ``url``: ``ws://host:port`` or ``wss://`` for a server, ``local:`` for one in this
-    process. Dials nothing yet. Raises InvalidRequest if the URL makes no sense, MissingExtra."""
+    """Create a client for the worker at ``url``. Does not connect yet.
+
+    Args:
+        url: ``ws://host:port``, ``wss://``, ``grpc://``, ``grpcs://``, ``redis://`` (a fleet), or ``local:`` for a
+            worker in this process.
+        settings: API key and timeouts.
+
+    Raises:
+        InvalidRequest: The URL is malformed or its scheme is unknown.
+        MissingExtra: The scheme needs an optional dependency that is not installed.
+    """
     settings = settings or ClientSettings()
     return Client(connector_for(url, settings), settings)

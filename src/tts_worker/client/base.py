@@ -1,10 +1,9 @@
-"""The seam between the client and what carries its sessions: one ``Connector`` per URL scheme.
+"""Client settings, the ``Connector`` protocol, and the table of URL schemes.
 
-Owns the vocabulary of the client: what can be configured, what a connector promises, which module serves which scheme.
-It knows no protocol, no socket and no engine. To add a scheme: write a module with ``connector(url, settings)`` that
-returns a ``Connector``, and add its line to ``SCHEMES``; ``tests/behaviour`` then takes it with one line too.
-A connector over a network builds its sessions from ``remote.RemoteSession``, which holds all that must not differ
-between transports (the deadline, the one terminal event, nothing old after a STOP), and a ``link.Link``.
+To add a scheme, write a module with ``connector(url, settings)`` that returns a ``Connector`` and add it to
+``SCHEMES``; ``tests/behaviour`` covers it with one more table entry. A network connector combines
+``remote.RemoteSession`` (deadline, terminal events and STOP semantics, identical for all transports) with a
+``link.Link`` of its own.
 """
 
 from __future__ import annotations
@@ -27,16 +26,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """How a client behaves towards any worker. Seconds.
+    """Settings of a client, for every scheme. Times are in seconds.
 
-    ``api_key``: sent as ``Authorization: Bearer``, never logged; a worker that was found in a registry gets it only if
-    its entry is signed with ``registry_secret`` (the workers' ``registry.secret``; None takes the environment's
-    TTS_WORKER_REGISTRY__SECRET). ``connect_timeout_s``: from dialling to a session that
-    was admitted. ``audio_timeout_s``: how long a worker may owe sound (text was ended or flushed, nobody paused)
-    without sending any; then the utterance ends with ``DeadlineExceeded``. ``heartbeat_s``: a worker that answers no
-    heartbeat for that long is lost. ``idle_connections``: warm connections kept for the next sessions (each holds a
-    session of the worker); ``idle_s``: how long. ``read_ahead_s``: sound that is taken from the network before anyone
-    asked for it; beyond it the worker is slowed down.
+    Attributes:
+        api_key: Sent as ``Authorization: Bearer``, never logged. A worker found in a registry receives it only if its
+            entry is signed with ``registry_secret``.
+        registry_secret: The workers' ``registry.secret``; None reads TTS_WORKER_REGISTRY__SECRET.
+        connect_timeout_s: Limit from connecting to an admitted session.
+        audio_timeout_s: Limit without audio after the text has ended, while not paused; then the utterance ends with
+            ``DeadlineExceeded``.
+        heartbeat_s: Ping interval; a worker that does not answer within it counts as lost.
+        idle_connections: Connections kept open for the next sessions. Each holds one session of the worker.
+        idle_s: How long an unused connection is kept.
+        read_ahead_s: Audio buffered on this side before the client stops reading (backpressure).
     """
 
     api_key: str | None = None
@@ -48,48 +50,54 @@ class ClientSettings:
     idle_s: float = 600.0
     read_ahead_s: float = 5.0
 
-    def __repr__(self) -> str:  # a key has no business in logs
+    def __repr__(self) -> str:  # keeps the key out of logs
         return f"ClientSettings(connect_timeout_s={self.connect_timeout_s}, audio_timeout_s={self.audio_timeout_s})"
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """A session that the worker has admitted. ``connection_reused``: nothing had to be dialled for it."""
+class OpenedSession:
+    """A session that the worker has admitted. ``connection_reused``: an open connection was used."""
 
     session: Session
     connection_reused: bool
 
 
 class Connector(Protocol):
-    """One worker, or a fleet of them behind one address. Built without an event loop; used on one."""
+    """Access to one worker, or to a fleet behind one address. Constructed without an event loop; used on one."""
 
     async def prewarm(self) -> None:
-        """Get ready for the first session: dial, load, warm up. Again is fine. Raises like ``open``."""
+        """Connect or load in advance. Idempotent. Raises like ``open``."""
         ...
 
-    async def open(self, options: SessionOptions, *, audio_timeout_s: float) -> Opened:
-        """A session with these options.
+    async def open(self, options: SessionOptions, *, audio_timeout_s: float) -> OpenedSession:
+        """Open a session with these options.
 
-        Raises what the worker says (UnknownVoice, InvalidRequest, OverCapacity, Draining, NotReady, Unauthenticated,
-        ...), ConnectionLost if there is no worker, DeadlineExceeded if it does not answer in time.
+        Beyond ``session.Session``, the returned session guarantees:
 
-        Promises of the session beyond ``session.Session``: commands never wait for the network; every utterance ends
-        with exactly one ``Ended``, also when the connection is lost or the worker dies (outcome ERROR, code
-        "connection_lost", retryable); after ``stop`` returned no frame of an older utterance comes out; while paused
-        no frame comes out; ``close`` frees what the worker holds.
+        - commands never wait for the network;
+        - every utterance ends with exactly one ``Ended``, also when the connection or the worker is lost (outcome
+          ERROR, code "connection_lost", retryable);
+        - after ``stop`` returns, no frame of an earlier utterance is delivered; while paused, no frame is delivered;
+        - ``close`` releases the worker's resources.
+
+        Raises:
+            TTSWorkerError: The worker's own error (UnknownVoice, InvalidRequest, OverCapacity, Draining, NotReady,
+                Unauthenticated, ...).
+            ConnectionLost: The worker cannot be reached.
+            DeadlineExceeded: The worker did not answer in time.
         """
         ...
 
     async def aclose(self) -> None:
-        """Close sessions and connections. Again is fine."""
+        """Close sessions and connections. Idempotent."""
         ...
 
 
 class SchemeModule(Protocol):
-    """What a module named in ``SCHEMES`` has."""
+    """Interface of the modules named in ``SCHEMES``."""
 
     def connector(self, url: str, settings: ClientSettings) -> Connector:
-        """Raises InvalidRequest (the URL), MissingExtra. Dials nothing yet."""
+        """Create the connector without connecting. Raises InvalidRequest for a bad URL, MissingExtra."""
         ...
 
 
@@ -104,28 +112,28 @@ SCHEMES: Mapping[str, str] = MappingProxyType(
         "rediss": "tts_worker.client.fleet",
     }
 )
-"""URL scheme -> the module that serves it, imported when it is asked for."""
+"""URL scheme -> module, imported on first use."""
 
 
-def _warn_of_clear_text(url: str) -> None:
+def _warn_if_clear_text(url: str) -> None:
     try:
         host = urlsplit(url).hostname or ""
-        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
-        local = False
-    if not local:
+        is_loopback = False
+    if not is_loopback:
         log.warning(
             "the API key is sent without TLS to a host that is not loopback: use wss://, grpcs:// or a private network"
         )
 
 
 def connector_for(url: str, settings: ClientSettings) -> Connector:
-    """The connector of a URL's scheme. Raises InvalidRequest for a scheme that nobody serves."""
+    """Create the connector for a URL. Raises InvalidRequest for an unknown scheme."""
     scheme, colon, _ = url.partition(":")
     if not colon or scheme not in SCHEMES:
         known = ", ".join(f"{name}:" if name == "local" else f"{name}://" for name in SCHEMES)
-        raise InvalidRequest(f"a worker's URL begins with one of {known}")
+        raise InvalidRequest(f"a worker's URL must begin with one of {known}")
     if settings.api_key is not None and scheme in ("ws", "grpc"):
-        _warn_of_clear_text(url)
+        _warn_if_clear_text(url)
     module = cast(SchemeModule, importlib.import_module(SCHEMES[scheme]))
     return module.connector(url, settings)

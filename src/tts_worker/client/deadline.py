@@ -1,4 +1,4 @@
-"""How long a worker may owe sound. Knows a clock and two questions; not sessions, not what is said when time is up."""
+"""Timeout for audio that a worker should have sent."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import asyncio
 from collections.abc import Callable
 
 
-class SoundDeadline:
-    """Calls ``expired`` once ``owed()`` was true for ``timeout_s`` seconds without ``touch``. Belongs to one event
-    loop. Cheap to touch: a touch only moves a time stamp, the timer looks at it when it fires."""
+class AudioDeadline:
+    """Calls ``on_expired`` when ``is_due()`` holds and ``touch`` was not called for ``timeout_s`` seconds.
 
-    def __init__(self, timeout_s: float, owed: Callable[[], bool], expired: Callable[[], None]) -> None:
+    Bound to the running event loop. ``touch`` is cheap: it only stores the time, which the timer checks when it fires.
+    """
+
+    def __init__(self, timeout_s: float, is_due: Callable[[], bool], on_expired: Callable[[], None]) -> None:
         self.timeout_s = timeout_s
-        self._owed = owed
-        self._expired = expired
+        self._owed = is_due
+        self._expired = on_expired
         self._loop = asyncio.get_running_loop()
         self._touched_at_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def touch(self) -> None:
-        """Something came, or begins to be owed."""
+        """Restart the timeout: audio has arrived, or has just become due."""
         self._touched_at_s = self._loop.time()
         if self._timer is None and self._owed():
             self._timer = self._loop.call_later(self.timeout_s, self._on_timer)
@@ -33,8 +35,8 @@ class SoundDeadline:
         self._timer = None
         if not self._owed():
             return
-        left_s = self._touched_at_s + self.timeout_s - self._loop.time()
-        if left_s > 0:
-            self._timer = self._loop.call_later(left_s, self._on_timer)
+        remaining_s = self._touched_at_s + self.timeout_s - self._loop.time()
+        if remaining_s > 0:
+            self._timer = self._loop.call_later(remaining_s, self._on_timer)
         else:
             self._expired()

@@ -1,8 +1,8 @@
-"""``redis://``: sessions on whichever worker of a fleet has the voice and the most room.
+"""Connector for ``redis://``: sessions on the least-loaded worker of a fleet that has the voice.
 
-``redis://[:password@]host:port[/db]?prefix=worker:&networks=127.0.0.0/8,10.0.0.0/8`` (``rediss://`` for TLS). Workers
-outside ``networks`` (loopback unless it says otherwise) are never dialled, whatever the registry says. Owns the choice
-and the connectors; ``failover`` keeps a session alive when its worker is lost before it was heard.
+``redis://[:password@]host:port[/db]?prefix=worker:&networks=127.0.0.0/8,10.0.0.0/8`` (``rediss://`` for TLS). The
+client never connects to a worker outside ``networks`` (default: loopback), even if the registry lists it. ``failover``
+moves a session to another worker if the first one is lost before any audio was delivered.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 import anyio
 
-from tts_worker.client.base import ClientSettings, Opened
-from tts_worker.client.conversation import Conversation
+from tts_worker.client.base import ClientSettings, OpenedSession
+from tts_worker.client.converse_stream import ConverseStream
 from tts_worker.client.failover import FailoverLink
 from tts_worker.client.grpc import GrpcConnector
 from tts_worker.client.remote import RemoteSession
@@ -36,12 +36,12 @@ from tts_worker.registry.store import RedisStore
 from tts_worker.session.hub import SessionOptions
 from tts_worker.transports.grpc.messages import PROTOCOL_VERSION
 
-_FRESH_S = 0.5
-"""A list of workers is used for so long before the registry is asked again."""
-_REFRESH_PATIENCE_S = 0.05
-"""How long a session waits for a newer list where one is known; a Redis that hangs must not delay every session."""
+_CACHE_TTL_S = 0.5
+"""How long a list of workers is used before the registry is read again."""
+_REFRESH_TIMEOUT_S = 0.05
+"""How long a session waits for a newer list if it has an old one, so that a hanging Redis does not delay sessions."""
 _SUSPECT_S = 5.0
-"""A worker that could not be reached is the last choice for so long; its entry may outlive it."""
+"""How long an unreachable worker is tried last; its registry entry may outlive it."""
 
 
 def connector(url: str, settings: ClientSettings) -> FleetConnector:
@@ -56,23 +56,27 @@ def connector(url: str, settings: ClientSettings) -> FleetConnector:
 
 
 class FleetConnector:
-    """See ``base.Connector``. Raises ConfigError for an API key if the directory verifies no
-    signatures: any writer to Redis could name itself a worker and collect the key."""
+    """Connector to a fleet. See ``base.Connector``.
+
+    Raises:
+        ConfigError: An API key is set but the directory verifies no signatures. Any writer to Redis could register a
+            worker and collect the key.
+    """
 
     def __init__(self, directory: WorkerDirectory, settings: ClientSettings) -> None:
         if settings.api_key is not None and not directory.verifies_signatures:
             raise ConfigError(
-                "an API key is not sent to workers of an unsigned registry: set the workers' registry.secret and the "
-                "same as registry_secret here (or TTS_WORKER_REGISTRY__SECRET), or give no key"
+                "an API key is not sent to workers of an unsigned registry: set registry.secret on the workers and the "
+                "same value as registry_secret here (or TTS_WORKER_REGISTRY__SECRET), or use no key"
             )
         self._directory = directory
         self._settings = settings
         self._connectors: dict[str, GrpcConnector] = {}
         self._links: set[FailoverLink] = set()
-        self._known: list[ResolvedWorker] = []
-        self._asked_at_s = -_FRESH_S
-        self._asking: asyncio.Task[None] | None = None
-        self._lost_registry: ConnectionLost | None = None
+        self._workers: list[ResolvedWorker] = []
+        self._fetched_at_s = -_CACHE_TTL_S
+        self._refresh_task: asyncio.Task[None] | None = None
+        self._registry_error: ConnectionLost | None = None
         self._suspects: dict[str, float] = {}
         self._closed = False
 
@@ -85,28 +89,36 @@ class FleetConnector:
                 self._suspect(worker.address)
         raise ConnectionLost("no worker of the fleet can be reached")
 
-    async def open(self, options: SessionOptions, *, audio_timeout_s: float) -> Opened:
-        address, conversation, reused = await self._begin(options)
-        place = [address]  # where the session is now
+    async def open(self, options: SessionOptions, *, audio_timeout_s: float) -> OpenedSession:
+        address, stream, reused = await self._open_stream(options)
+        current_address = [address]
 
-        async def next_worker() -> Conversation:
-            self._suspect(place[0])
-            # The same voice: another worker's default may be another one.
-            place[0], following, _ = await self._begin(replace(options, voice=conversation.params.voice))
-            return following
+        async def next_worker() -> ConverseStream:
+            self._suspect(current_address[0])
+            # The voice is named because default voices may differ between workers.
+            same_voice = replace(options, voice=stream.params.voice)
+            current_address[0], next_stream, _ = await self._open_stream(same_voice)
+            return next_stream
 
-        link = FailoverLink(conversation, next_worker)
-        config = self._connector(address).remote_config(conversation, audio_timeout_s)
+        link = FailoverLink(stream, next_worker)
+        config = self._connector(address).remote_config(stream, audio_timeout_s)
         session = RemoteSession(link, config)
-        self._links = {known for known in self._links if not known.over} | {link}
-        link.attach(session, self._over)
-        return Opened(session, connection_reused=reused)
+        self._links = {known for known in self._links if not known.is_closed} | {link}
+        link.attach(session, self._on_stream_closed)
+        return OpenedSession(session, connection_reused=reused)
 
-    async def _begin(self, options: SessionOptions) -> tuple[str, Conversation, bool]:
-        """A conversation with the best worker that takes it. Raises what the last one said, if none does."""
+    async def _open_stream(self, options: SessionOptions) -> tuple[str, ConverseStream, bool]:
+        """Open a stream on the best worker that accepts it.
+
+        Returns:
+            Address, stream, and whether an open connection was used.
+
+        Raises:
+            TTSWorkerError: The last refusal, if every worker refuses.
+        """
         refusal: TTSWorkerError = NotReady("no worker of the fleet is ready", retry_after_s=1.0)
         tried: set[str] = set()
-        for newest in (False, True):  # where all that are known refuse, there may be one that is not known yet
+        for newest in (False, True):  # if all known workers refuse, read the registry again
             for worker in await self._candidates(options, newest=newest):
                 if worker.address in tried:
                     continue
@@ -114,79 +126,89 @@ class FleetConnector:
                 connector = self._connector(worker.address)
                 reused = connector.connected
                 try:
-                    conversation = await connector.begin(options)
+                    stream = await connector.open_stream(options)
                 except InvalidRequest:
-                    raise  # it would be as wrong elsewhere
+                    raise  # invalid on every worker
                 except TTSWorkerError as error:
                     refusal = error
                     if isinstance(error, ConnectionLost | DeadlineExceeded):
                         self._suspect(worker.address)
                 else:
-                    connector.adopt(conversation)
-                    return worker.address, conversation, reused
+                    connector.adopt(stream)
+                    return worker.address, stream, reused
         raise refusal
 
-    def _over(self, conversation: Conversation) -> None:
+    def _on_stream_closed(self, stream: ConverseStream) -> None:
         for connector in self._connectors.values():
-            connector.forget(conversation)
+            connector.forget(stream)
 
-    # -- the choice ---------------------------------------------------------------------------------------------------
+    # -- worker selection ---------------------------------------------------------------------------------------------
 
     async def _candidates(self, options: SessionOptions, *, newest: bool = False) -> Sequence[ResolvedWorker]:
-        """Workers that could take such a session, the best first; ``newest`` asks the registry now.
+        """Workers that support these options, best first.
 
-        Raises UnknownVoice where none has the voice, ConnectionLost while nothing is known of any worker.
+        Args:
+            options: Voice and language are matched.
+            newest: Read the registry now instead of using the cached list.
+
+        Raises:
+            UnknownVoice: No worker has the voice.
+            ConnectionLost: No worker is known.
         """
         if self._closed:
             raise ConnectionLost("the client is closed")
         await self._refresh(newest=newest)
-        ours = [worker for worker in self._known if worker.entry.capabilities.protocol_version == PROTOCOL_VERSION]
-        if not ours:
-            raise self._lost_registry or ConnectionLost("no worker of this kind is registered")
-        able = [worker for worker in ours if options.voice in (None, *worker.entry.capabilities.voices)]
-        if not able:
-            voices = sorted({voice for worker in ours for voice in worker.entry.capabilities.voices})
+        compatible = [
+            worker for worker in self._workers if worker.entry.capabilities.protocol_version == PROTOCOL_VERSION
+        ]
+        if not compatible:
+            raise self._registry_error or ConnectionLost("no worker with this protocol version is registered")
+        eligible = [worker for worker in compatible if options.voice in (None, *worker.entry.capabilities.voices)]
+        if not eligible:
+            voices = sorted({voice for worker in compatible for voice in worker.entry.capabilities.voices})
             raise UnknownVoice(f'no worker has the voice "{(options.voice or "")[:64]}"; there are: {voices[:20]}')
         if options.voice is None and options.language is not None:
-            able = [worker for worker in able if _speaks(worker, options.language)] or able
+            eligible = [worker for worker in eligible if _supports_language(worker, options.language)] or eligible
         now_s = asyncio.get_running_loop().time()
-        return sorted(able, key=lambda worker: (self._suspects.get(worker.address, 0) > now_s, self._load(worker)))
+        return sorted(eligible, key=lambda worker: (self._suspects.get(worker.address, 0) > now_s, self._load(worker)))
 
     def _load(self, worker: ResolvedWorker) -> tuple[float, float]:
-        """What it says, or what we know better: it has told before our latest sessions began."""
-        places = worker.entry.capabilities.max_concurrent_sessions or 1
+        """The reported load or the load of this client's own sessions, which may be newer; ties are random."""
+        max_sessions = worker.entry.capabilities.max_concurrent_sessions or 1
         connector = self._connectors.get(worker.address)
-        ours = 0 if connector is None else connector.sessions
-        return max(worker.entry.load, ours / places), random.random()
+        own_sessions = 0 if connector is None else connector.sessions
+        return max(worker.entry.load, own_sessions / max_sessions), random.random()
 
     async def _refresh(self, *, newest: bool) -> None:
-        """Ask the registry, once however many ask at the same time. While it is away, what was known goes on: then
-        it is asked in the background, and no session waits for it."""
-        loop = asyncio.get_running_loop()
-        if self._known and not newest and loop.time() - self._asked_at_s < _FRESH_S:
-            return
-        if self._asking is None:
-            self._asking = loop.create_task(self._ask(), name="tts-client-registry")
-        patience_s: float | None = _REFRESH_PATIENCE_S
-        if not self._known:
-            patience_s = None
-        elif self._lost_registry is not None:
-            patience_s = 0.0
-        elif newest:
-            patience_s = None
-        with anyio.move_on_after(patience_s):
-            await asyncio.shield(self._asking)
+        """Read the registry; concurrent calls share one read.
 
-    async def _ask(self) -> None:
+        While the registry is unreachable, the old list is used and the read continues in the background.
+        """
+        loop = asyncio.get_running_loop()
+        if self._workers and not newest and loop.time() - self._fetched_at_s < _CACHE_TTL_S:
+            return
+        if self._refresh_task is None:
+            self._refresh_task = loop.create_task(self._fetch(), name="tts-client-registry")
+        timeout_s: float | None = _REFRESH_TIMEOUT_S
+        if not self._workers:
+            timeout_s = None
+        elif self._registry_error is not None:
+            timeout_s = 0.0
+        elif newest:
+            timeout_s = None
+        with anyio.move_on_after(timeout_s):
+            await asyncio.shield(self._refresh_task)
+
+    async def _fetch(self) -> None:
         try:
-            self._known = await self._directory.workers()
-            self._lost_registry = None
+            self._workers = await self._directory.workers()
+            self._registry_error = None
         except ConnectionLost as lost:
-            self._lost_registry = lost
+            self._registry_error = lost
         finally:
-            self._asked_at_s = asyncio.get_running_loop().time()
-            self._asking = None
-        addresses = {worker.address for worker in self._known}
+            self._fetched_at_s = asyncio.get_running_loop().time()
+            self._refresh_task = None
+        addresses = {worker.address for worker in self._workers}
         gone = [a for a, connector in self._connectors.items() if a not in addresses and not connector.sessions]
         for address in gone:
             await self._connectors.pop(address).aclose()
@@ -207,12 +229,12 @@ class FleetConnector:
             link.close()
         for connector in self._connectors.values():
             await connector.aclose()
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.wait({self._asking})
+        if self._refresh_task is not None:
+            self._refresh_task.cancel()
+            await asyncio.wait({self._refresh_task})
         await self._directory.aclose()
 
 
-def _speaks(worker: ResolvedWorker, language: str) -> bool:
+def _supports_language(worker: ResolvedWorker, language: str) -> bool:
     tags = {tag.split("-")[0].lower() for tag in worker.entry.capabilities.languages}
     return "mul" in tags or language.split("-")[0].lower() in tags

@@ -1,8 +1,6 @@
-"""``grpc://`` and, with TLS, ``grpcs://``: sessions on a worker's gRPC port, one call each over a channel that
-stays open.
+"""Connector for ``grpc://`` and ``grpcs://`` (TLS): one ``Converse`` call per session over a shared channel.
 
-Owns the channel. A session needs no connection of its own, so beginning one is a single round trip. What goes over a
-call is ``conversation``'s affair, what a session promises ``remote``'s.
+The channel stays open, so opening a session takes one round trip.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from tts_worker.client.base import ClientSettings, Opened
+from tts_worker.client.base import ClientSettings, OpenedSession
 from tts_worker.client.link import RemoteConfig
 from tts_worker.client.remote import RemoteSession
 from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest, MissingExtra
@@ -21,7 +19,7 @@ from tts_worker.session.hub import SessionOptions
 try:
     import grpc
 
-    from tts_worker.client.conversation import Conversation, converse
+    from tts_worker.client.converse_stream import ConverseStream, open_converse_stream
 except ModuleNotFoundError:
     raise MissingExtra("a grpc:// worker", "grpc") from None
 
@@ -29,84 +27,87 @@ DEFAULT_PORT = 7002
 
 
 def connector(url: str, settings: ClientSettings) -> GrpcConnector:
-    """See ``base.SchemeModule``: ``grpc://host[:port]`` or ``grpcs://``, the port is 7002 unless it says another."""
+    """See ``base.SchemeModule``. ``grpc://host[:port]`` or ``grpcs://``; the default port is 7002."""
     try:
         parts = urlsplit(url)
         host = parts.hostname
         port = parts.port or DEFAULT_PORT
-    except ValueError:  # a port that is no number
+    except ValueError:  # the port is not a number
         host = None
     if not host or parts.path not in ("", "/") or parts.query or "@" in parts.netloc:
-        raise InvalidRequest("a gRPC URL names a host and perhaps a port, such as grpc://127.0.0.1:7002")
+        raise InvalidRequest("a gRPC URL needs a host and an optional port, such as grpc://127.0.0.1:7002")
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return GrpcConnector(address, settings, secure=parts.scheme == "grpcs")
 
 
 class GrpcConnector:
-    """The worker at ``address`` (``host:port``). See ``base.Connector``. ``secure``: over TLS; the certificate is
-    checked against gRPC's default roots, or those in GRPC_DEFAULT_SSL_ROOTS_FILE_PATH."""
+    """Connector to the worker at ``address`` (``host:port``). See ``base.Connector``.
+
+    With ``secure``, TLS is used and the certificate is verified against gRPC's default roots, or those in
+    GRPC_DEFAULT_SSL_ROOTS_FILE_PATH.
+    """
 
     def __init__(self, address: str, settings: ClientSettings, *, secure: bool = False) -> None:
         self._address = address
         self._secure = secure
         self._settings = settings
         self._channel: grpc.aio.Channel | None = None
-        self._conversations: set[Conversation] = set()
+        self._streams: set[ConverseStream] = set()
         self._sessions = 0
         self._closed = False
 
     @property
     def sessions(self) -> int:
-        """How many live now."""
-        return len(self._conversations)
+        """Number of open sessions."""
+        return len(self._streams)
 
     @property
     def connected(self) -> bool:
-        """Whether a session could begin without dialling."""
+        """Whether the channel is connected, so that a session opens without connecting."""
         return self._channel is not None and self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def prewarm(self) -> None:
-        with anyio.move_on_after(self._settings.connect_timeout_s) as patience:
-            await self._ready().channel_ready()
-        if patience.cancelled_caught:
+        with anyio.move_on_after(self._settings.connect_timeout_s) as scope:
+            await self._open_channel().channel_ready()
+        if scope.cancelled_caught:
             raise ConnectionLost("the worker cannot be reached: is it running?")
 
-    async def open(self, options: SessionOptions, *, audio_timeout_s: float) -> Opened:
+    async def open(self, options: SessionOptions, *, audio_timeout_s: float) -> OpenedSession:
         reused = self.connected
-        conversation = await self.begin(options)
-        session = RemoteSession(conversation, self.remote_config(conversation, audio_timeout_s))
-        self.adopt(conversation)
-        conversation.attach(session, self._conversations.discard)
-        return Opened(session, connection_reused=reused)
+        stream = await self.open_stream(options)
+        session = RemoteSession(stream, self.remote_config(stream, audio_timeout_s))
+        self.adopt(stream)
+        stream.attach(session, self._streams.discard)
+        return OpenedSession(session, connection_reused=reused)
 
-    async def begin(self, options: SessionOptions) -> Conversation:
-        """A conversation that nobody listens to yet. Raises as ``open`` does."""
+    async def open_stream(self, options: SessionOptions) -> ConverseStream:
+        """Open a stream without a receiver; the caller attaches one. Raises like ``open``."""
         try:
             with anyio.fail_after(self._settings.connect_timeout_s):
-                return await converse(self._ready(), options, self._settings)
+                return await open_converse_stream(self._open_channel(), options, self._settings)
         except TimeoutError:
             raise DeadlineExceeded(f"the worker did not answer within {self._settings.connect_timeout_s:g} s") from None
 
-    def adopt(self, conversation: Conversation) -> None:
-        """Close it with this connector."""
-        self._conversations.add(conversation)
+    def adopt(self, stream: ConverseStream) -> None:
+        """Close the stream together with this connector."""
+        self._streams.add(stream)
 
-    def forget(self, conversation: Conversation) -> None:
-        """It is over."""
-        self._conversations.discard(conversation)
+    def forget(self, stream: ConverseStream) -> None:
+        """Remove a closed stream."""
+        self._streams.discard(stream)
 
-    def remote_config(self, conversation: Conversation, audio_timeout_s: float) -> RemoteConfig:
+    def remote_config(self, stream: ConverseStream, audio_timeout_s: float) -> RemoteConfig:
         self._sessions += 1
         return RemoteConfig(
-            session=f"{conversation.session}/{self._sessions}",
+            session=f"{stream.session}/{self._sessions}",
             context_prefix="",
-            params=conversation.params,
+            params=stream.params,
             audio_timeout_s=audio_timeout_s,
             read_ahead_s=self._settings.read_ahead_s,
-            sample_rate_hz=conversation.sample_rate_hz,
+            sample_rate_hz=stream.sample_rate_hz,
         )
 
-    def _ready(self) -> grpc.aio.Channel:
+    def _open_channel(self) -> grpc.aio.Channel:
         if self._closed:
             raise ConnectionLost("the client is closed")
         if self._channel is None:
@@ -116,11 +117,11 @@ class GrpcConnector:
                 ("grpc.keepalive_timeout_ms", heartbeat_ms),
                 ("grpc.http2.max_pings_without_data", 0),
                 ("grpc.initial_reconnect_backoff_ms", 100),
-                # So long an attempt to connect may take: else it is given up after the backoff of 100 ms, which
-                # neither a worker far away keeps nor a busy one.
+                # Also the timeout of one connection attempt. Without it gRPC gives up after the 100 ms backoff, which
+                # is too short for a distant or busy worker.
                 ("grpc.min_reconnect_backoff_ms", int(1000 * min(self._settings.connect_timeout_s, 3_600.0))),
                 ("grpc.max_reconnect_backoff_ms", 1_000),
-                ("grpc.use_local_subchannel_pool", 1),  # a client that closes cuts nobody else's connection
+                ("grpc.use_local_subchannel_pool", 1),  # closing one client must not close another's connection
                 ("grpc.enable_http_proxy", 0),
             ]
             if self._secure:
@@ -132,10 +133,10 @@ class GrpcConnector:
 
     async def aclose(self) -> None:
         self._closed = True
-        conversations = list(self._conversations)
-        for conversation in conversations:
-            conversation.close()
-        for conversation in conversations:
-            await conversation.wait_closed()
+        conversations = list(self._streams)
+        for stream in conversations:
+            stream.close()
+        for stream in conversations:
+            await stream.wait_closed()
         if self._channel is not None:
             await self._channel.close()

@@ -1,4 +1,4 @@
-"""What a ``RemoteSession`` needs of a transport, and what it must be told. No code of any transport is here."""
+"""Interface between ``RemoteSession`` and a transport."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from tts_worker.types import SAMPLE_RATE_HZ, SynthesisParams
 
 
 class Link(Protocol):
-    """The way to the worker for one session. Nothing here waits or raises: what cannot go out now goes out later, what
-    never can is reported by ``RemoteSession.on_lost``. ``context`` names an utterance, unique on the connection."""
+    """Sends the commands of one session to the worker.
+
+    No method blocks or raises: messages are queued, and a lost connection is reported by ``RemoteSession.on_lost``.
+    ``context`` identifies an utterance and is unique on the connection.
+    """
 
     def text(self, context: str, text: str) -> None: ...
     def flush(self) -> None: ...
@@ -21,16 +24,27 @@ class Link(Protocol):
     def played(self, samples: int) -> None: ...
     def configure(self, params: SynthesisParams) -> None: ...
 
-    def settled(self, *, healthy: bool) -> None:
-        """The session is closed and the worker has answered everything: the connection may serve another one, unless
-        it is not ``healthy``."""
+    def release(self, *, healthy: bool) -> None:
+        """End the use of the link: the session is closed and all its commands are answered.
+
+        Args:
+            healthy: Whether the connection may serve another session.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteConfig:
-    """``audio_timeout_s``, ``read_ahead_s``: see ``ClientSettings``. ``context_prefix`` makes contexts unique on the
-    connection."""
+    """Parameters of a remote session.
+
+    Attributes:
+        session: Session ID.
+        context_prefix: Makes context IDs unique on the connection.
+        params: Voice parameters known to the worker.
+        audio_timeout_s: See ``ClientSettings``.
+        read_ahead_s: See ``ClientSettings``.
+        sample_rate_hz: Sample rate of the worker's audio.
+    """
 
     session: str
     context_prefix: str

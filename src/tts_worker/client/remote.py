@@ -1,9 +1,9 @@
-"""A session on a worker elsewhere, the same to its user as ``session.LocalSession``.
+"""A session on a remote worker, with the interface of ``session.LocalSession``.
 
-Owns what must not differ between transports: commands return at once, no frame of an old utterance comes out after
-``stop`` nor any while paused, every utterance ends with exactly one ``Ended`` whatever happens to the worker or the
-way to it, and sound that is owed has a deadline. A ``Link`` carries the messages; this file knows no socket and no
-format. A transport calls the ``on_...`` methods, in the order in which the worker spoke, on the session's event loop.
+The guarantees are the same for every transport: commands return at once, no frame of an earlier utterance is delivered
+after ``stop`` and none while paused, every utterance ends with exactly one ``Ended`` even if the worker or the
+connection is lost, and missing audio has a deadline. A ``Link`` sends the commands. The transport calls the ``on_*``
+methods on the session's event loop, in the order of the worker's messages.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from tts_worker.client.deadline import SoundDeadline
-from tts_worker.client.ledger import Ledger
+from tts_worker.client.deadline import AudioDeadline
 from tts_worker.client.link import Link, RemoteConfig
+from tts_worker.client.remote_utterance import RemoteUtterance
 from tts_worker.errors import (
     DeadlineExceeded,
     ErrorInfo,
@@ -40,7 +40,7 @@ from tts_worker.types import (
 
 
 class RemoteSession:
-    """See the module. Build it on the event loop, once the worker has admitted it."""
+    """Client side of an admitted session. Construct it on the event loop."""
 
     def __init__(self, link: Link, config: RemoteConfig) -> None:
         self.id = config.session
@@ -48,22 +48,22 @@ class RemoteSession:
         self._link = link
         self._config = config
         self._params = config.params
-        self._configured = config.params  # what the worker knows
+        self._worker_params = config.params  # as last sent to the worker
         self._generation = 0
-        self._live: deque[Ledger] = deque()  # not ended for the listener; the head is the one being heard
-        self._by_context: dict[str, Ledger] = {}  # not ended for the worker
-        self._sounding: Ledger | None = None  # whose sound comes now
-        self._awaited: deque[ControlName] = deque()  # commands that the worker has not acknowledged
-        self._notices: deque[Output] = deque()  # these overtake sound
-        self._queue: deque[Output] = deque()  # in order with the sound
+        self._live: deque[RemoteUtterance] = deque()  # not ended for the caller; the head is playing
+        self._by_context: dict[str, RemoteUtterance] = {}  # not ended by the worker
+        self._receiving: RemoteUtterance | None = None  # the target of incoming audio
+        self._unacknowledged: deque[ControlName] = deque()  # commands without an acknowledgment
+        self._notices: deque[Output] = deque()  # delivered before audio
+        self._queue: deque[Output] = deque()  # in order with the audio
         self._paused = False
         self._closed = False
-        self._lost = False
+        self._is_disconnected = False
         self._healthy = True
         self._queued_samples = 0
         self._wakeup = asyncio.Event()
-        self._room = asyncio.Event()
-        self._deadline = SoundDeadline(config.audio_timeout_s, self._owed, self._on_deadline)
+        self._capacity_changed = asyncio.Event()
+        self._deadline = AudioDeadline(config.audio_timeout_s, self._is_audio_due, self._on_deadline)
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
@@ -77,35 +77,35 @@ class RemoteSession:
 
     @property
     def writing(self) -> UtteranceKey | None:
-        """The utterance that takes text."""
-        ledger = self._open_ledger()
-        return ledger.key if ledger is not None else None
+        """The utterance that accepts text."""
+        utterance = self._open_utterance()
+        return utterance.key if utterance is not None else None
 
     @property
     def buffered_samples(self) -> int:
-        """Sound that came and was not taken yet."""
+        """Samples received and not yet delivered."""
         return self._queued_samples
 
     def speak(self, text: str | bytes) -> UtteranceKey:
         self._require_open()
-        ledger = self._open_ledger() or self._begin()
-        self._link.text(ledger.context, ledger.write(text))
-        return ledger.key
+        utterance = self._open_utterance() or self._begin_utterance()
+        self._link.text(utterance.context, utterance.write(text))
+        return utterance.key
 
     def flush(self) -> None:
         self._require_open()
-        if self._open_ledger() is not None:
+        if self._open_utterance() is not None:
             self._link.flush()
 
     def end_text(self) -> None:
         self._require_open()
-        ledger = self._open_ledger()
-        if ledger is None:
+        utterance = self._open_utterance()
+        if utterance is None:
             raise IllegalCommand("there is no utterance to end: send text first")
-        rest = ledger.end_text()
+        rest = utterance.end_text()
         if rest:
-            self._link.text(ledger.context, rest)
-        self._link.end_text(ledger.context)
+            self._link.text(utterance.context, rest)
+        self._link.end_text(utterance.context)
         self._deadline.touch()
 
     def pause(self) -> None:
@@ -113,9 +113,9 @@ class RemoteSession:
         applied = self.state is State.SPEAKING
         if applied:
             self._paused = True
-            self._awaited.append(ControlName.PAUSE)
+            self._unacknowledged.append(ControlName.PAUSE)
             self._link.pause()
-            self._changed()
+            self._notify()
         else:
             self._acknowledge(ControlName.PAUSE, applied=False)
 
@@ -124,10 +124,10 @@ class RemoteSession:
         applied = self.state is State.PAUSED
         if applied:
             self._paused = False
-            self._awaited.append(ControlName.RESUME)
+            self._unacknowledged.append(ControlName.RESUME)
             self._link.resume()
             self._deadline.touch()
-            self._changed()
+            self._notify()
         else:
             self._acknowledge(ControlName.RESUME, applied=False)
 
@@ -137,14 +137,14 @@ class RemoteSession:
             self._acknowledge(ControlName.STOP, applied=False)
             return
         if played_samples is not None:
-            self._live[0].heard(played_samples)
+            self._live[0].report_played(played_samples)
         self._stop(reason)
-        self._changed()
+        self._notify()
 
     def played(self, samples: int) -> None:
         if self._live:
-            self._live[0].heard(samples)
-            if not self._live[0].ended:
+            self._live[0].report_played(samples)
+            if not self._live[0].worker_ended:
                 self._link.played(samples)
 
     def configure(self, params: SynthesisParams) -> None:
@@ -156,215 +156,221 @@ class RemoteSession:
             return
         self._stop(reason)
         self._closed = True
-        for ledger in self._by_context.values():  # nobody waits for the worker's receipts any more
-            self._tell(ledger, Outcome.STOPPED, ledger.stopping or reason)
-        self._settle()
-        self._changed()
+        for utterance in self._by_context.values():  # reports of the worker are no longer awaited
+            self._terminate(utterance, Outcome.STOPPED, utterance.stop_reason or reason)
+        self._release_link()
+        self._notify()
 
-    # -- how commands do it -------------------------------------------------------------------------------------------
+    # -- command helpers ----------------------------------------------------------------------------------------------
 
     def _require_open(self) -> None:
         if self._closed:
-            lost = "the connection to the worker was lost: open another session"
-            raise SessionClosed(lost if self._lost else "the session is closed")
+            disconnected = "the connection to the worker was lost: open another session"
+            raise SessionClosed(disconnected if self._is_disconnected else "the session is closed")
 
-    def _open_ledger(self) -> Ledger | None:
-        if self._live and not self._live[-1].text_ended and not self._live[-1].ended:
+    def _open_utterance(self) -> RemoteUtterance | None:
+        if self._live and not self._live[-1].text_ended and not self._live[-1].worker_ended:
             return self._live[-1]
         return None
 
-    def _begin(self) -> Ledger:
-        if self._params != self._configured:
+    def _begin_utterance(self) -> RemoteUtterance:
+        if self._params != self._worker_params:
             self._link.configure(self._params)
-            self._configured = self._params
+            self._worker_params = self._params
         self._generation += 1
         key = UtteranceKey(self.id, self._generation)
-        ledger = Ledger(key, f"{self._config.context_prefix}{self._generation}")
-        self._live.append(ledger)
-        self._by_context[ledger.context] = ledger
-        return ledger
+        utterance = RemoteUtterance(key, f"{self._config.context_prefix}{self._generation}")
+        self._live.append(utterance)
+        self._by_context[utterance.context] = utterance
+        return utterance
 
     def _stop(self, reason: str) -> None:
-        """Forget all sound. The worker's receipt is waited for where it will send one."""
-        if any(not ledger.ended for ledger in self._live):
+        """Drop all audio. An utterance that the worker has not ended keeps waiting for the worker's report."""
+        if any(not utterance.worker_ended for utterance in self._live):
             head = self._live[0]
-            heard = head.taken_samples if head.played_samples is None else head.played_samples
-            # What was sent and dropped here was not heard. The head of the worker may be another one already.
-            self._link.stop(reason, 0 if head.ended else heard)
-        self._drop_sound()
-        for ledger in self._live:
-            ledger.stopping = reason
-            if ledger.ended:
-                self._tell(ledger, Outcome.STOPPED, reason)
+            played_samples = head.delivered_samples if head.played_samples is None else head.played_samples
+            # Audio dropped here was not played. If the worker has ended the head, it is already on the next utterance.
+            self._link.stop(reason, 0 if head.worker_ended else played_samples)
+        self._drop_audio()
+        for utterance in self._live:
+            utterance.stop_reason = reason
+            if utterance.worker_ended:
+                self._terminate(utterance, Outcome.STOPPED, reason)
         self._live.clear()
         self._paused = False
 
-    def _drop_sound(self, ledger: Ledger | None = None) -> None:
-        """Forget what was not taken, of one utterance or all."""
-        dropped = [item for item in self._queue if ledger is None or item.key == ledger.key]
+    def _drop_audio(self, utterance: RemoteUtterance | None = None) -> None:
+        """Drop undelivered events of one utterance, or of all. ``Started`` events are still delivered."""
+        dropped = [item for item in self._queue if utterance is None or item.key == utterance.key]
         self._notices.extend(item for item in dropped if isinstance(item, Started))
-        self._queue = deque(item for item in self._queue if ledger is not None and item.key != ledger.key)
+        self._queue = deque(item for item in self._queue if utterance is not None and item.key != utterance.key)
         self._queued_samples = sum(item.samples for item in self._queue if isinstance(item, PcmFrame))
 
-    def _tell(self, ledger: Ledger, outcome: Outcome, reason: str, error: ErrorInfo | None = None) -> None:
-        """The one terminal event, from what is known here. Overtakes sound."""
-        if not ledger.told:
-            ledger.told = True
-            self._notices.append(ledger.ending(outcome, reason, error))
+    def _terminate(
+        self, utterance: RemoteUtterance, outcome: Outcome, reason: str, error: ErrorInfo | None = None
+    ) -> None:
+        """Emit the terminal event from client-side state, ahead of queued audio."""
+        if not utterance.is_terminated:
+            utterance.is_terminated = True
+            self._notices.append(utterance.ended_event(outcome, reason, error))
 
     def _fail(self, error: ErrorInfo) -> None:
-        """End everything with an error. What came of an utterance that is being heard is still heard."""
-        for ledger in self._live:
-            if ledger.ended and not self._paused:
+        """End all utterances with an error. Received audio of the playing utterance is still delivered."""
+        for utterance in self._live:
+            if utterance.worker_ended and not self._paused:
                 continue
-            if ledger.taken_samples == 0 or self._paused:
-                self._drop_sound(ledger)
-            ledger.ended = True
-            ledger.failure = error
-            self._queue.append(ledger.ending(Outcome.ERROR, error.code.value, error))
+            if utterance.delivered_samples == 0 or self._paused:
+                self._drop_audio(utterance)
+            utterance.worker_ended = True
+            utterance.failure = error
+            self._queue.append(utterance.ended_event(Outcome.ERROR, error.code.value, error))
         self._paused = False
 
     def _acknowledge(self, command: ControlName, applied: bool) -> None:
         head = self._live[0] if self._live else None
-        position = head.taken_samples if head is not None else 0
+        position = head.delivered_samples if head is not None else 0
         self._notices.append(Acknowledged(command, applied, head.key if head is not None else None, position))
-        self._changed()
+        self._notify()
 
-    def _changed(self) -> None:
+    def _notify(self) -> None:
         self._wakeup.set()
-        self._room.set()
+        self._capacity_changed.set()
 
-    def _settle(self) -> None:
-        """Give the connection back once the worker has answered everything, or will not be believed any more."""
-        if self._closed and not self._lost and not (self._healthy and (self._by_context or self._awaited)):
-            self._lost = True  # nothing that comes now is for this session
+    def _release_link(self) -> None:
+        """Release the link of a closed session once the worker has answered everything, or is not trusted."""
+        if self._is_disconnected or not self._closed:
+            return
+        if not (self._healthy and (self._by_context or self._unacknowledged)):
+            self._is_disconnected = True  # later messages belong to another session
             self._deadline.cancel()
-            self._link.settled(healthy=self._healthy)
+            self._link.release(healthy=self._healthy)
 
-    # -- the deadline -------------------------------------------------------------------------------------------------
+    # -- deadline -----------------------------------------------------------------------------------------------------
 
-    def _owed(self) -> bool:
-        """Whether the worker has all it needs and nothing of it is here."""
+    def _is_audio_due(self) -> bool:
+        """Whether the worker has the complete text of an utterance and no audio is buffered here."""
         if self._paused or self._queued_samples:
             return False
-        return any(ledger.text_ended and not ledger.ended for ledger in self._live)
+        return any(utterance.text_ended and not utterance.worker_ended for utterance in self._live)
 
     def _on_deadline(self) -> None:
         self._healthy = False
-        self._link.stop("deadline", self._live[0].taken_samples)
-        self._fail(DeadlineExceeded(f"the worker sent no sound for {self._deadline.timeout_s:g} s").info)
-        self._changed()
+        self._link.stop("deadline", self._live[0].delivered_samples)
+        self._fail(DeadlineExceeded(f"the worker sent no audio for {self._deadline.timeout_s:g} s").info)
+        self._notify()
 
-    # -- what the worker says -----------------------------------------------------------------------------------------
+    # -- messages of the worker ---------------------------------------------------------------------------------------
 
-    async def room(self) -> None:
-        """Until more may be read for this session: a listener that does not listen slows the worker down. While an
-        answer is awaited everything is read, so that a command never waits behind sound."""
+    async def wait_for_capacity(self) -> None:
+        """Wait until the transport may read more (backpressure).
+
+        Reading is not limited while an acknowledgment is outstanding, so that it never waits behind audio.
+        """
         while not (
             self._queued_samples < self._config.read_ahead_s * self.sample_rate_hz
-            or self._awaited
+            or self._unacknowledged
             or self._paused
             or self._closed
-            or any(ledger.stopping for ledger in self._by_context.values())
+            or any(utterance.stop_reason for utterance in self._by_context.values())
         ):
-            self._room.clear()
-            await self._room.wait()
+            self._capacity_changed.clear()
+            await self._capacity_changed.wait()
 
     def on_started(self, context: str, params: SynthesisParams) -> None:
-        """The sound and words that follow are this utterance's. One that is not known here is somebody else's."""
-        self._sounding = ledger = self._by_context.get(context)
-        if ledger is not None and not ledger.told:
-            started = Started(ledger.key, params)
-            if ledger.stopping is not None:
+        """Assign the audio and words that follow to this utterance. Contexts of earlier sessions are ignored."""
+        self._receiving = utterance = self._by_context.get(context)
+        if utterance is not None and not utterance.is_terminated:
+            started = Started(utterance.key, params)
+            if utterance.stop_reason is not None:
                 self._notices.append(started)
-            elif not ledger.ended:
+            elif not utterance.worker_ended:
                 self._queue.append(started)
-            self._changed()
+            self._notify()
 
     def on_words(self, words: tuple[Word, ...]) -> None:
-        """Word times of the utterance that sounds, before the sound in which they begin."""
-        ledger = self._heard_now()
-        if ledger is not None:
-            ledger.words.extend(words)
-            self._queue.append(Words(ledger.key, words))
-            self._changed()
+        """Word timestamps of the current utterance, sent before the audio in which they begin."""
+        utterance = self._active_utterance()
+        if utterance is not None:
+            utterance.words.extend(words)
+            self._queue.append(Words(utterance.key, words))
+            self._notify()
 
     def on_audio(self, pcm: bytes) -> None:
-        """The next sound of the utterance that sounds, s16le mono."""
-        ledger = self._heard_now()
-        if ledger is not None and pcm:
-            frame = ledger.frame(pcm)
+        """Next audio of the current utterance, s16le mono."""
+        utterance = self._active_utterance()
+        if utterance is not None and pcm:
+            frame = utterance.frame(pcm)
             self._queue.append(frame)
             self._queued_samples += frame.samples
-            self._changed()
+            self._notify()
 
-    def _heard_now(self) -> Ledger | None:
+    def _active_utterance(self) -> RemoteUtterance | None:
         self._deadline.touch()
-        ledger = self._sounding
-        if ledger is None or ledger.ended or ledger.told or ledger.stopping is not None:
-            return None  # made before the worker heard of a STOP
-        return ledger
+        utterance = self._receiving
+        if utterance is None or utterance.worker_ended or utterance.is_terminated or utterance.stop_reason is not None:
+            return None  # sent before the worker received the STOP
+        return utterance
 
     def on_acknowledged(self, command: ControlName) -> None:
-        """PAUSE or RESUME has reached the worker. Position and effect are those on this side."""
-        if self._awaited and self._awaited[0] is command:
-            self._awaited.popleft()
+        """Emit the acknowledgment of a PAUSE or RESUME, with the position on this side."""
+        if self._unacknowledged and self._unacknowledged[0] is command:
+            self._unacknowledged.popleft()
             if not self._closed:
                 self._acknowledge(command, applied=True)
-        self._settle()
+        self._release_link()
 
     def on_ended(self, context: str, outcome: Outcome, receipt: Receipt, error: ErrorInfo | None) -> None:
-        """The worker's last word on an utterance."""
-        ledger = self._by_context.pop(context, None)
-        if ledger is not None and not ledger.told and not ledger.ended:
-            if ledger.stopping is not None:
-                receipt = ledger.settle(replace(receipt, reason=ledger.stopping), dropped=True)
-                ledger.told = True
-                self._notices.append(Ended(ledger.key, Outcome.STOPPED, receipt))
+        """Terminal message of the worker for an utterance."""
+        utterance = self._by_context.pop(context, None)
+        if utterance is not None and not utterance.is_terminated and not utterance.worker_ended:
+            if utterance.stop_reason is not None:
+                receipt = utterance.adjust_receipt(replace(receipt, reason=utterance.stop_reason), dropped=True)
+                utterance.is_terminated = True
+                self._notices.append(Ended(utterance.key, Outcome.STOPPED, receipt))
             else:
-                self._end(ledger, outcome, receipt, error)
+                self._end(utterance, outcome, receipt, error)
             self._deadline.touch()
-        self._settle()
-        self._changed()
+        self._release_link()
+        self._notify()
 
-    def _end(self, ledger: Ledger, outcome: Outcome, receipt: Receipt, error: ErrorInfo | None) -> None:
-        # Stopped by the worker (a pause too long, a drain), or failed before anything was heard: told at once.
-        dropped = outcome is Outcome.STOPPED or (outcome is Outcome.ERROR and ledger.taken_samples == 0)
-        ended = Ended(ledger.key, outcome, ledger.settle(receipt, dropped=dropped), error)
-        ledger.ended = True
+    def _end(self, utterance: RemoteUtterance, outcome: Outcome, receipt: Receipt, error: ErrorInfo | None) -> None:
+        # Stopped by the worker (pause timeout, drain), or failed before any audio was delivered: emitted at once.
+        dropped = outcome is Outcome.STOPPED or (outcome is Outcome.ERROR and utterance.delivered_samples == 0)
+        ended = Ended(utterance.key, outcome, utterance.adjust_receipt(receipt, dropped=dropped), error)
+        utterance.worker_ended = True
         if dropped:
-            self._drop_sound(ledger)
-            ledger.told = True
+            self._drop_audio(utterance)
+            utterance.is_terminated = True
             self._notices.append(ended)
-            self._live.remove(ledger)
+            self._live.remove(utterance)
             self._paused = self._paused and bool(self._live)
         else:
             self._queue.append(ended)
 
     def on_rejected(self, error: ErrorInfo) -> None:
-        """The worker did not take something: what was being said is no longer what was asked for."""
+        """The worker rejected a message: the utterances are incomplete and fail."""
         self._healthy = False
         if not self._closed:
             self._link.stop("rejected", 0)
             self._fail(error)
-        self._settle()
-        self._changed()
+        self._release_link()
+        self._notify()
 
     def on_lost(self, error: ErrorInfo) -> None:
-        """The worker or the way to it is gone."""
-        if self._lost:
+        """The worker or the connection is lost."""
+        if self._is_disconnected:
             return
-        self._closed = self._lost = True
+        self._closed = self._is_disconnected = True
         self._deadline.cancel()
-        for ledger in self._by_context.values():
-            if ledger.stopping is not None:
-                self._tell(ledger, Outcome.STOPPED, ledger.stopping)
+        for utterance in self._by_context.values():
+            if utterance.stop_reason is not None:
+                self._terminate(utterance, Outcome.STOPPED, utterance.stop_reason)
         self._by_context.clear()
-        self._awaited.clear()
+        self._unacknowledged.clear()
         self._fail(error)
-        self._changed()
+        self._notify()
 
-    # -- the way out --------------------------------------------------------------------------------------------------
+    # -- output -------------------------------------------------------------------------------------------------------
 
     def poll(self) -> Output | None:
         if self._notices:
@@ -374,16 +380,16 @@ class RemoteSession:
         item = self._queue.popleft()
         if isinstance(item, PcmFrame):
             self._queued_samples -= item.samples
-            self._live[0].taken_samples += item.samples
-            self._room.set()
+            self._live[0].delivered_samples += item.samples
+            self._capacity_changed.set()
             if not self._queued_samples:
                 self._deadline.touch()
         elif isinstance(item, Ended):
-            ledger = self._live.popleft()
-            ledger.told = True
+            utterance = self._live.popleft()
+            utterance.is_terminated = True
             self._paused = self._paused and bool(self._live)
-            if ledger.failure is not None:  # sound was taken since it failed
-                return ledger.ending(Outcome.ERROR, ledger.failure.code.value, ledger.failure)
+            if utterance.failure is not None:  # audio was delivered since the failure
+                return utterance.ended_event(Outcome.ERROR, utterance.failure.code.value, utterance.failure)
         return item
 
     async def next(self) -> Output | None:

@@ -1,7 +1,6 @@
-"""``ws://`` and ``wss://``: sessions over ``/v1/stream``, on a few connections that stay warm.
+"""Connector for ``ws://`` and ``wss://``: sessions over ``/v1/stream`` with a pool of open connections.
 
-Owns the pool: a connection serves one session at a time and is handed on as soon as the worker has answered everything
-of the one before. What goes over a connection is ``connection``'s affair, what a session promises ``remote``'s.
+A connection serves one session at a time and returns to the pool when the worker has answered all its commands.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from tts_worker.client.base import ClientSettings, Opened
-from tts_worker.client.connection import Connection, dial
+from tts_worker.client.base import ClientSettings, OpenedSession
+from tts_worker.client.connection import WorkerConnection, dial
 from tts_worker.client.remote import RemoteSession
 from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest, TTSWorkerError
 from tts_worker.session.hub import SessionOptions
@@ -22,24 +21,24 @@ def connector(url: str, settings: ClientSettings) -> WebSocketConnector:
     """See ``base.SchemeModule``. A URL without a path means ``/v1/stream``."""
     try:
         parts = urlsplit(url)
-        named = bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number
-        named = False
-    if not named:
-        raise InvalidRequest("a WebSocket URL names a host and perhaps a port, such as ws://127.0.0.1:8080")
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is not a number
+        has_host = False
+    if not has_host:
+        raise InvalidRequest("a WebSocket URL needs a host and an optional port, such as ws://127.0.0.1:8080")
     if parts.path in ("", "/"):
         url = parts._replace(path="/v1/stream").geturl()
     return WebSocketConnector(url, settings)
 
 
 class WebSocketConnector:
-    """A worker behind one URL. See ``base.Connector``."""
+    """Connector to the worker at one URL. See ``base.Connector``."""
 
     def __init__(self, url: str, settings: ClientSettings) -> None:
         self._url = url
         self._settings = settings
-        self._connections: set[Connection] = set()
-        self._idle: list[Connection] = []
+        self._connections: set[WorkerConnection] = set()
+        self._idle: list[WorkerConnection] = []
         self._closed = False
 
     async def prewarm(self) -> None:
@@ -48,63 +47,69 @@ class WebSocketConnector:
                 with anyio.fail_after(self._settings.connect_timeout_s):
                     connection = await self._dial()
             except TimeoutError:
-                raise self._too_late() from None
+                raise self._open_timeout() from None
             self._release(connection)
 
-    async def open(self, options: SessionOptions, *, audio_timeout_s: float) -> Opened:
+    async def open(self, options: SessionOptions, *, audio_timeout_s: float) -> OpenedSession:
         if options.raw_chunks:
-            raise InvalidRequest("a WebSocket carries frames: leave raw_chunks out")
+            raise InvalidRequest("raw_chunks is not supported over a WebSocket, which sends frames: leave it out")
         try:
             with anyio.fail_after(self._settings.connect_timeout_s):
                 return await self._open(options, audio_timeout_s)
         except TimeoutError:
-            raise self._too_late() from None
+            raise self._open_timeout() from None
 
-    async def _open(self, options: SessionOptions, audio_timeout_s: float) -> Opened:
+    async def _open(self, options: SessionOptions, audio_timeout_s: float) -> OpenedSession:
         while self._idle:
             try:
-                return Opened(await self._begin(self._idle.pop(), options, audio_timeout_s), connection_reused=True)
+                session = await self._open_session(self._idle.pop(), options, audio_timeout_s)
             except ConnectionLost:
-                pass  # it died while nobody looked: take the next, or a new one
-        return Opened(await self._begin(await self._dial(), options, audio_timeout_s), connection_reused=False)
+                continue  # the idle connection was lost meanwhile
+            return OpenedSession(session, connection_reused=True)
+        session = await self._open_session(await self._dial(), options, audio_timeout_s)
+        return OpenedSession(session, connection_reused=False)
 
-    def _too_late(self) -> DeadlineExceeded:
+    def _open_timeout(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"the worker did not answer within {self._settings.connect_timeout_s:g} s")
 
-    async def _dial(self) -> Connection:
+    async def _dial(self) -> WorkerConnection:
         if self._closed:
             raise ConnectionLost("the client is closed")
         connection = await dial(self._url, self._settings, self._release, self._forget)
         self._connections.add(connection)
         return connection
 
-    async def _begin(self, connection: Connection, options: SessionOptions, audio_timeout_s: float) -> RemoteSession:
+    async def _open_session(
+        self, connection: WorkerConnection, options: SessionOptions, audio_timeout_s: float
+    ) -> RemoteSession:
         try:
-            return await connection.begin(options, audio_timeout_s)
+            return await connection.open_session(options, audio_timeout_s)
         except ConnectionLost:
             connection.close()
             raise
         except TTSWorkerError:
             self._release(connection)  # the worker refused the session, not the connection
             raise
-        except BaseException:  # too late or cancelled: nobody knows what it would answer next
+        except BaseException:  # timeout or cancellation: a late answer would be taken for the next session's
             connection.close()
             raise
 
-    def _release(self, connection: Connection) -> None:
-        """A connection has nothing to do."""
-        if self._closed or connection.lost or len(self._idle) >= self._settings.idle_connections:
+    def _release(self, connection: WorkerConnection) -> None:
+        """Keep an idle connection for the next session, or close it."""
+        if self._closed or connection.is_lost or len(self._idle) >= self._settings.idle_connections:
             connection.close()
         else:
             self._idle.append(connection)
-            asyncio.get_running_loop().call_later(self._settings.idle_s, self._retire, connection, connection.sessions)
+            asyncio.get_running_loop().call_later(
+                self._settings.idle_s, self._close_unused, connection, connection.sessions
+            )
 
-    def _retire(self, connection: Connection, sessions: int) -> None:
-        if connection in self._idle and connection.sessions == sessions:  # unused ever since
+    def _close_unused(self, connection: WorkerConnection, sessions: int) -> None:
+        if connection in self._idle and connection.sessions == sessions:  # not used since the timer started
             self._idle.remove(connection)
             connection.close()
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: WorkerConnection) -> None:
         self._connections.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)

@@ -65,7 +65,7 @@ class Wire:
     def configure(self, params: SynthesisParams) -> None:
         self.up.append(("configure", params))
 
-    def settled(self, *, healthy: bool) -> None:
+    def release(self, *, healthy: bool) -> None:
         self.handed_back.append(healthy)
 
 
@@ -287,7 +287,9 @@ def test_a_loss_at_any_moment_ends_everything_once(acts: list[tuple[str, int]]) 
         play = Play()
         for name, size in acts:
             play.act(name, size)
-        stopped = {ledger.key for ledger in play.session._by_context.values() if ledger.stopping is not None}
+        stopped = {
+            utterance.key for utterance in play.session._by_context.values() if utterance.stop_reason is not None
+        }
         paused = play.session.state is State.PAUSED
         heard = len(play.recorder.log)
         play.session.on_lost(ConnectionLost("cut").info)

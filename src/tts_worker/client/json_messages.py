@@ -1,7 +1,7 @@
-"""Messages of a worker, read: the other direction of ``transports.wire``, which says how they look.
+"""Parser for the worker's JSON messages, and the client's ``start`` message (see ``transports.wire``).
 
-Unknown fields are ignored (a newer worker may send them); a field that is missing or of the wrong type is a
-``ProtocolError``. Knows no socket.
+Unknown fields are ignored, since a newer worker may send them. A missing field or a wrong type raises
+``ProtocolError``.
 """
 
 from __future__ import annotations
@@ -16,58 +16,58 @@ Message = dict[str, Any]
 
 
 class ProtocolError(Exception):
-    """The other side does not speak this protocol."""
+    """A message violates the protocol."""
 
 
-def integer(message: Message, name: str) -> int:
+def require_int(message: Message, name: str) -> int:
     value = message.get(name)
     if not isinstance(value, int):
-        raise ProtocolError(f"{name} is no integer")
+        raise ProtocolError(f"{name} is not an integer")
     return value
 
 
-def string(message: Message, name: str) -> str:
+def require_str(message: Message, name: str) -> str:
     value = message.get(name)
     if not isinstance(value, str):
-        raise ProtocolError(f"{name} is no string")
+        raise ProtocolError(f"{name} is not a string")
     return value
 
 
-def params_of(message: Message) -> SynthesisParams:
-    """Of a "started" message."""
+def parse_params(message: Message) -> SynthesisParams:
+    """Parse the voice parameters of a "started" message."""
     speed = message.get("speed", 1.0)
     if not isinstance(speed, int | float):
-        raise ProtocolError("speed is no number")
-    return SynthesisParams(string(message, "voice"), float(speed), integer({"seed": 0, **message}, "seed"))
+        raise ProtocolError("speed is not a number")
+    return SynthesisParams(require_str(message, "voice"), float(speed), require_int({"seed": 0, **message}, "seed"))
 
 
-def words_of(message: Message) -> tuple[Word, ...]:
-    """Of "words" messages and receipts."""
+def parse_words(message: Message) -> tuple[Word, ...]:
+    """Parse the word timestamps of a "words" or terminal message."""
     words = message.get("words", [])
     if not isinstance(words, list) or not all(isinstance(word, dict) for word in words):
-        raise ProtocolError("words is no list of words")
+        raise ProtocolError("words is not a list of objects")
     return tuple(
         Word(
-            string(word, "text"),
-            integer(word, "start_char"),
-            integer(word, "end_char"),
-            integer(word, "start_sample"),
-            integer(word, "end_sample"),
+            require_str(word, "text"),
+            require_int(word, "start_char"),
+            require_int(word, "end_char"),
+            require_int(word, "start_sample"),
+            require_int(word, "end_sample"),
         )
         for word in words
     )
 
 
-def receipt_of(message: Message) -> Receipt:
-    """Of the message that ends an utterance."""
+def parse_receipt(message: Message) -> Receipt:
+    """Parse the playback report of a terminal message."""
     return Receipt(
-        reason=string(message, "reason"),
-        samples_generated=integer(message, "samples_generated"),
-        samples_sent=integer(message, "samples_sent"),
-        samples_played=None if message.get("samples_played") is None else integer(message, "samples_played"),
-        text_spoken=string(message, "text_spoken"),
-        text_remaining=string(message, "text_remaining"),
-        words=words_of(message),
+        reason=require_str(message, "reason"),
+        samples_generated=require_int(message, "samples_generated"),
+        samples_sent=require_int(message, "samples_sent"),
+        samples_played=None if message.get("samples_played") is None else require_int(message, "samples_played"),
+        text_spoken=require_str(message, "text_spoken"),
+        text_remaining=require_str(message, "text_remaining"),
+        words=parse_words(message),
         alignment=_alignment(message.get("alignment")),
     )
 
@@ -76,13 +76,15 @@ def _alignment(name: object) -> Alignment:
     return next((known for known in Alignment if known.value == name), Alignment.ESTIMATED)
 
 
-def outcome_of(message: Message) -> Outcome:
+def parse_outcome(message: Message) -> Outcome:
     return next(known for known in Outcome if known.value == message["type"])
 
 
-def error_of(message: Message) -> ErrorInfo:
-    """Of "rejected" and "error" messages. A code that is not known here is INTERNAL, with the worker's own word on
-    whether trying again can help."""
+def parse_error(message: Message) -> ErrorInfo:
+    """Parse a "rejected" or "error" message.
+
+    An unknown code becomes INTERNAL and keeps the worker's ``retryable`` flag.
+    """
     code = next((known for known in ErrorCode if known.value == message.get("code")), ErrorCode.INTERNAL)
     after_s = message.get("retry_after_s")
     return ErrorInfo(
@@ -94,8 +96,8 @@ def error_of(message: Message) -> ErrorInfo:
 
 
 def start_message(options: SessionOptions) -> Message:
-    """The message that asks for a session with these options."""
-    wanted = {
+    """Build the "start" message for these options; options that are None are left out."""
+    fields = {
         "voice": options.voice,
         "model": options.model,
         "needs": list(options.needs) or None,
@@ -114,4 +116,4 @@ def start_message(options: SessionOptions) -> Message:
         "text_idle_timeout_s": options.text_idle_timeout_s,
         "flush_after_ms": options.flush_after_ms,
     }
-    return {"type": "start", **{name: value for name, value in wanted.items() if value is not None}}
+    return {"type": "start", **{name: value for name, value in fields.items() if value is not None}}

@@ -1,7 +1,6 @@
-"""One ``Converse`` call to a worker: the messages of ``proto/tts_worker.proto`` on one side, a session on the other.
+"""One ``Converse`` call to a worker (``proto/tts_worker.proto``), the ``Link`` of one session.
 
-Nothing a session does waits for the network: its messages go into an outbox that one task empties while another reads.
-Knows neither the channel's life nor what becomes of a session; a call that breaks tells its receiver.
+Session commands only append to an outbox; a writer task sends it while a reader task dispatches incoming messages.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ except ModuleNotFoundError:
     raise MissingExtra("a grpc:// worker", "grpc") from None
 
 _MESSAGE_CHARS = 4_000
-"""Text goes out in messages of at most this; deltas that wait in the outbox are joined up to it."""
+"""Maximum characters of a text message; queued deltas are joined up to this size."""
 
 
 class Receiver(Protocol):
-    """Who is told what the worker says (``remote.RemoteSession``)."""
+    """Handles the worker's messages (``remote.RemoteSession``)."""
 
-    async def room(self) -> None: ...
+    async def wait_for_capacity(self) -> None: ...
     def on_started(self, context: str, params: SynthesisParams) -> None: ...
     def on_words(self, words: tuple[Word, ...]) -> None: ...
     def on_audio(self, pcm: bytes) -> None: ...
@@ -53,62 +52,72 @@ class Receiver(Protocol):
     def on_lost(self, error: ErrorInfo) -> None: ...
 
 
-async def converse(channel: grpc.aio.Channel, options: SessionOptions, settings: ClientSettings) -> Conversation:
-    """A conversation that the worker has admitted. Raises what the worker says, InvalidRequest, and ConnectionLost."""
+async def open_converse_stream(
+    channel: grpc.aio.Channel, options: SessionOptions, settings: ClientSettings
+) -> ConverseStream:
+    """Start a call and wait until the worker admits it.
+
+    Raises:
+        TTSWorkerError: The worker's own refusal.
+        InvalidRequest: An option does not fit its protobuf field.
+        ConnectionLost: The worker cannot be reached.
+    """
     start = _start_message(options)
     metadata = () if settings.api_key is None else (("authorization", f"Bearer {settings.api_key}"),)
     call = tts_worker_pb2_grpc.ConversationStub(channel).Converse(metadata=metadata)
     try:
-        response = await _begin(call, start)
+        response = await _handshake(call, start)
     except BaseException:
         call.cancel()
         raise
-    return Conversation(call, options, response.ready)
+    return ConverseStream(call, options, response.ready)
 
 
-async def _begin(call: Any, start: pb.ConverseRequest) -> pb.ConverseResponse:
+async def _handshake(call: Any, start: pb.ConverseRequest) -> pb.ConverseResponse:
     try:
         await call.write(start)
         response = await call.read()
     except (grpc.RpcError, asyncio.InvalidStateError):
-        raise await _status(call) from None
+        raise await _status_error(call) from None
     if response is grpc.aio.EOF:
-        raise await _status(call)
+        raise await _status_error(call)
     if response.WhichOneof("message") != "ready":
-        raise ConnectionLost("no worker answers there")
+        raise ConnectionLost("the server at this address is no tts-worker")
     if response.ready.protocol_version != messages.PROTOCOL_VERSION:
-        theirs = response.ready.protocol_version
-        raise _incompatible(f"the worker speaks protocol {theirs}, this client {messages.PROTOCOL_VERSION}")
+        protocol = response.ready.protocol_version
+        raise _incompatible_error(f"the worker speaks protocol {protocol}, this client {messages.PROTOCOL_VERSION}")
     return response  # type: ignore[no-any-return]
 
 
-def _incompatible(message: str) -> TTSWorkerError:
+def _incompatible_error(message: str) -> TTSWorkerError:
     return RemoteError(ErrorInfo(ErrorCode.CONFIG, message))
 
 
-async def _status(call: Any) -> TTSWorkerError:
-    """What a call ended with, as the error that the worker meant."""
+async def _status_error(call: Any) -> TTSWorkerError:
+    """Convert the status of an ended call into a typed error."""
     code = await call.code()
     details = await call.details()
-    told = {key: value for key, value in await call.trailing_metadata() or () if isinstance(value, str)}
-    known = next((known for known in ErrorCode if known.value == told.get(CODE_KEY)), None)
+    trailers = {key: value for key, value in await call.trailing_metadata() or () if isinstance(value, str)}
+    known = next((known for known in ErrorCode if known.value == trailers.get(CODE_KEY)), None)
     if known is not None:
-        after_s = told.get(RETRY_AFTER_KEY, "")
+        after_s = trailers.get(RETRY_AFTER_KEY, "")
         retry_after_s = float(after_s) if after_s.replace(".", "", 1).isdigit() else None
-        return as_exception(ErrorInfo(known, details or known.value, told.get(RETRYABLE_KEY) == "true", retry_after_s))
+        return as_exception(
+            ErrorInfo(known, details or known.value, trailers.get(RETRYABLE_KEY) == "true", retry_after_s)
+        )
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return _incompatible("the server there does not speak the protocol of this client")
+        return _incompatible_error("the server there does not speak the protocol of this client")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded("the worker did not answer in time")
     return ConnectionLost(f"the worker cannot be reached ({code.name}): is it running?")
 
 
 def _start_message(options: SessionOptions) -> pb.ConverseRequest:
-    wanted = SynthesisParams(options.voice or "", options.speed, options.seed, options.language, options.instruct)
+    params = SynthesisParams(options.voice or "", options.speed, options.seed, options.language, options.instruct)
     try:
         start = pb.ConverseRequest.Start(
             protocol_version=messages.PROTOCOL_VERSION,
-            voicing=_voicing(wanted),
+            voicing=_voicing(params),
             realtime=options.realtime,
             lead_ms=options.lead_ms,
             frame_ms=options.frame_ms,
@@ -122,7 +131,7 @@ def _start_message(options: SessionOptions) -> pb.ConverseRequest:
             needs=options.needs,
         )
     except (ValueError, TypeError):
-        raise InvalidRequest("an option has a value or a type that no message can hold") from None
+        raise InvalidRequest("an option has a type or value that does not fit its protobuf field") from None
     if options.markdown is not None:
         start.markdown = options.markdown
     if options.normalise is not None:
@@ -140,9 +149,11 @@ def _voicing(params: SynthesisParams) -> pb.ConverseRequest.Voicing:
     )
 
 
-class Conversation:
-    """Also the ``Link`` of the session that has it. ``attach`` begins to read; ``on_over`` is called once, when nothing
-    is left of it."""
+class ConverseStream:
+    """An admitted ``Converse`` call.
+
+    ``attach`` starts reading and writing; its ``on_closed`` is called once when the call has ended.
+    """
 
     def __init__(self, call: Any, options: SessionOptions, ready: pb.ConverseResponse.Ready) -> None:
         self.session = ready.session
@@ -152,24 +163,24 @@ class Conversation:
         self._receiver: Receiver | None = None
         self._outbox: deque[pb.ConverseRequest] = deque()
         self._outgoing = asyncio.Event()
-        self._over = False
-        self._on_over: Callable[[Conversation], None] = lambda _: None
+        self._is_closed = False
+        self._on_closed: Callable[[ConverseStream], None] = lambda _: None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def attach(self, receiver: Receiver, on_over: Callable[[Conversation], None]) -> None:
+    def attach(self, receiver: Receiver, on_closed: Callable[[ConverseStream], None]) -> None:
         self._receiver = receiver
-        self._on_over = on_over
+        self._on_closed = on_closed
         self._tasks = {
             asyncio.create_task(self._write(), name="tts-client-writer"),
             asyncio.create_task(self._read(receiver), name="tts-client-reader"),
         }
 
     def close(self) -> None:
-        """Hang up. What the session was saying ends with ConnectionLost."""
-        self._lose(ConnectionLost("the connection was closed").info)
+        """Cancel the call. The session's utterances end with ConnectionLost."""
+        self._disconnect(ConnectionLost("the connection was closed").info)
 
     async def wait_closed(self) -> None:
-        """Until nothing of it is left."""
+        """Wait until both tasks have ended."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -206,7 +217,7 @@ class Conversation:
     def configure(self, params: SynthesisParams) -> None:
         self._post(pb.ConverseRequest(configure=_voicing(params)))
 
-    def settled(self, *, healthy: bool) -> None:
+    def release(self, *, healthy: bool) -> None:
         self.close()
 
     def _post(self, request: pb.ConverseRequest) -> None:
@@ -221,65 +232,64 @@ class Conversation:
                 try:
                     await self._call.write(self._outbox.popleft())
                 except (grpc.RpcError, asyncio.InvalidStateError):
-                    return  # the reader says so
+                    return  # the reader reports the loss
             self._outgoing.clear()
             await self._outgoing.wait()
 
     async def _read(self, receiver: Receiver) -> None:
         lost: TTSWorkerError = ConnectionLost("the connection to the worker was lost")
         try:
-            while not self._over:
-                await receiver.room()
+            while not self._is_closed:
+                await receiver.wait_for_capacity()
                 response = await self._call.read()
                 if response is grpc.aio.EOF:
                     break
-                _tell(receiver, response)
-            lost = await _status(self._call)
+                _dispatch(receiver, response)
+            lost = await _status_error(self._call)
         except (grpc.RpcError, asyncio.InvalidStateError):
-            lost = await _status(self._call)
+            lost = await _status_error(self._call)
         finally:
             reason = f"the connection to the worker was lost: {lost.message}"
-            self._lose(ConnectionLost(reason).info)
+            self._disconnect(ConnectionLost(reason).info)
 
-    def _lose(self, error: ErrorInfo) -> None:
-        if self._over:
+    def _disconnect(self, error: ErrorInfo) -> None:
+        if self._is_closed:
             return
-        self._over = True
+        self._is_closed = True
         self._call.cancel()
         for task in self._tasks - {asyncio.current_task()}:
             task.cancel()
         if self._receiver is not None:
             self._receiver.on_lost(error)
-        self._on_over(self)
+        self._on_closed(self)
 
 
-def _tell(receiver: Receiver, response: pb.ConverseResponse) -> None:
-    kind = response.WhichOneof("message")
-    if kind == "pcm":
-        receiver.on_audio(response.pcm)
-    elif kind == "words":
-        receiver.on_words(messages.parse_words(response.words.words))
-    elif kind == "started":
-        started = response.started
-        receiver.on_started(
-            started.context,
-            SynthesisParams(
-                started.voice,
-                started.speed,
-                started.seed,
-                started.language if started.HasField("language") else None,
-                started.instruct if started.HasField("instruct") else None,
-            ),
-        )
-    elif kind == "ended":
-        ended = response.ended
-        error = messages.parse_error(ended.error) if ended.HasField("error") else None
-        receiver.on_ended(
-            ended.context, messages.parse_outcome(ended.receipt), messages.parse_receipt(ended.receipt), error
-        )
-    elif kind == "acknowledged":
-        command = messages.CONTROL_NAMES.get(response.acknowledged.command)
-        if command in (ControlName.PAUSE, ControlName.RESUME):
-            receiver.on_acknowledged(command)
-    elif kind == "rejected":
-        receiver.on_rejected(messages.parse_error(response.rejected.error))
+def _dispatch(receiver: Receiver, response: pb.ConverseResponse) -> None:
+    match response.WhichOneof("message"):
+        case "pcm":
+            receiver.on_audio(response.pcm)
+        case "words":
+            receiver.on_words(messages.parse_words(response.words.words))
+        case "started":
+            receiver.on_started(response.started.context, _started_params(response.started))
+        case "ended":
+            ended = response.ended
+            error = messages.parse_error(ended.error) if ended.HasField("error") else None
+            outcome = messages.parse_outcome(ended.receipt)
+            receiver.on_ended(ended.context, outcome, messages.parse_receipt(ended.receipt), error)
+        case "acknowledged":
+            command = messages.CONTROL_NAMES.get(response.acknowledged.command)
+            if command in (ControlName.PAUSE, ControlName.RESUME):
+                receiver.on_acknowledged(command)
+        case "rejected":
+            receiver.on_rejected(messages.parse_error(response.rejected.error))
+
+
+def _started_params(started: pb.ConverseResponse.Started) -> SynthesisParams:
+    return SynthesisParams(
+        started.voice,
+        started.speed,
+        started.seed,
+        started.language if started.HasField("language") else None,
+        started.instruct if started.HasField("instruct") else None,
+    )

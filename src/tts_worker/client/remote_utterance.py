@@ -1,0 +1,133 @@
+"""Client-side state of one utterance: text sent, audio received and delivered, and its playback report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from tts_worker.errors import ErrorInfo
+from tts_worker.text.decoding import TextDecoder
+from tts_worker.text.spoken_words import split_spoken
+from tts_worker.types import (
+    Alignment,
+    ChunkMeta,
+    Ended,
+    Outcome,
+    PcmFrame,
+    Receipt,
+    UtteranceKey,
+    Word,
+    WordTiming,
+)
+
+
+@dataclass(slots=True, eq=False)
+class RemoteUtterance:
+    """An utterance of a remote session.
+
+    Attributes:
+        key: Identifies it to the caller.
+        context: Identifies it on the wire.
+        decoder: Joins characters that are split between deltas.
+        text_parts: Text sent so far.
+        text_ended: The text is complete.
+        stop_reason: Reason of a STOP that the worker has not confirmed yet.
+        worker_ended: The worker's terminal message has arrived, or its absence was noticed.
+        is_terminated: The terminal event was emitted to the caller.
+        failure: Error noticed on this side, emitted after the received audio.
+        received_samples: Samples received from the worker.
+        delivered_samples: Samples handed to the caller.
+        played_samples: Playback position reported by the caller; None if not reported.
+        frame_count: Frames received.
+        words: Word timestamps received.
+    """
+
+    key: UtteranceKey
+    context: str
+    decoder: TextDecoder = field(default_factory=TextDecoder)
+    text_parts: list[str] = field(default_factory=list)
+    text_ended: bool = False
+    stop_reason: str | None = None
+    worker_ended: bool = False
+    is_terminated: bool = False
+    failure: ErrorInfo | None = None
+    received_samples: int = 0
+    delivered_samples: int = 0
+    played_samples: int | None = None
+    frame_count: int = 0
+    words: list[Word] = field(default_factory=list)
+
+    def write(self, text: str | bytes) -> str:
+        """Append text and return its complete characters."""
+        complete = self.decoder.feed(text)
+        self.text_parts.append(complete)
+        return complete
+
+    def end_text(self) -> str:
+        """Mark the text as complete; return what an incomplete last character decodes to."""
+        self.text_ended = True
+        rest = self.decoder.end()
+        self.text_parts.append(rest)
+        return rest
+
+    def frame(self, pcm: bytes) -> PcmFrame:
+        """Build the next frame. Its text range is the last word that begins before the frame ends."""
+        samples = len(pcm) // 2
+        start = self.received_samples
+        end = self.received_samples + samples
+        spoken = next((word for word in reversed(self.words) if word.start_sample < end), None)
+        text_start, text_end = (spoken.start_char, spoken.end_char) if spoken is not None else (0, 0)
+        frame = PcmFrame(
+            self.key, self.frame_count, start, pcm, ChunkMeta(self.frame_count, text_start, text_end, start, 0.0)
+        )
+        self.received_samples = end
+        self.frame_count += 1
+        return frame
+
+    def report_played(self, samples: int) -> None:
+        """Record the caller's playback position; it never decreases and never exceeds the delivered samples."""
+        self.played_samples = max(self.played_samples or 0, min(max(samples, 0), self.delivered_samples))
+
+    # -- playback report ----------------------------------------------------------------------------------------------
+
+    def local_receipt(self, reason: str) -> Receipt:
+        """Build the playback report from client-side state, for a worker that cannot send one."""
+        self.end_text()
+        whole = Receipt(
+            reason=reason,
+            samples_generated=self.received_samples,
+            samples_sent=self.delivered_samples,
+            samples_played=self.played_samples,
+            text_spoken="",
+            text_remaining="".join(self.text_parts),
+            words=tuple(self.words),
+            alignment=Alignment.ESTIMATED if self.words else Alignment.NONE,
+        )
+        return self._split_at_playback(whole)
+
+    def adjust_receipt(self, receipt: Receipt, *, dropped: bool) -> Receipt:
+        """Correct the worker's report for what happened on this side.
+
+        Text that the worker received too late counts as remaining. With ``dropped``, so does the text of audio that
+        was received but not delivered.
+        """
+        known = len(receipt.text_spoken) + len(receipt.text_remaining)
+        self.end_text()
+        late = "".join(self.text_parts)[known:]
+        receipt = replace(receipt, text_remaining=receipt.text_remaining + late)
+        if not dropped or self.delivered_samples >= receipt.samples_sent:
+            return replace(receipt, samples_played=self.played_samples)
+        return self._split_at_playback(
+            replace(receipt, samples_sent=self.delivered_samples, samples_played=self.played_samples)
+        )
+
+    def _split_at_playback(self, receipt: Receipt) -> Receipt:
+        text = receipt.text_spoken + receipt.text_remaining
+        played_samples = self.delivered_samples if self.played_samples is None else self.played_samples
+        timings = [WordTiming(w.start_char, w.end_char, w.start_sample, w.end_sample) for w in self.words]
+        cut = split_spoken(text, timings, played_samples, fully_played=False)
+        words = tuple(word for word in self.words if word.end_char <= cut)
+        return replace(receipt, text_spoken=text[:cut], text_remaining=text[cut:], words=words)
+
+    def ended_event(self, outcome: Outcome, reason: str, error: ErrorInfo | None = None) -> Ended:
+        """Build a terminal event from client-side state."""
+        return Ended(self.key, outcome, self.local_receipt(reason), error)
