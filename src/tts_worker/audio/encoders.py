@@ -1,11 +1,10 @@
-"""Sound as the bytes of a file or stream format, while the sound is still being made.
+"""Streaming encoders for the audio formats that a client can request.
 
-Owns the formats a client can ask for and one small encoder for each behind ``Encoder``. Knows bytes in and bytes out:
-no transport, no clock; the caller resamples to a rate the format has.
+Output latency when fed 20 ms at a time at 24 kHz: pcm, wav, mulaw and alaw emit at once; mp3 emits with the first 20 ms
+and then about every 24 ms (the format itself delays the audio by 50 ms); opus emits every 100 ms (libsndfile's default
+is one second); flac every 48 ms. A FLAC stream declares an unknown length, which playing decoders accept.
 
-How soon bytes come out, fed 20 ms at a time at 24 kHz: pcm, wav, mulaw, alaw at once; mp3 with the first 20 ms (then
-about every 24 ms; the sound in them is 50 ms late, as the format has it); opus every 100 ms (the library's own default
-is one second); flac every 48 ms. A flac stream says that its length is unknown, which decoders that play accept.
+Encoders do not resample: the caller converts to a rate that the format supports.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ
 
 
 class AudioFormat(str, Enum):
-    """What a client can ask for."""
+    """A wire or file format of synthesized audio."""
 
     PCM = "pcm"  # s16le, no header
     WAV = "wav"  # s16le
@@ -36,33 +35,36 @@ class AudioFormat(str, Enum):
 
 
 class Encoder(Protocol):
-    """Takes s16le mono, gives bytes of the format. The bytes joined are one complete stream, also without any sound.
+    """Encodes mono s16le; the concatenated output is one complete stream, even with no samples.
 
-    Feed whole samples; half a sample raises ValueError.
+    Input must be whole samples; half a sample raises ValueError.
     """
 
     @property
     def content_type(self) -> str: ...
 
     def encode(self, pcm: bytes) -> bytes:
-        """The bytes that are ready after this sound; may be empty."""
+        """Encode samples and return the bytes that are complete; may be empty."""
         ...
 
     def finish(self) -> bytes:
-        """The last bytes. Call once; encode no more."""
+        """Return the last bytes of the stream. Call it once, after the last ``encode``."""
         ...
 
 
 def open_encoder(audio_format: AudioFormat, sample_rate_hz: int = SAMPLE_RATE_HZ) -> Encoder:
-    """An encoder for one stream. Raises InvalidRequest if the format does not have that rate; the message names those
-    it has."""
+    """Create an encoder for one stream.
+
+    Raises:
+        InvalidRequest: The format does not support the sample rate; the message lists the supported ones.
+    """
     _check_rate(audio_format, sample_rate_hz)
     if audio_format is AudioFormat.PCM:
-        return _PassThrough(f"audio/pcm;rate={sample_rate_hz};channels=1", _as_is)
+        return _RawEncoder(f"audio/pcm;rate={sample_rate_hz};channels=1", _whole_samples)
     if audio_format is AudioFormat.MULAW:
-        return _PassThrough("audio/PCMU;rate=8000", encode_mulaw)
+        return _RawEncoder("audio/PCMU;rate=8000", encode_mulaw)
     if audio_format is AudioFormat.ALAW:
-        return _PassThrough("audio/PCMA;rate=8000", encode_alaw)
+        return _RawEncoder("audio/PCMA;rate=8000", encode_alaw)
     if audio_format is AudioFormat.WAV:
         return _WavEncoder(sample_rate_hz)
     return _LibsndfileEncoder(audio_format, sample_rate_hz)
@@ -80,20 +82,20 @@ _RATES_HZ: dict[AudioFormat, tuple[int, ...]] = {
 def _check_rate(audio_format: AudioFormat, sample_rate_hz: int) -> None:
     rates_hz = _RATES_HZ.get(audio_format)
     if rates_hz is not None and sample_rate_hz not in rates_hz:
-        known = ", ".join(map(str, rates_hz))
-        raise InvalidRequest(f"{audio_format.value} has no sample rate of {sample_rate_hz} Hz; use one of {known}")
+        supported = ", ".join(map(str, rates_hz))
+        raise InvalidRequest(f"{audio_format.value} does not support {sample_rate_hz} Hz; use one of {supported}")
 
 
-# -- without a container ----------------------------------------------------------------------------------------------
+# -- formats without a container --------------------------------------------------------------------------------------
 
 
-def _as_is(pcm: bytes) -> bytes:
-    np.frombuffer(pcm, "<i2")  # raises for half a sample, as every encoder does
+def _whole_samples(pcm: bytes) -> bytes:
+    np.frombuffer(pcm, "<i2")  # raises ValueError for half a sample, as every encoder does
     return pcm
 
 
-class _PassThrough:
-    """A format that is nothing but its samples."""
+class _RawEncoder:
+    """Encodes a format without header and container."""
 
     def __init__(self, content_type: str, convert: Callable[[bytes], bytes]) -> None:
         self.content_type = content_type
@@ -113,8 +115,13 @@ _WAV_HEADER_BYTES = 44
 
 
 def wav_header(sample_rate_hz: int, data_bytes: int | None = None) -> bytes:
-    """The 44 bytes before the samples. Without ``data_bytes`` (a stream) both sizes are 0xFFFFFFFF, which players read
-    as "until the end"."""
+    """Build the 44-byte WAV header.
+
+    Args:
+        sample_rate_hz: Sample rate of the mono s16le data.
+        data_bytes: Size of the data. None (a stream) sets both sizes to 0xFFFFFFFF, which players read as "until the
+            end".
+    """
     data_size = _UNKNOWN_SIZE if data_bytes is None else data_bytes
     riff_size = _UNKNOWN_SIZE if data_bytes is None else data_bytes + _WAV_HEADER_BYTES - 8
     byte_rate = sample_rate_hz * BYTES_PER_SAMPLE
@@ -127,7 +134,7 @@ def wav_header(sample_rate_hz: int, data_bytes: int | None = None) -> bytes:
 
 
 def wav_file(pcm: bytes, sample_rate_hz: int = SAMPLE_RATE_HZ) -> bytes:
-    """A whole WAV file, sizes filled in."""
+    """Build a complete WAV file with its sizes set."""
     return wav_header(sample_rate_hz, len(pcm)) + pcm
 
 
@@ -140,13 +147,13 @@ class _WavEncoder:
     def encode(self, pcm: bytes) -> bytes:
         header = self._header
         self._header = b""
-        return header + _as_is(pcm)
+        return header + _whole_samples(pcm)
 
     def finish(self) -> bytes:
         return self.encode(b"")
 
 
-# -- through libsndfile -----------------------------------------------------------------------------------------------
+# -- formats of libsndfile --------------------------------------------------------------------------------------------
 
 _CONTENT_TYPES = {
     AudioFormat.MP3: "audio/mpeg",
@@ -159,31 +166,34 @@ _LIBSNDFILE_NAMES = {
     AudioFormat.FLAC: ("FLAC", "PCM_16"),
 }
 _COMPRESSION_LEVELS = {AudioFormat.MP3: 0.5, AudioFormat.FLAC: 0.25}
-"""libsndfile's scale of 0 to 1. FLAC at 0.25 has blocks of 1152 samples instead of 4096: audio arrives sooner, and a
+"""On libsndfile's scale of 0 to 1. FLAC at 0.25 has blocks of 1152 samples instead of 4096: audio arrives sooner, and a
 player that drops the last block (LiveKit's decoder does) loses a quarter as much."""
 _OGG_PAGE_LATENCY_MS = 100.0
 _SFC_SET_OGG_PAGE_LATENCY_MS = 0x1302  # from sndfile.h
 
 
-class _Sink:
-    """A file that only grows. What libsndfile patches into the beginning when it closes (lengths) comes too late for a
-    stream and is dropped; every format here is valid without it."""
+class _StreamFile:
+    """A writable file object whose content is drained while libsndfile writes it.
+
+    libsndfile patches lengths into the header when it closes the file. Those writes hit bytes that have been sent and
+    are dropped; every format here is valid without them.
+    """
 
     def __init__(self) -> None:
-        self._fresh = bytearray()
-        self._drained = 0  # bytes given away
+        self._pending = bytearray()
+        self._drained_bytes = 0
         self._position = 0
 
     def write(self, data: Any) -> int:
         chunk = bytes(data)
-        kept = chunk[max(0, self._drained - self._position) :]
-        place = max(0, self._position - self._drained)
-        self._fresh[place : place + len(kept)] = kept
+        writable = chunk[max(0, self._drained_bytes - self._position) :]
+        offset = max(0, self._position - self._drained_bytes)
+        self._pending[offset : offset + len(writable)] = writable
         self._position += len(chunk)
         return len(chunk)
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        base = (0, self._position, self._drained + len(self._fresh))[whence]
+        base = (0, self._position, self._drained_bytes + len(self._pending))[whence]
         self._position = base + offset
         return self._position
 
@@ -191,24 +201,27 @@ class _Sink:
         return self._position
 
     def drain(self) -> bytes:
-        out = bytes(self._fresh)
-        self._drained += len(out)
-        self._fresh.clear()
+        out = bytes(self._pending)
+        self._drained_bytes += len(out)
+        self._pending.clear()
         return out
 
 
 class _LibsndfileEncoder:
     def __init__(self, audio_format: AudioFormat, sample_rate_hz: int) -> None:
-        import soundfile  # late: most sessions want plain PCM
+        import soundfile  # imported late: most sessions request plain PCM
 
         name, subtype = _LIBSNDFILE_NAMES[audio_format]
         self.content_type = _CONTENT_TYPES[audio_format]
-        self._sink = _Sink()
+        self._output = _StreamFile()
         self._silence = np.zeros(samples_of_ms(20, sample_rate_hz), np.int16)
-        self._empty = True
-        # MP3 at a constant 80 kbit/s: a stream has no index, and from a changing bit rate players guess a wrong length.
+        self._is_empty = True
+        # MP3 at a constant 80 kbit/s: a stream has no index, and players estimate a wrong length from a variable rate.
         self._file = soundfile.SoundFile(
-            *(self._sink, "w", sample_rate_hz, 1),
+            self._output,
+            "w",
+            sample_rate_hz,
+            1,
             format=name,
             subtype=subtype,
             compression_level=_COMPRESSION_LEVELS.get(audio_format),
@@ -221,20 +234,23 @@ class _LibsndfileEncoder:
         samples = np.frombuffer(pcm, "<i2")
         if len(samples):
             self._file.write(samples)
-            self._empty = False
-        return self._sink.drain()
+            self._is_empty = False
+        return self._output.drain()
 
     def finish(self) -> bytes:
-        if self._empty:
-            # A file without a single sample is malformed to most players: say nothing for 20 ms instead.
+        if self._is_empty:
+            # Most players reject a file without samples, so it gets 20 ms of silence.
             self._file.write(self._silence)
         self._file.close()
-        return self._sink.drain()
+        return self._output.drain()
 
 
 def _shorten_ogg_pages(soundfile: Any, file: Any) -> None:
-    """libsndfile gathers a second of sound before it writes an Ogg page. The setting for it exists since 1.0.29, but
-    soundfile has no public name for it, hence the private one; without it only the latency is worse."""
+    """Make libsndfile write an Ogg page every 100 ms instead of every second.
+
+    libsndfile has the setting since 1.0.29; soundfile exposes it only through private names. Where those are missing,
+    only the latency is worse.
+    """
     try:
         latency = soundfile._ffi.new("double *", _OGG_PAGE_LATENCY_MS)
         size = soundfile._ffi.sizeof("double")

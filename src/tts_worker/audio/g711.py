@@ -1,7 +1,4 @@
-"""Telephone companding: 16 bits become 8 on a logarithmic scale (ITU-T G.711).
-
-Owns the two code tables. Pure; knows no rate, no stream and no container.
-"""
+"""Telephone companding from 16-bit linear to 8-bit logarithmic samples (ITU-T G.711)."""
 
 from __future__ import annotations
 
@@ -14,25 +11,25 @@ Codes = NDArray[np.uint8]
 
 
 def encode_mulaw(pcm: bytes) -> bytes:
-    """s16le -> one mu-law byte a sample."""
+    """Encode s16le as mu-law, one byte per sample."""
     codes: Codes = _mulaw_table()[np.frombuffer(pcm, "<u2")]
     return codes.tobytes()
 
 
 def encode_alaw(pcm: bytes) -> bytes:
-    """s16le -> one A-law byte a sample."""
+    """Encode s16le as A-law, one byte per sample."""
     codes: Codes = _alaw_table()[np.frombuffer(pcm, "<u2")]
     return codes.tobytes()
 
 
 def _all_values() -> NDArray[np.int32]:
-    """Every 16-bit pattern, read as unsigned, in order: its signed value."""
+    """The signed values of all 16-bit patterns, in the order of their unsigned values."""
     return np.arange(65_536, dtype=np.uint16).view(np.int16).astype(np.int32)
 
 
 @lru_cache(maxsize=1)
 def _mulaw_table() -> Codes:
-    """G.711 table 2: 14-bit magnitude plus a bias of 33; three bits of exponent, four of mantissa, all inverted."""
+    """G.711 table 2: 14-bit magnitude plus a bias of 33; three exponent and four mantissa bits, all inverted."""
     value = _all_values()
     magnitude = np.minimum(np.abs(value) >> 2, 8158) + 33
     exponent = np.floor(np.log2(magnitude)).astype(np.int32) - 5
@@ -43,9 +40,9 @@ def _mulaw_table() -> Codes:
 
 @lru_cache(maxsize=1)
 def _alaw_table() -> Codes:
-    """G.711 table 1: 13-bit magnitude, linear in its two lowest segments; every other bit inverted."""
+    """G.711 table 1: 13-bit magnitude, linear in the two lowest segments; every other bit inverted."""
     value = _all_values()
-    magnitude = np.where(value < 0, ~value, value) >> 3  # one's complement: -1 lies next to 0, not beyond it
+    magnitude = np.where(value < 0, ~value, value) >> 3  # one's complement: -1 gets the code next to 0
     exponent = np.maximum(np.floor(np.log2(np.maximum(magnitude, 1))).astype(np.int32) - 4, 0)
     mantissa = (magnitude >> np.maximum(exponent, 1)) & 0x0F
     sign = np.where(value < 0, 0, 0x80)

@@ -1,8 +1,7 @@
-"""Sample-rate conversion at the edge of the worker, in a stream, sample by sample.
+"""Streaming sample-rate conversion of mono s16le between 8 and 48 kHz with a polyphase windowed-sinc filter.
 
-Owns the conversion of s16le mono between 8 and 48 kHz: a polyphase windowed-sinc filter. General resampling libraries
-work in blocks, which keeps the first sound of a telephone call back by 40 to 80 ms; this one looks ahead by 48 samples
-of the lower rate (2 ms at 24 kHz, 6 ms at 8 kHz) and not a sample more. Knows no container and no clock.
+General resampling libraries work in blocks, which delays the first audio of a telephone call by 40 to 80 ms. This one
+looks ahead by exactly 48 samples of the lower rate (2 ms at 24 kHz, 6 ms at 8 kHz).
 """
 
 from __future__ import annotations
@@ -18,25 +17,26 @@ from tts_worker.errors import InvalidRequest
 MIN_RATE_HZ = 8_000
 MAX_RATE_HZ = 48_000
 RATE_STEP_HZ = 25
-"""Rates are multiples of this (all in use are), which bounds the filter table."""
+"""Accepted rates are multiples of this (all common rates are), which bounds the size of the filter table."""
 
 _LOBES = 48  # zero crossings on either side, at the lower of the two rates
-_KAISER_BETA = 8.0  # 80 dB in the stop band, below the noise of 16 bits
-_FEW_PHASES = 8
-_TRANSITION = 5.1 / _LOBES  # its width as a share of the lower Nyquist frequency (Kaiser's design formula)
+_KAISER_BETA = 8.0  # 80 dB stop-band attenuation, below 16-bit quantization noise
+_MAX_STRIDED_PHASES = 8
+_TRANSITION = 5.1 / _LOBES  # transition width as a share of the lower Nyquist frequency (Kaiser's design formula)
 
 
 @lru_cache(maxsize=16)
 def _filters(up: int, down: int) -> Floats:
-    """Read-only table ``[up, taps]``: row p weighs the input around an output that lies p/up after an input sample.
+    """Build the read-only filter table ``[up, taps] float32``.
 
-    Kaiser-windowed sinc whose stop band begins at the lower Nyquist frequency, so that nothing audible folds back.
+    Row p holds the weights of the input around an output that lies p/up after an input sample. The filter is a
+    Kaiser-windowed sinc; its stop band begins at the lower Nyquist frequency, which prevents aliasing.
     Source: Kaiser's window method; polyphase decomposition as in Crochiere and Rabiner, Multirate Digital Signal
     Processing.
     """
     scale = min(1.0, up / down)  # lower rate / source rate
     half = _half_taps(up, down)
-    # Distance, in source samples, of tap k from the output: taps cover (-half, half] around it.
+    # Distance in source samples between tap k and the output: taps cover (-half, half] around the output.
     taps = np.arange(1 - half, half + 1, dtype=np.float64)
     distance = taps[None, :] - np.arange(up, dtype=np.float64)[:, None] / up
     cutoff = scale * (1 - _TRANSITION / 2)
@@ -52,10 +52,13 @@ def _half_taps(up: int, down: int) -> int:
 
 
 class Resampler:
-    """One stream from ``source_hz`` to ``target_hz``; the output joined does not depend on how the input was cut.
+    """Converts one stream; the concatenated output does not depend on how the input is divided into calls.
 
-    N samples become ``ceil(N * target_hz / source_hz)``, the first at the time of the first. Raises InvalidRequest for
-    a rate that is not a multiple of 25 from 8 to 48 kHz. Equal rates pass the bytes through untouched.
+    N samples become ``ceil(N * target_hz / source_hz)``; the first output is aligned with the first input. Equal rates
+    pass the bytes through unchanged.
+
+    Raises:
+        InvalidRequest: A rate is not a multiple of 25 Hz between 8 and 48 kHz.
     """
 
     def __init__(self, source_hz: int, target_hz: int) -> None:
@@ -72,75 +75,80 @@ class Resampler:
         self._reset()
 
     def _reset(self) -> None:
-        # The input from position self._held_from on; half a filter of silence lies before the first sample.
-        self._held_from = 1 - _half_taps(self._up, self._down)
-        self._held = np.zeros(-self._held_from, np.float32)
-        self._made = 0  # output samples so far
+        # Half a filter of silence precedes the first sample.
+        self._buffer_start = 1 - _half_taps(self._up, self._down)  # position of the buffer's first sample in the input
+        self._buffer = np.zeros(-self._buffer_start, np.float32)
+        self._output_samples = 0
 
     @property
     def delay_samples(self) -> int:
-        """Source samples that must follow an output before it can be made."""
+        """Look-ahead of the filter in source samples."""
         return 0 if self._up == self._down else _half_taps(self._up, self._down)
 
     def process(self, pcm: bytes) -> bytes:
-        """Convert the next piece (s16le). What the filter still looks ahead for comes with a later call."""
+        """Convert the next s16le input. Output within the filter's look-ahead follows with a later call."""
         if self._up == self._down:
             return pcm
-        return self._convert(np.frombuffer(pcm, "<i2").astype(np.float32))  # whole numbers: nothing to scale
+        return self._convert(np.frombuffer(pcm, "<i2").astype(np.float32))  # integer scale: no conversion to [-1, 1)
 
     def flush(self) -> bytes:
-        """The end of the stream. Afterwards the resampler begins a new one."""
+        """End the stream and return its remaining output. The next call starts a new stream."""
         if self._up == self._down:
             return b""
-        received = self._held_from + len(self._held)
-        total = -(-received * self._up // self._down)
-        rest = self._convert(np.zeros(self.delay_samples, np.float32))
-        rest = rest[: len(rest) - 2 * (self._made - total)]
+        input_samples = self._buffer_start + len(self._buffer)
+        total_samples = -(-input_samples * self._up // self._down)
+        tail = self._convert(np.zeros(self.delay_samples, np.float32))
+        tail = tail[: len(tail) - 2 * (self._output_samples - total_samples)]
         self._reset()
-        return rest
+        return tail
 
     def _convert(self, samples: Floats) -> bytes:
-        self._held = np.concatenate((self._held, samples))
+        self._buffer = np.concatenate((self._buffer, samples))
         table = _filters(self._up, self._down)
         taps = table.shape[1]
-        # Output n lies at n * down / up and needs the taps // 2 samples after it.
-        available = self._held_from + len(self._held) - taps // 2
-        until = max(self._made, -(-available * self._up // self._down)) if available > 0 else self._made
-        if until == self._made:
+        # Output n lies at n * down / up in the input and needs the taps // 2 samples after that position.
+        available = self._buffer_start + len(self._buffer) - taps // 2
+        done = self._output_samples
+        end = max(done, -(-available * self._up // self._down)) if available > 0 else done
+        if end == done:
             return b""
-        out = self._multiply(table, until) if self._down == 1 else self._interpolate(table, until)
-        self._made = until
-        first_needed = until * self._down // self._up + 1 - taps // 2
-        self._held = self._held[first_needed - self._held_from :]
-        self._held_from = first_needed
+        out = self._upsample(table, end) if self._down == 1 else self._interpolate(table, end)
+        self._output_samples = end
+        first_needed = end * self._down // self._up + 1 - taps // 2
+        self._buffer = self._buffer[first_needed - self._buffer_start :]
+        self._buffer_start = first_needed
         np.rint(out, out=out)
         np.minimum(out, FULL_SCALE - 1, out=out)
         np.maximum(out, -FULL_SCALE, out=out)
         return out.astype("<i2").tobytes()
 
-    def _multiply(self, table: Floats, until: int) -> Floats:
-        """A whole multiple of the rate, as 24 to 48 kHz: every phase is a plain correlation, at half the cost."""
+    def _upsample(self, table: Floats, end: int) -> Floats:
+        """Compute outputs up to ``end`` for an integer ratio such as 24 to 48 kHz.
+
+        Every phase is a plain correlation, at half the cost of the general case.
+        """
         taps = table.shape[1]
-        frames = (until - self._made) // self._up
-        first = self._made // self._up + 1 - taps // 2 - self._held_from
-        source = self._held[first : first + frames + taps - 1]
-        out = np.empty((frames, self._up), np.float32)
+        count = (end - self._output_samples) // self._up
+        first = self._output_samples // self._up + 1 - taps // 2 - self._buffer_start
+        source = self._buffer[first : first + count + taps - 1]
+        out = np.empty((count, self._up), np.float32)
         for phase in range(self._up):
             out[:, phase] = np.correlate(source, table[phase], "valid")
         return out.ravel()
 
-    def _interpolate(self, table: Floats, until: int) -> Floats:
+    def _interpolate(self, table: Floats, end: int) -> Floats:
+        """Compute outputs up to ``end`` for any ratio."""
         taps = table.shape[1]
-        windows = np.lib.stride_tricks.sliding_window_view(self._held, taps)
-        position = np.arange(self._made, until) * self._down
+        windows = np.lib.stride_tricks.sliding_window_view(self._buffer, taps)
+        position = np.arange(self._output_samples, end) * self._down
         phase = position % self._up
-        rows = position // self._up + (1 - taps // 2) - self._held_from
-        if self._up <= _FEW_PHASES:
-            # Outputs of one phase are evenly spaced: views instead of copies, 15 times faster for 48 kHz.
-            out = np.empty(until - self._made, np.float32)
+        rows = position // self._up + (1 - taps // 2) - self._buffer_start
+        if self._up <= _MAX_STRIDED_PHASES:
+            # Outputs of one phase are evenly spaced: strided views avoid copies, 15 times faster for 48 kHz.
+            out = np.empty(end - self._output_samples, np.float32)
             for first in range(min(self._up, len(out))):
-                evenly = windows[rows[first] :: self._down][: len(out[first :: self._up])]
-                out[first :: self._up] = np.einsum("nk,k->n", evenly, table[phase[first]])
+                strided = windows[rows[first] :: self._down][: len(out[first :: self._up])]
+                out[first :: self._up] = np.einsum("nk,k->n", strided, table[phase[first]])
         else:
             out = np.einsum("nk,nk->n", windows[rows], table[phase])
         return out

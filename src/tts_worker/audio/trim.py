@@ -1,8 +1,4 @@
-"""Where speech begins and ends in a recording with near-silence around it.
-
-Owns the decision what is silence (level per short window). A little is kept on either side so that soft consonants
-survive. Knows samples only: no engine, no text, no bytes.
-"""
+"""Speech detection by level: finds where speech begins and ends in a recording."""
 
 from __future__ import annotations
 
@@ -17,7 +13,15 @@ from tts_worker.types import SAMPLE_RATE_HZ
 
 @dataclass(frozen=True, slots=True)
 class TrimOptions:
-    """What counts as silence and what is kept of it. A window is speech when its RMS is above ``threshold_dbfs``."""
+    """Detector settings.
+
+    Attributes:
+        threshold_dbfs: A window is speech if its RMS is above this level.
+        window_ms: Length of a window.
+        pre_roll_ms: Audio retained before the first window of speech, which preserves soft consonants.
+        post_roll_ms: Audio retained after the last window of speech.
+        sample_rate_hz: Sample rate of the recording.
+    """
 
     threshold_dbfs: float = -50.0
     window_ms: float = 5.0
@@ -27,7 +31,7 @@ class TrimOptions:
 
 
 def speech_range(samples: Floats, options: TrimOptions | None = None) -> tuple[int, int] | None:
-    """``[start, end)`` of the speech in ``samples [N]`` with its pre- and post-roll; None if there is only silence."""
+    """Return ``[start, end)`` of the speech in ``samples [N]`` with pre- and post-roll, or None if all is silence."""
     options = options or TrimOptions()
     window = max(1, samples_of_ms(options.window_ms, options.sample_rate_hz))
     loud = np.flatnonzero(_is_loud(samples, window, options))
@@ -39,7 +43,7 @@ def speech_range(samples: Floats, options: TrimOptions | None = None) -> tuple[i
 
 
 def _is_loud(samples: Floats, window: int, options: TrimOptions) -> NDArray[np.bool_]:
-    """Per window of ``samples`` whether it is speech; a last, incomplete window counts with its own mean."""
+    """Return whether each window of ``samples`` is speech. An incomplete last window uses the mean of its samples."""
     if not len(samples):
         return np.zeros(0, np.bool_)
     starts = np.arange(0, len(samples), window)

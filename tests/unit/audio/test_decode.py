@@ -1,4 +1,4 @@
-"""Which recordings are decoded: four containers, by their first bytes and by what the decoder found."""
+"""Only four container formats are decoded, checked by the first bytes and by the decoder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def mp3_without_tags() -> bytes:
 
 
 @pytest.mark.parametrize("kind", sorted(ALLOWED))
-def test_a_supported_container_is_read(tmp_path: Path, kind: str) -> None:
+def test_supported_container_is_read(tmp_path: Path, kind: str) -> None:
     raw = encoded(kind)
     (tmp_path / "prompt").write_bytes(raw)
     for recording in (read_recording(raw), read_recording(tmp_path / "prompt"), read_prompt(raw)):
@@ -37,18 +37,18 @@ def test_a_supported_container_is_read(tmp_path: Path, kind: str) -> None:
         assert recording.seconds == pytest.approx(1.0, abs=0.1)
 
 
-def test_a_bare_mp3_stream_is_read() -> None:
+def test_mp3_without_tags_is_read() -> None:
     assert read_recording(mp3_without_tags()).seconds == pytest.approx(1.0, abs=0.1)
 
 
 @pytest.mark.parametrize("kind", sorted(set(soundfile.available_formats()) - ALLOWED - {"RAW"}))
-def test_any_other_container_is_refused(tmp_path: Path, kind: str) -> None:
+def test_other_container_is_rejected(tmp_path: Path, kind: str) -> None:
     file = tmp_path / "prompt"
     subtype = {"WVE": "ALAW", "XI": "DPCM_16", "VOC": "PCM_16"}.get(kind)
     try:
         soundfile.write(file, TONE, 8_000 if kind == "WVE" else 24_000, format=kind, subtype=subtype)
     except (ValueError, soundfile.LibsndfileError):
-        pytest.skip("this libsndfile does not write it")
+        pytest.skip("this libsndfile cannot write the format")
     with pytest.raises(InvalidRequest, match="WAV, FLAC, Ogg or MP3"):
         read_recording(file)
     for read in (read_recording, read_prompt):
@@ -57,6 +57,6 @@ def test_any_other_container_is_refused(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("disguise", [b"ID3\x03\x00\x00\x00\x00\x00\x00", b"\xff\xfb\x90\x00"])
-def test_a_disguised_container_is_refused(disguise: bytes) -> None:
+def test_disguised_container_is_rejected(disguise: bytes) -> None:
     with pytest.raises(InvalidRequest, match="WAV, FLAC, Ogg or MP3"):
         read_recording(disguise + encoded("AIFF"))

@@ -52,57 +52,60 @@ def decode(audio_format: AudioFormat, data: bytes) -> np.ndarray:
 
 
 def with_flac_length(data: bytes) -> bytes:
-    """A FLAC stream says that its length is unknown (36 zero bits of its first block). Decoders that play read on to
-    the end; ``soundfile.read`` wants to know how much to allocate, so the test counts the samples of the frames."""
+    """Fill in the length of a FLAC stream, which declares it as unknown (36 zero bits of its first block).
+
+    Playing decoders read to the end of the stream; ``soundfile.read`` allocates by the length, so the test counts the
+    samples of the frames.
+    """
     if int.from_bytes(data[21:26], "big") & 0xF_FFFF_FFFF:
-        return data  # so short that the length was known before anything left
+        return data  # so short that the length was known before the header was drained
     with soundfile.SoundFile(io.BytesIO(data)) as file:
         block = np.empty(1 << 16, np.int16)
         pointer = soundfile._ffi.from_buffer("short[]", block)
         samples = soundfile._snd.sf_readf_short(file._file, pointer, len(block))
     assert samples < len(block)
-    kept = data[21] & 0xF0
-    return data[:21] + bytes([kept]) + samples.to_bytes(4, "big") + data[26:]
+    high_bits = data[21] & 0xF0
+    return data[:21] + bytes([high_bits]) + samples.to_bytes(4, "big") + data[26:]
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from(list(AudioFormat)), st.integers(0, 20_000), st.lists(st.integers(0, 20_000), max_size=30))
-def test_the_cuts_of_the_input_leave_no_trace(audio_format: AudioFormat, samples: int, cuts: list[int]) -> None:
+def test_output_is_independent_of_input_cuts(audio_format: AudioFormat, samples: int, cuts: list[int]) -> None:
     pcm = music(samples)
     whole = encode(audio_format, pcm, [])
-    pieces = encode(audio_format, pcm, cuts)
-    if audio_format is AudioFormat.OPUS:  # every stream has its own random serial number
-        assert np.array_equal(decode(audio_format, whole), decode(audio_format, pieces))
+    in_parts = encode(audio_format, pcm, cuts)
+    if audio_format is AudioFormat.OPUS:  # every stream has a random serial number
+        assert np.array_equal(decode(audio_format, whole), decode(audio_format, in_parts))
     else:
-        assert pieces == whole
+        assert in_parts == whole
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from([AudioFormat.PCM, AudioFormat.WAV, AudioFormat.FLAC]), st.integers(1, 9000), st.integers(0, 9))
-def test_lossless_formats_lose_nothing(audio_format: AudioFormat, samples: int, seed: int) -> None:
+def test_lossless_formats_round_trip(audio_format: AudioFormat, samples: int, seed: int) -> None:
     pcm = np.random.default_rng(seed).integers(-32768, 32767, samples, "<i2", endpoint=True).tobytes()
     assert decode(audio_format, encode(audio_format, pcm, [samples // 2])).astype("<i2").tobytes() == pcm
 
 
-def test_a_flac_stream_says_that_its_length_is_unknown() -> None:
+def test_flac_stream_declares_unknown_length() -> None:
     data = encode(AudioFormat.FLAC, music(RATE), [5000])
     assert with_flac_length(data) != data
 
 
 @pytest.mark.parametrize("audio_format", sorted(LOSSY))
-def test_lossy_formats_keep_the_sound(audio_format: AudioFormat) -> None:
+def test_lossy_formats_preserve_the_spectrum(audio_format: AudioFormat) -> None:
     pcm = np.frombuffer(music(RATE), "<i2")
-    heard = decode(audio_format, encode(audio_format, pcm.tobytes(), [100]))
-    assert 0 <= len(heard) - len(pcm) <= RATE // 10
-    spectrum = np.abs(np.fft.rfft(heard[:RATE].astype(float)))
+    decoded = decode(audio_format, encode(audio_format, pcm.tobytes(), [100]))
+    assert 0 <= len(decoded) - len(pcm) <= RATE // 10
+    spectrum = np.abs(np.fft.rfft(decoded[:RATE].astype(float)))
     assert sorted(np.argsort(spectrum)[-2:]) == [300, 1130]
 
 
 @pytest.mark.parametrize("audio_format", list(AudioFormat))
 @pytest.mark.parametrize("samples", [0, 1, 50])
-def test_decoders_accept_the_shortest_sound_and_none_at_all(audio_format: AudioFormat, samples: int) -> None:
-    heard = decode(audio_format, encode(audio_format, music(samples), []))
-    assert len(heard) >= samples
+def test_empty_and_shortest_streams_can_be_decoded(audio_format: AudioFormat, samples: int) -> None:
+    decoded = decode(audio_format, encode(audio_format, music(samples), []))
+    assert len(decoded) >= samples
 
 
 @pytest.mark.parametrize(
@@ -117,53 +120,55 @@ def test_decoders_accept_the_shortest_sound_and_none_at_all(audio_format: AudioF
         (AudioFormat.FLAC, 60, 60),  # a block is 1152 samples
     ],
 )
-def test_bytes_come_while_the_sound_is_made(audio_format: AudioFormat, first_ms: int, gap_ms: int) -> None:
-    """``first_ms``: fed so much, the first bytes beyond the stream's header are out; then never longer than ``gap_ms``
-    without any. (Opus writes its header by itself, FLAC and MP3 with the first frame.)"""
+def test_encoders_emit_bytes_while_audio_arrives(audio_format: AudioFormat, first_ms: int, gap_ms: int) -> None:
+    """The first bytes beyond the header follow within ``first_ms`` of input, and later bytes within ``gap_ms``.
+
+    Opus writes its header separately, FLAC and MP3 with the first frame.
+    """
     rate_hz = rate_of(audio_format)
     encoder = open_encoder(audio_format, rate_hz)
     pcm = music(rate_hz * 2, rate_hz)
     step = rate_hz // 50 * 2
     header = {AudioFormat.OPUS: 900, AudioFormat.FLAC: 100}.get(audio_format, 0)
-    total = 0
-    gaps = []
-    quiet_ms = 0
-    seen_ms = None
+    total_bytes = 0
+    gaps_ms = []
+    gap_so_far_ms = 0
+    first_output_ms = None
     for start in range(0, len(pcm), step):
-        fresh = len(encoder.encode(pcm[start : start + step]))
-        total += fresh
-        quiet_ms += 20
-        if fresh and total > header:
-            if seen_ms is None:
-                seen_ms = start // step * 20 + 20
-            gaps.append(quiet_ms)
-            quiet_ms = 0
-    assert seen_ms is not None
-    assert seen_ms <= first_ms
-    assert max(gaps) <= gap_ms
+        output_bytes = len(encoder.encode(pcm[start : start + step]))
+        total_bytes += output_bytes
+        gap_so_far_ms += 20
+        if output_bytes and total_bytes > header:
+            if first_output_ms is None:
+                first_output_ms = start // step * 20 + 20
+            gaps_ms.append(gap_so_far_ms)
+            gap_so_far_ms = 0
+    assert first_output_ms is not None
+    assert first_output_ms <= first_ms
+    assert max(gaps_ms) <= gap_ms
 
 
 @pytest.mark.parametrize("audio_format", list(G711))
 def test_g711_agrees_with_libsndfile(audio_format: AudioFormat) -> None:
-    every = np.arange(-32768, 32768).astype("<i2")
-    ours = decode(audio_format, encode(audio_format, every.tobytes(), [])).astype(int)
+    values = np.arange(-32768, 32768).astype("<i2")
+    actual = decode(audio_format, encode(audio_format, values.tobytes(), [])).astype(int)
     file = io.BytesIO()
-    soundfile.write(file, every, 8_000, format="RAW", subtype=G711[audio_format])
-    theirs = decode(audio_format, file.getvalue()).astype(int)
-    # Where a value lies between two codes either is right: the error must not be larger than the reference's step.
-    assert np.all(np.abs(ours - every) <= np.maximum(np.abs(theirs - every), np.abs(every) // 32 + 16))
-    assert np.mean(ours != theirs) < 0.05
-    assert np.all(np.diff(ours) >= 0)
+    soundfile.write(file, values, 8_000, format="RAW", subtype=G711[audio_format])
+    reference = decode(audio_format, file.getvalue()).astype(int)
+    # For a value between two codes both are correct: the error must not exceed the reference's step.
+    assert np.all(np.abs(actual - values) <= np.maximum(np.abs(reference - values), np.abs(values) // 32 + 16))
+    assert np.mean(actual != reference) < 0.05
+    assert np.all(np.diff(actual) >= 0)
 
 
-def test_a_wav_stream_says_that_its_length_is_unknown() -> None:
+def test_wav_stream_declares_unknown_length() -> None:
     data = encode(AudioFormat.WAV, music(100), [])
     assert data[:4] == b"RIFF"
     assert struct.unpack("<I", data[4:8]) == struct.unpack("<I", data[40:44]) == (0xFFFFFFFF,)
     assert len(data) == 44 + 200
 
 
-def test_a_wav_file_says_its_length() -> None:
+def test_wav_file_declares_its_length() -> None:
     with wave.open(io.BytesIO(wav_file(music(100), 16_000))) as file:
         assert file.getparams()[:4] == (1, 2, 16_000, 100)
         assert file.readframes(200) == music(100)
@@ -171,7 +176,7 @@ def test_a_wav_file_says_its_length() -> None:
 
 
 @pytest.mark.parametrize("audio_format", list(AudioFormat))
-def test_half_a_sample_is_refused(audio_format: AudioFormat) -> None:
+def test_half_a_sample_is_rejected(audio_format: AudioFormat) -> None:
     with pytest.raises(ValueError, match="buffer size"):
         open_encoder(audio_format, rate_of(audio_format)).encode(b"\0\0\0")
 
@@ -180,22 +185,22 @@ def test_half_a_sample_is_refused(audio_format: AudioFormat) -> None:
     ("audio_format", "rate_hz"),
     [(AudioFormat.OPUS, 44_100), (AudioFormat.MP3, 10_000), (AudioFormat.MULAW, 24_000), (AudioFormat.ALAW, 16_000)],
 )
-def test_a_rate_that_the_format_lacks_is_refused(audio_format: AudioFormat, rate_hz: int) -> None:
+def test_unsupported_sample_rate_is_rejected(audio_format: AudioFormat, rate_hz: int) -> None:
     with pytest.raises(InvalidRequest, match="use one of"):
         open_encoder(audio_format, rate_hz)
 
 
 @pytest.mark.parametrize("rate_hz", [8_000, 16_000, 44_100, 48_000])
 @pytest.mark.parametrize("audio_format", CONTAINERS)
-def test_other_rates_reach_the_decoder(audio_format: AudioFormat, rate_hz: int) -> None:
+def test_container_declares_its_sample_rate(audio_format: AudioFormat, rate_hz: int) -> None:
     if audio_format is AudioFormat.OPUS and rate_hz == 44_100:
-        return  # refused, see above
+        return  # not supported by the format
     encoder = open_encoder(audio_format, rate_hz)
     data = encoder.encode(music(rate_hz // 5, rate_hz)) + encoder.finish()
     assert soundfile.info(io.BytesIO(data)).samplerate == rate_hz
 
 
-def test_content_types_name_what_is_inside() -> None:
+def test_content_types_match_the_formats() -> None:
     types = {f: open_encoder(f, rate_of(f)).content_type for f in AudioFormat}
     assert types[AudioFormat.PCM] == "audio/pcm;rate=24000;channels=1"
     assert types[AudioFormat.MP3] == "audio/mpeg"
@@ -203,6 +208,6 @@ def test_content_types_name_what_is_inside() -> None:
     assert len(set(types.values())) == len(types)
 
 
-def test_an_abandoned_encoder_is_collected_quietly() -> None:
+def test_unfinished_encoder_is_collected_without_error() -> None:
     for audio_format in AudioFormat:
         open_encoder(audio_format, rate_of(audio_format)).encode(music(1000))

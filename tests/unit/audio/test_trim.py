@@ -15,31 +15,31 @@ POST = 160
 WINDOW = 40
 
 
-def recording(*parts: tuple[int, float]) -> Floats:
-    """Noise of given lengths (samples) and levels."""
+def noise(*parts: tuple[int, float]) -> Floats:
+    """Concatenate noise of the given lengths in samples and peak levels."""
     rng = np.random.default_rng(7)
     return np.concatenate([rng.uniform(-level, level, samples) for samples, level in parts]).astype(np.float32)
 
 
 @settings(deadline=None)
 @given(st.integers(0, 3000), st.integers(200, 2000), st.integers(0, 3000))
-def test_all_speech_is_kept_and_little_else(before: int, speech: int, after: int) -> None:
-    found = speech_range(recording((before, 1e-4), (speech, 0.3), (after, 1e-4)), OPTIONS)
+def test_range_covers_speech_plus_rolls(before: int, speech: int, after: int) -> None:
+    found = speech_range(noise((before, 1e-4), (speech, 0.3), (after, 1e-4)), OPTIONS)
     assert found is not None
     start, end = found
     assert max(0, before - PRE - WINDOW) <= start <= before
     assert before + speech <= end <= before + speech + POST + WINDOW
 
 
-def test_a_pause_inside_is_kept() -> None:
-    samples = recording((2000, 1e-4), (1000, 0.3), (400, 1e-4), (1000, 0.3), (3000, 1e-4))
+def test_range_includes_pauses_inside_speech() -> None:
+    samples = noise((2000, 1e-4), (1000, 0.3), (400, 1e-4), (1000, 0.3), (3000, 1e-4))
     assert speech_range(samples, OPTIONS) == (2000 - PRE, 4400 + POST)
 
 
-def test_rolls_end_with_the_recording() -> None:
-    assert speech_range(recording((10, 1e-4), (1000, 0.3), (15, 1e-4)), OPTIONS) == (0, 1025)
+def test_rolls_are_clipped_to_the_recording() -> None:
+    assert speech_range(noise((10, 1e-4), (1000, 0.3), (15, 1e-4)), OPTIONS) == (0, 1025)
 
 
-@pytest.mark.parametrize("samples", [recording((0, 0.0)), recording((4000, 1e-4)), recording((33, 0.0))])
+@pytest.mark.parametrize("samples", [noise((0, 0.0)), noise((4000, 1e-4)), noise((33, 0.0))])
 def test_silence_has_no_speech(samples: Floats) -> None:
     assert speech_range(samples, OPTIONS) is None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from tts_worker.audio.prompt import MOST_S
+from tts_worker.audio.prompt import MAX_PROMPT_S
 from tts_worker.engine.cosyvoice.flow.stream import FlowPool
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
@@ -68,7 +68,7 @@ class Parts:
             runner=runners[0],
             checked=config.checked,
         )
-        longest_s = int(MOST_S) + config.max_passage_s + 2
+        longest_s = int(MAX_PROMPT_S) + config.max_passage_s + 2
         pool = FlowPool(
             networks.flow,
             slots=2 * config.max_utterances + config.cached_voices,
