@@ -1,6 +1,6 @@
-"""Text in, segments out: what is read aloud, in which pieces, and which original characters each piece says.
+"""Text pipeline: incremental text in, speakable segments with source offsets out.
 
-``pipeline.TextPipeline`` is the way in (one per utterance); ``alignment`` ties words to samples and cuts receipts;
-``lexicon`` and ``normaliser`` are what the caller configures. Pure and sans-IO: no asyncio, no clock, no sound; nothing
-here may import an engine, a session or a transport. The standard library only, but for the optional normaliser.
+``pipeline.TextPipeline`` is the entry point, one per utterance. ``spoken_words`` maps words to samples and finds where
+a playback report splits the text. ``lexicon`` and ``normalizer`` are configured by the caller. Everything here is
+sans-IO and uses the standard library only, except for the optional normalizer.
 """

@@ -1,7 +1,6 @@
-"""When a full stop does not end a sentence: titles, abbreviations, initials, ordinals.
+"""Decides whether a period ends a sentence: titles, abbreviations, initials, ordinals.
 
-Owns the word lists by language and the judgement of one stop, from the word before it and the first character of the
-word after it. It knows nothing of streams: the segmenter asks when it has seen enough.
+Holds the word lists by language. The decision uses the word before the period and the first character of the next word.
 """
 
 from __future__ import annotations
@@ -10,28 +9,28 @@ from enum import Enum
 
 
 class Period(Enum):
-    """What a full stop after a word is, before the next word is known."""
+    """Meaning of a period after a word, before the next word is known."""
 
     ENDS_SENTENCE = "ends"
-    AMBIGUOUS = "ambiguous"  # depends on the next word: ask ``continues``
+    AMBIGUOUS = "ambiguous"  # depends on the next word: see ``sentence_continues``
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# A name or number follows, whatever its case: never the end of a sentence.
+# A name or number follows in any case: never the end of a sentence.
 _TITLES = _words(
     "mr mrs ms dr prof rev hon gen col capt cpt lt sgt cmdr adm gov sen rep pres supt insp messrs mme mlle st mt ft "
     "vs cf viz al"
 )
-# May end a sentence: they do if the next word begins with a capital.
+# End a sentence if the next word begins with a capital.
 _MAY_END = _words(
     "etc inc ltd co corp llc bros jr sr esq dept univ assn no nos fig figs vol pp ch sec eq approx est ext tel ed eds "
     "ave blvd rd min max avg misc jan feb mar apr jun jul aug sept sep oct nov dec mon tue tues wed thu thurs fri sat "
     "sun oz lb lbs hr hrs mi km"
 )
-# More of the first kind by language. Nouns have a capital in German, so none of its list ends a sentence.
+# More titles by language. German nouns are capitalized, so no German abbreviation ends a sentence.
 _TITLES_BY_LANGUAGE: dict[str, frozenset[str]] = {
     "de": _words(
         "hr fr frl dipl ing nr bzw evtl ggf vgl inkl exkl ca str abs art bd hrsg jh sog zzgl abzgl mind tel mio mrd "
@@ -44,7 +43,7 @@ _TITLES_BY_LANGUAGE: dict[str, frozenset[str]] = {
     "nl": _words("dhr mevr mw drs ir bijv blz nr ca incl excl"),
     "pl": _words("ul np tzn godz nr inż mgr"),
 }
-# Abbreviations written with stops inside ("e.g."), which a sentence goes on after in any case.
+# Abbreviations with periods inside ("e.g."); the sentence continues after the first group in any case.
 _DOTTED_NEVER_END = _words("e.g i.e z.b d.h u.a p.ex p.ej b.v m.a.w a.k.a")
 _DOTTED_MAY_END = _words("a.m p.m a.d b.c u.s.w")
 _ORDINAL_STOPS = _words("de da nb nn no fi cs sk pl hu hr sl sr tr et lv")
@@ -52,7 +51,7 @@ _PHRASES_OF_LETTERS = _words("de pl cs nl")  # "z. B.", "d. h.": a space between
 
 
 class PeriodRules:
-    """The judgement for one language (a BCP-47 tag or None; lists of English hold everywhere)."""
+    """Rules for one language (a BCP-47 tag or None); the English lists apply to every language."""
 
     def __init__(self, language: str | None) -> None:
         primary = (language or "").replace("_", "-").split("-")[0].lower()
@@ -61,7 +60,7 @@ class PeriodRules:
         self._letters = primary in _PHRASES_OF_LETTERS
 
     def classify(self, word: str) -> Period:
-        """Whether the stop after ``word`` (without it) surely ends a sentence."""
+        """Return whether the period after ``word`` (without it) ends the sentence."""
         if word.isdigit():
             return Period.AMBIGUOUS if len(word) <= 2 else Period.ENDS_SENTENCE
         lower = word.lower()
@@ -73,8 +72,13 @@ class PeriodRules:
         return Period.ENDS_SENTENCE
 
     def sentence_continues(self, word: str, following: str, *, at_start: bool) -> bool:
-        """Whether the sentence goes on after ``word`` and its stop, an OPEN one, with a word that begins so.
-        ``at_start``: nothing precedes the word, so a number is that of a list item."""
+        """Return whether the sentence continues after an ambiguous period.
+
+        Args:
+            word: Word before the period.
+            following: First character of the next word.
+            at_start: Whether nothing precedes ``word``; a number is then a list marker.
+        """
         if following.islower() or following.isdigit():
             return True
         if word.isdigit():

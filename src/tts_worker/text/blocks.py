@@ -1,9 +1,9 @@
-"""The second stage of the filter: what Markdown writes at the start of lines.
+"""Second stage of the filter: Markdown at the start of lines.
 
-Owns headings, list markers, block quotes, rules, tables and fenced code; it drops their marks, turns table pipes into
-commas and says where a line break is meant (``PARAGRAPH``). It knows nothing of emphasis or links (``inline``). An
-automaton over single characters: what it does never depends on how the stream was cut. It holds back at most a line's
-marker (some 64 characters) or the first 100 characters after a fence; fenced code is dropped, not held.
+Drops the marks of headings, list items, block quotes, rules, tables and fenced code, turns table pipes into commas, and
+marks intended line breaks with ``PARAGRAPH``. It is an automaton over single characters, so the result does not depend
+on how the stream is split. It buffers at most a line's marker (about 64 characters) or the first 100 characters after a
+fence; fenced code is dropped, not buffered.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FENCE = 3
 
 
 class BlockFilter:
-    """Pushes inline text to ``out``. A fence that never closes drops what follows it, as Markdown has it."""
+    """Pushes inline text to ``out``. An unclosed fence drops everything after it, as in CommonMark."""
 
     def __init__(self, out: Push) -> None:
         self._out = out
@@ -28,24 +28,24 @@ class BlockFilter:
         self._after_bullet = False
         self._heading = False
         self._row = False
-        self._cell_seen = False  # the row has a cell with content
-        self._pipe: int | None = None  # the pipe that separates it from the next
+        self._cell_seen = False  # whether the row has a cell with content
+        self._pipe: int | None = None  # offset of the pipe before the next cell
         self._fence_char = ""
         self._fence_length = 0
         self._info_length = 0  # characters after the opening fence
         self._fence_run = 0
-        self._fence_line_open = False  # nothing but fence characters on this line so far
-        self._inline_ticks = 0  # a long code span opened on this line with so many backticks
+        self._fence_line_open = False  # whether the line has only fence characters so far
+        self._inline_ticks = 0  # backticks that opened a long code span on this line
 
     def push(self, char: str, index: int) -> None:
         self._state(char, index)
 
     def settle(self) -> None:
-        """Decide what is held as if the line ended here. Fences stay open."""
+        """Resolve pending characters as if the line ended here. Fences stay open."""
         state = self._state
         if state == self._ticks and len(self._pending) >= _FENCE:
             self._begin_info()
-        if self._state == self._info:  # still open, and what was held cannot be read out of its place later
+        if self._state == self._info:  # the fence stays open, so its pending text is code
             self._pending.clear()
         elif state in (self._number, self._ticks, self._checkbox) or self._is_sign():
             self._release()
@@ -59,7 +59,7 @@ class BlockFilter:
         return self._state == self._marker and len(self._pending) == 1 and self._pending[0][0] in "-+"
 
     def _release(self) -> None:
-        """What was held is ordinary text."""
+        """Emit the pending characters as ordinary text."""
         pending = self._pending
         self._pending = []
         self._state = self._body
@@ -125,7 +125,7 @@ class BlockFilter:
             self._release_before(char, index)
 
     def _marker(self, char: str, index: int) -> None:
-        """A run of bullet or rule characters: ``- item``, ``---``, ``**bold**``, ``-- text``."""
+        """Handle a run of bullet or rule characters: ``- item``, ``---``, ``**bold**``, ``-- text``."""
         mark, first = self._pending[0]
         length = len(self._pending)
         if char == mark and self._pending[-1][0] == mark:
@@ -152,7 +152,7 @@ class BlockFilter:
             self._release_before(char, index)
 
     def _number(self, char: str, index: int) -> None:
-        """``1. item``: the number is read, the line is an item."""
+        """Handle ``1. item``: the number is read and the line is a list item."""
         last = self._pending[-1][0]
         if last.isdigit() and ("0" <= char <= "9" or char in ".)") and len(self._pending) < 10:
             self._pending.append((char, index))
@@ -163,7 +163,7 @@ class BlockFilter:
             self._release_before(char, index)
 
     def _checkbox(self, char: str, index: int) -> None:
-        """``- [x] item``"""
+        """Handle ``- [x] item``."""
         want = ("[", " xX", "]", " ")[len(self._pending)]
         if char not in want:
             self._release_before(char, index)
@@ -174,7 +174,7 @@ class BlockFilter:
             self._pending.append((char, index))
 
     def _delimiter(self, char: str, index: int) -> None:
-        """``--- | :--:``, the line under a table's head that has no outer pipes."""
+        """Handle ``--- | :--:``, the line below a table header without outer pipes."""
         if char == "\n":
             self._end_line(PARAGRAPH, index)
         elif char in "-:| " and len(self._pending) < _DELIMITER_LIMIT:
@@ -209,7 +209,7 @@ class BlockFilter:
             self._out(char, index)
 
     def _closing(self, char: str, index: int) -> None:
-        """``# Heading ##``"""
+        """Handle the closing marks of ``# Heading ##``."""
         if char == "\n":
             self._end_line(PARAGRAPH, index)
         elif char in "# " and len(self._pending) < _RUN_LIMIT:
@@ -218,7 +218,7 @@ class BlockFilter:
             self._release_before(char, index)
 
     def _cell(self, char: str, index: int) -> None:
-        """After a pipe: the comma waits for a cell with content; ``|---|`` has none."""
+        """Handle the text after a pipe. The comma is emitted with the first content of the cell; ``|---|`` has none."""
         if char == "\n":
             self._end_line(PARAGRAPH, index)
         elif char == "|":
@@ -259,7 +259,7 @@ class BlockFilter:
         self._state = self._info
 
     def _info(self, char: str, index: int) -> None:
-        """The rest of the line after an opening fence. More backticks, or too much of it: it was a code span."""
+        """Handle the line after an opening fence. Further backticks or a long line mean that it is a code span."""
         if char == "\n":
             self._pending.clear()
             self._fence_run = 0

@@ -1,7 +1,7 @@
-"""Text that may not go on yet because a ``[`` is open: was it a link, an image, a footnote, or just a bracket?
+"""Bounded buffer for text after an open ``[``, which may be a link, an image, a footnote or a plain bracket.
 
-Owns the bounded buffer between the inline filter and its output. It decides nothing about Markdown: it is told to keep
-the brackets, to drop them, or to drop all that they hold, and gives up by itself when too much text waits.
+The inline filter decides whether to keep the brackets, to drop them, or to drop their content. A bracket that stays
+open for ``LIMIT_CHARS`` is released as plain text.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from dataclasses import dataclass
 from tts_worker.text.character_filter import Push
 
 LIMIT_CHARS = 200
-"""A bracket that is not closed after so many original characters is a bracket and nothing else."""
+"""A bracket still open after this many original characters is plain text."""
 
 _DEPTH = 4
 
 
 @dataclass
 class _OpenBracket:
-    offset: int  # of its first character, counted over all that was ever held
+    offset: int  # of the first character, counted over all buffered characters
     index: int
     is_image: bool
-    is_at_line_start: bool  # it began its line
+    is_at_line_start: bool
 
 
 class BracketBuffer:
-    """Passes characters to ``out`` unless brackets are open. Memory and work per character are bounded."""
+    """Passes characters to ``out``, except while brackets are open. Memory and work per character are bounded."""
 
     def __init__(self, out: Push) -> None:
         self._out = out
         self._pending: deque[tuple[str, int]] = deque()
-        self._released = 0  # how many held characters have been passed on
+        self._released = 0  # buffered characters that were passed on
         self._open: deque[_OpenBracket] = deque()
 
     @property
@@ -55,37 +55,37 @@ class BracketBuffer:
             self._give_up_oldest()
 
     def open(self, marks: list[tuple[str, int]], *, image: bool, at_line_start: bool) -> None:
-        """Hold back from ``marks`` (``[`` or ``![``) on."""
+        """Start buffering with ``marks`` (``[`` or ``![``)."""
         if len(self._open) == _DEPTH:
             self._give_up_oldest()
         self._open.append(_OpenBracket(self._released + len(self._pending), marks[0][1], image, at_line_start))
         self._pending.extend(marks)
 
     def content(self) -> str:
-        """What the innermost bracket holds, brackets not included."""
+        """Return the text inside the innermost bracket."""
         first = self._open[-1].offset - self._released + (2 if self._open[-1].is_image else 1)
         return "".join(self._pending[place][0] for place in range(first, len(self._pending)))
 
     def keep(self) -> None:
-        """The innermost bracket was only a bracket."""
+        """Treat the innermost bracket as plain text."""
         self._open.pop()
         self._release()
 
     def unwrap(self) -> None:
-        """Drop the innermost opening bracket, keep what it holds."""
+        """Drop the innermost opening bracket and keep its content."""
         opened = self._open.pop()
         self._pending[opened.offset - self._released] = ("", -1)
         self._release()
 
     def drop(self) -> None:
-        """Drop the innermost bracket and what it holds."""
+        """Drop the innermost bracket and its content."""
         opened = self._open.pop()
         while self._released + len(self._pending) > opened.offset:
             self._pending.pop()
         self._release()
 
     def give_up(self) -> None:
-        """All open brackets were only brackets."""
+        """Treat all open brackets as plain text."""
         self._open.clear()
         self._release()
 

@@ -1,8 +1,8 @@
-"""The first stage of the filter: characters that nobody reads aloud.
+"""First stage of the filter: drops characters that are not read aloud.
 
-Owns which single characters are dropped (emoji and their joiners, keycaps, control, zero-width and bidi characters,
-variation selectors, private use, lone surrogates) and which are folded to a plain space or line break. It knows
-nothing of Markdown, words or segments. One character of look-ahead: an emoji selector changes what came before it.
+Drops emoji and their joiners, keycaps, control, zero-width and bidi characters, variation selectors, private use and
+unpaired surrogates; folds all other blanks to a plain space or line feed. The look-ahead is one character, because an
+emoji selector changes the character before it.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from collections.abc import Callable
 from tts_worker.text.characters import is_pictograph
 
 Push = Callable[[str, int], None]
-"""A stage's input: one character and its offset in the original text. Offsets strictly increase."""
+"""Input of a stage: one character and its offset in the original text. Offsets strictly increase."""
 
 SOFT_SPACE = "\u200b"
-"""Stands for what was dropped between two characters: a space if it would otherwise join two words, else nothing."""
+"""Replaces dropped characters: a space if two words would otherwise be joined, else nothing."""
 
 PARAGRAPH = "\u2029"
-"""A line break that is meant: blank line, list item, heading, table row. A plain line break stays a line feed."""
+"""An intended line break: blank line, list item, heading, table row. A plain line break stays a line feed."""
 
 _LINE_BREAKS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
 _KEYCAP = "\u20e3"
 _EMOJI_SELECTOR = "\ufe0f"
 _TEXT_SELECTOR = "\ufe0e"
 _MAY_BECOME_EMOJI = frozenset("0123456789#*©®‼⁉™ℹ↔↕↖↗↘↙↩↪Ⓜ")
-# Blank or meaningless although their category says otherwise: combining grapheme joiner, Hangul fillers, object and
-# decoding replacement characters; daggers mark footnotes.
+# Not read aloud despite their category: combining grapheme joiner, Hangul fillers, object and decoding replacement
+# characters; daggers mark footnotes.
 _SILENT = frozenset("\u034f\u115f\u1160\u3164\uffa0\ufffc\ufffd†‡" + _KEYCAP)
 
 
 def is_filtered(char: str) -> bool:
-    """Whether ``char`` is dropped wherever it stands. Line breaks and spaces are folded, not dropped."""
+    """Return whether ``char`` is dropped in any context. Line breaks and spaces are folded, not dropped."""
     if char.isascii():
         return (char < " " or char == "\x7f") and not char.isspace()
     if char.isspace():
@@ -48,11 +48,11 @@ def is_filtered(char: str) -> bool:
 
 
 class CharacterFilter:
-    """Pushes the characters that remain to ``out``, spaces as ``" "``, line breaks as ``"\\n"``."""
+    """Pushes the remaining characters to ``out``, with spaces as ``" "`` and line breaks as ``"\\n"``."""
 
     def __init__(self, out: Push) -> None:
         self._out = out
-        self._pending: tuple[str, int] | None = None  # may turn out to be the base of an emoji
+        self._pending: tuple[str, int] | None = None  # possible base of an emoji
         self._after_return = False
 
     def push(self, char: str, index: int) -> None:
@@ -81,7 +81,7 @@ class CharacterFilter:
         self._after_return = False
 
     def settle(self) -> None:
-        """Decide what is pending as if the text ended here."""
+        """Resolve the pending character as if the text ended here."""
         if self._pending is not None:
             pending = self._pending
             self._pending = None

@@ -1,9 +1,7 @@
-"""Facts about characters: which scripts write words without spaces, where a grapheme cluster may be cut, how long a
-character is when spoken.
+"""Character properties: scripts without spaces, grapheme cluster boundaries, spoken duration.
 
-Owns the tables; knows nothing of streams, segments or markup. The cluster rules are a shortened form of Unicode
-Standard Annex 29 (extended grapheme clusters) that needs nothing beyond ``unicodedata``: they may keep two clusters
-together, never cut one apart, for the characters that people write.
+The cluster rules are a reduced form of Unicode Standard Annex 29 (extended grapheme clusters) that needs only
+``unicodedata``. For characters in common use they may join two clusters but never split one.
 """
 
 from __future__ import annotations
@@ -14,10 +12,12 @@ from bisect import bisect_right
 ZERO_WIDTH_JOINER = "\u200d"
 
 FIRST_IDEOGRAPH = "\u3005"
-"""Unspaced scripts from here on (kana, Han, Yi) write words of whole characters; in Thai, Lao, Myanmar and Khmer a
-character alone says little about where a word ends."""
+"""First character of the unspaced scripts in which every character may end a word (kana, Han, Yi).
 
-# Scripts whose words are not set apart by spaces: (first, last) code points.
+In Thai, Lao, Myanmar and Khmer a single character does not show where a word ends.
+"""
+
+# Scripts without spaces between words: (first, last) code points.
 _UNSPACED = (
     (0x0E00, 0x0EFF),  # Thai, Lao
     (0x1000, 0x109F),  # Myanmar
@@ -47,7 +47,7 @@ _SPACING_LETTERS = "\u0e33\u0eb3"
 
 
 def is_unspaced(char: str) -> bool:
-    """Whether ``char`` belongs to a script that does not put spaces between words."""
+    """Return whether ``char`` belongs to a script that does not put spaces between words."""
     code = ord(char)
     if code < 0x0E00:
         return False
@@ -64,7 +64,7 @@ def is_regional_indicator(char: str) -> bool:
 
 
 def is_pictograph(char: str) -> bool:
-    """Whether ``char`` is drawn as a picture: emoji, dingbats, shapes. Circled digits are read, so they are not."""
+    """Return whether ``char`` is an emoji, dingbat or shape. Circled digits are read aloud, so they are not."""
     code = ord(char)
     if code < 0x2300:
         return False
@@ -79,7 +79,7 @@ def is_pictograph(char: str) -> bool:
 
 
 def extends(char: str) -> bool:
-    """Whether ``char`` belongs to the character before it: combining marks, joiners, variation selectors, tags."""
+    """Return whether ``char`` extends the character before it: combining marks, joiners, variation selectors, tags."""
     if char < "\u0300":
         return False
     return (
@@ -109,7 +109,7 @@ _HANGUL_JOINS = {"L": ("L", "V", "LV", "LVT"), "LV": ("V", "T"), "V": ("V", "T")
 
 
 def _may_cut(text: str, index: int) -> bool:
-    """Whether a cluster ends before ``text[index]`` (``0 < index < len(text)``)."""
+    """Return whether a cluster ends before ``text[index]`` (``0 < index < len(text)``)."""
     before = text[index - 1]
     after = text[index]
     if before < "\u0300" and after < "\u0300":
@@ -131,7 +131,7 @@ def _may_cut(text: str, index: int) -> bool:
 
 
 def cluster_end(text: str, index: int) -> int:
-    """The smallest offset at or after ``index`` (clamped to the text) where no grapheme cluster is cut apart."""
+    """Return the smallest offset at or after ``index`` (clamped to the text) that does not split a grapheme cluster."""
     index = max(0, min(index, len(text)))
     while 0 < index < len(text) and not _may_cut(text, index):
         index += 1
@@ -139,17 +139,17 @@ def cluster_end(text: str, index: int) -> int:
 
 
 def is_opener(char: str) -> bool:
-    """An opening bracket or quote: it belongs to what follows."""
+    """Return whether ``char`` is an opening bracket or quote, which belongs to the text after it."""
     return unicodedata.category(char) in ("Ps", "Pi") if char > "\x7f" else char in "([{"
 
 
 def is_closer(char: str) -> bool:
-    """A closing bracket or quote (the straight quotes count): it belongs to what came before."""
+    """Return whether ``char`` is a closing bracket or quote (also straight), which belongs to the text before it."""
     return unicodedata.category(char) in ("Pe", "Pf") if char > "\x7f" else char in ")]}\"'"
 
 
 def is_spoken(char: str) -> bool:
-    """Whether the character by itself has a sound: letters, digits and symbols do, punctuation and spaces do not."""
+    """Return whether ``char`` is pronounced: letters, digits and symbols are, punctuation and spaces are not."""
     if char.isalnum():
         return True
     category = unicodedata.category(char)
@@ -157,7 +157,7 @@ def is_spoken(char: str) -> bool:
 
 
 def spoken_weight(char: str) -> int:
-    """How long the character takes to say, in letters of Latin script (about 1/15 s each); 0 for punctuation."""
+    """Return the spoken duration of ``char`` in Latin letters (about 1/15 s each); 0 for punctuation."""
     if char.isascii():
         if char.isalpha():
             return 1

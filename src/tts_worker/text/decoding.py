@@ -1,7 +1,6 @@
-"""Text that arrives in pieces: bytes cut inside a character, strings cut inside a surrogate pair.
+"""Incremental decoding: bytes split inside a character, strings split inside a surrogate pair.
 
-Owns the one canonical text that everything else counts its offsets in. UTF-8 that is broken and surrogates without
-their other half become U+FFFD. It knows nothing of what the text means.
+Invalid UTF-8 and unpaired surrogates become U+FFFD. The decoded text is the canonical text that all offsets refer to.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ _REPLACEMENT = "\ufffd"
 
 
 class TextDecoder:
-    """Joins ``str`` and UTF-8 ``bytes`` deltas. Incomplete characters wait for the next delta of the same kind."""
+    """Joins ``str`` and UTF-8 ``bytes`` deltas; an incomplete character waits for the next delta of the same kind."""
 
     def __init__(self) -> None:
         self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
-        self._high_surrogate = ""  # the first half of a surrogate pair
+        self._high_surrogate = ""  # first half of a surrogate pair
 
     def feed(self, delta: str | bytes) -> str:
-        """The characters that are complete with ``delta``."""
+        """Return the characters completed by ``delta``."""
         if isinstance(delta, bytes):
             if not delta:
                 return ""
@@ -28,7 +27,7 @@ class TextDecoder:
             return replaced + self._bytes.decode(delta)
         if not delta:
             return ""
-        replaced = self._bytes.decode(b"", True)  # bytes that never became a character
+        replaced = self._bytes.decode(b"", True)  # an incomplete character before this delta
         text = self._high_surrogate + delta
         self._high_surrogate = ""
         if "\ud800" <= text[-1] <= "\udbff":
@@ -37,14 +36,14 @@ class TextDecoder:
         return replaced + _join_surrogates(text)
 
     def end(self) -> str:
-        """What became of the incomplete character at the end, if there was one."""
+        """Return the replacement of an incomplete last character, or an empty string."""
         replaced = _REPLACEMENT if self._high_surrogate else ""
         self._high_surrogate = ""
         return replaced + self._bytes.decode(b"", True)
 
 
 def _join_surrogates(text: str) -> str:
-    """Pairs of surrogates become their character, others U+FFFD."""
+    """Replace surrogate pairs by their character and unpaired surrogates by U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,9 +1,9 @@
-"""What is read aloud and what is not: Markdown, tags, URLs, emoji and invisible characters are taken out.
+"""Removes text that is not read aloud: Markdown, tags, URLs, emoji and invisible characters.
 
-Owns the order of the stages (characters, lines, URLs, marks within a line, spaces). Every character that comes out
-stands for exactly one original character, whose offset comes with it, in order. Each stage is an automaton over single
-characters, so the result never depends on how the text was cut, and the work is linear. It knows nothing of segments.
-Outside an open mark the delay is one character; an open ``[`` or ``<`` delays by at most some 300.
+Chains the stages: characters, lines, URLs, inline marks, whitespace. Every output character stands for exactly one
+original character and carries its offset, in order. Each stage is an automaton over single characters, so the result
+does not depend on how the stream is split, and the work is linear. The delay is one character outside an open mark, and
+at most about 300 characters after an open ``[`` or ``<``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ class Stage(Protocol):
 
 
 class TextFilter:
-    """Pushes readable text to ``out``. ``markdown=False`` leaves markup and tags alone and drops only characters and
-    (by ``urls``) URLs."""
+    """Pushes readable text to ``out``.
+
+    With ``markdown=False`` it keeps markup and tags, and drops only characters and, depending on ``urls``, URLs.
+    """
 
     def __init__(self, out: TextSink, *, markdown: bool = True, urls: UrlMode = UrlMode.DROP) -> None:
         self._whitespace = WhitespaceFilter(out)
@@ -50,17 +52,17 @@ class TextFilter:
         self.push = characters.push
 
     def settle(self) -> None:
-        """The text ended: decide what is held back."""
+        """Resolve pending characters at the end of the text."""
         for stage in self._stages:
             stage.settle()
 
     def flush(self) -> None:
-        """Decide what is held back as if the text ended here, though more may come."""
+        """Resolve pending characters as if the text ended here; more text may follow."""
         self.settle()
         self._whitespace.settle()
 
     def release_mark(self) -> None:
-        """Pass on a mark that ends a sentence unless it begins an image; what else is held back stays."""
+        """Emit a pending mark that ends a sentence, unless it begins an image; other pending characters stay."""
         if self._inline is not None:
             self._inline.release_mark()
 
@@ -77,7 +79,7 @@ class _Collector:
 
 
 def filter_text(text: str, *, markdown: bool = True, urls: UrlMode = UrlMode.DROP) -> list[tuple[str, int]]:
-    """A whole text at once: the characters that are read, each with its offset in ``text``."""
+    """Filter a whole text; return the characters that are read, each with its offset in ``text``."""
     sink = _Collector()
     stage = TextFilter(sink, markdown=markdown, urls=urls)
     for index, char in enumerate(text):

@@ -1,9 +1,9 @@
-"""The third stage of the filter: marks within a line.
+"""Third stage of the filter: marks within a line.
 
-Owns emphasis, code spans, links, images, footnotes, tags, entities and escapes. Emphasis marks are judged by
-their neighbours alone, so nothing waits for a closing one; an open ``[`` or ``<`` holds text back for at most some
-hundred characters and is then read as it stands. An automaton over single characters: linear in the text, and what it
-does never depends on how the stream was cut. It knows nothing of lines (``blocks``), words or segments.
+Handles emphasis, code spans, links, images, footnotes, tags, entities and escapes. Emphasis marks are classified by
+their neighbors alone and never wait for a closing mark; an open ``[`` or ``<`` delays text by at most a few hundred
+characters and is then read as plain text. The stage is an automaton over single characters: linear, and independent of
+how the stream is split.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class InlineFilter:
         self._out = BracketBuffer(out)
         self._emit_break = out
         self._state: Push = self._text
-        self._previous = " "  # the character before, as written
-        self._at_line_start = True  # nothing was read on this line yet
-        self._code = 0  # backticks that opened the code span we are in
-        self._open: set[str] = set()  # emphasis marks that await their other half
+        self._previous = " "  # the preceding original character
+        self._at_line_start = True  # no text was emitted on this line
+        self._code = 0  # backticks that opened the current code span
+        self._open: set[str] = set()  # open emphasis marks
         self._pending: list[tuple[str, int]] = []
         self._skip_closing_angle = False  # the ">" of <name@example.com>
         self._closed_at = 0
@@ -70,8 +70,8 @@ class InlineFilter:
         self._state(char, index)
 
     def settle(self) -> None:
-        """Decide what is held as if the text ended here."""
-        while self._state != self._text:  # what was held may itself begin something, a few times at most
+        """Resolve pending characters as if the text ended here."""
+        while self._state != self._text:  # pending text may begin another mark, a few times at most
             state = self._state
             if state == self._run:
                 self._resolve_run(" ")
@@ -92,7 +92,7 @@ class InlineFilter:
         self._out.give_up()
 
     def release_mark(self) -> None:
-        """The writer is silent: an exclamation mark that waits for a bracket ("![image]") ends a sentence."""
+        """Emit an exclamation mark that waits for a bracket ("![image]"): it ends a sentence when the text pauses."""
         if self._state == self._bang:
             self._reprocess()
 
@@ -102,8 +102,10 @@ class InlineFilter:
         self._out.push(char, index)
 
     def _reprocess(self) -> None:
-        """The first held character meant nothing; what follows it may. What is held never holds another of its kind,
-        so a character is read three times at most."""
+        """Emit the first pending character as text and process the others again.
+
+        Pending text never contains another mark of its kind, so a character is processed at most three times.
+        """
         pending = self._pending
         self._pending = []
         self._state = self._text
@@ -146,7 +148,7 @@ class InlineFilter:
         self._emit_break(char, index)
 
     def _bang(self, char: str, index: int) -> None:
-        """``![alt](picture)``"""
+        """Handle ``![alt](picture)``."""
         if char == "[":
             self._out.open([*self._pending, (char, index)], image=True, at_line_start=self._at_line_start)
             self._pending.clear()
@@ -183,7 +185,7 @@ class InlineFilter:
             self._reprocess_before(char, index)
 
     def _pipe(self, char: str, index: int) -> None:
-        """``a | b``: a table without outer pipes, or a separator: a pause. ``a|b`` stays."""
+        """Handle ``a | b``, a table without outer pipes or a separator: it becomes a comma. ``a|b`` stays."""
         spaced = self._previous == " "
         _, begin = self._pending[0]
         if spaced and char in _SPACES:
@@ -220,7 +222,7 @@ class InlineFilter:
         self._previous = mark
 
     def _is_text(self, mark: str, length: int, following: str) -> bool:
-        """Whether a run of ``mark`` is to be read: ``2*3``, ``snake_case``, ``~5``; if not, note what it opens."""
+        """Return whether a run of ``mark`` is read aloud (``2*3``, ``snake_case``); record the emphasis it opens."""
         before = self._previous
         spaced_left = before in " \n"
         spaced_right = following in _SPACES - {SOFT_SPACE}
@@ -258,7 +260,7 @@ class InlineFilter:
         self._text(char, index)
 
     def _resolve_ticks(self) -> None:
-        """Backticks are never read. In code, only as many as opened it close it."""
+        """Drop backticks. A code span is closed only by as many backticks as opened it."""
         if not self._code:
             self._code = len(self._pending)
         elif self._code == len(self._pending):
@@ -295,12 +297,12 @@ class InlineFilter:
                 self._text(char, index)
 
     def _is_footnote(self) -> bool:
-        """``[^1]`` and ``[1]``, ``[2, 3]``: footnotes and citations."""
+        """Return whether the bracket is a footnote or citation: ``[^1]``, ``[1]``, ``[2, 3]``."""
         content = self._out.content()
         return content.startswith("^") or _CITATION.fullmatch(content) is not None
 
     def _resolve_close(self, following: str) -> bool:
-        """The bracket has no target. True if ``following`` is the colon of a footnote's own text."""
+        """Resolve a bracket without target; return True if ``following`` is the colon of a footnote definition."""
         if self._out.is_image or not self._is_footnote():
             self._out.keep()
             self._emit("]", self._closed_at)
@@ -334,7 +336,7 @@ class InlineFilter:
         self._reprocess()
 
     def _reference(self, char: str, index: int) -> None:
-        """``[text][label]``"""
+        """Handle ``[text][label]``."""
         if char == "]":
             self._pending.clear()
             if self._out.is_image:

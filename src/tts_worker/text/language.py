@@ -1,7 +1,6 @@
-"""Which language a segment is written in: what decides how its numbers and dates are read.
+"""Detects the language of a segment, which decides how numbers and dates are read.
 
-Owns the evidence of scripts and of common words, and what happens to text that shows neither ("12:30"). It knows
-nothing of voices beyond the names of their languages.
+Evidence is the script and common words; text without either ("12:30") follows the utterance's context.
 """
 
 from __future__ import annotations
@@ -34,15 +33,18 @@ _RECENT_WORDS = 24
 
 
 def primary_tag(language: str) -> str:
-    """``"en"`` of ``"en-US"``."""
+    """Return the primary subtag: ``"en"`` for ``"en-US"``."""
     return language.replace("_", "-").split("-")[0].lower()
 
 
 class LanguageDetector:
-    """Languages of the segments of one utterance, in order.
+    """Detects the language of each segment of one utterance, in order.
 
-    ``languages``: what the voice speaks ("mul": any). ``explicit``: what the caller asked for; it decides where the
-    script allows it and wherever the text shows nothing. Chinese is never assumed, only seen or asked for.
+    Chinese is never a default: it needs Han characters or an explicit request.
+
+    Args:
+        languages: Languages of the voice; "mul" means any.
+        explicit: Language requested by the caller. It applies if the script allows it, and to text without evidence.
     """
 
     def __init__(self, languages: Sequence[str], explicit: str | None = None) -> None:
@@ -54,7 +56,7 @@ class LanguageDetector:
         self._last_language: str | None = None
 
     def detect(self, text: str) -> str | None:
-        """The primary tag for ``text``, the utterance's next segment; None if nothing is known."""
+        """Return the primary tag for ``text``, the next segment of the utterance; None if unknown."""
         kana = len(_KANA.findall(text))
         words = [word.lower() for word in _LATIN.findall(text)]
         evidence = {
@@ -86,7 +88,7 @@ class LanguageDetector:
     def _han_language(self, has_kana: bool) -> str:
         if self._explicit in _HAN_LANGUAGES:
             return self._explicit
-        if has_kana or self._last_language == "ja":  # Japanese, too, has words of Han characters alone
+        if has_kana or self._last_language == "ja":  # Japanese also has words of Han characters only
             return "ja"
         candidates = [language for language in _HAN_LANGUAGES if language in self._languages]
         return candidates[0] if len(candidates) == 1 else "zh"
@@ -105,5 +107,5 @@ class LanguageDetector:
         }
         if not scores:
             return None
-        best = max(scores, key=lambda language: scores[language])  # English where none is ahead
+        best = max(scores, key=lambda language: scores[language])  # English on a tie
         return best

@@ -1,8 +1,9 @@
-"""How names are said: a word or phrase is read by another spelling, or by phonemes written between slashes.
+"""Pronunciation lexicon: replaces a word or phrase by another spelling or by phonemes between slashes.
 
-Owns the entries of the three levels (server < voice < session, later ones win), their checks, and the search for them
-in a stream of characters: whole words, longest match, across every cut of the stream. What is found goes on as one
-piece, so that no later stage cuts inside it. It knows nothing of segments; reading files is the caller's business.
+Entries come from three levels (server < voice < session; later levels win). ``LexiconStage`` finds them in a stream of
+characters: whole words, longest match, independent of how the stream is split. A replacement stays one unit, so that no
+later stage splits it. Reading files is the caller's task. The vocabulary follows the W3C Pronunciation Lexicon
+Specification (grapheme, alias, phoneme).
 """
 
 from __future__ import annotations
@@ -24,17 +25,21 @@ MAX_ENTRIES = 5000
 MAX_GRAPHEME_CHARS = 64
 MAX_ALIAS_CHARS = 256
 MAX_LEXICON_CHARS = 200_000
-"""Of all entries of one lexicon, written and said: what checking it may cost."""
+"""Total characters of one lexicon, graphemes and replacements; bounds the cost of validation."""
 
-_INSIDE_A_WORD = re.compile(r"(?<=[^\W_])[^\W\d_a-z]")  # letters but a to z
+_INSIDE_A_WORD = re.compile(r"(?<=[^\W_])[^\W\d_a-z]")  # letters except a to z
 _is_filtered = lru_cache(maxsize=4096)(is_filtered)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """``written`` is read as ``said``, or by ``phonemes`` (the engine's alphabet; ``said`` is then as written).
+    """One lexicon entry.
 
-    ``case_sensitive`` entries match exactly as written; the others in any case.
+    Attributes:
+        grapheme: Spelling to match.
+        alias: Spelling to read instead; None with ``phonemes``.
+        phonemes: Phonemes in the engine's alphabet.
+        case_sensitive: Whether the match is exact; otherwise any case matches.
     """
 
     grapheme: str
@@ -44,20 +49,20 @@ class Entry:
 
 
 class Lexicon:
-    """An immutable set of entries. ``len`` counts them. Later ``entries`` win over earlier ones."""
+    """An immutable set of entries; later ``entries`` replace earlier ones."""
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
-        self._spellings: dict[str, dict[str, Entry]] = {}  # by folded spelling, then exact ("" for any case)
+        self._spellings: dict[str, dict[str, Entry]] = {}  # by folded, then exact spelling ("" for any case)
         for entry in entries:
             folded = _folded(entry.grapheme)
             if entry.case_sensitive:
                 self._spellings.setdefault(folded, {})[entry.grapheme] = entry
-            else:  # says what every spelling becomes, also those that an earlier entry knew exactly
+            else:  # applies to every spelling, also to exact ones of earlier entries
                 self._spellings[folded] = {"": entry}
 
     @cached_property
     def root(self) -> _Node:
-        """Of the search tree, which grows where a text reaches it."""
+        """Root of the search tree, which is expanded on demand."""
         return _Node(0, tuple(self))
 
     def __len__(self) -> int:
@@ -68,24 +73,28 @@ class Lexicon:
 
     @classmethod
     def from_mapping(cls, data: object, *, name: str = "lexicon") -> Lexicon:
-        """A lexicon from what a YAML or JSON file holds: ``{"nginx": "engine x", "Siobhan": "/ʃɪˈvɔːn/"}``.
+        """Build a lexicon from YAML or JSON data: ``{"nginx": "engine x", "Siobhan": "/ʃɪˈvɔːn/"}``.
 
-        A value is a spelling, phonemes between slashes, or ``{say: ..., case_sensitive: bool}``. Without the latter a
-        key matches in any case unless it has a capital inside a word ("NASA", "iOS"). ``name`` (where the
-        data stands, for example ``voice.lexicon``) goes into messages.
+        A value is a spelling, phonemes between slashes, or ``{say: ..., case_sensitive: bool}``. By default a key
+        matches in any case unless it has a capital letter inside a word ("NASA", "iOS").
 
-        Raises InvalidRequest that names the key: wrong type, empty, too long, more than MAX_ENTRIES entries, or more
-        than MAX_LEXICON_CHARS characters in all.
+        Args:
+            data: The mapping.
+            name: Where the data comes from (for example ``voice.lexicon``), for error messages.
+
+        Raises:
+            InvalidRequest: Names the key: wrong type, empty, too long, more than ``MAX_ENTRIES`` entries, or more than
+                ``MAX_LEXICON_CHARS`` characters in total.
         """
         if not isinstance(data, Mapping):
-            raise InvalidRequest(f"{name} must be a mapping of words to how they are said, not {_type_name(data)}")
+            raise InvalidRequest(f"{name} must be a mapping of words to spellings, not {_type_name(data)}")
         if len(data) > MAX_ENTRIES:
             raise InvalidRequest(f"{name} has {len(data)} entries; at most {MAX_ENTRIES} are allowed")
         return cls(_entries(data, name))
 
     @classmethod
     def merged(cls, *levels: Lexicon) -> Lexicon:
-        """All entries of ``levels`` (server, voice, session); where they disagree the later level wins."""
+        """Merge ``levels`` (server, voice, session); a later level wins over an earlier one."""
         levels = tuple(level for level in levels if level)
         if len(levels) == 1:
             return levels[0]
@@ -109,7 +118,7 @@ def _entries(data: Mapping[object, object], name: str) -> Iterator[Entry]:
 
 def _named_entry(key: object, value: object, name: str) -> Entry:
     if not isinstance(key, str):
-        raise InvalidRequest(f"{name} has a key that is {_type_name(key)}; write it in quotes")
+        raise InvalidRequest(f"{name} has a key of type {_type_name(key)}; put it in quotes")
     grapheme = " ".join(key.split())
     try:
         return _parse_entry(grapheme, value)
@@ -118,7 +127,7 @@ def _named_entry(key: object, value: object, name: str) -> Entry:
 
 
 class _EntryError(Exception):
-    """What is wrong with an entry, behind its name in the message."""
+    """The fault of an entry, appended to its name in the message."""
 
 
 def _parse_entry(grapheme: str, value: object) -> Entry:
@@ -141,12 +150,12 @@ def _parse_entry(grapheme: str, value: object) -> Entry:
         raise _EntryError(f" must be a spelling or /phonemes/, not {_type_name(value)}")
     alias = " ".join(value.split())
     if len(alias) > MAX_ALIAS_CHARS:
-        raise _EntryError(f": at most {MAX_ALIAS_CHARS} characters may be said")
+        raise _EntryError(f": the replacement has at most {MAX_ALIAS_CHARS} characters")
     _check_characters(alias)
     if len(alias) > 2 and alias[0] == alias[-1] == "/":
         return Entry(grapheme, phonemes=alias[1:-1], case_sensitive=case_sensitive)
     if not any(map(str.isalnum, alias)):
-        raise _EntryError(" must say something: a spelling, or phonemes between slashes")
+        raise _EntryError(" needs something to say: a spelling, or phonemes between slashes")
     return Entry(grapheme, alias=alias, case_sensitive=case_sensitive)
 
 
@@ -172,8 +181,7 @@ def _folded(text: str) -> str:
 
 
 class _Node:
-    """A place in the search tree, ``depth`` characters into ``entries``. Its children are made when a text gets there:
-    most of a large lexicon is never reached."""
+    """A node of the search tree at depth ``depth``; children are created on demand, since most are never reached."""
 
     __slots__ = ("_depth", "_unexpanded", "entry", "exact", "folded")
 
@@ -185,7 +193,7 @@ class _Node:
         self.entry: Entry | None = next((entry for entry in entries if len(entry.grapheme) == depth), None)
 
     def children(self, char: str, folded: str) -> Iterator[_Node]:
-        """Where ``char`` leads, exact spellings first."""
+        """Yield the nodes that ``char`` leads to, exact spellings first."""
         if self._unexpanded:
             self._expand()
         if char in self.exact:
@@ -211,14 +219,14 @@ class _Node:
 
 class LexiconSink(TextSink, Protocol):
     def push_replacement(self, text: str, start: int, end: int, phonemes: str | None) -> None:
-        """Original characters ``[start, end)`` are said as ``text``, in one piece."""
+        """Take ``text`` as one unit that replaces the original characters ``[start, end)``."""
         ...
 
 
 class LexiconStage:
-    """Passes filtered characters on to ``out`` and what the lexicon knows as single pieces.
+    """Passes filtered characters to ``out``, and lexicon matches as single units.
 
-    Holds back at most MAX_GRAPHEME_CHARS + 1 characters, and only while they begin an entry.
+    Buffers at most ``MAX_GRAPHEME_CHARS + 1`` characters, and only while they can begin an entry.
     """
 
     def __init__(self, lexicon: Lexicon, out: LexiconSink) -> None:
@@ -226,8 +234,8 @@ class LexiconStage:
         self._out = out
         self._previous = " "
         self._pending: list[tuple[str, int]] = []
-        self._nodes: list[_Node] = []  # where the pending characters lead; exact spellings first
-        self._match: tuple[int, Entry] | None = None  # the longest entry so far, and its length
+        self._nodes: list[_Node] = []  # nodes reached by the pending characters; exact spellings first
+        self._match: tuple[int, Entry] | None = None  # length and entry of the longest match so far
 
     def push(self, char: str, index: int) -> None:
         todo = deque(((char, index),))
@@ -255,7 +263,7 @@ class LexiconStage:
             self._out.space_follows()
 
     def settle(self) -> None:
-        """Decide what is pending as if the text ended here."""
+        """Resolve pending characters as if the text ended here."""
         while self._nodes:
             self._record_match()
             for char, index in self._decide():
@@ -268,7 +276,7 @@ class LexiconStage:
                 return
 
     def _decide(self) -> list[tuple[str, int]]:
-        """Nothing longer can match: pass on what was found, or one character. The rest is to be read again."""
+        """Emit the longest match, or one character without a match; return the characters to process again."""
         pending = self._pending
         self._pending = []
         match = self._match
@@ -290,7 +298,7 @@ class LexiconStage:
 
     @staticmethod
     def _is_word_boundary(before: str, after: str) -> bool:
-        """Whether a word may end between the two."""
+        """Return whether a word may end between the two characters."""
         if extends(after):
             return False
         if is_unspaced(before) or is_unspaced(after):

@@ -1,7 +1,7 @@
-"""Numbers, dates and symbols as words, where an engine does not do it itself: the optional package ``wetext``.
+"""Text normalization with the optional package ``wetext``: numbers, dates and symbols as words.
 
-Owns the call of that package and the places of its words in the original text. It runs on whole segments, so its
-result does not depend on how the stream was cut. Languages without rules pass unchanged.
+Works on whole segments, so that the result does not depend on how the stream was split, and maps the new words to the
+original text. Languages without rules pass unchanged.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from tts_worker.text.rewrite_alignment import align_words
 from tts_worker.types import Segment, Span
 
 Normalize = Callable[[str, str | None], str]
-"""``(text, language) -> text``: how a run of spoken text is written out in words."""
+"""``(text, language) -> text``: writes out a run of spoken text in words."""
 
 LANGUAGES = ("en", "zh")
 """Primary BCP-47 tags that ``wetext`` has rules for."""
 
 
 def load_normalizer() -> Normalize:
-    """The ``wetext`` rules as a function. Its tables are read on the first text of a language (some 0.5 s).
+    """Return the ``wetext`` rules as a function; tables load with the first text of a language (about 0.5 s).
 
-    Raises MissingExtra if the package is not installed.
+    Raises:
+        MissingExtra: The package is not installed.
     """
     try:
         from wetext import Normalizer
     except ImportError as exc:
-        raise MissingExtra("text normalisation", "normalise") from exc
+        raise MissingExtra("text normalization", "normalise") from exc
     rules = {language: Normalizer(lang=language, operator="tn") for language in LANGUAGES}
 
     def normalize(text: str, language: str | None) -> str:
@@ -40,7 +41,7 @@ def load_normalizer() -> Normalize:
             return text
         try:
             written = rules[primary].normalize(text)
-        except Exception:  # the grammars reject odd text by assertions; as it stands it can still be spoken
+        except Exception:  # the grammars reject unusual text by assertions; the text is spoken unchanged
             return text
         return str(written) or text
 
@@ -55,16 +56,20 @@ _NEEDS_REWRITING = re.compile(
 
 
 def needs_rewriting(text: str) -> bool:
-    """Whether the rules may change ``text``: it has digits, symbols, abbreviations or capitals in a row. What has none
-    of them is not worth some 0.2 ms a character."""
+    """Return whether the rules may change ``text``: it has digits, symbols, abbreviations or consecutive capitals.
+
+    Skipping other text saves about 0.2 ms per character.
+    """
     if _NEEDS_REWRITING.search(text):
         return True
     return not text.isascii() and any(unicodedata.category(char) in ("No", "Nl") for char in text)
 
 
 def normalize_segment(segment: Segment, normalize: Normalize, language: str | None) -> Segment:
-    """``segment`` with its plain text written out; what the lexicon said stays as it is. Every new span ranges over the
-    original words that it says, and words that need no rewriting keep a place for each character."""
+    """Return ``segment`` with its plain text normalized; lexicon replacements stay unchanged.
+
+    Every new span ranges over the original words it replaces; unchanged words keep one offset per character.
+    """
     spans: list[Span] = []
     run: list[Span] = []
     for span in segment.spans:
@@ -107,13 +112,16 @@ def _character_spans(text: str, places: list[int]) -> list[Span]:
 
 
 def _aligned_runs(source: str, target: str) -> list[tuple[str, int, int]]:
-    """``target`` in pieces that cover it, each with the non-empty range of ``source`` that it says. Pieces that say the
-    same words are one; a single space between words stands for the space in the source where there is one."""
+    """Split ``target`` into parts that cover it, each with its non-empty range of ``source``.
+
+    Parts from the same source words are joined. A single space between words maps to the space in the source, if there
+    is one.
+    """
     words: list[list[int]] = []
     for target_start, target_end, start, end in align_words(source, target):
-        if words and (start == end or start < words[-1][3]):  # inserted, or more of the same words
+        if words and (start == end or start < words[-1][3]):  # inserted, or from the same source words
             words[-1][1] = target_end
-        elif words and words[-1][2] == words[-1][3]:  # the first words were inserted: they belong to what follows
+        elif words and words[-1][2] == words[-1][3]:  # words inserted at the start join the next run
             words[-1][1:] = [target_end, start, end]
         else:
             words.append([target_start, target_end, start, end])
@@ -132,7 +140,7 @@ def _aligned_runs(source: str, target: str) -> list[tuple[str, int, int]]:
 
 
 def _merge_plain(spans: list[Span]) -> list[Span]:
-    """Neighbouring single characters as one span."""
+    """Merge neighboring plain spans."""
     joined: list[Span] = []
     for span in spans:
         last = joined[-1] if joined else None

@@ -1,8 +1,7 @@
-"""From text as it arrives to segments that may be spoken: decode, filter, lexicon, segmenter.
+"""The text pipeline of one utterance: decode, filter, apply the lexicon, segment.
 
-Owns the order of the stages and the canonical original text of one utterance, in which every offset counts. Sans-IO:
-it is fed deltas and returns segments. The segments depend only on the text and on where it was flushed, never on
-how the text was cut; time and memory are linear in it. It knows nothing of sessions, engines or time.
+Sans-IO: takes deltas, returns segments. All offsets refer to the canonical original text. The segments depend only on
+the text and on where it was flushed, never on how the stream was split; time and memory are linear in the text.
 """
 
 from __future__ import annotations
@@ -25,9 +24,14 @@ _TAIL_PARTS = 4096
 class TextOptions:
     """How text is read.
 
-    ``markdown``: leave out Markdown and tags. ``urls``: what becomes of bare URLs. ``language``: a BCP-47 tag, for
-    abbreviations; None means English habits. The others are those of ``SegmenterOptions``.
-    Raises InvalidRequest if a value is out of range.
+    Attributes:
+        markdown: Whether Markdown and tags are removed.
+        urls: How bare URLs are read.
+        language: BCP-47 tag, for abbreviations; None means English rules.
+        by_word: See ``SegmenterOptions``, as for the sizes that follow.
+
+    Raises:
+        InvalidRequest: A value is out of range.
     """
 
     markdown: bool = True
@@ -53,7 +57,7 @@ class TextOptions:
 
 
 class TextPipeline:
-    """One per utterance."""
+    """Turns the text of one utterance into segments."""
 
     def __init__(self, options: TextOptions | None = None, lexicon: Lexicon | None = None) -> None:
         options = options or TextOptions()
@@ -64,13 +68,13 @@ class TextPipeline:
             self._lexicon or self._segmenter, markdown=options.markdown, urls=UrlMode(options.urls)
         )
         self._parts: list[str] = []
-        self._tail: list[str] = []  # the latest deltas; joined from time to time, for there may be one per character
+        self._tail: list[str] = []  # latest deltas, joined periodically since a delta may be one character
         self._length = 0
         self._ended = False
 
     @property
     def source(self) -> str:
-        """The original text so far. Offsets index it; receipts are cut from it."""
+        """The original text so far, which offsets index and playback reports split."""
         if self._tail or len(self._parts) > 1:
             self._parts = ["".join([*self._parts, *self._tail])]
             self._tail.clear()
@@ -78,36 +82,50 @@ class TextPipeline:
 
     @property
     def has_speech(self) -> bool:
-        """Whether any segment came out yet."""
+        """Whether a segment has been emitted."""
         return self._segmenter.count > 0
 
     def feed(self, delta: str | bytes) -> list[Segment]:
-        """Take more text: characters, or UTF-8 that may be cut anywhere. Returns the segments that it completed.
+        """Take more text, ``str`` or UTF-8 split anywhere; return the segments it completes.
 
-        Raises IllegalCommand after ``end``.
+        Raises:
+            IllegalCommand: Called after ``end``.
         """
         self._check_open()
         self._process(self._decoder.feed(delta))
         return self._pop_ready()
 
     def flush(self) -> list[Segment]:
-        """Speak what is there without ending; half a character waits for its other half. Raises IllegalCommand after
-        ``end``."""
+        """Emit pending text without ending; half a character still waits for its other half.
+
+        Raises:
+            IllegalCommand: Called after ``end``.
+        """
         self._check_open()
         self._filter.flush()
         return self._finish(Boundary.FLUSH)
 
     def flush_words(self) -> list[Segment]:
-        """Speak the words that are complete without ending: the writer is silent. A word that may still be growing
-        stays, and so does what a filter or the lexicon holds back. Raises IllegalCommand after ``end``."""
+        """Emit the complete words without ending, while the text pauses.
+
+        A word that may still grow stays pending, like the text that a filter or the lexicon buffers.
+
+        Raises:
+            IllegalCommand: Called after ``end``.
+        """
         self._check_open()
         self._filter.release_mark()
         self._segmenter.finish_words()
         return self._pop_ready()
 
     def end(self) -> list[Segment]:
-        """No more text: the last segments. The last one ranges to the end of the text if it was not out before.
-        Raises IllegalCommand if called twice."""
+        """End the text and return the last segments.
+
+        The last segment ranges to the end of the text unless it was emitted before.
+
+        Raises:
+            IllegalCommand: Called twice.
+        """
         self._check_open()
         self._ended = True
         self._process(self._decoder.end())
@@ -115,13 +133,17 @@ class TextPipeline:
         return self._finish(Boundary.END)
 
     def skip(self, delta: str | bytes) -> None:
-        """Take text that will not be spoken; it only counts in ``source``. Raises IllegalCommand after ``end``."""
+        """Take text that is not spoken and only counts in ``source``.
+
+        Raises:
+            IllegalCommand: Called after ``end``.
+        """
         self._check_open()
         self._append_source(self._decoder.feed(delta))
 
     def _check_open(self) -> None:
         if self._ended:
-            raise IllegalCommand("the text has ended: begin another utterance")
+            raise IllegalCommand("the text of this utterance has ended; begin another utterance")
 
     def _process(self, text: str) -> None:
         if not text:

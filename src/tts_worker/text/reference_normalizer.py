@@ -1,8 +1,8 @@
-"""CosyVoice's own text normaliser and sentence splitter, rule by rule: what the reference does to a text.
+"""CosyVoice's text normalizer and sentence splitter, rule by rule.
 
-Owns the rules that decide which text the language model was given when parity numbers were made; the worker's streaming
-path has its own segmenter and does not come here. Where the reference would crash (nothing but blanks, a number of 40
-digits, a quote with nothing before it) this goes on. It must not know tokens: it is told how to count them.
+These rules define the text that the language model received when the parity figures were recorded; the streaming path
+uses ``segmenter`` instead. Input that makes the reference crash (blanks only, a number of 40 digits, a leading quote)
+is accepted here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import groupby
 
 from tts_worker.errors import MissingExtra
 
-# Chinese: characters; English: tokens
+# Lengths in characters for Chinese, in tokens for English.
 MAX_LENGTH = 80
 MIN_LENGTH = 60
 GLUE_LENGTH = 20
@@ -34,15 +34,19 @@ _TENS = ("", "", *_NUMBERS.split()[20:])
 _SCALES = ("", *(f" {power}" for power in _POWERS.split()))
 
 Rewriter = Callable[[str, bool], str]
-"""Writes numbers, dates and the like as words: (text, whether it is Chinese) -> text."""
+"""``(text, is_chinese) -> text``: writes numbers and dates as words."""
 
 
 def wetext_rewriter() -> Rewriter:
-    """What the reference uses where it is installed. Raises MissingExtra."""
+    """Return the rewriter that the reference uses if wetext is installed.
+
+    Raises:
+        MissingExtra: wetext is not installed.
+    """
     try:
         from wetext import Normalizer
     except ImportError:
-        raise MissingExtra("wetext normalisation", "normalise") from None
+        raise MissingExtra("wetext normalization", "normalise") from None
     chinese = Normalizer(remove_erhua=False)
     english = Normalizer()
     return lambda text, is_chinese: str((chinese if is_chinese else english).normalize(text))
@@ -53,16 +57,21 @@ def contains_chinese(text: str) -> bool:
 
 
 def normalize(text: str, *, rewrite: Rewriter | None = None, enabled: bool = True) -> str:
-    """``text`` as the reference hands it on unsplit: unchanged if it holds a ``<|tag|>`` or if not ``enabled``."""
+    """Return ``text`` as the reference passes it on unsplit: unchanged with a ``<|tag|>`` or if not ``enabled``."""
     return _normalize(text, rewrite)[0] if _applies(text, enabled) else text
 
 
 def normalize_and_split(
     text: str, count_tokens: Callable[[str], int], *, rewrite: Rewriter | None = None, enabled: bool = True
 ) -> list[str]:
-    """The pieces of ``text`` that the reference speaks one after the other; none if there is nothing but punctuation.
+    """Return the segments that the reference synthesizes in turn; empty for text with punctuation only.
 
-    ``count_tokens`` measures pieces of English."""
+    Args:
+        text: Text to normalize.
+        count_tokens: Length measure for English segments.
+        rewrite: Rewriter of numbers and dates, or None.
+        enabled: Whether to normalize; if False, ``text`` is the only segment.
+    """
     if not _applies(text, enabled):
         return [text]
     text, chinese = _normalize(text, rewrite)
@@ -90,17 +99,17 @@ def _normalize(text: str, rewrite: Rewriter | None) -> tuple[str, bool]:
 
 
 def _without_blanks(text: str) -> str:
-    """Spaces stay only between two ASCII characters that are no spaces themselves."""
+    """Drop spaces, except between two ASCII characters that are not spaces."""
 
     def solid(i: int) -> bool:
-        # The reference looks at text[-1] before the first character, and past the end after the last.
+        # As in the reference, text[-1] precedes the first character, and a blank follows the last one.
         return i < len(text) and text[i].isascii() and text[i] != " "
 
     return "".join(c for i, c in enumerate(text) if c != " " or (solid(i + 1) and solid(i - 1)))
 
 
 def _sentences(text: str, stops: str, chinese: bool) -> list[str]:
-    """Cut after every stop; a closing quote stays with its sentence, a stop with nothing before it is lost."""
+    """Split after every stop; a closing quote stays with its sentence, a stop without text before it is dropped."""
     if text and text[-1] not in stops:
         text += "。" if chinese else "."
     pieces: list[str] = []
@@ -118,7 +127,7 @@ def _sentences(text: str, stops: str, chinese: bool) -> list[str]:
 
 
 def _merge(sentences: list[str], length: Callable[[str], int]) -> list[str]:
-    """As long as they fit, sentences make one piece; a short last one joins the piece before it."""
+    """Join sentences up to the length limit; a short last one joins the one before it."""
     merged: list[str] = []
     current = ""
     for sentence in sentences:
@@ -138,7 +147,7 @@ def is_only_punctuation(text: str) -> bool:
 
 
 def spell_out_numbers(text: str) -> str:
-    """Every run of digits as English words. A run of superscripts is "zero", as in the reference."""
+    """Replace every run of digits by English words; a run of superscripts becomes "zero", as in the reference."""
     runs = ((is_digits, "".join(run)) for is_digits, run in groupby(text, str.isdigit))
     return "".join(_number("".join(filter(str.isdecimal, run))) if is_digits else run for is_digits, run in runs)
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from tts_worker.text.characters import extends, is_opener, is_spoken, is_unspaced, spoken_weight
 
-# Beyond this many cells the exact alignment of a gap gives way to landmarks and blocks, so that hostile text stays
-# linear; landmarks are looked for within landmarks this deep.
+# A gap with more cells is aligned by landmarks and blocks instead of exactly, which keeps hostile text linear.
+# Landmarks are searched recursively to this depth.
 _EXACT_CELLS = 64 * 64
 _LANDMARK_DEPTH = 4
 
@@ -21,8 +21,11 @@ _LANDMARK_DEPTH = 4
 
 
 def word_ranges(text: str) -> list[tuple[int, int]]:
-    """The words of ``text`` as ranges: runs without whitespace; one grapheme cluster each in scripts without spaces
-    (punctuation stays with its neighbour). Runs of punctuation alone count as words here."""
+    """Return the words of ``text`` as ranges.
+
+    A word is a run without whitespace, or one grapheme cluster in scripts without spaces (punctuation stays with its
+    neighbor). A run of punctuation counts as a word here.
+    """
     found: list[tuple[int, int]] = []
     start = -1
     for index, char in enumerate(text):
@@ -41,28 +44,28 @@ def word_ranges(text: str) -> list[tuple[int, int]]:
 
 
 def breaks_before(before: str, char: str) -> bool:
-    """Whether a new word begins at ``char`` although no space is there."""
+    """Return whether a new word begins at ``char`` without a space before it."""
     if extends(char) or is_opener(before):
         return False
     if is_unspaced(char):
         return True
-    # After ideographs: letters, digits and opening brackets begin a word, other punctuation hangs on.
+    # After ideographs, letters, digits and opening brackets begin a word; other punctuation is attached.
     return _tail_is_unspaced(before) and (is_spoken(char) or is_opener(char))
 
 
 def _tail_is_unspaced(char: str) -> bool:
-    # Ideographic punctuation ends a word as surely as the ideograph before it.
+    # Ideographic punctuation ends a word, as an ideograph does.
     return is_unspaced(char) or "\u3000" <= char <= "\u303f" or "\uff00" <= char <= "\uff0f" or char in "：；？！"
 
 
 def _comparison_key(word: str) -> str:
-    """What must agree for two words to be the same: letters and digits, without case or accents."""
+    """Return the letters and digits of ``word`` without case or accents; words with equal keys match."""
     decomposed = unicodedata.normalize("NFKD", word.casefold())
     return "".join(char for char in decomposed if char.isalnum()) or word
 
 
 def _likeness(source: str, target: str) -> int:
-    """How sure it is that ``target`` says ``source``: identical words anchor, abbreviations help, others may pair."""
+    """Return how likely ``target`` rewrites ``source``: identical words score highest, then abbreviations."""
     if source == target:
         return 8 + min(len(source), 8)
     if source[0] != target[0] or source.isdigit() or not source.isalnum():
@@ -93,7 +96,7 @@ def align_words(source: str, target: str) -> list[tuple[int, int, int, int]]:
     pairs = list(_anchors(source_keys, target_keys, 0, 0))
     pairs.append((len(source_keys), len(target_keys)))
     ranges: list[tuple[int, int]] = []
-    place = 0  # source offset up to which everything is spoken for
+    place = 0  # source offset up to which words are assigned
     s = t = 0
     for s_anchor, t_anchor in pairs:
         gap = source_units[s:s_anchor]
@@ -108,17 +111,16 @@ def align_words(source: str, target: str) -> list[tuple[int, int, int, int]]:
 
 
 def source_ranges(source: str, target: str) -> list[tuple[int, int]]:
-    """The range of ``source`` that every whitespace-separated word of ``target`` came from.
+    """Return the range of ``source`` that each whitespace-separated word of ``target`` comes from.
 
-    ``target`` is a rewriting of ``source`` (numbers spelled out, abbreviations expanded, symbols replaced); result
-    ``i`` is the half-open range for ``target.split()[i]``. Identical words anchor the alignment, what lies between
-    anchors is shared out in order. Ranges are monotonic; a word that was inserted has an empty range. Never raises;
-    linear time for long text.
+    ``target`` is a rewriting of ``source`` (numbers spelled out, abbreviations expanded, symbols replaced). Identical
+    words anchor the alignment; words between anchors are distributed in order. Ranges are half-open and monotonic; an
+    inserted word has an empty range. Defined for any two strings, in linear time for long texts.
     """
     result: list[tuple[int, int]] = []
     last_end = -1
     for target_start, target_end, start, end in align_words(source, target):
-        if target_start == last_end:  # the same whitespace-separated word goes on (a script without spaces)
+        if target_start == last_end:  # the same whitespace-separated word continues (script without spaces)
             before, until = result[-1]
             result[-1] = (start if before == until else before, max(until, end))
         else:
@@ -128,7 +130,7 @@ def source_ranges(source: str, target: str) -> list[tuple[int, int]]:
 
 
 def _anchors(source: list[str], target: list[str], s0: int, t0: int) -> Iterator[tuple[int, int]]:
-    """Pairs of indices (offset by ``s0, t0``) of words that say each other, both strictly increasing."""
+    """Yield index pairs (shifted by ``s0, t0``) of matching words, strictly increasing on both sides."""
     head = 0
     while head < len(source) and head < len(target) and source[head] == target[head]:
         yield s0 + head, t0 + head
@@ -155,7 +157,7 @@ def _inner_anchors(source: list[str], target: list[str], s0: int, t0: int, depth
         return
     unique = _unique_pairs(source, target) if depth < _LANDMARK_DEPTH else []
     if not unique:
-        # No landmark: cut both into as many blocks, of at most 32 words, and align block by block.
+        # Without landmarks, split both into the same number of blocks, of at most 32 words, and align block by block.
         blocks = max(len(source), len(target)) // 32 + 1
         s = t = 0
         for number in range(1, blocks + 1):
@@ -175,14 +177,14 @@ def _inner_anchors(source: list[str], target: list[str], s0: int, t0: int, depth
 
 
 def _unique_pairs(source: list[str], target: list[str]) -> list[tuple[int, int]]:
-    """Words that occur exactly once on both sides, in the longest order that agrees (patience alignment)."""
+    """Return the longest increasing sequence of words that occur exactly once on both sides (patience alignment)."""
     once_source = _unique_words(source)
     once_target = _unique_words(target)
     pairs = [(index, once_target[word]) for word, index in once_source.items() if word in once_target]
     tops: list[int] = []
     chain: list[int] = []
     previous = [-1] * len(pairs)
-    for number, (_, t) in enumerate(pairs):  # source indices are increasing already
+    for number, (_, t) in enumerate(pairs):  # source indices already increase
         pile = bisect_left(tops, t)
         if pile == len(tops):
             tops.append(t)
@@ -207,7 +209,7 @@ def _unique_words(words: list[str]) -> dict[str, int]:
 
 
 def _best_pairs(source: list[str], target: list[str]) -> list[tuple[int, int]]:
-    """The pairing of greatest total likeness, by dynamic programming over ``len(source) * len(target)`` cells."""
+    """Return the pairing with the greatest total likeness, by dynamic programming in ``O(source * target)``."""
     width = len(target) + 1
     best = [[0] * width for _ in range(len(source) + 1)]
     likeness = [[_likeness(s, t) for t in target] for s in source]
@@ -233,10 +235,10 @@ def _best_pairs(source: list[str], target: list[str]) -> list[tuple[int, int]]:
 
 
 def _distribute(source: str, gap: list[tuple[int, int]], words: list[str], place: int) -> list[tuple[int, int]]:
-    """Ranges for target ``words`` that lie between two anchors, from the source words in ``gap`` between the same two.
+    """Assign the source words in ``gap`` to the target ``words`` between the same two anchors.
 
-    In order and by weight: where words outnumber the source several share one, else one word says several. With no
-    source word free, the words were inserted at ``place``.
+    Words are assigned in order and by weight: several target words share a source word, or one target word covers
+    several. Without a free source word, the words count as inserted at ``place``.
     """
     if not words:
         return []
@@ -256,21 +258,21 @@ def _distribute(source: str, gap: list[tuple[int, int]], words: list[str], place
 
 
 def _assign_groups(items: list[int], groups: list[int]) -> list[int]:
-    """A group number for every item: in order, every group gets at least one, shares as near as may be to ``groups``.
+    """Assign a group number to every item, in order, with shares close to the weights of ``groups``.
 
-    ``len(items) >= len(groups) >= 1``; all weights are positive.
+    Every group gets at least one item. Requires ``len(items) >= len(groups) >= 1`` and positive weights.
     """
     item_total = sum(items)
     group_total = sum(groups)
     result: list[int] = []
     group = 0
-    done = 0  # weight of the items dealt
-    limit = groups[0]  # weight of the groups up to and with the present one
+    done = 0  # weight of the assigned items
+    limit = groups[0]  # weight of the groups up to and including the current one
     for number, item in enumerate(items):
-        left = len(items) - number
-        must = len(groups) - 1 - group >= left  # the other groups need all that is left
+        remaining = len(items) - number
+        must_advance = len(groups) - 1 - group >= remaining  # the other groups need all remaining items
         middle_is_beyond = (2 * done + item) * group_total > 2 * limit * item_total
-        if result and group + 1 < len(groups) and result[-1] == group and (must or middle_is_beyond):
+        if result and group + 1 < len(groups) and result[-1] == group and (must_advance or middle_is_beyond):
             group += 1
             limit += groups[group]
         result.append(group)
@@ -279,4 +281,5 @@ def _assign_groups(items: list[int], groups: list[int]) -> list[int]:
 
 
 def word_weight(word: str) -> int:
+    """Return the spoken weight of ``word`` plus one for the space after it."""
     return 1 + sum(map(spoken_weight, word))

@@ -1,8 +1,8 @@
-"""Small recognisers of bounded look-ahead: an HTML or SSML tag, the target of a Markdown link.
+"""Recognizers with bounded look-ahead: an HTML or SSML tag, and the target of a Markdown link.
 
-Each takes one character at a time and says whether it needs more, has seen the whole thing, or fails. They hold no
-text that could be spoken (the caller does) and know nothing of what happens to it. None accepts the character that
-begins another of its kind, so that a failed attempt can be read again at a bounded cost.
+Each takes one character at a time and reports whether it needs more, is complete, or fails. The caller keeps the text.
+No scanner accepts the character that begins another construct of its kind, so rereading after a failure has bounded
+cost.
 """
 
 from __future__ import annotations
@@ -25,13 +25,19 @@ CELL_TAGS = frozenset(("td", "th"))
 
 class Step(Enum):
     MORE = "more"
-    DONE = "done"  # the character completed it
-    FAIL = "fail"  # the character does not belong: nothing was recognised
+    DONE = "done"  # the construct is complete
+    FAIL = "fail"  # the character does not belong to the construct
 
 
 class TagScanner:
-    """What follows ``<``: a tag (attributes need ``=``, so that ``a <b and c> d`` is text), a declaration, or a model's
-    special token ``<|...|>``. ``comment`` is true after ``<!--``."""
+    """Recognizes the text after ``<``: a tag, a declaration, or a special token ``<|...|>`` of a model.
+
+    Attributes need ``=``, so that ``a <b and c> d`` stays text.
+
+    Attributes:
+        name: Name of the tag, empty for declarations and tokens.
+        comment: Whether the text is ``<!--``, the start of a comment.
+    """
 
     def __init__(self) -> None:
         self.name = ""
@@ -121,7 +127,7 @@ class TagScanner:
 
 
 class TargetScanner:
-    """What follows ``](``: a link target without spaces and perhaps a quoted title, up to the closing parenthesis."""
+    """Recognizes the text after ``](``: a link target without spaces and an optional quoted title, up to ``)``."""
 
     def __init__(self) -> None:
         self._state = "target"
@@ -131,7 +137,7 @@ class TargetScanner:
 
     @property
     def is_long(self) -> bool:
-        """The target is so long that it cannot be anything to read: the caller need not keep it."""
+        """Whether the target is too long to be readable text, so that the caller need not keep it."""
         return self._state == "target" and self._length > _TARGET_LIMIT
 
     def feed(self, char: str) -> Step:

@@ -1,10 +1,10 @@
-"""Cuts filtered text into the units that are spoken, while it is being written.
+"""Cuts filtered text into segments while it arrives.
 
-Owns where a segment ends: first clause early, later ones longer, sentences always, never inside numbers, abbreviations
-or words unless too long. An automaton over single characters, so the segments are the same however the text was cut.
-It knows nothing of Markdown (the filter's work), voices or time.
+The first clause is emitted early, later segments are longer. Sentences always end a segment; numbers, abbreviations and
+words are never cut unless they are too long. The segmenter is an automaton over single characters, so the segments do
+not depend on how the stream is split.
 
-Delay: a sentence is out with the space after its stop; with the next letter after a stop that may belong to an
+Delay: a sentence is emitted with the space after its stop; with the next letter after a stop that may belong to an
 abbreviation, an ellipsis or a quote; in scripts without spaces with the next character.
 """
 
@@ -20,19 +20,25 @@ from tts_worker.types import Boundary, Segment, Span
 
 _SENTENCE = frozenset(".!?…。！？｡．।॥؟۔።။։")
 _CLAUSE = frozenset(",;:—–-，、；：،؛፣၊")
-# Need no space after them.
+# These need no space after them.
 _WIDE = frozenset("。！？｡।॥؟۔።။։，、；：،؛፣၊—")
-_WORD_LIMIT = 24  # how far back an abbreviation is looked for
+_WORD_LIMIT = 24  # longest abbreviation, in units
 
 
 @dataclass(frozen=True, slots=True)
 class SegmenterOptions:
-    """Sizes are spoken sizes: a Latin letter, space or mark counts 1 (about 1/15 s), a digit or Han character 3.
+    """Segment sizes, in spoken size: a Latin letter, space or mark counts 1 (about 1/15 s), a digit or Han character 3.
 
-    ``first_clause_chars``: the first segment may end at a comma from here; the minimum doubles with every segment up
-    to ``clause_chars``. ``first_max_chars``, ``max_chars``: no segment is longer; without punctuation it is cut at a
-    space. ``by_word``: segments are words, and only the maxima count.
-    Raises InvalidRequest if they are not increasing from 1 or ``first_max_chars`` is below 20.
+    Attributes:
+        first_clause_chars: Minimum size of the first segment for a cut at a comma. The minimum doubles with every
+            segment, up to ``clause_chars``.
+        clause_chars: Largest minimum size for a cut at a comma.
+        first_max_chars: Maximum size of the first segment; text without punctuation is cut at a space.
+        max_chars: Maximum size of the other segments.
+        by_word: Make every word a segment; only the maxima apply.
+
+    Raises:
+        InvalidRequest: The sizes do not increase from 1, or ``first_max_chars`` is below 20.
     """
 
     first_clause_chars: int = 12
@@ -50,13 +56,13 @@ class SegmenterOptions:
 
 @dataclass(slots=True)
 class _Unit:
-    """One character, or what the lexicon made of several."""
+    """One character, or one replacement by the lexicon."""
 
     text: str
     start: int
     end: int
     size: int
-    is_replacement: bool = False  # the lexicon's
+    is_replacement: bool = False  # inserted by the lexicon
     phonemes: str | None = None
 
     @property
@@ -66,13 +72,13 @@ class _Unit:
 
 @dataclass(slots=True)
 class _Cut:
-    """A place where the segment may end: after ``length`` units, if what follows agrees."""
+    """A possible end of the segment after ``length`` units, to be confirmed by the text that follows."""
 
-    first: int  # the unit where the mark begins
+    first: int  # first unit of the mark
     length: int
     boundary: Boundary
     mark: str  # without closing quotes and brackets
-    has_space: bool = False  # a space has followed: only the next letter is missing
+    has_space: bool = False  # a space follows; only the next letter is missing
 
     @property
     def is_dash(self) -> bool:
@@ -80,7 +86,7 @@ class _Cut:
 
     @property
     def is_closed(self) -> bool:
-        """A quote or bracket was closed behind the mark."""
+        """Whether a quote or bracket is closed after the mark."""
         return self.length - self.first > len(self.mark)
 
     @property
@@ -89,11 +95,11 @@ class _Cut:
 
 
 class Segmenter:
-    """Takes filtered characters (see ``LexiconSink``); finished segments gather in ``ready``.
+    """Takes filtered characters (see ``LexiconSink``) and collects finished segments in ``ready``.
 
-    Ranges tile the original text: each segment begins where the last ended, so what was filtered belongs to the segment
-    after it. Text with nothing to say makes no segment and joins the next one; what follows the last segment and says
-    nothing joins it if it is still to come, else it belongs to none.
+    The ranges tile the original text: a segment begins where the last one ended, so filtered text belongs to the
+    segment after it. Text without speech makes no segment and joins the next one. After the last segment it joins that
+    segment if it is not emitted yet; otherwise it belongs to none.
     """
 
     def __init__(self, options: SegmenterOptions | None = None, language: str | None = None) -> None:
@@ -103,12 +109,12 @@ class Segmenter:
         self.count = 0
         self._units: list[_Unit] = []
         self._size = 0
-        self._start = 0  # of the present segment, in the original
+        self._start = 0  # of the current segment, in the original text
         self._has_speech = False
         self._cut: _Cut | None = None
         self._last_space = 0  # units before the last space
-        self._last_clause = 0  # units up to and with the last mark where one may breathe
-        self._space_pending = False  # a space comes before the next letter, but has not been pushed yet
+        self._last_clause = 0  # units up to and including the last clause mark
+        self._space_pending = False  # a space precedes the next letter but is not pushed yet
         self._add = self._add_to_word if self._options.by_word else self._add_to_clause
 
     # -- input ------------------------------------------------------------------------------------------------------
@@ -130,11 +136,11 @@ class Segmenter:
             self._space_after_cut(self._cut)
 
     def finish(self, boundary: Boundary, end: int) -> None:
-        """Speak what is there (FLUSH or END); the segment ranges to ``end``, the length of the original text."""
+        """Emit all pending text (FLUSH or END). The segment ranges to ``end``, the length of the original text."""
         self._emit(len(self._units), boundary, end)
 
     def finish_words(self) -> None:
-        """Emit the words that are complete. A word that may still be growing stays, and silent text stays with it."""
+        """Emit the complete words. A word that may still grow stays, with the text that carries no speech."""
         length = self._complete_length()
         if not self._has_speech_before(length):
             return
@@ -143,7 +149,7 @@ class Segmenter:
         self._emit(length, Boundary.SENTENCE if ends_sentence else Boundary.FLUSH, self._units[length - 1].end)
 
     def _complete_length(self) -> int:
-        """Pieces up to the end of the last complete word."""
+        """Return the number of units up to the end of the last complete word."""
         length = len(self._units)
         if length == 0 or self._space_pending or self._is_complete():
             return length
@@ -158,7 +164,7 @@ class Segmenter:
         return 0
 
     def _is_complete(self) -> bool:
-        """Whether the word that ends the units cannot grow: after it stands a mark, or its script has no spaces."""
+        """Return whether the last word cannot grow: a mark follows it, or its script has no spaces."""
         last = self._units[-1]
         if last.is_replacement or last.text == " ":
             return True
@@ -206,7 +212,7 @@ class Segmenter:
         return min(self._options.clause_chars, self._options.first_clause_chars << min(self.count, 16))
 
     def _record_mark(self, char: str) -> None:
-        """The last unit may be the mark that ends a segment."""
+        """Record a possible cut if the last unit is a mark that ends a segment."""
         length = len(self._units)
         if char in _SENTENCE:
             self._cut = _Cut(length - 1, length, Boundary.SENTENCE, char)
@@ -214,7 +220,7 @@ class Segmenter:
             self._cut = _Cut(length - 1, length, Boundary.CLAUSE, char)
 
     def _resolve_cut(self, cut: _Cut, unit: _Unit) -> bool:
-        """The unit after a possible end decides it. True if the unit was used up as part of the mark."""
+        """Decide a possible cut from the unit after it; return True if the unit became part of the mark."""
         char = unit.text
         if char == "\n":
             self._cut = None
@@ -240,7 +246,7 @@ class Segmenter:
         return False
 
     def _extends_mark(self, cut: _Cut, char: str) -> bool:
-        """Whether ``char`` belongs to the mark: "?!", "...", ".)", '."', "--"."""
+        """Return whether ``char`` belongs to the mark: "?!", "...", ".)", '."', "--"."""
         if cut.is_dash:
             return char == cut.mark[-1]
         return is_closer(char) or char in _SENTENCE or (char in _CLAUSE and char == cut.mark[-1])
@@ -254,7 +260,7 @@ class Segmenter:
         return cut.first == 0 or self._units[cut.first - 1].text == " "
 
     def _space_after_cut(self, cut: _Cut) -> None:
-        """The mark is followed by a space: that settles it, unless the next word matters."""
+        """Confirm the cut, since a space follows the mark, unless the next word matters."""
         if cut.is_dash and not self._space_before(cut) and len(cut.mark) == 1:
             self._cut = None  # "pre- and post-war"
         elif cut.is_ellipsis or cut.is_dash or cut.is_closed or self._is_ambiguous(cut):
@@ -264,14 +270,14 @@ class Segmenter:
             self._end_segment_at(cut)
 
     def _is_ambiguous(self, cut: _Cut) -> bool:
-        """Whether the mark is a stop that may belong to an abbreviation or a number."""
+        """Return whether the mark is a period that may belong to an abbreviation or a number."""
         if cut.mark != ".":
             return False
         word, _ = self._word_before(cut.first)
         return word is not None and self._rules.classify(word) is Period.AMBIGUOUS
 
     def _ends_before(self, cut: _Cut, following: str) -> bool:
-        """Whether a mark that waited for the next word ends the segment before it."""
+        """Return whether a mark that waited for the next word ends the segment before that word."""
         if cut.is_ellipsis:
             if following.islower():
                 cut.boundary = Boundary.CLAUSE
@@ -284,8 +290,10 @@ class Segmenter:
         return cut.boundary is Boundary.CLAUSE or not following.islower()  # "Yes!" he said.
 
     def _word_before(self, length: int) -> tuple[str | None, bool]:
-        """The word that ends the first ``length`` units, without opening marks; whether the segment begins with it.
-        None if it is the lexicon's or long: no abbreviation."""
+        """Return the last word of the first ``length`` units without opening marks, and whether it begins the segment.
+
+        The word is None for a lexicon replacement and for a long word: neither is an abbreviation.
+        """
         first = length
         while first > 0 and self._units[first - 1].text != " ":
             if self._units[first - 1].is_replacement or length - first >= _WORD_LIMIT:
@@ -305,7 +313,7 @@ class Segmenter:
         self._emit(cut.length, cut.boundary, self._units[cut.length - 1].end)
 
     def _force_cut(self, unit: _Unit) -> None:
-        """The segment would grow too long: cut at the last mark, else at the last space, else here."""
+        """Cut a segment that would grow too long: at the last mark, else at the last space, else here."""
         enough = self._limit() // 3
         self._cut = None
         for place, boundary in ((self._last_clause, Boundary.CLAUSE), (self._last_space, Boundary.FORCED)):
@@ -314,7 +322,7 @@ class Segmenter:
                 return
         place = self._last_space if self._has_speech_before(self._last_space) else len(self._units)
         if place == len(self._units) and not unit.is_replacement and extends(unit.text):
-            base = place - 1  # a mark may not be parted from its letter
+            base = place - 1  # keep combining marks with their letter
             while base > 0 and extends(self._units[base].text):
                 base -= 1
             place = base or place
@@ -342,8 +350,10 @@ class Segmenter:
     # -- output -----------------------------------------------------------------------------------------------------
 
     def _emit(self, length: int, boundary: Boundary, end: int) -> None:
-        """The first ``length`` units are a segment up to ``end``; the rest is read again. Silent units are dropped,
-        their range stays with the next segment."""
+        """Emit the first ``length`` units as a segment up to ``end`` and process the rest again.
+
+        Units without speech are dropped; their range belongs to the next segment.
+        """
         units = self._units[:length]
         rest = self._units[length:]
         self._units = []
@@ -361,7 +371,7 @@ class Segmenter:
 
 
 def _first_word(units: list[_Unit]) -> int:
-    """Where the first word begins that is more than punctuation: "... ok", "— and"."""
+    """Return where the first word begins that is more than punctuation: "... ok", "— and"."""
     first = 0
     for place, unit in enumerate(units):
         if unit.text.isspace():
@@ -372,7 +382,7 @@ def _first_word(units: list[_Unit]) -> int:
 
 
 def _spans(units: list[_Unit], *, strip: bool) -> tuple[Span, ...]:
-    """Runs of neighbouring original characters become one span each; what the lexicon said stays apart."""
+    """Join neighboring original characters into spans; lexicon replacements stay separate."""
     first = 0
     last = len(units)
     if strip:

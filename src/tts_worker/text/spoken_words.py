@@ -1,8 +1,7 @@
-"""What has been said so far: ties spoken text, original text and samples together.
+"""Maps spoken text to original text and samples.
 
-Owns the original words of a segment (``spoken_words``), the honest guess of their times (``spread``) and where a
-receipt cuts the text (``split_spoken``); ``project`` ties a rewriting to its source. Pure functions over strings and
-integers; knows no stream, no engine, no clock, and never sees sound.
+``spoken_words`` finds the original words of a segment, ``estimate_timings`` estimates their times, and ``split_spoken``
+finds where a playback report splits the text. Pure functions over strings and integers.
 """
 
 from __future__ import annotations
@@ -16,15 +15,22 @@ from tts_worker.types import Segment, WordTiming
 
 __all__ = ["SpokenWord", "estimate_timings", "source_ranges", "split_spoken", "spoken_words"]
 
-# Pauses after a word, in the unit of ``spoken_weight`` (about 1/15 s).
+# Pauses after a word, in units of ``spoken_weight`` (about 1/15 s).
 _CLAUSE_PAUSE = 2
 _SENTENCE_PAUSE = 5
 
 
 @dataclass(frozen=True, slots=True)
 class SpokenWord:
-    """An original word, characters ``[start_char, end_char)`` of the original text, and where ``segment.text`` says it:
-    ``[spoken_start, spoken_end)``, punctuation included. ``text`` is that part of ``segment.text``."""
+    """One original word and where ``segment.text`` contains it.
+
+    Attributes:
+        start_char: Start in the original text.
+        end_char: End in the original text (exclusive).
+        spoken_start: Start in ``segment.text``, punctuation included.
+        spoken_end: End in ``segment.text`` (exclusive).
+        text: ``segment.text[spoken_start:spoken_end]``.
+    """
 
     start_char: int
     end_char: int
@@ -37,88 +43,107 @@ class SpokenWord:
 
 
 def spoken_words(segment: Segment) -> tuple[SpokenWord, ...]:
-    """The original words that ``segment`` says, in order.
+    """Return the original words that ``segment`` speaks, in order.
 
-    A word is a run of original characters without whitespace, punctuation attached as in the original; in scripts
-    without spaces, one grapheme cluster. A rewritten span ("$100" said as "one hundred dollars") is never split, so it
-    stays one word, or one with its neighbours if no space lies between. Characters that a filter removed belong to no
-    word: a word ends where they are. Punctuation alone is no word; its place in ``segment.text`` goes to the word
-    before it (the first word, at the start). Ranges are disjoint and increasing, in the original and in the spoken
-    text.
+    A word is a run of original characters without whitespace, with punctuation attached as in the original; in scripts
+    without spaces it is one grapheme cluster. A rewritten span ("$100" spoken as "one hundred dollars") is never split:
+    it is one word, joined with its neighbors if no space separates them. Filtered characters belong to no word and end
+    it. Punctuation alone is not a word; its place in ``segment.text`` goes to the preceding word, or to the first word
+    at the start. Ranges are disjoint and increasing in the original and in the spoken text.
     """
     text = segment.text
     words: list[SpokenWord] = []
-    spoken = 0  # where an unclaimed stretch of ``text`` begins
-    for start, end, first, last, sounds in _pieces(segment):
-        if not sounds:
-            if words:  # the pause of this punctuation is the word's before it
-                before = words[-1]
+    spoken = 0  # end of the text that is assigned to a word
+    for run in _runs(segment):
+        if not run.is_audible:
+            if words:  # the pause of this punctuation belongs to the preceding word
+                last = words[-1]
                 words[-1] = SpokenWord(
-                    before.start_char, before.end_char, before.spoken_start, last, text[before.spoken_start : last]
+                    last.start_char,
+                    last.end_char,
+                    last.spoken_start,
+                    run.spoken_end,
+                    text[last.spoken_start : run.spoken_end],
                 )
-                spoken = last
+                spoken = run.spoken_end
             continue
-        if words or text[spoken:first].isspace():
-            spoken = first
-        words.append(SpokenWord(start, end, spoken, last, text[spoken:last]))
-        spoken = last
+        if words or text[spoken : run.spoken_start].isspace():
+            spoken = run.spoken_start
+        words.append(SpokenWord(run.start_char, run.end_char, spoken, run.spoken_end, text[spoken : run.spoken_end]))
+        spoken = run.spoken_end
     return tuple(words)
 
 
-def _pieces(segment: Segment) -> Iterator[tuple[int, int, int, int, bool]]:
-    """``(start_char, end_char, spoken_start, spoken_end, sounds)`` of every run of non-space original characters."""
-    run: tuple[int, int, int, int, bool] | None = None
-    last_char = ""  # of the run
-    offset = 0
-    for span in segment.spans:
-        if not span.text:
-            continue
-        if span.phonemes is not None or len(span.text) != span.end - span.start:
-            # Rewritten or inserted: said as a whole.
-            offset += len(span.text)
-            if span.text.isspace() and span.phonemes is None:
-                if run is not None and span.end > span.start:
-                    yield run
-                    run = None
-                continue
-            sounds = span.phonemes is not None or any(map(is_spoken, span.text))
-            begins = offset - len(span.text)
-            inserted = span.end == span.start
-            if run is not None and span.start == run[1] and (inserted or not breaks_before(last_char, span.text[0])):
-                run = (run[0], span.end, run[2], offset, run[4] or (sounds and not inserted))
-            else:
-                if run is not None:
-                    yield run
-                run = (span.start, span.end, begins, offset, sounds and not inserted)
-            last_char = span.text[-1]
-            continue
-        for step, char in enumerate(span.text):
-            place = span.start + step
-            if char.isspace():
-                if run is not None:
-                    yield run
+@dataclass(slots=True)
+class _Run:
+    """Original characters ``[start_char, end_char)`` spoken as ``segment.text[spoken_start:spoken_end]``."""
+
+    start_char: int
+    end_char: int
+    spoken_start: int
+    spoken_end: int
+    is_audible: bool
+    is_space: bool = False
+
+    @property
+    def is_inserted(self) -> bool:
+        return self.start_char == self.end_char
+
+
+def _runs(segment: Segment) -> Iterator[_Run]:
+    """Yield the runs of original characters without whitespace, rewritten spans included."""
+    text = segment.text
+    run: _Run | None = None
+    for part in _parts(segment):
+        if part.is_space:
+            if run is not None and not part.is_inserted:
+                yield run
                 run = None
-            elif run is None or place != run[1] or breaks_before(last_char, char):
-                if run is not None:
-                    yield run
-                run = (place, place + 1, offset + step, offset + step + 1, is_spoken(char))
-            else:
-                run = (run[0], place + 1, run[2], offset + step + 1, run[4] or is_spoken(char))
-            last_char = char
-        offset += len(span.text)
+        elif run is not None and _continues(text, run, part):
+            run.end_char = part.end_char
+            run.spoken_end = part.spoken_end
+            run.is_audible = run.is_audible or part.is_audible
+        else:
+            if run is not None:
+                yield run
+            run = part
     if run is not None:
         yield run
+
+
+def _continues(text: str, run: _Run, part: _Run) -> bool:
+    """Return whether ``part`` belongs to the same word as ``run``."""
+    if part.start_char != run.end_char:
+        return False
+    return part.is_inserted or not breaks_before(text[run.spoken_end - 1], text[part.spoken_start])
+
+
+def _parts(segment: Segment) -> Iterator[_Run]:
+    """Yield every plain character, and every rewritten or inserted span as a whole."""
+    offset = 0
+    for span in segment.spans:
+        if span.phonemes is not None or len(span.text) != span.end - span.start:
+            end = offset + len(span.text)
+            is_audible = span.phonemes is not None or any(map(is_spoken, span.text))
+            is_space = span.text.isspace() and span.phonemes is None
+            if span.text:
+                yield _Run(span.start, span.end, offset, end, is_audible and span.start < span.end, is_space)
+        else:
+            for step, char in enumerate(span.text):
+                place = span.start + step
+                yield _Run(place, place + 1, offset + step, offset + step + 1, is_spoken(char), char.isspace())
+        offset += len(span.text)
 
 
 # -- time -------------------------------------------------------------------------------------------------------------
 
 
 def estimate_timings(words: Sequence[SpokenWord], start_sample: int, end_sample: int) -> tuple[WordTiming, ...]:
-    """An estimate of when ``words`` sound within ``[start_sample, end_sample)``, for engines that know no durations.
+    """Estimate word times within ``[start_sample, end_sample)``, for engines without durations.
 
-    Time is shared by spoken weight: letters count one, digits, symbols and ideographs more; commas and stops take a
-    pause after the word (not after the last: engines trim it). Monotonic, inside the range, first word at its start,
-    last word to its end; say ``Alignment.ESTIMATED`` with it.
+    Time is shared by spoken weight: a letter counts one; digits, symbols and ideographs count more; commas and stops
+    add a pause after the word (except after the last word, where engines trim it). The result is monotonic and fills
+    the range. Report it as ``Alignment.ESTIMATED``.
     """
     end_sample = max(start_sample, end_sample)
     shares = [(word_weight(word.text) if word.text else 1 + word.spoken_end - word.spoken_start) for word in words]
@@ -136,7 +161,7 @@ def estimate_timings(words: Sequence[SpokenWord], start_sample: int, end_sample:
 
 
 def _pause(text: str) -> int:
-    """The pause that the punctuation at the end of a word asks for, in the unit of ``spoken_weight``."""
+    """Return the pause after a word from its closing punctuation, in units of ``spoken_weight``."""
     end = len(text)
     while end and is_closer(text[end - 1]):
         end -= 1
@@ -147,15 +172,18 @@ def _pause(text: str) -> int:
 
 
 def split_spoken(text: str, words: Sequence[WordTiming], position_samples: int, fully_played: bool) -> int:
-    """Where a receipt cuts ``text``: the offset between what was spoken and what remains.
+    """Return the offset in ``text`` that separates the spoken from the remaining part.
 
-    * ``fully_played``: everything, ``len(text)``, also what no word covers (a filtered tail).
-    * Nothing heard (``position_samples <= 0``) or no word heard: 0.
-    * A word counts as spoken when at least half of its samples were heard; the first word that does not ends the
-      search, so that the spoken part is one piece from the start.
-    * The cut lies after the last spoken word and whatever hangs on it (closing quotes, Markdown that was filtered), up
-      to the next whitespace or the next word; whitespace belongs to what remains.
-    * A grapheme cluster is never cut: the cut moves behind it.
+    A word counts as spoken once at least half of its samples are played. The first word below that ends the search, so
+    that the spoken part is contiguous. The split lies after the last spoken word and the characters attached to it
+    (closing quotes, filtered Markdown), up to the next whitespace or word; whitespace belongs to the remaining part. A
+    grapheme cluster is never split.
+
+    Args:
+        text: Original text of the utterance.
+        words: Word times, in order.
+        position_samples: Samples played; 0 or less returns 0.
+        fully_played: Whether everything was played; returns ``len(text)``, including text that no word covers.
     """
     if fully_played:
         return len(text)

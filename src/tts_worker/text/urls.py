@@ -1,8 +1,8 @@
-"""The filter's stage for bare URLs: nobody wants to hear one spelled out.
+"""Filter stage for bare URLs.
 
-Owns where a URL begins (``http://``, ``https://``, ``ftp://``, ``www.``, ``mailto:``, with or without angle brackets),
-where it ends (punctuation at its end belongs to the sentence) and what is read in its place. An automaton over single
-characters; before it is sure of a URL it holds back at most nine. It knows nothing of Markdown.
+Recognizes ``http://``, ``https://``, ``ftp://``, ``www.`` and ``mailto:``, with or without angle brackets. Punctuation
+at the end of a URL belongs to the sentence. The stage is an automaton over single characters and buffers at most nine
+characters before a URL is certain.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TAIL_LIMIT = 32
 
 
 class UrlMode(str, Enum):
-    """What becomes of a bare URL. The text of a Markdown link is read in any case, its target never."""
+    """How a bare URL is read. The text of a Markdown link is always read, its target never."""
 
     DROP = "drop"
     HOST = "host"  # "https://www.example.com/a?b" is read as "example.com"
@@ -29,24 +29,24 @@ class UrlMode(str, Enum):
 
 
 class UrlFilter:
-    """Pushes everything but URLs to ``out``: nothing (``SOFT_SPACE``) or the host name in their place."""
+    """Pushes everything but URLs to ``out``; a URL becomes ``SOFT_SPACE`` or its host name."""
 
     def __init__(self, out: Push, *, host: bool) -> None:
         self._out = out
         self._keeps_host = host
         self._state: Push = self._text
         self._previous = " "
-        self._pending: list[tuple[str, int]] = []  # a prefix so far; within a URL: punctuation that may end it
-        self._prefix_text = ""  # the prefix so far, in lower case
-        self._in_angle_brackets = False  # the URL stands in angle brackets
-        self._depth = 0  # parentheses open within the URL
+        self._pending: list[tuple[str, int]] = []  # a possible prefix; within a URL, punctuation that may end it
+        self._prefix_text = ""  # the possible prefix in lower case
+        self._in_angle_brackets = False  # whether the URL is in angle brackets
+        self._depth = 0  # open parentheses within the URL
         self._host: list[tuple[str, int]] | None = None
 
     def push(self, char: str, index: int) -> None:
         self._state(char, index)
 
     def settle(self) -> None:
-        """Decide what is pending as if the text ended here."""
+        """Resolve pending characters as if the text ended here."""
         if self._state == self._in_url:
             self._end()
         elif self._state != self._text:
@@ -123,7 +123,7 @@ class UrlFilter:
             self._pending.append((char, index))
             return
         if self._host is not None:
-            if char == "@":  # what came before was a user's name
+            if char == "@":  # the text before it was a user name
                 self._host = []
             elif char in "/#?&=%" or len(self._host) >= _HOST_LIMIT or (self._pending and self._pending[-1][0] == ":"):
                 self._emit_host()

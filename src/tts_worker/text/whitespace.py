@@ -1,8 +1,8 @@
-"""The last stage of the filter: spaces and line breaks.
+"""Last stage of the filter: spaces and line breaks.
 
-Owns that spaces come singly, that no space is left where something was dropped before a comma, that two words do not
-grow together, and which line breaks are paragraphs and which merely wrap a long line. It knows nothing of markup or
-segments. One character of look-ahead after a space or after the break of a long line.
+Collapses spaces, removes the space that a dropped character leaves before a comma, keeps words apart, and decides which
+line breaks end a paragraph and which only wrap a long line. The look-ahead is one character after a space or after the
+break of a long line.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from tts_worker.text.character_filter import PARAGRAPH, SOFT_SPACE
 from tts_worker.text.characters import is_unspaced
 
 WRAP_CHARS = 40
-"""A line this long that ends without a stop, before a line that begins in lower case, was wrapped, not ended."""
+"""A line of this length without a final stop is wrapped, not ended, if the next line begins in lower case."""
 
 _STOPS = frozenset(".!?…:;。！？：；।؟۔)\"'”»")
 _CLOSE_UP = frozenset(".,;:!?)。，；：！？、")
 
 
 class TextSink(Protocol):
-    """Takes filtered text: single spaces, ``"\\n"`` only where a paragraph ends."""
+    """Takes filtered text: single spaces, and ``"\\n"`` only at the end of a paragraph."""
 
     def push(self, char: str, index: int) -> None: ...
 
     def space_follows(self) -> None:
-        """A space or line break will come before the next letter, though it is not decided yet which."""
+        """Announce that a space or a line break precedes the next letter, before it is known which."""
         ...
 
 
 class WhitespaceFilter:
-    """Pushes tidy text to ``out``."""
+    """Pushes text with normalized whitespace to ``out``."""
 
     def __init__(self, out: TextSink) -> None:
         self._out = out
-        self._last_char = "\n"  # the last character passed on; nothing precedes the first line
-        self._pending = ""  # SOFT_SPACE < " " < "\n": the break between it and what comes
+        self._last_char = "\n"  # the last emitted character
+        self._pending = ""  # pending break: SOFT_SPACE < " " < line feed
         self._pending_at = -1
         self._line_chars = 0
 
@@ -45,7 +45,7 @@ class WhitespaceFilter:
         elif char == " ":
             self._defer(char, index, over=("", SOFT_SPACE))
         elif char == "\n":
-            if self._pending == "\n":  # a second one: an empty line
+            if self._pending == "\n":  # a second break: an empty line
                 self._paragraph(self._pending_at)
             elif self._line_chars < WRAP_CHARS or self._last_char in _STOPS:
                 self._paragraph(index)
@@ -61,7 +61,7 @@ class WhitespaceFilter:
             self._out.push(char, index)
 
     def settle(self) -> None:
-        """The text is spoken up to here, more may come: a space that waits goes with what came before it."""
+        """Emit a pending space with the text before it; more text may follow."""
         if self._pending in (" ", "\n"):
             self._out.push(" ", self._pending_at)
             self._last_char = " "
