@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tts_worker.commands.bench_engine import TEXT, VOICE, Bench, forced_tokens, made_up_voice
+from tts_worker.commands.bench_engine import TEXT, VOICE, Bench, forced_tokens, random_voice
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.streaming.load import LoadOptions
 from tts_worker.types import SAMPLE_RATE_HZ
@@ -259,7 +259,7 @@ def main() -> int:
     threading.excepthook = _give_up
     torch.set_num_threads(args.threads)
     bundle = Bundle.open(args.bundle)
-    voice = made_up_voice(bundle, args.prompt_tokens)
+    voice = random_voice(bundle, args.prompt_tokens)
     tokens = forced_tokens(int(args.seconds * 25), 5)
 
     reference = Reference(args.checkout, bundle)

@@ -1,8 +1,8 @@
-"""The command line: finds the command's module, imports only that one, and turns typed errors into exit codes.
+"""Command line entry point: imports the module of the command and turns typed errors into exit codes.
 
-Exit codes: 0 it worked, 1 it did not (the reason is on standard error), 2 it was asked wrongly, 130 interrupted. A
-command is a module of ``tts_worker.commands`` with ``add_arguments(parser)`` and ``run(args)``; imported late, so that
-``bench engine`` runs on a machine that has torch and nothing else.
+Exit codes: 0 success, 1 failure (the reason is on standard error), 2 wrong usage, 130 interrupted. A command is a
+module of ``tts_worker.commands`` with ``add_arguments(parser)`` and ``run(args)``. It is imported late, so that ``bench
+engine`` runs on a machine with only torch installed.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from tts_worker import __version__
 from tts_worker.errors import ErrorCode, TTSWorkerError
 
 COMMANDS: dict[str, str] = {
-    "say": "speak text: to the loudspeaker, a file or standard output; pipe text in and hear it at once",
-    "serve": "run the server: WebSocket, OpenAI's speech API, web page, metrics",
-    "up": "a small fleet on this machine: Redis and two CPU workers, one command",
+    "say": "speak text to the loudspeaker, a file or standard output; also text from a pipe, as it arrives",
+    "serve": "run the server: WebSocket, OpenAI-compatible speech API, web page, metrics",
+    "up": "run a small fleet on this machine: Redis and two CPU workers",
     "voices": "list the voices",
     "voice": "add, list and import voices of a CosyVoice model directory",
-    "voicepack": "pull, check, convert or make CosyVoice model directories",
-    "doctor": "what is installed, what is missing, how to get it",
-    "parity": "compare every stage of a CosyVoice model directory with the reference's numbers",
-    "export": "write ONNX graphs of a CosyVoice model directory",
-    "bench control": "how fast STOP, PAUSE and RESUME take hold while many sessions speak",
-    "bench latency": "how soon the first sound comes",
-    "bench load": "how many sessions play without a hole",
-    "bench fairness": "what calls and downloads cost each other",
-    "bench engine": "the CosyVoice engine by stage, with forced tokens",
+    "voicepack": "download, check, convert or create CosyVoice model directories",
+    "doctor": "report what is installed, what is missing and how to install it",
+    "parity": "compare every stage of a CosyVoice model directory with reference figures",
+    "export": "export ONNX graphs of a CosyVoice model directory",
+    "bench control": "measure the latency of STOP, PAUSE and RESUME under load",
+    "bench latency": "measure the first-audio latency",
+    "bench load": "measure underruns with many sessions",
+    "bench fairness": "measure the effect of downloads on calls",
+    "bench engine": "measure the CosyVoice engine by stage, with forced tokens",
 }
-"""Command -> what it does. ``bench control`` lives in the module ``bench_control``."""
+"""Command -> summary. ``bench control`` is the module ``bench_control``."""
 
 _MISUSE = frozenset({ErrorCode.INVALID_REQUEST, ErrorCode.CONFIG, ErrorCode.UNKNOWN_VOICE, ErrorCode.UNKNOWN_MODEL})
 
@@ -44,7 +44,7 @@ class _CommandModule(Protocol):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code (argparse exits by itself on ``--help`` and wrong usage)."""
+    """Run one command and return the exit code; argparse exits directly on ``--help`` and wrong usage."""
     words = list(sys.argv[1:] if argv is None else argv)
     name = _command(words)
     if name is None:
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read our output has gone (``| head``). Nothing may be written any more, not even at exit.
+        # The reader of the output is gone (``| head``). Redirect, so that the flush at exit does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -72,7 +72,7 @@ def _sentence(text: str) -> str:
 
 
 def _command(words: list[str]) -> str | None:
-    """The longest command that ``words`` begin with."""
+    """Return the longest command that ``words`` begin with."""
     return next((name for name in (" ".join(words[:2]), " ".join(words[:1])) if name in COMMANDS), None)
 
 
@@ -80,12 +80,12 @@ def _help(words: list[str]) -> int:
     if words == ["--version"]:
         print(f"tts-worker {__version__}")
         return 0
-    asked = not words or words[0] in ("-h", "--help", "help")
+    wants_help = not words or words[0] in ("-h", "--help", "help")
     group = words[0] if words and any(name.startswith(f"{words[0]} ") for name in COMMANDS) else ""
     shown = {name: text for name, text in COMMANDS.items() if name.startswith(group)}
     lines = [f"  {name:15} {text}" for name, text in shown.items()]
     text = "\n".join(["usage: tts-worker COMMAND [--help] ...", "", *lines])
-    if asked or (group and set(words[1:]) <= {"-h", "--help"}):
+    if wants_help or (group and set(words[1:]) <= {"-h", "--help"}):
         print(text)
         return 0
     print(f'error: there is no command "{" ".join(words[:2])[:64]}"\n{text}', file=sys.stderr)
@@ -93,7 +93,7 @@ def _help(words: list[str]) -> int:
 
 
 def entry() -> None:
-    """The console script."""
+    """Console script."""
     sys.exit(main())
 
 

@@ -39,7 +39,7 @@ def test_say_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], s
     assert main(["say", "Hello there, my friend.", "--out", str(file), *TONE]) == 0
     samples, rate_hz = soundfile.read(file)
     assert len(samples) / rate_hz == pytest.approx(23 * 0.06, abs=0.3)
-    assert "first sound after" in capsys.readouterr().err
+    assert "first audio after" in capsys.readouterr().err
 
 
 def test_say_tells_everything_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,1 +1,1 @@
-"""The measurements behind ``tts-worker bench``: each is a coroutine that returns figures, and nobody prints here."""
+"""Measurements behind ``tts-worker bench``: coroutines that return figures and print nothing."""

@@ -1,9 +1,9 @@
-"""How fast STOP, PAUSE and RESUME take hold while every session speaks.
+"""Latency of STOP, PAUSE and RESUME while every session speaks, within the worker's process.
 
-In the worker: a command arrives from another thread, as it would from a socket, so the event loop's lag counts. The
-clock runs from there to the acknowledgement, after which no old frame may leave (those that do are counted); for RESUME
-to the next frame, if sound had begun before the pause (else it is a first audio latency, counted apart). Over a
-WebSocket see ``control_websocket``.
+Commands come from another thread, as from a socket, so that the lag of the event loop counts. STOP and PAUSE are timed
+until the acknowledgement, after which no old frame may be sent (such frames are counted). RESUME is timed until the
+next frame if the utterance had audio before the pause; otherwise the time is a first-audio latency and reported
+separately. ``control_websocket`` measures the same over WebSockets.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from tts_worker.types import Acknowledged, ControlName, Ended, Outcome, PcmFrame
 
 SCRIPT = (ControlName.PAUSE, ControlName.RESUME, ControlName.STOP)
 GAP_S = (0.15, 0.9)
-"""Between two commands of a session."""
+"""Range of the pause between two commands of a session."""
 
 
 @dataclass(slots=True)
 class ControlTimes:
-    """Seconds per command, and frames that should not have come."""
+    """Seconds per command, and frames that should not have been sent."""
 
     stop_s: list[float] = field(default_factory=list)
     pause_s: list[float] = field(default_factory=list)
     resume_s: list[float] = field(default_factory=list)
-    resume_to_first_sound_s: list[float] = field(default_factory=list)
+    resume_to_first_audio_s: list[float] = field(default_factory=list)
     frames_after_stop: int = 0
     frames_in_pause: int = 0
 
-    def resumed(self, seconds: float, sounded_before: bool) -> None:
-        (self.resume_s if sounded_before else self.resume_to_first_sound_s).append(seconds)
+    def add_resume(self, seconds: float, had_audio: bool) -> None:
+        (self.resume_s if had_audio else self.resume_to_first_audio_s).append(seconds)
 
     def figures(self) -> dict[str, Figure]:
         return {
@@ -51,85 +51,94 @@ class ControlTimes:
             "stop_max_ms": rounded_ms(max(self.stop_s, default=None)),
             "pause_p99_ms": rounded_ms(percentile(self.pause_s, 99)),
             "resume_p99_ms": rounded_ms(percentile(self.resume_s, 99)),
-            "resume_to_first_sound_p99_ms": rounded_ms(percentile(self.resume_to_first_sound_s, 99)),
+            "resume_to_first_sound_p99_ms": rounded_ms(percentile(self.resume_to_first_audio_s, 99)),
             "frames_after_stop": self.frames_after_stop,
             "frames_in_pause": self.frames_in_pause,
         }
 
 
-class Unanswered:
-    """Commands of one session that are under way, and what the answers have said so far. Answers come in the order of
-    the commands, of which several may be under way when the machine stood still."""
+class PendingCommands:
+    """Commands of one session that are not acknowledged yet, and the state that the acknowledgements imply.
+
+    Acknowledgements arrive in the order of the commands. Several commands may be pending after a stall of the machine.
+    """
 
     def __init__(self, times: ControlTimes) -> None:
         self._times = times
-        self._asked_at_s: dict[ControlName, deque[float]] = {command: deque() for command in SCRIPT}
-        self._resume_asked_at_s: float | None = None  # of a pause that is over, before its first sound
-        self._paused = False
+        self._sent_at_s: dict[ControlName, deque[float]] = {command: deque() for command in SCRIPT}
+        self._resume_sent_at_s: float | None = None  # set until the first frame after the resume
+        self._is_paused = False
 
-    def asked(self, command: ControlName, at_s: float) -> None:
-        self._asked_at_s[command].append(at_s)
+    def sent(self, command: ControlName, at_s: float) -> None:
+        self._sent_at_s[command].append(at_s)
 
-    def answered(self, command: ControlName, *, applied: bool) -> float:
-        """When it had been given."""
-        asked_at_s = self._asked_at_s[command].popleft()
+    def acknowledged(self, command: ControlName, *, applied: bool) -> float:
+        """Record an acknowledgement; return when its command was sent."""
+        sent_at_s = self._sent_at_s[command].popleft()
         if command is ControlName.PAUSE:
-            self._paused = applied
-        elif command is ControlName.RESUME and applied:  # no sooner: it may leave before its PAUSE is answered
-            self._paused = False
-            self._resume_asked_at_s = asked_at_s
-        return asked_at_s
+            self._is_paused = applied
+        elif command is ControlName.RESUME and applied:  # not before: RESUME may be sent before PAUSE is acknowledged
+            self._is_paused = False
+            self._resume_sent_at_s = sent_at_s
+        return sent_at_s
 
-    def sounded(self, now_s: float, *, before: bool) -> None:
-        """A frame came; ``before``: not the first of its turn."""
-        if self._resume_asked_at_s is not None:
-            self._times.resumed(now_s - self._resume_asked_at_s, before)
-            self._resume_asked_at_s = None
-        self._times.frames_in_pause += self._paused
+    def frame_received(self, now_s: float, *, had_audio: bool) -> None:
+        """Record a frame.
 
-    def over(self) -> None:
-        """The turn has ended, and with it what was paused."""
-        self._paused = False
-        self._resume_asked_at_s = None
+        Args:
+            now_s: Time of arrival.
+            had_audio: Whether the utterance had audio before this frame.
+        """
+        if self._resume_sent_at_s is not None:
+            self._times.add_resume(now_s - self._resume_sent_at_s, had_audio)
+            self._resume_sent_at_s = None
+        self._times.frames_in_pause += self._is_paused
+
+    def end_utterance(self) -> None:
+        """Forget a pause, which ends with its utterance."""
+        self._is_paused = False
+        self._resume_sent_at_s = None
 
 
 class Commander:
-    """Sends every session its commands at random times, from a thread of its own. ``deliver(index, command, at_s)`` is
-    called on the event loop; ``at_s`` is when the command was given."""
+    """Sends commands to every session at random times, from a separate thread.
+
+    ``deliver(index, command, at_s)`` runs on the event loop; ``at_s`` is when the command was sent.
+    """
 
     def __init__(self, sessions: int, seed: int, deliver: Callable[[int, ControlName, float], None]) -> None:
         self._sessions = sessions
         self._rng = random.Random(seed)
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
-        self._over = threading.Event()
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="commander", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     async def stop(self) -> None:
-        self._over.set()
+        self._stopping.set()
         await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
         now_s = perf_counter()
         due = sorted((now_s + 0.3 + self._rng.uniform(*GAP_S), index, 0) for index in range(self._sessions))
-        while not self._over.wait(max(0.0, due[0][0] - perf_counter())):
+        while not self._stopping.wait(max(0.0, due[0][0] - perf_counter())):
             at_s, index, step = due.pop(0)
             self._loop.call_soon_threadsafe(self._deliver, index, SCRIPT[step % len(SCRIPT)], perf_counter())
             due.append((at_s + self._rng.uniform(*GAP_S), index, step + 1))
             due.sort()
 
 
-class _Speaker:
-    """One listener who never runs out of things to hear, and whose commands are timed."""
+class _SpeakingSession:
+    """A session that always has text to speak, and whose commands are timed."""
 
     def __init__(self, session: LocalSession, rng: random.Random, times: ControlTimes) -> None:
         self._session = session
         self._rng = rng
         self._times = times
-        self._commands = Unanswered(times)
+        self._commands = PendingCommands(times)
         self._last_stopped: UtteranceKey | None = None
         self._speak()
 
@@ -138,7 +147,7 @@ class _Speaker:
         self._session.end_text()
 
     def command(self, command: ControlName, at_s: float) -> None:
-        self._commands.asked(command, at_s)
+        self._commands.sent(command, at_s)
         if command is ControlName.PAUSE:
             self._session.pause()
         elif command is ControlName.RESUME:
@@ -154,27 +163,27 @@ class _Speaker:
             elif isinstance(item, Ended):
                 if item.outcome is Outcome.STOPPED:
                     self._last_stopped = item.key
-                    self._times.stop_s.append(now_s - self._commands.answered(ControlName.STOP, applied=True))
-                self._commands.over()
+                    self._times.stop_s.append(now_s - self._commands.acknowledged(ControlName.STOP, applied=True))
+                self._commands.end_utterance()
                 self._speak()
             elif isinstance(item, Acknowledged):
-                asked_at_s = self._commands.answered(item.command, applied=item.applied)
+                sent_at_s = self._commands.acknowledged(item.command, applied=item.applied)
                 if item.command is ControlName.PAUSE:
-                    self._times.pause_s.append(now_s - asked_at_s)
+                    self._times.pause_s.append(now_s - sent_at_s)
 
     def _on_frame(self, frame: PcmFrame, now_s: float) -> None:
         if self._last_stopped is not None and frame.key.generation <= self._last_stopped.generation:
             self._times.frames_after_stop += 1
-        self._commands.sounded(now_s, before=frame.index > 0)
+        self._commands.frame_received(now_s, had_audio=frame.index > 0)
 
 
 async def measure_control(settings: Settings, sessions: int, seconds: float) -> dict[str, Figure]:
-    """Everything in this process."""
+    """Measure ``sessions`` sessions within this process."""
     times = ControlTimes()
     async with running_worker(settings) as worker, LoopLag() as lag:
-        speakers = [_Speaker(_open(worker), random.Random(index), times) for index in range(sessions)]
-        listening = [asyncio.create_task(speaker.listen()) for speaker in speakers]
-        commander = Commander(sessions, 1, lambda index, command, at_s: speakers[index].command(command, at_s))
+        listeners = [_SpeakingSession(_open_session(worker), random.Random(index), times) for index in range(sessions)]
+        listening = [asyncio.create_task(listener.listen()) for listener in listeners]
+        commander = Commander(sessions, 1, lambda index, command, at_s: listeners[index].command(command, at_s))
         busy_before_s = _busy_s(worker)
         commander.start()
         await asyncio.sleep(seconds)
@@ -190,7 +199,7 @@ async def measure_control(settings: Settings, sessions: int, seconds: float) -> 
     }
 
 
-def _open(worker: Worker) -> LocalSession:
+def _open_session(worker: Worker) -> LocalSession:
     return worker.hub.open(SessionOptions(realtime=True))
 
 

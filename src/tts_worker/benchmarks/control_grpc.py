@@ -1,8 +1,8 @@
-"""The same over the gRPC worker protocol: a server in a process of its own, and listeners that play what they get.
+"""Control latency over the gRPC worker protocol: a server in a separate process, and clients that play the audio.
 
-Every listener has a session, speaks one utterance after another with ``Synthesize`` and commands with ``Control``, as
-an orchestrator does. The clock of a STOP or PAUSE runs until the answer is there and the last old sample has sounded,
-whichever is later; frames that arrive after the answer of a STOP are counted.
+Every client has a session, speaks one utterance after another with ``Synthesize`` and sends commands with ``Control``,
+as an orchestrator does. STOP and PAUSE are timed until the response has arrived and the last old sample is played,
+whichever is later. Frames that arrive after the response to a STOP are counted.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 import grpc
 
-from tts_worker.benchmarks.bystander import Bystander
 from tts_worker.benchmarks.control import Commander, ControlTimes
+from tts_worker.benchmarks.stall_monitor import StallMonitor
 from tts_worker.benchmarks.stats import Figure, LoopLag, percentile, rounded_ms
 from tts_worker.benchmarks.texts import paragraph
 from tts_worker.errors import EngineFault
@@ -29,8 +29,11 @@ from tts_worker.types import BYTES_PER_SAMPLE, ControlName
 
 @contextlib.asynccontextmanager
 async def grpc_server_process(arguments: list[str]) -> AsyncIterator[str]:
-    """``tts-worker serve`` with gRPC on a free port in its own process, ready; yields ``host:port``. Raises EngineFault
-    if it does not come up."""
+    """Run ``tts-worker serve`` with gRPC on a free port in a separate process; yield ``host:port`` once it is ready.
+
+    Raises:
+        EngineFault: The server did not start.
+    """
     words = ["serve", "--port", "0", "--set", "grpc.enabled=true", "--set", "grpc.port=0"]
     words += ["--set", "log_format=text", *arguments]
     process = await asyncio.create_subprocess_exec(
@@ -41,7 +44,7 @@ async def grpc_server_process(arguments: list[str]) -> AsyncIterator[str]:
         address = ""
         while (line := (await process.stdout.readline()).decode().strip()) != "ready":
             if not line:
-                raise EngineFault("the server did not start; its own message is above")
+                raise EngineFault("the server did not start; see its message above")
             address = line.partition("grpc://")[2] or address
         yield address
     finally:
@@ -51,7 +54,7 @@ async def grpc_server_process(arguments: list[str]) -> AsyncIterator[str]:
 
 
 class _Listener:
-    """Plays, and notes when the last sample of what was stopped has sounded."""
+    """A client that plays, and times when the last sample of a stopped utterance is played."""
 
     def __init__(self, stub: Any, name: str, rng: random.Random, times: ControlTimes) -> None:
         self._stub = stub
@@ -60,16 +63,16 @@ class _Listener:
         self._times = times
         self._playing_until_s = 0.0
         self._stopped_generation = 0
-        self._paused = self._sounded = False
-        self._resumed_at_s: float | None = None
+        self._is_paused = self._has_audio = False
+        self._resume_sent_at_s: float | None = None
         self._commands: set[asyncio.Task[None]] = set()
-        self.answered_s: list[float] = []
+        self.acknowledged_s: list[float] = []
 
     async def start(self) -> None:
         request = pb.StartSessionRequest(session_id=self._name, options={"sample_rate": "48000"})
         answer = await self._stub.StartSession(request)
         if not answer.success:
-            raise EngineFault(f"the worker refuses a session: {answer.message}")
+            raise EngineFault(f"the worker refused a session: {answer.message}")
 
     def command(self, command: ControlName, at_s: float) -> None:
         task = asyncio.ensure_future(self._control(command, at_s))
@@ -78,50 +81,50 @@ class _Listener:
 
     async def _control(self, command: ControlName, at_s: float) -> None:
         if command is ControlName.RESUME:
-            self._resumed_at_s = at_s
-            self._paused = False
+            self._resume_sent_at_s = at_s
+            self._is_paused = False
         request = pb.ControlRequest(session_id=self._name, command=messages.COMMANDS[command])
         answer = await self._stub.Control(request)
         now_s = perf_counter()
-        self.answered_s.append(now_s - at_s)
+        self.acknowledged_s.append(now_s - at_s)
         if not answer.applied:
             return
-        silent_s = max(now_s, self._playing_until_s) - at_s
+        silence_s = max(now_s, self._playing_until_s) - at_s
         if command is ControlName.STOP:
-            self._times.stop_s.append(silent_s)
+            self._times.stop_s.append(silence_s)
             self._stopped_generation = answer.generation
-            self._playing_until_s = now_s  # it throws away what it holds
-            self._paused = False
+            self._playing_until_s = now_s  # the client drops its buffer
+            self._is_paused = False
         elif command is ControlName.PAUSE:
-            self._times.pause_s.append(silent_s)
-            self._paused = self._resumed_at_s is None
+            self._times.pause_s.append(silence_s)
+            self._is_paused = self._resume_sent_at_s is None
 
     async def listen(self) -> None:
         while True:
-            self._resumed_at_s = None
-            self._sounded = False
+            self._resume_sent_at_s = None
+            self._has_audio = False
             chunk = pb.TextChunk(session_id=self._name, text=paragraph(self._rng, 6), is_final=True)
             async for frame in self._stub.Synthesize(iter([chunk])):
                 if frame.audio_data:
-                    self._on_sound(frame, perf_counter())
+                    self._on_audio(frame, perf_counter())
 
-    def _on_sound(self, frame: pb.AudioFrame, now_s: float) -> None:
+    def _on_audio(self, frame: pb.AudioFrame, now_s: float) -> None:
         if frame.generation <= self._stopped_generation:
             self._times.frames_after_stop += 1
             return
-        if self._resumed_at_s is not None:
-            self._times.resumed(now_s - self._resumed_at_s, self._sounded)
-            self._resumed_at_s = None
-        self._times.frames_in_pause += self._paused
-        self._sounded = True
+        if self._resume_sent_at_s is not None:
+            self._times.add_resume(now_s - self._resume_sent_at_s, self._has_audio)
+            self._resume_sent_at_s = None
+        self._times.frames_in_pause += self._is_paused
+        self._has_audio = True
         seconds = len(frame.audio_data) / BYTES_PER_SAMPLE / frame.sample_rate
         self._playing_until_s = max(self._playing_until_s, now_s) + seconds
 
 
 async def measure_control_grpc(address: str, sessions: int, seconds: float) -> dict[str, Figure]:
-    """``sessions`` listeners of the worker at ``address`` (``host:port``), over one channel as an orchestrator has."""
+    """Measure ``sessions`` clients of the worker at ``address`` (``host:port``), over one channel."""
     times = ControlTimes()
-    async with Bystander() as bystander, grpc.aio.insecure_channel(address) as channel, LoopLag() as lag:
+    async with StallMonitor() as monitor, grpc.aio.insecure_channel(address) as channel, LoopLag() as lag:
         stub = tts_worker_pb2_grpc.TTSServiceStub(channel)
         listeners = [_Listener(stub, f"bench-{index}", random.Random(index), times) for index in range(sessions)]
         for listener in listeners:
@@ -134,12 +137,12 @@ async def measure_control_grpc(address: str, sessions: int, seconds: float) -> d
         for task in listening:
             task.cancel()
         await asyncio.wait(listening)
-    stalled_s = [stall.end_s - stall.begin_s for stall in bystander.stalls]
-    answered_s = [value for listener in listeners for value in listener.answered_s]
+    stalled_s = [stall.end_s - stall.begin_s for stall in monitor.stalls]
+    acknowledged_s = [value for listener in listeners for value in listener.acknowledged_s]
     return {
         **times.figures(),
-        "answered_p50_ms": rounded_ms(percentile(answered_s, 50)),
-        "answered_p99_ms": rounded_ms(percentile(answered_s, 99)),
+        "answered_p50_ms": rounded_ms(percentile(acknowledged_s, 50)),
+        "answered_p99_ms": rounded_ms(percentile(acknowledged_s, 99)),
         "client_loop_lag_p99_ms": rounded_ms(percentile(lag.lags_s, 99)),
         "machine_stalls": len(stalled_s),
         "machine_stall_max_ms": rounded_ms(max(stalled_s, default=None)),

@@ -1,8 +1,8 @@
-"""The same over real WebSockets: a server in a process of its own, and listeners that play what they get.
+"""Control latency over WebSockets: a server in a separate process, and clients that play the audio.
 
-A listener plays at the sample rate from the first frame on. The clock of a STOP or PAUSE runs until the last old sample
-has sounded: what was under way, and what was sent ahead (the lead), count in full. (Only then, when `stopped` has come
-and its time is noted, the listener throws away what it holds, as a client should, and begins afresh.)
+A client plays at the sample rate from the first frame on. STOP and PAUSE are timed until the last old sample is played:
+frames in transit and the playout lead count in full. After ``stopped`` is timed, the client drops its buffer, as a real
+client should, and speaks again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from time import perf_counter
 
 from websockets.asyncio.client import ClientConnection, connect
 
-from tts_worker.benchmarks.control import Commander, ControlTimes, Unanswered
+from tts_worker.benchmarks.control import Commander, ControlTimes, PendingCommands
 from tts_worker.benchmarks.stats import Figure, LoopLag, percentile, rounded_ms
 from tts_worker.benchmarks.texts import paragraph
 from tts_worker.errors import EngineFault
@@ -32,8 +32,11 @@ _MESSAGES = {
 
 @contextlib.asynccontextmanager
 async def server_process(arguments: list[str]) -> AsyncIterator[str]:
-    """``tts-worker serve`` on a free port in its own process, ready; yields ``host:port``. Raises EngineFault if it
-    does not come up."""
+    """Run ``tts-worker serve`` on a free port in a separate process; yield ``host:port`` once it is ready.
+
+    Raises:
+        EngineFault: The server did not start.
+    """
     words = ["serve", "--port", "0", "--set", "log_format=text", *arguments]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tts_worker", *words, stdout=asyncio.subprocess.PIPE
@@ -42,7 +45,7 @@ async def server_process(arguments: list[str]) -> AsyncIterator[str]:
     try:
         listening = (await process.stdout.readline()).decode()
         if not listening.startswith("listening on http://") or not await process.stdout.readline():
-            raise EngineFault("the server did not start; its own message is above")
+            raise EngineFault("the server did not start; see its message above")
         yield listening.split("//")[1].strip()
     finally:
         if process.returncode is None:
@@ -51,20 +54,20 @@ async def server_process(arguments: list[str]) -> AsyncIterator[str]:
 
 
 class _Listener:
-    """Plays, and notes when the last sample of what was stopped has sounded."""
+    """A client that plays, and times when the last sample of a stopped utterance is played."""
 
     def __init__(self, socket: ClientConnection, rng: random.Random, times: ControlTimes) -> None:
         self._socket = socket
         self._rng = rng
         self._times = times
-        self._commands = Unanswered(times)
+        self._commands = PendingCommands(times)
         self._playing_until_s = 0.0
-        self._stopped = self._sounded = False
+        self._is_stopped = self._has_audio = False
         self._sending: set[asyncio.Task[None]] = set()
         self.acknowledged_s: list[float] = []
 
     def command(self, command: ControlName, at_s: float) -> None:
-        self._commands.asked(command, at_s)
+        self._commands.sent(command, at_s)
         self._send(_MESSAGES[command])
 
     def _send(self, message: str) -> None:
@@ -80,44 +83,44 @@ class _Listener:
         async for message in self._socket:
             now_s = perf_counter()
             if isinstance(message, bytes):
-                self._on_sound(len(message), now_s)
+                self._on_audio(len(message), now_s)
             else:
                 self._on_event(json.loads(message), now_s)
 
-    def _on_sound(self, size: int, now_s: float) -> None:
-        self._times.frames_after_stop += self._stopped
-        self._commands.sounded(now_s, before=self._sounded)
-        self._sounded = True
+    def _on_audio(self, size: int, now_s: float) -> None:
+        self._times.frames_after_stop += self._is_stopped
+        self._commands.frame_received(now_s, had_audio=self._has_audio)
+        self._has_audio = True
         seconds = size / BYTES_PER_SAMPLE / SAMPLE_RATE_HZ
         self._playing_until_s = max(self._playing_until_s, now_s) + seconds
 
     def _on_event(self, event: dict[str, object], now_s: float) -> None:
         kind = event["type"]
         if kind == "started":
-            self._stopped = self._sounded = False
+            self._is_stopped = self._has_audio = False
         elif kind == "paused":
-            asked_at_s = self._commands.answered(ControlName.PAUSE, applied=event["applied"] is True)
-            self._times.pause_s.append(max(now_s, self._playing_until_s) - asked_at_s)
+            sent_at_s = self._commands.acknowledged(ControlName.PAUSE, applied=event["applied"] is True)
+            self._times.pause_s.append(max(now_s, self._playing_until_s) - sent_at_s)
         elif kind == "resumed":
-            self._commands.answered(ControlName.RESUME, applied=event["applied"] is True)
+            self._commands.acknowledged(ControlName.RESUME, applied=event["applied"] is True)
         elif kind == "stopped":
-            asked_at_s = self._commands.answered(ControlName.STOP, applied=event["applied"] is True)
+            sent_at_s = self._commands.acknowledged(ControlName.STOP, applied=event["applied"] is True)
             if event["applied"] is True:
-                self._times.stop_s.append(max(now_s, self._playing_until_s) - asked_at_s)
-                self.acknowledged_s.append(now_s - asked_at_s)
-                self._stopped = True
+                self._times.stop_s.append(max(now_s, self._playing_until_s) - sent_at_s)
+                self.acknowledged_s.append(now_s - sent_at_s)
+                self._is_stopped = True
                 self._playing_until_s = now_s
-                self._over()
+                self._next_utterance()
         elif kind in ("done", "truncated", "error"):
-            self._over()
+            self._next_utterance()
 
-    def _over(self) -> None:
-        self._commands.over()
+    def _next_utterance(self) -> None:
+        self._commands.end_utterance()
         self._speak()
 
 
 async def measure_control_websocket(address: str, sessions: int, seconds: float) -> dict[str, Figure]:
-    """``sessions`` listeners of the server at ``address`` (``host:port``)."""
+    """Measure ``sessions`` clients of the server at ``address`` (``host:port``)."""
     times = ControlTimes()
     async with contextlib.AsyncExitStack() as stack:
         listeners = []

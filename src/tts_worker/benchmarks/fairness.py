@@ -1,14 +1,14 @@
-"""What downloads cost calls: a real server in a process of its own, measured idle and beside downloads in one run.
+"""Cost of downloads to calls: a real server in a separate process, measured idle and beside downloads in one run.
 
-A call is a WebSocket (``/v1/stream``), a download a ``POST /v1/audio/speech`` whose reader takes audio as fast as it
-comes. First audio runs from sending the text to the first audio message. A listener plays from the first message on at
-the sample rate; an underrun is a gap of more than 5 ms, unexplained unless the machine stood still (``bystander``).
-The calls speak for a while before the downloads begin: underruns that they have then are not due to downloads.
+A call is a WebSocket (``/v1/stream``); a download is a ``POST /v1/audio/speech`` whose client reads as fast as it can.
+First audio is timed from sending the text to the first audio message. A call plays from the first message on at the
+sample rate; an underrun is a gap of more than 5 ms, and unexplained unless the machine stalled (``stall_monitor``).
+The calls speak for a while before the downloads begin; underruns in that time are not due to downloads.
 
-The promises, each with a verdict: ``first_audio`` (median and 95th percentile beside downloads are at most twice those
-of the idle worker and one engine step), ``no_underrun`` of running calls, ``downloads_start`` (first byte of the last
-download within two seconds), ``downloads_share`` (Jain's index of the audio each received is at least 0.9) and
-``downloads_proceed`` (each received audio in every second half of the run).
+Each promise has a verdict: ``first_audio`` (median and 95th percentile beside downloads are at most twice those of the
+idle worker plus one engine step), ``no_underrun`` of running calls, ``downloads_start`` (first byte of the last
+download within two seconds), ``downloads_share`` (Jain's index of the received audio is at least 0.9) and
+``downloads_proceed`` (every download receives audio in the second half of the run).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from time import monotonic
 import h11
 from websockets.asyncio.client import connect
 
-from tts_worker.benchmarks.bystander import Bystander, explains
+from tts_worker.benchmarks.stall_monitor import StallMonitor, is_machine_stall
 from tts_worker.benchmarks.stats import Figure, percentile, rounded_ms
 from tts_worker.benchmarks.texts import SENTENCES, paragraph
 from tts_worker.errors import EngineFault
@@ -38,14 +38,20 @@ LEAST_SHARE_INDEX = 0.9
 _UNDERRUN_S = 0.005
 _BYTES_PER_S = BYTES_PER_SAMPLE * SAMPLE_RATE_HZ
 _GAP_S = 0.2  # between two calls
-_ALONE_S = 5.0  # that the calls speak before the downloads begin
-_FIRST_BYTES_S = 60.0  # downloads that have not begun by then are reported as such
+_ALONE_S = 5.0  # the calls speak this long before the downloads begin
+_FIRST_BYTES_S = 60.0  # downloads without a first byte by then count as not started
 _READ_BYTES = 65_536
 
 
 @dataclass
 class Download:
-    """What a reader received: bytes, and when the first one came after the request, in seconds."""
+    """Progress of one download.
+
+    Attributes:
+        received_bytes: Audio received so far.
+        first_byte_s: Seconds from the request to the first byte.
+        ended: Whether the response is complete.
+    """
 
     received_bytes: int = 0
     first_byte_s: float | None = None
@@ -54,7 +60,13 @@ class Download:
 
 @dataclass
 class Calls:
-    """What callers heard. ``underruns``: when each ended, on the monotonic clock, and how long it was, in seconds."""
+    """Totals over all calls.
+
+    Attributes:
+        first_audio_s: First-audio latency per call.
+        underruns: End (monotonic clock) and length of every underrun, in seconds.
+        audio_s: Audio received.
+    """
 
     first_audio_s: list[float] = field(default_factory=list)
     underruns: list[tuple[float, float]] = field(default_factory=list)
@@ -62,13 +74,17 @@ class Calls:
 
 
 def jain_index(shares: Sequence[float]) -> float:
-    """Jain's fairness index: 1 for equal shares, 1/n where one of n has everything."""
+    """Return Jain's fairness index: 1 for equal shares, 1/n if one of n has everything."""
     squares = sum(share * share for share in shares)
     return sum(shares) ** 2 / (len(shares) * squares) if squares else 0.0
 
 
 async def download(address: str, characters: int, seed: int, result: Download) -> None:
-    """Read one long answer to its end. Raises EngineFault if the server refuses it."""
+    """Read one long response to its end.
+
+    Raises:
+        EngineFault: The server refused the request.
+    """
     host, _, port = address.rpartition(":")
     rng = random.Random(seed)
     text = ""
@@ -108,7 +124,7 @@ async def _events(http: h11.Connection, reader: asyncio.StreamReader) -> AsyncIt
 
 
 async def first_audio(address: str) -> float:
-    """Seconds to the first audio of a new call."""
+    """Return the seconds to the first audio of a new call."""
     async with connect(f"ws://{address}/v1/stream", compression=None) as socket:
         await socket.recv()
         began_s = monotonic()
@@ -123,7 +139,7 @@ async def first_audio(address: str) -> float:
 
 
 async def talk(address: str, seed: int, calls: Calls) -> None:
-    """A call that speaks for as long as this task lives, one utterance after another."""
+    """Run a call that speaks one utterance after another until the task is cancelled."""
     rng = random.Random(seed)
     async with connect(f"ws://{address}/v1/stream", compression=None) as socket:
         await socket.recv()
@@ -143,7 +159,7 @@ async def talk(address: str, seed: int, calls: Calls) -> None:
 
 
 async def engine_metrics(address: str) -> dict[str, float]:
-    """Steps, busy seconds and the longest step, over all engines."""
+    """Return steps, busy seconds and the longest step, over all engines."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -158,28 +174,28 @@ async def engine_metrics(address: str) -> dict[str, float]:
     for name, value in found:
         figures[name] = figures.get(name, 0.0) + float(value)
     if len(figures) != 3:
-        raise EngineFault("the server does not tell how long its engine steps take")
+        raise EngineFault("the server does not report the time of its engine steps")
     return figures
 
 
 async def measure_fairness(
     address: str, *, downloads: int, characters: int, callers: int, tries: int, lead_s: float
 ) -> dict[str, Figure]:
-    """Measure the server at ``address`` (``host:port``), which serves nothing else meanwhile.
+    """Measure the server at ``address`` (``host:port``), which must have no other clients.
 
     Args:
-        downloads: How many run beside the calls.
-        characters: Length of the text of each.
+        downloads: Number of downloads that run beside the calls.
+        characters: Text length of each download.
         callers: Calls that speak throughout, whose underruns count.
-        tries: New calls whose first audio is measured, idle and beside downloads.
-        lead_s: Audio that a listener holds beyond a frame, to tell stalls of the machine from those of the worker.
+        tries: Number of new calls for first audio, idle and beside downloads.
+        lead_s: Playout lead of a call beyond one frame, to attribute underruns to machine stalls.
 
     Raises:
         EngineFault: The server refused a call or a download.
     """
     calls = Calls()
     results = [Download() for _ in range(downloads)]
-    async with Bystander() as bystander, contextlib.AsyncExitStack() as stack:
+    async with StallMonitor() as monitor, contextlib.AsyncExitStack() as stack:
         idle_s = await _tries(address, tries)
         tasks = [asyncio.create_task(talk(address, seed, calls)) for seed in range(callers)]
         stack.push_async_callback(_end, tasks)
@@ -206,12 +222,14 @@ async def measure_fairness(
     steps = after["tts_engine_steps"] - before["tts_engine_steps"]
     mean_step_s = (after["tts_engine_busy_seconds"] - before["tts_engine_busy_seconds"]) / max(1.0, steps)
     longest_step_s = after["tts_engine_slowest_step_seconds"]
-    by_machine = sum(explains(bystander.stalls, gap_s, at_s, lead_s) for at_s, gap_s in calls.underruns)
-    alone_by_machine = sum(explains(bystander.stalls, gap_s, at_s, lead_s) for at_s, gap_s in alone)
+    machine_underruns = sum(is_machine_stall(monitor.stalls, gap_s, at_s, lead_s) for at_s, gap_s in calls.underruns)
+    machine_underruns_alone = sum(is_machine_stall(monitor.stalls, gap_s, at_s, lead_s) for at_s, gap_s in alone)
     firsts = [result.first_byte_s for result in results if result.first_byte_s is not None]
     last_first_byte_s = max(firsts) if len(firsts) == downloads and firsts else None
-    idle_p50, idle_p95 = percentile(idle_s, 50) or 0.0, percentile(idle_s, 95) or 0.0
-    beside_p50, beside_p95 = percentile(beside_s, 50) or 0.0, percentile(beside_s, 95) or 0.0
+    idle_p50 = percentile(idle_s, 50) or 0.0
+    idle_p95 = percentile(idle_s, 95) or 0.0
+    beside_p50 = percentile(beside_s, 50) or 0.0
+    beside_p95 = percentile(beside_s, 95) or 0.0
     share_index = jain_index(received) if received else 1.0
     figures: dict[str, Figure] = {
         "idle_first_audio_p50_ms": rounded_ms(idle_p50),
@@ -226,12 +244,12 @@ async def measure_fairness(
         "call_audio_s": round(calls.audio_s, 1),
         "alone_s": _ALONE_S if callers else 0.0,
         "underruns_alone": len(alone),
-        "underruns_alone_unexplained": len(alone) - alone_by_machine,
+        "underruns_alone_unexplained": len(alone) - machine_underruns_alone,
         "beside_downloads_s": round(beside_downloads_s, 1),
         "underruns": len(calls.underruns),
-        "underruns_unexplained": len(calls.underruns) - by_machine,
+        "underruns_unexplained": len(calls.underruns) - machine_underruns,
         "underrun_max_ms": rounded_ms(max((gap_s for _, gap_s in calls.underruns), default=None)),
-        "machine_stalls": len(bystander.stalls),
+        "machine_stalls": len(monitor.stalls),
         "downloads_started": len(firsts),
         "downloads_running_at_end": running,
         "last_first_byte_ms": rounded_ms(last_first_byte_s),
@@ -240,12 +258,12 @@ async def measure_fairness(
     }
     promises = {
         "first_audio": beside_p50 <= 2 * idle_p50 + longest_step_s and beside_p95 <= 2 * idle_p95 + longest_step_s,
-        "no_underrun": len(calls.underruns) == by_machine,
+        "no_underrun": len(calls.underruns) == machine_underruns,
         "downloads_start": (last_first_byte_s is not None and last_first_byte_s <= DOWNLOADS_START_S) or not downloads,
         "downloads_share": share_index >= LEAST_SHARE_INDEX,
         "downloads_proceed": all(received),
     }
-    verdicts: dict[str, Figure] = {f"promise_{name}": "pass" if kept else "fail" for name, kept in promises.items()}
+    verdicts: dict[str, Figure] = {f"promise_{name}": "pass" if holds else "fail" for name, holds in promises.items()}
     return figures | verdicts
 
 

@@ -1,7 +1,7 @@
-"""How soon the first sound comes: one session at a time, its whole text at once, from `speak` on.
+"""First-audio latency of one session at a time, whose whole text arrives at once.
 
-``first_audio``: the first frame leaves. ``first_audible``: the frame with the first sample above -50 dBFS leaves, plus
-where in the frame it lies. ``first_chunk``: what the engine itself spent on the first chunk.
+Times start at ``speak``. ``first_audio`` is the first frame; ``first_audible`` is the frame with the first sample above
+-50 dBFS plus the position of that sample; ``first_chunk`` is the engine time for the first chunk.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Times:
 
 
 async def measure_latency(settings: Settings, turns: int) -> dict[str, Figure]:
-    """``turns`` sentences, one after the other, each in a session of its own."""
+    """Measure ``turns`` sentences, one after another, each in a new session."""
     times = _Times()
     rng = random.Random(1)
     async with running_worker(settings) as worker:

@@ -1,4 +1,4 @@
-"""Percentiles, the process's own use of the machine, and how results are shown."""
+"""Percentiles, resource use of this process, and output of results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Figure = float | int | str | None
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Linear between the two nearest; None without values."""
+    """Return the linearly interpolated percentile, or None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -28,19 +28,19 @@ def rounded_ms(seconds: float | None) -> float | None:
 
 
 def rss_mb() -> float:
-    """Memory of this process in MB now (where /proc tells), else its peak."""
+    """Return the memory of this process in MB, from ``/proc`` if available, else its peak."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
     except OSError:
         import resource
 
-        scale = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
+        scale = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB elsewhere
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 1e6
 
 
 class LoopLag:
-    """How late the event loop runs timers, measured every few milliseconds while the context is open."""
+    """Measures how late the event loop runs timers, every few milliseconds while the context is open."""
 
     def __init__(self) -> None:
         self.lags_s: list[float] = []
@@ -64,7 +64,7 @@ class LoopLag:
 
 
 def show(figures: Mapping[str, Figure], as_json: bool) -> None:
-    """One JSON object, or a table for people."""
+    """Print one JSON object or a table."""
     if as_json:
         print(json.dumps(figures))
         return

@@ -1,4 +1,4 @@
-"""What benchmarks say."""
+"""Texts that the benchmarks speak."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ SENTENCES = (
 
 
 def paragraph(rng: random.Random, sentences: int) -> str:
-    """So many sentences, never two equal ones in a row."""
+    """Return a paragraph of random sentences, without repetition."""
     return " ".join(rng.sample(SENTENCES, min(sentences, len(SENTENCES))))

@@ -1,4 +1,4 @@
-"""``tts-worker bench control``."""
+"""``tts-worker bench control``: latency of STOP, PAUSE and RESUME under load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--transport", choices=("local", "ws", "grpc"), default="local")
     parser.add_argument("--sessions", type=int, default=64)
     parser.add_argument(
-        "--load", type=float, default=0.8, help="share of its time the tone engine is busy (default 0.8)"
+        "--load", type=float, default=0.8, help="load of the tone engine, from 0 to below 1 (default 0.8)"
     )
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -26,10 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     quiet_logs()
     if args.sessions < 1 or not 0 <= args.load < 1 or args.seconds <= 0:
-        raise InvalidRequest("--sessions must be at least 1, --load 0 to below 1, --seconds above 0")
+        raise InvalidRequest("--sessions must be at least 1, --load from 0 to below 1, --seconds above 0")
     engine: dict[str, object] = {"kind": "hibari", "max_utterances": args.sessions + 16}
     if args.engine == "tone":
-        # So many streams need one second of sound each second; together that is `load` of the engine's time.
+        # N streams need N seconds of audio per second, which takes the share `load` of the engine's time.
         engine = {"kind": "tone", "cost_per_audio_s": args.load / args.sessions, "max_utterances": args.sessions + 16}
     figures = asyncio.run(_measure(args, engine))
     load = args.load if args.engine == "tone" else None

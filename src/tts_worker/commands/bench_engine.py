@@ -1,8 +1,8 @@
-"""``tts-worker bench engine``: the CosyVoice engine by stage, with forced tokens, so that random weights will do.
+"""``tts-worker bench engine``: the CosyVoice engine by stage, with forced tokens; random weights suffice.
 
-Needs torch, numpy and tokenizers only. The language model runs and draws as ever; what it drew is overwritten with
-tokens made up beforehand, so that every run has the length that was asked for. Times are of the wall; the first sound
-is counted from the first command of an utterance to the event that carries it.
+Needs only torch, numpy and tokenizers. The language model runs and samples as usual; the sampled tokens are then
+overwritten with prepared ones, so that every run has the requested length. Times are wall-clock times; first audio is
+timed from the first command of an utterance to the event that carries audio.
 """
 
 from __future__ import annotations
@@ -41,45 +41,55 @@ from tts_worker.types import (
 from tts_worker.voicepack.voice_file import Voice
 
 TOKEN_RATE_HZ = 25
-TEXT = "The quick brown fox jumps over the lazy dog, and nobody asks why."
-WINDOW_SAMPLES = 3 * SAMPLE_RATE_HZ // 2  # how far ahead of its listener a session may be
-ONE = (plain_segment(TEXT),)
+TEXT = "The quick brown fox jumps over the lazy dog, and nothing is late."
+WINDOW_SAMPLES = 3 * SAMPLE_RATE_HZ // 2  # playout lead allowed per session
+ONE_SEGMENT = (plain_segment(TEXT),)
 SENTENCE_S = 6
 VOICE = "benchmark"
-MOST_S = 100  # of sound, that the language model's memory holds in one piece
+MAX_LENGTH_S = 100  # audio that fits the language model's context
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bundle", type=Path, required=True, metavar="DIR", help="model directory; random weights do")
+    parser.add_argument(
+        "--bundle", type=Path, required=True, metavar="DIR", help="model directory; random weights suffice"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto)")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of sound, for the real-time factor (default 20)")
-    parser.add_argument("--growth-seconds", type=float, default=60.0, help="of sound, at least 12 (default 60)")
-    parser.add_argument("--prompt-tokens", type=int, default=125, help="of the made-up voice (default 125: 5 s)")
-    parser.add_argument("--sessions", type=int, default=1, help="that listen in real time, at once (default 1)")
-    parser.add_argument("--session-seconds", type=float, default=6.0, help="of sound for each of them (default 6)")
-    parser.add_argument("--cancels", type=int, default=0, help="calls that are cancelled at random points (default 0)")
-    parser.add_argument("--repeats", type=int, default=5, help="medians and minima are told (default 5)")
-    parser.add_argument("--first-tokens", type=int, default=8, help="before the first boundary (default 8)")
-    parser.add_argument("--stride-chunks", type=int, help="chunks at a time, once under way (default: by device)")
-    parser.add_argument("--memory-gb", type=float, help="for what is being spoken (default: what suits the device)")
-    parser.add_argument("--threads", type=int, help="of the CPU")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="audio length for the real-time factor (default 20)"
+    )
+    parser.add_argument(
+        "--growth-seconds", type=float, default=60.0, help="length of the long turn, at least 12 (default 60)"
+    )
+    parser.add_argument(
+        "--prompt-tokens", type=int, default=125, help="prompt length of the random voice (default 125: 5 s)"
+    )
+    parser.add_argument("--sessions", type=int, default=1, help="concurrent real-time sessions (default 1)")
+    parser.add_argument("--session-seconds", type=float, default=6.0, help="audio length of each session (default 6)")
+    parser.add_argument("--cancels", type=int, default=0, help="utterances to cancel at random points (default 0)")
+    parser.add_argument("--repeats", type=int, default=5, help="runs for medians and minima (default 5)")
+    parser.add_argument(
+        "--first-tokens", type=int, default=8, help="speech tokens before the first chunk boundary (default 8)"
+    )
+    parser.add_argument("--stride-chunks", type=int, help="chunks per step after the first ones (default: by device)")
+    parser.add_argument("--memory-gb", type=float, help="memory for utterances (default: by device)")
+    parser.add_argument("--threads", type=int, help="CPU threads")
     parser.add_argument(
         "--overlap",
         action=argparse.BooleanOptionalAction,
-        help="the flow beside tokens and vocoder, on a CPU (default: with four cores)",
+        help="run the flow beside language model and vocoder on a CPU (default: with four cores)",
     )
-    parser.add_argument("--half", action="store_true", default=None, help="bfloat16, also on a CPU")
-    parser.add_argument("--no-graphs", action="store_true", help="without CUDA graphs")
-    parser.add_argument("--smooth-start", action="store_true", help="let a first chunk wait where a hole would follow")
+    parser.add_argument("--half", action="store_true", default=None, help="use bfloat16, also on a CPU")
+    parser.add_argument("--no-graphs", action="store_true", help="disable CUDA graphs")
+    parser.add_argument("--smooth-start", action="store_true", help="delay a first chunk that an underrun would follow")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     lengths_s = (args.seconds, args.growth_seconds, args.session_seconds)
-    if not all(1.0 <= length_s <= MOST_S for length_s in lengths_s):
-        raise InvalidRequest(f"--seconds, --growth-seconds and --session-seconds must be 1 to {MOST_S}")
+    if not all(1.0 <= length_s <= MAX_LENGTH_S for length_s in lengths_s):
+        raise InvalidRequest(f"--seconds, --growth-seconds and --session-seconds must be 1 to {MAX_LENGTH_S}")
     if args.growth_seconds < 2 * SENTENCE_S:
-        raise InvalidRequest(f"--growth-seconds must be at least {2 * SENTENCE_S}: two sentences, to compare them")
+        raise InvalidRequest(f"--growth-seconds must be at least {2 * SENTENCE_S} (two sentences)")
     if args.repeats < 1 or args.sessions < 1 or args.prompt_tokens < 0:
         raise InvalidRequest("--repeats and --sessions must be at least 1, --prompt-tokens at least 0")
     options = LoadOptions(
@@ -98,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     )
     bench = Bench(options, args.prompt_tokens)
     figures = bench.describe()
-    figures |= bench.first_sound(args.repeats)
+    figures |= bench.first_audio(args.repeats)
     figures |= bench.speed(args.seconds, args.repeats)
     figures |= bench.growth(args.growth_seconds, args.repeats)
     figures |= bench.unbroken(args.seconds, args.repeats)
@@ -110,8 +120,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def made_up_voice(bundle: Bundle, tokens: int, seed: int = 0) -> Voice:
-    """A voice with a prompt of so many speech tokens and a transcript."""
+def random_voice(bundle: Bundle, tokens: int, seed: int = 0) -> Voice:
+    """Return a voice with a random prompt of ``tokens`` speech tokens and a transcript."""
     config = bundle.config
     rng = np.random.default_rng(seed)
     return Voice(
@@ -126,14 +136,25 @@ def made_up_voice(bundle: Bundle, tokens: int, seed: int = 0) -> Voice:
 
 
 def forced_tokens(count: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    """Speech ids to say, none of them silent (those may be dropped)."""
+    """Return random speech token ids without silent ones, which may be dropped."""
     return np.random.default_rng(seed).integers(2500, 6500, count).astype(np.int32)
 
 
 @dataclass(frozen=True)
-class Spoken:
-    """One utterance: when its first sound came and how much that was, how long each chunk sounds and what it took, and
-    the sound."""
+class UtteranceTimes:
+    """Measurements of one utterance.
+
+    Attributes:
+        first_s: Time to first audio.
+        first_samples: Samples of the first chunk.
+        first_tokens: Speech tokens generated before the first chunk.
+        chunks_s: Audio seconds of each chunk.
+        chunks_ms: Wall time of each chunk.
+        chunks_cpu_ms: Processor time of each chunk.
+        stages_ms: Total time by stage.
+        wall_s: Wall time of the utterance.
+        pcm: The audio, PCM16LE.
+    """
 
     first_s: float
     first_samples: int
@@ -151,25 +172,25 @@ class Spoken:
 
 
 class Bench:
-    """An engine that says forced tokens."""
+    """Drives an engine with forced tokens."""
 
     def __init__(self, options: LoadOptions, prompt_tokens: int) -> None:
         bundle = Bundle.open(options.bundle)
         self._eos = bundle.config.lm.eos_id
-        self._say: Sequence[int] = ()
-        self._sentences: list[list[int]] = []  # one a run, if there are several
+        self._tokens: Sequence[int] = ()
+        self._sentences: list[list[int]] = []  # tokens per run, for several sentences
         self._generation = 0
-        voice = made_up_voice(bundle, prompt_tokens)
+        voice = random_voice(bundle, prompt_tokens)
         self.engine: CosyVoiceEngine = load_engine(options, self._script, {VOICE: voice})
         on_cpu = self.engine.info.device == "cpu"
         self._threads = options.threads or (usual_threads() if on_cpu else torch.get_num_threads())
         began_s = perf_counter()
         self.engine.warm_up()
         self._warm_up_s = perf_counter() - began_s
-        self.speak(forced_tokens(75, 9))  # the voice is prepared, every shape has been met
+        self.speak(forced_tokens(75, 9))  # prepares the voice and warms up every shape
 
     def _script(self, key: UtteranceKey, run: int) -> Sequence[int]:
-        return (*(self._sentences[run] if self._sentences else self._say), self._eos)
+        return (*(self._sentences[run] if self._sentences else self._tokens), self._eos)
 
     def describe(self) -> dict[str, Figure]:
         parts = self.engine.parts
@@ -188,7 +209,7 @@ class Bench:
             "warm_up_s": round(self._warm_up_s, 2),
         }
 
-    def _open(self, credit_samples: int = 1 << 40, segments: Sequence[Segment] = ONE) -> UtteranceKey:
+    def _open(self, credit_samples: int = 1 << 40, segments: Sequence[Segment] = ONE_SEGMENT) -> UtteranceKey:
         self._generation += 1
         key = UtteranceKey("bench", self._generation)
         self.engine.handle(Open(key, SynthesisParams(VOICE), credit_samples))
@@ -197,10 +218,16 @@ class Bench:
         self.engine.handle(EndText(key))
         return key
 
-    def speak(self, tokens: np.ndarray[tuple[int], np.dtype[np.int32]], segments: Sequence[Segment] = ONE) -> Spoken:
-        """Say ``tokens`` alone, as fast as it goes. Raises SynthesisFailed."""
+    def speak(
+        self, tokens: np.ndarray[tuple[int], np.dtype[np.int32]], segments: Sequence[Segment] = ONE_SEGMENT
+    ) -> UtteranceTimes:
+        """Synthesize ``tokens`` alone, as fast as possible.
+
+        Raises:
+            SynthesisFailed: The utterance did not end normally.
+        """
         engine = self.engine
-        self._say = [int(token) for token in tokens]
+        self._tokens = [int(token) for token in tokens]
         engine.spent.reset()
         pcm = bytearray()
         chunks_s = list[float]()
@@ -214,7 +241,7 @@ class Bench:
         while engine.has_work:
             for event in engine.step(perf_counter()):
                 if isinstance(event, Failed) or (isinstance(event, Done) and event.truncated):
-                    raise SynthesisFailed("the benchmark's utterance did not come to its end")
+                    raise SynthesisFailed("the utterance of the benchmark did not end normally")
                 if isinstance(event, Audio):
                     if not pcm:
                         first = (perf_counter() - began_s, event.samples, engine.spent.tokens)
@@ -228,11 +255,13 @@ class Bench:
                         cpu_s = process_time()
                     chunks_s[-1] += event.samples / SAMPLE_RATE_HZ
         wall_s = perf_counter() - began_s
-        return Spoken(*first, tuple(chunks_s), tuple(chunks_ms), tuple(cpu_ms), stages_ms, wall_s, bytes(pcm))
+        return UtteranceTimes(*first, tuple(chunks_s), tuple(chunks_ms), tuple(cpu_ms), stages_ms, wall_s, bytes(pcm))
 
-    def _best_chunks(self, runs: Sequence[Spoken]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """What a second of each chunk takes at best, in ms, for other work only ever adds; on a CPU processor time,
-        which it adds least to."""
+    def _best_chunks(self, runs: Sequence[UtteranceTimes]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Return the least time per audio second of each chunk, in ms, over all runs.
+
+        The minimum excludes interference from other processes. On a CPU it is processor time, which they affect least.
+        """
         on_cpu = self.engine.info.device == "cpu"
         best: np.ndarray[tuple[int], np.dtype[np.float64]] = np.min(
             [run.chunks_cpu_ms if on_cpu else run.chunks_ms for run in runs], axis=0
@@ -241,8 +270,8 @@ class Bench:
 
     # -- what is measured ---------------------------------------------------------------------------------------------
 
-    def first_sound(self, repeats: int) -> dict[str, Figure]:
-        """Of short utterances, by a voice that is in memory."""
+    def first_audio(self, repeats: int) -> dict[str, Figure]:
+        """Measure the first-audio latency of short utterances, with a voice in memory."""
         spoken = [self.speak(forced_tokens(40, n)) for n in range(max(repeats, 3) * 2)]
         firsts = [1000 * one.first_s for one in spoken]
         return {
@@ -254,7 +283,7 @@ class Bench:
         }
 
     def speed(self, seconds: float, repeats: int) -> dict[str, Figure]:
-        """The real-time factor alone, and where the time goes, per second of sound."""
+        """Measure the real-time factor of one utterance, and the time by stage per audio second."""
         runs = [self.speak(forced_tokens(int(seconds * TOKEN_RATE_HZ), n)) for n in range(repeats)]
         rtf = [run.wall_s / run.audio_s for run in runs]
         cpu = min(sum(run.chunks_cpu_ms) / 1000 / run.audio_s for run in runs)
@@ -268,8 +297,10 @@ class Bench:
         }
 
     def growth(self, seconds: float, repeats: int) -> dict[str, Figure]:
-        """What a second of sound costs along one long turn, as callers speak it: sentence after sentence, with the
-        context carried. Whole chunks only, the best of all repeats, for other work only ever adds."""
+        """Measure how the cost of an audio second grows along one long turn of several sentences with carried context.
+
+        Uses whole chunks only, and the best of all repeats.
+        """
         each = int(SENTENCE_S * TOKEN_RATE_HZ)
         count = max(2, round(seconds / SENTENCE_S))
         tokens = forced_tokens(each * count, 4)
@@ -282,7 +313,7 @@ class Bench:
             best = self._best_chunks([self.speak(tokens, segments) for _ in range(repeats)])
         finally:
             self._sentences = []
-        per = len(best) // count  # chunks of a sentence; the first and the last are of other lengths
+        per = len(best) // count  # chunks per sentence; the first and last differ in length
         whole = best[: per * count].reshape(count, per)[:, 1:-1]
         part = max(1, count // 5)
         early, late = (float(np.median(some)) for some in (whole[:part], whole[-part:]))
@@ -296,12 +327,12 @@ class Bench:
         }
 
     def unbroken(self, seconds: float, repeats: int) -> dict[str, Figure]:
-        """The same without a sentence end: attention over all that was said makes late chunks dearer."""
+        """Measure the growth without sentence ends, where attention over a longer context makes late chunks slower."""
         tokens = forced_tokens(int(seconds * TOKEN_RATE_HZ), 4)
         runs = [self.speak(tokens) for _ in range(repeats)]
         lengths = np.round(runs[0].chunks_s, 3)
-        best = self._best_chunks(runs)[lengths == lengths.max()]  # the first ones are shorter
-        if len(best) < 2:  # too short to tell
+        best = self._best_chunks(runs)[lengths == lengths.max()]  # the first chunks are shorter
+        if len(best) < 2:  # too short to compare
             return {}
         part = max(1, len(best) // 6)
         early = float(np.median(best[:part]))
@@ -309,33 +340,33 @@ class Bench:
         return {"unbroken_seconds": seconds, "unbroken_late_over_early": _rounded(late / early, 3)}
 
     def sessions(self, count: int, seconds: float) -> dict[str, Figure]:
-        """``count`` listeners who begin at once and hear in real time."""
+        """Measure ``count`` real-time sessions that start at the same time."""
         engine = self.engine
-        self._say = forced_tokens(int(seconds * TOKEN_RATE_HZ), 7).tolist()
+        self._tokens = forced_tokens(int(seconds * TOKEN_RATE_HZ), 7).tolist()
         began_s = perf_counter()
         listeners = {self._open(WINDOW_SAMPLES): _Listener() for _ in range(count)}
         while any(not listener.done for listener in listeners.values()):
             now_s = perf_counter() - began_s
             for key, listener in listeners.items():
-                if taken := listener.play(now_s):
-                    engine.handle(Credit(key, taken))
+                if played := listener.play(now_s):
+                    engine.handle(Credit(key, played))
             for event in engine.step(perf_counter()):
                 listener = listeners[event.key]
                 if isinstance(event, Audio):
-                    listener.hear(event.samples, perf_counter() - began_s)
+                    listener.receive(event.samples, perf_counter() - began_s)
                 elif isinstance(event, Failed):
                     raise SynthesisFailed(f"a session failed: {event.error.message}")
                 else:
                     listener.done = True
         wall_s = perf_counter() - began_s
         firsts = [1000 * listener.first_s for listener in listeners.values()]
-        holes = [1000 * listener.hole_s for listener in listeners.values()]
+        underruns_ms = [1000 * listener.underrun_s for listener in listeners.values()]
         return {
             "sessions": count,
             "sessions_first_sound_p50_ms": _rounded(percentile(firsts, 50)),
             "sessions_first_sound_p95_ms": _rounded(percentile(firsts, 95)),
-            "sessions_with_a_hole": sum(hole > 0 for hole in holes),
-            "sessions_hole_p99_ms": _rounded(percentile(holes, 99)),
+            "sessions_with_a_hole": sum(underrun_ms > 0 for underrun_ms in underruns_ms),
+            "sessions_hole_p99_ms": _rounded(percentile(underruns_ms, 99)),
             "sessions_audio_s_per_s": _rounded(count * seconds / wall_s, 2),
         }
 
@@ -343,14 +374,14 @@ class Bench:
         return 0 if self.engine.info.device == "cpu" else int(torch.cuda.memory_allocated())
 
     def cancels(self, count: int) -> dict[str, Figure]:
-        """Calls that end at random points of the pipeline: what is left of them in memory."""
+        """Measure memory growth after utterances that are cancelled at random points of the pipeline."""
         engine = self.engine
         rng = np.random.default_rng(11)
-        self._say = forced_tokens(100, 8).tolist()
+        self._tokens = forced_tokens(100, 8).tolist()
         before_mb = 0.0
         before_bytes = 0
         for turn in range(count):
-            if turn == count // 10:  # by then everything that is kept for good is there
+            if turn == count // 10:  # permanent allocations are complete by now
                 before_mb = rss_mb()
                 before_bytes = self._device_bytes()
             key = self._open(int(rng.integers(0, 60_000)))
@@ -368,31 +399,31 @@ class Bench:
 
 
 class _Listener:
-    """Plays sound in real time from when it comes; ``hole_s`` is how long it had nothing to play."""
+    """Plays audio in real time from its arrival; ``underrun_s`` is the total time without audio."""
 
     def __init__(self) -> None:
         self.done = False
-        self.first_s = self.hole_s = 0.0
-        self._came = self._played = 0
-        self._begins_s: float | None = None  # when the sound would have begun that plays without a hole from now on
+        self.first_s = self.underrun_s = 0.0
+        self._received = self._played = 0
+        self._playback_start_s: float | None = None  # playback start, shifted by every underrun
 
-    def hear(self, samples: int, now_s: float) -> None:
-        if self._begins_s is None:
-            self._begins_s = self.first_s = now_s
-        late_s = now_s - self._begins_s - self._came / SAMPLE_RATE_HZ
-        if late_s > 0 and self._came:
-            self.hole_s += late_s
-            self._begins_s += late_s
-        self._came += samples
+    def receive(self, samples: int, now_s: float) -> None:
+        if self._playback_start_s is None:
+            self._playback_start_s = self.first_s = now_s
+        late_s = now_s - self._playback_start_s - self._received / SAMPLE_RATE_HZ
+        if late_s > 0 and self._received:
+            self.underrun_s += late_s
+            self._playback_start_s += late_s
+        self._received += samples
 
     def play(self, now_s: float) -> int:
-        """How many samples were played since the last time."""
-        if self._begins_s is None:
+        """Return the samples played since the last call."""
+        if self._playback_start_s is None:
             return 0
-        until = min(self._came, int((now_s - self._begins_s) * SAMPLE_RATE_HZ))
-        taken = max(0, until - self._played)
+        until = min(self._received, int((now_s - self._playback_start_s) * SAMPLE_RATE_HZ))
+        played = max(0, until - self._played)
         self._played = max(until, self._played)
-        return taken
+        return played
 
 
 def _rounded(value: float | None, digits: int = 2) -> float | None:

@@ -1,4 +1,4 @@
-"""``tts-worker bench fairness``."""
+"""``tts-worker bench fairness``: the effect of downloads on calls."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tts_worker.settings import Settings
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--downloads", type=int, default=6)
-    parser.add_argument("--characters", type=int, default=19_000, help="of the text of each download")
-    parser.add_argument("--callers", type=int, default=4, help="calls that speak all the time (default 4)")
+    parser.add_argument("--characters", type=int, default=19_000, help="text length of each download (default 19000)")
+    parser.add_argument("--callers", type=int, default=4, help="calls that speak throughout (default 4)")
     parser.add_argument("--tries", type=int, default=20, help="new calls, idle and beside downloads (default 20)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_settings_arguments(parser)

@@ -1,4 +1,4 @@
-"""``tts-worker bench latency``."""
+"""``tts-worker bench latency``: first-audio latency of one session at a time."""
 
 from __future__ import annotations
 

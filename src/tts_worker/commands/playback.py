@@ -1,7 +1,6 @@
-"""Where the sound of a command goes: a file, standard output, or a program that plays it.
+"""Audio output of a command: a file, standard output or a player program.
 
-Every sink takes 24 kHz s16le mono as it comes. ``write`` waits where the other side is slower, which is what paces a
-loudspeaker. It knows no session and no text.
+Every sink takes 24 kHz PCM16LE mono. ``write`` waits for a slower consumer, which paces playback.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ PLAYERS: dict[str, tuple[str, ...]] = {
     "ffplay": ("-f", "s16le", "-ar", _RATE, "-nodisp", "-autoexit", "-loglevel", "error", "-i", "-"),
     "play": ("-q", "-t", "raw", "-r", _RATE, "-e", "signed", "-b", "16", "-c", "1", "-"),
 }
-"""Programs that play raw sound from standard input, best first, with their arguments."""
+"""Programs that play raw PCM from standard input, in order of preference, with their arguments."""
 
 _UNDRAINED_S = 0.5
-"""A program may end while its last buffer is still being played."""
+"""A program may end while its last buffer is still playing."""
 
 _SAVE_INSTEAD = "Give --out FILE to save the speech instead"
 
@@ -45,12 +44,17 @@ _FILE_FORMATS: dict[str, tuple[str, str]] = {
 
 
 class PlayerFailed(TTSWorkerError):
-    """The program that should play the sound did not."""
+    """The player program failed to play the audio."""
 
 
 class Sink(Protocol):
-    """Takes audio. ``close`` waits until all of it is written or heard; ``abort`` does not.
-    ``played_samples``: at most so much was heard until now; None where what is written counts as heard."""
+    """Takes audio.
+
+    ``close`` waits until all audio is written or played; ``abort`` does not.
+
+    Attributes:
+        played_samples: Upper bound of the samples played so far; None if written audio counts as played.
+    """
 
     @property
     def played_samples(self) -> int | None: ...
@@ -60,12 +64,16 @@ class Sink(Protocol):
 
 
 def find_player() -> str | None:
-    """The best program on this machine that plays sound, None if there is none."""
+    """Return the preferred player program on this machine, or None."""
     return next((name for name in PLAYERS if shutil.which(name)), None)
 
 
 class FileSink:
-    """Writes a file of the format its name asks for. Raises InvalidRequest for a format or place that cannot be."""
+    """Writes a file in the format of its suffix.
+
+    Raises:
+        InvalidRequest: The format is unknown or the file cannot be written.
+    """
 
     def __init__(self, path: Path) -> None:
         import soundfile
@@ -90,15 +98,15 @@ class FileSink:
     async def close(self) -> None:
         self._file.close()
 
-    abort = close  # what was said until now is kept, as a valid file
+    abort = close  # the audio so far stays, as a valid file
 
 
 class StdoutSink:
-    """Raw sound on standard output, for a pipe."""
+    """Writes raw PCM to standard output, for a pipe."""
 
     def __init__(self) -> None:
         if sys.stdout.isatty():
-            raise InvalidRequest("raw sound does not go to a terminal: pipe it on, or give --out FILE")
+            raise InvalidRequest("raw audio cannot be written to a terminal: pipe it, or give --out FILE")
 
     played_samples: int | None = None
 
@@ -107,7 +115,7 @@ class StdoutSink:
             sys.stdout.buffer.write(pcm)
             sys.stdout.buffer.flush()
 
-        await asyncio.to_thread(put)  # a slow reader must not stop the event loop
+        await asyncio.to_thread(put)  # a slow reader must not block the event loop
 
     async def close(self) -> None:
         pass
@@ -116,11 +124,11 @@ class StdoutSink:
 
 
 class PlayerSink:
-    """A program that plays. Build it with ``open``.
+    """Plays through a player program; create it with ``open``.
 
-    The program has a session of its own: Ctrl-C on the terminal is for this process, which stops the speech and then
-    ends the program. No program plays faster than real time, so one that ends much earlier has not played: it is
-    reported even if it says that all is well (ffplay without an audio device exits with code 0).
+    The program runs in a separate session, so that Ctrl-C on the terminal reaches only this process, which stops the
+    speech and then ends the program. A program that ends much earlier than real time allows has not played the audio:
+    that is an error even with exit code 0 (ffplay without an audio device).
     """
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
@@ -132,7 +140,11 @@ class PlayerSink:
 
     @classmethod
     async def open(cls, name: str) -> PlayerSink:
-        """Start the program. Raises PlayerFailed if the system cannot."""
+        """Start the program.
+
+        Raises:
+            PlayerFailed: The program cannot be started.
+        """
         try:
             process = await asyncio.create_subprocess_exec(
                 name,
@@ -148,7 +160,7 @@ class PlayerSink:
 
     @property
     def played_samples(self) -> int:
-        """An upper bound of what was played until now: what was written, and not more than real time allows."""
+        """Upper bound of the samples played so far: the written samples, limited by real time."""
         return min(self._written_samples, int(self._elapsed_s * SAMPLE_RATE_HZ))
 
     @property
@@ -189,10 +201,10 @@ class PlayerSink:
             self._process.kill()
         await self._process.wait()
 
-    async def _failed(self, seen: str) -> None:
-        """Raises PlayerFailed with what the program said, else what was ``seen``, else its exit code."""
+    async def _failed(self, reason: str) -> None:
+        """Raise ``PlayerFailed`` with the program's error output, else with ``reason``, else with its exit code."""
         assert self._process.stderr is not None
-        said = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()
+        stderr = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()
         await self._process.wait()
-        reason = said[0][:200] if said else seen or f"it ended with code {self._process.returncode}"
+        reason = stderr[0][:200] if stderr else reason or f"it ended with code {self._process.returncode}"
         raise PlayerFailed(f"{self._name} cannot play: {reason}. {_SAVE_INSTEAD}")

@@ -1,7 +1,4 @@
-"""How far a long step is, on standard error: a bar on a terminal, plain lines where there is no bar to be had.
-
-Standard output stays free for what a command prints. Knows neither what is counted nor how long it will take.
-"""
+"""Progress of a long step on standard error: a bar on a terminal, otherwise plain lines."""
 
 from __future__ import annotations
 
@@ -14,9 +11,13 @@ if TYPE_CHECKING:
 
 
 class Bar:
-    """Shows ``label`` and how much of ``total`` is done. A context manager; ``shown`` False shows nothing at all.
+    """Shows a label and the share of ``total`` that is done, as a context manager.
 
-    Without a terminal, or without rich, each new label becomes one line.
+    Without a terminal or without rich, each new label is printed as one line.
+
+    Args:
+        shown: Whether to show anything.
+        unit: Unit of the counts; "bytes" shows a download.
     """
 
     def __init__(self, *, shown: bool = True, unit: str = "") -> None:

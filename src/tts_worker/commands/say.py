@@ -1,7 +1,7 @@
-"""``tts-worker say``: text from the command line, a file or a pipe becomes sound while it is still being read.
+"""``tts-worker say``: speaks text from the command line, a file or a pipe while it is still being read.
 
-The whole worker runs inside this process, so what is heard here went the way that every session goes. Standard output
-carries sound (``--out -``) or JSON (``--json``); everything for the eye goes to standard error.
+The whole worker runs in this process, so the audio takes the same path as in any session. Standard output carries audio
+(``--out -``) or JSON (``--json``); messages go to standard error.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ _BOOK_CHARS = 20_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("text", nargs="*", help="what to say; without it, standard input is read as it comes")
-    parser.add_argument("--file", type=Path, help="read the text from this file ('-': standard input)")
-    parser.add_argument("--voice", help="a name that `tts-worker voices` lists")
+    parser.add_argument("text", nargs="*", help="text to speak; without it, standard input is read as it arrives")
+    parser.add_argument("--file", type=Path, help="read the text from this file (-: standard input)")
+    parser.add_argument("--voice", help="voice, one of those listed by `tts-worker voices`")
     parser.add_argument("--speed", type=float, default=1.0, help="0.5 to 2.0 (default 1.0)")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same sound (default 0)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="random seed; the same seed gives the same audio (default 0)"
+    )
     parser.add_argument("--language", help="language of the text, such as en")
     parser.add_argument("--instruct", help="how to say it, for voices that take instructions")
     parser.add_argument("--lexicon", type=Path, metavar="FILE", help="YAML: word: spelling, or word: /phonemes/")
@@ -50,9 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--flush-after-ms",
         type=float,
         metavar="MS",
-        help="speak words without punctuation after so much silence on standard input (0: never; default 400)",
+        help="speak words without punctuation after this pause on standard input (0: never; default 400)",
     )
-    parser.add_argument("--plain", action="store_true", help="read Markdown and URLs as they stand")
+    parser.add_argument("--plain", action="store_true", help="read Markdown and URLs literally")
     parser.add_argument(
         "--out", help="file to write (.wav .flac .mp3 .opus .pcm), or - for raw s16le on standard output"
     )
@@ -69,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if args.bundle is not None or args.engine == OFFLINE_ENGINE:
         return speak_offline.run(args)
     if args.json and args.out == "-":
-        raise InvalidRequest("--json and --out - both want standard output")
+        raise InvalidRequest("--json and --out - both use standard output; choose one")
     settings = settings_from(args, session={"max_utterance_chars": _BOOK_CHARS, "text_idle_timeout_s": 3_600})
     source = _Source.of(args)
     code = _INTERRUPTED
@@ -86,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Source:
-    """Text in portions. ``total_chars`` is None where nobody knows how long it will be."""
+    """Text in portions. ``total_chars`` is None if the length is not known in advance."""
 
     def __init__(self, text: str | None) -> None:
         self._text = text
@@ -117,21 +119,24 @@ class _Source:
 
 
 async def _stdin() -> AsyncIterator[bytes]:
-    """What arrives on standard input, at once. A thread of its own, because a pipe, a terminal and a file are three
-    different things to an event loop; it may stay blocked when the program ends."""
+    """Yield data from standard input as it arrives.
+
+    Reads on a separate thread, since an event loop handles pipes, terminals and files differently. The thread may still
+    block when the program ends.
+    """
     loop = asyncio.get_running_loop()
-    arrived: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
+    received: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
 
     def read() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has gone: nobody wants it any more
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
             while True:
                 data = os.read(0, 65_536)
-                asyncio.run_coroutine_threadsafe(arrived.put(data), loop).result()
+                asyncio.run_coroutine_threadsafe(received.put(data), loop).result()
                 if not data:
                     return
 
     threading.Thread(target=read, name="stdin", daemon=True).start()
-    while data := await arrived.get():
+    while data := await received.get():
         yield data
 
 
@@ -146,7 +151,7 @@ async def _open_sink(args: argparse.Namespace) -> tuple[Sink, str]:
     player = find_player()
     if player is not None:
         return await PlayerSink.open(player), player
-    return FileSink(Path("speech.wav")), "speech.wav (no program that plays sound was found; try --out FILE)"
+    return FileSink(Path("speech.wav")), "speech.wav (no audio player found; use --out FILE)"
 
 
 async def _speak(args: argparse.Namespace, settings: Settings, source: _Source) -> int:
@@ -166,9 +171,9 @@ async def _speak(args: argparse.Namespace, settings: Settings, source: _Source) 
         stream = adapter.synthesize_chunks(source.portions(), options)
         sink, place = await _open_sink(args)
         if source.interactive and not args.quiet:
-            print("Type, and hear it after each sentence. Ctrl-D ends, Ctrl-C stops.", file=sys.stderr)
+            print("Type text; each sentence is spoken as you finish it. Ctrl-D ends, Ctrl-C stops.", file=sys.stderr)
         with _stop_on_interrupt(adapter, sink):
-            chunks, first_at_s = await _pass_on(stream, sink, _Progress(source, args.quiet or args.json))
+            chunks, first_at_s = await _play(stream, sink, _Progress(source, args.quiet or args.json))
     ended_at_s = perf_counter()
     stopped = stream.outcome is Outcome.STOPPED
     began_at_s = source.first_at_s or ended_at_s
@@ -176,7 +181,7 @@ async def _speak(args: argparse.Namespace, settings: Settings, source: _Source) 
     if args.json:
         print(json.dumps(summary, ensure_ascii=False))
     elif not args.quiet:
-        _report(summary, place)
+        _print_summary(summary, place)
     if stopped:
         return _INTERRUPTED
     return 0 if chunks else 1
@@ -184,14 +189,14 @@ async def _speak(args: argparse.Namespace, settings: Settings, source: _Source) 
 
 @contextlib.contextmanager
 def _stop_on_interrupt(adapter: TTSWorker, sink: Sink) -> Iterator[None]:
-    """The first Ctrl-C is a STOP, so that the playback report still comes; the second is an ordinary Ctrl-C."""
+    """Turn the first Ctrl-C into a STOP, which still yields the playback report; the second is an ordinary Ctrl-C."""
     loop = asyncio.get_running_loop()
     stopping: set[asyncio.Task[None]] = set()
 
     async def stop_speech() -> None:
         await adapter.control("STOP", sink.played_samples)
         if isinstance(sink, PlayerSink):
-            await sink.abort()  # it holds seconds of audio, and a write may be waiting for it
+            await sink.abort()  # it buffers seconds of audio, and a write may block on it
 
     def stop() -> None:
         loop.remove_signal_handler(signal.SIGINT)
@@ -206,8 +211,8 @@ def _stop_on_interrupt(adapter: TTSWorker, sink: Sink) -> Iterator[None]:
             loop.remove_signal_handler(signal.SIGINT)
 
 
-async def _pass_on(stream: SpeechStream, sink: Sink, progress: _Progress) -> tuple[list[SpeechChunk], float | None]:
-    """Everything into the sink; the chunks without their sound, and when the first one came."""
+async def _play(stream: SpeechStream, sink: Sink, progress: _Progress) -> tuple[list[SpeechChunk], float | None]:
+    """Write all chunks to the sink; return them without their audio, and when the first one arrived."""
     chunks: list[SpeechChunk] = []
     first_at_s: float | None = None
     try:
@@ -216,7 +221,7 @@ async def _pass_on(stream: SpeechStream, sink: Sink, progress: _Progress) -> tup
                 first_at_s = first_at_s or perf_counter()
                 await sink.write(chunk.pcm)
                 progress.update(chunk)
-                chunks.append(_without_sound(chunk))
+                chunks.append(_without_audio(chunk))
     except BaseException:
         await sink.abort()
         raise
@@ -227,7 +232,7 @@ async def _pass_on(stream: SpeechStream, sink: Sink, progress: _Progress) -> tup
     return chunks, first_at_s
 
 
-def _without_sound(chunk: SpeechChunk) -> SpeechChunk:
+def _without_audio(chunk: SpeechChunk) -> SpeechChunk:
     return SpeechChunk(
         chunk.index,
         b"",
@@ -249,7 +254,7 @@ def _summary(
     spoken = len(stream.receipt.text_spoken)
     remaining = len(stream.receipt.text_remaining)
     if stream.outcome is not Outcome.DONE and source.total_chars is not None:
-        remaining = source.total_chars - spoken  # also what the session had not been given yet
+        remaining = source.total_chars - spoken  # includes text that was not sent to the session yet
     engine_s = sum(chunk.wall_ms for chunk in chunks) / 1000
     return {
         "voice": stream.session.params.voice,
@@ -269,22 +274,22 @@ def _summary(
     }
 
 
-def _report(summary: dict[str, Any], place: str) -> None:
+def _print_summary(summary: dict[str, Any], place: str) -> None:
     if summary["reason"] == "nothing_to_speak":
-        print("There is nothing in this text that can be spoken.", file=sys.stderr)
+        print("This text contains nothing that can be spoken.", file=sys.stderr)
         return
     print(
-        f"{summary['audio_s']:.1f} s of speech, first sound after {summary['first_audio_ms']:.0f} ms, "
+        f"{summary['audio_s']:.1f} s of speech, first audio after {summary['first_audio_ms']:.0f} ms, "
         f"real-time factor {summary['rtf'] or 0:.3f} -> {place}",
         file=sys.stderr,
     )
     if summary["outcome"] in ("stopped", "truncated"):
-        left = summary["chars_remaining"]
-        print(f"{summary['outcome']} ({summary['reason']}): {left} characters were not spoken", file=sys.stderr)
+        remaining = summary["chars_remaining"]
+        print(f"{summary['outcome']} ({summary['reason']}): {remaining} characters were not spoken", file=sys.stderr)
 
 
 class _Progress:
-    """A bar over the characters of a long text, on a terminal only."""
+    """A progress bar over the characters of a long text, on a terminal only."""
 
     def __init__(self, source: _Source, quiet: bool) -> None:
         self._total = source.total_chars

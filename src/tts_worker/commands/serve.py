@@ -1,4 +1,4 @@
-"""``tts-worker serve``: the server, until SIGINT or SIGTERM drains it. A second signal ends it at once."""
+"""``tts-worker serve``: runs the server until SIGINT or SIGTERM drains it; a second signal ends it at once."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from tts_worker.logs import configure_logs, json_line
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1; others need an API key)")
-    parser.add_argument("--port", type=int, help="port to listen on (default 8080; 0 takes a free one)")
+    parser.add_argument("--port", type=int, help="port to listen on (default 8080; 0 picks a free one)")
     parser.add_argument(
         "--ray",
         action="store_true",
-        help="as replicas of Ray Serve (extra ray), see configs/ray.yaml",
+        help="run as Ray Serve replicas (extra ray), see configs/ray.yaml",
     )
     add_settings_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    given = {"host": args.host, "port": args.port}
-    settings = settings_from(args, server={key: value for key, value in given.items() if value is not None})
+    server = {"host": args.host, "port": args.port}
+    settings = settings_from(args, server={key: value for key, value in server.items() if value is not None})
     configure_logs(settings.log_level, settings.log_format, settings.secrets)
     as_json = settings.log_format == "json"
 
-    # On standard output, so that a program that starts us (with port 0) can read it.
+    # On standard output, so that a parent process can read the address (port 0).
     def on_listening(url: str) -> None:
         print(json_line("listening", url=url) if as_json else f"listening on {url}", flush=True)
 

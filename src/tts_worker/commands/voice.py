@@ -1,4 +1,4 @@
-"""``tts-worker voice``: add, list and import voices of a CosyVoice model directory."""
+"""``tts-worker voice``: adds, lists and imports voices of a CosyVoice model directory."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from tts_worker.voicepack.voice_file import VOICES_DIR, Voice, load_voice, store
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
 
-    adding = actions.add_parser("add", help="a voice from 3 to 30 s of clear speech and its transcript")
-    adding.add_argument("name", help="what to call it")
+    adding = actions.add_parser("add", help="add a voice from 3 to 30 s of clear speech and its transcript")
+    adding.add_argument("name", help="name of the new voice")
     adding.add_argument("--audio", type=Path, required=True, metavar="FILE", help="WAV, FLAC, Ogg or MP3")
     adding.add_argument(
-        "--text", default="", help="what is said in it; without it the voice lends its sound only (cross-lingual)"
+        "--text", default="", help="transcript of the recording; without it only the timbre is cloned (cross-lingual)"
     )
-    listing = actions.add_parser("list", help="the stored voices")
+    listing = actions.add_parser("list", help="list the stored voices")
     listing.add_argument("--json", action="store_true", help="print one JSON object")
-    importing = actions.add_parser("import", help="the speakers of a spk2info.pt")
-    importing.add_argument("--file", type=Path, metavar="FILE", help="(default: the model directory's own)")
+    importing = actions.add_parser("import", help="import the speakers of a spk2info.pt")
+    importing.add_argument(
+        "--file", type=Path, metavar="FILE", help="speaker file (default: the one in the model directory)"
+    )
 
     for action in (adding, listing, importing):
         action.add_argument("--bundle", type=Path, required=True, metavar="DIR", help="model directory")
@@ -43,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _add(args: argparse.Namespace, root: Path) -> int:
     with Bar() as bar:
-        bar.update("listening to the recording")
+        bar.update("analyzing the recording")
         voice = add_voice(args.bundle, root, args.name, args.audio, args.text, replace=args.replace)
     print(f"{root / args.name}: {voice.seconds:.1f} s of speech, level changed by {voice.gain_db:+.1f} dB")
     for note in voice.notes:
@@ -71,8 +73,8 @@ def _list(args: argparse.Namespace, root: Path) -> int:
         print(json.dumps({"voices": rows}, ensure_ascii=False))
     else:
         for row in rows:
-            told = f"{row['family']:11} {row['mode']:13} {row['seconds']:5.1f} s" if "mode" in row else row["error"]
-            print(f"{row['name']:24} {told}")
+            details = f"{row['family']:11} {row['mode']:13} {row['seconds']:5.1f} s" if "mode" in row else row["error"]
+            print(f"{row['name']:24} {details}")
         if not rows:
             print(f"{root}: no voices yet; add one with: tts-worker voice add NAME --audio FILE --text TEXT")
     return 1 if damaged else 0

@@ -1,4 +1,4 @@
-"""``tts-worker voicepack``: pull, check, convert or make CosyVoice model directories."""
+"""``tts-worker voicepack``: downloads, checks, converts and creates CosyVoice model directories."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     names = ", ".join(model.name for model in PUBLISHED)
 
-    pulling = actions.add_parser("pull", help="download a published model; goes on where it stopped")
+    pulling = actions.add_parser("pull", help="download a published model; resumes a partial download")
     pulling.add_argument("name", help=f"one of: {names}")
-    pulling.add_argument("--out", type=Path, metavar="DIR", help="where to (default: the model's own name)")
+    pulling.add_argument("--out", type=Path, metavar="DIR", help="target folder (default: the name of the model)")
     pulling.add_argument("--source", choices=SOURCES, default=SOURCES[0], help=f"(default {SOURCES[0]})")
-    pulling.add_argument("--base-url", metavar="URL", help="a mirror with the same paths, in place of the source")
+    pulling.add_argument("--base-url", metavar="URL", help="mirror with the same paths, instead of the source")
     pulling.add_argument("--rl", action="store_true", help="also the reinforcement-tuned language model (CosyVoice3)")
 
-    checking = actions.add_parser("check", help="everything that is wrong with a model directory")
+    checking = actions.add_parser("check", help="report all faults of a model directory")
     checking.add_argument("bundle", type=Path, metavar="DIR")
-    checking.add_argument("--name", help=f"demand the published files of one of: {names}")
-    checking.add_argument("--no-hashes", action="store_true", help="do not hash files of published sizes")
+    checking.add_argument("--name", help=f"require the published files of one of: {names}")
+    checking.add_argument("--no-hashes", action="store_true", help="skip the hashes of files with the published size")
     checking.add_argument("--json", action="store_true", help="print one JSON object")
 
-    converting = actions.add_parser("convert", help="weights to safetensors: loads faster, holds no code")
+    converting = actions.add_parser(
+        "convert", help="convert weights to safetensors, which loads faster and holds no code"
+    )
     converting.add_argument("bundle", type=Path, metavar="DIR")
-    converting.add_argument("--out", type=Path, metavar="DIR", help="where to (default: beside the old files)")
+    converting.add_argument("--out", type=Path, metavar="DIR", help="target folder (default: beside the old files)")
     converting.add_argument("--dtype", choices=PRECISIONS, default="fp32", help="bf16 halves all but the vocoder")
 
-    making = actions.add_parser("random", help="a model directory with random weights: noise, for tests and benchmarks")
+    making = actions.add_parser("random", help="create a model directory with random weights, for tests and benchmarks")
     making.add_argument("bundle", type=Path, metavar="DIR")
     making.add_argument("--family", default="cosyvoice3", help="cosyvoice2 or cosyvoice3 (default cosyvoice3)")
     making.add_argument("--size", default="tiny", help="full, mid or tiny (default tiny)")
@@ -72,7 +74,7 @@ def _check(args: argparse.Namespace) -> int:
 
 def _convert(args: argparse.Namespace) -> int:
     with Bar() as bar:
-        step = lambda file: bar.update(f"writing {file}")  # noqa: E731 (a name for what is passed on)
+        step = lambda file: bar.update(f"writing {file}")  # noqa: E731
         report = convert(args.bundle, args.out or args.bundle, args.dtype, step=step)
     print(report)
     return 0 if report.ok else 1
@@ -82,5 +84,5 @@ def _random(args: argparse.Namespace) -> int:
     with Bar() as bar:
         bar.update(f"drawing random weights ({args.size})")
         random_bundle(args.bundle, args.family, args.size, args.seed)
-    print(f"{args.bundle}: random weights; it speaks noise, not speech")
+    print(f"{args.bundle}: random weights; the output is noise, not speech")
     return 0

@@ -1,4 +1,4 @@
-"""``tts-worker voices``: what can be asked for with ``--voice``, in this process's engines or on a running server."""
+"""``tts-worker voices``: lists the voices for ``--voice``, of the local engines or of a running server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tts_worker.transports import wire
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--url", help="ask this server (http://127.0.0.1:8080); its key is read from TTS_WORKER_API_KEY"
+        "--url", help="list the voices of this server (http://127.0.0.1:8080); the key is read from TTS_WORKER_API_KEY"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_settings_arguments(parser)

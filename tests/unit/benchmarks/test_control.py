@@ -8,11 +8,11 @@ import random
 
 from tests.conftest import until
 from tts_worker.app import Worker
-from tts_worker.benchmarks.control import SCRIPT, ControlTimes, _Speaker
+from tts_worker.benchmarks.control import SCRIPT, ControlTimes, _SpeakingSession
 from tts_worker.types import ControlName, PcmFrame
 
 
-class _Counting(_Speaker):
+class _Counting(_SpeakingSession):
     heard = 0  # frames
 
     def _on_frame(self, frame: PcmFrame, now_s: float) -> None:
@@ -45,4 +45,4 @@ async def test_commands_that_were_all_given_before_the_first_answer_are_each_tim
 async def test_a_resume_that_resumed_nothing_is_not_timed(worker: Worker) -> None:
     times = await listened(worker, (ControlName.STOP, ControlName.RESUME), pauses=0)
     assert not times.resume_s
-    assert not times.resume_to_first_sound_s
+    assert not times.resume_to_first_audio_s

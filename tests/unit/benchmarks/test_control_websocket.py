@@ -63,7 +63,7 @@ async def test_sound_between_a_pause_and_its_end_is_counted() -> None:
 async def test_a_resume_that_resumed_nothing_is_not_timed() -> None:
     times = await heard((ControlName.RESUME,), told("started"), told("resumed", applied=False), SOUND)
     assert not times.resume_s
-    assert not times.resume_to_first_sound_s
+    assert not times.resume_to_first_audio_s
 
 
 async def test_commands_that_were_all_given_before_the_first_answer_are_each_timed() -> None:

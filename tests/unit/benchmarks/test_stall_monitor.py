@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tts_worker.benchmarks import bystander as bystander_module
-from tts_worker.benchmarks.bystander import INTERVAL_S, Bystander, Stall, explains, stalls
+from tts_worker.benchmarks import stall_monitor as stall_monitor_module
+from tts_worker.benchmarks.stall_monitor import INTERVAL_S, Stall, StallMonitor, detect_stalls, is_machine_stall
 
 
 def test_a_sleeper_that_wakes_late_tells_from_when_to_when_nothing_moved() -> None:
@@ -21,7 +21,7 @@ def test_a_sleeper_that_wakes_late_tells_from_when_to_when_nothing_moved() -> No
         assert seconds == INTERVAL_S
         now_s += seconds + next(late_s)
 
-    found = stalls(lambda: now_s, sleep)
+    found = detect_stalls(lambda: now_s, sleep)
     stall = next(found)
     assert stall.end_s - stall.begin_s == pytest.approx(0.12)
     assert stall.begin_s == pytest.approx(100.0 + 3 * INTERVAL_S + 0.001)
@@ -34,34 +34,34 @@ def test_a_sleeper_that_wakes_late_tells_from_when_to_when_nothing_moved() -> No
 )
 @settings(deadline=None)
 def test_a_hole_is_the_machine_s_if_it_stood_still_for_most_of_it(
-    seen: list[tuple[int, int]], hole_ms: int, spare_ms: int
+    observed: list[tuple[int, int]], gap_ms: int, lead_ms: int
 ) -> None:
     """Told again in whole milliseconds. Processors may stand still at the same time; that counts once."""
     ended_ms = 400
-    window = range(ended_ms - hole_ms - spare_ms, ended_ms)
-    still = [ms for ms in window if any(begin <= ms < begin + length for begin, length in seen)]
+    window = range(ended_ms - gap_ms - lead_ms, ended_ms)
+    still = [ms for ms in window if any(begin <= ms < begin + length for begin, length in observed)]
     assume(2 * len(still) != len(window))
-    found = [Stall(begin / 1000, (begin + length) / 1000) for begin, length in seen]
-    assert explains(found, hole_ms / 1000, ended_ms / 1000, spare_ms / 1000) == (2 * len(still) > len(window))
+    found = [Stall(begin / 1000, (begin + length) / 1000) for begin, length in observed]
+    assert is_machine_stall(found, gap_ms / 1000, ended_ms / 1000, lead_ms / 1000) == (2 * len(still) > len(window))
 
 
 def test_without_a_stall_the_hole_is_the_worker_s() -> None:
-    assert not explains([], 0.01, 5.0, 0.02)
+    assert not is_machine_stall([], 0.01, 5.0, 0.02)
 
 
 async def test_the_bystander_is_a_process_and_goes_away() -> None:
-    async with Bystander() as bystander:
-        assert bystander.process.returncode is None
-        assert all(stall.end_s > stall.begin_s for stall in bystander.stalls)
-    assert bystander.process.returncode is not None
+    async with StallMonitor() as monitor:
+        assert monitor.process.returncode is None
+        assert all(stall.end_s > stall.begin_s for stall in monitor.stalls)
+    assert monitor.process.returncode is not None
 
 
 def test_each_stall_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process is ended while its threads write: half a line would be an error of the reader."""
     written: list[tuple[int, bytes]] = []
-    monkeypatch.setattr(bystander_module.os, "write", lambda file, line: written.append((file, line)))
-    monkeypatch.setattr(bystander_module, "stalls", lambda *_: [Stall(1.5, 2.0), Stall(3.0, 3.25)])
-    bystander_module._watch(None)
+    monkeypatch.setattr(stall_monitor_module.os, "write", lambda file, line: written.append((file, line)))
+    monkeypatch.setattr(stall_monitor_module, "detect_stalls", lambda *_: [Stall(1.5, 2.0), Stall(3.0, 3.25)])
+    stall_monitor_module._watch(None)
     assert written == [(1, b"1.5 2.0\n"), (1, b"3.0 3.25\n")]
 
 
@@ -76,8 +76,8 @@ def test_ready_is_written_before_any_stall(monkeypatch: pytest.MonkeyPatch, caps
             started.append(self)
 
     started: list[Thread] = []
-    monkeypatch.setattr(bystander_module.threading, "Thread", Thread)
-    monkeypatch.setattr(bystander_module.sys, "stdin", io.StringIO())
-    bystander_module._main()
+    monkeypatch.setattr(stall_monitor_module.threading, "Thread", Thread)
+    monkeypatch.setattr(stall_monitor_module.sys, "stdin", io.StringIO())
+    stall_monitor_module._main()
     assert started
     assert capsys.readouterr().out == ""
