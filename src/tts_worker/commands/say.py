@@ -276,7 +276,7 @@ def _summary(
 
 def _print_summary(summary: dict[str, Any], place: str) -> None:
     if summary["reason"] == "nothing_to_speak":
-        print("This text contains nothing that can be spoken.", file=sys.stderr)
+        print("There is nothing in this text that can be spoken.", file=sys.stderr)
         return
     print(
         f"{summary['audio_s']:.1f} s of speech, first audio after {summary['first_audio_ms']:.0f} ms, "
