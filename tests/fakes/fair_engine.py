@@ -17,6 +17,7 @@ class Stream:
     """A call (paced) or a download. Its first chunk takes ``first_steps`` steps, each later one a single step.
 
     ``step_us`` is the cost of a step, ``chunk_ms`` the audio of a chunk, ``chunks`` how many there are (None: endless).
+    ``buffers``: a call whose client takes audio at once and plays it from its own buffer.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Stream:
     arrives_us: int = 0
     first_steps: int = 1
     chunks: int | None = None
+    buffers: bool = False
     first_audio_us: int | None = None
     underruns: int = 0
     chunks_made: int = 0
@@ -48,7 +50,7 @@ class Stream:
         if self.first_audio_us is None:
             return
         output = self.output
-        if not self.paced:
+        if not self.paced or self.buffers:
             output.grant(output.emitted_samples - output.taken_samples)
             return
         # An underrun delays everything after it.

@@ -457,12 +457,21 @@ async def test_a_context_that_nobody_writes_ends() -> None:
         await until_live_sessions(address, 0)
 
 
+async def test_every_slot_is_open_to_contexts_which_are_calls() -> None:
+    async with serving(session={"max_sessions": 4, "slot_idle_s": 600}) as address, dial(address) as client:
+        names = ["a", "b", "c", "d"]
+        for name in names:  # downloads would get three of four slots
+            await client.say(name, LONG)
+        for name in names:
+            await client.until("audio", name)
+
+
 # -- what is wrong ----------------------------------------------------------------------------------------------------
 
 
 async def test_wrong_messages_are_answered_and_the_socket_stays_usable() -> None:
     async with (
-        serving(session={"max_message_chars": 3_000, "max_sessions": 3, "slot_idle_s": 600}) as address,  # 2 unpaced
+        serving(session={"max_message_chars": 3_000, "max_sessions": 2, "slot_idle_s": 600}) as address,
         dial(address) as client,
     ):
         await client.say("fine", LONG)

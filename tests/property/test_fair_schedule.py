@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.fair_engine import Stream, run
@@ -102,3 +102,30 @@ def test_a_burst_is_served_in_order_of_arrival(count: int, step_us: int, first_s
     run(burst, 20 * count * first_steps * step_us)
     starts = [stream.started_us for stream in burst]
     assert starts == sorted(starts)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.integers(1, 8),
+    st.integers(1, 8),
+    st.integers(10, 75),
+    st.sampled_from((200, 500, 1_000)),
+    st.integers(5_000, 40_000),
+)
+def test_calls_beside_buffering_clients_have_no_underrun(
+    calls: int, buffering: int, load_percent: int, chunk_ms: int, buffering_us: int
+) -> None:
+    step_us = max(1, chunk_ms * 1_000 * load_percent // 100 // calls)
+    talking = [Stream(f"call{i:02}", True, step_us, chunk_ms) for i in range(calls)]
+    clients = [Stream(f"client{i:02}", True, buffering_us, 1_000, buffers=True) for i in range(buffering)]
+    # Together below capacity, as far as the clients play in real time.
+    assume(load_percent / 100 + buffering * buffering_us / SECOND_US <= 0.8)
+    run([*clients, *talking], 4 * SECOND_US)
+    assert [call.underruns for call in talking] == [0] * calls
+
+
+def test_buffering_client_goes_before_downloads() -> None:
+    client = Stream("client", True, 20_000, 200, arrives_us=SECOND_US, chunks=1, buffers=True)
+    run([*downloads(20, 40_000, 1_000), client], 2 * SECOND_US)
+    assert client.first_audio_us is not None
+    assert client.first_audio_us - SECOND_US <= 2 * 20_000 + 40_000

@@ -34,7 +34,7 @@ class OutputBuffer:
 
     Attributes:
         key: The utterance.
-        paced: Whether the listener takes audio at the rate of playback.
+        paced: Whether this is a call; False for a download.
         credit_samples: How many samples may be emitted now.
         rendered_samples: Samples rendered so far.
         emitted_samples: Samples emitted so far, at most ``rendered_samples``.
@@ -62,16 +62,15 @@ class OutputBuffer:
     def lead_at_samples(self, now_us: int) -> int:
         """Return the lead over playback at ``now_us``, a clock that never goes back.
 
-        An unpaced reader takes audio long before it is played. Its lead is measured against a virtual playhead that
-        starts with the first chunk, moves at the sample rate and stops where there is nothing to play.
+        A reader may take audio long before it is played (a download, a client with a large buffer). Playback is
+        therefore a virtual playhead that starts with the first chunk, moves at the sample rate and stops where there is
+        nothing to play. A reader that takes audio later than that (a paused one) determines the lead itself.
         """
-        if self.paced:
-            return self.lead_samples
         if self._playhead_at_us is not None:
             elapsed_samples = (now_us - self._playhead_at_us) * SAMPLE_RATE_HZ // 1_000_000
             self._playhead_samples = min(self.rendered_samples, self._playhead_samples + elapsed_samples)
         self._playhead_at_us = now_us if self.emitted_samples else None
-        return self.rendered_samples - self._playhead_samples
+        return self.rendered_samples - min(self._playhead_samples, self.taken_samples)
 
     @property
     def waiting_samples(self) -> int:

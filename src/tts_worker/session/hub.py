@@ -124,14 +124,20 @@ class HubConfig:
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """What a caller asks for. None means the worker's default.
+    """Options of a session. None means the worker's default.
 
-    ``realtime``: sound leaves at the pace of playback, at most ``lead_ms`` ahead; else as fast as it is made, and after
-    the audio of paced sessions. ``own_clock``: with ``realtime`` off, the reader itself takes audio at the pace of
-    playback (a media track). ``raw_chunks``: hand out the engine's own chunks, unpaced, instead of frames of
-    ``frame_ms``. ``lexicon``: word -> spelling or /phonemes/. ``flush_after_ms``: silence of the writer after which
-    unspoken words are spoken (0: only at punctuation, ``flush`` and the end). ``markdown``: keep Markdown, emoji and
-    URLs from being read aloud. ``model``: the engine that must speak; ``needs``: capabilities that it must have.
+    Attributes:
+        model: The engine that must be used.
+        needs: Capabilities that the voice must have.
+        realtime: Send audio at the rate of playback, at most ``lead_ms`` ahead; otherwise as fast as it is generated,
+            after calls.
+        live: With ``realtime`` off: a listener plays the audio while it is generated (a media track, a client with a
+            buffer of its own), so the session is scheduled like a call.
+        raw_chunks: Return the engine's chunks, unpaced, instead of frames of ``frame_ms``.
+        lexicon: Word -> spelling or /phonemes/.
+        flush_after_ms: Silence of the writer after which unspoken words are spoken; 0: only at punctuation, ``flush``
+            and the end.
+        markdown: Keep Markdown, emoji and URLs from being read aloud.
     """
 
     voice: str | None = None
@@ -142,7 +148,7 @@ class SessionOptions:
     language: str | None = None
     instruct: str | None = None
     realtime: bool = True
-    own_clock: bool = False
+    live: bool = False
     lead_ms: float | None = None
     frame_ms: int | None = None
     raw_chunks: bool = False
@@ -331,7 +337,7 @@ class SessionHub:
         if not engine.ready:
             raise NotReady(f"the engine of voice {voice.name} is not ready", retry_after_s=RETRY_AFTER_S)
         paced_by_worker = options.realtime and not options.raw_chunks
-        paced = paced_by_worker or options.own_clock
+        paced = paced_by_worker or options.live
         if not paced and (refusal := self._unpaced_refusal(replaces.id if replaces is not None else None)):
             raise refusal
         timeouts = _timeouts(options, config.timeouts)

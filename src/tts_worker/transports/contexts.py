@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import anyio
@@ -128,6 +128,8 @@ class ContextSocket:
 
     def open(self, name: str, options: SessionOptions, presenter: Presenter) -> Context:
         """A new context. If its session is refused, the context ends with that error."""
+        # The vendors' clients take audio at once and play it from a buffer of their own: calls, not downloads.
+        options = replace(options, live=True)
         context = self.contexts[name] = Context(name, presenter)
         task = asyncio.create_task(self._serve(context, options), name=f"context-{name[:32]}")
         self._tasks.add(task)

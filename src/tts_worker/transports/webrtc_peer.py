@@ -261,7 +261,7 @@ class Peer:
 
 def for_a_track(options: SessionOptions) -> SessionOptions:
     """The track pulls by its own clock, 20 ms at a time."""
-    return replace(options, realtime=False, own_clock=True, frame_ms=FRAME_MS, lead_ms=None)
+    return replace(options, realtime=False, live=True, frame_ms=FRAME_MS, lead_ms=None)
 
 
 def _fitting(message: dict[str, Any]) -> dict[str, Any]:

@@ -84,3 +84,20 @@ def test_the_lead_counts_what_was_made_and_not_taken() -> None:
     assert (output.lead_samples, output.waiting_samples) == (250, 150)
     output.grant(60)
     assert output.lead_samples == 190
+
+
+def test_lead_of_a_reader_that_buffers_is_measured_by_playback() -> None:
+    output = OutputBuffer(KEY, 24_000, paced=True)
+    output.render(bytes(48_000))
+    while (audio := output.emit(24_000)) is not None:
+        output.grant(audio.samples)
+    assert output.lead_at_samples(0) == 24_000
+    assert output.lead_at_samples(500_000) == 12_000
+
+
+def test_lead_of_a_reader_that_stops_taking_is_what_it_left() -> None:
+    output = OutputBuffer(KEY, 4_800, paced=True)
+    output.render(bytes(48_000))
+    output.emit(4_800)
+    output.lead_at_samples(0)
+    assert output.lead_at_samples(10_000_000) == 24_000
