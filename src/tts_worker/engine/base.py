@@ -1,14 +1,14 @@
-"""What the engine loop needs of an engine. Single-threaded: every method is called on the engine thread.
+"""The engine protocol. Single-threaded: every method is called on the engine thread.
 
-An engine owns all its utterances' state. It never blocks on a client, never sleeps while it has work, and knows
-neither asyncio nor sessions. It must keep these promises, which the contract tests check for every engine:
+An engine owns the state of its utterances. It never blocks on a client and never sleeps while it has work. The contract
+tests check these guarantees for every engine:
 
-* it emits at most the credit it was given, sample-exact, and remembers the rest;
-* Audio events of an utterance are in order and gap-free; then exactly one Done or Failed, unless Cancel came first;
-* after Cancel nothing carries that key again and everything the utterance held is free;
-* between Hold and Release it spends no step on the utterance;
-* what it emits depends on the text, params and credit *amounts*, never on when they arrived or who else is served;
-* an exception from ``handle`` or ``step`` means that the engine itself is broken: faults of one utterance are Failed.
+* It emits at most the granted credit, exact to the sample, and buffers the rest.
+* Audio events of an utterance are in order and gap-free, followed by exactly one Done or Failed unless it is cancelled.
+* After Cancel no event carries the key, and all resources of the utterance are free.
+* Between Hold and Release it spends no step on the utterance.
+* Its output depends on the text, the parameters and the credit *amounts*, not on their timing or on other utterances.
+* An exception from ``handle`` or ``step`` means that the engine is broken; a fault of one utterance is a Failed event.
 """
 
 from __future__ import annotations
@@ -20,27 +20,36 @@ from tts_worker.types import Command, EngineInfo, Event
 
 
 class Engine(Protocol):
+    """Synthesizes many utterances, one bounded step at a time."""
+
     @property
     def info(self) -> EngineInfo: ...
 
     def warm_up(self) -> None:
-        """Touch every code path once, so that the first caller pays nothing. Raises EngineFault if it cannot speak."""
+        """Run every code path once, so that the first utterance has no start-up cost.
+
+        Raises:
+            EngineFault: The engine cannot synthesize.
+        """
         ...
 
     def handle(self, command: Command) -> None:
-        """Take a command. Cheap: no synthesis here. Unknown or retired keys are ignored."""
+        """Apply a command without synthesizing. Commands with an unknown or ended key are ignored."""
         ...
 
     @property
     def has_work(self) -> bool:
-        """Whether ``step`` would do anything. False parks the engine thread until the next command."""
+        """Whether ``step`` would do anything. While False, the engine thread blocks until the next command."""
         ...
 
     def step(self, now_s: float) -> Sequence[Event]:
-        """Do one bounded piece of work (some tens of milliseconds) for the most urgent utterances. ``now_s`` is a
-        monotonic clock; it orders urgency and never changes what is said."""
+        """Do one bounded unit of work (some tens of milliseconds) for the most urgent utterances.
+
+        Args:
+            now_s: Monotonic time; it affects the order of work, never the audio.
+        """
         ...
 
     def close(self) -> None:
-        """Free everything. No event is emitted."""
+        """Free all resources without emitting events."""
         ...

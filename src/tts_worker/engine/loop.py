@@ -1,9 +1,8 @@
-"""The engine's thread: drains the inbox, steps the engine, hands events back to the event loop.
+"""Runs an engine on a thread: drains its inbox, steps it, and delivers its events to the event loop.
 
-The only place in ``engine/`` that knows asyncio. Commands go in through ``post`` and events come out through
-``subscribe``; both sides are picklable data, so this seam could also be a process boundary. The thread blocks only when
-the engine has nothing to do. It contains faults: an engine that raises, or a call that does not return, fails the
-utterances it held, turns ``ready`` off, and is rebuilt from its factory while the server goes on.
+Commands enter through ``post`` and events leave through ``subscribe``; both are picklable, so a process boundary could
+replace the thread. The thread blocks only while the engine has no work. Faults are contained: when the engine raises or
+a call does not return, its utterances fail, ``ready`` becomes False and a new engine is built from the factory.
 """
 
 from __future__ import annotations
@@ -42,14 +41,16 @@ _CLOSE: Final = None
 """Inbox entry that ends the thread."""
 
 
-REBUILDS_UNTIL_LOST = 5
-"""So many failures in a row to rebuild a broken engine mean that this process cannot: it must be replaced."""
+MAX_REBUILD_FAILURES = 5
+"""Consecutive failures to rebuild a broken engine after which the process is considered unable to and must restart."""
 
 
 class EngineState(str, Enum):
+    """State of the engine that a loop runs."""
+
     STARTING = "starting"  # being built and warmed up
     READY = "ready"
-    FAULTED = "faulted"  # broke; a new one is being built
+    FAULTED = "faulted"  # a replacement is being built
     STOPPED = "stopped"
 
 
@@ -68,8 +69,16 @@ class EngineStats:
 
 @dataclass(slots=True, eq=False)
 class _Runner:
-    """One engine on one thread. A runner that hangs is abandoned with its thread: its late events are dropped, and it
-    closes its engine if the call ever returns. ``busy_since_s``: when the engine call in progress began."""
+    """One engine on one thread.
+
+    A hanging runner is abandoned with its thread: its late events are dropped, and it closes its engine if the call
+    returns.
+
+    Attributes:
+        inbox: Commands to the engine thread.
+        busy_since_s: Start of the engine call in progress; None between calls.
+        stopped: Set when the thread has closed its engine.
+    """
 
     inbox: queue.SimpleQueue[Command | None] = field(default_factory=queue.SimpleQueue)
     busy_since_s: float | None = None
@@ -77,10 +86,16 @@ class _Runner:
 
 
 class EngineLoop:
-    """Runs an engine in its own thread.
+    """Runs an engine on a dedicated thread.
 
-    ``factory`` builds the engine, on the thread; ``warm_up`` runs before ``start`` returns. All other methods belong to
-    the event loop that called ``start``.
+    All methods must be called on the event loop that called ``start``.
+
+    Args:
+        factory: Builds the engine; called on the engine thread, again after every fault.
+        name: Name of the engine in logs, errors and thread names.
+        clock: Monotonic time in seconds.
+        hang_timeout_s: An engine call that takes longer is a fault.
+        restart_backoff_s: First and longest delay before a broken engine is rebuilt.
     """
 
     def __init__(
@@ -100,7 +115,7 @@ class EngineLoop:
         self._hang_timeout_s = hang_timeout_s
         self._backoff_s, self._max_backoff_s = restart_backoff_s
         self._next_backoff_s = self._backoff_s
-        self._failed_rebuilds = 0
+        self._rebuild_failures = 0
         self._info: EngineInfo | None = None
         self._runner: _Runner | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -109,13 +124,17 @@ class EngineLoop:
         self._started: asyncio.Future[None] | None = None
         self._watchdog: asyncio.Task[None] | None = None
         self._restart: asyncio.TimerHandle | None = None
-        self._changed: list[Callable[[EngineState], None]] = []
+        self._state_callbacks: list[Callable[[EngineState], None]] = []
 
-    # -- life ---------------------------------------------------------------------------------------------------------
+    # -- lifecycle ----------------------------------------------------------------------------------------------------
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine can do. Raises NotReady before the first ``start`` has finished."""
+        """Capabilities of the engine.
+
+        Raises:
+            NotReady: The first ``start`` has not finished.
+        """
         if self._info is None:
             raise NotReady(f"the engine {self.name} has not started yet")
         return self._info
@@ -126,8 +145,8 @@ class EngineLoop:
 
     @property
     def lost(self) -> bool:
-        """Whether the engine broke and could not be rebuilt again and again, as when a device's context is gone."""
-        return self._failed_rebuilds >= REBUILDS_UNTIL_LOST
+        """Whether repeated attempts to rebuild the engine failed, for example after the loss of the GPU context."""
+        return self._rebuild_failures >= MAX_REBUILD_FAILURES
 
     @property
     def live_utterances(self) -> int:
@@ -135,10 +154,10 @@ class EngineLoop:
 
     def on_state(self, callback: Callable[[EngineState], None]) -> None:
         """Call ``callback`` on the event loop whenever ``state`` changes."""
-        self._changed.append(callback)
+        self._state_callbacks.append(callback)
 
     async def start(self) -> None:
-        """Build the engine and warm it up. Raises what the factory or ``warm_up`` raised."""
+        """Build the engine and warm it up. Errors of the factory and of ``warm_up`` propagate."""
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.create_future()
         self._launch()
@@ -146,7 +165,7 @@ class EngineLoop:
         self._watchdog = self._loop.create_task(self._watch(), name=f"{self.name}-watchdog")
 
     async def stop(self, timeout_s: float = 5.0) -> None:
-        """End the thread. Utterances still live fail. A hung step is left behind on its daemon thread."""
+        """End the thread and fail the live utterances. A hanging engine call stays behind on its daemon thread."""
         if self.state is EngineState.STOPPED:
             return
         self._set_state(EngineState.STOPPED)
@@ -170,20 +189,20 @@ class EngineLoop:
     def _set_state(self, state: EngineState) -> None:
         if state is not self.state:
             self.state = state
-            for callback in self._changed:
+            for callback in self._state_callbacks:
                 callback(state)
 
-    # -- the seam -----------------------------------------------------------------------------------------------------
+    # -- commands and events ------------------------------------------------------------------------------------------
 
     def subscribe(self, session: str, callback: Callable[[Event], None]) -> None:
-        """Hand the events of ``session`` to ``callback``, on the event loop."""
+        """Deliver the events of ``session`` to ``callback``, on the event loop."""
         self._subscribers[session] = callback
 
     def unsubscribe(self, session: str) -> None:
         self._subscribers.pop(session, None)
 
     def post(self, command: Command) -> None:
-        """Give the engine a command; never blocks. An Open for an engine that is not ready fails at once."""
+        """Queue a command for the engine; never blocks. An Open fails immediately while the engine is not ready."""
         if isinstance(command, Open):
             if self._runner is None or not self.ready:
                 self._deliver_soon(Failed(command.key, self._fault_error().info))
@@ -209,10 +228,10 @@ class EngineLoop:
             callback(event)
 
     def _deliver(self, runner: _Runner, events: Sequence[Event]) -> None:
-        """On the event loop: the one callback of a step."""
+        """Dispatch the events of one step. Runs on the event loop, once per step."""
         for event in events:
             if runner is not self._runner or event.key not in self._live:
-                self.stats.stale_events += 1  # cancelled while the step ran, or from a runner given up
+                self.stats.stale_events += 1  # cancelled while the step ran, or from an abandoned runner
                 continue
             self.stats.events += 1
             if isinstance(event, Audio):
@@ -221,7 +240,7 @@ class EngineLoop:
                 self._live.discard(event.key)
             self._dispatch(event)
 
-    # -- the thread ---------------------------------------------------------------------------------------------------
+    # -- engine thread ------------------------------------------------------------------------------------------------
 
     def _run(self, runner: _Runner) -> None:
         assert self._loop is not None
@@ -232,7 +251,7 @@ class EngineLoop:
             engine.warm_up()
             self._call(self._on_ready, runner, engine.info)
             self._serve(runner, engine)
-        except BaseException as exc:  # a panic of a Rust extension and SystemExit are not Exceptions
+        except BaseException as exc:  # a panic of a Rust extension and SystemExit do not derive from Exception
             fault = exc
         finally:
             if engine is not None:
@@ -241,9 +260,9 @@ class EngineLoop:
                 except BaseException:
                     log.exception("engine %s: close failed", self.name)
                 engine = None
-            # Its memory is free before another engine is built: what broke it must not hold it.
-            for one in _linked(fault):
-                _let_go(one)
+            # The traceback holds references to the engine; its memory must be free before the next engine is built.
+            for error in _exception_chain(fault):
+                _clear_frames(error)
             runner.stopped.set()
         if fault is not None:
             self._call(self._on_fault, runner, fault)
@@ -261,23 +280,23 @@ class EngineLoop:
                     return
                 runner.busy_since_s = self._clock()
                 engine.handle(command)
-                runner.busy_since_s = None  # not in a finally: after a fault it times the close of the engine
+                runner.busy_since_s = None  # not in a finally: after a fault the timer covers the close of the engine
                 block = False
             if not engine.has_work:
                 continue
-            began_s = self._clock()
-            runner.busy_since_s = began_s
-            events = engine.step(began_s)
+            start_s = self._clock()
+            runner.busy_since_s = start_s
+            events = engine.step(start_s)
             runner.busy_since_s = None
-            spent_s = self._clock() - began_s
+            elapsed_s = self._clock() - start_s
             self.stats.steps += 1
-            self.stats.busy_s += spent_s
-            self.stats.slowest_step_s = max(self.stats.slowest_step_s, spent_s)
+            self.stats.busy_s += elapsed_s
+            self.stats.slowest_step_s = max(self.stats.slowest_step_s, elapsed_s)
             if events:
                 self._call(self._deliver, runner, events)
 
     def _call(self, callback: Callable[..., None], *args: object) -> None:
-        """Run ``callback`` on the event loop; harmless when that loop is gone (the process is ending)."""
+        """Run ``callback`` on the event loop, or do nothing if that loop is closed (the process is ending)."""
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(callback, *args)
@@ -290,7 +309,7 @@ class EngineLoop:
         if runner is not self._runner:
             return
         self._info = info
-        self._failed_rebuilds = 0
+        self._rebuild_failures = 0
         self._set_state(EngineState.READY)
         if self._started is not None and not self._started.done():
             self._started.set_result(None)
@@ -300,18 +319,18 @@ class EngineLoop:
             return
         assert self._loop is not None
         if self._started is not None and not self._started.done():
-            # Never came up: the caller of start() decides, there is nothing to keep alive.
+            # The first start failed: its caller gets the error, and the engine is not rebuilt.
             self._runner = None
             self._set_state(EngineState.STOPPED)
             self._started.set_exception(_as_exception(self.name, fault))
             return
         self.stats.faults += 1
-        log.error("engine %s broke (%s) and is being rebuilt", self.name, type(fault).__name__, exc_info=fault)
+        log.error("engine %s failed (%s) and is being rebuilt", self.name, type(fault).__name__, exc_info=fault)
         self._runner = None
-        runner.inbox.put(_CLOSE)  # if it hangs now and returns later, it frees its engine and ends
+        runner.inbox.put(_CLOSE)  # a hanging call that returns later then closes its engine and ends its thread
         if self.state is EngineState.FAULTED:
-            self._failed_rebuilds += 1
-        if self._failed_rebuilds == REBUILDS_UNTIL_LOST:
+            self._rebuild_failures += 1
+        if self._rebuild_failures == MAX_REBUILD_FAILURES:
             log.critical("engine %s cannot be rebuilt in this process", self.name)
         self._set_state(EngineState.FAULTED)
         self._fail_live(self._fault_error().info)
@@ -325,7 +344,7 @@ class EngineLoop:
             self._dispatch(Failed(key, error))
 
     async def _watch(self) -> None:
-        """Give up on an engine call that does not return. A minute without a fault resets the restart delay."""
+        """Abandon an engine call that does not return. A minute without a fault resets the restart delay."""
         interval_s = min(1.0, self._hang_timeout_s / 4)
         healthy_s = 0.0
         while True:
@@ -334,9 +353,9 @@ class EngineLoop:
             if runner is None:
                 healthy_s = 0.0
                 continue
-            began_s = runner.busy_since_s
-            if began_s is not None and self._clock() - began_s > self._hang_timeout_s:
-                self._on_fault(runner, EngineFault(f"a call of the engine took longer than {self._hang_timeout_s:g} s"))
+            start_s = runner.busy_since_s
+            if start_s is not None and self._clock() - start_s > self._hang_timeout_s:
+                self._on_fault(runner, EngineFault(f"an engine call took longer than {self._hang_timeout_s:g} s"))
                 healthy_s = 0.0
                 continue
             healthy_s += interval_s
@@ -345,7 +364,7 @@ class EngineLoop:
 
 
 def _as_exception(name: str, fault: BaseException) -> Exception:
-    """``fault`` for the caller of ``start``: SystemExit and its like, raised by an engine, must not end the process."""
+    """Wrap ``fault`` for the caller of ``start``: SystemExit and the like from an engine must not end the process."""
     if isinstance(fault, Exception):
         return fault
     error = EngineFault(f"the engine {name} could not start ({type(fault).__name__})")
@@ -353,21 +372,20 @@ def _as_exception(name: str, fault: BaseException) -> Exception:
     return error
 
 
-def _linked(fault: BaseException | None) -> list[BaseException]:
-    """``fault``, what caused it, and what was being handled when it or a cause of it came."""
-    found: list[BaseException] = []
-    ahead = [fault]
-    while ahead:
-        one = ahead.pop()
-        if one is not None and not any(one is other for other in found):
-            found.append(one)
-            ahead += [one.__cause__, one.__context__]
-    return found
+def _exception_chain(fault: BaseException | None) -> list[BaseException]:
+    """Collect ``fault`` and all exceptions reachable through ``__cause__`` and ``__context__``."""
+    chain: list[BaseException] = []
+    unvisited = [fault]
+    while unvisited:
+        error = unvisited.pop()
+        if error is not None and not any(error is other for other in chain):
+            chain.append(error)
+            unvisited += [error.__cause__, error.__context__]
+    return chain
 
 
-def _let_go(fault: BaseException) -> None:
-    """Forget the locals of all functions that have ended, among those that ``fault`` was raised through and those that
-    called them."""
+def _clear_frames(fault: BaseException) -> None:
+    """Clear the local variables of the finished frames in the traceback of ``fault`` and of their callers."""
     for frame, _ in traceback.walk_tb(fault.__traceback__):
         caller: FrameType | None = frame
         while caller is not None:
