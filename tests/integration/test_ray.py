@@ -335,7 +335,7 @@ def replica_with(name: str) -> Any:
 
     class FaultyReplica(Replica):
         @staticmethod
-        def worker_of(settings: Settings) -> Worker:
+        def create_worker(settings: Settings) -> Worker:
             from tests.behaviour.behaviours import BEHAVIOURS  # in the replica's process: a table cannot be sent there
             from tests.behaviour.transports import FaultyWorker
 

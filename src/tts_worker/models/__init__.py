@@ -1,1 +1,1 @@
-"""Which models are in memory: loaded when they are wanted, given up when nobody needs them."""
+"""Model residency: loading on demand, eviction of idle models, voice selection and voice enrolment."""

@@ -1,8 +1,7 @@
-"""Loads models when they are wanted and gives them up when nobody needs them.
+"""Loads models on demand and evicts idle ones.
 
-Owns what state each model is in, one transition at a time, and the clock that policy.py is asked with. A model is
-loaded once however many want it; it is counted from the moment its load begins; sessions, not callers of ``load``, are
-its references. It must not know what an engine, a session or a setting is: ``EngineActions`` does what it decides.
+Each model has one state and at most one transition under way, so concurrent requests share a load. A model counts
+toward the cap from the start of its load. References are sessions, not callers of ``load``.
 """
 
 from __future__ import annotations
@@ -35,9 +34,14 @@ class ModelState(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineActions:
-    """What the manager can do to an engine. ``start``: build, warm up, offer its voices. ``withdraw``: take its voices
-    from new sessions, now; raises IllegalCommand while sessions use it. ``stop``: free what it holds. ``references``:
-    sessions that use it."""
+    """Operations of the manager on an engine, by name.
+
+    Attributes:
+        start: Builds and warms up the engine and offers its voices.
+        withdraw: Removes its voices from new sessions at once; raises IllegalCommand while sessions use it.
+        stop: Releases its resources.
+        references: Returns the number of sessions that use it.
+    """
 
     start: Callable[[str], Awaitable[None]]
     withdraw: Callable[[str], None]
@@ -46,7 +50,7 @@ class EngineActions:
 
 
 class ModelObserver(Protocol):
-    """Who wants to know, for metrics."""
+    """Receives loads and unloads, for metrics."""
 
     def model_loaded(self, name: str, seconds: float) -> None: ...
     def model_failed(self, name: str, code: str) -> None: ...
@@ -55,9 +59,18 @@ class ModelObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ManagerConfig:
-    """``default`` is loaded at the start and never evicted. ``preload``: loaded at the start; None: every model, and
-    none is ever evicted. ``on_demand``: a session for a model that is not there loads it, waiting ``load_wait_s`` at
-    most; so many may wait for one model at the same time: ``max_waiting``."""
+    """Settings of the manager.
+
+    Attributes:
+        default: Loaded at the start and never evicted.
+        preload: Loaded at the start; None loads every model and evicts none.
+        on_demand: Whether a session loads its model if necessary.
+        load_wait_s: Longest wait of a session for its model.
+        check_interval_s: Interval of the check for idle models.
+        max_parallel_loads: Loads that run at the same time.
+        max_waiting: Sessions that may wait for one model.
+        rules: Eviction rules.
+    """
 
     default: str
     preload: tuple[str, ...] | None = None
@@ -74,17 +87,17 @@ class _Model:
     name: str
     pinned: bool
     state: ModelState = ModelState.COLD
-    task: asyncio.Task[None] | None = None  # the transition under way
+    task: asyncio.Task[None] | None = None  # current transition
     loaded_at_s: float = 0.0
     used_at_s: float = 0.0
-    has_slot: bool = False  # takes a place under the cap
+    has_slot: bool = False  # counts toward the cap
     waiting: int = 0
     backoff_s: float = FIRST_BACKOFF_S
     retry_at_s: float = 0.0
 
 
 class ModelManager:
-    """See the module. All methods belong to one event loop. ``clock`` is monotonic, in seconds."""
+    """Keeps track of all models of a worker. All methods belong to one event loop; ``clock`` is monotonic seconds."""
 
     def __init__(
         self,
@@ -103,36 +116,38 @@ class ModelManager:
         self._eviction_task: asyncio.Task[None] | None = None
         self._closed = False
         self.started = False
-        """Whether the models to be loaded at start are resident, or have failed."""
+        """Whether all loads of the start have succeeded or failed."""
 
-    # -- what there is ------------------------------------------------------------------------------------------------
+    # -- state --------------------------------------------------------------------------------------------------------
 
     @property
     def resident(self) -> tuple[str, ...]:
-        """Models that sessions can use now."""
+        """Names of the models that sessions can use now."""
         return tuple(model.name for model in self._models.values() if model.state is ModelState.RESIDENT)
 
     @property
     def on_demand(self) -> bool:
-        """Whether a session brings about that its model is loaded."""
+        """Whether a session loads its model if necessary."""
         return self._config.on_demand
 
     def state(self, name: str) -> ModelState:
-        """Raises UnknownModel."""
+        """Return the state of a model. Raises UnknownModel."""
         return self._model(name).state
 
     def _model(self, name: str) -> _Model:
         if name not in self._models:
             known = ", ".join(self._models)
-            raise UnknownModel(f'there is no engine "{name[:64]}" in the settings; there are: {known}')
+            raise UnknownModel(f'unknown engine "{name[:64]}"; available: {known}')
         return self._models[name]
 
-    # -- life ---------------------------------------------------------------------------------------------------------
+    # -- start and close ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Load what is there from the beginning, the default model first, and watch from then on.
+        """Load the models of ``preload``, the default one first, and start the eviction task.
 
-        Raises what its load raises; the others of ``preload`` may fail, which is logged.
+        Raises:
+            TTSWorkerError: The default model, or any model where ``preload`` is None, failed to load. Other failures
+                are logged.
         """
         config = self._config
         await self.load(config.default)
@@ -142,12 +157,12 @@ class ModelManager:
             except TTSWorkerError as error:
                 if config.preload is None:
                     raise
-                log.error("model %s is not there from the beginning: %s", name, error.message)
+                log.error("model %s could not be preloaded: %s", name, error.message)
         self.started = True
         self._eviction_task = asyncio.create_task(self._evict_periodically(), name="model-eviction")
 
     async def close(self) -> None:
-        """Load and evict no more; wait for what is under way. What is resident stays: the owner stops the engines."""
+        """Cancel loads and eviction and wait for them. Resident models stay: the owner stops the engines."""
         self._closed = True
         tasks = [model.task for model in self._models.values() if model.task is not None]
         for task in (*tasks, *([self._eviction_task] if self._eviction_task is not None else [])):
@@ -158,10 +173,13 @@ class ModelManager:
     # -- loading ------------------------------------------------------------------------------------------------------
 
     async def load(self, name: str) -> None:
-        """Load it unless it is resident; everybody who asks meanwhile waits for the same load. Whoever stops waiting
-        does not end it.
+        """Load a model unless it is resident. Concurrent callers share the load; cancelling one does not cancel it.
 
-        Raises UnknownModel, OverCapacity (the cap is reached and nothing may go), and what its start raises.
+        Raises:
+            UnknownModel: The name is unknown.
+            OverCapacity: The cap is reached and no model can be evicted.
+            NotReady: The worker is shutting down.
+            TTSWorkerError: The engine failed to start.
         """
         model = self._model(name)
         while model.state is ModelState.UNLOADING:
@@ -169,7 +187,7 @@ class ModelManager:
         if model.state is ModelState.RESIDENT:
             return
         task = self._begin(model)
-        await asyncio.wait({task})  # unlike awaiting the task, this leaves it alone when we are cancelled
+        await asyncio.wait({task})  # unlike awaiting the task, a cancellation here does not reach it
         if task.cancelled():
             raise NotReady("the worker is shutting down")
         task.result()
@@ -205,7 +223,7 @@ class ModelManager:
         self._observer.model_loaded(model.name, now_s - began_s)
 
     def _note_failure(self, model: _Model, error: Exception) -> None:
-        """Sessions must not begin a load that fails again and again, each of them anew."""
+        """Back off, so that sessions do not retry a failing load each time."""
         model.retry_at_s = self._clock() + model.backoff_s
         model.backoff_s = min(2 * model.backoff_s, MAX_BACKOFF_S)
         info = error_info(error)
@@ -213,47 +231,52 @@ class ModelManager:
         log.error("model %s could not be loaded: %s", model.name, info.message)
 
     async def _reserve_slot(self, model: _Model) -> None:
-        """Take a place under the cap. Victims are chosen and withdrawn in one step, then waited for: what they hold
-        must be free before more is taken."""
+        """Reserve a slot under the cap, evicting idle models if needed.
+
+        Victims are chosen and withdrawn without a suspension point. The load waits for their unloads, so that memory
+        is free before more is allocated.
+        """
         rules = self._config.rules
         now_s = self._clock()
-        leaving = [other.task for other in self._models.values() if other.state is ModelState.UNLOADING]
-        counted = [self._describe(other) for other in self._models.values() if other.has_slot]
-        victims = select_victims(counted, 1, rules, now_s)
+        unloads = [other.task for other in self._models.values() if other.state is ModelState.UNLOADING]
+        resident = [self._describe(other) for other in self._models.values() if other.has_slot]
+        victims = select_victims(resident, 1, rules, now_s)
         if victims is None:
             raise OverCapacity(
-                f"{len(counted)} models are loaded, none of which may go yet, so {model.name} has to wait",
-                retry_after_s=max(_RETRY_AFTER_S, evictable_in_s(counted, rules, now_s) or 0.0),
+                f"cannot load {model.name}: {len(resident)} models are loaded and none can be evicted yet",
+                retry_after_s=max(_RETRY_AFTER_S, evictable_in_s(resident, rules, now_s) or 0.0),
             )
         model.has_slot = True
-        leaving.extend(self._begin_unload(self._models[name], "made_room") for name in victims)
-        if tasks := [task for task in leaving if task is not None]:
+        unloads.extend(self._begin_unload(self._models[name], "made_room") for name in victims)
+        if tasks := [task for task in unloads if task is not None]:
             await asyncio.wait(tasks)
 
     def _describe(self, model: _Model) -> ResidentModel:
         if model.state is ModelState.LOADING:
             return ResidentModel(model.name, self._clock(), self._clock(), references=1)
-        # Who waited for it has not begun yet: without counting them, two models could push each other out for ever.
+        # Waiting sessions count as references; otherwise two models could evict each other repeatedly.
         references = self._actions.references(model.name) + model.waiting
         return ResidentModel(model.name, model.loaded_at_s, model.used_at_s, references, model.pinned)
 
-    # -- giving up ----------------------------------------------------------------------------------------------------
+    # -- unloading ----------------------------------------------------------------------------------------------------
 
     async def unload(self, name: str) -> None:
-        """Free a model on somebody's order: the rules on age do not apply, use does. One that is cold is fine.
+        """Unload a model regardless of its age; ignored if it is not loaded.
 
-        Raises UnknownModel, and IllegalCommand while sessions use it.
+        Raises:
+            UnknownModel: The name is unknown.
+            IllegalCommand: Sessions use the model or wait for it.
         """
         model = self._model(name)
         while model.state is not ModelState.COLD:
             if model.state is ModelState.RESIDENT:
                 if model.waiting:
-                    raise IllegalCommand(f"engine {name} is about to be used by {model.waiting} sessions")
+                    raise IllegalCommand(f"{model.waiting} sessions are waiting for engine {name}")
                 self._begin_unload(model, "asked")
             await _wait_transition(model)
 
     def _begin_unload(self, model: _Model, reason: str) -> asyncio.Task[None]:
-        """From this line on no session can begin with it. Raises IllegalCommand while sessions use it."""
+        """Withdraw a model from new sessions and unload it in a task. Raises IllegalCommand while sessions use it."""
         self._actions.withdraw(model.name)
         model.state = ModelState.UNLOADING
         model.has_slot = False
@@ -268,10 +291,10 @@ class ModelManager:
             model.state = ModelState.COLD
             model.task = None
             self._observer.model_unloaded(model.name, reason)
-        log.info("model %s is unloaded (%s)", model.name, reason)
+        log.info("model %s unloaded (%s)", model.name, reason)
 
     def evict_idle(self) -> tuple[str, ...]:
-        """Begin to give up what was idle for too long; returns the names."""
+        """Start unloading the models whose idle time has expired. Returns their names."""
         names = expired([self._describe(m) for m in self._resident_models()], self._config.rules, self._clock())
         for name in names:
             self._begin_unload(self._models[name], "idle")
@@ -288,27 +311,33 @@ class ModelManager:
     # -- sessions -----------------------------------------------------------------------------------------------------
 
     def touch(self, name: str) -> None:
-        """A session with this model began or ended."""
+        """Record that a session with this model started or ended."""
         if name in self._models:
             self._models[name].used_at_s = self._clock()
 
     def not_ready_error(self, name: str) -> NotReady:
-        """What a session that cannot wait is told; its model is being loaded from now on if the settings allow."""
+        """Return the error for a session that cannot wait, and start the load if sessions may load models."""
         model = self._model(name)
-        if (refused := self._load_refusal(model)) is not None:
-            return refused
+        if (refusal := self._load_refusal(model)) is not None:
+            return refusal
         if model.state is ModelState.COLD:
             self._begin(model)
         return NotReady(f"the model {name} is being loaded; try again", retry_after_s=_RETRY_AFTER_S)
 
     async def wait(self, name: str) -> None:
-        """Until a session can use it. Raises NotReady or OverCapacity, both retryable, with ``retry_after_s``: it is
-        not loaded on demand, takes longer than ``load_wait_s``, could not be loaded, or too many wait already."""
+        """Wait until a session can use a model. Both errors are retryable and have ``retry_after_s``.
+
+        Raises:
+            NotReady: The model is not loaded on demand, took longer than ``load_wait_s``, or failed to load.
+            OverCapacity: No model can be evicted, or too many sessions wait already.
+        """
         model = self._model(name)
-        if (refused := self._load_refusal(model)) is not None:
-            raise refused
+        if (refusal := self._load_refusal(model)) is not None:
+            raise refusal
         if model.waiting >= self._config.max_waiting:
-            raise OverCapacity(f"{model.waiting} sessions wait for the model {name}", retry_after_s=_RETRY_AFTER_S)
+            raise OverCapacity(
+                f"{model.waiting} sessions are waiting for the model {name}", retry_after_s=_RETRY_AFTER_S
+            )
         model.waiting += 1
         try:
             with anyio.fail_after(self._config.load_wait_s):
@@ -323,7 +352,7 @@ class ModelManager:
             model.waiting -= 1
 
     def _load_refusal(self, model: _Model) -> NotReady | None:
-        """Why a session may not load it."""
+        """Return why a session may not load the model, or None."""
         if model.state is ModelState.RESIDENT:
             return None
         if not self._config.on_demand and model.state is ModelState.LOADING:
@@ -337,12 +366,12 @@ class ModelManager:
 
 
 async def _wait_transition(model: _Model) -> None:
-    """Until the transition under way is over, however it ends."""
+    """Wait until the current transition has succeeded or failed."""
     if model.task is not None:
         await asyncio.wait({model.task})
 
 
 def _consume_exception(task: asyncio.Task[None]) -> None:
-    """A failure that nobody waited for was logged where it happened."""
+    """Retrieve the exception of a task without waiters, which was logged before."""
     if not task.cancelled():
         task.exception()

@@ -1,8 +1,7 @@
-"""Which models may go, and when: pure decisions over what is resident.
+"""Eviction policy for loaded models: pure functions over the resident models.
 
-Owns the rules (use, pins, least residency, idle time, the cap) and nothing else: no clock, no task, no engine. Times
-are seconds of the caller's monotonic clock; ``now_s`` is always given. What a rule protects is never given up, whatever
-another rule wants: what is in use, pinned or younger than the least residency stays, also when the cap is reached.
+A model that is in use, pinned or younger than ``min_residency_s`` is never evicted, even at the cap. Times are seconds
+of the caller's monotonic clock.
 """
 
 from __future__ import annotations
@@ -13,8 +12,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EvictionRules:
-    """``ttl_s``: idle for so long, a model goes (None: never for that reason). ``min_residency_s``: it stays at least
-    so long after it was loaded. ``resident_cap``: so many at the same time (None: any number)."""
+    """Rules for evicting models.
+
+    Attributes:
+        ttl_s: Idle time after which a model is evicted; None disables it.
+        min_residency_s: Time after its load in which a model is never evicted.
+        resident_cap: Largest number of loaded models; None for no limit.
+    """
 
     ttl_s: float | None = 600.0
     min_residency_s: float = 120.0
@@ -23,8 +27,15 @@ class EvictionRules:
 
 @dataclass(frozen=True, slots=True)
 class ResidentModel:
-    """A model in memory. ``references``: sessions that use it; ``used_at_s``: when a session last began or ended, or it
-    was loaded; ``pinned``: stays for ever."""
+    """A model in memory.
+
+    Attributes:
+        name: Name of the model.
+        loaded_at_s: Time of its load.
+        used_at_s: Time of the last start or end of a session, or of its load.
+        references: Sessions that use it or wait for it.
+        pinned: Whether it is never evicted.
+    """
 
     name: str
     loaded_at_s: float
@@ -34,12 +45,12 @@ class ResidentModel:
 
 
 def evictable(model: ResidentModel, rules: EvictionRules, now_s: float) -> bool:
-    """Whether any rule may take it."""
+    """Whether the model may be evicted."""
     return not model.references and not model.pinned and now_s - model.loaded_at_s >= rules.min_residency_s
 
 
 def expired(models: Iterable[ResidentModel], rules: EvictionRules, now_s: float) -> tuple[str, ...]:
-    """Those that were idle for too long, longest idle first."""
+    """Names of the evictable models that were idle for ``ttl_s``, longest idle first."""
     if rules.ttl_s is None:
         return ()
     idle = [m for m in models if evictable(m, rules, now_s) and now_s - m.used_at_s >= rules.ttl_s]
@@ -49,19 +60,22 @@ def expired(models: Iterable[ResidentModel], rules: EvictionRules, now_s: float)
 def select_victims(
     models: Sequence[ResidentModel], incoming: int, rules: EvictionRules, now_s: float
 ) -> tuple[str, ...] | None:
-    """Who goes so that ``incoming`` more fit under the cap, longest idle first. None if not enough of them may go; then
-    nobody should."""
+    """Select the models to evict so that ``incoming`` more fit under the cap.
+
+    Returns:
+        Names, longest idle first; None if too few models are evictable, in which case none should be evicted.
+    """
     if rules.resident_cap is None:
         return ()
-    too_many = len(models) + incoming - rules.resident_cap
-    if too_many <= 0:
+    excess = len(models) + incoming - rules.resident_cap
+    if excess <= 0:
         return ()
     candidates = _longest_idle_first(m for m in models if evictable(m, rules, now_s))
-    return tuple(m.name for m in candidates[:too_many]) if len(candidates) >= too_many else None
+    return tuple(m.name for m in candidates[:excess]) if len(candidates) >= excess else None
 
 
 def evictable_in_s(models: Sequence[ResidentModel], rules: EvictionRules, now_s: float) -> float | None:
-    """After how long one of them will be old enough to go, if its sessions end by then. None if all are pinned."""
+    """Time until the first unpinned model has reached ``min_residency_s``; None if all are pinned."""
     waits = [max(0.0, m.loaded_at_s + rules.min_residency_s - now_s) for m in models if not m.pinned]
     return min(waits, default=None)
 

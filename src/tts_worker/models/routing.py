@@ -1,7 +1,6 @@
-"""Which voice answers a request: the one that was asked for, or the first that can do what was asked.
+"""Voice selection: the named voice, or the first voice that meets the requirements of the request.
 
-Pure: a request and the voices there are, no clock, no engine. There is no fallback: a voice that was named is that
-voice or an error, and one that cannot do what was asked is never taken silently.
+There is no fallback: a named voice that lacks a requirement is an error.
 """
 
 from __future__ import annotations
@@ -13,12 +12,19 @@ from tts_worker.errors import InvalidRequest, UnknownModel
 from tts_worker.voices import Voice, VoiceCatalog
 
 INSTRUCT = "instruct"
-"""Capability: the engine follows an instruction in words (``SynthesisParams.instruct``)."""
+"""Capability: the engine follows a natural-language instruction (``SynthesisParams.instruct``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class VoiceRequest:
-    """``model``: the engine that must speak. ``needs``: capabilities that it must have."""
+    """Requirements for a voice; None accepts any.
+
+    Attributes:
+        voice: Name of the voice.
+        language: BCP-47 tag of a language the voice must speak.
+        model: Engine that the voice must belong to.
+        needs: Capabilities that the engine must have.
+    """
 
     voice: str | None = None
     language: str | None = None
@@ -27,41 +33,41 @@ class VoiceRequest:
 
 
 def choose_voice(voices: VoiceCatalog, request: VoiceRequest) -> Voice:
-    """The voice that was named, if it can do what is request. With no name the default or, where that cannot, the first
-    that can.
+    """Choose the voice for a request: the named one, else the default or the first other voice that matches.
 
-    Raises UnknownVoice, UnknownModel, and InvalidRequest saying what the voice, or every voice, lacks.
+    Raises:
+        UnknownVoice: The named voice does not exist.
+        UnknownModel: The model has no voice.
+        InvalidRequest: The named voice, or every voice, fails a requirement; the message says which.
     """
     if request.voice is not None:
         voice = voices.get(request.voice)
         if (mismatch := _mismatch(voice, request)) is not None:
             raise InvalidRequest(f"voice {voice.name} {mismatch}")
         return voice
-    default = voices.get(None)  # raises where there is none at all
+    default = voices.get(None)  # raises if there is no voice at all
     candidates: Sequence[Voice] = [default, *voices]
     if request.model is not None:
         candidates = [voice for voice in candidates if voice.engine == request.model]
         if not candidates:
-            raise UnknownModel(f'there is no model "{request.model[:64]}" with a voice')
+            raise UnknownModel(f'no voice belongs to the model "{request.model[:64]}"')
     for voice in candidates:
         if _mismatch(voice, request) is None:
             return voice
-    raise InvalidRequest(
-        f"voice {candidates[0].name} {_mismatch(candidates[0], request)}, and there is no other that does"
-    )
+    raise InvalidRequest(f"voice {candidates[0].name} {_mismatch(candidates[0], request)}, and no other voice matches")
 
 
 def supports_language(voice: Voice, language: str) -> bool:
-    """Whether the voice speaks a language (BCP-47; the primary tag decides)."""
+    """Whether the voice speaks a language, compared by the primary BCP-47 subtag."""
     primary = language.split("-")[0].lower()
     return "mul" in voice.languages or primary in {tag.split("-")[0].lower() for tag in voice.languages}
 
 
 def _mismatch(voice: Voice, request: VoiceRequest) -> str | None:
-    """What is request of the voice and it has not, to be read after its name."""
+    """Return the first requirement that the voice fails, as a phrase to follow its name, or None."""
     if request.model is not None and voice.engine != request.model:
         return f"belongs to model {voice.engine}, not {request.model[:64]}"
     if request.language is not None and not supports_language(voice, request.language):
         return f"does not speak {request.language[:16]!r}; it speaks {', '.join(voice.languages)}"
     missing = [need for need in request.needs if need not in voice.info.capabilities]
-    return f"cannot do what is needed: {', '.join(missing)}" if missing else None
+    return f"lacks the capabilities {', '.join(missing)}" if missing else None

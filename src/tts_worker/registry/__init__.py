@@ -1,5 +1,5 @@
-"""Which workers there are: an entry per worker in Redis, renewed while it lives, gone when it does not.
+"""Worker discovery through Redis: one expiring entry per worker, renewed by a heartbeat. Needs the extra ``redis``.
 
-``entry`` is what an entry looks like and what is believed of one, ``store`` the way to Redis, ``registrar`` a worker's
-own heartbeat, ``directory`` what clients see. Redis holds nothing about sessions. Needs the extra ``redis``.
+``entry`` defines and validates entries, ``signature`` signs them, ``store`` accesses Redis, ``registrar`` publishes a
+worker's entry, and ``directory`` lists workers for clients. Redis holds no session state.
 """

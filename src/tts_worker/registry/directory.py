@@ -1,7 +1,7 @@
-"""The workers that a client may go to: entries that are valid, fresh, and inside the allowed networks.
+"""The workers that a client may connect to: entries that are valid, fresh and inside the allowed networks.
 
-Entries are hearsay. One that is not what it should be is left out and named once in the log; a host name is resolved
-here and only its checked address is given on, so that nobody resolves it to something else later. Knows no session.
+Registry entries are not trusted. An invalid one is skipped and logged once. Host names are resolved here, and clients
+get the checked address, so a later DNS answer cannot redirect them.
 """
 
 from __future__ import annotations
@@ -32,22 +32,28 @@ from tts_worker.registry.store import RedisStore
 log = logging.getLogger(__name__)
 
 STALE_S = 60.0
-"""Redis lets entries expire; an entry older than this was not written by a worker that lives, or clocks differ by as
-much."""
+"""Maximum age of an entry. Redis expires entries earlier; an older one has a dead writer or a wrong clock."""
 _RESOLVE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedWorker:
-    """``address``: ``host:port`` with an IP address that was checked."""
+    """A usable worker; ``address`` is ``host:port`` with a checked IP address."""
 
     entry: WorkerEntry
     address: str
 
 
 class WorkerDirectory:
-    """``networks``: where workers may be; nothing outside is ever dialled. ``secret``: of the fleet; entries that are
-    not signed with it are left out. None takes unsigned entries, which prove nothing about their writer."""
+    """Lists the workers of a registry.
+
+    Args:
+        store: Access to Redis.
+        prefix: Prefix of the keys of entries.
+        networks: Networks that workers may be in; addresses outside are never used.
+        secret: Secret of the fleet; entries without its signature are skipped. None accepts unsigned entries, which
+            any writer to Redis can forge.
+    """
 
     def __init__(
         self,
@@ -60,61 +66,62 @@ class WorkerDirectory:
         self._prefix = prefix
         self._networks = networks
         self._secret = secret
-        self._complained: set[str] = set()
+        self._warned_keys: set[str] = set()
 
     @property
     def verifies_signatures(self) -> bool:
-        """Whether the writer of every entry is known to belong to the fleet."""
+        """Whether entries need a valid signature of the fleet."""
         return self._secret is not None
 
     async def workers(self) -> list[ResolvedWorker]:
-        """Those that can be gone to now. Raises ConnectionLost if Redis does not answer."""
+        """Return the workers that are usable now. Raises ConnectionLost if Redis does not answer."""
         entries = await self._store.read(self._prefix, MAX_ENTRY_BYTES)
-        found = await asyncio.gather(*(self._believe(key, raw) for key, raw in entries.items()))
-        return [worker for worker in found if worker is not None]
+        workers = await asyncio.gather(*(self._validate(key, raw) for key, raw in entries.items()))
+        return [worker for worker in workers if worker is not None]
 
-    async def _believe(self, key: str, raw: bytes) -> ResolvedWorker | None:
+    async def _validate(self, key: str, raw: bytes) -> ResolvedWorker | None:
         try:
-            return await self._check(key, raw)
-        except InvalidRequest as problem:
-            self._complain(key, problem.message)
+            return await self._parse(key, raw)
+        except InvalidRequest as error:
+            self._warn_once(key, error.message)
             return None
 
-    async def _check(self, key: str, raw: bytes) -> ResolvedWorker:
+    async def _parse(self, key: str, raw: bytes) -> ResolvedWorker:
         entry = parse_entry(raw if self._secret is None else verify_entry(raw, self._secret, self._prefix))
         if key != f"{self._prefix}{entry.name}":
-            raise InvalidRequest("its name is not that of its key")
+            raise InvalidRequest("its name differs from its key")
         if abs(time.time() - entry.last_heartbeat_ts) > STALE_S:
             raise InvalidRequest("it is stale, or its clock is wrong")
         return ResolvedWorker(entry, await self._resolve(parse_worker_address(entry.addr)))
 
     async def _resolve(self, target: WorkerAddress) -> str:
-        """Raises InvalidRequest if any address of that host lies outside the networks."""
-        if is_allowed(target.host, self._networks):  # an address, and a good one
-            return _joined(target.host, target.port)
-        found: Sequence[tuple[object, ...]] = ()
+        """Return ``host:port`` with an IP address. Raises InvalidRequest if any address is outside the networks."""
+        if is_allowed(target.host, self._networks):  # the host is an allowed IP address already
+            return _join_host_port(target.host, target.port)
+        records: Sequence[tuple[object, ...]] = ()
         with anyio.move_on_after(_RESOLVE_S):
             try:
                 loop = asyncio.get_running_loop()
-                found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+                records = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
             except (OSError, UnicodeError):
                 pass
-        addresses = [str(sockaddr[0]) for *_, sockaddr in found if isinstance(sockaddr, tuple)]
+        addresses = [str(sockaddr[0]) for *_, sockaddr in records if isinstance(sockaddr, tuple)]
         if not addresses:
-            raise InvalidRequest("its host has no address")
+            raise InvalidRequest("its host cannot be resolved")
         if not all(is_allowed(address, self._networks) for address in addresses):
             raise InvalidRequest("it is outside the allowed networks")
-        return _joined(addresses[0], target.port)
+        return _join_host_port(addresses[0], target.port)
 
-    def _complain(self, key: str, problem: str) -> None:
-        """Once for every key: somebody who forges entries should not fill the log too."""
-        if key not in self._complained and len(self._complained) < 1_000:
-            self._complained.add(key)
-            log.warning("the registry's entry %.80r is left out: %s", key, problem)
+    def _warn_once(self, key: str, reason: str) -> None:
+        """Log one warning per key and at most 1000 in all, so that forged entries cannot flood the log."""
+        if key not in self._warned_keys and len(self._warned_keys) < 1_000:
+            self._warned_keys.add(key)
+            log.warning("skipped the registry entry %.80r: %s", key, reason)
 
     async def aclose(self) -> None:
+        """Close the connection to Redis."""
         await self._store.aclose()
 
 
-def _joined(address: str, port: int) -> str:
+def _join_host_port(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

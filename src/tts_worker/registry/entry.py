@@ -1,8 +1,7 @@
-"""An entry of the registry: JSON with exactly six keys, as orchestrators read it.
+"""Registry entries: JSON with exactly the six keys that orchestrators read.
 
-Their readers take no seventh key, so everything of our own is inside ``capabilities`` and ``metrics``. What is read is
-checked: anybody who can write to Redis can forge an entry, and no entry can make a reader do more than look at it.
-Knows no Redis and no clock.
+Existing readers reject further keys, so our own fields are inside ``capabilities`` and ``metrics``. Entries are
+validated strictly, because any writer to Redis can forge one.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _Name = Annotated[str, Field(min_length=1, max_length=128)]
 
 
 class WorkerCapabilities(BaseModel):
-    """What a worker can do. The first seven are everybody's; a worker without the rest is one of another make."""
+    """Capabilities of a worker. All workers have the first seven fields; other implementations lack the rest."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -50,11 +49,11 @@ class WorkerCapabilities(BaseModel):
     max_concurrent_sessions: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     voices: Annotated[list[_Name], Field(max_length=5_000)] = Field(default_factory=list)
     sample_rates: Annotated[list[int], Field(max_length=100)] = Field(default_factory=list)
-    protocol_version: int = 0  # of the conversation that tts_worker.connect speaks
+    protocol_version: int = 0  # of the Conversation service; 0 if it is not served
 
 
 class WorkerEntry(BaseModel):
-    """See the module. ``last_heartbeat_ts``: seconds since 1970, by the worker's clock."""
+    """One entry. ``last_heartbeat_ts`` is in Unix seconds of the worker's clock."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -66,51 +65,52 @@ class WorkerEntry(BaseModel):
     last_heartbeat_ts: _Finite
 
     def to_json(self) -> bytes:
+        """Serialize the entry as UTF-8 JSON."""
         return self.model_dump_json().encode()
 
     @property
     def load(self) -> float:
-        """Share of its places that are taken, as it says itself; 0 if it says nothing."""
-        places = self.capabilities.max_concurrent_sessions
-        return max(0.0, self.metrics.get("queue_depth", 0.0)) / places if places else 0.0
+        """Fraction of slots in use as reported by the worker; 0 if it reports none."""
+        slots = self.capabilities.max_concurrent_sessions
+        return max(0.0, self.metrics.get("queue_depth", 0.0)) / slots if slots else 0.0
 
 
 def parse_entry(raw: bytes) -> WorkerEntry:
-    """Raises InvalidRequest, naming the key that is wrong but never its value."""
+    """Parse and validate an entry. Raises InvalidRequest that names the wrong key but never its value."""
     if len(raw) > MAX_ENTRY_BYTES:
         raise InvalidRequest(f"the entry has more than {MAX_ENTRY_BYTES} bytes")
     try:
         return WorkerEntry.model_validate_json(raw)
     except ValidationError as error:
-        problem = error.errors(include_input=False, include_url=False)[0]
-        place = ".".join(str(part)[:40] for part in problem["loc"]) or "(the whole)"
-        raise InvalidRequest(f"the entry is not valid at {place}: {problem['type']}") from None
+        first = error.errors(include_input=False, include_url=False)[0]
+        location = ".".join(str(part)[:40] for part in first["loc"]) or "(top level)"
+        raise InvalidRequest(f"the entry is not valid at {location}: {first['type']}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerAddress:
-    """Where an entry says that its worker is."""
+    """Address of a worker as stated in its entry; not checked yet."""
 
     host: str
     port: int
 
 
 def parse_worker_address(addr: str) -> WorkerAddress:
-    """``grpc://host:port`` and nothing else. Raises InvalidRequest."""
+    """Parse ``grpc://host:port``. Raises InvalidRequest for anything else."""
     try:
         parts = urlsplit(addr)
         host = parts.hostname
         port = parts.port
     except ValueError:
-        raise InvalidRequest("addr is no URL") from None
-    plain = parts.scheme == "grpc" and not (parts.path or parts.query or parts.fragment or "@" in parts.netloc)
-    if not plain or not host or not port:
+        raise InvalidRequest("addr is not a URL") from None
+    is_bare = not (parts.path or parts.query or parts.fragment or "@" in parts.netloc)
+    if parts.scheme != "grpc" or not is_bare or not host or not port:
         raise InvalidRequest("addr must be grpc://host:port")
     return WorkerAddress(host, port)
 
 
 def parse_networks(text: str) -> tuple[Network, ...]:
-    """Networks in CIDR notation, separated by commas. Raises InvalidRequest."""
+    """Parse comma-separated networks in CIDR notation. Raises InvalidRequest."""
     try:
         return tuple(ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip())
     except ValueError:
@@ -118,8 +118,7 @@ def parse_networks(text: str) -> tuple[Network, ...]:
 
 
 def is_allowed(address: str, networks: Sequence[Network]) -> bool:
-    """Whether ``address`` (an IP address) lies in one of ``networks``. An IPv4 address in IPv6 clothes is judged as
-    what it is."""
+    """Whether the IP address ``address`` is in one of ``networks``. IPv4-mapped IPv6 addresses count as IPv4."""
     try:
         parsed: Address = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

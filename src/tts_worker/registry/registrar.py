@@ -1,7 +1,7 @@
-"""A worker's own entry: written at once, renewed three times in every heartbeat, taken back when it is not ready.
+"""Publishes a worker's registry entry: renewed three times per heartbeat, deleted while the worker is not ready.
 
-An entry outlives its last renewal by a heartbeat and a second, so two renewals may be lost before anybody thinks that
-the worker is gone. Redis that goes away is a warning in the log and nothing else. Knows no session.
+An entry expires a heartbeat and a second after its last renewal, so two lost renewals are tolerated. While Redis is
+unreachable, the worker logs a warning and continues.
 """
 
 from __future__ import annotations
@@ -25,8 +25,15 @@ _GRACE_S = 1.0
 
 
 class Registrar:
-    """``describe``: the entry as it is now, None while the worker takes no sessions; the time is put in here.
-    ``secret``: the entry is signed with it."""
+    """Keeps the entry of one worker in Redis.
+
+    Args:
+        store: Access to Redis.
+        prefix: Prefix of the entry's key.
+        heartbeat_s: Heartbeat interval; sets the renewal interval and the expiry time.
+        describe: Returns the current entry, None while the worker accepts no sessions. The registrar sets the time.
+        secret: Signs the entry if given.
+    """
 
     def __init__(
         self,
@@ -42,73 +49,74 @@ class Registrar:
         self._ttl_s = heartbeat_s + _GRACE_S
         self._describe = describe
         self._secret = secret
-        self._written: tuple[str, bytes] | None = None
-        self._reachable = True
-        self._changed = asyncio.Event()
-        self._tried = asyncio.Event()
-        self._stopping = False
+        self._published: tuple[str, bytes] | None = None
+        self._is_reachable = True
+        self._refresh_requested = asyncio.Event()
+        self._attempted = asyncio.Event()
+        self._is_stopping = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        """Start publishing in a background task."""
         self._task = asyncio.create_task(self._run(), name="registrar")
 
     def refresh(self) -> None:
-        """``describe`` has something new to say that should not wait: the worker drains, say."""
-        self._changed.set()
+        """Publish the entry again now, for example because the worker drains."""
+        self._refresh_requested.set()
 
     async def wait_first_attempt(self) -> None:
-        """Until Redis was told for the first time, or has not answered."""
-        await self._tried.wait()
+        """Wait until the first attempt to publish has succeeded or failed."""
+        await self._attempted.wait()
 
     async def stop(self) -> None:
-        """Take the entry back, if Redis answers."""
+        """Stop publishing and delete the entry if Redis answers."""
         if self._task is not None:
-            # A renewal that is under way is waited for: cut off, it might reach Redis after the entry was taken back.
-            self._stopping = True
-            self._changed.set()
+            # Waits for a renewal under way: after a cancellation it could still reach Redis after the deletion.
+            self._is_stopping = True
+            self._refresh_requested.set()
             await asyncio.wait({self._task})
         try:
-            await self._withdraw()
+            await self._delete()
         except ConnectionLost:
-            pass  # it expires by itself
+            pass  # Redis expires the entry
         await self._store.aclose()
 
     async def _run(self) -> None:
         try:
-            while not self._stopping:
-                self._changed.clear()
-                await self._tell()
-                self._tried.set()
+            while not self._is_stopping:
+                self._refresh_requested.clear()
+                await self._publish()
+                self._attempted.set()
                 with anyio.move_on_after(self._interval_s):
-                    await self._changed.wait()
+                    await self._refresh_requested.wait()
         finally:
-            self._tried.set()
+            self._attempted.set()
 
-    async def _tell(self) -> None:
+    async def _publish(self) -> None:
         try:
             await self._renew()
-            if not self._reachable:
-                log.info("the registry at %s answers again", self._store.place)
-            self._reachable = True
-        except ConnectionLost as lost:
-            if self._reachable:
-                log.warning("%s; the worker goes on and registers when it can", lost.message)
-            self._reachable = False
+            if not self._is_reachable:
+                log.info("the registry at %s answers again", self._store.location)
+            self._is_reachable = True
+        except ConnectionLost as error:
+            if self._is_reachable:
+                log.warning("%s; the worker keeps serving and registers when it answers", error.message)
+            self._is_reachable = False
 
     async def _renew(self) -> None:
         entry = self._describe()
         if entry is None:
-            await self._withdraw()
+            await self._delete()
             return
         entry = entry.model_copy(update={"last_heartbeat_ts": time.time()})
         key = f"{self._prefix}{entry.name}"
         value = entry.to_json()
         if self._secret is not None:
             value = sign_entry(value, self._secret, self._prefix)
-        self._written = (key, value)  # also if the answer is lost: then it may have been written
+        self._published = (key, value)  # set first: Redis may store the entry although its reply is lost
         await self._store.put(key, value, self._ttl_s)
 
-    async def _withdraw(self) -> None:
-        if self._written is not None:
-            await self._store.delete_if_unchanged(*self._written)
-            self._written = None
+    async def _delete(self) -> None:
+        if self._published is not None:
+            await self._store.delete_if_unchanged(*self._published)
+            self._published = None

@@ -1,9 +1,9 @@
 """Signed entries: HMAC-SHA256 with a secret that the workers and clients of one fleet share.
 
-An entry says where a worker is, and a client sends its API key there, so whoever can write to Redis could collect keys.
-The signature proves that the writer knows the fleet's secret. It covers the whole entry and the prefix of its key, but
-not the connection: an entry can be replayed until it is stale, and a signature encrypts nothing. It is inside
-``capabilities``, because readers of other make take no seventh key. Knows no Redis and no clock.
+Clients send their API key to the address in an entry, so a writer of forged entries could collect keys. The signature
+proves that the writer knows the fleet's secret. It covers the whole entry and the key prefix, but not the connection:
+an entry can be replayed until it is stale, and nothing is encrypted. The signature is inside ``capabilities``, because
+other readers reject a seventh top-level key.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ _PURPOSE = b"tts-worker registry entry 1\0"
 
 
 def sign_entry(raw: bytes, secret: str, prefix: str) -> bytes:
-    """The entry ``raw`` (JSON) with its signature."""
+    """Add the signature to the JSON entry ``raw``."""
     entry = json.loads(raw)
     entry["capabilities"][_KEY] = _signature(_canonical(entry), secret, prefix)
     return _canonical(entry)
 
 
 def verify_entry(raw: bytes, secret: str, prefix: str) -> bytes:
-    """What was signed, as JSON without the signature: parse this, not ``raw``.
+    """Check the signature of the JSON entry ``raw``.
+
+    Returns:
+        The signed JSON without the signature; parse this, not ``raw``.
 
     Raises:
-        InvalidRequest: It is not signed, or not with this secret and prefix, or is no JSON object.
+        InvalidRequest: The entry is not a JSON object, or lacks a valid signature for this secret and prefix.
     """
     if len(raw) > MAX_ENTRY_BYTES:
         raise InvalidRequest(f"the entry has more than {MAX_ENTRY_BYTES} bytes")
@@ -42,15 +45,15 @@ def verify_entry(raw: bytes, secret: str, prefix: str) -> bytes:
     capabilities = entry.get("capabilities") if isinstance(entry, dict) else None
     signature = capabilities.pop(_KEY, None) if isinstance(capabilities, dict) else None
     if not isinstance(signature, str):
-        raise InvalidRequest("it is not signed, and this client has the fleet's secret")
+        raise InvalidRequest("it is not signed, but this client requires signatures")
     signed = _canonical(entry)
     if not hmac.compare_digest(signature.encode("utf-8", "replace"), _signature(signed, secret, prefix).encode()):
-        raise InvalidRequest("its signature is not of this fleet's secret")
+        raise InvalidRequest("its signature does not match the fleet's secret")
     return signed
 
 
 def _canonical(entry: Any) -> bytes:
-    """One form for one content: numbers and strings survive a round trip unchanged."""
+    """Serialize deterministically; numbers and strings survive a round trip unchanged."""
     return json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()
 
 

@@ -1,7 +1,6 @@
-"""The way to Redis: the four commands that the registry needs, with time limits and typed errors.
+"""Access to Redis for the registry, with timeouts and typed errors.
 
-Every failure is ConnectionLost, whatever the library calls it, so that callers have one thing to survive. Knows keys
-and bytes; not what an entry is. The URL may hold a password and is never logged or repeated.
+Every failure is raised as ConnectionLost. The URL may contain a password and never appears in logs or messages.
 """
 
 from __future__ import annotations
@@ -26,11 +25,18 @@ _DELETE_IF_UNCHANGED = "if redis.call('get', KEYS[1]) == ARGV[1] then return red
 
 
 class RedisStore:
-    """Built without dialling. Raises ConfigError for a URL that makes no sense, MissingExtra."""
+    """Client of one Redis server; connects on first use.
+
+    Attributes:
+        location: Host and port for messages.
+
+    Raises:
+        ConfigError: The URL is invalid.
+        MissingExtra: redis-py is not installed.
+    """
 
     def __init__(self, url: str) -> None:
-        self.place = _place(url)
-        """Host and port, for messages."""
+        self.location = _location(url)
         try:
             from redis.asyncio import Redis
             from redis.asyncio.retry import Retry
@@ -47,24 +53,31 @@ class RedisStore:
                 retry=Retry(NoBackoff(), 1),
             )
         except (ValueError, TypeError):
-            raise ConfigError("the URL of the registry makes no sense: redis://[:password@]host:port[/db]") from None
+            raise ConfigError("the registry URL is invalid: use redis://[:password@]host:port[/db]") from None
 
     async def put(self, key: str, value: bytes, ttl_s: float) -> None:
-        """Raises ConnectionLost, as all of them do."""
+        """Store a value that expires after ``ttl_s``. Raises ConnectionLost, like all methods."""
         await self._run(self._redis.set(key, value, px=max(1, int(1000 * ttl_s))))
 
     async def delete_if_unchanged(self, key: str, value: bytes) -> None:
-        """Delete it unless somebody else has written it since."""
+        """Delete a key if it still holds ``value``."""
         await self._run(self._redis.eval(_DELETE_IF_UNCHANGED, 1, key, value))
 
     async def read(self, prefix: str, max_bytes: int) -> dict[str, bytes]:
-        """The values of the keys that begin with ``prefix``, each at most ``max_bytes + 1`` bytes of it. Keys of
-        another type are left out; there are never more than a thousand."""
+        """Read all string values of keys with a prefix.
+
+        Args:
+            prefix: Literal prefix of the keys.
+            max_bytes: Size limit; of larger values, the first ``max_bytes + 1`` bytes are returned.
+
+        Returns:
+            At most 1000 values by key.
+        """
         return await self._run(self._read(prefix, max_bytes))
 
     async def _read(self, prefix: str, max_bytes: int) -> dict[str, bytes]:
         names: list[bytes] = []
-        async for name in self._redis.scan_iter(match=_literally(prefix) + "*", count=500):
+        async for name in self._redis.scan_iter(match=_escape_glob(prefix) + "*", count=500):
             names.append(name)
             if len(names) == _MAX_KEYS:
                 break
@@ -75,24 +88,25 @@ class RedisStore:
         for name in names:
             pipeline.getrange(name, 0, max_bytes)
         values: Sequence[object] = await pipeline.execute(raise_on_error=False)
-        found = zip(names, values, strict=True)
-        return {name.decode("utf-8", "replace"): value for name, value in found if isinstance(value, bytes) and value}
+        items = zip(names, values, strict=True)
+        return {name.decode("utf-8", "replace"): value for name, value in items if isinstance(value, bytes) and value}
 
     async def _run(self, command: Awaitable[_Value]) -> _Value:
         try:
             with anyio.fail_after(2 * TIMEOUT_S):
                 return await command
         except (self._error, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-            raise ConnectionLost(f"the registry at {self.place} does not answer ({type(error).__name__})") from None
+            raise ConnectionLost(f"the registry at {self.location} does not answer ({type(error).__name__})") from None
 
     async def aclose(self) -> None:
+        """Close the connection."""
         try:
             await self._redis.aclose()
         except (self._error, OSError):
-            pass  # it was gone already
+            pass  # the connection was lost before
 
 
-def _place(url: str) -> str:
+def _location(url: str) -> str:
     try:
         parts = urlsplit(url)
         return f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
@@ -100,6 +114,6 @@ def _place(url: str) -> str:
         return "?"
 
 
-def _literally(prefix: str) -> str:
-    """A glob pattern that matches exactly ``prefix``."""
+def _escape_glob(prefix: str) -> str:
+    """Escape the glob characters of ``prefix``."""
     return "".join(f"\\{character}" if character in "*?[]^\\-" else character for character in prefix)

@@ -1,8 +1,8 @@
-"""CosyVoice's own HTTP server, so that its published clients work with another address.
+"""CosyVoice's own HTTP API for its published clients.
 
-Source of the routes and form fields: CosyVoice's ``runtime/python/fastapi``; GET works like POST, as its client sends
-it. The answer is s16le mono as it is made; other than there, it says its rate, never wraps around, and ends with the
-client. ``spk_id`` is a voice of this worker; a recording needs an engine that enrols voices. Knows no engine.
+Routes and form fields follow CosyVoice's ``runtime/python/fastapi``; GET works like POST, because its client uses GET.
+Responses stream PCM16LE mono. Unlike the original server, they state the sample rate, clip instead of overflowing, and
+stop when the client disconnects. ``spk_id`` names a voice; a recording needs an engine that enrols voices.
 """
 
 from __future__ import annotations
@@ -29,53 +29,53 @@ ROUTES = (
     "/inference_instruct2",
 )
 PATHS = frozenset(ROUTES)
-"""Paths whose requests may hold a recording."""
+"""Paths whose requests may contain a recording."""
 
 _RECORDING = "prompt_wav"
 
 
-class _Sft(BaseModel):
+class _SftRequest(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     tts_text: str
     spk_id: str = Field(max_length=128)
 
 
-class _Instruct(_Sft):
+class _InstructRequest(_SftRequest):
     instruct_text: str = Field(max_length=2_000)
 
 
-class _CrossLingual(BaseModel):
+class _CrossLingualRequest(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     tts_text: str
 
 
-class _ZeroShot(_CrossLingual):
+class _ZeroShotRequest(_CrossLingualRequest):
     prompt_text: str
 
 
-class _Instruct2(_CrossLingual):
+class _Instruct2Request(_CrossLingualRequest):
     instruct_text: str = Field(max_length=2_000)
 
 
-_Asked = _Sft | _CrossLingual
+_InferenceRequest = _SftRequest | _CrossLingualRequest
 
 
 def router(hub: SessionHub, *, max_input_chars: int, send_timeout_s: float) -> APIRouter:
-    """The routes over ``hub``."""
+    """Build the routes over ``hub``."""
     routes = APIRouter()
 
-    def add(path: str, shape: type[_Asked]) -> None:
+    def add(path: str, request_type: type[_InferenceRequest]) -> None:
         async def inference(request: Request) -> Response:
             body = await read_body(request)
-            asked = _checked(shape, body)
-            if len(asked.tts_text) > max_input_chars:
+            fields = _validate(request_type, body)
+            if len(fields.tts_text) > max_input_chars:
                 raise TextTooLong(f"tts_text may have at most {max_input_chars} characters")
-            options = await _options(hub, asked, body)
+            options = await _options(hub, fields, body)
             encoder = open_encoder(AudioFormat.PCM)
             return LiveStream(
-                download(hub, options, asked.tts_text, Rendering(encoder, SAMPLE_RATE_HZ)),
+                download(hub, options, fields.tts_text, Rendering(encoder, SAMPLE_RATE_HZ)),
                 encoder.content_type,
                 {"x-sample-rate": str(SAMPLE_RATE_HZ), "x-synthetic": "true"},
                 send_timeout_s=send_timeout_s,
@@ -85,31 +85,37 @@ def router(hub: SessionHub, *, max_input_chars: int, send_timeout_s: float) -> A
         for method in ("GET", "POST"):
             routes.add_api_route(path, inference, methods=[method], name=name, operation_id=f"{name}_{method.lower()}")
 
-    shapes: tuple[type[_Asked], ...] = (_Sft, _ZeroShot, _CrossLingual, _Instruct, _Instruct2)
-    for path, shape in zip(ROUTES, shapes, strict=True):
-        add(path, shape)
+    request_types: tuple[type[_InferenceRequest], ...] = (
+        _SftRequest,
+        _ZeroShotRequest,
+        _CrossLingualRequest,
+        _InstructRequest,
+        _Instruct2Request,
+    )
+    for path, request_type in zip(ROUTES, request_types, strict=True):
+        add(path, request_type)
     return routes
 
 
-def _checked(shape: type[_Asked], body: Body) -> _Asked:
+def _validate(request_type: type[_InferenceRequest], body: Body) -> _InferenceRequest:
     try:
-        return shape.model_validate(body.fields)
+        return request_type.model_validate(body.fields)
     except ValidationError as error:
         raise InvalidRequest(wire.explain(error)) from None
 
 
-async def _options(hub: SessionHub, asked: _Asked, body: Body) -> SessionOptions:
-    """Synthesis parameters of the request; enrols the voice of a recording."""
-    if isinstance(asked, _Sft):
-        instruct = asked.instruct_text if isinstance(asked, _Instruct) else None
-        return speech_options(asked.spk_id, instruct)
+async def _options(hub: SessionHub, fields: _InferenceRequest, body: Body) -> SessionOptions:
+    """Build the synthesis parameters; enrols the voice of a recording."""
+    if isinstance(fields, _SftRequest):
+        instruct = fields.instruct_text if isinstance(fields, _InstructRequest) else None
+        return speech_options(fields.spk_id, instruct)
     recording = body.recording(_RECORDING)
-    voice = await hub.enrol(recording, asked.prompt_text if isinstance(asked, _ZeroShot) else "")
-    return speech_options(voice, asked.instruct_text if isinstance(asked, _Instruct2) else None)
+    voice = await hub.enrol(recording, fields.prompt_text if isinstance(fields, _ZeroShotRequest) else "")
+    return speech_options(voice, fields.instruct_text if isinstance(fields, _Instruct2Request) else None)
 
 
 def speech_options(voice: str | None, instruct: str | None = None, speed: float = 1.0) -> SessionOptions:
-    """A whole text at once: as fast as it is made, in the engine's own chunks."""
+    """Build the options for a whole text: unpaced, in engine chunks."""
     return SessionOptions(
         voice=voice or None,
         speed=speed,

@@ -1,11 +1,10 @@
-"""Many workers behind one address: the same application as replicas of Ray Serve.
+"""Deployment of workers as replicas of Ray Serve behind one address.
 
     tts-worker serve --ray --config configs/ray.yaml
     serve run tts_worker.transports.ray:app config=configs/ray.yaml
 
-Owns what a replica is (a whole worker, its engines loaded before it is asked anything), what Ray is told about it
-(share of a GPU, how many, when more) and the life of a deployment. Scheduling, routing and the proxy are Ray's. A
-replica's sessions live and die with it; no state is shared. It stands above ``app``: a replica is a whole process.
+A replica is a whole worker in its own process, with its engines loaded before it gets requests. Replicas share no
+state, and sessions end with their replica. Ray does the scheduling, routing and proxying.
 """
 
 from __future__ import annotations
@@ -38,53 +37,57 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 APPLICATION = "tts-worker"
-_REFUSALS = 16
-"""So many requests beyond its sessions reach a replica at the same time, which refuses at once what Ray would queue."""
-_GIVE_UP_HANGING_S = 5.0
-"""Beyond the drain: closing connections and engines."""
+_EXTRA_REQUESTS = 16
+"""Requests beyond its session limit that Ray passes to a replica, which rejects them at once instead of queueing."""
+_CLOSE_MARGIN_S = 5.0
+"""Time after the drain to close connections and engines."""
 
 
 class Replica:
-    """A worker in a process that Ray started. ``settings``: those of ``Settings``, as plain data."""
+    """A worker in a process that Ray started. ``settings`` is the dump of a ``Settings``."""
 
     async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc]  # Ray awaits it
         if is_loopback(ray.util.get_node_ip_address()):  # type: ignore[no-untyped-call]
             _bind_replica_to_loopback()
-        self._worker = self.worker_of(load_settings(flags=settings))
+        self._worker = self.create_worker(load_settings(flags=settings))
         logging.basicConfig(level=self._worker.settings.log_level.upper())
         await self._worker.start()
         self._was_ready = True
 
     @staticmethod
-    def worker_of(settings: Settings) -> Worker:
+    def create_worker(settings: Settings) -> Worker:
+        """Build the worker; tests override it."""
         return Worker(settings)
 
-    def __serve_build_asgi_app__(self) -> ASGIApp:  # the name is Ray's
+    def __serve_build_asgi_app__(self) -> ASGIApp:  # hook of Ray Serve
         return create_application(self._worker)
 
     async def check_health(self) -> None:
-        """Ray asks every few seconds and replaces a replica that fails three times. An engine that broke is being
-        rebuilt in the meantime, which ends no other engine's sessions, so one failure is not told."""
+        """Report readiness to Ray, which replaces a replica after three failed checks.
+
+        Suppresses a single failure: the worker rebuilds a failed engine meanwhile, and replacing the replica would end
+        the sessions of its other engines.
+        """
         ready = self._worker.hub.ready or self._worker.hub.draining
         if not ready and not self._was_ready:
-            raise NotReady("no session can begin")
+            raise NotReady("the worker accepts no sessions")
         self._was_ready = ready
 
     async def __del__(self) -> None:
-        """Running requests have ended, or Ray waits no longer for them."""
+        """Stop the worker; Ray calls this after running requests have ended or timed out."""
         await self._worker.stop()
 
 
 def application(settings: Settings, replica: type[Replica] = Replica) -> Application:
-    """The deployment of ``settings``, not yet running."""
+    """Build the deployment of ``settings`` without running it."""
     replicas = settings.ray
     drain_s = settings.server.drain_s
     deployment = serve.deployment(
         name="worker",
         ray_actor_options={"num_cpus": replicas.cpus_per_replica, "num_gpus": replicas.gpus_per_replica},
-        max_ongoing_requests=settings.session.open_limit + _REFUSALS,
-        max_queued_requests=settings.session.open_limit + _REFUSALS,
-        graceful_shutdown_timeout_s=drain_s + _GIVE_UP_HANGING_S,
+        max_ongoing_requests=settings.session.open_limit + _EXTRA_REQUESTS,
+        max_queued_requests=settings.session.open_limit + _EXTRA_REQUESTS,
+        graceful_shutdown_timeout_s=drain_s + _CLOSE_MARGIN_S,
         graceful_shutdown_wait_loop_s=0.2,
         logging_config={"enable_access_log": False},
         **_scaling(replicas, settings.session.max_sessions),
@@ -94,7 +97,7 @@ def application(settings: Settings, replica: type[Replica] = Replica) -> Applica
 
 
 def _scaling(replicas: RaySettings, max_sessions: int) -> dict[str, Any]:
-    """A connection or a download that runs is what Ray calls an ongoing request, and what we call a session."""
+    """Scaling options of Ray; a running connection or download counts as one ongoing request."""
     if replicas.max_replicas == replicas.min_replicas:
         return {"num_replicas": replicas.min_replicas}
     return {
@@ -110,19 +113,19 @@ def _scaling(replicas: RaySettings, max_sessions: int) -> dict[str, Any]:
 
 
 def app(arguments: dict[str, str]) -> Application:
-    """What ``serve run tts_worker.transports.ray:app config=FILE`` looks for. Raises ConfigError."""
+    """Application builder for ``serve run tts_worker.transports.ray:app config=FILE``. Raises ConfigError."""
     if unknown := set(arguments) - {"config"}:
-        raise ConfigError(f"there is no argument {', '.join(sorted(unknown))}: only config=FILE; see configs/ray.yaml")
+        raise ConfigError(f"unknown argument {', '.join(sorted(unknown))}: use config=FILE; see configs/ray.yaml")
     return application(load_settings(Path(arguments["config"]) if "config" in arguments else None))
 
 
-# -- without Ray's own command line -----------------------------------------------------------------------------------
+# -- tts-worker serve --ray -------------------------------------------------------------------------------------------
 
 
 def connect(replicas: RaySettings) -> None:
-    """Join the cluster of the settings, or begin one on this machine. Nothing is reported to anybody."""
+    """Join the cluster of the settings or start one on this machine. Disables Ray's usage statistics."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray makes its processes the last to get a processor (15); what they say here is waited for every 20 ms.
+    # Ray's default niceness of 15 would delay the audio frames that replicas send every 20 ms.
     os.environ.setdefault("RAY_worker_niceness", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "WARNING", "ignore_reinit_error": True}
     if replicas.address is None:
@@ -135,15 +138,15 @@ def connect(replicas: RaySettings) -> None:
     try:
         ray.init(**options)
     except ConnectionError:
-        raise ConfigError(f"ray.address: there is no Ray cluster at {replicas.address}") from None
+        raise ConfigError(f"ray.address: no Ray cluster answers at {replicas.address}") from None
 
 
 def _bind_node_to_loopback() -> None:
-    """Make the processes of a node that is about to begin listen on loopback only.
+    """Make the processes of a new node listen on loopback only. Call it before Ray starts.
 
-    On Linux Ray listens on every interface, because other nodes may join. It has a mode without that, meant for macOS
-    and Windows: the node's address is then 127.0.0.1, and Ray's servers bind to it. The variable is for the processes
-    that Ray starts; this one has read it already.
+    On Linux, Ray listens on every interface, because other nodes may join. Its single-node mode, meant for macOS and
+    Windows, uses the node address 127.0.0.1 and binds its servers to it. The environment variable configures the
+    processes that Ray starts; this process has read it already, hence the module attribute.
     """
     from ray._private import ray_constants
 
@@ -152,13 +155,15 @@ def _bind_node_to_loopback() -> None:
 
 
 def _bind_replica_to_loopback() -> None:
-    """Bind the one server that Ray binds to every interface in any mode: a replica's own gRPC port, which unpickles
-    what it is sent and asks for no token. Ray starts it after the replica's constructor. Private to Ray, hence the
-    check."""
+    """Bind the gRPC port of a replica to loopback.
+
+    Ray binds this port to every interface in any mode, and it unpickles requests without authentication. Ray opens it
+    after the replica's constructor. The patched function is private to Ray, so its presence is checked.
+    """
     replica: Any = importlib.import_module("ray.serve._private.replica")
     bind = getattr(replica, "add_port_to_grpc_server", None)
     if bind is None:
-        log.warning("this version of Ray may listen on all interfaces: a replica's gRPC port cannot be bound here")
+        log.warning("this version of Ray may listen on all interfaces: cannot bind a replica's gRPC port to loopback")
         return
 
     def bind_to_loopback(server: object, address: str) -> int:
@@ -168,41 +173,52 @@ def _bind_replica_to_loopback() -> None:
 
 
 def deploy(settings: Settings) -> str:
-    """Run the application, or update it where it runs: new sessions go to new replicas, old ones end where they are.
-    Returns when it is ready; the address. Raises ConfigError if it does not come up."""
+    """Run the application, or update a running one: new sessions go to new replicas, old ones stay where they are.
+
+    Returns:
+        The address, once the replicas are ready.
+
+    Raises:
+        ConfigError: The replicas failed to start.
+    """
     server = settings.server
     serve.start(http_options={"host": server.host, "port": server.port})
     try:
         serve.run(application(settings), name=APPLICATION, route_prefix="/")
     except RuntimeError as error:
         log.error("the deployment failed: %s", error)
-        raise ConfigError("the replicas did not come up; their log says why") from None
+        raise ConfigError("the replicas failed to start; see their logs") from None
     host = f"[{server.host}]" if ":" in server.host else server.host
     return f"http://{host}:{server.port}"
 
 
 def serve_on_ray(settings: Settings, on_ready: Callable[[str], None]) -> None:
-    """Deploy and stay until SIGINT or SIGTERM, then let running turns end. ``on_ready`` gets the address.
+    """Deploy and run until SIGINT or SIGTERM, then drain.
 
-    Raises ConfigError.
+    Args:
+        settings: Settings of the deployment and its workers.
+        on_ready: Called with the address once the replicas are ready.
+
+    Raises:
+        ConfigError: The cluster is unreachable or the replicas failed to start.
     """
     if settings.server.port == 0:
-        raise ConfigError("server.port: Ray's proxy needs a port of its own, such as 8080")
-    asked = threading.Event()
+        raise ConfigError("server.port: Ray's proxy needs a fixed port, such as 8080")
+    stop_requested = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
-        asked.set()
+        stop_requested.set()
 
     connect(settings.ray)
-    for number in (signal.SIGINT, signal.SIGTERM):  # after Ray has set its own
+    for number in (signal.SIGINT, signal.SIGTERM):  # replaces the handlers that Ray installed
         signal.signal(number, stop)
     try:
         on_ready(deploy(settings))
-        asked.wait()
-        log.info("draining: running turns may end within %.0f s", settings.server.drain_s)
-        # The application first: the proxy goes on carrying what its replicas still have to say.
+        stop_requested.wait()
+        log.info("draining: running utterances have %.0f s to end", settings.server.drain_s)
+        # Deletes the application before the proxy, which still carries the audio of its replicas.
         serve.delete(APPLICATION)
     finally:
-        if settings.ray.address is None:  # else others may use it
+        if settings.ray.address is None:  # other applications may use an existing cluster
             serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()

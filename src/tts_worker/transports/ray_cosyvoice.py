@@ -1,9 +1,8 @@
-"""The public Ray Serve API for CosyVoice, so that its clients work with another address.
+"""The API of the project cosyvoice-ray-serve-api for its clients; it works on any worker, with or without Ray.
 
-Source of the routes and fields: the project cosyvoice-ray-serve-api, its old paths (``/v1/model/cosyvoice/...``) and
-its new ones (``/tts``, ...). Bodies are JSON or forms; the answer is MP3, or WAV or PCM if ``response_format`` says so,
-whole or streamed. Other than there: a voice that is not known is an error, and a recording is never a path. Knows no
-engine, and nothing of Ray: any worker answers these routes.
+Serves its old paths (``/v1/model/cosyvoice/...``) and new ones (``/tts``, ...). Bodies are JSON or forms; the response
+is MP3, WAV or PCM according to ``response_format``, whole or streamed. Unlike the original, an unknown voice is an
+error, and a recording is never a file path.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ CROSS_LINGUAL = (f"{_BASE}/cross_lingual", "/cross_lingual_tts")
 INSTRUCT = (f"{_BASE}/instruct", "/instruct_tts")
 HEALTH = f"{_BASE}/healthcheck"
 PATHS = frozenset((*TTS, *ZERO_SHOT, *CROSS_LINGUAL, *INSTRUCT))
-"""Paths whose requests may hold a recording."""
+"""Paths whose requests may contain a recording."""
 
 _RECORDING = "reference_audio"
 _TYPES = {"mp3": "audio/mpeg", "wav": "audio/wav", "pcm": f"audio/pcm;rate={SAMPLE_RATE_HZ};channels=1"}
 
 
-class _Tts(BaseModel):
+class _TtsRequest(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     text: str = Field(min_length=1)
@@ -48,77 +47,82 @@ class _Tts(BaseModel):
     response_format: Literal["mp3", "wav", "pcm"] = "mp3"
 
 
-class _ZeroShot(_Tts):
+class _ZeroShotRequest(_TtsRequest):
     reference_text: str = Field(min_length=1)
 
 
-class _CrossLingual(_Tts):
+class _CrossLingualRequest(_TtsRequest):
     pass
 
 
-class _Instruct(_Tts):
+class _InstructRequest(_TtsRequest):
     instruction: str = Field(min_length=1, max_length=2_000)
 
 
 def router(hub: SessionHub, *, max_input_chars: int, send_timeout_s: float) -> APIRouter:
-    """The routes over ``hub``."""
+    """Build the routes over ``hub``."""
     routes = APIRouter()
 
-    def add(path: str, shape: type[_Tts]) -> None:
+    def add(path: str, request_type: type[_TtsRequest]) -> None:
         async def speech(request: Request) -> Response:
             body = await read_body(request)
-            asked = _checked(shape, body)
-            if len(asked.text) > max_input_chars:
+            fields = _validate(request_type, body)
+            if len(fields.text) > max_input_chars:
                 raise TextTooLong(f"text may have at most {max_input_chars} characters")
-            voice, instruct = await _voice(hub, asked, body)
-            options = speech_options(voice, instruct, asked.speed)
-            # A whole WAV file says how long it is, so it is made from plain samples at the end.
-            plain = asked.response_format == "wav" and not asked.stream
-            encoder = open_encoder(AudioFormat.PCM if plain else AudioFormat(asked.response_format))
-            sound = download(hub, options, asked.text, Rendering(encoder, SAMPLE_RATE_HZ))
+            voice, instruct = await _voice(hub, fields, body)
+            options = speech_options(voice, instruct, fields.speed)
+            # The header of a whole WAV file contains its length, so the file is built from PCM at the end.
+            as_wav = fields.response_format == "wav" and not fields.stream
+            encoder = open_encoder(AudioFormat.PCM if as_wav else AudioFormat(fields.response_format))
+            audio = download(hub, options, fields.text, Rendering(encoder, SAMPLE_RATE_HZ))
             return LiveStream(
-                sound if asked.stream else _whole(sound, as_wav=plain),
-                _TYPES[asked.response_format],
+                audio if fields.stream else _collect(audio, as_wav=as_wav),
+                _TYPES[fields.response_format],
                 {"x-sample-rate": str(SAMPLE_RATE_HZ), "x-synthetic": "true"},
                 send_timeout_s=send_timeout_s,
             )
 
         routes.add_api_route(path, speech, methods=["POST"], name=path.strip("/").replace("/", "_"))
 
-    shapes = ((TTS, _Tts), (ZERO_SHOT, _ZeroShot), (CROSS_LINGUAL, _CrossLingual), (INSTRUCT, _Instruct))
-    for paths, shape in shapes:
+    request_types = (
+        (TTS, _TtsRequest),
+        (ZERO_SHOT, _ZeroShotRequest),
+        (CROSS_LINGUAL, _CrossLingualRequest),
+        (INSTRUCT, _InstructRequest),
+    )
+    for paths, request_type in request_types:
         for path in paths:
-            add(path, shape)
+            add(path, request_type)
 
     @routes.post(HEALTH, include_in_schema=False)
-    @routes.get(HEALTH, summary="Whether sessions are taken")
+    @routes.get(HEALTH, summary="Whether the worker accepts sessions")
     async def healthcheck() -> Response:
         return JSONResponse({"status": "healthy" if hub.ready else "unhealthy"}, 200 if hub.ready else 503)
 
     return routes
 
 
-def _checked(shape: type[_Tts], body: Body) -> _Tts:
+def _validate(request_type: type[_TtsRequest], body: Body) -> _TtsRequest:
     try:
-        return shape.model_validate(body.fields)
+        return request_type.model_validate(body.fields)
     except ValidationError as error:
         raise InvalidRequest(wire.explain(error)) from None
 
 
-async def _voice(hub: SessionHub, asked: _Tts, body: Body) -> tuple[str | None, str | None]:
-    """The voice and the instruction. A recording may come with an instruction too."""
-    instruct = asked.instruction if isinstance(asked, _Instruct) else None
-    needs_recording = isinstance(asked, _ZeroShot | _CrossLingual)
+async def _voice(hub: SessionHub, fields: _TtsRequest, body: Body) -> tuple[str | None, str | None]:
+    """Return voice and instruction; enrols the voice of a recording, which may come with an instruction."""
+    instruct = fields.instruction if isinstance(fields, _InstructRequest) else None
+    needs_recording = isinstance(fields, _ZeroShotRequest | _CrossLingualRequest)
     if not needs_recording and not (instruct and (_RECORDING in body.files or _RECORDING in body.fields)):
-        return asked.voice_type, instruct
-    transcript = asked.reference_text if isinstance(asked, _ZeroShot) else ""
+        return fields.voice_type, instruct
+    transcript = fields.reference_text if isinstance(fields, _ZeroShotRequest) else ""
     return await hub.enrol(body.recording(_RECORDING), transcript), instruct
 
 
-async def _whole(sound: AsyncGenerator[bytes, None], *, as_wav: bool) -> AsyncGenerator[bytes, None]:
-    """Everything in one piece, so that a failure in the middle is an error answer and not half a file."""
+async def _collect(audio: AsyncGenerator[bytes, None], *, as_wav: bool) -> AsyncGenerator[bytes, None]:
+    """Yield all audio at once, so that a failure becomes an error response instead of a truncated file."""
     try:
-        data = b"".join([chunk async for chunk in sound])
+        data = b"".join([chunk async for chunk in audio])
     finally:
-        await sound.aclose()
+        await audio.aclose()
     yield wav_file(data) if as_wav else data
