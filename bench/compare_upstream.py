@@ -215,7 +215,7 @@ class Ours(Bench):
 
     def mel(self, tokens: np.ndarray[Any, Any]) -> Tensor:
         """What is streamed for ``tokens``, put together: ``[mel, frames]``."""
-        renderer = self.engine.parts.renderer
+        renderer = self.engine.components.renderer
         heard = []
         whole: Callable[..., list[Tensor]] = renderer._frames
 
@@ -275,7 +275,7 @@ def main() -> int:
     )
     ours = Ours(options, args.prompt_tokens)
 
-    state = ours.engine.parts.book._states[VOICE]
+    state = ours.engine.components.voice_cache._states[VOICE]
     ids = ours.engine._model.tokenizer.encode(TEXT)
     text = (ids * (len(tokens) // (10 * len(ids)) + 1))[: max(1, len(tokens) // 10)]  # 2 to 20 tokens a text token
     embedding = torch.from_numpy(voice.embedding)[None]

@@ -18,10 +18,10 @@ from tts_worker.app import Worker
 from tts_worker.client import Client
 from tts_worker.client.local import LocalConnector
 from tts_worker.engine.loop import EngineLoop
+from tts_worker.engine.streaming.components import Components
 from tts_worker.engine.streaming.engine import CosyVoiceEngine
-from tts_worker.engine.streaming.load import voices_of
-from tts_worker.engine.streaming.parts import Parts
-from tts_worker.engine.streaming.talk import Model
+from tts_worker.engine.streaming.load import bundle_voices
+from tts_worker.engine.streaming.token_generator import Model
 from tts_worker.engine.tone import Fault
 from tts_worker.errors import SynthesisFailed
 from tts_worker.settings import load_settings
@@ -61,8 +61,8 @@ class CosyVoiceWorker(Worker):
         torch.set_num_threads(1)
         config = settings(max_utterances=8, overlap=True, checked=False)
         loaded = networks(FAMILY)
-        voices = {"prompted": voice(FAMILY), **voices_of(bundle(FAMILY))}
-        parts = Parts.build(loaded, tokenizer(FAMILY), voices, config)
+        voices = {"prompted": voice(FAMILY), **bundle_voices(bundle(FAMILY))}
+        parts = Components.build(loaded, tokenizer(FAMILY), voices, config)
         decide = self._fault
         script = None if decide is None else lambda key, run: self._inject_fault(decide, key, run)
         return EngineWithoutWarmUp(

@@ -13,8 +13,8 @@ from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segment
 from tests.unit.streaming.engines import FAMILIES, PROMPTED, bundle, engine, hear, settings, speak
 from tts_worker.engine.streaming.engine import CosyVoiceEngine
 from tts_worker.engine.streaming.graphs import GraphRunner
-from tts_worker.engine.streaming.lanes import CudaLane
 from tts_worker.engine.streaming.load import load_networks
+from tts_worker.engine.streaming.streams import CudaStream
 from tts_worker.types import Boundary, Cancel, Done, EndText, Open, SynthesisParams, Text, UtteranceKey
 
 pytestmark = [
@@ -70,14 +70,14 @@ def mel_of(subject: CosyVoiceEngine, patch: pytest.MonkeyPatch) -> torch.Tensor:
     """What the flow makes of one call. In half precision the pitch differs in a last bit and phases drift apart:
     samples say nothing any more."""
     made = []
-    advance = subject.parts.pool.advance
+    advance = subject.components.pool.advance
 
     def keep(*given: Any) -> torch.Tensor:
         mel = advance(*given)
         made.append(mel.float().cpu().clone())  # a recording writes there again
         return mel
 
-    patch.setattr(subject.parts.pool, "advance", keep)
+    patch.setattr(subject.components.pool, "advance", keep)
     crowd_says(subject, 1)
     return torch.cat(made, dim=1)
 
@@ -96,7 +96,7 @@ def test_the_device_says_what_the_cpu_says(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_graphs_say_what_plain_calls_say(family: str, half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, recorded = (on_device(family, half=half, graphs=graphs) for graphs in (False, True))
-    tokens, sound = recorded.parts.runners
+    tokens, sound = recorded.components.runners
     assert isinstance(tokens, GraphRunner)
     assert isinstance(sound, GraphRunner)
     for one, other in zip(crowd_says(plain, 8), crowd_says(recorded, 8), strict=True):
@@ -107,8 +107,8 @@ def test_graphs_say_what_plain_calls_say(family: str, half: bool, monkeypatch: p
     expected = mel_of(plain, monkeypatch)
     mel = mel_of(recorded, monkeypatch)
     assert float((mel - expected).square().mean().sqrt()) < (0.1 if half else 1e-3) * float(expected.std())
-    assert tokens.plain_calls == 0
-    assert sound.replays > 2 * sound.plain_calls
+    assert tokens.eager_calls == 0
+    assert sound.replays > 2 * sound.eager_calls
 
 
 def test_sixty_four_at_once_equal_their_solo_runs() -> None:
@@ -121,10 +121,10 @@ def test_sixty_four_at_once_equal_their_solo_runs() -> None:
 
 def test_a_cancel_in_flight_frees_everything_and_memory_does_not_grow() -> None:
     subject = on_device("cosyvoice3", half=True, graphs=True)
-    assert isinstance(subject.parts.lanes.tokens, CudaLane)
+    assert isinstance(subject.components.streams.tokens, CudaStream)
     speak(subject, TEXT)
-    pool = subject.parts.pool
-    decoder = subject.parts.decoder
+    pool = subject.components.pool
+    decoder = subject.components.decoder
     free = (pool.free_pages, pool.free_slots, decoder.free_slots)
     before = torch.cuda.memory_allocated()
     for turn in range(200):

@@ -19,7 +19,7 @@ import torch
 from tts_worker.benchmarks.stats import Figure, percentile, rss_mb, show
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.streaming.engine import CosyVoiceEngine
-from tts_worker.engine.streaming.load import LoadOptions, load_engine, usual_threads
+from tts_worker.engine.streaming.load import LoadOptions, default_threads, load_engine
 from tts_worker.engine.streaming.utterance import plain_segment
 from tts_worker.errors import InvalidRequest, SynthesisFailed
 from tts_worker.types import (
@@ -183,7 +183,7 @@ class Bench:
         voice = random_voice(bundle, prompt_tokens)
         self.engine: CosyVoiceEngine = load_engine(options, self._script, {VOICE: voice})
         on_cpu = self.engine.info.device == "cpu"
-        self._threads = options.threads or (usual_threads() if on_cpu else torch.get_num_threads())
+        self._threads = options.threads or (default_threads() if on_cpu else torch.get_num_threads())
         began_s = perf_counter()
         self.engine.warm_up()
         self._warm_up_s = perf_counter() - began_s
@@ -193,7 +193,7 @@ class Bench:
         return (*(self._sentences[run] if self._sentences else self._tokens), self._eos)
 
     def describe(self) -> dict[str, Figure]:
-        parts = self.engine.parts
+        parts = self.engine.components
         info = dict(self.engine.info.extra)
         lm = parts.networks.lm.llm_decoder.weight.dtype
         flow = parts.networks.flow.time_tables.dtype
@@ -228,7 +228,7 @@ class Bench:
         """
         engine = self.engine
         self._tokens = [int(token) for token in tokens]
-        engine.spent.reset()
+        engine.timings.reset()
         pcm = bytearray()
         chunks_s = list[float]()
         chunks_ms = []
@@ -244,7 +244,7 @@ class Bench:
                     raise SynthesisFailed("the utterance of the benchmark did not end normally")
                 if isinstance(event, Audio):
                     if not pcm:
-                        first = (perf_counter() - began_s, event.samples, engine.spent.tokens)
+                        first = (perf_counter() - began_s, event.samples, engine.timings.tokens)
                     pcm += event.pcm
                     for name, value in event.meta.stages_ms:
                         stages_ms[name] = stages_ms.get(name, 0.0) + value
@@ -394,7 +394,7 @@ class Bench:
             "cancels": count,
             "cancels_rss_growth_mb": _rounded(rss_mb() - before_mb),
             "cancels_device_growth_mb": _rounded((self._device_bytes() - before_bytes) / 1e6),
-            "cancels_left": engine.live,
+            "cancels_left": engine.active_utterances,
         }
 
 

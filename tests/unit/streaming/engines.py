@@ -14,13 +14,13 @@ from tests.unit.cosyvoice.bundles import FAMILIES, tiny
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.streaming.components import Components
 from tts_worker.engine.streaming.config import StreamingConfig
 from tts_worker.engine.streaming.engine import CosyVoiceEngine
 from tts_worker.engine.streaming.graphs import Runner
-from tts_worker.engine.streaming.lanes import Lanes
-from tts_worker.engine.streaming.load import voices_of
-from tts_worker.engine.streaming.parts import Parts
-from tts_worker.engine.streaming.talk import Model, Script
+from tts_worker.engine.streaming.load import bundle_voices
+from tts_worker.engine.streaming.streams import ExecutionStreams
+from tts_worker.engine.streaming.token_generator import Model, Script
 from tts_worker.types import (
     Audio,
     Cancel,
@@ -103,14 +103,14 @@ def engine(
     script: Script | None = None,
     loaded: Networks | None = None,
     runners: tuple[Runner, Runner] | None = None,
-    lanes: Lanes | None = None,
+    streams: ExecutionStreams | None = None,
     healthy: Callable[[], bool] | None = None,
     voices: dict[str, Voice] | None = None,
 ) -> CosyVoiceEngine:
     config = config or settings()
     loaded = loaded or networks(family)
-    known = {**(voices or {"prompted": voice(family)}), **voices_of(bundle(family))}
-    parts = Parts.build(loaded, tokenizer(family), known, config, runners=runners, lanes=lanes)
+    known = {**(voices or {"prompted": voice(family)}), **bundle_voices(bundle(family))}
+    parts = Components.build(loaded, tokenizer(family), known, config, runners=runners, streams=streams)
     return CosyVoiceEngine(parts, Model(loaded.config, tokenizer(family), config, script), healthy=healthy)
 
 

@@ -25,10 +25,10 @@ from tests.unit.streaming.test_engine import Held, assert_alike
 from tts_worker.audio.pcm import to_pcm
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.streaming.config import TextMode
-from tts_worker.engine.streaming.graphs import Compute, RehearsalRunner, Tensors, _Recording, single
-from tts_worker.engine.streaming.lanes import HostLane, Lane, Lanes, Mark, Ticket
+from tts_worker.engine.streaming.graphs import Compute, FakeGraphRunner, Tensors, _CapturedGraph, single_output
 from tts_worker.engine.streaming.load import load_networks
-from tts_worker.engine.streaming.render import Stretch, to_int16
+from tts_worker.engine.streaming.render import MelResampler, to_int16
+from tts_worker.engine.streaming.streams import ExecutionStream, ExecutionStreams, HostStream, PendingCopy, TimingEvent
 from tts_worker.types import Audio, Boundary, Cancel, Done, EndText, Open, Text, UtteranceKey
 
 TEXT = segments(("Hello, ", Boundary.CLAUSE), ("world and you.", Boundary.SENTENCE), (" it is.", Boundary.END))
@@ -38,11 +38,11 @@ TEXT = segments(("Hello, ", Boundary.CLAUSE), ("world and you.", Boundary.SENTEN
 def test_recordings_replayed_from_fixed_buffers_say_the_same(family: str) -> None:
     small = {"max_passage_s": 6, "lm_tokens": 512, "decode_batch": 4, "render_batch": 2, "checked": False}
     expected = [speak(engine(family, settings(**small)), TEXT, key=UtteranceKey("s", n)) for n in range(1)]
-    tokens = RehearsalRunner()
-    sound = RehearsalRunner()
+    tokens = FakeGraphRunner()
+    sound = FakeGraphRunner()
     subject = engine(family, settings(**small), runners=(tokens, sound))
     subject.warm_up()
-    recorded = tokens.recordings, sound.recordings
+    recorded = tokens.captured_graphs, sound.captured_graphs
     keys = [UtteranceKey("s", n) for n in range(3)]
     heard: dict[UtteranceKey, EngineOutput] = {}
     for key in keys:
@@ -52,18 +52,18 @@ def test_recordings_replayed_from_fixed_buffers_say_the_same(family: str) -> Non
         subject.handle(EndText(key))
     hear(subject, heard)
 
-    assert (tokens.recordings, sound.recordings) == recorded, "nothing is recorded once callers are there"
-    assert tokens.plain_calls == 0
-    assert sound.replays > 2 * sound.plain_calls  # ends of passages have odd shapes
+    assert (tokens.captured_graphs, sound.captured_graphs) == recorded, "nothing is recorded once callers are there"
+    assert tokens.eager_calls == 0
+    assert sound.replays > 2 * sound.eager_calls  # ends of audio_segments have odd shapes
     for key in keys:
         assert heard[key].words == expected[0].words
         assert_alike(heard[key].pcm, expected[0].pcm)
 
 
 def test_a_rehearsal_finds_what_a_recording_would_miss() -> None:
-    runner = RehearsalRunner()
+    runner = FakeGraphRunner()
     hidden = [1.0]
-    run = single(runner)
+    run = single_output(runner)
 
     def compute(x: Tensor) -> Tensor:
         return x + hidden[0]
@@ -93,7 +93,7 @@ class _Later:
         return self._numbers
 
 
-class LateLane(HostLane):
+class LateStream(HostStream):
     """A device that takes its time."""
 
     def __init__(self, looks: Sequence[int]) -> None:
@@ -101,21 +101,21 @@ class LateLane(HostLane):
         self._looks = looks
         self._fetched = 0
 
-    def fetch(self, numbers: Tensor) -> Ticket:
+    def to_host(self, numbers: Tensor) -> PendingCopy:
         self._fetched += 1
         return _Later(numbers, self._looks[self._fetched % len(self._looks)])
 
 
-def two(tokens: Lane, sound: Lane) -> Lanes:
+def two(tokens: ExecutionStream, sound: ExecutionStream) -> ExecutionStreams:
     """As on CUDA."""
-    return Lanes(tokens, sound, sound)
+    return ExecutionStreams(tokens, sound, sound)
 
 
 @pytest.mark.parametrize("mode", TextMode)
 def test_results_that_come_late_change_nothing(mode: TextMode) -> None:
     text = segments(("Hello ", Boundary.WORD), ("world and ", Boundary.WORD), ("you.", Boundary.END))
     expected = speak(engine("cosyvoice3", settings(text_mode=mode)), text)
-    subject = engine("cosyvoice3", settings(text_mode=mode), lanes=two(LateLane([0, 3, 1]), LateLane([2, 5])))
+    subject = engine("cosyvoice3", settings(text_mode=mode), streams=two(LateStream([0, 3, 1]), LateStream([2, 5])))
     keys = [UtteranceKey("s", n) for n in range(3)]
     heard: dict[UtteranceKey, EngineOutput] = {}
     for key in keys:
@@ -129,7 +129,7 @@ def test_results_that_come_late_change_nothing(mode: TextMode) -> None:
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 13, 21])
 def test_a_cancel_while_something_is_on_the_device_frees_everything(steps: int) -> None:
-    subject = engine("cosyvoice2", lanes=two(LateLane([3, 1]), LateLane([4])))
+    subject = engine("cosyvoice2", streams=two(LateStream([3, 1]), LateStream([4])))
     speak(subject, TEXT)
     free = Held(subject).now
     leave(subject, TEXT[0], steps)
@@ -138,18 +138,18 @@ def test_a_cancel_while_something_is_on_the_device_frees_everything(steps: int) 
 
 
 def test_tokens_are_drawn_while_sound_is_made() -> None:
-    """Two lanes are for nothing if one waits for the other."""
+    """Two streams are for nothing if one waits for the other."""
     subject = engine(
-        "cosyvoice3", lanes=two(LateLane([1]), LateLane([300])), script=lambda key, run: [*range(200), 6562]
+        "cosyvoice3", streams=two(LateStream([1]), LateStream([300])), script=lambda key, run: [*range(200), 6562]
     )
     subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
     subject.handle(Text(KEY, TEXT[0]))
-    while not subject._sound.busy:
+    while not subject._audio.is_busy:
         subject.step(0.0)
-    drawn = subject.spent.tokens
-    while subject._sound.busy:
+    drawn = subject.timings.tokens
+    while subject._audio.is_busy:
         subject.step(0.0)
-    assert subject.spent.tokens >= drawn + bundle("cosyvoice3").config.flow.chunk_tokens
+    assert subject.timings.tokens >= drawn + bundle("cosyvoice3").config.flow.chunk_tokens
     subject.handle(Cancel(KEY))
 
 
@@ -173,7 +173,7 @@ def test_half_precision_stays_near(family: str) -> None:
     assert 0 < float((near - exact).square().mean().sqrt()) < 0.1 * float(exact.std())
 
     subject = engine(family, loaded=half, script=lambda key, run: [*range(100, 160), 6562 - (family == "cosyvoice2")])
-    assert subject.parts.pool._estimator.data.dtype is torch.bfloat16
+    assert subject.components.pool._estimator.data.dtype is torch.bfloat16
     assert speak(subject, TEXT[:1]).samples == 60 * 960
 
 
@@ -186,21 +186,21 @@ def test_sixteen_bits_are_made_on_the_device_as_on_the_host() -> None:
 @pytest.mark.parametrize("cuts", [(7,), (1, 1, 5), (30, 2, 1, 17), (50, 50)])
 def test_a_pace_is_the_same_however_the_mel_was_cut(speed: float, cuts: tuple[int, ...]) -> None:
     mel = torch.randn(1, 4, sum(cuts), generator=torch.Generator().manual_seed(1))
-    whole = Stretch(speed)
-    pieces = Stretch(speed)
+    whole = MelResampler(speed)
+    pieces = MelResampler(speed)
     expected = whole.push(mel, True)
     parts = mel.split(list(cuts), dim=2)
     out = torch.cat([pieces.push(part, n == len(cuts) - 1) for n, part in enumerate(parts)], dim=2)
-    assert out.shape[2] == Stretch.frames(sum(cuts), speed)
+    assert out.shape[2] == MelResampler.output_frames(sum(cuts), speed)
     assert torch.equal(out, expected)
     if speed in (0.5, 1.0):  # where no frame is left over, it is plain linear interpolation
-        size = Stretch.frames(sum(cuts), speed)
+        size = MelResampler.output_frames(sum(cuts), speed)
         plain = torch.nn.functional.interpolate(mel, size=size, mode="linear")
         assert torch.allclose(out, plain, atol=1e-6)
 
 
 def test_late_events_are_audio_only() -> None:
-    subject = engine("cosyvoice3", lanes=two(LateLane([2]), LateLane([2])))
+    subject = engine("cosyvoice3", streams=two(LateStream([2]), LateStream([2])))
     subject.handle(Open(KEY, PROMPTED, 100))
     subject.handle(Text(KEY, TEXT[0]))
     events = [event for _ in range(200) if subject.has_work for event in subject.step(0.0)]
@@ -221,7 +221,7 @@ class _Waited(_Later):
         return super().wait()
 
 
-class WaitingLane(HostLane):
+class WaitingStream(HostStream):
     """A device on which nothing is ever there before it is waited for."""
 
     def __init__(self, waited: list[str], name: str) -> None:
@@ -229,7 +229,7 @@ class WaitingLane(HostLane):
         self._waited = waited
         self._name = name
 
-    def fetch(self, numbers: Tensor) -> Ticket:
+    def to_host(self, numbers: Tensor) -> PendingCopy:
         return _Waited(numbers, self._waited, self._name)
 
 
@@ -237,25 +237,25 @@ def test_what_is_expected_first_is_waited_for_alone() -> None:
     """Whoever waits for tokens and then at once for sound leaves the language model idle meanwhile; whoever waits for
     tokens while the sound is there already lets the listener wait."""
     waited: list[str] = []
-    lanes = two(WaitingLane(waited, "tokens"), WaitingLane(waited, "sound"))
-    subject = engine("cosyvoice3", lanes=lanes, script=lambda key, run: [*range(200), 6562])
+    streams = two(WaitingStream(waited, "tokens"), WaitingStream(waited, "sound"))
+    subject = engine("cosyvoice3", streams=streams, script=lambda key, run: [*range(200), 6562])
     # tokens come soon, sound does not
-    subject.spent.token_s = 1e-9
-    subject.spent.chunk_s = 1e9
+    subject.timings.token_s = 1e-9
+    subject.timings.chunk_s = 1e9
     subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
     subject.handle(Text(KEY, TEXT[0]))
-    while not subject._sound.busy:
+    while not subject._audio.is_busy:
         subject.step(0.0)
     waited.clear()
-    while subject._sound.busy:
+    while subject._audio.is_busy:
         subject.step(0.0)
     assert waited.count("tokens") >= 3, "the tokens of the next chunk were drawn meanwhile"
     assert waited[-1] == "sound"
 
     # and the other way round
-    subject.spent.token_s = 1e9
-    subject.spent.chunk_s = 1e-9
-    while not (subject._sound.busy and subject._tokens.busy):
+    subject.timings.token_s = 1e9
+    subject.timings.chunk_s = 1e-9
+    while not (subject._audio.is_busy and subject._tokens.is_busy):
         subject.step(0.0)
     waited.clear()
     subject.step(0.0)
@@ -263,7 +263,7 @@ def test_what_is_expected_first_is_waited_for_alone() -> None:
     subject.handle(Cancel(KEY))
 
 
-class Refusing(RehearsalRunner):
+class Refusing(FakeGraphRunner):
     """A device that does not record what it is asked to."""
 
     def __init__(self, after: int) -> None:
@@ -271,11 +271,11 @@ class Refusing(RehearsalRunner):
         self.asked = 0
         self._after = after
 
-    def _record(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> _Recording:
+    def _capture(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> _CapturedGraph:
         self.asked += 1
         if self.asked > self._after:
             raise RuntimeError("operation not permitted when stream is capturing")
-        return super()._record(compute, inputs, outputs)
+        return super()._capture(compute, inputs, outputs)
 
 
 @pytest.mark.parametrize("after", [0, 3])
@@ -287,9 +287,9 @@ def test_what_cannot_be_recorded_is_computed(caplog: pytest.LogCaptureFixture, a
     subject = engine("cosyvoice3", small, runners=(tokens, sound))
     subject.warm_up()
     assert_alike(speak(subject, TEXT[:1]).pcm, expected.pcm)
-    assert (tokens.recordings, sound.recordings) == (after, after)
+    assert (tokens.captured_graphs, sound.captured_graphs) == (after, after)
     assert tokens.asked == sound.asked == after + 1, "it does not try for ever"
-    assert sum("without recordings" in message for message in caplog.messages) == 2
+    assert sum("computing without graphs" in message for message in caplog.messages) == 2
 
 
 class _Tick:
@@ -298,12 +298,12 @@ class _Tick:
     def __init__(self, at_ms: float) -> None:
         self.at_ms = at_ms
 
-    def ms_since(self, earlier: Mark) -> float:
+    def ms_since(self, earlier: TimingEvent) -> float:
         assert isinstance(earlier, _Tick)
         return self.at_ms - earlier.at_ms
 
 
-class TickingLane(LateLane):
+class TickingStream(LateStream):
     """A device with a clock of its own: whatever it does takes so long."""
 
     def __init__(self, each_ms: float) -> None:
@@ -311,13 +311,13 @@ class TickingLane(LateLane):
         self._each_ms = each_ms
         self._now_ms = 0.0
 
-    def mark(self) -> Mark:
+    def record_event(self) -> TimingEvent:
         self._now_ms += self._each_ms
         return _Tick(self._now_ms)
 
 
 def test_stages_are_timed_by_the_device_and_not_by_who_asked_it() -> None:
-    subject = engine("cosyvoice3", lanes=two(TickingLane(7.0), TickingLane(11.0)))
+    subject = engine("cosyvoice3", streams=two(TickingStream(7.0), TickingStream(11.0)))
     heard = speak(subject, TEXT[:1])
     parts = [dict(chunk.meta.stages_ms) for chunk in heard.audio if chunk.meta.wall_ms]
     assert parts
@@ -325,4 +325,4 @@ def test_stages_are_timed_by_the_device_and_not_by_who_asked_it() -> None:
         assert (part["flow"], part["vocoder"]) == (11.0, 11.0)
         assert part["lm"] % 7.0 == 0.0
     assert parts[0]["lm"] >= 14.0
-    assert subject.spent.chunk_s == pytest.approx(0.022)
+    assert subject.timings.chunk_s == pytest.approx(0.022)

@@ -146,7 +146,7 @@ def test_a_crowd_in_batches_says_what_each_says_alone(family: str, mode: TextMod
         assert_alike(heard[keys[n]].pcm, expected.pcm)
         assert heard[keys[n]].words == expected.words
     assert [end for key in keys for end in heard[key].ends if not isinstance(end, Done)] == []
-    assert subject.live == 0
+    assert subject.active_utterances == 0
 
 
 def pieces_of(text: str, cuts: list[int], *, by_word: bool) -> list[list[Segment]]:
@@ -200,7 +200,7 @@ def test_every_chunk_costs_the_same(family: str) -> None:
     tokens = 250
     eos = bundle(family).config.lm.eos_id
     subject = engine(family, script=lambda key, run: [*(i * 31 % 6561 for i in range(tokens)), eos])
-    parts = subject.parts
+    parts = subject.components
     costs = []
     subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
     subject.handle(Text(KEY, plain_segment("Hello")))
@@ -224,31 +224,37 @@ def test_the_first_sound_needs_few_tokens(family: str) -> None:
     subject.handle(Text(KEY, plain_segment("Hello")))
     while not any(isinstance(event, Audio) for event in subject.step(0.0)):
         assert subject.has_work
-    assert subject.spent.tokens == settings().first_tokens + bundle(family).config.flow.lookahead_tokens
+    assert subject.timings.tokens == settings().first_tokens + bundle(family).config.flow.lookahead_tokens
     subject.handle(Cancel(KEY))
 
 
 def test_a_voice_is_prepared_once_and_shared() -> None:
     subject = engine("cosyvoice3")
     # 42 tokens are left of 60; the first 25 never change
-    pool = subject.parts.pool
+    pool = subject.components.pool
     prompt_pages = 1
     free = pool.free_pages
     speak(subject, (plain_segment("it"),))
     assert pool.free_pages == free - prompt_pages
-    computed = subject.parts.renderer.flow_frames
+    computed = subject.components.renderer.flow_frames
     speak(subject, (plain_segment("it"),), key=UtteranceKey("again", 1))
     assert pool.free_pages == free - prompt_pages
-    assert subject.parts.renderer.flow_frames == 2 * computed
+    assert subject.components.renderer.flow_frames == 2 * computed
 
 
 class Held:
     """What an engine has in use."""
 
     def __init__(self, subject: CosyVoiceEngine) -> None:
-        parts = subject.parts
-        voices = parts.book.ready
-        self.now = (subject.live, parts.decoder.free_slots, parts.pool.free_pages, parts.pool.free_slots, voices)
+        parts = subject.components
+        voices = parts.voice_cache.prepared_voices
+        self.now = (
+            subject.active_utterances,
+            parts.decoder.free_slots,
+            parts.pool.free_pages,
+            parts.pool.free_slots,
+            voices,
+        )
 
 
 @examples(deadline=None, max_examples=8)

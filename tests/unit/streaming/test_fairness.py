@@ -66,15 +66,15 @@ def test_a_first_chunk_beside_downloads_comes_in_time(render_batch: int, pages: 
     idle = Clock(engine(V3, config, script=long_script))
     begin(idle.subject, CALL, paced=True)
     alone = idle.steps_to_first_audio()
-    busy = Clock(engine(V3, config, script=long_script))
+    is_busy = Clock(engine(V3, config, script=long_script))
     for key in downloads(6):
-        begin(busy.subject, key, paced=False)
+        begin(is_busy.subject, key, paced=False)
     for _ in range(60):
-        busy.step()
-    assert busy.samples
-    begin(busy.subject, CALL, paced=True)
+        is_busy.step()
+    assert is_busy.samples
+    begin(is_busy.subject, CALL, paced=True)
     # Sending what is ready may take every other step.
-    assert busy.steps_to_first_audio() <= 2 * alone + 2
+    assert is_busy.steps_to_first_audio() <= 2 * alone + 2
 
 
 def test_every_download_is_heard_soon() -> None:

@@ -28,15 +28,15 @@ from tests.unit.streaming.engines import (
 from tts_worker.engine.cosyvoice.chunks import Item
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.loop import EngineLoop, EngineState
+from tts_worker.engine.streaming.components import Components
 from tts_worker.engine.streaming.config import StreamingConfig, TextMode
-from tts_worker.engine.streaming.decode import Row
+from tts_worker.engine.streaming.decode import DecodeRow
 from tts_worker.engine.streaming.engine import CosyVoiceEngine
 from tts_worker.engine.streaming.graphs import EagerRunner, Runner, Tensors
-from tts_worker.engine.streaming.lanes import HostLane, Lanes, Ticket
-from tts_worker.engine.streaming.load import LoadOptions, load_engine, voices_of
-from tts_worker.engine.streaming.parts import Parts
-from tts_worker.engine.streaming.render import Stretch
-from tts_worker.engine.streaming.talk import Model, Script
+from tts_worker.engine.streaming.load import LoadOptions, bundle_voices, load_engine
+from tts_worker.engine.streaming.render import MelResampler
+from tts_worker.engine.streaming.streams import ExecutionStreams, HostStream, PendingCopy
+from tts_worker.engine.streaming.token_generator import Model, Script
 from tts_worker.engine.streaming.utterance import plain_segment
 from tts_worker.errors import ConfigError, EngineFault, ErrorCode
 from tts_worker.types import (
@@ -87,7 +87,7 @@ def crowd_says(
     sound: Runner,
     config: StreamingConfig | None = None,
     params: SynthesisParams = PROMPTED,
-    lanes: Lanes | None = None,
+    streams: ExecutionStreams | None = None,
     script: Script | None = scripted,
 ) -> dict[UtteranceKey, EngineOutput]:
     """Three at once, each with a text of its own."""
@@ -96,7 +96,7 @@ def crowd_says(
         config or settings(render_batch=4, decode_batch=4),
         script=script,
         runners=(tokens, sound),
-        lanes=lanes,
+        streams=streams,
     )
     for key in CROWD:
         subject.handle(Open(key, params, PLENTY_SAMPLES))
@@ -104,8 +104,8 @@ def crowd_says(
         subject.handle(EndText(key))
     heard: dict[UtteranceKey, EngineOutput] = {}
     hear(subject, heard)
-    assert subject.live == 0
-    assert subject.parts.decoder.free_slots == settings().max_utterances
+    assert subject.active_utterances == 0
+    assert subject.components.decoder.free_slots == settings().max_utterances
     return heard
 
 
@@ -158,16 +158,16 @@ def test_another_pace_outlives_a_pass_that_is_tried_again(on_call: int) -> None:
         assert_sounds_as(heard[key], expected[key])
 
 
-class LosingLane(HostLane):
+class LosingStream(HostStream):
     """A device that loses what it made on its way to the host, once."""
 
     def __init__(self, on_fetch: int) -> None:
         super().__init__()
         self.left = on_fetch
 
-    def fetch(self, numbers: Tensor) -> Ticket:
+    def to_host(self, numbers: Tensor) -> PendingCopy:
         self.left -= 1
-        return _Lost() if self.left == 0 else super().fetch(numbers)
+        return _Lost() if self.left == 0 else super().to_host(numbers)
 
 
 class _Lost:
@@ -179,10 +179,10 @@ class _Lost:
 
 @pytest.mark.parametrize("on_fetch", [1, 2])
 def test_sound_lost_on_its_way_to_the_host_is_made_again(well: dict[UtteranceKey, EngineOutput], on_fetch: int) -> None:
-    host = HostLane()
-    losing = LosingLane(on_fetch)
+    host = HostStream()
+    losing = LosingStream(on_fetch)
     config = settings(render_batch=4, decode_batch=4)
-    heard = crowd_says(EagerRunner(), EagerRunner(), config, lanes=Lanes(host, losing, losing))
+    heard = crowd_says(EagerRunner(), EagerRunner(), config, streams=ExecutionStreams(host, losing, losing))
     assert losing.left < 0
     for key in CROWD:
         assert heard[key].ends == [Done(key)]
@@ -202,17 +202,17 @@ def test_a_pace_that_fails_is_not_moved_on(monkeypatch: pytest.MonkeyPatch) -> N
     params = replace(PROMPTED, speed=1.3)
     config = settings(render_batch=4, decode_batch=4)
     expected = crowd_says(EagerRunner(), EagerRunner(), config, params)
-    push = Stretch.push
+    push = MelResampler.push
     calls = 0
 
-    def fails(self: Stretch, mel: Tensor, final: bool) -> Tensor:
+    def fails(self: MelResampler, mel: Tensor, final: bool) -> Tensor:
         nonlocal calls
         calls += 1
         if calls == 2:  # of a batch, the second one
             raise torch.OutOfMemoryError("out of memory")
         return push(self, mel, final)
 
-    monkeypatch.setattr(Stretch, "push", fails)
+    monkeypatch.setattr(MelResampler, "push", fails)
     heard = crowd_says(EagerRunner(), EagerRunner(), config, params)
     assert calls > 2
     for key in CROWD:
@@ -222,24 +222,24 @@ def test_a_pace_that_fails_is_not_moved_on(monkeypatch: pytest.MonkeyPatch) -> N
 def test_text_whose_answer_is_lost_is_not_fed_twice() -> None:
     def says(on_fetch: int) -> tuple[dict[UtteranceKey, EngineOutput], list[int]]:
         """What is heard, and how many shared each pass that was fed text; 0 for those that only drew."""
-        host = HostLane()
-        losing = LosingLane(on_fetch)
+        host = HostStream()
+        losing = LosingStream(on_fetch)
         config = settings(text_mode=TextMode.INTERLEAVED, decode_batch=4)
-        subject = engine("cosyvoice3", config, lanes=Lanes(losing, host, host))
+        subject = engine("cosyvoice3", config, streams=ExecutionStreams(losing, host, host))
         passes: list[int] = []
-        feed = subject.parts.decoder.feed
-        burst = subject.parts.decoder.burst
+        feed = subject.components.decoder.prefill
+        burst = subject.components.decoder.burst
 
-        def fed(rows: Sequence[Row], items: Sequence[list[Item]]) -> Ticket:
+        def fed(rows: Sequence[DecodeRow], items: Sequence[list[Item]]) -> PendingCopy:
             passes.append(len(rows))
             return feed(rows, items)
 
-        def drawn(rows: Sequence[Row], steps: int) -> Ticket:
+        def drawn(rows: Sequence[DecodeRow], steps: int) -> PendingCopy:
             passes.append(0)
             return burst(rows, steps)
 
-        subject.parts.decoder.feed = fed
-        subject.parts.decoder.burst = drawn  # type: ignore[method-assign]
+        subject.components.decoder.prefill = fed
+        subject.components.decoder.burst = drawn  # type: ignore[method-assign]
         for key in CROWD[:2]:
             subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
             text = "Hello world and you, that it is of the world and the world and so it is of you and the world."
@@ -360,7 +360,7 @@ def with_folder(folder: Path) -> CosyVoiceEngine:
     config = settings()
     from tests.unit.streaming.engines import networks
 
-    parts = Parts.build(networks(family), tokenizer(family), voices_of(bundle(family)), config, stored=folder)
+    parts = Components.build(networks(family), tokenizer(family), bundle_voices(bundle(family)), config, stored=folder)
     return CosyVoiceEngine(parts, Model(bundle(family).config, tokenizer(family), config))
 
 
@@ -411,7 +411,7 @@ def refused(subject: CosyVoiceEngine, params: SynthesisParams) -> ErrorCode:
 def test_what_cannot_be_done_is_refused(params: SynthesisParams) -> None:
     subject = engine("cosyvoice3")
     assert refused(subject, params) is ErrorCode.INVALID_REQUEST
-    assert all(state.users == 0 for state in subject.parts.book._states.values())
+    assert all(state.users == 0 for state in subject.components.voice_cache._states.values())
 
 
 def test_an_instruction_is_followed_and_not_remembered() -> None:

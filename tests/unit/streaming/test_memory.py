@@ -18,7 +18,7 @@ from tests.unit.streaming.test_engine import Held
 from tests.unit.streaming.test_faults import CROWD, crowd_says
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.engine.streaming.engine import CosyVoiceEngine
-from tts_worker.engine.streaming.graphs import EagerRunner, RehearsalRunner, Runner, Tensors
+from tts_worker.engine.streaming.graphs import EagerRunner, FakeGraphRunner, Runner, Tensors
 from tts_worker.engine.streaming.load import LoadOptions, load_engine
 from tts_worker.engine.streaming.utterance import plain_segment
 from tts_worker.errors import ConfigError, ErrorCode
@@ -64,7 +64,7 @@ def test_sound_that_no_memory_could_hold_ends_with_a_clear_failure() -> None:
     (end,) = heard.ends
     assert isinstance(end, Failed)
     assert end.error.code is ErrorCode.OUT_OF_MEMORY
-    assert subject.live == 0
+    assert subject.active_utterances == 0
     assert speak(engine("cosyvoice3", settings(pages=5)), (plain_segment("Hello"),)).samples
 
 
@@ -99,7 +99,7 @@ def test_prompts_that_nobody_uses_make_room_for_others() -> None:
     voices = {f"v{n}": voice("cosyvoice3", 60, n) for n in range(5)}
     subject = engine("cosyvoice3", settings(cached_voices=2), voices=voices)
     sounds = [speak(subject, TEXT, SynthesisParams(name)).pcm for name in voices]
-    assert subject.parts.book.ready == 2
+    assert subject.components.voice_cache.prepared_voices == 2
     assert len(set(sounds)) == 5
     assert speak(subject, TEXT, SynthesisParams("v0")).pcm == sounds[0]
 
@@ -109,7 +109,7 @@ def test_idle_prompts_give_their_pages_to_a_new_one() -> None:
     subject = engine("cosyvoice3", settings(cached_voices=4, pages=20), voices=voices, script=long_script(20))
     for name in voices:
         assert speak(subject, (plain_segment("Hello"),), SynthesisParams(name)).ends == [Done(KEY)]
-    assert subject.parts.book.ready == 2
+    assert subject.components.voice_cache.prepared_voices == 2
 
 
 def two_voices(pages: int, tokens: int) -> tuple[CosyVoiceEngine, dict[UtteranceKey, SynthesisParams]]:
@@ -133,7 +133,7 @@ def test_a_prompt_waits_for_memory_as_sound_does(left: int) -> None:
         subject.handle(Open(key, params, PLENTY_SAMPLES))
         subject.handle(Text(key, plain_segment("Hello world and you, that it is of the world")))
         subject.handle(EndText(key))
-        while not heard[key].ends and subject.parts.pool.free_pages > left:
+        while not heard[key].ends and subject.components.pool.free_pages > left:
             for event in subject.step(0.0):
                 if isinstance(event, Audio):
                     heard[event.key].audio.append(event)
@@ -152,12 +152,12 @@ def opened(subject: CosyVoiceEngine, key: UtteranceKey, params: SynthesisParams)
 def test_two_prompts_for_which_there_is_no_memory_do_not_wait_for_each_other() -> None:
     voices = {f"v{n}": voice("cosyvoice3", 200, n) for n in range(2)}  # seven pages each
     subject = engine("cosyvoice3", settings(pages=20), voices=voices, script=long_script(20))
-    pool = subject.parts.pool
-    book = subject.parts.book
+    pool = subject.components.pool
+    voice_cache = subject.components.voice_cache
     keys = [UtteranceKey(f"s{n}", 1) for n in range(2)]
     for key, name in zip(keys, voices, strict=True):
         opened(subject, key, SynthesisParams(name))
-        while name not in book._states or book.missing_pages(book._states[name]) > 4:
+        while name not in voice_cache._states or voice_cache.unprepared_pages(voice_cache._states[name]) > 4:
             subject.step(0.0)
         subject.handle(Hold(key))
     while pool.free_pages > 3:  # somebody else took more than his text had told
@@ -170,7 +170,7 @@ def test_two_prompts_for_which_there_is_no_memory_do_not_wait_for_each_other() -
     assert isinstance(ends[0], Done)
     assert isinstance(ends[1], Failed)
     assert ends[1].error.code is ErrorCode.OUT_OF_MEMORY
-    assert subject.live == 0
+    assert subject.active_utterances == 0
 
 
 def test_what_a_prompt_will_still_take_is_not_given_to_another() -> None:
@@ -178,14 +178,14 @@ def test_what_a_prompt_will_still_take_is_not_given_to_another() -> None:
     subject = engine("cosyvoice3", settings(pages=8), voices=voices, script=long_script(20))
     first, second = keys = [UtteranceKey(f"s{n}", 1) for n in range(2)]
     opened(subject, first, SynthesisParams("v0"))
-    while subject.parts.pool.free_pages > 7:
+    while subject.components.pool.free_pages > 7:
         subject.step(0.0)
     subject.handle(Hold(first))
     opened(subject, second, SynthesisParams("v1"))
     heard: dict[UtteranceKey, EngineOutput] = {}
     hear(subject, heard)
     assert not heard
-    assert subject.parts.pool.free_pages == 7
+    assert subject.components.pool.free_pages == 7
     subject.handle(Release(first))
     hear(subject, heard)
     assert [heard[key].ends for key in keys] == [[Done(key)] for key in keys]
@@ -195,11 +195,11 @@ def test_a_prompt_that_is_there_lets_others_go_on() -> None:
     """Even if whoever brought it then takes nothing."""
     voices = {"short": voice("cosyvoice3", 60), "long": voice("cosyvoice3", 150, 1)}  # one page and five
     subject = engine("cosyvoice3", settings(pages=8), voices=voices, script=long_script(20))
-    book = subject.parts.book
+    voice_cache = subject.components.voice_cache
     waiting = UtteranceKey("waiting", 1)
     paused = UtteranceKey("paused", 1)
     opened(subject, paused, SynthesisParams("long"))
-    while not book.ready or book.missing_pages(book._states["long"]) > 3:
+    while not voice_cache.prepared_voices or voice_cache.unprepared_pages(voice_cache._states["long"]) > 3:
         subject.step(0.0)
     subject.handle(Hold(paused))
     opened(subject, waiting, SynthesisParams("short"))
@@ -207,7 +207,7 @@ def test_a_prompt_that_is_there_lets_others_go_on() -> None:
     hear(subject, heard)
     assert not heard, "what is left does not suffice for both, as far as the texts tell"
     subject.handle(Release(paused))
-    while book.missing(book._states["long"]):
+    while voice_cache.needs_prepare(voice_cache._states["long"]):
         subject.step(0.0)
     subject.handle(Hold(paused))
     hear(subject, heard)
@@ -221,7 +221,7 @@ def test_nobody_waits_for_whoever_turns_out_to_say_nothing() -> None:
     waiting = UtteranceKey("waiting", 1)
     subject.handle(Open(silent, SynthesisParams("v0"), PLENTY_SAMPLES))
     subject.handle(Text(silent, plain_segment("Hello")))  # and the call stays open
-    while subject.parts.pool.free_pages > 3:
+    while subject.components.pool.free_pages > 3:
         subject.step(0.0)
     subject.handle(Hold(silent))
     opened(subject, waiting, SynthesisParams("v1"))
@@ -238,13 +238,17 @@ def test_nobody_waits_for_whoever_turns_out_to_say_nothing() -> None:
 # -- nothing is kept --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("runner", [EagerRunner, RehearsalRunner])
+@pytest.mark.parametrize("runner", [EagerRunner, FakeGraphRunner])
 def test_a_closed_engine_gives_its_memory_back_without_a_collector(runner: type[Runner]) -> None:
     """A worker freezes its heap once it has started: what then lies in a cycle would stay for good."""
     small = settings(lm_tokens=256, max_passage_s=4, pages=20, decode_batch=1, checked=False)
     subject = engine("cosyvoice3", small, runners=(runner(), runner()))
     subject.warm_up()
-    memory = weakref.ref(subject.parts.pool), weakref.ref(subject.parts.decoder), weakref.ref(subject.parts.renderer)
+    memory = (
+        weakref.ref(subject.components.pool),
+        weakref.ref(subject.components.decoder),
+        weakref.ref(subject.components.renderer),
+    )
     gc.disable()
     try:
         subject.close()
@@ -289,7 +293,7 @@ def test_a_slot_that_could_not_be_opened_is_free(monkeypatch: pytest.MonkeyPatch
     subject = engine("cosyvoice2")
     speak(subject, TEXT)
     free = Held(subject).now
-    memory = subject.parts.pool._estimator
+    memory = subject.components.pool._estimator
     copy = memory.copy_tails
     calls = 0
 
@@ -308,7 +312,7 @@ def test_a_slot_that_could_not_be_opened_is_free(monkeypatch: pytest.MonkeyPatch
 
 def test_a_slot_given_back_while_another_is_opened_is_not_mistaken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine's thread gives back while the flow's thread takes."""
-    pool = engine("cosyvoice3").parts.pool
+    pool = engine("cosyvoice3").components.pool
     leaving = pool.open()
     free = pool.free_slots
     memory = pool._estimator
@@ -339,7 +343,7 @@ async def test_a_broken_engines_memory_is_free_before_another_one_is_built(stage
         alive.extend(part() is not None for part in parts)
         subject = engine("cosyvoice3", runners=(Breaks(), Breaks()), healthy=lambda: False)
         if not parts:
-            parts.extend([weakref.ref(subject.parts.pool), weakref.ref(subject.parts.decoder)])
+            parts.extend([weakref.ref(subject.components.pool), weakref.ref(subject.components.decoder)])
         return subject
 
     warm = asyncio.Event()

@@ -22,9 +22,9 @@ from tests.unit.streaming.test_engine import Held
 from tests.unit.streaming.test_faults import CROWD, Failing, assert_sounds_as, scripted
 from tts_worker.engine.streaming.engine import CosyVoiceEngine
 from tts_worker.engine.streaming.graphs import EagerRunner, Runner
-from tts_worker.engine.streaming.lanes import Begun, HostLane, Lanes, ThreadLane, lanes_for
 from tts_worker.engine.streaming.load import LoadOptions, load_engine
-from tts_worker.engine.streaming.render import Mels, Voiced, Work
+from tts_worker.engine.streaming.render import FlowOutput, RenderRequest, VocoderOutput
+from tts_worker.engine.streaming.streams import ExecutionStreams, HostStream, StreamFuture, ThreadStream, streams_for
 from tts_worker.engine.streaming.utterance import plain_segment
 from tts_worker.types import Boundary, Cancel, Done, EndText, Failed, Hold, Open, Release, Text, UtteranceKey
 
@@ -37,8 +37,8 @@ def long_script(key: UtteranceKey, run: int) -> Sequence[int]:
     return [*range(150), 6562]
 
 
-class _Seen(Begun[T]):
-    """Work that is over, to whoever looks so often."""
+class _Seen(StreamFuture[T]):
+    """RenderRequest that is over, to whoever looks so often."""
 
     def __init__(self, work: Callable[[], T], looks: int) -> None:
         super().__init__(work)
@@ -46,12 +46,12 @@ class _Seen(Begun[T]):
         self.run()
 
     @property
-    def over(self) -> bool:
+    def is_done(self) -> bool:
         self._looks -= 1
         return self._looks < 0
 
 
-class SlowLane(HostLane):
+class SlowStream(HostStream):
     """A lane whose work is through after so many looks, or when somebody waits for it."""
 
     def __init__(self, looks: Sequence[int]) -> None:
@@ -59,14 +59,14 @@ class SlowLane(HostLane):
         self._looks = looks
         self.begun = 0
 
-    def do(self, work: Callable[[], T]) -> Begun[T]:
+    def submit(self, work: Callable[[], T]) -> StreamFuture[T]:
         self.begun += 1
         return _Seen(work, self._looks[self.begun % len(self._looks)])
 
 
-def beside(flow: HostLane) -> Lanes:
-    host = HostLane()
-    return Lanes(host, flow, host)
+def beside(flow: HostStream) -> ExecutionStreams:
+    host = HostStream()
+    return ExecutionStreams(host, flow, host)
 
 
 def crowd(subject: CosyVoiceEngine, texts: Sequence[str] = ("Hello world",) * 3) -> dict[UtteranceKey, EngineOutput]:
@@ -87,7 +87,7 @@ def plain() -> dict[str, EngineOutput]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_thread_beside_says_the_same_to_the_bit(plain: dict[str, EngineOutput], family: str) -> None:
     subject = engine(family, settings(overlap=True))
-    assert isinstance(subject.parts.lanes.flow, ThreadLane)
+    assert isinstance(subject.components.streams.flow, ThreadStream)
     for _ in range(2):
         heard = speak(subject, TEXT)
         assert heard.pcm == plain[family].pcm
@@ -103,7 +103,7 @@ def test_a_thread_beside_says_the_same_to_the_bit(plain: dict[str, EngineOutput]
 def test_whenever_the_flow_is_through_nothing_changes(
     plain: dict[str, EngineOutput], looks: list[int], pause: set[int]
 ) -> None:
-    subject = engine("cosyvoice3", lanes=beside(SlowLane(looks)))
+    subject = engine("cosyvoice3", streams=beside(SlowStream(looks)))
     subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
     for segment in TEXT:
         subject.handle(Text(KEY, segment))
@@ -125,14 +125,16 @@ def test_whenever_the_flow_is_through_nothing_changes(
 def test_the_next_chunk_begins_before_the_vocoder_and_tokens_are_drawn_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    subject = engine("cosyvoice3", script=long_script, lanes=beside(SlowLane([10**9])))  # through when waited for
-    renderer = subject.parts.renderer
+    subject = engine("cosyvoice3", script=long_script, streams=beside(SlowStream([10**9])))  # through when waited for
+    renderer = subject.components.renderer
     done = list[tuple[str, int]]()
     flow = renderer.flow
     vocode = renderer.vocode
-    monkeypatch.setattr(renderer, "flow", lambda works: (done.append(("flow", subject.spent.tokens)), flow(works))[1])
+    monkeypatch.setattr(renderer, "flow", lambda works: (done.append(("flow", subject.timings.tokens)), flow(works))[1])
     monkeypatch.setattr(
-        renderer, "vocode", lambda works, mels: (done.append(("vocoder", subject.spent.tokens)), vocode(works, mels))[1]
+        renderer,
+        "vocode",
+        lambda works, mels: (done.append(("vocoder", subject.timings.tokens)), vocode(works, mels))[1],
     )
     assert speak(subject, LONG).ends == [Done(KEY)]
     names = [name for name, _ in done]
@@ -146,20 +148,20 @@ def test_the_next_chunk_begins_before_the_vocoder_and_tokens_are_drawn_meanwhile
 @pytest.mark.parametrize("credit", [10, 20_000, 60_000])
 def test_it_computes_no_more_than_without(credit: int) -> None:
     computed = []
-    for lanes in (None, beside(SlowLane([10**9]))):
-        subject = engine("cosyvoice3", script=long_script, lanes=lanes)
+    for streams in (None, beside(SlowStream([10**9]))):
+        subject = engine("cosyvoice3", script=long_script, streams=streams)
         subject.handle(Open(KEY, PROMPTED, credit))
         subject.handle(Text(KEY, LONG[0]))
         subject.handle(EndText(KEY))
         hear(subject, {})
-        computed.append((subject.parts.renderer.flow_frames, subject.parts.renderer.vocoder_frames))
+        computed.append((subject.components.renderer.flow_frames, subject.components.renderer.vocoder_frames))
     assert computed[0] == computed[1]
 
 
 @pytest.mark.parametrize("looks", [[2], [10**9]])
 @pytest.mark.parametrize("steps", [3, 8, 21])
 def test_a_cancel_at_any_step_frees_everything(steps: int, looks: list[int]) -> None:
-    subject = engine("cosyvoice2", lanes=beside(SlowLane(looks)))
+    subject = engine("cosyvoice2", streams=beside(SlowStream(looks)))
     speak(subject, TEXT)
     free = Held(subject).now
     leave(subject, TEXT[0], steps)
@@ -172,7 +174,7 @@ def test_a_listener_leaves_while_the_engine_waits_for_the_thread(work: str, monk
     subject = engine("cosyvoice3", settings(overlap=True), script=long_script)
     speak(subject, TEXT)
     free = Held(subject).now
-    pool = subject.parts.pool
+    pool = subject.components.pool
     at_work = threading.Event()
     go_on = threading.Event()
     really = getattr(pool, work)
@@ -188,13 +190,13 @@ def test_a_listener_leaves_while_the_engine_waits_for_the_thread(work: str, monk
     while not at_work.is_set():
         subject.step(0.0)
     subject.handle(Cancel(KEY))
-    result = Begun.result
+    result = StreamFuture.result
 
-    def waits(begun: Begun[object]) -> object:
+    def waits(begun: StreamFuture[object]) -> object:
         go_on.set()  # not before the engine waits for it
         return result(begun)
 
-    monkeypatch.setattr(Begun, "result", waits)
+    monkeypatch.setattr(StreamFuture, "result", waits)
     hear(subject, {})
     assert Held(subject).now == free
     subject.close()
@@ -224,7 +226,7 @@ def test_a_batch_that_fails_once_costs_nobody_anything(on_call: int) -> None:
 
     def says(sound: Runner) -> dict[UtteranceKey, EngineOutput]:
         subject = engine(
-            "cosyvoice2", batch, script=scripted, runners=(EagerRunner(), sound), lanes=beside(SlowLane([1, 4]))
+            "cosyvoice2", batch, script=scripted, runners=(EagerRunner(), sound), streams=beside(SlowStream([1, 4]))
         )
         return crowd(subject)
 
@@ -245,10 +247,10 @@ def test_whoever_fails_alone_fails_alone(first: int) -> None:
             settings(render_batch=4, decode_batch=4),
             script=scripted,
             runners=(EagerRunner(), sound),
-            lanes=beside(SlowLane([2])),
+            streams=beside(SlowStream([2])),
         )
         heard = crowd(subject)
-        assert (subject.live, subject.parts.decoder.free_slots) == (0, settings().max_utterances)
+        assert (subject.active_utterances, subject.components.decoder.free_slots) == (0, settings().max_utterances)
         return heard
 
     well = says(EagerRunner())
@@ -263,9 +265,9 @@ def test_whoever_fails_alone_fails_alone(first: int) -> None:
 
 def lying(subject: CosyVoiceEngine) -> dict[UtteranceKey, int]:
     """How much sound will become of the frames that lie before the vocoder or in it, by utterance."""
-    stage = subject._sound
-    renderer = subject.parts.renderer
-    there = [*stage._between, *([stage._vocoder[:2]] if stage._vocoder else [])]
+    stage = subject._audio
+    renderer = subject.components.renderer
+    there = [*stage._vocoder_queue, *([stage._vocoder[:2]] if stage._vocoder else [])]
     samples = dict.fromkeys(subject._utterances, 0)
     for sounds, mels in there:
         for sound, mel in zip(sounds, mels.frames, strict=True):
@@ -276,18 +278,18 @@ def lying(subject: CosyVoiceEngine) -> dict[UtteranceKey, int]:
 def test_what_lies_before_the_vocoder_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a batch is given to the vocoder one by one while the flow makes more: credit is a promise."""
     config = settings(render_batch=4, decode_batch=4)
-    subject = engine("cosyvoice3", config, script=long_script, lanes=beside(SlowLane([0])))
-    vocode = subject.parts.renderer.vocode
+    subject = engine("cosyvoice3", config, script=long_script, streams=beside(SlowStream([0])))
+    vocode = subject.components.renderer.vocode
     failed = False
 
-    def fails(works: Sequence[Work], mels: Sequence[Tensor]) -> Voiced:
+    def fails(works: Sequence[RenderRequest], mels: Sequence[Tensor]) -> VocoderOutput:
         nonlocal failed
-        if len(works) > 1 and not failed and subject._sound._flow is not None:
+        if len(works) > 1 and not failed and subject._audio._flow is not None:
             failed = True
             raise torch.OutOfMemoryError("out of memory")
         return vocode(works, mels)
 
-    monkeypatch.setattr(subject.parts.renderer, "vocode", fails)
+    monkeypatch.setattr(subject.components.renderer, "vocode", fails)
     for key in CROWD:
         subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
         subject.handle(Text(key, LONG[0]))
@@ -296,7 +298,7 @@ def test_what_lies_before_the_vocoder_is_counted(monkeypatch: pytest.MonkeyPatch
     while subject.has_work:
         subject.step(0.0)
         lies = lying(subject)
-        assert {key: utterance.coming_samples for key, utterance in subject._utterances.items()} == lies
+        assert {key: utterance.in_flight_samples for key, utterance in subject._utterances.items()} == lies
         most = max([most, *lies.values()])
     assert failed
     assert most
@@ -310,26 +312,26 @@ def test_a_chunk_that_waits_for_the_vocoder_is_heard_before_its_call_fails(monke
         "cosyvoice3",
         config,
         script=lambda key, run: [*range(lengths[key.session]), 6562],
-        lanes=beside(SlowLane([0, 90])),
+        streams=beside(SlowStream([0, 90])),
     )
-    renderer = subject.parts.renderer
+    renderer = subject.components.renderer
     met = False
-    flow = renderer._mels
+    flow = renderer._run_flow
     vocode = renderer.vocode
 
-    def makes(works: Sequence[Work]) -> Mels:
+    def makes(works: Sequence[RenderRequest]) -> FlowOutput:
         if len(works) == 1 and works[0].chunk.begin:
             raise ValueError("numbers")
         return flow(works)
 
-    def says(works: Sequence[Work], mels: Sequence[Tensor]) -> Voiced:
+    def says(works: Sequence[RenderRequest], mels: Sequence[Tensor]) -> VocoderOutput:
         nonlocal met
         if len(works) > 1:
-            met = subject._sound._flow is not None and len(subject._sound._flow[0]) == 1
+            met = subject._audio._flow is not None and len(subject._audio._flow[0]) == 1
             raise ValueError("numbers")
         return vocode(works, mels)
 
-    monkeypatch.setattr(renderer, "_mels", makes)
+    monkeypatch.setattr(renderer, "_run_flow", makes)
     monkeypatch.setattr(renderer, "vocode", says)
     for key in CROWD:
         subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
@@ -345,10 +347,10 @@ def test_a_chunk_that_waits_for_the_vocoder_is_heard_before_its_call_fails(monke
 
 
 def test_a_thread_tells_what_it_raised_and_whoever_enters_waits_for_it() -> None:
-    lane = ThreadLane()
+    lane = ThreadStream()
     go = threading.Event()
-    begun = lane.do(lambda: (go.wait(), 1 // 0)[1])
-    assert not begun.over
+    begun = lane.submit(lambda: (go.wait(), 1 // 0)[1])
+    assert not begun.is_done
     entered = threading.Event()
 
     def enter() -> None:
@@ -360,10 +362,10 @@ def test_a_thread_tells_what_it_raised_and_whoever_enters_waits_for_it() -> None
     assert not entered.is_set()
     go.set()
     other.join()
-    assert begun.over
+    assert begun.is_done
     with pytest.raises(ZeroDivisionError):
         begun.result()
-    assert lane.do(lambda: threading.current_thread().name).result() == "tts-flow"
+    assert lane.submit(lambda: threading.current_thread().name).result() == "tts-flow"
     lane.close()
     lane.close()
     assert not lane._thread.is_alive()
@@ -372,10 +374,10 @@ def test_a_thread_tells_what_it_raised_and_whoever_enters_waits_for_it() -> None
 def test_the_thread_ends_with_its_engine() -> None:
     subject = engine("cosyvoice3", settings(overlap=True))
     speak(subject, TEXT)
-    lane = subject.parts.lanes.flow
-    assert isinstance(lane, ThreadLane)
+    lane = subject.components.streams.flow
+    assert isinstance(lane, ThreadStream)
     thread = lane._thread
-    gone = weakref.ref(subject.parts.pool)
+    gone = weakref.ref(subject.components.pool)
     del lane, subject  # as after a fault: nobody closed it
     thread.join(timeout=60)
     assert not thread.is_alive()
@@ -385,12 +387,12 @@ def test_the_thread_ends_with_its_engine() -> None:
 @pytest.mark.parametrize(("threads", "own", "flow"), [(1, 1, 1), (2, 1, 1), (3, 1, 2), (8, 2, 6)])
 def test_the_flow_has_most_of_the_threads(threads: int, own: int, flow: int) -> None:
     torch.set_num_threads(threads)
-    lanes = lanes_for(torch.device("cpu"), overlap=True)
+    streams = streams_for(torch.device("cpu"), overlap=True)
     try:
         assert torch.get_num_threads() == own
-        assert lanes.flow.do(torch.get_num_threads).result() == flow
+        assert streams.flow.submit(torch.get_num_threads).result() == flow
     finally:
-        lanes.close()
+        streams.close()
         torch.set_num_threads(1)
 
 
@@ -401,6 +403,6 @@ def test_where_cores_are_to_spare_the_flow_has_its_own_thread(
     threads: int, overlap: bool | None, expected: bool
 ) -> None:
     subject = load_engine(LoadOptions(tiny("cosyvoice3"), device="cpu", threads=threads, overlap=overlap))
-    assert isinstance(subject.parts.lanes.flow, ThreadLane) is expected
+    assert isinstance(subject.components.streams.flow, ThreadStream) is expected
     subject.close()
     torch.set_num_threads(1)

@@ -93,9 +93,11 @@ def test_a_stride_sounds_the_same_and_computes_less(family: str) -> None:
         subject = engine(family, config, script=lambda key, run: [*range(100, 250), 6561])
         heard = speak(subject, (plain_segment("Hello"),))
         spoken.append(np.frombuffer(b"".join(audio.pcm for audio in heard.audio), "<i2").astype(np.int32))
-        frames.append(subject.parts.renderer.vocoder_frames)
-        held = subject.parts.pool.free_pages
-        assert held == subject.settings.pages - subject.parts.book.ready  # a page of the prompt is the voice's
+        frames.append(subject.components.renderer.vocoder_frames)
+        held = subject.components.pool.free_pages
+        assert (
+            held == subject.settings.pages - subject.components.voice_cache.prepared_voices
+        )  # a page of the prompt is the voice's
     assert len(spoken[0]) == len(spoken[1]) == 150 * 960
     if family == "cosyvoice3":  # CosyVoice2's vocoder fades where a chunk ends: the seams are elsewhere
         assert np.abs(spoken[0] - spoken[1]).max() <= 33  # 0.001: the pitch's rounding adds up in the phase

@@ -1,8 +1,8 @@
-"""From the progress of speech tokens to word times: an estimate, and an honest one.
+"""Word timestamps estimated from the progress of speech tokens.
 
-The networks know no durations, so a word's share of a run follows from its length, the pace from the voice's prompt
-and from the runs that ended; where a run's end is known, its words fill it exactly. Word times depend on token counts
-alone, never on when something was computed. Pure arithmetic; positions are speech tokens of a passage.
+The networks predict no durations. The share of a word in a run follows from its length and the pace of the voice's
+prompt and of finished runs. Once the end of a run is known, its words fill the run exactly. Word times depend on token
+counts alone, never on time. Positions are speech tokens of an audio segment. Pure arithmetic.
 """
 
 from __future__ import annotations
@@ -14,33 +14,39 @@ from dataclasses import dataclass, field
 from tts_worker.text.rewrite_alignment import word_weight
 from tts_worker.text.spoken_words import SpokenWord
 
-USUAL_TOKENS_PER_WEIGHT = 25 / 15
-"""25 speech tokens a second; 15 units of spoken weight a second."""
+DEFAULT_TOKENS_PER_WEIGHT = 25 / 15
+"""25 speech tokens per second over 15 units of spoken weight per second."""
 
-_SLOWEST = 4.0
-_FASTEST = 0.7
-_PAUSES = {".": 5, "!": 5, "?": 5, "…": 5, "。": 5, "！": 5, "？": 5, ",": 2, ";": 2, ":": 2, "，": 2, "、": 2, "；": 2}
+_MAX_TOKENS_PER_WEIGHT = 4.0
+_MIN_TOKENS_PER_WEIGHT = 0.7
+_PAUSE_WEIGHTS = {**dict.fromkeys(".!?…。！？", 5), **dict.fromkeys(",;:，、；", 2)}
 
 
-def pace_of(text: str, tokens: int) -> float:
-    """Tokens per unit of weight of somebody who said ``text`` in so many ``tokens``; usual if that says nothing."""
+def estimate_pace(text: str, tokens: int) -> float:
+    """Return the tokens per unit of weight of ``text`` spoken in ``tokens``, or the default if either is empty."""
     weight = sum(word_weight(word) for word in text.split())
-    return _sane(tokens / weight) if weight and tokens else USUAL_TOKENS_PER_WEIGHT
+    return _clamp_pace(tokens / weight) if weight and tokens else DEFAULT_TOKENS_PER_WEIGHT
 
 
-def _sane(pace: float) -> float:
-    return min(max(pace, _FASTEST), _SLOWEST)
+def _clamp_pace(pace: float) -> float:
+    return min(max(pace, _MIN_TOKENS_PER_WEIGHT), _MAX_TOKENS_PER_WEIGHT)
 
 
-def _cost(word: SpokenWord) -> int:
-    """Weight of a word and of the pause that follows it."""
-    said = word.text.rstrip("\"')]}»”’ ")
-    return word_weight(word.text) + _PAUSES.get(said[-1:], 0)
+def _weight_with_pause(word: SpokenWord) -> int:
+    text = word.text.rstrip("\"')]}»”’ ")
+    return word_weight(word.text) + _PAUSE_WEIGHTS.get(text[-1:], 0)
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedWord:
-    """Original characters ``[start_char, end_char)`` sound in tokens ``[start, end)`` of the passage."""
+class AlignedWord:
+    """A word and its estimated position.
+
+    Attributes:
+        start_char: First character in the original text.
+        end_char: End (exclusive) in the original text.
+        start: First token in the audio segment; may be fractional.
+        end: End (exclusive) in tokens; may be fractional.
+    """
 
     start_char: int
     end_char: int
@@ -49,88 +55,94 @@ class PlacedWord:
 
 
 @dataclass(slots=True)
-class _Run:
+class _RunTiming:
     start: int
-    words: deque[tuple[SpokenWord, int]] = field(default_factory=deque)  # and the token count at which it was read
+    words: deque[tuple[SpokenWord, int]] = field(default_factory=deque)  # and the token count when the model read it
     end: int | None = None
-    weight: int = 0  # of all its words
-    at: float = 0.0  # where the next word begins
-    settled: list[PlacedWord] | None = None  # once its end is known: the words that are left, in reverse
+    weight: int = 0  # of all words of the run
+    position: float = 0.0  # start of the next word, in tokens
+    final_words: list[AlignedWord] | None = None  # remaining words in reverse, once the end of the run is known
 
 
-class WordClock:
-    """The words of one passage, which consists of runs of the language model."""
+class WordAligner:
+    """Estimates the positions of the words of one audio segment, which consists of language model runs."""
 
-    def __init__(self, pace: float = USUAL_TOKENS_PER_WEIGHT) -> None:
+    def __init__(self, pace: float = DEFAULT_TOKENS_PER_WEIGHT) -> None:
         self.pace = pace
-        self._runs: deque[_Run] = deque()
-        self._told = 0  # words that begin before this token are told
+        self._runs: deque[_RunTiming] = deque()
+        self._reported_tokens = 0  # words that start before this token are reported
 
-    def begin(self, start: int) -> None:
-        """A run begins at token ``start``."""
-        self._runs.append(_Run(start, at=start))
+    def start_run(self, start: int) -> None:
+        """Start a run at token ``start``."""
+        self._runs.append(_RunTiming(start, position=start))
 
-    def add(self, words: Sequence[SpokenWord], since: int) -> None:
-        """The present run will say ``words``; the language model read them when there were ``since`` tokens."""
+    def add_words(self, words: Sequence[SpokenWord], read_at: int) -> None:
+        """Append words to the current run. ``read_at`` is the token count when the language model read them."""
         run = self._runs[-1]
-        run.words.extend((word, since) for word in words)
-        run.weight += sum(map(_cost, words))
+        run.words.extend((word, read_at) for word in words)
+        run.weight += sum(map(_weight_with_pause, words))
 
     @property
     def expected_tokens(self) -> float:
-        """How many tokens the runs so far will have, as far as one can tell."""
+        """Estimated total tokens of all runs so far."""
         return sum(run.end - run.start if run.end is not None else run.weight * self.pace for run in self._runs)
 
-    def finish(self, end: int) -> None:
-        """The present run ended before token ``end``."""
+    def end_run(self, end: int) -> None:
+        """End the current run before token ``end``."""
         self._runs[-1].end = end
 
-    def restart(self) -> None:
-        """The present run begins again (none of it was heard) and has no words yet."""
+    def restart_run(self) -> None:
+        """Start the current run again, without words. None of its words may be reported yet."""
         start = self._runs.pop().start
-        self.begin(start)
+        self.start_run(start)
 
-    def take(self, end: int, known: int, final: bool) -> list[PlacedWord]:
-        """The words that begin before token ``end``, in order, each once. ``known``: tokens that exist for certain,
-        however fast they came; ``final``: there will be no others."""
-        placed: list[PlacedWord] = []
-        end = max(end, self._told)
+    def take_words(self, end: int, known: int, final: bool) -> list[AlignedWord]:
+        """Return the words that start before token ``end``, in order, each once.
+
+        Args:
+            end: End of the chunk.
+            known: Tokens that exist for this chunk, regardless of how fast they were drawn.
+            final: Whether no more tokens follow.
+        """
+        aligned: list[AlignedWord] = []
+        end = max(end, self._reported_tokens)
         while self._runs:
             run = self._runs[0]
             if run.start >= end and not final:
                 break
-            self._place(run, end, known, final, placed)
-            if run.settled is None or run.settled:
+            self._align(run, end, known, final, aligned)
+            if run.final_words is None or run.final_words:
                 break
             self._runs.popleft()
-        self._told = end
-        return placed
+        self._reported_tokens = end
+        return aligned
 
-    def _place(self, run: _Run, end: int, known: int, final: bool, placed: list[PlacedWord]) -> None:
-        # An end is known for certain where a token of the next run lies before ``known``.
-        if run.settled is None and run.end is not None and (final or run.end < known):
-            self._settle(run, run.end)
-        if run.settled is not None:
-            while run.settled and (final or run.settled[-1].start < end):
-                placed.append(run.settled.pop())
+    def _align(self, run: _RunTiming, end: int, known: int, final: bool, aligned: list[AlignedWord]) -> None:
+        # The end of a run is certain once a token of the next run lies before `known`.
+        if run.final_words is None and run.end is not None and (final or run.end < known):
+            self._align_remaining(run, run.end)
+        if run.final_words is not None:
+            while run.final_words and (final or run.final_words[-1].start < end):
+                aligned.append(run.final_words.pop())
             return
-        while run.words and run.at < end and run.words[0][1] < known:
+        while run.words and run.position < end and run.words[0][1] < known:
             word, _ = run.words.popleft()
-            start = max(run.at, float(self._told))
-            run.at = start + _cost(word) * self.pace
-            placed.append(PlacedWord(word.start_char, word.end_char, start, min(run.at, end)))
+            start = max(run.position, float(self._reported_tokens))
+            run.position = start + _weight_with_pause(word) * self.pace
+            aligned.append(AlignedWord(word.start_char, word.end_char, start, min(run.position, end)))
 
-    def _settle(self, run: _Run, end: int) -> None:
-        """All that is left of the run is shared among the words that are left."""
-        at = min(max(run.at, float(self._told)), float(end))
-        left = sum(_cost(word) for word, _ in run.words)
-        unit = (end - at) / left if left else 0.0
-        settled = []
+    def _align_remaining(self, run: _RunTiming, end: int) -> None:
+        """Share the rest of the run among its remaining words by weight, and update the pace."""
+        position = min(max(run.position, float(self._reported_tokens)), float(end))
+        weight = sum(_weight_with_pause(word) for word, _ in run.words)
+        tokens_per_weight = (end - position) / weight if weight else 0.0
+        aligned = []
         for word, _ in run.words:
-            finish = min(at + unit * _cost(word), float(end))  # sums round
-            settled.append(PlacedWord(word.start_char, word.end_char, at, finish))
-            at = finish
+            # The minimum guards against rounding of the sum.
+            word_end = min(position + tokens_per_weight * _weight_with_pause(word), float(end))
+            aligned.append(AlignedWord(word.start_char, word.end_char, position, word_end))
+            position = word_end
         run.words.clear()
-        run.settled = settled[::-1]
+        run.final_words = aligned[::-1]
         if run.weight and end > run.start:
-            self.pace = _sane((self.pace + (end - run.start) / run.weight) / 2)
+            self.pace = _clamp_pace((self.pace + (end - run.start) / run.weight) / 2)

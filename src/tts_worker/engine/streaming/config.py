@@ -1,4 +1,4 @@
-"""What can be chosen about the streaming engine. Plain data with checks; knows no file and no tensor."""
+"""Settings of the streaming engine."""
 
 from __future__ import annotations
 
@@ -11,25 +11,35 @@ from tts_worker.errors import ConfigError
 class TextMode(str, Enum):
     """How text that is still being written becomes speech tokens."""
 
-    CLAUSE = "clause"  # clause by clause, each continuing the one before it
-    INTERLEAVED = "interleaved"  # word by word: five tokens of text, fifteen of speech, in turn
+    CLAUSE = "clause"  # clause by clause; each run continues the previous clauses
+    INTERLEAVED = "interleaved"  # word by word: five text tokens alternate with fifteen speech tokens
 
 
 @dataclass(frozen=True, slots=True)
 class StreamingConfig:
-    """Sizes count per engine. Raises ConfigError for sizes that cannot work.
+    """Settings of one engine. Sizes that cannot work raise ``ConfigError``.
 
-    ``first_tokens``: speech tokens before the first boundary; the flow's prompt is trimmed to make it so. ``overlap``:
-    on a CPU, the flow has a thread to itself, beside the language model and the vocoder (on CUDA, tokens and sound
-    always have streams of their own). ``stride_chunks``: once a listener has some lead, so many chunks of the mask are
-    computed and sent as one. ``context_tokens``: speech of earlier clauses that a clause continues. ``max_passage_s``:
-    longest stretch of sound between two sentence ends; attention over it is what makes a late chunk dearer than an
-    early one. ``lm_tokens``: longest sequence of the language model. ``pages``: memory for so many chunks (a second
-    each) of all utterances and voices together. ``decode_batch``, ``render_batch``: how many utterances share a pass; a
-    ``render_batch`` of 1 makes sound the same to the bit, alone or in a crowd. ``smooth_start``: where the next chunk
-    would come too late, a first one waits for it instead of leaving a hole. ``retries``: how often a run of nonsense
-    tokens is drawn again, as long as none of it was heard. ``graphs``: record CUDA graphs while warming up.
-    ``checked``: fill memory with NaN, for tests.
+    Attributes:
+        max_utterances: Slots of the language model.
+        text_mode: How text that is still being written becomes speech tokens.
+        first_tokens: Speech tokens before the first chunk boundary. The flow prompt is trimmed to match.
+        overlap: On a CPU, run the flow on its own thread, beside the language model and the vocoder. On CUDA, tokens
+            and audio always have separate streams.
+        stride_chunks: Chunks of the mask computed and sent as one, once the playout lead allows it.
+        context_tokens: Speech tokens of earlier clauses that a clause continues.
+        max_passage_s: Longest audio segment (audio between two sentence ends). Attention over the segment makes a late
+            chunk more expensive than an early one.
+        lm_tokens: Longest sequence of the language model.
+        pages: Flow memory in chunks of one second, shared by all utterances and voices.
+        cached_voices: Voices with a prepared prompt that stay in memory while unused.
+        decode_batch: Most utterances in one language model pass.
+        render_batch: Most utterances in one flow or vocoder pass. With 1, the audio of an utterance does not depend on
+            other utterances, to the bit.
+        burst_tokens: Decode steps of one pass.
+        smooth_start: Defer the first chunk if the next one would come too late to prevent an underrun.
+        retries: How often a run of invalid tokens is drawn again while none of its audio may have been sent.
+        graphs: Capture CUDA graphs during warm-up.
+        checked: Fill memory with NaN to detect reads of unwritten memory, for tests.
     """
 
     max_utterances: int = 16
@@ -51,7 +61,7 @@ class StreamingConfig:
     checked: bool = False
 
     def __post_init__(self) -> None:
-        least = {
+        limits = {
             "max_utterances": (self.max_utterances, 1),
             "first_tokens": (self.first_tokens, 1),
             "stride_chunks": (self.stride_chunks, 1),
@@ -65,6 +75,6 @@ class StreamingConfig:
             "burst_tokens": (self.burst_tokens, 1),
             "retries": (self.retries, 0),
         }
-        for name, (value, lowest) in least.items():
-            if value < lowest:
-                raise ConfigError(f"{name}: must be at least {lowest}")
+        for name, (value, minimum) in limits.items():
+            if value < minimum:
+                raise ConfigError(f"{name}: must be at least {minimum}")

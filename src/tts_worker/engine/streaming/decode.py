@@ -1,8 +1,7 @@
-"""Speech tokens for many utterances at once: slots of the language model, prefill, and bursts of decode steps.
+"""Decoding of speech tokens for many utterances: language model slots, prefill, and bursts of decode steps.
 
-Owns the slots and what the device remembers of each: the last ids and how many draws are left. A burst draws several
-ids in a row without the host: a slot stands still by itself as soon as a special id comes or its budget is used. It
-must not know why a special id may come, who owns a slot or what happens to the ids.
+The device holds the last ids and the remaining draws of each slot. A burst runs several decode steps without the host;
+a slot becomes idle once it draws a special id or uses up its budget.
 """
 
 from __future__ import annotations
@@ -19,18 +18,25 @@ from tts_worker.engine.cosyvoice.kv import SlotPool
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.sample import DrawState, pick
 from tts_worker.engine.streaming.graphs import Runner
-from tts_worker.engine.streaming.lanes import Lane, Ticket
+from tts_worker.engine.streaming.streams import ExecutionStream, PendingCopy
 
-# in place of an id: the slot stood still; the scores were no numbers
-IDLE = -2
-BROKEN = -1
+IDLE = -2  # in place of an id: the slot was idle
+BROKEN = -1  # in place of an id: the scores were NaN
 NOT_FORCED = -1
 CONTEXT_BUCKET = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """What a slot may do before the host is asked again. ``forced``: ids to say instead of the drawn ones."""
+class DecodeRow:
+    """Plan of one slot for the next draws.
+
+    Attributes:
+        slot: The slot.
+        special: The special id that may be drawn.
+        special_from: Number of the first draw that may give the special id.
+        budget: Most draws.
+        forced: Ids that replace the first draws.
+    """
 
     slot: int
     special: int
@@ -41,29 +47,50 @@ class Row:
 
 @dataclass(frozen=True)
 class Prefix:
-    """The beginning of a sequence and its keys and values ``[layers, 2, heads, len(items), dim]``. Read-only."""
+    """The start of a sequence and its keys and values ``[layers, 2, heads, len(items), dim]``. Read-only."""
 
     items: tuple[Item, ...]
     kv: Tensor
 
 
 class Decoder:
-    """Memory and steps of the language model for ``slots`` utterances."""
+    """Slots and steps of the language model.
+
+    Args:
+        networks: The networks.
+        slots: Number of utterances.
+        max_tokens: Longest sequence of a slot.
+        stream: Stream of the language model.
+        runner: Runs decode steps.
+        checked: Fill memory with NaN, for tests.
+
+    Attributes:
+        max_tokens: Longest sequence of a slot.
+        steps: Forward passes so far.
+        positions: Input vectors processed so far.
+    """
 
     def __init__(
-        self, networks: Networks, *, slots: int, max_tokens: int, lane: Lane, runner: Runner, checked: bool = False
+        self,
+        networks: Networks,
+        *,
+        slots: int,
+        max_tokens: int,
+        stream: ExecutionStream,
+        runner: Runner,
+        checked: bool = False,
     ) -> None:
         dims = networks.config.lm
         weight = networks.lm.llm_decoder.weight
         self._lm = networks.lm
         self._dims = dims
-        self._lane = lane
+        self._stream = stream
         self._runner = runner
         self.max_tokens = max_tokens
         device = weight.device
-        count = slots + 2  # one to pad batches with, one to prepare prefixes in
-        self._spare = slots
-        self._workshop = slots + 1
+        count = slots + 2  # with one slot to pad batches and one to compute prefixes
+        self._padding_slot = slots
+        self._prefix_slot = slots + 1
         self._pool = SlotPool(
             dims.layers,
             count,
@@ -75,12 +102,12 @@ class Decoder:
             checked=checked,
         )
         self._draws = DrawState(count, networks.config.sampling, device)
-        self._left = torch.zeros(count, 1, dtype=torch.long, device=device)  # draws; a slot without stands still
+        self._remaining = torch.zeros(count, 1, dtype=torch.long, device=device)  # draws; 0: idle
         self._special_ids = torch.arange(dims.speech_tokens, dims.speech_rows, device=device)
         self._free = list(range(slots))[::-1]
-        self._fed: list[list[Item]] = [[] for _ in range(count)]  # what each slot holds
-        self.steps = 0  # forward passes, for the benchmark
-        self.positions = 0  # vectors that went through them
+        self._cached_items: list[list[Item]] = [[] for _ in range(count)]
+        self.steps = 0
+        self.positions = 0
 
     # -- slots --------------------------------------------------------------------------------------------------------
 
@@ -89,130 +116,152 @@ class Decoder:
         return len(self._free)
 
     def acquire(self) -> int:
-        """A slot that holds nothing. The caller made sure that there is one."""
+        """Take an empty slot. There must be a free one."""
         slot = self._free.pop()
-        with self._lane:
-            self._pool.reset(self._lane.send([slot]))
-        self._fed[slot] = []
+        with self._stream:
+            self._pool.reset(self._stream.to_device([slot]))
+        self._cached_items[slot] = []
         return slot
 
     def release(self, slot: int) -> None:
+        """Return a slot."""
         self._free.append(slot)
-        self._fed[slot] = []
+        self._cached_items[slot] = []
 
     def length(self, slot: int) -> int:
-        return len(self._fed[slot])
+        """Return the number of inputs in a slot."""
+        return len(self._cached_items[slot])
 
-    def room(self, slot: int) -> int:
-        """How many more inputs fit."""
-        return self.max_tokens - len(self._fed[slot])
+    def free_positions(self, slot: int) -> int:
+        """Return how many more inputs fit into a slot."""
+        return self.max_tokens - len(self._cached_items[slot])
 
-    # -- prefixes and starts ------------------------------------------------------------------------------------------
+    # -- sequences ----------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def prefix(self, items: Sequence[Item]) -> Prefix:
-        """Compute the keys and values of ``items`` once, for everybody who begins with them."""
-        slot = self._workshop
-        with self._lane:
-            at = self._lane.send([slot])
+        """Compute the keys and values of ``items``, shared by all sequences that start with them."""
+        slot = self._prefix_slot
+        with self._stream:
+            at = self._stream.to_device([slot])
             self._pool.reset(at)
-            self._forward(self._embed([items]), self._lane.send([len(items)]), at, len(items))
+            self._forward(self._embed([items]), self._stream.to_device([len(items)]), at, len(items))
             kv = self._pool.data[:, :, slot, :, : len(items)].clone()
         return Prefix(tuple(items), kv)
 
     @torch.inference_mode()
     def start(self, slot: int, seed: int, items: Sequence[Item], prefix: Prefix | None = None) -> list[Item]:
-        """Begin a sequence in ``slot`` with draws of ``seed``. What the slot (or ``prefix``) holds of ``items`` already
-        stays; returns the items that must be fed."""
-        same = _common(self._fed[slot], items)
-        with self._lane:
-            at = self._lane.send([slot])
-            if prefix is not None and len(prefix.items) > same and _common(prefix.items, items) == len(prefix.items):
-                same = len(prefix.items)
-                self._pool.data[:, :, slot, :, :same] = prefix.kv
-            same = min(same, len(items) - 1)  # the scores after the last one are wanted
-            self._pool.lengths[at] = same
-            self._draws.start(at, self._lane.send([seed]))
-        self._fed[slot] = list(items[:same])
-        return list(items[same:])
+        """Start a sequence in ``slot``, with draws of ``seed``.
+
+        Keeps the common prefix of ``items`` and the contents of the slot (or of ``prefix``).
+
+        Returns:
+            The items that must be fed.
+        """
+        cached = _common_prefix_length(self._cached_items[slot], items)
+        with self._stream:
+            at = self._stream.to_device([slot])
+            prefix_length = 0 if prefix is None else _common_prefix_length(prefix.items, items)
+            if prefix is not None and prefix_length == len(prefix.items) > cached:
+                cached = prefix_length
+                self._pool.data[:, :, slot, :, :cached] = prefix.kv
+            cached = min(cached, len(items) - 1)  # the scores after the last item are needed
+            self._pool.lengths[at] = cached
+            self._draws.start(at, self._stream.to_device([seed]))
+        self._cached_items[slot] = list(items[:cached])
+        return list(items[cached:])
 
     @torch.inference_mode()
     def restore(self, slot: int, seed: int, drawn: Sequence[int]) -> list[Item]:
-        """A pass failed half-way and ``slot`` is not to be trusted: begin its sequence again, as if ``drawn`` had just
-        been drawn. Returns what it held, which must be fed."""
-        items = list(self._fed[slot])
-        self._fed[slot] = []
-        with self._lane:
-            self._pool.reset(self._lane.send([slot]))
-            self._draws.start(self._lane.send([slot]), self._lane.send([seed]))
-        self.record(slot, drawn)
+        """Reset ``slot`` after a failed pass, with ``drawn`` recorded as the draws so far.
+
+        Returns:
+            The items that the slot held, which must be fed again.
+        """
+        items = list(self._cached_items[slot])
+        self._cached_items[slot] = []
+        with self._stream:
+            self._pool.reset(self._stream.to_device([slot]))
+            self._draws.start(self._stream.to_device([slot]), self._stream.to_device([seed]))
+        self.record_draws(slot, drawn)
         return items
 
     @torch.inference_mode()
-    def record(self, slot: int, ids: Sequence[int]) -> None:
-        """``ids`` count as drawn."""
-        with self._lane:
+    def record_draws(self, slot: int, ids: Sequence[int]) -> None:
+        """Record ``ids`` as drawn in ``slot``."""
+        with self._stream:
             for token in ids:
-                self._draws.record(self._lane.send([slot]), self._lane.send([token]))
+                self._draws.record(self._stream.to_device([slot]), self._stream.to_device([token]))
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def feed(self, rows: Sequence[Row], items: Sequence[Sequence[Item]]) -> Ticket:
-        """Feed each slot its ``items`` and draw one id each: ``[1, B]``. Batches of different lengths are padded."""
+    def prefill(self, rows: Sequence[DecodeRow], items: Sequence[Sequence[Item]]) -> PendingCopy:
+        """Feed each slot its ``items``, padded to equal length, and draw one id each: ``[1, B]``."""
         counts = [len(part) for part in items]
-        with self._lane:
-            slots, (plan,) = self._begin(rows, 1)
+        with self._stream:
+            slots, (plan,) = self._plan_draws(rows, 1)
             context = self._context(max(self.length(row.slot) + n for row, n in zip(rows, counts, strict=True)))
-            scores = self._forward(self._embed(items), self._lane.send(counts), slots, context)
-            ticket = self._lane.fetch(self._draw(scores, slots, plan, *self._standing(slots)).T)
+            scores = self._forward(self._embed(items), self._stream.to_device(counts), slots, context)
+            copy = self._stream.to_host(self._draw(scores, slots, plan, *self._slot_state(slots)).T)
         for row, part in zip(rows, items, strict=True):
-            self._fed[row.slot] += part
-        return ticket
+            self._cached_items[row.slot] += part
+        return copy
 
     @torch.inference_mode()
-    def burst(self, rows: Sequence[Row], steps: int) -> Ticket:
-        """Draw up to ``steps`` ids of each slot, each after feeding the one before: ``[steps, B]``. The ids tell, by
-        ``fed``, how far each slot got."""
-        with self._lane:
-            missing = _bucket(len(rows)) - len(rows) if self._runner.fixed_shapes else 0
-            slots, plans = self._begin([*rows, *[Row(self._spare, 0, 0, 0)] * missing], steps)
+    def burst(self, rows: Sequence[DecodeRow], steps: int) -> PendingCopy:
+        """Run ``steps`` decode steps: ids ``[steps, B]``. Pass each column to ``record_burst``."""
+        with self._stream:
+            missing = _next_power_of_two(len(rows)) - len(rows) if self._runner.fixed_shapes else 0
+            slots, plans = self._plan_draws([*rows, *[DecodeRow(self._padding_slot, 0, 0, 0)] * missing], steps)
             longest = max(self.length(row.slot) for row in rows)
             drawn = []
             for step, plan in enumerate(plans):
                 reach = steps if self._runner.fixed_shapes else step + 1
                 context = self._context(longest + reach)
                 key = ("decode", slots.shape[0], context)
-                (ids,) = self._runner.run(key, self._stepper(context), (slots, plan))
+                (ids,) = self._runner.run(key, self._decode_step(context), (slots, plan))
                 drawn.append(ids.clone())
-            return self._lane.fetch(torch.stack(drawn)[:, : len(rows), 0])
+            return self._stream.to_host(torch.stack(drawn)[:, : len(rows), 0])
 
-    def fed(self, slot: int, ids: Sequence[int], last: int) -> list[int]:
-        """After a burst: the ids that were drawn for ``slot``, of its column ``ids``; ``last`` was drawn before."""
+    def record_burst(self, slot: int, ids: Sequence[int], last: int) -> list[int]:
+        """Record the inputs that a burst fed to ``slot``.
+
+        Args:
+            slot: The slot.
+            ids: Its column of the burst.
+            last: The last id before the burst.
+
+        Returns:
+            The drawn ids.
+        """
         drawn = [token for token in ids if token != IDLE]
         for token in [last, *drawn][: len(drawn)]:
-            self._fed[slot].append((Kind.SPEECH, token))
+            self._cached_items[slot].append((Kind.SPEECH, token))
         return drawn
 
     @torch.inference_mode()
-    def record_bursts(self, batch: int) -> None:
-        """Run a decode step of every shape once, in a slot that nobody has."""
-        for rows in (1 << power for power in range(_bucket(batch).bit_length())):
+    def capture_bursts(self, batch: int) -> None:
+        """Run one decode step of every shape in the padding slot, to capture graphs."""
+        for rows in (1 << power for power in range(_next_power_of_two(batch).bit_length())):
             for context in sorted({self._context(n) for n in range(1, self.max_tokens, CONTEXT_BUCKET)}):
-                with self._lane:
-                    slots, plans = self._begin([Row(self._spare, 0, 0, 0)] * rows, 1)
-                    self._runner.run(("decode", rows, context), self._stepper(context), (slots, plans[0]))
+                with self._stream:
+                    slots, plans = self._plan_draws([DecodeRow(self._padding_slot, 0, 0, 0)] * rows, 1)
+                    self._runner.run(("decode", rows, context), self._decode_step(context), (slots, plans[0]))
 
-    def _begin(self, rows: Sequence[Row], steps: int) -> tuple[Tensor, Sequence[Tensor]]:
-        """The slots ``[B]``, and for each step what ``_draw`` must know of it that no draw before it changes,
-        ``[3, B, 1]``: the key of the draw, the special id that may come (or ``NOT_FORCED``, which none is) and the id
-        that is forced."""
+    def _plan_draws(self, rows: Sequence[DecodeRow], steps: int) -> tuple[Tensor, Sequence[Tensor]]:
+        """Upload the plan of the next draws.
+
+        Returns:
+            The slots ``[B]``, and for each step ``[3, B, 1]``: the random key of the draw, the special id that may be
+            drawn (or ``NOT_FORCED``, which matches no id), and the forced id (or ``NOT_FORCED``).
+        """
         unforced = [NOT_FORCED] * steps
-        sent = self._lane.send(
+        sent = self._stream.to_device(
             [[row.slot, row.special, row.special_from, row.budget, *[*row.forced, *unforced][:steps]] for row in rows]
         )
         slots, special, special_from = sent[:, :3].T.contiguous()  # [B] each
-        self._left[slots] = sent[:, 3:4]
+        self._remaining[slots] = sent[:, 3:4]
         draws, keys = self._draws.ahead(slots, steps)  # [steps, B]
         special = torch.where(draws >= special_from, special, NOT_FORCED)
         return slots, torch.stack([keys, special, sent[:, 4:].T], dim=1)[..., None].unbind()
@@ -222,12 +271,12 @@ class Decoder:
             longest = -(-longest // CONTEXT_BUCKET) * CONTEXT_BUCKET
         return min(longest, self.max_tokens)
 
-    def _stepper(self, context: int) -> Callable[[Tensor, Tensor], tuple[Tensor]]:
+    def _decode_step(self, context: int) -> Callable[[Tensor, Tensor], tuple[Tensor]]:
         def step(slots: Tensor, plan: Tensor) -> tuple[Tensor]:
-            left, new, recent = self._standing(slots)
-            x = self._lm.embed_speech(recent[:, -1:].clamp(min=0))  # of a slot that stands still: anything
+            remaining, new, recent = self._slot_state(slots)
+            x = self._lm.embed_speech(recent[:, -1:].clamp(min=0))  # idle slots: any id
             scores = self._forward(x, new, slots, context)
-            return (self._draw(scores, slots, plan, left, new, recent),)
+            return (self._draw(scores, slots, plan, remaining, new, recent),)
 
         return step
 
@@ -237,29 +286,40 @@ class Decoder:
         scores: Tensor = self._lm(x, new, slots, self._pool, context)
         return scores
 
-    def _standing(self, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Draws that are left ``[B, 1]``, whether one is made ``[B]``: 1 or 0, the last ids ``[B, window]``."""
-        left = self._left[slots]
-        return left, left.clamp(max=1).view(-1), self._draws.recent[slots]
+    def _slot_state(self, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the remaining draws ``[B, 1]``, 1 for active slots ``[B]``, and the last ids ``[B, window]``."""
+        remaining = self._remaining[slots]
+        return remaining, remaining.clamp(max=1).view(-1), self._draws.recent[slots]
 
-    def _draw(self, scores: Tensor, slots: Tensor, plan: Tensor, left: Tensor, new: Tensor, recent: Tensor) -> Tensor:
-        """Draw, remember, and stop the slots that must stop. ``scores [B, V]`` are changed; ``plan`` is of ``_begin``,
-        ``left, new, recent`` of ``_standing``. ``[B, 1]`` ids, ``IDLE`` or ``BROKEN``."""
+    def _draw(
+        self, scores: Tensor, slots: Tensor, plan: Tensor, remaining: Tensor, new: Tensor, recent: Tensor
+    ) -> Tensor:
+        """Draw one id per slot and update the slot state.
+
+        Args:
+            scores: ``[B, V]``, changed in place.
+            slots: ``[B]``.
+            plan: One step of ``_plan_draws``.
+            remaining: Of ``_slot_state``, as are ``new`` and ``recent``.
+
+        Returns:
+            Ids ``[B, 1]``, ``IDLE`` or ``BROKEN``.
+        """
         draws = self._draws
         speech = self._dims.speech_tokens
-        alive = left > 0
+        is_active = remaining > 0
         key, special, forced = plan.unbind()
         scores[:, speech:].masked_fill_(self._special_ids != special, -torch.inf)
-        good = scores.amax(-1, keepdim=True) > -torch.inf
+        is_valid = scores.amax(-1, keepdim=True) > -torch.inf
         ids = torch.where(forced >= 0, forced, pick(scores, key, recent, draws.rule))
-        ids = torch.where(good, ids, BROKEN)
-        draws.recent[slots] = torch.where(alive, torch.cat([recent[:, 1:], ids], dim=1), recent)
+        ids = torch.where(is_valid, ids, BROKEN)
+        draws.recent[slots] = torch.where(is_active, torch.cat([recent[:, 1:], ids], dim=1), recent)
         draws.steps.index_add_(0, slots, new)
-        self._left[slots] = torch.where((ids < speech) & good & alive, left - 1, 0)
-        return torch.where(alive, ids, IDLE)
+        self._remaining[slots] = torch.where((ids < speech) & is_valid & is_active, remaining - 1, 0)
+        return torch.where(is_active, ids, IDLE)
 
     def _embed(self, rows: Sequence[Sequence[Item]]) -> Tensor:
-        """Inputs to vectors ``[B, T, D]``, padded with zeros."""
+        """Return input vectors ``[B, T, D]``, padded with zeros."""
         return torch.nn.utils.rnn.pad_sequence([self._embed_row(row) for row in rows], batch_first=True)
 
     def _embed_row(self, items: Sequence[Item]) -> Tensor:
@@ -271,18 +331,18 @@ class Decoder:
                 parts.append(self._lm.embed_special(row).expand(len(ids), -1))
             else:
                 table = self._lm.embed_text if kind is Kind.TEXT else self._lm.embed_speech
-                parts.append(table(self._lane.send(ids)))
+                parts.append(table(self._stream.to_device(ids)))
         return torch.cat(parts)
 
 
-def _common(a: Sequence[Item], b: Sequence[Item]) -> int:
-    """How many items two sequences begin with alike."""
+def _common_prefix_length(a: Sequence[Item], b: Sequence[Item]) -> int:
+    """Return the length of the common prefix."""
     for place, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return place
     return min(len(a), len(b))
 
 
-def _bucket(rows: int) -> int:
-    """The next power of two."""
+def _next_power_of_two(rows: int) -> int:
+    """Return the smallest power of two that is at least ``rows``."""
     return 1 << (rows - 1).bit_length()

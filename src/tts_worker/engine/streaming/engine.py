@@ -1,9 +1,7 @@
-"""CosyVoice behind the ``Engine`` protocol: whose turn it is, and what a fault costs.
+"""CosyVoice behind the ``Engine`` protocol: scheduling and fault handling.
 
-Owns the utterances and the order of work: least slack first, a voice to prepare, text to feed, tokens to draw or a
-chunk to render. A step is one bounded piece of work; on a GPU tokens and sound are made side by side and a step takes
-what has landed. What is said never depends on any of this (utterance.py). It must not know sessions or how networks
-work.
+A step submits one bounded operation of the utterance with the least slack: prepare its voice, prefill, decode or
+render. On a GPU, tokens and audio overlap, and a step collects finished work. Scheduling never affects what is spoken.
 """
 
 from __future__ import annotations
@@ -17,15 +15,15 @@ import torch
 
 from tts_worker.engine.cosyvoice.config import V2, V3
 from tts_worker.engine.schedule import Job, Scheduler
+from tts_worker.engine.streaming.audio_stage import AudioStage
+from tts_worker.engine.streaming.components import Components
 from tts_worker.engine.streaming.config import StreamingConfig, TextMode
-from tts_worker.engine.streaming.faults import answers, explain, fault_of
-from tts_worker.engine.streaming.pages import Pages, unblock
-from tts_worker.engine.streaming.parts import Parts
-from tts_worker.engine.streaming.sound_stage import SoundStage
-from tts_worker.engine.streaming.stage import Spent, StageFault
-from tts_worker.engine.streaming.talk import Model
+from tts_worker.engine.streaming.faults import catch_fault, client_error, device_responds
+from tts_worker.engine.streaming.pages import PageAllocator, wake_page_waiters
+from tts_worker.engine.streaming.stage import StageFault, StageTimings
+from tts_worker.engine.streaming.token_generator import Model
 from tts_worker.engine.streaming.token_stage import TokenStage
-from tts_worker.engine.streaming.utterance import Need, Utterance, plain_segment
+from tts_worker.engine.streaming.utterance import NextOp, Utterance, plain_segment
 from tts_worker.engine.streaming.voices import VoiceState
 from tts_worker.errors import (
     EngineFault,
@@ -64,44 +62,56 @@ LANGUAGES: dict[str, tuple[str, ...]] = {
     V3: ("zh", "en", "ja", "ko", "yue", "de", "es", "fr", "it", "ru"),
 }
 
-_LONGEST_SLICE_SAMPLES = SAMPLE_RATE_HZ // 2
-_WARM_UP = "warm-up"
+_MAX_EMIT_SAMPLES = SAMPLE_RATE_HZ // 2
+_WARM_UP = "warm-up"  # session of the warm-up utterance
 _WARM_UP_TOKENS = 60
-_AHEAD_CHUNKS = 2  # of tokens, that an utterance may have waiting when others decode anyway
+_AHEAD_CHUNKS = 2  # unrendered chunks up to which an utterance joins a decode batch
 
 
 class CosyVoiceEngine:
-    """See the module. Utterances end with Failed for an unknown voice, a language, pace or seed that there is not, an
-    instruction that the voice cannot take, or text without anything to say; with ``Done(truncated=...)`` where the
-    language model lost itself after something was heard. Word times are estimates (alignment.py)."""
+    """The streaming CosyVoice engine.
 
-    def __init__(self, parts: Parts, model: Model, *, healthy: Callable[[], bool] | None = None) -> None:
-        """``healthy`` finds out, after a fault, whether the device still works."""
-        self.parts = parts
+    An utterance ends with ``Failed`` for an unknown voice, an unsupported language, speed, seed or instruction, or text
+    without speech, and with ``Done(truncated=...)`` if the language model failed after audio may have been sent. Word
+    times are estimates (alignment.py).
+
+    Args:
+        components: Networks, memory, streams and voices.
+        model: What all utterances share.
+        healthy: Whether the device still works; called after a fault.
+
+    Attributes:
+        components: Networks, memory, streams and voices.
+        timings: Device time of the stages.
+        info: What the engine offers.
+    """
+
+    def __init__(self, components: Components, model: Model, *, healthy: Callable[[], bool] | None = None) -> None:
+        self.components = components
         self._model = _with_warm_up(model)
         config = model.config
         settings = model.settings
-        self.spent = Spent()
+        self.timings = StageTimings()
         self._utterances: dict[UtteranceKey, Utterance] = {}
-        self._tokens = TokenStage(parts, settings.decode_batch, settings.burst_tokens, self.spent)
-        self._pages = Pages(parts.pool, parts.book)
-        # No method for it: an engine that refers to itself would not go away by itself, and it is large.
-        freed = partial(unblock, self._utterances)
-        self._sound = SoundStage(parts, self._pages, settings.render_batch, self.spent, freed)
-        self._healthy = healthy or (lambda: answers(parts.networks.flow.noise.device))
+        self._tokens = TokenStage(components, settings.decode_batch, settings.burst_tokens, self.timings)
+        self._pages = PageAllocator(components.pool, components.voice_cache)
+        # Not a bound method: a reference cycle would keep the memory of a closed engine until the next collection.
+        on_pages_freed = partial(wake_page_waiters, self._utterances)
+        self._audio = AudioStage(components, self._pages, settings.render_batch, self.timings, on_pages_freed)
+        self._healthy = healthy or (lambda: device_responds(components.networks.flow.noise.device))
         self._events: list[Event] = []
         self._scheduler = Scheduler()
-        self._sent_only = False  # the last step made nothing new
+        self._only_emitted = False  # whether the last step submitted nothing
         self.info = EngineInfo(
             name="cosyvoice",
-            voices=parts.book.names,
+            voices=components.voice_cache.names,
             languages=LANGUAGES[config.family],
             alignment=Alignment.ESTIMATED,
             max_utterances=settings.max_utterances,
             sample_rate_hz=config.sample_rate_hz,
             text_by_word=settings.text_mode is TextMode.INTERLEAVED,
             speed_range=SPEED_RANGE,
-            device=str(parts.networks.flow.noise.device),
+            device=str(components.networks.flow.noise.device),
             capabilities=("instruct",),
             extra=(("family", config.family), ("text_mode", settings.text_mode.value)),
         )
@@ -111,50 +121,52 @@ class CosyVoiceEngine:
         return self._model.settings
 
     @property
-    def live(self) -> int:
-        """Utterances that hold anything."""
+    def active_utterances(self) -> int:
+        """Number of utterances that hold resources."""
         return len(self._utterances)
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
     def handle(self, command: Command) -> None:
+        """Apply a command. Commands for unknown utterances are ignored."""
         if isinstance(command, Open):
             self._open(command)
             return
         utterance = self._utterances.get(command.key)
         if utterance is None:
             return
-        if isinstance(command, Text):
-            utterance.talk.add(command.segment)
-        elif isinstance(command, EndText):
-            utterance.talk.end()
-        elif isinstance(command, Credit):
-            utterance.output.grant(command.samples)
-        elif isinstance(command, Hold):
-            utterance.held = True
-        elif isinstance(command, Release):
-            utterance.held = False
-        elif isinstance(command, Cancel):
-            self._free(utterance)
+        match command:
+            case Text():
+                utterance.generator.add_text(command.segment)
+            case EndText():
+                utterance.generator.end_text()
+            case Credit():
+                utterance.output.grant(command.samples)
+            case Hold():
+                utterance.is_held = True
+            case Release():
+                utterance.is_held = False
+            case Cancel():
+                self._free(utterance)
 
     def _open(self, command: Open) -> None:
         try:
             self._check(command.params)
             if len(self._utterances) >= self.settings.max_utterances:
-                raise OverCapacity("every utterance slot of the engine is taken; try again in a moment")
+                raise OverCapacity("all utterance slots of the engine are taken; retry in a moment")
             unpaced = sum(not utterance.paced for utterance in self._utterances.values())
             if not command.paced and unpaced >= unpaced_share(self.settings.max_utterances):
-                raise OverCapacity("every utterance slot for downloads is taken; try again in a moment")
+                raise OverCapacity("all utterance slots for downloads are taken; retry in a moment")
         except TTSWorkerError as error:
             self._events.append(Failed(command.key, error.info))
         else:
-            self._utterances[command.key] = Utterance(command, self._model, self.parts.decoder.acquire())
+            self._utterances[command.key] = Utterance(command, self._model, self.components.decoder.acquire())
 
     def _check(self, params: SynthesisParams) -> None:
-        """Raises UnknownVoice or InvalidRequest for what cannot be done; nothing is replaced in silence."""
-        names = self.parts.book.names
-        if params.voice not in self.parts.book:
-            raise UnknownVoice(f'there is no voice "{params.voice[:64]}"; there are: {", ".join(names[:20]) or "none"}')
+        """Raise UnknownVoice or InvalidRequest for unsupported parameters. No parameter is replaced silently."""
+        names = self.components.voice_cache.names
+        if params.voice not in self.components.voice_cache:
+            raise UnknownVoice(f'unknown voice "{params.voice[:64]}"; available: {", ".join(names[:20]) or "none"}')
         if not (math.isfinite(params.speed) and SPEED_RANGE[0] <= params.speed <= SPEED_RANGE[1]):
             raise InvalidRequest(f"speed must be {SPEED_RANGE[0]:g} to {SPEED_RANGE[1]:g}")
         if not 0 <= params.seed < 1 << 63:
@@ -169,257 +181,276 @@ class CosyVoiceEngine:
 
     @property
     def has_work(self) -> bool:
-        if self._events or self._tokens.busy or self._sound.busy:
+        if self._events or self._tokens.is_busy or self._audio.is_busy:
             return True
         return any(
-            self._need(utterance) is not Need.NOTHING or utterance.can_emit or utterance.finished
+            self._next_op(utterance) is not NextOp.NONE or utterance.can_emit or utterance.is_finished
             for utterance in self._utterances.values()
         )
 
-    def _need(self, utterance: Utterance) -> Need:
-        return utterance.need(self.parts.book.missing)
+    def _next_op(self, utterance: Utterance) -> NextOp:
+        return utterance.next_op(self.components.voice_cache.needs_prepare)
 
     def step(self, now_s: float) -> Sequence[Event]:
-        self._land()
+        """Run one step and return its events."""
+        self._collect()
         self._emit()
-        # What is ready leaves before anything new is made, but sending alone never fills two steps in a row.
-        self._sent_only = bool(self._events) and not self._sent_only
-        if not self._sent_only:
-            between = self._sound.has_frames
-            launched = self._launch(int(now_s * 1e6), sound_only=between)
-            if between:
-                self._attempt(self._sound.vocode)
-            elif not launched:
+        # Emit finished audio before submitting new work, but never only emit in two consecutive steps.
+        self._only_emitted = bool(self._events) and not self._only_emitted
+        if not self._only_emitted:
+            has_vocoder_work = self._audio.has_vocoder_work
+            submitted = self._submit_next(int(now_s * 1e6), render_only=has_vocoder_work)
+            if has_vocoder_work:
+                self._run_guarded(self._audio.vocode)
+            elif not submitted:
                 self._wait()
-            self._land()
+            self._collect()
             self._emit()
         events = self._events
         self._events = []
         return events
 
-    def _launch(self, now_us: int, *, sound_only: bool) -> bool:
-        """Begin the most urgent work that the device has room for. True if something was begun."""
-        launched = False
+    def _submit_next(self, now_us: int, *, render_only: bool) -> bool:
+        """Submit the most urgent operation that fits. Returns True if one was submitted."""
+        submitted = False
         jobs = self._jobs(now_us)
         ordered = self._scheduler.order(jobs, now_us)
         order = [self._utterances[job.key] for job in ordered]
         for job, utterance in zip(ordered, order, strict=True):
-            need = self._need(utterance)
-            if sound_only and need is not Need.RENDER:
+            op = self._next_op(utterance)
+            if render_only and op is not NextOp.RENDER:
                 continue
-            if need is Need.VOICE:
-                self._attempt(partial(self._prepare_voice, utterance))
-            elif need is Need.RENDER and self._sound.has_room:
-                wanting = [u for u in order if u is utterance or (self._need(u) is Need.RENDER and not u.alone)]
-                wanting = _sharing(utterance, wanting[wanting.index(utterance) :])
-                self._attempt(partial(self._sound.launch, wanting, list(self._utterances.values())))
-            elif need in (Need.FEED, Need.DECODE) and not self._tokens.busy:
-                self._attempt(partial(self._tokens.launch, utterance, self._company(utterance, order)))
+            if op is NextOp.PREPARE_VOICE:
+                self._run_guarded(partial(self._prepare_voice, utterance))
+            elif op is NextOp.RENDER and self._audio.has_capacity:
+                candidates = [
+                    u for u in order if u is utterance or (self._next_op(u) is NextOp.RENDER and not u.retry_single)
+                ]
+                candidates = _may_share(utterance, candidates[candidates.index(utterance) :])
+                self._run_guarded(partial(self._audio.submit, candidates, list(self._utterances.values())))
+            elif op in (NextOp.PREFILL, NextOp.DECODE) and not self._tokens.is_busy:
+                self._run_guarded(partial(self._tokens.submit, utterance, self._batch_candidates(utterance, order)))
             else:
                 continue
             self._scheduler.served(job, jobs)
-            utterance.waiting_since_us = None  # also before a first chunk: new utterances meet in one batch
-            launched = True
+            utterance.waiting_since_us = None  # even before its first chunk, so that new utterances share a batch
+            submitted = True
             break
-        return launched
+        return submitted
 
     def _jobs(self, now_us: int) -> list[Job]:
-        """The utterances that could use a step."""
+        """Return the utterances that have an operation to run."""
         jobs = []
         for key, utterance in self._utterances.items():
-            if self._need(utterance) is not Need.NOTHING:
+            if self._next_op(utterance) is not NextOp.NONE:
                 if utterance.waiting_since_us is None:
                     utterance.waiting_since_us = now_us
                 output = utterance.output
-                lead_samples = output.lead_at_samples(now_us) + utterance.coming_samples
+                lead_samples = output.lead_at_samples(now_us) + utterance.in_flight_samples
                 started = output.emitted_samples > 0
                 jobs.append(Job(key, lead_samples, utterance.waiting_since_us, started, output.paced))
         return jobs
 
-    def _company(self, urgent: Utterance, order: Sequence[Utterance]) -> list[Utterance]:
-        """The utterances that may share a pass of the language model with ``urgent``: those with room and not too many
-        tokens ahead, in ``order``, calls before downloads."""
+    def _batch_candidates(self, urgent: Utterance, order: Sequence[Utterance]) -> list[Utterance]:
+        """Return the utterances that may join a language model batch with ``urgent``: calls before downloads.
+
+        They need credit and few unrendered tokens, but not a scheduled operation.
+        """
         flow = self._model.config.flow
-        most = _AHEAD_CHUNKS * flow.chunk_tokens + flow.lookahead_tokens
+        max_tokens = _AHEAD_CHUNKS * flow.chunk_tokens + flow.lookahead_tokens
         rest = sorted((u for u in self._utterances.values() if u not in order), key=lambda u: not u.paced)
         sharing = sorted((*order, *rest), key=lambda u: not u.paced)  # stable
-        return _sharing(urgent, [u for u in sharing if u.has_room and u.talk.ahead_tokens < most])
+        candidates = [u for u in sharing if u.has_capacity and u.generator.unrendered_tokens < max_tokens]
+        return _may_share(urgent, candidates)
 
     def _prepare_voice(self, utterance: Utterance) -> None:
-        book = self.parts.book
-        params = utterance.talk.params
+        voice_cache = self.components.voice_cache
+        params = utterance.generator.params
         try:
-            if utterance.talk.voice is None:
-                voice = book.get(params.voice, self.parts.networks.flow, self.parts.lanes.flow)
+            if utterance.generator.voice is None:
+                voice = voice_cache.acquire(params.voice, self.components.networks.flow, self.components.streams.flow)
                 try:
-                    utterance.talk.use(voice, voice.request(params.instruct))
+                    utterance.generator.set_voice(voice, voice.request(params.instruct))
                 except TTSWorkerError:
-                    book.leave(voice)
+                    voice_cache.release(voice)
                     raise
-            elif book.missing(utterance.talk.voice):
-                self._prepare_prompt(utterance, utterance.talk.voice)
-        except Exception as problem:
-            raise StageFault([utterance], problem) from problem
+            elif voice_cache.needs_prepare(utterance.generator.voice):
+                self._prepare_prompt(utterance, utterance.generator.voice)
+        except Exception as error:
+            raise StageFault([utterance], error) from error
 
     def _prepare_prompt(self, utterance: Utterance, voice: VoiceState) -> None:
-        """A piece of it, if there is memory."""
-        book = self.parts.book
-        lane = self.parts.lanes.flow
-        with lane:
-            if self._pages.for_prompt(utterance, list(self._utterances.values())):
-                book.prepare(voice, self.parts.pool, lane)
-        if not book.missing(voice):  # it takes no more pages: whoever waits for some may look again
-            unblock(self._utterances)
+        """Compute the next chunk of the prompt if there is memory."""
+        voice_cache = self.components.voice_cache
+        stream = self.components.streams.flow
+        with stream:
+            if self._pages.can_prepare_prompt(utterance, list(self._utterances.values())):
+                voice_cache.prepare(voice, self.components.pool, stream)
+        if not voice_cache.needs_prepare(voice):  # it takes no more pages
+            wake_page_waiters(self._utterances)
 
-    def _land(self) -> None:
-        """Take what has arrived."""
-        self._attempt(partial(self._tokens.land, block=False))
-        self._attempt(partial(self._sound.land, block=False))
+    def _collect(self) -> None:
+        """Collect finished work of both stages."""
+        self._run_guarded(partial(self._tokens.collect, block=False))
+        self._run_guarded(partial(self._audio.collect, block=False))
 
     def _wait(self) -> None:
-        """Nothing can begin before something has landed: wait for what is expected first, and for that alone, so that
-        neither half of the device stands idle for the other."""
-        busy = [stage for stage in (self._tokens, self._sound) if stage.busy]
+        """Wait for the stage that is expected to finish first, and only for it, so that neither stage idles."""
+        busy = [stage for stage in (self._tokens, self._audio) if stage.is_busy]
         if busy:
-            self._attempt(partial(min(busy, key=lambda stage: stage.expected_s).land, block=True))
+            self._run_guarded(partial(min(busy, key=lambda stage: stage.expected_at_s).collect, block=True))
 
-    def _attempt(self, work: Callable[[], object]) -> None:
-        fault = fault_of(work)
+    def _run_guarded(self, work: Callable[[], object]) -> None:
+        """Run ``work`` and handle its fault, if any."""
+        fault = catch_fault(work)
         try:
             if fault is not None:
-                self._contain(fault)
+                self._handle_fault(fault)
         finally:
-            del fault  # its traceback leads back to this frame: a cycle would keep all that the failed pass had made
+            del fault  # its traceback refers to this frame: the cycle would keep the tensors of the failed pass
 
     # -- faults -------------------------------------------------------------------------------------------------------
 
-    def _contain(self, fault: StageFault) -> None:
-        """A fault of one utterance is its own; in a batch everybody goes on by himself, so that it shows whose it is.
+    def _handle_fault(self, fault: StageFault) -> None:
+        """Fail a single utterance; retry the members of a batch one by one to isolate the fault.
 
-        Raises EngineFault if the device no longer answers: then nothing that is on it can be trusted."""
+        Raises:
+            EngineFault: The device no longer responds, so its memory cannot be trusted.
+        """
         cause = fault.cause
-        # Without memory, looking whether the device answers would only fail for the same reason.
-        known = isinstance(cause, TTSWorkerError | MemoryError | torch.OutOfMemoryError)
-        if not known and not self._healthy():
-            raise EngineFault(f"the device failed ({type(cause).__name__}) and no longer answers") from cause
+        # Without free memory, the health check would fail for the same reason.
+        is_known = isinstance(cause, TTSWorkerError | MemoryError | torch.OutOfMemoryError)
+        if not is_known and not self._healthy():
+            raise EngineFault(f"the device failed ({type(cause).__name__}) and no longer responds") from cause
         if isinstance(cause, torch.OutOfMemoryError):
-            while self.parts.book.shrink(self.parts.pool):
+            while self.components.voice_cache.evict_idle(self.components.pool):
                 pass
-        members = [utterance for utterance in fault.members if not utterance.gone]
+        members = [utterance for utterance in fault.members if not utterance.cancelled]
         for utterance in members:
             if len(fault.members) == 1:
-                self._fail(utterance, explain(cause))
+                self._fail(utterance, client_error(cause))
             else:
                 if fault.recover is not None:
                     fault.recover(utterance)
-                utterance.alone = True
+                utterance.retry_single = True
 
     def _fail(self, utterance: Utterance, error: ErrorInfo) -> None:
         self._free(utterance)
         self._events.append(Failed(utterance.output.key, error))
 
     def _free(self, utterance: Utterance) -> None:
-        """Give back everything that an utterance holds. What of it is on the device lands nowhere."""
+        """Release everything that an utterance holds. Results in flight are dropped."""
         del self._utterances[utterance.output.key]
-        utterance.gone = True
-        for passage in utterance.talk.passages:
-            self._sound.close(passage.stream)
-        self.parts.decoder.release(utterance.slot)
-        if utterance.talk.voice is not None:
-            self.parts.book.leave(utterance.talk.voice)
-        unblock(self._utterances)
+        utterance.cancelled = True
+        for audio_segment in utterance.generator.audio_segments:
+            self._audio.close(audio_segment.state)
+        self.components.decoder.release(utterance.slot)
+        if utterance.generator.voice is not None:
+            self.components.voice_cache.release(utterance.generator.voice)
+        wake_page_waiters(self._utterances)
 
-    # -- the way out --------------------------------------------------------------------------------------------------
+    # -- output -------------------------------------------------------------------------------------------------------
 
     def _emit(self) -> None:
         for utterance in list(self._utterances.values()):
-            if utterance.talk.leave_silent():
-                unblock(self._utterances)
-            if utterance.can_emit and not self._gathers(utterance):
-                last = utterance.talk.ended and utterance.talk.run is None and not utterance.talk.passages
-                self._events += _slices(utterance, last)
-            if utterance.finished:
+            if utterance.generator.drop_empty_segment():
+                wake_page_waiters(self._utterances)
+            if utterance.can_emit and not self._defers_first_chunk(utterance):
+                last = (
+                    utterance.generator.text_ended
+                    and utterance.generator.run is None
+                    and not utterance.generator.audio_segments
+                )
+                self._events += _take_chunks(utterance, last)
+            if utterance.is_finished:
                 self._finish(utterance)
 
-    def _gathers(self, utterance: Utterance) -> bool:
-        """Whether a first sound waits for more of it: under load, a first chunk that is played before the next one can
-        be there would only begin with a hole."""
+    def _defers_first_chunk(self, utterance: Utterance) -> bool:
+        """Whether the first chunk waits for the second one.
+
+        Under load, a first chunk that is shorter than the time to the second one would cause an underrun.
+        """
         output = utterance.output
-        if not self.settings.smooth_start or output.emitted_samples or utterance.chunks != 1:
+        if not self.settings.smooth_start or output.emitted_samples or utterance.rendered_chunks != 1:
             return False
-        if not utterance.talk.passages or not utterance.has_room:
+        if not utterance.generator.audio_segments or not utterance.has_capacity:
             return False
-        if self._need(utterance) is Need.NOTHING and not (
-            utterance.decoding or utterance.rendering or utterance.coming_samples
+        if self._next_op(utterance) is NextOp.NONE and not (
+            utterance.is_decoding or utterance.is_rendering or utterance.in_flight_samples
         ):
-            return False  # nothing more comes by itself
+            return False  # no second chunk will follow
         flow = self._model.config.flow
-        spent = self.spent
+        timings = self.timings
         others = sum(u.paced or not utterance.paced for u in self._utterances.values()) - 1
         renders = 1 + others // self.settings.render_batch
-        next_s = flow.chunk_tokens * spent.token_s + renders * spent.chunk_s
+        next_s = flow.chunk_tokens * timings.token_s + renders * timings.chunk_s
         return output.waiting_samples < next_s * SAMPLE_RATE_HZ
 
     def _finish(self, utterance: Utterance) -> None:
         key = utterance.output.key
-        if not utterance.talk.text_seen or utterance.output.rendered_samples:
+        if not utterance.generator.has_text or utterance.output.rendered_samples:
             self._free(utterance)
-            self._events.append(Done(key, utterance.talk.truncated))
-        elif utterance.talk.speakable:
-            self._fail(utterance, SynthesisFailed("the language model said nothing sensible; try another seed").info)
+            self._events.append(Done(key, utterance.generator.truncated))
+        elif utterance.generator.has_speakable_text:
+            self._fail(utterance, SynthesisFailed("the model generated no valid speech; try another seed").info)
         else:
-            self._fail(utterance, UnspeakableText("the text holds no letters or digits to speak").info)
+            self._fail(utterance, UnspeakableText("the text has no letters or digits to speak").info)
 
-    # -- life ---------------------------------------------------------------------------------------------------------
+    # -- lifecycle ----------------------------------------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Speak once through every path with the first voice, and record what is to be recorded. Raises EngineFault if
-        that fails or is silent."""
+        """Synthesize one sentence with the first voice, then capture graphs.
+
+        Raises:
+            EngineFault: Synthesis failed or is silent.
+        """
         if not self.info.voices:
-            raise EngineFault("the model has no voice yet: add one with tts-worker voice add")
+            raise EngineFault("the model has no voices: add one with tts-worker voice add")
         key = UtteranceKey(_WARM_UP, -1)
-        heard = bytearray()
+        pcm = bytearray()
         self.handle(Open(key, SynthesisParams(self.info.voices[0]), credit_samples=60 * SAMPLE_RATE_HZ))
         self.handle(Text(key, plain_segment("This is a sentence to warm up with.")))
         self.handle(EndText(key))
         while self.has_work:
             for event in self.step(0.0):
                 if isinstance(event, Failed):
-                    raise EngineFault(f"the model cannot speak: {event.error.message}")
+                    raise EngineFault(f"the warm-up failed: {event.error.message}")
                 if isinstance(event, Audio):
-                    heard += event.pcm
-        if not np.any(np.abs(np.frombuffer(bytes(heard), "<i2").astype(np.int32)) > 100):
-            raise EngineFault("the model is silent: its weights are damaged, or of another model")
-        self.parts.record(self.settings)
-        self.spent.reset()  # loading and recording are nobody's pace
+                    pcm += event.pcm
+        if not np.any(np.abs(np.frombuffer(bytes(pcm), "<i2").astype(np.int32)) > 100):
+            raise EngineFault("the warm-up audio is silent: the weights are damaged or belong to another model")
+        self.components.capture(self.settings)
+        self.timings.reset()  # loading and capturing do not count
 
     def close(self) -> None:
+        """Release all utterances and stop the streams."""
         for utterance in list(self._utterances.values()):
             self._free(utterance)
         self._events.clear()
-        self.parts.close()
+        self.components.close()
 
 
-def _sharing(urgent: Utterance, others: list[Utterance]) -> list[Utterance]:
-    """Those of ``others`` that may be in a batch with ``urgent``."""
+def _may_share(urgent: Utterance, others: list[Utterance]) -> list[Utterance]:
+    """Return the ``others`` that may be in a batch with ``urgent``: no downloads before the first chunk of a call."""
     return [u for u in others if u.paced] if urgent.awaits_first_audio else others
 
 
-def _slices(utterance: Utterance, last: bool) -> Iterator[Audio]:
-    while (audio := utterance.output.emit(_LONGEST_SLICE_SAMPLES, last=last)) is not None:
+def _take_chunks(utterance: Utterance, last: bool) -> Iterator[Audio]:
+    """Yield the chunks that the credit allows."""
+    while (audio := utterance.output.emit(_MAX_EMIT_SAMPLES, last=last)) is not None:
         yield audio
 
 
 def _with_warm_up(model: Model) -> Model:
-    """A model whose warm-up utterance ends, whatever the weights say."""
+    """Return ``model`` with a script for the warm-up utterance, which ends with any weights."""
     speech = model.config.lm.speech_tokens
     eos = model.config.lm.eos_id
-    own = model.script
+    original = model.script
     sentence = (*(i * 97 % speech for i in range(_WARM_UP_TOKENS)), eos)
 
     def script(key: UtteranceKey, run: int) -> Sequence[int]:
         if key.session == _WARM_UP:
             return sentence
-        return own(key, run) if own is not None else ()
+        return original(key, run) if original is not None else ()
 
     return Model(model.config, model.tokenizer, model.settings, script)

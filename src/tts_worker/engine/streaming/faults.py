@@ -1,4 +1,4 @@
-"""What a fault was, and what is said of it."""
+"""Classifies faults of the networks and of the device."""
 
 from __future__ import annotations
 
@@ -10,26 +10,30 @@ from tts_worker.engine.streaming.stage import StageFault
 from tts_worker.errors import ErrorInfo, OutOfMemory, SynthesisFailed, TTSWorkerError
 
 
-def fault_of(work: Callable[[], object]) -> StageFault | None:
-    """How ``work`` failed. What is raised because of it then does not drag it along, nor what its frames hold."""
+def catch_fault(run: Callable[[], object]) -> StageFault | None:
+    """Call ``run`` and return its fault, if any.
+
+    An exception raised later does not get the fault as its context, so it does not keep the tensors of failed frames
+    alive.
+    """
     try:
-        work()
+        run()
     except StageFault as fault:
         return fault
     return None
 
 
-def explain(cause: BaseException) -> ErrorInfo:
-    """What a caller is told. No text of his is in it."""
+def client_error(cause: BaseException) -> ErrorInfo:
+    """Return the error for the client. It contains no user text."""
     if isinstance(cause, TTSWorkerError):
         return cause.info
     if isinstance(cause, MemoryError | torch.OutOfMemoryError):
         return OutOfMemory("the device has no memory left for this utterance").info
-    return SynthesisFailed(f"the model could not say a part of the text ({type(cause).__name__})").info
+    return SynthesisFailed(f"the model could not synthesize a part of the text ({type(cause).__name__})").info
 
 
-def answers(device: torch.device) -> bool:
-    """Whether a device still computes."""
+def device_responds(device: torch.device) -> bool:
+    """Whether ``device`` still computes."""
     try:
         return float(torch.ones(1, device=device).sum()) == 1.0
     except RuntimeError:

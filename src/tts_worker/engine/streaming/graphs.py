@@ -1,9 +1,8 @@
-"""Runs a computation of fixed shapes: plainly, or from a recording whose inputs and outputs stay in place.
+"""Runs computations of fixed shapes, eagerly or as captured graphs.
 
-A computation is a function of tensors, named by a key that fixes everything else about it (shapes, batch, context).
-``EagerRunner`` calls it. ``GraphRunner`` records it once as a CUDA graph and replays it: the inputs are copied into
-buffers that never move, the outputs lie in buffers that the next replay overwrites. ``RehearsalRunner`` does the same
-without a device, so that a CPU test finds out what a recording would have missed. Knows no network.
+A computation is a function of tensors. Its key fixes everything else (shapes, batch, context). ``EagerRunner`` calls
+it. ``GraphRunner`` captures it once as a CUDA graph and replays it on static input and output buffers.
+``FakeGraphRunner`` does the same without a device, so CPU tests detect state that a capture would miss.
 """
 
 from __future__ import annotations
@@ -24,117 +23,138 @@ Compute = Callable[..., Tensors]
 
 
 class Runner(Protocol):
-    """``fixed_shapes``: whoever calls should round batches and contexts up, so that few recordings do."""
+    """Runs keyed computations.
+
+    Attributes:
+        fixed_shapes: Whether callers should round batches and contexts up, so that few graphs suffice.
+    """
 
     fixed_shapes: bool
 
     def run(self, key: Hashable, compute: Compute, inputs: Tensors) -> Tensors:
-        """``compute(*inputs)``. ``key`` must determine ``compute`` and all shapes; what differs from call to call must
-        be among ``inputs``. What it changes in place, it changes as a plain call would."""
+        """Return ``compute(*inputs)``. In-place changes have the same effect as in a direct call.
+
+        Args:
+            key: Determines ``compute`` and all shapes.
+            compute: The computation.
+            inputs: Everything that differs from call to call.
+        """
         ...
 
-    def forget(self) -> None:
-        """Let go of what was recorded and of everything that it refers to."""
+    def clear(self) -> None:
+        """Release all captured graphs and what they refer to."""
         ...
 
 
 class EagerRunner:
+    """Calls every computation directly."""
+
     fixed_shapes = False
 
     def run(self, key: Hashable, compute: Compute, inputs: Tensors) -> Tensors:
         return compute(*inputs)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         pass
 
 
 @dataclass
-class _Recording:
+class _CapturedGraph:
     inputs: Tensors
     outputs: Tensors
     replay: Callable[[], None]
 
 
-def single(runner: Runner) -> Callable[[Hashable, Callable[..., Tensor], Tensors], Tensor]:
-    """``runner`` for computations that return one tensor."""
+def single_output(runner: Runner) -> Callable[[Hashable, Callable[..., Tensor], Tensors], Tensor]:
+    """Adapt ``runner`` to computations that return one tensor."""
 
     def run(key: Hashable, compute: Callable[..., Tensor], inputs: Tensors) -> Tensor:
-        return runner.run(key, lambda *given: (compute(*given),), inputs)[0]
+        return runner.run(key, lambda *args: (compute(*args),), inputs)[0]
 
     return run
 
 
-class RecordingRunner(ABC):
-    """Buffers and keys; subclasses know how to record. Only what is asked for while ``recording`` is on is recorded: a
-    caller's first chunk must not wait for a capture. Everything else is computed plainly, and so is all that is left
-    once a recording failed."""
+class CapturingRunner(ABC):
+    """Base of runners that replay captured graphs.
+
+    Captures happen only while ``is_capturing`` is set, so that no client waits for one. All other keys run eagerly, as
+    do all uncaptured keys after a failed capture.
+    """
 
     fixed_shapes = True
 
     def __init__(self) -> None:
-        self.recording = True
-        self._refused = False
-        self.replays = self.plain_calls = 0
-        self._recordings: dict[Hashable, _Recording] = {}
+        self.is_capturing = True
+        self.replays = 0
+        self.eager_calls = 0
+        self._capture_failed = False
+        self._graphs: dict[Hashable, _CapturedGraph] = {}
 
     @property
-    def recordings(self) -> int:
-        return len(self._recordings)
+    def captured_graphs(self) -> int:
+        return len(self._graphs)
 
     def run(self, key: Hashable, compute: Compute, inputs: Tensors) -> Tensors:
-        recording = self._recordings.get(key)
-        if recording is None and (self._refused or not self.recording):
-            self.plain_calls += 1
+        graph = self._graphs.get(key)
+        if graph is None and (self._capture_failed or not self.is_capturing):
+            self.eager_calls += 1
             return compute(*inputs)
-        if recording is None:
-            # A recording does not compute: the state is brought forward by this plain call, which also warms up.
+        if graph is None:
+            # A capture does not compute: this eager call advances the state, and warms up.
             outputs = compute(*inputs)
             buffers = tuple(tensor.clone() for tensor in inputs)
             try:
-                self._recordings[key] = self._record(compute, buffers, outputs)
-            except RuntimeError as problem:  # what the device does not permit, or has no memory for
-                self._refused = True
-                log.warning("computing without recordings from here on, which is slower: %s", problem)
+                self._graphs[key] = self._capture(compute, buffers, outputs)
+            except RuntimeError as error:  # not permitted by the device, or out of memory
+                self._capture_failed = True
+                log.warning("CUDA graph capture failed; computing without graphs, which is slower: %s", error)
             return outputs
-        for buffer, tensor in zip(recording.inputs, inputs, strict=True):
+        for buffer, tensor in zip(graph.inputs, inputs, strict=True):
             buffer.copy_(tensor)
-        recording.replay()
+        graph.replay()
         self.replays += 1
-        return recording.outputs
+        return graph.outputs
 
-    def forget(self) -> None:
-        self._recordings.clear()
+    def clear(self) -> None:
+        self._graphs.clear()
 
     @abstractmethod
-    def _record(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> _Recording: ...
+    def _capture(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> _CapturedGraph: ...
 
 
-class GraphRunner(RecordingRunner):
-    """CUDA graphs that share one memory pool. Captures on ``stream``, which must be the lane's."""
+class GraphRunner(CapturingRunner):
+    """Captures CUDA graphs that share one memory pool.
+
+    Args:
+        stream: The CUDA stream of the ``ExecutionStream`` that runs the computations.
+    """
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         super().__init__()
         self._stream = stream
         self._pool = torch.cuda.graph_pool_handle()
 
-    def _record(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> _Recording:
+    def _capture(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> _CapturedGraph:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        # Other threads may use the device meanwhile: another engine, or the one that takes this one's place.
+        # Thread-local, because another engine, or the successor of this one, may use the device on its own thread.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            static = compute(*inputs)
-        return _Recording(inputs, static, graph.replay)
+            static_outputs = compute(*inputs)
+        return _CapturedGraph(inputs, static_outputs, graph.replay)
 
 
-class RehearsalRunner(RecordingRunner):
-    """A recording played on the CPU: replays call the function that was recorded first, on the buffers that were there
-    first, into the output that was there first. What reaches a computation by any other way shows as a wrong result."""
+class FakeGraphRunner(CapturingRunner):
+    """Mimics graph replay on the CPU.
 
-    def _record(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> _Recording:
-        static = tuple(output.clone() for output in outputs)
+    A replay calls the captured function on the captured input buffers and writes into the captured output buffers.
+    State that reaches a computation in any other way shows as a wrong result.
+    """
+
+    def _capture(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> _CapturedGraph:
+        static_outputs = tuple(output.clone() for output in outputs)
 
         def replay() -> None:
-            for buffer, output in zip(static, compute(*inputs), strict=True):
+            for buffer, output in zip(static_outputs, compute(*inputs), strict=True):
                 buffer.copy_(output)
 
-        return _Recording(inputs, static, replay)
+        return _CapturedGraph(inputs, static_outputs, replay)

@@ -1,59 +1,64 @@
-"""Watches what the language model says: a random process that mostly speaks and sometimes does not.
+"""Detects invalid output of the language model: token loops and endless silence.
 
-Token loops and runaway silence are seen while they happen; what comes of them (another draw, a clean cut) is decided
-by the caller from the number of tokens that may keep. Pure: ids in, verdicts out; knows no sound, clock or tensor.
+The caller decides what follows (another draw, a truncation) from the number of valid tokens. Pure: ids in, violations
+out.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-LONGEST_PERIOD_TOKENS = 25
-"""A second: what repeats itself more slowly than that may be a refrain."""
+MAX_PERIOD_TOKENS = 25
+"""One second. A slower repetition may be a refrain."""
 
 
 @dataclass(frozen=True, slots=True)
-class GuardRule:
-    """``loop_tokens`` that repeat what came a period before are a loop (2 s); so are ``silence_tokens`` silent ones in
-    a row a silence that does not end (3 s)."""
+class GuardLimits:
+    """Limits of a run.
+
+    Attributes:
+        loop_tokens: Consecutive tokens equal to the token one period earlier that make a loop (2 s).
+        silence_tokens: Consecutive silent tokens that make an endless silence (3 s).
+    """
 
     loop_tokens: int = 50
     silence_tokens: int = 75
 
 
 @dataclass(frozen=True, slots=True)
-class Trip:
-    """Something is wrong. The first ``keep_tokens`` of the run are as they should be."""
+class Violation:
+    """A detected violation. The first ``valid_tokens`` of the run precede it."""
 
     reason: str
-    keep_tokens: int
+    valid_tokens: int
 
 
 class TokenGuard:
-    """One run of the language model. ``see`` every drawn speech id in order."""
+    """Checks one run of the language model. Pass every drawn speech id to ``check``, in order."""
 
-    def __init__(self, silent: frozenset[int], rule: GuardRule | None = None) -> None:
-        self._rule = rule or GuardRule()
+    def __init__(self, silent: frozenset[int], limits: GuardLimits | None = None) -> None:
+        self._limits = limits or GuardLimits()
         self._silent = silent
-        self._tokens: list[int] = []  # the last period
-        self._seen = self._silence = 0
-        self._matches = [0] * (LONGEST_PERIOD_TOKENS + 1)  # by period: how many in a row equal the id a period before
+        self._recent: list[int] = []  # at most one period
+        self._checked_tokens = 0
+        self._silent_tokens = 0  # at the end
+        self._repeats = [0] * (MAX_PERIOD_TOKENS + 1)  # by period: consecutive tokens equal to the one a period earlier
 
-    def see(self, token: int) -> Trip | None:
-        """Take the next id; says what is wrong as soon as it is."""
-        self._seen += 1
-        self._silence = self._silence + 1 if token in self._silent else 0
-        if self._silence >= self._rule.silence_tokens:
-            return Trip("silence", self._seen - self._silence)
-        recent = self._tokens
+    def check(self, token: int) -> Violation | None:
+        """Check the next id. A violation is returned as soon as it is certain."""
+        self._checked_tokens += 1
+        self._silent_tokens = self._silent_tokens + 1 if token in self._silent else 0
+        if self._silent_tokens >= self._limits.silence_tokens:
+            return Violation("silence", self._checked_tokens - self._silent_tokens)
+        recent = self._recent
         longest = 0
-        for period in range(1, min(LONGEST_PERIOD_TOKENS, len(recent)) + 1):
-            same = recent[-period] == token
-            self._matches[period] = self._matches[period] + 1 if same else 0
-            longest = max(longest, self._matches[period])
+        for period in range(1, min(MAX_PERIOD_TOKENS, len(recent)) + 1):
+            repeats = recent[-period] == token
+            self._repeats[period] = self._repeats[period] + 1 if repeats else 0
+            longest = max(longest, self._repeats[period])
         recent.append(token)
-        if len(recent) > LONGEST_PERIOD_TOKENS:
+        if len(recent) > MAX_PERIOD_TOKENS:
             del recent[0]
-        if longest >= self._rule.loop_tokens and not self._silence:
-            return Trip("token_loop", self._seen - longest)
+        if longest >= self._limits.loop_tokens and not self._silent_tokens:
+            return Violation("token_loop", self._checked_tokens - longest)
         return None

@@ -1,7 +1,4 @@
-"""From a model directory and a few choices to an engine: which device, which precision, how much memory.
-
-The only place in this package that opens files. It must not know how anything is scheduled or computed.
-"""
+"""Builds an engine from a model directory: device, precision, memory and settings."""
 
 from __future__ import annotations
 
@@ -20,29 +17,39 @@ from tts_worker.engine.cosyvoice.enrol import bundled_voices
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.offline.onnx_graphs import GRAPHS_DIR, run_on_onnx
+from tts_worker.engine.streaming.components import Components
 from tts_worker.engine.streaming.config import StreamingConfig, TextMode
 from tts_worker.engine.streaming.engine import CosyVoiceEngine
 from tts_worker.engine.streaming.enrolled_voices import EnrolledVoices
-from tts_worker.engine.streaming.parts import Parts
-from tts_worker.engine.streaming.talk import Model, Script
+from tts_worker.engine.streaming.token_generator import Model, Script
 from tts_worker.errors import ConfigError
 from tts_worker.voicepack.voice_file import VOICES_DIR, Voice
 
 log = logging.getLogger(__name__)
 
 CPU_MEMORY_GB = 4.0
-CUDA_MEMORY_SHARE = 0.6  # of what is free once the weights are loaded
-OVERLAP_THREADS = 3  # with fewer, two that compute would leave nothing to whoever answers the callers
-LEAST_PAGES = 12
-MOST_PAGES = 65_536
+CUDA_MEMORY_SHARE = 0.6  # of the memory that is free after loading the weights
+MIN_OVERLAP_THREADS = 3  # with fewer, the two computing threads would starve the event loop
+MIN_PAGES = 12
+MAX_PAGES = 65_536
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """``device``: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``. ``backend``: ``torch``, or ``onnx`` for estimator and
-    vocoder. ``half``: bfloat16 for the language model and the flow's estimator, None where that is fast. ``memory_gb``:
-    for the flow's past of all that is being spoken. What is None follows from the device; the other names are those of
-    ``StreamingConfig``."""
+    """Options of ``load_engine``. ``None`` selects a value for the device.
+
+    Attributes:
+        bundle: Model directory.
+        voices: Directory of stored voices; ``None``: inside the model directory.
+        rl: Use the reinforcement-learned weights.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        half: Run the language model and the flow estimator in bfloat16.
+        threads: PyTorch threads.
+        backend: ``torch``, or ``onnx`` for estimator and vocoder.
+        memory_gb: Memory of the flow cache.
+
+    The other options are those of ``StreamingConfig``.
+    """
 
     bundle: Path
     voices: Path | None = None
@@ -72,14 +79,25 @@ def load_engine(
     more_voices: Mapping[str, Voice] | None = None,
     enrolled: EnrolledVoices | None = None,
 ) -> CosyVoiceEngine:
-    """An engine that still has to warm up. Raises BundleError, ConfigError, MissingExtra. ``script`` replaces what is
-    drawn, ``more_voices`` are there beside those of the bundle (benchmarks); ``enrolled`` are added at run time."""
-    device = device_of(options.device)
+    """Load an engine. ``warm_up`` must be called before use.
+
+    Args:
+        options: What to load.
+        script: Replaces drawn ids, for benchmarks and tests.
+        more_voices: Voices in addition to those of the model directory, for benchmarks.
+        enrolled: Voices enrolled at run time.
+
+    Raises:
+        BundleError: The model directory is incomplete or damaged.
+        ConfigError: The options contradict each other or the device.
+        MissingExtra: A package for the options is not installed.
+    """
+    device = resolve_device(options.device)
     if options.threads is not None or device.type == "cpu":
-        torch.set_num_threads(options.threads or usual_threads())
+        torch.set_num_threads(options.threads or default_threads())
     bundle = Bundle.open(options.bundle, rl=options.rl)
     if bundle.has_random_weights:
-        log.warning("the weights in %s are random: it speaks noise", options.bundle)
+        log.warning("the weights in %s are random: the audio is noise", options.bundle)
     tokenizer = TextTokenizer.from_bundle(bundle)
     cuda = device.type == "cuda"
     half = cuda if options.half is None else options.half
@@ -92,14 +110,14 @@ def load_engine(
         run_on_onnx(networks, options.bundle / GRAPHS_DIR, torch.get_num_threads())
     config = StreamingConfig(
         overlap=not cuda
-        and (torch.get_num_threads() >= OVERLAP_THREADS if options.overlap is None else options.overlap),
+        and (torch.get_num_threads() >= MIN_OVERLAP_THREADS if options.overlap is None else options.overlap),
         max_utterances=options.max_utterances or (64 if cuda else 16),
         text_mode=TextMode(options.text_mode),
         first_tokens=options.first_tokens,
         stride_chunks=options.stride_chunks or (1 if cuda or options.backend == "onnx" else 2),
         context_tokens=options.context_tokens,
         max_passage_s=options.max_passage_s,
-        pages=pages_of(networks, options.memory_gb),
+        pages=page_count(networks, options.memory_gb),
         cached_voices=options.cached_voices,
         decode_batch=options.decode_batch or (64 if cuda else 16),
         render_batch=options.render_batch or (8 if cuda else 1),
@@ -107,31 +125,40 @@ def load_engine(
         graphs=options.graphs and cuda,
     )
     stored = options.voices or options.bundle / VOICES_DIR
-    voices = {**(more_voices or {}), **voices_of(bundle)}
-    parts = Parts.build(networks, tokenizer, voices, config, stored=stored, enrolled=enrolled)
-    return CosyVoiceEngine(parts, Model(bundle.config, tokenizer, config, script))
+    voices = {**(more_voices or {}), **bundle_voices(bundle)}
+    components = Components.build(networks, tokenizer, voices, config, stored=stored, enrolled=enrolled)
+    return CosyVoiceEngine(components, Model(bundle.config, tokenizer, config, script))
 
 
-def usual_threads() -> int:
-    """All cores but one, which answers the callers. PyTorch's threads wait for each other many times in a chunk, so one
-    core too many, which others use as well, costs far more than it brings: 10 s instead of 0.15 s to a first sound."""
+def default_threads() -> int:
+    """Return all cores but one, which serves the event loop.
+
+    PyTorch's threads synchronize many times per chunk. One thread too many, on a core that other work uses, raised the
+    first-audio latency from 0.15 s to 10 s.
+    """
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return max(1, cores - 1)
 
 
-def device_of(name: str) -> torch.device:
-    """Raises ConfigError for a device that is not there."""
+def resolve_device(name: str) -> torch.device:
+    """Return the device called ``name``. Raises ConfigError if it is unavailable."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device: there is no CUDA device here; use auto or cpu")
+        raise ConfigError("device: no CUDA device is available; use auto or cpu")
     return device
 
 
 def load_networks(bundle: Bundle, device: torch.device, *, half: bool) -> Networks:
-    """``half``: the language model and the flow's estimator in bfloat16, whose range is that of float32. RMS norms,
-    scores, the solver's state, the encoder and the vocoder stay in float32, the pitch in float64."""
+    """Load the networks.
+
+    Args:
+        bundle: Model directory.
+        device: Where to load them.
+        half: Run the language model and the flow estimator in bfloat16. RMS norms, scores, solver state, encoder and
+            vocoder stay in float32, the pitch in float64.
+    """
     networks = Networks.load(bundle, device=device, lm_dtype=torch.bfloat16 if half else torch.float32)
     if half:
         networks.flow.estimator.to(torch.bfloat16)
@@ -139,14 +166,16 @@ def load_networks(bundle: Bundle, device: torch.device, *, half: bool) -> Networ
     return networks
 
 
-def voices_of(bundle: Bundle) -> dict[str, Voice]:
-    """The speakers that came with the model."""
+def bundle_voices(bundle: Bundle) -> dict[str, Voice]:
+    """Return the voices of the model directory, by name."""
     return bundled_voices(bundle.speaker_info, bundle.config) if bundle.speaker_info.is_file() else {}
 
 
 def page_bytes(config: CosyVoiceConfig, dtype: torch.dtype) -> int:
-    """Keys and values of one chunk of one utterance: every layer of the estimator in every guided solver step, and the
-    encoder."""
+    """Return the size of one page.
+
+    A page holds keys and values of one chunk: of all estimator layers in all guided solver steps, and of the encoder.
+    """
     flow = config.flow
     frames = flow.chunk_tokens * flow.frames_per_token
     values = 0
@@ -160,8 +189,8 @@ def page_bytes(config: CosyVoiceConfig, dtype: torch.dtype) -> int:
     return 2 * values * dtype.itemsize
 
 
-def pages_of(networks: Networks, memory_gb: float | None) -> int:
-    """How many chunks fit. Raises ConfigError if that is too few to speak at all."""
+def page_count(networks: Networks, memory_gb: float | None) -> int:
+    """Return how many pages fit into the memory. Raises ConfigError if they are too few for one utterance."""
     each = page_bytes(networks.config, networks.flow.time_tables.dtype)
     device = networks.flow.noise.device
     if memory_gb is not None:
@@ -170,10 +199,10 @@ def pages_of(networks: Networks, memory_gb: float | None) -> int:
         budget = torch.cuda.mem_get_info(device)[0] * CUDA_MEMORY_SHARE
     else:
         budget = CPU_MEMORY_GB * 1e9
-    pages = min(int(budget / each), MOST_PAGES)
-    if pages < LEAST_PAGES:
+    pages = min(int(budget / each), MAX_PAGES)
+    if pages < MIN_PAGES:
         raise ConfigError(
-            f"memory_gb: {budget / 1e9:.1f} GB hold {pages} s of sound; this model needs at least "
-            f"{LEAST_PAGES * each / 1e9:.1f} GB"
+            f"memory_gb: {budget / 1e9:.1f} GB hold {pages} s of audio; this model needs at least "
+            f"{MIN_PAGES * each / 1e9:.1f} GB"
         )
     return pages

@@ -1,8 +1,7 @@
-"""Speech tokens to PCM for many utterances at once: the next chunk of the flow, the vocoder on a window, 16 bits.
+"""Renders speech tokens to PCM for many utterances at once: flow, pace, vocoder, 16-bit samples.
 
-Owns the pass order and the batching of what fits together; all state of a stream of sound is in its ``SoundStream``.
-Each chunk costs the same wherever it stands in the utterance: frames computed are counted, so that a test can tell.
-It must not know when a chunk is due, who listens or how urgent anything is.
+Batches what fits together. All state of an audio segment is in its ``RenderState``. Every chunk costs the same wherever
+it is in the utterance; frame counters let tests check this.
 """
 
 from __future__ import annotations
@@ -21,114 +20,139 @@ from tts_worker.engine.cosyvoice.flow.stream import FlowPool, FlowState
 from tts_worker.engine.cosyvoice.hift import HashedNoise, HiftState
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.streaming.graphs import Runner
-from tts_worker.engine.streaming.lanes import Begun, Lanes, Mark, Ticket
+from tts_worker.engine.streaming.streams import ExecutionStreams, PendingCopy, StreamFuture, TimingEvent
 from tts_worker.engine.streaming.voices import VoiceState, window
 
 
-class Stretch:
-    """Another pace: mel frames resampled linearly in time as they come, at positions that do not depend on the cuts.
+class MelResampler:
+    """Changes the pace: resamples mel frames linearly in time, as they arrive.
 
-    ``speed`` 2 makes half as many frames. Source: the reference resamples the whole mel the same way.
+    Positions do not depend on how the input was split. The reference resamples the whole mel in the same way.
+
+    Args:
+        speed: Pace; 2 gives half as many frames.
     """
 
     def __init__(self, speed: float) -> None:
         self._speed = speed
-        self._kept: Tensor | None = None  # frames that later ones are mixed with
-        self._first = 0  # absolute number of the first kept frame
-        self._made = 0
+        self._cached_mel: Tensor | None = None  # input frames that later outputs need
+        self._cached_start = 0  # absolute index of the first cached frame
+        self._emitted_frames = 0
 
     @staticmethod
-    def frames(frames: int, speed: float) -> int:
-        """How many frames become of so many."""
+    def output_frames(frames: int, speed: float) -> int:
+        """Return the number of output frames of ``frames`` input frames."""
         return int(frames / speed)
 
     def push(self, mel: Tensor, final: bool) -> Tensor:
-        """``[1, mel, n]`` more frames; returns those that are settled, ``[1, mel, m]``."""
-        kept = mel if self._kept is None else torch.cat([self._kept, mel], dim=2)
-        total = self._first + kept.shape[2]
-        end = self.frames(total, self._speed)
-        if not final:  # the last one needs a frame to its right
+        """Add input frames and return the output frames that are complete.
+
+        Args:
+            mel: Input frames, ``[1, mel, n]``.
+            final: Whether no more input follows.
+
+        Returns:
+            Output frames, ``[1, mel, m]``.
+        """
+        cached = mel if self._cached_mel is None else torch.cat([self._cached_mel, mel], dim=2)
+        start = self._cached_start
+        total = start + cached.shape[2]
+        end = self.output_frames(total, self._speed)
+        if not final:  # interpolation needs the next input frame
             while end and (end - 0.5) * self._speed - 0.5 > total - 1:
                 end -= 1
-        place = (torch.arange(self._made, max(end, self._made), device=mel.device) + 0.5).double() * self._speed - 0.5
-        place = place.clamp(min=0.0, max=max(0.0, float(total - 1)))
-        left = place.floor().long()
-        share = (place - left).to(mel.dtype)
+        end = max(end, self._emitted_frames)
+        position = (torch.arange(self._emitted_frames, end, device=mel.device) + 0.5).double() * self._speed - 0.5
+        position = position.clamp(min=0.0, max=max(0.0, float(total - 1)))
+        left = position.floor().long()
+        weight = (position - left).to(mel.dtype)
         right = (left + 1).clamp(max=total - 1)
-        out = kept[:, :, left - self._first] * (1 - share) + kept[:, :, right - self._first] * share
-        self._made = max(end, self._made)
-        needed = max(self._first, min(int(max(0.0, (self._made + 0.5) * self._speed - 0.5)), total - 1))
-        self._kept = kept[:, :, needed - self._first :]
-        self._first = needed
+        out = cached[:, :, left - start] * (1 - weight) + cached[:, :, right - start] * weight
+        self._emitted_frames = end
+        needed = max(start, min(int(max(0.0, (end + 0.5) * self._speed - 0.5)), total - 1))
+        self._cached_mel = cached[:, :, needed - start :]
+        self._cached_start = needed
         return out
 
 
 @dataclass(eq=False)
-class SoundStream:
-    """One unbroken stretch of sound: its voice, its speech tokens so far, and what the networks remember of it."""
+class RenderState:
+    """State of one audio segment in the networks.
+
+    Attributes:
+        voice: The voice.
+        seed: Seed of the vocoder's noise.
+        tokens: Speech tokens so far.
+        resampler: Changes the pace; ``None`` at normal pace.
+        flow: Cache of the flow; ``None`` before the first pass and after a fault.
+        hift: Cache of the vocoder.
+    """
 
     voice: VoiceState
     seed: int
     tokens: list[int]
-    stretch: Stretch | None = None
+    resampler: MelResampler | None = None
     flow: FlowState | None = None
     hift: HiftState | None = None
 
 
 @dataclass(frozen=True)
-class Work:
-    """``chunk`` of ``stream`` is due. ``tokens``: those that it knows."""
+class RenderRequest:
+    """A due chunk, and the tokens ``[0, chunk.known)`` of its segment."""
 
-    stream: SoundStream
+    state: RenderState
     chunk: Chunk
     tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class _Made:
-    begun: Mark
-    done: Mark
+class _TimedOutput:
+    start: TimingEvent
+    end: TimingEvent
 
     @property
     def ms(self) -> float:
-        """What the device took for it. Blocks until it is done."""
-        return self.done.ms_since(self.begun)
+        """Device time of the pass. Blocks until it is done."""
+        return self.end.ms_since(self.start)
 
 
 @dataclass(frozen=True)
-class Mels(_Made):
-    """What the flow made of some works, ``[1, mel, n]`` each."""
+class FlowOutput(_TimedOutput):
+    """Mel frames of each request, ``[1, mel, n]``."""
 
     frames: list[Tensor]
 
 
 @dataclass(frozen=True)
-class Rendered:
-    """Sound on its way to the host: 16-bit samples ``[B, n]``, ``row`` is this work's."""
+class RenderedChunk:
+    """Audio of one request on its way to the host: one row of int16 samples ``[B, n]``."""
 
-    ticket: Ticket
+    samples: PendingCopy
     row: int
 
     def pcm(self) -> bytes:
-        return self.ticket.wait()[self.row].numpy().tobytes()
+        """Return the samples as s16le. Blocks until they are on the host."""
+        return self.samples.wait()[self.row].numpy().tobytes()
 
 
 @dataclass(frozen=True)
-class Voiced(_Made):
-    """What the vocoder made of some works, and where it stands afterwards: their streams go on from there once their
-    sound has come to the host."""
+class VocoderOutput(_TimedOutput):
+    """Audio and next vocoder state of each request.
 
-    parts: list[Rendered]
-    after: list[HiftState]
+    The caller assigns the next states once the audio is on the host, so that a failed copy can be retried.
+    """
+
+    chunks: list[RenderedChunk]
+    next_states: list[HiftState]
 
     @property
     def ready(self) -> bool:
-        return all(part.ticket.ready for part in self.parts)
+        return all(chunk.samples.ready for chunk in self.chunks)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """Shape of a vocoder batch: streams run together only if all of these are equal.
+class VocoderShape:
+    """Shape of a vocoder batch. Streams can share a batch only if all of these are equal.
 
     Attributes:
         frames: New mel frames.
@@ -148,156 +172,178 @@ class Shape:
 
 
 class Renderer:
-    """Runs the flow and the vocoder, in the lanes of either. ``stride``: the flow computes up to so many chunks of a
-    stream in one pass. ``flow_frames``, ``vocoder_frames``: how many were computed so far."""
+    """Runs the flow and the vocoder on their streams.
 
-    def __init__(self, networks: Networks, pool: FlowPool, lanes: Lanes, runner: Runner, stride: int = 1) -> None:
+    Args:
+        networks: The networks.
+        pool: Memory of the flow.
+        streams: Execution streams of the device.
+        runner: Runs the vocoder.
+        stride: Most chunks of a segment in one flow pass.
+
+    Attributes:
+        pool: Memory of the flow.
+        flow_frames: Frames computed by the flow so far.
+        vocoder_frames: Frames computed by the vocoder so far.
+    """
+
+    def __init__(
+        self, networks: Networks, pool: FlowPool, streams: ExecutionStreams, runner: Runner, stride: int = 1
+    ) -> None:
         self._networks = networks
         self.pool = pool
-        self._lanes = lanes
+        self._streams = streams
         self._runner = runner
         self._stride = stride
-        self.flow_frames = self.vocoder_frames = 0
-        self._after: dict[Shape, tuple[int, bool]] = {}
+        self.flow_frames = 0
+        self.vocoder_frames = 0
+        self._next_shapes: dict[VocoderShape, tuple[int, bool]] = {}  # emitted_frames and has_tail after a pass
 
-    def pages(self, work: Work) -> int:
-        """How many chunks of the mask a piece of work takes (one more than its own at a stream's odd begin or end)."""
-        stream = work.stream
-        size = self.pool.chunk_tokens
-        if stream.flow is not None:
-            done = stream.flow.tokens
+    def pages(self, request: RenderRequest) -> int:
+        """Return the number of pages that ``request`` needs, one per chunk of the mask.
+
+        An unaligned start or end of a segment needs one more than its chunks.
+        """
+        state = request.state
+        if state.flow is not None:
+            done = state.flow.tokens
         else:
-            done = stream.voice.flow.tokens if stream.voice.flow is not None else 0
-        return -(-(len(stream.voice.prompt) + work.chunk.end - done) // size)
+            done = state.voice.flow.tokens if state.voice.flow is not None else 0
+        return -(-(len(state.voice.prompt) + request.chunk.end - done) // self.pool.chunk_tokens)
 
     def samples(self, mel: Tensor) -> int:
-        """How much sound becomes of frames ``[1, mel, n]``."""
+        """Return the number of samples of frames ``[1, mel, n]``."""
         return mel.shape[2] * self._networks.config.hift.frame_samples
 
-    def close(self, stream: SoundStream) -> None:
-        """Free what ``stream`` holds, also while the flow is at others: that takes from lists to which this adds.
-        Idempotent."""
-        self.recover(stream)
-        stream.hift = None
+    def close(self, state: RenderState) -> None:
+        """Release the caches of ``state``. Idempotent.
 
-    def recover(self, stream: SoundStream) -> None:
-        """A pass failed half-way, so the flow's memory of ``stream`` is not to be trusted. It is forgotten, and made
-        anew from the tokens by the next pass: the sound goes on as if nothing had been."""
-        if stream.flow is not None:
-            self.pool.close(stream.flow)
-            stream.flow = None
+        Safe during a flow pass over other states: the pass takes from the free lists to which this appends.
+        """
+        self.recover(state)
+        state.hift = None
+
+    def recover(self, state: RenderState) -> None:
+        """Drop the flow cache of ``state`` after a failed pass. The next pass computes it again from the tokens."""
+        if state.flow is not None:
+            self.pool.close(state.flow)
+            state.flow = None
 
     # -- tokens to mel ------------------------------------------------------------------------------------------------
 
-    def flow(self, works: Sequence[Work]) -> Begun[Mels]:
-        """Begin the flow's part of what is due. Its streams are nobody else's until that is over.
+    def flow(self, requests: Sequence[RenderRequest]) -> StreamFuture[FlowOutput]:
+        """Submit a flow pass. The states must not be used until it is done.
 
-        What comes of it raises OutOfMemory if the pool has no pages; whatever else the networks raise leaves the
-        streams in need of ``recover``.
+        The result raises ``OutOfMemory`` if the pool has no free pages. After any other error the states need
+        ``recover``.
         """
-        return self._lanes.flow.do(partial(self._mels, works))
+        return self._streams.flow.submit(partial(self._run_flow, requests))
 
     @torch.inference_mode()
-    def _mels(self, works: Sequence[Work]) -> Mels:
-        with self._lanes.flow as lane:
-            begun = lane.mark()
-            frames = self._frames(works)
-            return Mels(begun, lane.mark(), frames)
+    def _run_flow(self, requests: Sequence[RenderRequest]) -> FlowOutput:
+        with self._streams.flow as stream:
+            start = stream.record_event()
+            frames = self._mel_frames(requests)
+            return FlowOutput(start, stream.record_event(), frames)
 
-    def _frames(self, works: Sequence[Work]) -> list[Tensor]:
-        """The new frames of each work, ``[1, mel, n]``. Works that take equally many passes run as one batch."""
-        parts: list[list[Tensor]] = [[] for _ in works]
-        for work in works:
-            if work.stream.flow is None:
-                work.stream.flow = self.pool.open(work.stream.voice.flow)
-        left = [self.pages(work) for work in works]
-        while any(left):
-            now = [i for i, chunks in enumerate(left) if chunks == max(left)]
-            wide = min(max(left), self._stride)
-            for i, mel in zip(now, self._pass([works[i] for i in now], wide), strict=True):
+    def _mel_frames(self, requests: Sequence[RenderRequest]) -> list[Tensor]:
+        """Return the new frames of each request, ``[1, mel, n]``. Requests with equally many chunks share a pass."""
+        parts: list[list[Tensor]] = [[] for _ in requests]
+        for request in requests:
+            if request.state.flow is None:
+                request.state.flow = self.pool.open(request.state.voice.flow)
+        remaining = [self.pages(request) for request in requests]
+        while any(remaining):
+            indexes = [i for i, chunks in enumerate(remaining) if chunks == max(remaining)]
+            stride = min(max(remaining), self._stride)
+            for i, mel in zip(indexes, self._advance([requests[i] for i in indexes], stride), strict=True):
                 parts[i].append(mel)
-                left[i] -= wide
+                remaining[i] -= stride
         frames = [torch.cat(part, dim=1).transpose(1, 2) for part in parts]
-        paces = [copy(work.stream.stretch) for work in works]
+        # Copies, so that a fault in the middle of the batch leaves all resamplers unchanged.
+        resamplers = [copy(request.state.resampler) for request in requests]
         frames = [
-            mel if pace is None else pace.push(mel, work.chunk.final)
-            for work, mel, pace in zip(works, frames, paces, strict=True)
+            mel if resampler is None else resampler.push(mel, request.chunk.final)
+            for request, mel, resampler in zip(requests, frames, resamplers, strict=True)
         ]
-        for work, pace in zip(works, paces, strict=True):
-            work.stream.stretch = pace
+        for request, resampler in zip(requests, resamplers, strict=True):
+            request.state.resampler = resampler
         return frames
 
-    def _pass(self, works: Sequence[Work], chunks: int) -> list[Tensor]:
-        """The next ``chunks`` of each stream: their frames ``[1, n, mel]`` that nobody has heard."""
+    def _advance(self, requests: Sequence[RenderRequest], chunks: int) -> list[Tensor]:
+        """Compute the next ``chunks`` chunks of each state. Returns the frames ``[1, n, mel]`` within each request."""
         config = self._networks.config
-        ratio = self._networks.config.flow.frames_per_token
-        states = []
+        ratio = config.flow.frames_per_token
+        flow_states = []
         windows = []
-        begins = []
-        for work in works:
-            stream = work.stream
-            state = work.stream.flow
-            assert state is not None
-            tokens = [*stream.voice.prompt, *work.tokens]
-            windows.append(window(config, tokens, stream.voice.prompt_mel, state.tokens, len(tokens), chunks))
-            states.append(state)
-            begins.append(state.tokens)
+        starts = []
+        for request in requests:
+            voice = request.state.voice
+            flow_state = request.state.flow
+            assert flow_state is not None
+            tokens = [*voice.prompt, *request.tokens]
+            windows.append(window(config, tokens, voice.prompt_mel, flow_state.tokens, len(tokens), chunks))
+            flow_states.append(flow_state)
+            starts.append(flow_state.tokens)
         mel = self.pool.advance(
-            states,
-            self._lanes.flow.send([ids for ids, _, _ in windows]),
+            flow_states,
+            self._streams.flow.to_device([ids for ids, _, _ in windows]),
             [known for _, known, _ in windows],
-            torch.cat([work.stream.voice.spk for work in works]),
+            torch.cat([request.state.voice.spk for request in requests]),
             torch.cat([cond for _, _, cond in windows]),
         )
         self.flow_frames += mel.shape[0] * mel.shape[1]
-        out = []
-        for row, (work, begin) in enumerate(zip(works, begins, strict=True)):
-            prompt = len(work.stream.voice.prompt)
-            first = max(0, prompt + work.chunk.begin - begin)
-            last = min(chunks * self.pool.chunk_tokens, prompt + work.chunk.end - begin)
-            out.append(mel[row : row + 1, first * ratio : max(first, last) * ratio].clone())
-        return out
+        frames = []
+        for row, (request, start) in enumerate(zip(requests, starts, strict=True)):
+            prompt_tokens = len(request.state.voice.prompt)
+            first = max(0, prompt_tokens + request.chunk.begin - start)
+            last = min(chunks * self.pool.chunk_tokens, prompt_tokens + request.chunk.end - start)
+            frames.append(mel[row : row + 1, first * ratio : max(first, last) * ratio].clone())
+        return frames
 
-    # -- mel to sound -------------------------------------------------------------------------------------------------
+    # -- mel to audio -------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def vocode(self, works: Sequence[Work], mels: Sequence[Tensor]) -> Voiced:
-        """Turn the frames ``[1, mel, n]`` of each work into sound. Those that have kept equally much run as one batch.
-        No stream is changed."""
-        with self._lanes.vocoder as lane:
-            begun, (parts, after) = lane.mark(), self._sounds(works, mels)
-            return Voiced(begun, lane.mark(), parts, after)
+    def vocode(self, requests: Sequence[RenderRequest], mels: Sequence[Tensor]) -> VocoderOutput:
+        """Submit a vocoder pass over the frames ``[1, mel, n]`` of each request. Changes no state."""
+        with self._streams.vocoder as stream:
+            start = stream.record_event()
+            chunks, next_states = self._run_vocoder(requests, mels)
+            return VocoderOutput(start, stream.record_event(), chunks, next_states)
 
-    def _sounds(self, works: Sequence[Work], mels: Sequence[Tensor]) -> tuple[list[Rendered], list[HiftState]]:
-        groups: dict[Shape, list[int]] = {}
+    def _run_vocoder(
+        self, requests: Sequence[RenderRequest], mels: Sequence[Tensor]
+    ) -> tuple[list[RenderedChunk], list[HiftState]]:
+        """Run requests of equal shape as one batch."""
+        groups: dict[VocoderShape, list[int]] = {}
         hift = self._networks.hift
-        states = [work.stream.hift or hift.start(1, mel.device) for work, mel in zip(works, mels, strict=True)]
-        for i, (work, mel, state) in enumerate(zip(works, mels, states, strict=True)):
-            tail = 0 if state.tail is None else state.tail.shape[1]
-            key = Shape(
-                mel.shape[2],
-                state.cached_mel.shape[2],
-                state.cached_f0.shape[1],
-                state.emitted_frames,
-                tail,
-                work.chunk.final,
+        states = [request.state.hift or hift.start(1, mel.device) for request, mel in zip(requests, mels, strict=True)]
+        for i, (request, mel, state) in enumerate(zip(requests, mels, states, strict=True)):
+            shape = VocoderShape(
+                frames=mel.shape[2],
+                cached_mel=state.cached_mel.shape[2],
+                cached_f0=state.cached_f0.shape[1],
+                emitted_frames=state.emitted_frames,
+                tail=0 if state.tail is None else state.tail.shape[1],
+                final=request.chunk.final,
             )
-            groups.setdefault(key, []).append(i)
-        done: dict[int, Rendered] = {}
-        for key, members in groups.items():
-            seeds = [works[i].stream.seed for i in members]
-            samples, after = self._group(
-                key, [states[i] for i in members], seeds, torch.cat([mels[i] for i in members])
+            groups.setdefault(shape, []).append(i)
+        chunks: dict[int, RenderedChunk] = {}
+        for shape, members in groups.items():
+            seeds = [requests[i].state.seed for i in members]
+            samples, next_states = self._run_vocoder_batch(
+                shape, [states[i] for i in members], seeds, torch.cat([mels[i] for i in members])
             )
-            ticket = self._lanes.vocoder.fetch(samples)
+            pending = self._streams.vocoder.to_host(samples)
             for row, i in enumerate(members):
-                done[i], states[i] = Rendered(ticket, row), after[row]
-        return [done[i] for i in range(len(works))], states
+                chunks[i] = RenderedChunk(pending, row)
+                states[i] = next_states[row]
+        return [chunks[i] for i in range(len(requests))], states
 
-    def _group(
-        self, key: Shape, states: Sequence[HiftState], seeds: Sequence[int], mel: Tensor
+    def _run_vocoder_batch(
+        self, shape: VocoderShape, states: Sequence[HiftState], seeds: Sequence[int], mel: Tensor
     ) -> tuple[Tensor, list[HiftState]]:
-        """Streams of equal shape as one batch: 16-bit samples ``[B, n]``, and their states afterwards."""
+        """Run streams of equal shape as one batch. Returns int16 samples ``[B, n]`` and the next states."""
         self.vocoder_frames += mel.shape[0] * (mel.shape[2] + states[0].cached_mel.shape[2])
         no_tail = states[0].cached_mel[:, 0, :0]
         inputs = (
@@ -307,51 +353,52 @@ class Renderer:
             torch.cat([state.phase for state in states]),
             torch.cat([state.start for state in states]),
             torch.cat([no_tail if state.tail is None else state.tail for state in states]),
-            self._lanes.vocoder.send(seeds),
+            self._streams.vocoder.to_device(seeds),
         )
-        samples, *parts = self._runner.run(("vocoder", len(states), key), self._vocoder(key), inputs)
-        emitted_frames, has_tail = self._after[key]
-        rows = zip(*(torch.split(part.clone(), 1) for part in parts), strict=True)  # a recording's buffers are reused
+        samples, *outputs = self._runner.run(("vocoder", len(states), shape), self._vocoder_fn(shape), inputs)
+        emitted_frames, has_tail = self._next_shapes[shape]
+        # Cloned, because a graph reuses its output buffers.
+        rows = zip(*(torch.split(output.clone(), 1) for output in outputs), strict=True)
         return samples, [
             HiftState(cached_mel, f0, phase, start, emitted_frames, tail if has_tail else None)
             for cached_mel, f0, phase, start, tail in rows
         ]
 
     @torch.inference_mode()
-    def record_shapes(self, batch: int) -> None:
-        """Run the vocoder once more for every shape that is met within an utterance, in every batch."""
-        with self._lanes.vocoder as lane:
-            for key in [key for key in self._after if not key.final]:
+    def capture_shapes(self, batch: int) -> None:
+        """Run the vocoder once for every shape within an utterance and every batch size, to capture graphs."""
+        with self._streams.vocoder as stream:
+            for shape in [shape for shape in self._next_shapes if not shape.final]:
                 for rows in range(1, batch + 1):
                     state = self._networks.hift.start(rows, self.pool.device)
-                    frames = max(key.frames, key.cached_mel, key.cached_f0)
+                    frames = max(shape.frames, shape.cached_mel, shape.cached_f0)
                     mel = state.cached_mel.new_zeros(rows, state.cached_mel.shape[1], frames)
                     self._runner.run(
-                        ("vocoder", rows, key),
-                        self._vocoder(key),
+                        ("vocoder", rows, shape),
+                        self._vocoder_fn(shape),
                         (
-                            mel[:, :, : key.frames],
-                            mel[:, :, : key.cached_mel],
-                            mel[:, 0, : key.cached_f0],
+                            mel[:, :, : shape.frames],
+                            mel[:, :, : shape.cached_mel],
+                            mel[:, 0, : shape.cached_f0],
                             state.phase,
                             state.start,
-                            mel.new_zeros(rows, key.tail),
-                            lane.send([0] * rows),
+                            mel.new_zeros(rows, shape.tail),
+                            stream.to_device([0] * rows),
                         ),
                     )
 
-    def _vocoder(self, key: Shape) -> Callable[..., tuple[Tensor, ...]]:
-        """The vocoder for streams of one shape, as a function of tensors only."""
+    def _vocoder_fn(self, shape: VocoderShape) -> Callable[..., tuple[Tensor, ...]]:
+        """Return the vocoder for one shape, as a function of tensors only."""
         hift = self._networks.hift
 
         def vocode(
             mel: Tensor, cached_mel: Tensor, f0: Tensor, phase: Tensor, start: Tensor, tail: Tensor, seeds: Tensor
         ) -> tuple[Tensor, ...]:
-            state = HiftState(cached_mel, f0, phase, start, key.emitted_frames, tail if key.tail else None)
+            state = HiftState(cached_mel, f0, phase, start, shape.emitted_frames, tail if shape.tail else None)
             noise = HashedNoise(seeds, not hift.dims.causal)
-            audio, after = hift.stream(mel, state, noise, key.final)
-            # What follows from the shape alone is remembered by shape: a recording returns tensors and nothing else.
-            self._after[key] = (after.emitted_frames, after.tail is not None)
+            audio, after = hift.stream(mel, state, noise, shape.final)
+            # A graph returns tensors only; these two values follow from the shape.
+            self._next_shapes[shape] = (after.emitted_frames, after.tail is not None)
             tail = cached_mel[:, 0, :0] if after.tail is None else after.tail
             return to_int16(audio), after.cached_mel, after.cached_f0, after.phase, after.start, tail
 

@@ -1,8 +1,7 @@
-"""One sequence of the language model, from text to its end of speech: what is fed, what may come, when it is over.
+"""One sequence of the language model, from text to the end of speech.
 
-A ``Run`` is asked and told by the engine and touches no tensor: ``unfed`` goes into the network, then up to
-``budget`` ids may be drawn without asking again, among them one special id. ``ClauseRun`` speaks text that is known in
-full, ``InterleavedRun`` text that is still being written. Both depend on text and ids alone, never on time.
+A run holds no tensors. The engine feeds ``pending_items`` to the network, draws up to ``budget`` ids, and passes each
+to ``take``. Runs depend on text and ids alone, never on time.
 """
 
 from __future__ import annotations
@@ -19,45 +18,79 @@ MIN_RATIO = 2
 MAX_RATIO = 20
 
 
-class Run(Protocol):
-    """``unfed``: inputs that the network has not seen, the last drawn id among them. ``special`` may be drawn from
-    draw number ``special_from`` on. ``fills``: ids that count as drawn although nobody drew them."""
+class LmRun(Protocol):
+    """One sequence of the language model.
 
-    unfed: list[Item]
+    Attributes:
+        pending_items: Inputs that the network has not processed, including the last drawn id.
+        fills: Ids that count as drawn although they were forced.
+        done: Whether the run is over.
+        truncated: Whether it ended at its length limit.
+    """
+
+    pending_items: list[Item]
     fills: list[int]
     done: bool
     truncated: bool
 
     @property
-    def special(self) -> int: ...
+    def special(self) -> int:
+        """The special id that may be drawn."""
+        ...
+
     @property
-    def special_from(self) -> int: ...
+    def special_from(self) -> int:
+        """Number of the first draw that may give the special id."""
+        ...
+
     @property
-    def budget(self) -> int: ...
+    def budget(self) -> int:
+        """How many ids may be drawn before the run must be consulted again."""
+        ...
 
     @property
     def waits_for_text(self) -> bool: ...
 
     def take(self, token: int) -> bool:
-        """The next drawn id. True if it is sound. Raises SynthesisFailed for a special id that has no place."""
+        """Record the next drawn id.
+
+        Returns:
+            True if the id is a speech token.
+
+        Raises:
+            SynthesisFailed: A special id that is not valid at this point.
+        """
         ...
 
 
 class ClauseRun:
-    """``text`` after everything in ``before`` (prompt and earlier clauses), then the ``speech`` of all that; at most
-    ``most`` ids are drawn."""
+    """A run over text that is known in full.
+
+    Args:
+        dims: Dimensions and special ids of the language model.
+        context_text: Text ids of the prompt and of earlier clauses.
+        text: Text ids to speak.
+        context_speech: Speech ids of the prompt and of earlier clauses.
+        max_ids: Most ids to draw.
+    """
 
     def __init__(
-        self, dims: LmDims, before: Sequence[int], text: Sequence[int], speech: Sequence[int], most: int
+        self,
+        dims: LmDims,
+        context_text: Sequence[int],
+        text: Sequence[int],
+        context_speech: Sequence[int],
+        max_ids: int,
     ) -> None:
         self._dims = dims
-        self.unfed: list[Item] = [(Kind.SOS, 0), *((Kind.TEXT, i) for i in before), *((Kind.TEXT, i) for i in text)]
-        self.unfed += [(Kind.TASK, 0), *((Kind.SPEECH, i) for i in speech)]
+        self.pending_items: list[Item] = [(Kind.SOS, 0), *((Kind.TEXT, i) for i in (*context_text, *text))]
+        self.pending_items += [(Kind.TASK, 0), *((Kind.SPEECH, i) for i in context_speech)]
         self.fills: list[int] = []
-        self._least = MIN_RATIO * len(text)
-        self._most = most
+        self._min_ids = MIN_RATIO * len(text)
+        self._max_ids = max_ids
         self._drawn = 0
-        self.done = self.truncated = False
+        self.done = False
+        self.truncated = False
 
     @property
     def special(self) -> int:
@@ -65,11 +98,11 @@ class ClauseRun:
 
     @property
     def special_from(self) -> int:
-        return self._least
+        return self._min_ids
 
     @property
     def budget(self) -> int:
-        return self._most - self._drawn
+        return self._max_ids - self._drawn
 
     @property
     def waits_for_text(self) -> bool:
@@ -80,81 +113,86 @@ class ClauseRun:
         if token >= self._dims.speech_tokens:
             self.done = True
             return False
-        self.unfed = [(Kind.SPEECH, token)]
-        if self._drawn >= self._most:
+        self.pending_items = [(Kind.SPEECH, token)]
+        if self._drawn >= self._max_ids:
             self.done = self.truncated = True
         return True
 
 
 class InterleavedRun:
-    """Text token by token between the speech, in the order that ``machine`` decides."""
+    """A run over text that is still being written, interleaved with speech.
 
-    def __init__(self, dims: LmDims, machine: Interleave) -> None:
+    Attributes:
+        read_tokens: Text ids consumed so far.
+    """
+
+    def __init__(self, dims: LmDims, interleave: Interleave) -> None:
         self._dims = dims
-        self._machine = machine
-        self.unfed: list[Item] = []
+        self._interleave = interleave
+        self.pending_items: list[Item] = []
         self.fills: list[int] = []
         self._text: deque[int] = deque()
         self._text_ended = False
-        self.read = 0  # text ids that the machine took
-        self._how: Draw | None = None
-        self.done = self.truncated = False
-        self._turn()
+        self.read_tokens = 0
+        self._draw: Draw | None = None
+        self.done = False
+        self.truncated = False
+        self._advance()
 
     def push(self, ids: Iterable[int]) -> None:
-        """More text."""
+        """Add text."""
         self._text.extend(ids)
-        self._turn()
+        self._advance()
 
     def end(self) -> None:
-        """No more text."""
+        """End the text."""
         self._text_ended = True
-        self._turn()
+        self._advance()
 
     @property
     def special(self) -> int:
-        return self._dims.eos_id if self._how is Draw.FINAL else self._dims.fill_id
+        return self._dims.eos_id if self._draw is Draw.FINAL else self._dims.fill_id
 
     @property
     def special_from(self) -> int:
-        # The reference has no least length here; an end before that is not speech but a mistake.
-        return MIN_RATIO * self.read if self._how is Draw.FINAL else 0
+        # The reference has no minimum length here. An earlier end is an error of the model, not speech.
+        return MIN_RATIO * self.read_tokens if self._draw is Draw.FINAL else 0
 
     @property
     def budget(self) -> int:
-        return self._machine.draws_left
+        return self._interleave.draws_left
 
     @property
     def waits_for_text(self) -> bool:
-        return not self.done and self._how is None
+        return not self.done and self._draw is None
 
     def take(self, token: int) -> bool:
-        # what an id is drawn from was fed
-        self.unfed = []
-        self._how = None
-        sound = self._machine.take(token)
-        self._turn()
-        return sound
+        # The inputs of this draw were fed.
+        self.pending_items = []
+        self._draw = None
+        is_speech = self._interleave.take(token)
+        self._advance()
+        return is_speech
 
-    def _turn(self) -> None:
-        """Go on until an id must be drawn or text is missing."""
-        machine = self._machine
-        while not machine.done and self._how is None:
-            if machine.wants_text:
+    def _advance(self) -> None:
+        """Advance until an id must be drawn or text is missing."""
+        interleave = self._interleave
+        while not interleave.done and self._draw is None:
+            if interleave.wants_text:
                 if self._text:
-                    machine.push(self._text.popleft())
-                    self.read += 1
+                    interleave.push(self._text.popleft())
+                    self.read_tokens += 1
                 elif self._text_ended:
-                    machine.end()
+                    interleave.end()
                 else:
                     return
                 continue
-            items, how = machine.feed()
-            self.unfed += items
-            if how is Draw.FORCED_FILL:
+            items, draw = interleave.feed()
+            self.pending_items += items
+            if draw is Draw.FORCED_FILL:
                 self.fills.append(self._dims.fill_id)
-                machine.take(self._dims.fill_id)
+                interleave.take(self._dims.fill_id)
             else:
-                self._how = how
-        self.done = machine.done
-        self.truncated = machine.truncated
+                self._draw = draw
+        self.done = interleave.done
+        self.truncated = interleave.truncated

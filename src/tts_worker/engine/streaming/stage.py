@@ -1,8 +1,7 @@
-"""What the two kinds of work on the device, tokens (token_stage.py) and sound (sound_stage.py), have in common.
+"""Common parts of the token stage and the audio stage.
 
-A stage launches one pass at a time and lands what came of it: it chooses who shares a pass with the most urgent
-utterance, keeps the book of what is in flight, and hands results to the utterances. Faults leave it as ``StageFault``
-with the members it concerns; what they cost is the engine's decision. It must not know credit, clocks or commands.
+A stage submits one batch at a time and collects its results. Faults leave it as ``StageFault`` with the utterances
+concerned; the engine decides what follows.
 """
 
 from __future__ import annotations
@@ -14,7 +13,13 @@ from tts_worker.engine.streaming.utterance import Utterance
 
 
 class StageFault(Exception):
-    """A pass failed; ``members`` took part in it. ``recover``: what one of them needs before it can go on."""
+    """A failed pass.
+
+    Attributes:
+        members: The utterances of the batch.
+        cause: What was raised.
+        recover: Restores the state of one member before it is retried.
+    """
 
     def __init__(
         self, members: Sequence[Utterance], cause: BaseException, recover: Callable[[Utterance], None] | None = None
@@ -26,11 +31,20 @@ class StageFault(Exception):
 
 
 @dataclass
-class Spent:
-    """Running totals, and what a unit of work takes at present (a running mean): for the benchmark and for deciding
-    how much sound a first chunk should hold."""
+class StageTimings:
+    """Device time of the stages.
 
-    feed_ms: float = 0.0
+    Attributes:
+        prefill_ms: Total of prefill passes.
+        decode_ms: Total of decode bursts.
+        flow_ms: Total of flow passes.
+        vocoder_ms: Total of vocoder passes.
+        tokens: Total of drawn ids.
+        token_s: Running mean of one decode step.
+        chunk_s: Running mean of one chunk, flow and vocoder.
+    """
+
+    prefill_ms: float = 0.0
     decode_ms: float = 0.0
     flow_ms: float = 0.0
     vocoder_ms: float = 0.0
@@ -39,11 +53,11 @@ class Spent:
     chunk_s: float = 0.0
 
     def reset(self) -> None:
-        """Begin to count again."""
-        self.feed_ms = self.decode_ms = self.flow_ms = self.vocoder_ms = self.token_s = self.chunk_s = 0.0
+        """Set all totals and means to zero."""
+        self.prefill_ms = self.decode_ms = self.flow_ms = self.vocoder_ms = self.token_s = self.chunk_s = 0.0
         self.tokens = 0
 
 
-def running_mean(before: float, value: float) -> float:
-    """A running mean."""
-    return value if before == 0.0 else 0.9 * before + 0.1 * value
+def running_mean(mean: float, value: float) -> float:
+    """Update an exponential running mean. A mean of 0 has no values yet."""
+    return value if mean == 0.0 else 0.9 * mean + 0.1 * value

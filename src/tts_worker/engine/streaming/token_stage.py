@@ -1,4 +1,4 @@
-"""Speech tokens, of many utterances at once: feeds and bursts of the language model. See stage.py."""
+"""Batches of language model passes: prefills and decode bursts. See stage.py."""
 
 from __future__ import annotations
 
@@ -7,173 +7,203 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from tts_worker.engine.cosyvoice.chunks import Item
-from tts_worker.engine.streaming.decode import Row
-from tts_worker.engine.streaming.lanes import Mark, Ticket
-from tts_worker.engine.streaming.parts import Parts
+from tts_worker.engine.streaming.components import Components
+from tts_worker.engine.streaming.decode import DecodeRow
 from tts_worker.engine.streaming.runs import InterleavedRun
-from tts_worker.engine.streaming.stage import Spent, StageFault, running_mean
-from tts_worker.engine.streaming.utterance import Need, Utterance
+from tts_worker.engine.streaming.stage import StageFault, StageTimings, running_mean
+from tts_worker.engine.streaming.streams import PendingCopy, TimingEvent
+from tts_worker.engine.streaming.utterance import NextOp, Utterance
 
-_SMALL_FEED = 16  # inputs: so short ones share a pass, longer ones go by themselves
+_SMALL_PREFILL = 16  # inputs; longer prefills run alone
 
 
 @dataclass(frozen=True)
-class _Tokens:
+class _TokenBatch:
+    """A pass in flight.
+
+    Attributes:
+        members: The utterances of the batch.
+        ids: Drawn ids ``[steps, B]`` on their way to the host.
+        is_prefill: Whether it is a prefill, otherwise a decode burst.
+        steps: Number of decode steps.
+        started_at_s: When it was submitted, by the host clock.
+        start: Start of the pass on the device.
+        end: End of the pass on the device.
+    """
+
     members: tuple[Utterance, ...]
-    ticket: Ticket
-    fed: bool  # a feed, not a burst
+    ids: PendingCopy
+    is_prefill: bool
     steps: int
-    began_s: float
-    marks: tuple[Mark, Mark]  # of the device: begun, done
+    started_at_s: float
+    start: TimingEvent
+    end: TimingEvent
 
 
 class TokenStage:
-    """Feeds and bursts of the language model."""
+    """Submits one language model batch at a time and collects its ids."""
 
-    def __init__(self, parts: Parts, batch: int, burst_tokens: int, spent: Spent) -> None:
-        self._decoder = parts.decoder
-        self._book = parts.book
+    def __init__(self, components: Components, batch: int, burst_tokens: int, timings: StageTimings) -> None:
+        self._decoder = components.decoder
+        self._voice_cache = components.voice_cache
         self._batch = batch
         self._burst = burst_tokens
-        self._spent = spent
-        self._lane = parts.lanes.tokens
-        self._flight: _Tokens | None = None
+        self._timings = timings
+        self._stream = components.streams.tokens
+        self._in_flight: _TokenBatch | None = None
 
     @property
-    def busy(self) -> bool:
-        return self._flight is not None
+    def is_busy(self) -> bool:
+        return self._in_flight is not None
 
     @property
-    def expected_s(self) -> float:
-        """When what is in flight will have landed, by what it took until now."""
-        return 0.0 if self._flight is None else self._flight.began_s + self._flight.steps * self._spent.token_s
+    def expected_at_s(self) -> float:
+        """When the batch in flight is expected to finish, by the running mean."""
+        if self._in_flight is None:
+            return 0.0
+        return self._in_flight.started_at_s + self._in_flight.steps * self._timings.token_s
 
-    def launch(self, urgent: Utterance, others: Iterable[Utterance]) -> None:
-        """One pass for ``urgent`` and whoever of ``others`` waits for the same. Raises StageFault."""
-        kind = urgent.token_need()
-        company = [] if urgent.alone else [u for u in others if u is not urgent and not u.alone]
-        if kind is Need.FEED:
-            self._launch_feed(urgent, company)
+    def submit(self, urgent: Utterance, candidates: Iterable[Utterance]) -> None:
+        """Submit a batch of ``urgent`` and of candidates that need the same operation.
+
+        Raises:
+            StageFault: The batch could not be submitted.
+        """
+        op = urgent.next_token_op()
+        others = [] if urgent.retry_single else [u for u in candidates if u is not urgent and not u.retry_single]
+        if op is NextOp.PREFILL:
+            self._submit_prefill(urgent, others)
         else:
-            members = [urgent, *(u for u in company if u.token_need() is Need.DECODE)][: self._batch]
-            self._launch_burst(members)
+            members = [urgent, *(u for u in others if u.next_token_op() is NextOp.DECODE)][: self._batch]
+            self._submit_burst(members)
 
-    def _launch_feed(self, urgent: Utterance, company: Sequence[Utterance]) -> None:
+    def _submit_prefill(self, urgent: Utterance, others: Sequence[Utterance]) -> None:
         members: list[Utterance] = []
-        began_s = perf_counter()
-        begun = self._lane.mark()
-        for utterance in (urgent, *company):
-            if len(members) == self._batch or (members and len(self._pending(members[0])) > _SMALL_FEED):
+        started_at_s = perf_counter()
+        start = self._stream.record_event()
+        # Only started runs may join: the prompt and context at the start of a run make a long prefill.
+        joining = (u for u in others if u.generator.run_started and u.next_token_op() is NextOp.PREFILL)
+        for utterance in (urgent, *joining):
+            if len(members) == self._batch or (members and len(self._pending_items(members[0])) > _SMALL_PREFILL):
                 break
-            if utterance is not urgent and (not utterance.talk.started_run or utterance.token_need() is not Need.FEED):
-                continue  # only who goes on: a run's beginning is long
             try:
-                ready = self._prepare(utterance)
-            except Exception as problem:
-                raise StageFault([utterance], problem) from problem
-            if ready and (not members or len(self._pending(utterance)) <= _SMALL_FEED):
+                is_ready = self._prepare(utterance)
+            except Exception as error:
+                raise StageFault([utterance], error) from error
+            if is_ready and (not members or len(self._pending_items(utterance)) <= _SMALL_PREFILL):
                 members.append(utterance)
         if not members:
             return
         try:
             for utterance in members:
-                self._decoder.record(utterance.slot, utterance.talk.record_fills())
-            ticket = self._decoder.feed([self._row(u, 1) for u in members], [self._pending(u) for u in members])
-        except Exception as problem:
-            raise StageFault(members, problem, self._recover) from problem
-        self._fly(_Tokens(tuple(members), ticket, True, 1, began_s, (begun, self._lane.mark())))
+                self._decoder.record_draws(utterance.slot, utterance.generator.take_fills())
+            ids = self._decoder.prefill([self._row(u, 1) for u in members], [self._pending_items(u) for u in members])
+        except Exception as error:
+            raise StageFault(members, error, self._recover) from error
+        end = self._stream.record_event()
+        self._start(_TokenBatch(tuple(members), ids, True, 1, started_at_s, start, end))
 
     def _prepare(self, utterance: Utterance) -> bool:
-        """Bring the run to where something can be fed. False if it turns out that nothing can."""
-        if utterance.talk.run is None:
-            utterance.talk.begin_run()
-        run = utterance.talk.run
+        """Start the run if necessary. Returns False if there is nothing to feed."""
+        generator = utterance.generator
+        if generator.run is None:
+            generator.begin_run()
+        run = generator.run
         if run is None or run.waits_for_text:
             return False
-        if not utterance.talk.started_run:
-            voice = utterance.talk.voice
+        if not generator.run_started:
             prefix = None
-            if voice is not None and not isinstance(run, InterleavedRun):
-                prefix = self._book.prefix(voice, utterance.talk.request.prompt_text, self._decoder)
-            run.unfed = self._decoder.start(utterance.slot, utterance.talk.run_seed, run.unfed, prefix)
-            utterance.talk.started_run = True
-        if self._decoder.room(utterance.slot) < len(run.unfed) + 1:
-            utterance.talk.out_of_room()
+            if generator.voice is not None and not isinstance(run, InterleavedRun):
+                prefix = self._voice_cache.prefix(generator.voice, generator.request.prompt_text, self._decoder)
+            run.pending_items = self._decoder.start(utterance.slot, generator.run_seed, run.pending_items, prefix)
+            generator.run_started = True
+        if self._decoder.free_positions(utterance.slot) < len(run.pending_items) + 1:
+            generator.end_at_capacity()
             return False
         return True
 
     @staticmethod
-    def _pending(utterance: Utterance) -> list[Item]:
-        return utterance.talk.run.unfed if utterance.talk.run is not None else []
+    def _pending_items(utterance: Utterance) -> list[Item]:
+        return utterance.generator.run.pending_items if utterance.generator.run is not None else []
 
-    def _row(self, utterance: Utterance, steps: int) -> Row:
-        run = utterance.talk.run
+    def _row(self, utterance: Utterance, steps: int) -> DecodeRow:
+        run = utterance.generator.run
         assert run is not None
-        budget = min(run.budget, self._decoder.room(utterance.slot))
-        return Row(utterance.slot, run.special, run.special_from, max(1, budget), utterance.talk.forced(steps))
+        budget = max(1, min(run.budget, self._decoder.free_positions(utterance.slot)))
+        return DecodeRow(utterance.slot, run.special, run.special_from, budget, utterance.generator.forced_ids(steps))
 
-    def _launch_burst(self, members: Sequence[Utterance]) -> None:
+    def _submit_burst(self, members: Sequence[Utterance]) -> None:
         fitting = []
         for utterance in members:
-            if self._decoder.room(utterance.slot) < self._burst + 1:
-                utterance.talk.out_of_room()
+            if self._decoder.free_positions(utterance.slot) < self._burst + 1:
+                utterance.generator.end_at_capacity()
             else:
                 fitting.append(utterance)
         if not fitting:
             return
-        first = members[0]
+        urgent = members[0]
         steps = self._burst
-        if first.output.emitted_samples == 0 and first.talk.passages:
-            steps = max(1, min(steps, first.talk.passages[0].missing_tokens))  # not one more before the first sound
-        began_s = perf_counter()
-        begun = self._lane.mark()
+        if urgent.output.emitted_samples == 0 and urgent.generator.audio_segments:
+            # No more steps than the first chunk needs, for the first-audio latency.
+            steps = max(1, min(steps, urgent.generator.audio_segments[0].tokens_until_due))
+        started_at_s = perf_counter()
+        start = self._stream.record_event()
         try:
-            ticket = self._decoder.burst([self._row(u, steps) for u in fitting], steps)
-        except Exception as problem:
-            raise StageFault(fitting, problem, self._recover) from problem
-        self._fly(_Tokens(tuple(fitting), ticket, False, steps, began_s, (begun, self._lane.mark())))
+            ids = self._decoder.burst([self._row(u, steps) for u in fitting], steps)
+        except Exception as error:
+            raise StageFault(fitting, error, self._recover) from error
+        end = self._stream.record_event()
+        self._start(_TokenBatch(tuple(fitting), ids, False, steps, started_at_s, start, end))
 
-    def _fly(self, flight: _Tokens) -> None:
-        for utterance in flight.members:
-            utterance.decoding = True
-        self._flight = flight
+    def _start(self, batch: _TokenBatch) -> None:
+        for utterance in batch.members:
+            utterance.is_decoding = True
+        self._in_flight = batch
 
-    def land(self, *, block: bool) -> None:
-        """Hand over what has arrived. Raises StageFault."""
-        flight = self._flight
-        if flight is None or not (block or flight.ticket.ready):
+    def collect(self, *, block: bool) -> None:
+        """Pass the ids of a finished batch to the utterances.
+
+        Args:
+            block: Whether to wait for the batch in flight.
+
+        Raises:
+            StageFault: The batch failed.
+        """
+        batch = self._in_flight
+        if batch is None or not (block or batch.ids.ready):
             return
-        self._flight = None
-        for utterance in flight.members:
-            utterance.decoding = False
+        self._in_flight = None
+        for utterance in batch.members:
+            utterance.is_decoding = False
         try:
-            columns = flight.ticket.wait().T.tolist()
-            spent_s = flight.marks[1].ms_since(flight.marks[0]) / 1000
-        except Exception as problem:
-            for utterance in flight.members:
-                if flight.fed and utterance.talk.run is not None:
-                    utterance.talk.run.unfed = []  # the decoder's book has it
-            raise StageFault(flight.members, problem, self._recover) from problem
+            columns = batch.ids.wait().T.tolist()
+            spent_s = batch.end.ms_since(batch.start) / 1000
+        except Exception as error:
+            for utterance in batch.members:
+                if batch.is_prefill and utterance.generator.run is not None:
+                    utterance.generator.run.pending_items = []  # the decoder has recorded them
+            raise StageFault(batch.members, error, self._recover) from error
         drawn = 0
-        for utterance, column in zip(flight.members, columns, strict=True):
-            if utterance.gone:
+        for utterance, column in zip(batch.members, columns, strict=True):
+            if utterance.cancelled:
                 continue
-            ids = column if flight.fed else self._decoder.fed(utterance.slot, column, utterance.talk.last_id)
-            utterance.lm_ms += 1000 * spent_s / len(flight.members)
+            ids = column
+            if not batch.is_prefill:
+                ids = self._decoder.record_burst(utterance.slot, column, utterance.generator.last_id)
+            utterance.lm_ms += 1000 * spent_s / len(batch.members)
             drawn = max(drawn, len(ids))
-            self._spent.tokens += len(ids)
-            utterance.talk.take(ids)
-        if flight.fed:
-            self._spent.feed_ms += 1000 * spent_s
+            self._timings.tokens += len(ids)
+            utterance.generator.process_ids(ids)
+        if batch.is_prefill:
+            self._timings.prefill_ms += 1000 * spent_s
         else:
-            self._spent.decode_ms += 1000 * spent_s
-            self._spent.token_s = running_mean(self._spent.token_s, spent_s / max(1, drawn))
+            self._timings.decode_ms += 1000 * spent_s
+            self._timings.token_s = running_mean(self._timings.token_s, spent_s / max(1, drawn))
 
     def _recover(self, utterance: Utterance) -> None:
-        """After a fault: what the slot held must be fed again, then the run goes on with the next id."""
-        run = utterance.talk.run
-        if run is not None and utterance.talk.started_run:
-            run.unfed = [
-                *self._decoder.restore(utterance.slot, utterance.talk.run_seed, utterance.talk.drawn),
-                *run.unfed,
-            ]
+        """Feed the sequence of the slot again after a fault; the run continues with the next id."""
+        generator = utterance.generator
+        run = generator.run
+        if run is not None and generator.run_started:
+            restored = self._decoder.restore(utterance.slot, generator.run_seed, generator.drawn)
+            run.pending_items = [*restored, *run.pending_items]

@@ -1,6 +1,6 @@
-"""One caller as the engine serves it: the text on its way (talk.py), the credit, and what is needed next.
+"""One utterance inside the engine: its generator, its credit, and the next operation that it needs.
 
-It says what it needs and whether sound may leave; whose turn it is, is the engine's matter. Knows no tensor.
+The engine schedules; an utterance only reports what it needs and whether it can emit.
 """
 
 from __future__ import annotations
@@ -9,97 +9,120 @@ from collections.abc import Callable
 from enum import Enum
 
 from tts_worker.engine.output_buffer import OutputBuffer
-from tts_worker.engine.streaming.talk import Model, Talk
+from tts_worker.engine.streaming.token_generator import Model, TokenGenerator
 from tts_worker.engine.streaming.voices import VoiceState
 from tts_worker.types import SAMPLE_RATE_HZ, Boundary, Open, Segment, Span
 
-_SHORTEST_SLICE_SAMPLES = SAMPLE_RATE_HZ // 10
+_MIN_EMIT_SAMPLES = SAMPLE_RATE_HZ // 10
 
 
-class Need(Enum):
-    """What an utterance waits for."""
+class NextOp(Enum):
+    """The next operation that an utterance needs."""
 
-    NOTHING = "nothing"
-    VOICE = "voice"  # to be read and prepared
-    FEED = "feed"  # text, or more than one input, into the language model
-    DECODE = "decode"  # speech tokens
-    RENDER = "render"  # a chunk is due
+    NONE = "none"
+    PREPARE_VOICE = "prepare_voice"  # load the voice and compute its prompt
+    PREFILL = "prefill"  # feed text, or more than one input, to the language model
+    DECODE = "decode"  # draw speech tokens
+    RENDER = "render"  # render a due chunk
 
 
 class Utterance:
-    """See the module. ``slot`` is its place in the language model.
+    """State of one utterance.
 
-    ``decoding``, ``rendering``: the language model, the flow is at it. ``blocked``: there is no memory for its sound at
-    present; somebody else will free some. ``alone``: a batch with it failed, so it goes by itself. ``gone``: nothing of
-    it may come out any more. ``coming_samples``: what lies before the vocoder, or in it.
+    Attributes:
+        output: Rendered audio that waits for credit.
+        generator: Turns text into speech tokens.
+        slot: Slot of the language model.
+        is_held: Whether the utterance is paused by ``Hold``.
+        cancelled: Whether results must be dropped.
+        is_decoding: Whether a language model pass is in flight.
+        is_rendering: Whether a flow pass is in flight.
+        waiting_for_pages: Whether admission refused pages; another utterance will free some.
+        retry_single: Whether a batch with it failed; it runs in a batch of its own until it succeeds.
+        rendered_chunks: Chunks rendered so far.
+        in_flight_samples: Samples queued before the vocoder or in it.
+        waiting_since_us: Since when an operation has been due; ``None`` if none is.
+        lm_ms: Language model time since the last rendered chunk.
     """
 
     def __init__(self, command: Open, model: Model, slot: int) -> None:
         self.output = OutputBuffer(command.key, command.credit_samples, paced=command.paced)
-        self.talk = Talk(command.key, command.params, model)
+        self.generator = TokenGenerator(command.key, command.params, model)
         self.slot = slot
-        self.held = self.gone = False
-        self.decoding = self.rendering = self.blocked = self.alone = False
-        self.chunks = 0
-        self.coming_samples = 0
+        self.is_held = False
+        self.cancelled = False
+        self.is_decoding = False
+        self.is_rendering = False
+        self.waiting_for_pages = False
+        self.retry_single = False
+        self.rendered_chunks = 0
+        self.in_flight_samples = 0
         self.waiting_since_us: int | None = None
-        self.lm_ms = 0.0  # spent since the last chunk
+        self.lm_ms = 0.0
 
     @property
     def paced(self) -> bool:
+        """Whether the listener takes audio at the rate of playback: a call, not a download."""
         return self.output.paced
 
     @property
     def awaits_first_audio(self) -> bool:
-        """Whether a call waits for its first chunk, so that no download may make its passes longer."""
+        """Whether it is a call without audio yet, so that no download may prolong its passes."""
         return self.paced and not self.output.emitted_samples
 
     @property
-    def has_room(self) -> bool:
-        """The listener has room for more than is waiting already."""
-        return self.output.credit_samples > self.output.waiting_samples + self.coming_samples
+    def has_capacity(self) -> bool:
+        """Whether the credit exceeds the audio that is rendered or in flight."""
+        return self.output.credit_samples > self.output.waiting_samples + self.in_flight_samples
 
-    def need(self, voice_missing: Callable[[VoiceState], bool]) -> Need:
-        """What it waits for now; NOTHING while it is held, out of credit, without text, or on the device."""
-        if self.held or self.gone or not self.has_room:
-            return Need.NOTHING
-        talk = self.talk
-        if talk.waits and (talk.voice is None or voice_missing(talk.voice)):
-            return Need.NOTHING if self.blocked else Need.VOICE
-        head = talk.due
-        if head is None:
-            return self.token_need()
-        if not self.rendering:
-            return Need.NOTHING if self.blocked else Need.RENDER
+    def next_op(self, needs_prepare: Callable[[VoiceState], bool]) -> NextOp:
+        """Return the next operation: NONE while held, out of credit, without text, or on the device.
+
+        Args:
+            needs_prepare: Whether the prompt of a voice is not fully computed.
+        """
+        if self.is_held or self.cancelled or not self.has_capacity:
+            return NextOp.NONE
+        generator = self.generator
+        if generator.has_pending_speech and (generator.voice is None or needs_prepare(generator.voice)):
+            return NextOp.NONE if self.waiting_for_pages else NextOp.PREPARE_VOICE
+        segment = generator.due_segment
+        if segment is None:
+            return self.next_token_op()
+        if not self.is_rendering:
+            return NextOp.NONE if self.waiting_for_pages else NextOp.RENDER
         # While a chunk is being rendered, the tokens of the next one can be drawn.
-        return self.token_need() if talk.ahead_tokens < head.missing_after_due else Need.NOTHING
+        has_next_chunk = generator.unrendered_tokens >= segment.tokens_for_next_chunk
+        return NextOp.NONE if has_next_chunk else self.next_token_op()
 
-    def token_need(self) -> Need:
-        """FEED or DECODE if the language model can go on."""
-        talk = self.talk
-        if self.decoding or self.held or talk.voice is None:
-            return Need.NOTHING
-        if talk.run is None:
-            return Need.FEED if talk.may_begin else Need.NOTHING
-        if talk.run.waits_for_text:
-            return Need.NOTHING
-        return Need.DECODE if talk.only_last_unfed else Need.FEED
+    def next_token_op(self) -> NextOp:
+        """Return PREFILL or DECODE if the language model can continue, otherwise NONE."""
+        generator = self.generator
+        if self.is_decoding or self.is_held or generator.voice is None:
+            return NextOp.NONE
+        if generator.run is None:
+            return NextOp.PREFILL if generator.can_begin_run else NextOp.NONE
+        if generator.run.waits_for_text:
+            return NextOp.NONE
+        return NextOp.DECODE if generator.needs_only_last_id else NextOp.PREFILL
 
     @property
-    def finished(self) -> bool:
-        return self.talk.ended and not self.talk.waits and not self.held and not self.output.waiting_samples
+    def is_finished(self) -> bool:
+        if self.is_held or self.output.waiting_samples:
+            return False
+        return self.generator.text_ended and not self.generator.has_pending_speech
 
     @property
     def can_emit(self) -> bool:
-        """Whether it is worth sending: a listener's every 20 ms need not become a chunk of their own."""
+        """Whether a chunk is worth emitting. Coalesces small credits of 20 ms into chunks of 100 ms."""
         output = self.output
-        if self.held or not output.can_emit:
+        if self.is_held or not output.can_emit:
             return False
-        enough = min(output.waiting_samples, _SHORTEST_SLICE_SAMPLES)
-        on_the_way = output.emitted_samples - output.taken_samples
-        return output.credit_samples >= enough or on_the_way < _SHORTEST_SLICE_SAMPLES
+        enough_samples = min(output.waiting_samples, _MIN_EMIT_SAMPLES)
+        untaken_samples = output.emitted_samples - output.taken_samples
+        return output.credit_samples >= enough_samples or untaken_samples < _MIN_EMIT_SAMPLES
 
 
 def plain_segment(text: str) -> Segment:
-    """All of ``text`` as one segment."""
+    """Return all of ``text`` as one segment."""
     return Segment(0, (Span(text, 0, len(text)),), 0, len(text), Boundary.END)

@@ -1,8 +1,8 @@
-"""The voices of one engine, and what is computed once for each and shared by all who speak with it.
+"""Cache of the voices of one engine and of what is computed once per voice.
 
-Owns the trimmed flow prompt (so that the first chunk boundary comes early), its pages in the flow's memory, and the
-keys and values of the prompt's text. Voices come from the model directory and from a folder of stored ones, which is
-looked at again for every request. It must not know utterances beyond how many of them hold a voice.
+A voice has a trimmed flow prompt (so that the first chunk boundary comes early), its pages in the flow cache, and the
+keys and values of the prompt text. Voices come from the model directory, from enrolment, and from a directory of stored
+voices that is read again for every request.
 """
 
 from __future__ import annotations
@@ -22,18 +22,32 @@ from tts_worker.engine.cosyvoice.flow.model import Flow
 from tts_worker.engine.cosyvoice.flow.stream import FlowPool, FlowState
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
-from tts_worker.engine.streaming.alignment import pace_of
+from tts_worker.engine.streaming.alignment import estimate_pace
 from tts_worker.engine.streaming.decode import Decoder, Prefix
 from tts_worker.engine.streaming.enrolled_voices import EnrolledVoices
-from tts_worker.engine.streaming.lanes import Lane
+from tts_worker.engine.streaming.streams import ExecutionStream
 from tts_worker.errors import UnknownVoice
 from tts_worker.voicepack.voice_file import Voice, load_voice, stored_voices
+
+_MAX_PREFIXES = 4  # per voice
 
 
 @dataclass
 class VoiceState:
-    """One voice, ready or on its way. ``prompt`` and ``prompt_mel [2P, mel]`` are the trimmed flow prompt; ``spk
-    [1, mel]`` its condition; ``flow`` what of the prompt the flow has computed."""
+    """A loaded voice. Its prompt may still be in preparation.
+
+    Attributes:
+        name: Name of the voice.
+        speaker: Builds requests of the voice.
+        prompt: Speech ids of the trimmed flow prompt, ``P`` of them.
+        prompt_mel: Mel of the trimmed flow prompt, ``[2P, mel]``.
+        spk: Speaker condition of the flow, ``[1, mel]``.
+        pace: Speech tokens per unit of text weight.
+        flow: Flow state of the prompt chunks computed so far.
+        prefixes: Keys and values of prompt texts, by text ids.
+        users: Utterances that use the voice.
+        last_used: Order of the last use, for eviction.
+    """
 
     name: str
     speaker: Speaker
@@ -44,16 +58,29 @@ class VoiceState:
     flow: FlowState | None = None
     prefixes: dict[tuple[int, ...], Prefix] = field(default_factory=dict)
     users: int = 0
-    used_at: int = 0
+    last_used: int = 0
 
     def request(self, instruct: str | None) -> Request:
-        """What comes before the text. Raises InvalidRequest where the voice cannot take an instruction."""
+        """Return the request without text.
+
+        Raises:
+            InvalidRequest: The voice does not support instructions.
+        """
         return self.speaker.request("", instruction=instruct or "")
 
 
-class VoiceBook:
-    """All voices by name. ``stored``: a folder of voices; ``enrolled``: enrolled voices, which are not
-    among ``names``; ``cached``: so many keep their prompt in memory unused."""
+class VoiceCache:
+    """All voices by name.
+
+    Args:
+        config: Configuration of the model.
+        tokenizer: Text tokenizer of the model.
+        voices: Voices of the model directory, by name.
+        stored: Directory of stored voices.
+        first_tokens: Speech tokens before the first chunk boundary.
+        cached: Unused voices whose prompt stays in memory.
+        enrolled: Voices enrolled at run time. They are not among ``names``.
+    """
 
     def __init__(
         self,
@@ -72,57 +99,61 @@ class VoiceBook:
         self._enrolled = enrolled
         self._first_tokens = first_tokens
         self._cached = cached
-        self._fixed = {name: Speaker(voice, config, tokenizer) for name, voice in voices.items()}
+        self._bundled = {name: Speaker(voice, config, tokenizer) for name, voice in voices.items()}
         self._states: dict[str, VoiceState] = {}
-        self._clock = 0
+        self._uses = 0
 
     @property
     def names(self) -> tuple[str, ...]:
-        stored = [name for name in stored_voices(self._stored) if name not in self._fixed] if self._stored else []
-        return (*self._fixed, *stored)
+        stored = [name for name in stored_voices(self._stored) if name not in self._bundled] if self._stored else []
+        return (*self._bundled, *stored)
 
     def __contains__(self, name: str) -> bool:
         return name in self.names or (self._enrolled is not None and self._enrolled.get(name) is not None)
 
     @property
-    def ready(self) -> int:
-        """Voices whose prompt is in memory."""
+    def prepared_voices(self) -> int:
+        """Number of voices with a prompt in memory."""
         return sum(state.flow is not None for state in self._states.values())
 
-    def get(self, name: str, flow: Flow, lane: Lane) -> VoiceState:
-        """The voice, read from disk if need be. Who gets it counts as a user until ``leave``.
+    def acquire(self, name: str, flow: Flow, stream: ExecutionStream) -> VoiceState:
+        """Return a voice, loading it if necessary. It counts as used until ``release``.
 
-        Raises UnknownVoice, also for one that was removed from the folder, and BundleError for one that is damaged.
+        Raises:
+            UnknownVoice: No such voice, or it was removed from the directory.
+            BundleError: The stored voice is damaged.
         """
         enrolled = self._enrolled.get(name) if self._enrolled is not None else None
-        stored = name not in self._fixed and enrolled is None
+        stored = name not in self._bundled and enrolled is None
         if stored and (self._stored is None or name not in stored_voices(self._stored)):
-            self._forget(name)
-            raise UnknownVoice(f'there is no voice "{name[:64]}"; there are: {", ".join(self.names[:20]) or "none"}')
+            self._expire(name)
+            raise UnknownVoice(f'unknown voice "{name[:64]}"; available: {", ".join(self.names[:20]) or "none"}')
         state = self._states.get(name)
         if state is None:
-            speaker = self._fixed.get(name)
+            speaker = self._bundled.get(name)
             if enrolled is not None:
                 speaker = Speaker(enrolled, self._config, self._tokenizer)
             elif speaker is None:
                 assert self._stored is not None
                 speaker = Speaker(load_voice(self._stored, name), self._config, self._tokenizer)
-            state = self._states[name] = self._build(name, speaker, flow, lane)
-        self._clock += 1
-        state.users = state.users + 1
-        state.used_at = self._clock
+            state = self._build(name, speaker, flow, stream)
+            self._states[name] = state
+        self._uses += 1
+        state.users += 1
+        state.last_used = self._uses
         return state
 
-    def leave(self, state: VoiceState) -> None:
+    def release(self, state: VoiceState) -> None:
+        """Return a voice that was acquired."""
         state.users -= 1
 
-    def _forget(self, name: str) -> None:
-        """A stored voice is gone from the folder: nobody new gets it; who speaks with it goes on."""
+    def _expire(self, name: str) -> None:
+        """Evict a removed voice first. Utterances that use it continue."""
         state = self._states.get(name)
         if state is not None and not state.users:
-            state.used_at = 0  # the first to be evicted
+            state.last_used = 0
 
-    def _build(self, name: str, speaker: Speaker, flow: Flow, lane: Lane) -> VoiceState:
+    def _build(self, name: str, speaker: Speaker, flow: Flow, stream: ExecutionStream) -> VoiceState:
         config = self._config.flow
         voice = speaker.voice
         request = speaker.request("")
@@ -130,73 +161,78 @@ class VoiceBook:
         prompt = request.flow_prompt[drop:]
         ratio = config.frames_per_token
         mel = request.prompt_mel[drop * ratio : len(request.flow_prompt) * ratio]
-        with lane, torch.inference_mode():
-            spk = flow.speaker(request.embedding[None].to(lane.device))
-            prompt_mel = mel.reshape(-1, config.mel).to(lane.device)
-        return VoiceState(name, speaker, prompt, prompt_mel, spk, pace_of(voice.prompt_text, len(voice.tokens)))
+        with stream, torch.inference_mode():
+            spk = flow.speaker(request.embedding[None].to(stream.device))
+            prompt_mel = mel.reshape(-1, config.mel).to(stream.device)
+        return VoiceState(name, speaker, prompt, prompt_mel, spk, estimate_pace(voice.prompt_text, len(voice.tokens)))
 
-    # -- what is computed once ----------------------------------------------------------------------------------------
+    # -- shared computations -----------------------------------------------------------------------------------------
 
-    def missing(self, state: VoiceState) -> bool:
-        """Whether ``prepare`` has anything left to do."""
-        return state.flow is None or state.flow.tokens < self._shareable(state)
+    def needs_prepare(self, state: VoiceState) -> bool:
+        """Whether the prompt is not fully computed."""
+        return state.flow is None or state.flow.tokens < self._shareable_tokens(state)
 
-    def missing_pages(self, state: VoiceState) -> int:
+    def unprepared_pages(self, state: VoiceState) -> int:
         """Pages that ``prepare`` will still take."""
         done = state.flow.tokens if state.flow is not None else 0
-        return (self._shareable(state) - done) // self._config.flow.chunk_tokens
+        return (self._shareable_tokens(state) - done) // self._config.flow.chunk_tokens
 
-    def _shareable(self, state: VoiceState) -> int:
-        """Prompt tokens of whole chunks that no generated token can change any more."""
+    def _shareable_tokens(self, state: VoiceState) -> int:
+        """Prompt tokens in whole chunks that do not depend on generated tokens."""
         config = self._config.flow
         whole = (len(state.prompt) - config.lookahead_tokens) // config.chunk_tokens
         return max(0, whole) * config.chunk_tokens
 
     @torch.inference_mode()
-    def prepare(self, state: VoiceState, pool: FlowPool, lane: Lane) -> None:
-        """One piece of the work: a chunk of the prompt. Raises OutOfMemory."""
-        with lane:
+    def prepare(self, state: VoiceState, pool: FlowPool, stream: ExecutionStream) -> None:
+        """Compute the next chunk of the prompt.
+
+        Raises:
+            OutOfMemory: The pool has no free page.
+        """
+        with stream:
             if state.flow is None:
-                self._make_room(pool)
+                self._evict_surplus(pool)
                 state.flow = pool.open()
-            if self.missing(state):
+            if self.needs_prepare(state):
                 tokens, known, cond = window(
                     self._config, state.prompt, state.prompt_mel, state.flow.tokens, len(state.prompt)
                 )
                 try:
-                    pool.advance([state.flow], lane.send([tokens]), [known], state.spk, cond)
-                except Exception:  # half-way: nobody speaks with it yet, the next one begins anew
+                    pool.advance([state.flow], stream.to_device([tokens]), [known], state.spk, cond)
+                except Exception:  # the state is incomplete, and unused so far: start again with the next call
                     pool.close(state.flow)
                     state.flow = None
                     raise
 
-    def _make_room(self, pool: FlowPool) -> None:
-        idle = sorted((s for s in self._states.values() if not s.users), key=lambda s: s.used_at)
-        while idle and self.ready >= self._cached:
-            self._drop(idle.pop(0), pool)
+    def _evict_surplus(self, pool: FlowPool) -> None:
+        idle = sorted((s for s in self._states.values() if not s.users), key=lambda s: s.last_used)
+        while idle and self.prepared_voices >= self._cached:
+            self._evict(idle.pop(0), pool)
 
-    def shrink(self, pool: FlowPool) -> bool:
-        """Give up the prompt of the unused voice that waited longest. False if there is none."""
+    def evict_idle(self, pool: FlowPool) -> bool:
+        """Evict the least recently used voice without users. Returns False if there is none."""
         idle = [state for state in self._states.values() if not state.users and state.flow is not None]
         if idle:
-            self._drop(min(idle, key=lambda state: state.used_at), pool)
+            self._evict(min(idle, key=lambda state: state.last_used), pool)
         return bool(idle)
 
-    def _drop(self, state: VoiceState, pool: FlowPool) -> None:
+    def _evict(self, state: VoiceState, pool: FlowPool) -> None:
         if state.flow is not None:
             pool.close(state.flow)
         del self._states[state.name]
 
     def prefix(self, state: VoiceState, text: tuple[int, ...], decoder: Decoder) -> Prefix | None:
-        """Keys and values of the start and ``text``, computed by whoever comes first."""
+        """Return the keys and values of a sequence start with ``text``, computed on first use."""
         if not text:
             return None
         prefix = state.prefixes.get(text)
         if prefix is None:
-            if len(state.prefixes) >= 4:  # instructions differ from call to call
+            if len(state.prefixes) >= _MAX_PREFIXES:  # instructions differ per request, so the cache is bounded
                 state.prefixes.pop(next(iter(state.prefixes)))
             items: list[Item] = [(Kind.SOS, 0), *((Kind.TEXT, i) for i in text)]
-            prefix = state.prefixes[text] = decoder.prefix(items)
+            prefix = decoder.prefix(items)
+            state.prefixes[text] = prefix
         return prefix
 
     def close(self) -> None:
@@ -206,8 +242,20 @@ class VoiceBook:
 def window(
     config: CosyVoiceConfig, tokens: tuple[int, ...] | list[int], mel: Tensor, start: int, end: int, chunks: int = 1
 ) -> tuple[list[int], int, Tensor]:
-    """What the flow's next ``chunks`` from token ``start`` take of ``tokens[:end]`` and the prompt's ``mel [F, bins]``:
-    ids, padded; how many of them exist; the condition ``[1, chunks * chunk_frames, bins]``."""
+    """Return the inputs of a flow pass over ``chunks`` chunks.
+
+    Args:
+        config: Configuration of the model.
+        tokens: Speech ids of prompt and segment.
+        mel: Mel of the prompt, ``[F, bins]``.
+        start: First token of the pass.
+        end: Number of ids in ``tokens`` that may be used.
+        chunks: Number of chunks.
+
+    Returns:
+        Padded ids with lookahead, the number of ids before the padding, and the condition
+        ``[1, chunks * chunk_frames, bins]``.
+    """
     flow = config.flow
     size = chunks * config.flow.chunk_tokens
     span = size + flow.lookahead_tokens

@@ -1,0 +1,317 @@
+"""Execution streams of a device, and asynchronous copies from and to it.
+
+Work submitted to one ``ExecutionStream`` runs in order. On CUDA it is a CUDA stream with pinned host memory, so that
+the language model and the vocoder overlap. On a CPU it is a thread if there are cores for it, otherwise the caller.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from types import TracebackType
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class PendingCopy(Protocol):
+    """A copy to the host in progress."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    def wait(self) -> Tensor:
+        """Block until the copy is done and return the CPU tensor."""
+        ...
+
+
+class TimingEvent(Protocol):
+    """A point in the work of a stream."""
+
+    def ms_since(self, earlier: TimingEvent) -> float:
+        """Return the device time since ``earlier``, of the same stream. Blocks until this point is reached."""
+        ...
+
+
+class StreamFuture(Generic[T]):
+    """The result of work submitted to a stream."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work: Callable[[], T] | None = work
+        self.finished_event = threading.Event()
+        self._value: T | None = None
+        self._error: BaseException | None = None
+
+    def run(self) -> StreamFuture[T]:
+        """Run the work in the calling thread."""
+        work = self._work
+        self._work = None
+        assert work is not None
+        try:
+            self._value = work()
+        except BaseException as error:
+            self._error = error
+        self.finished_event.set()
+        return self
+
+    @property
+    def is_done(self) -> bool:
+        return self.finished_event.is_set()
+
+    def result(self) -> T:
+        """Block until the work is done. Returns its result, or raises its exception once."""
+        self.finished_event.wait()
+        error = self._error
+        self._error = None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback refers to this frame: the cycle would keep the tensors of the failed pass
+        return self._value  # type: ignore[return-value]
+
+
+class ExecutionStream(Protocol):
+    """Runs work on a device in order. Enter it as a context manager to compute in the calling thread."""
+
+    device: torch.device
+
+    def __enter__(self) -> ExecutionStream: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def to_device(self, rows: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
+        """Copy integers to the device, as int64, without blocking."""
+        ...
+
+    def to_host(self, tensor: Tensor) -> PendingCopy:
+        """Start a copy to the host."""
+        ...
+
+    def submit(self, work: Callable[[], T]) -> StreamFuture[T]:
+        """Start ``work``. It enters the stream, and must not share mutable state with other threads."""
+        ...
+
+    def close(self) -> None:
+        """Wait for submitted work. Nothing may be submitted afterwards."""
+        ...
+
+    def record_event(self) -> TimingEvent:
+        """Return an event that is reached when all work submitted so far is done."""
+        ...
+
+
+class _HostTimingEvent:
+    """A timing event by the host clock."""
+
+    def __init__(self) -> None:
+        self._at_s = perf_counter()
+
+    def ms_since(self, earlier: TimingEvent) -> float:
+        assert isinstance(earlier, _HostTimingEvent)
+        return 1000 * (self._at_s - earlier._at_s)
+
+
+class _CompletedCopy:
+    """A tensor that is on the host already."""
+
+    ready = True
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def wait(self) -> Tensor:
+        return self._tensor
+
+
+class HostStream:
+    """The CPU, synchronously in the calling thread."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+
+    def __enter__(self) -> HostStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def to_device(self, rows: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
+        return torch.tensor(rows, dtype=torch.long)
+
+    def to_host(self, tensor: Tensor) -> PendingCopy:
+        return _CompletedCopy(tensor)
+
+    def submit(self, work: Callable[[], T]) -> StreamFuture[T]:
+        return StreamFuture(work).run()
+
+    def close(self) -> None:
+        pass
+
+    def record_event(self) -> TimingEvent:
+        return _HostTimingEvent()
+
+
+_Inbox = queue.SimpleQueue[Callable[[], object] | None]
+
+
+class ThreadStream(HostStream):
+    """The CPU, on a thread of its own: ``submit`` returns at once.
+
+    Entering the stream from another thread blocks until all submitted work is done, which keeps the order.
+
+    Args:
+        threads: PyTorch threads of the thread.
+    """
+
+    def __init__(self, threads: int = 1) -> None:
+        super().__init__()
+        self._inbox: _Inbox = queue.SimpleQueue()
+        self._last_finished: threading.Event | None = None  # of the work submitted last
+        # The thread holds no reference to the stream, so the stream can be collected; the finalizer ends the thread.
+        self._thread = threading.Thread(target=_serve, args=(self._inbox, threads), name="tts-flow", daemon=True)
+        self._thread.start()
+        weakref.finalize(self, self._inbox.put, None)
+
+    def __enter__(self) -> ThreadStream:
+        if self._last_finished is not None and threading.current_thread() is not self._thread:
+            self._last_finished.wait()
+        return self
+
+    def submit(self, work: Callable[[], T]) -> StreamFuture[T]:
+        future = StreamFuture(work)
+        self._last_finished = future.finished_event
+        self._inbox.put(future.run)
+        return future
+
+    def close(self) -> None:
+        self._inbox.put(None)
+        self._thread.join()
+
+
+def _serve(inbox: _Inbox, threads: int) -> None:
+    torch.set_num_threads(threads)  # applies to the calling thread only
+    while (work := inbox.get()) is not None:
+        work()
+        del work  # release what it refers to before the next item arrives
+
+
+class _CudaTimingEvent:
+    """A timing event by the clock of the device."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._event.record(stream)
+
+    def ms_since(self, earlier: TimingEvent) -> float:
+        assert isinstance(earlier, _CudaTimingEvent)
+        self._event.synchronize()
+        return float(earlier._event.elapsed_time(self._event))
+
+
+class _CudaCopy:
+    """A copy into pinned memory. An event marks its end."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._host.copy_(tensor, non_blocking=True)
+        self._source = tensor  # must live until the copy is done
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record()
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> Tensor:
+        self._event.synchronize()
+        return self._host
+
+
+class CudaStream:
+    """A CUDA stream.
+
+    Args:
+        device: The CUDA device.
+        high_priority: Whether its kernels are scheduled before those of other streams.
+    """
+
+    def __init__(self, device: torch.device, *, high_priority: bool = False) -> None:
+        self.device = device
+        self.cuda_stream = torch.cuda.Stream(device, priority=-1 if high_priority else 0)  # type: ignore[no-untyped-call]
+        self._contexts: list[torch.cuda.StreamContext] = []
+
+    def __enter__(self) -> CudaStream:
+        context = torch.cuda.stream(self.cuda_stream)
+        context.__enter__()  # type: ignore[no-untyped-call]
+        self._contexts.append(context)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._contexts.pop().__exit__(kind, error, trace)
+
+    def to_device(self, rows: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
+        # Pinned, because a copy from pageable memory synchronizes the host with the device.
+        return torch.tensor(rows, dtype=torch.long).pin_memory().to(self.device, non_blocking=True)
+
+    def to_host(self, tensor: Tensor) -> PendingCopy:
+        return _CudaCopy(tensor)
+
+    def submit(self, work: Callable[[], T]) -> StreamFuture[T]:
+        return StreamFuture(work).run()  # the host only launches kernels
+
+    def close(self) -> None:
+        pass
+
+    def record_event(self) -> TimingEvent:
+        return _CudaTimingEvent(self.cuda_stream)
+
+
+@dataclass(frozen=True)
+class ExecutionStreams:
+    """The streams of one engine.
+
+    Attributes:
+        tokens: The language model; high priority on CUDA.
+        flow: The flow.
+        vocoder: The vocoder. The same stream as ``flow`` unless the host can run both at once.
+    """
+
+    tokens: ExecutionStream
+    flow: ExecutionStream
+    vocoder: ExecutionStream
+
+    def close(self) -> None:
+        for stream in (self.tokens, self.flow, self.vocoder):
+            stream.close()
+
+
+def streams_for(device: torch.device, *, overlap: bool = False) -> ExecutionStreams:
+    """Create the streams for ``device``.
+
+    Args:
+        device: The device of the networks.
+        overlap: On a CPU, run the flow, half of all work, on its own thread with two thirds of PyTorch's threads.
+            Tokens and the vocoder stay on the calling thread.
+    """
+    if device.type == "cuda":
+        audio = CudaStream(device)
+        return ExecutionStreams(CudaStream(device, high_priority=True), audio, audio)
+    host = HostStream()
+    if not overlap:
+        return ExecutionStreams(host, host, host)
+    threads = torch.get_num_threads()
+    caller_threads = max(1, threads // 3)
+    torch.set_num_threads(caller_threads)
+    return ExecutionStreams(host, ThreadStream(max(1, threads - caller_threads)), host)
