@@ -24,7 +24,7 @@ ASKED = SessionOptions(realtime=False, normalise=True)
 
 async def test_normalization_that_is_off_cannot_be_asked_for() -> None:
     async with running_worker(tone_settings(text={"normalise": False})) as worker:
-        with pytest.raises(InvalidRequest, match="normalisation"):
+        with pytest.raises(InvalidRequest, match="normalization is disabled"):
             worker.hub.open(ASKED)
         assert worker.hub.live_sessions == 0
 

@@ -1,7 +1,6 @@
-"""Admission, routing and drain: who may speak, with which voice, on which engine.
+"""Admission, routing and drain: ``SessionHub`` opens sessions on the engines of this process.
 
-The hub holds the live sessions of the process and the engines they run on. It refuses at once what it cannot serve and
-never queues a caller. It knows no transport; building engines and reading settings is ``app.py``'s work.
+A request that cannot be served is rejected immediately; callers are never queued.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from tts_worker.models.routing import VoiceRequest, choose_voice
 from tts_worker.session.lexicons import LexiconCache
 from tts_worker.session.machine import MachineConfig, SessionMachine, State
 from tts_worker.session.normalizing import NormalizingPort, SegmentNormalizer
-from tts_worker.session.reading import ReadingTurns
+from tts_worker.session.reading import ReadScheduler
 from tts_worker.session.session import EnginePort, LocalSession, SessionObserver, SessionTimeouts
 from tts_worker.session.slots import SlotTable
 from tts_worker.text.filter import UrlMode
@@ -42,10 +41,10 @@ from tts_worker.types import SAMPLE_RATE_HZ, EngineInfo, SynthesisParams, unpace
 from tts_worker.voices import VoiceCatalog
 
 RETRY_AFTER_S = 1.0
-"""When a refused caller may try again: turns last seconds, so slots free up quickly."""
+"""Retry hint of a rejected caller: utterances last seconds, so slots free up quickly."""
 
 _DRAIN_CHECK_S = 0.1
-"""In a drain: how soon a session is closed that has said all."""
+"""Interval at which a drain closes sessions that have become idle."""
 
 
 _READ_CHARS = 16
@@ -53,7 +52,7 @@ _READ_CHARS = 16
 
 
 class EngineCosts(Protocol):
-    """Engine time spent, and the sound that came of it."""
+    """Engine time spent and audio generated, in seconds."""
 
     @property
     def busy_s(self) -> float: ...
@@ -62,7 +61,7 @@ class EngineCosts(Protocol):
 
 
 class HubEngine(EnginePort, Protocol):
-    """An engine as the hub needs it (``engine.loop.EngineLoop``)."""
+    """The part of ``engine.loop.EngineLoop`` that the hub uses."""
 
     @property
     def ready(self) -> bool: ...
@@ -75,23 +74,23 @@ class HubEngine(EnginePort, Protocol):
 
 
 class ModelLoader(Protocol):
-    """Loads engines that a session needs (``models.manager.ModelManager``)."""
+    """Loads engines on demand (``models.manager.ModelManager``)."""
 
     @property
     def started(self) -> bool:
-        """Whether the engines to be loaded at start are warm, or have failed."""
+        """Whether every preloaded engine is warm or has failed."""
         ...
 
     def touch(self, name: str) -> None:
-        """A session with this engine began or ended."""
+        """Mark an engine as used: a session on it was opened or closed."""
         ...
 
     def not_ready_error(self, name: str) -> NotReady:
-        """What is said to who cannot wait for it."""
+        """The error for a caller that cannot wait until the engine is loaded."""
         ...
 
     async def wait(self, name: str) -> None:
-        """Until it is loaded. Raises NotReady or OverCapacity."""
+        """Wait until an engine is loaded; raises NotReady or OverCapacity."""
         ...
 
 
@@ -124,20 +123,19 @@ class HubConfig:
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """Options of a session. None means the worker's default.
+    """Options of one session; None selects the worker's default.
 
     Attributes:
         model: The engine that must be used.
-        needs: Capabilities that the voice must have.
-        realtime: Send audio at the rate of playback, at most ``lead_ms`` ahead; otherwise as fast as it is generated,
-            after calls.
-        live: With ``realtime`` off: a listener plays the audio while it is generated (a media track, a client with a
-            buffer of its own), so the session is scheduled like a call.
+        needs: Capabilities that the engine must have.
+        realtime: Send audio at playback pace, at most ``lead_ms`` ahead. Otherwise send it as fast as it is
+            generated; paced sessions are scheduled first.
+        live: With ``realtime`` off: audio is played while it is generated (a media track, a client with its own
+            buffer), so the session is scheduled like a call.
         raw_chunks: Return the engine's chunks, unpaced, instead of frames of ``frame_ms``.
         lexicon: Word -> spelling or /phonemes/.
-        flush_after_ms: Silence of the writer after which unspoken words are spoken; 0: only at punctuation, ``flush``
-            and the end.
         markdown: Keep Markdown, emoji and URLs from being read aloud.
+        flush_after_ms: Text pause after which complete words are spoken (0: only at punctuation, ``flush`` and end).
     """
 
     voice: str | None = None
@@ -162,13 +160,15 @@ class SessionOptions:
 
 
 class SessionHub:
-    """See the module. It begins without engines and is not ready until it has one (``add_engine``)."""
+    """Opens sessions on engines. It starts without engines and is not ready until one is added (``add_engine``)."""
 
     def __init__(self, voices: VoiceCatalog, observer: HubObserver, config: HubConfig | None = None) -> None:
         self.voices = voices
         self.config = config or HubConfig()
-        self.models: ModelLoader | None = None  # none: engines come and go by hand
-        self.enrolling_engines: Collection[str] = ()  # configured engines that can enrol voices, loaded or not
+        self.models: ModelLoader | None = None
+        """Loads engines on demand; None if engines are only added and removed explicitly."""
+        self.enrolling_engines: Collection[str] = ()
+        """Configured engines that can enrol voices, loaded or not."""
         self._engines: dict[str, HubEngine] = {}
         self._enrolments: dict[str, Enrolment] = {}
         self._observer = observer
@@ -177,7 +177,7 @@ class SessionHub:
             self.config.max_sessions, self.config.max_open_sessions, self.config.slot_idle_s, self.config.end_idle_s
         )
         self._loop = asyncio.get_running_loop()
-        self._reading = ReadingTurns(self._loop)
+        self._reading = ReadScheduler(self._loop)
         self._engine_of: dict[str, str] = {}
         self._caller_of: dict[str, Caller] = {}
         self._names = itertools.count(1)
@@ -187,8 +187,17 @@ class SessionHub:
         self.lexicons = LexiconCache()
 
     def add_engine(self, name: str, family: str, engine: HubEngine, enrolment: Enrolment | None = None) -> None:
-        """Take sessions for the voices of an engine that has started. ``enrolment``: how it enrols voices from
-        recordings. Raises ConfigError if one of its voices is there already."""
+        """Accept sessions for the voices of a started engine.
+
+        Args:
+            name: Name of the engine.
+            family: Kind of the engine; selects its voice packs.
+            engine: The running engine.
+            enrolment: Enrols voices from recordings, if the engine can.
+
+        Raises:
+            ConfigError: Another engine has one of its voices.
+        """
         self.voices.add(name, family, engine.info)
         if self.config.normalizer is not None and not engine.info.reads_numbers:
             self.config.normalizer.prepare()
@@ -197,9 +206,10 @@ class SessionHub:
             self._enrolments[name] = enrolment
 
     def remove_engine(self, name: str) -> None:
-        """Take no more sessions for its voices, which stay known; an unknown name is fine.
+        """Accept no more sessions for an engine; its voices stay known. An unknown name is ignored.
 
-        Raises IllegalCommand while sessions use it.
+        Raises:
+            IllegalCommand: Sessions use the engine.
         """
         live = self.count_sessions(name)
         if live:
@@ -209,7 +219,7 @@ class SessionHub:
         self._enrolments.pop(name, None)
 
     def count_sessions(self, engine: str) -> int:
-        """Sessions that use an engine, and recordings being enrolled."""
+        """Count the sessions on an engine, including recordings being enrolled."""
         enrolment = self._enrolments.get(engine)
         enrolling = enrolment.pending if enrolment is not None else 0
         return enrolling + sum(used == engine for used in self._engine_of.values())
@@ -218,14 +228,14 @@ class SessionHub:
 
     @property
     def ready(self) -> bool:
-        """Whether a session for any voice could begin now."""
+        """Whether a session can be opened for every loaded voice."""
         started = self.models is None or self.models.started
         running = bool(self._engines) and all(engine.ready for engine in self._engines.values())
         return started and running and not self._draining
 
     @property
     def lost(self) -> bool:
-        """Whether an engine cannot be rebuilt in this process, which then had better be replaced."""
+        """Whether an engine cannot be rebuilt in this process; the process should then be replaced."""
         return any(engine.lost for engine in self._engines.values())
 
     @property
@@ -234,7 +244,7 @@ class SessionHub:
 
     @property
     def live_sessions(self) -> int:
-        """Sessions that are open, silent ones included."""
+        """Open sessions, idle ones included."""
         return len(self._sessions)
 
     @property
@@ -243,7 +253,7 @@ class SessionHub:
 
     @property
     def free_slots(self) -> int:
-        """How many new sessions could begin now."""
+        """Number of new sessions that could be opened now."""
         return self.slots.free(self._loop.time())
 
     @property
@@ -253,14 +263,14 @@ class SessionHub:
 
     @property
     def rtf(self) -> float:
-        """Engine time per second of sound, over all engines since they were loaded; 0 before the first sound."""
+        """Engine time per second of audio, over all engines since they were loaded; 0 before the first audio."""
         stats = [engine.stats for engine in self._engines.values()]
         audio_s = sum(each.audio_s for each in stats)
         return sum(each.busy_s for each in stats) / audio_s if audio_s else 0.0
 
     @property
     def buffered_s(self) -> float:
-        """Sound generated and not yet sent, over all sessions."""
+        """Audio generated and not yet sent, over all sessions, in seconds."""
         return sum(session.buffered_samples for session in self._sessions.values()) / SAMPLE_RATE_HZ
 
     def find(self, session: str) -> LocalSession | None:
@@ -269,11 +279,16 @@ class SessionHub:
     # -- admission ----------------------------------------------------------------------------------------------------
 
     def open(self, options: SessionOptions | None = None, *, replaces: LocalSession | None = None) -> LocalSession:
-        """A new session; ``replaces`` is closed in the same moment and its slot taken over.
+        """Open a session, atomically closing ``replaces`` and taking over its slot.
 
-        Raises UnknownVoice, InvalidRequest (a value out of range), OverCapacity (with retry_after_s), Draining or
-        NotReady (also where the voice's model is not loaded: ``admit`` waits for it). When it raises, nothing is held
-        and nothing was closed.
+        If it raises, no slot is held and no session was closed.
+
+        Raises:
+            UnknownVoice: There is no such voice.
+            InvalidRequest: A value is out of range.
+            OverCapacity: All slots are taken; has ``retry_after_s``.
+            Draining: The worker is shutting down.
+            NotReady: The engine is not ready or not loaded; ``admit`` waits until it is loaded.
         """
         return self._open_or_count(options or SessionOptions(), replaces, None)
 
@@ -291,13 +306,13 @@ class SessionHub:
     async def admit(
         self, options: SessionOptions | None = None, *, replaces: LocalSession | None = None
     ) -> LocalSession:
-        """The same, waiting a bounded time for a model that has to be loaded first. Raises as ``open`` does."""
+        """Open a session; wait a bounded time if its model has to be loaded. Raises as ``open`` does."""
         options = options or SessionOptions()
         try:
             current_caller().require(ApiScope.SPEAK)
             self._check_accepting()
             lexicon = await self.lexicons.prepare(options.lexicon) if options.lexicon else None
-            # The voices of a model that was never loaded may not be known yet, its name is.
+            # The voices of a model that was never loaded may be unknown; its name is not.
             name = options.model or choose_voice(self.voices, _voice_request(options)).engine
             if name not in self._engines and self.models is not None:
                 await self.models.wait(name)
@@ -361,7 +376,7 @@ class SessionHub:
         session = LocalSession(
             machine,
             port,
-            # Less than a frame and a half would leave no time between two frames.
+            # A lead below 1.5 frames would leave no time between two frames.
             lead_s=max(lead_ms, 1.5 * frame_ms) / 1000 if paced_by_worker else None,
             observer=self._observer.session_observer(caller.transport, voice.engine, lambda: machine.params.voice),
             timeouts=timeouts,
@@ -402,7 +417,7 @@ class SessionHub:
         if not self.slots.has_free_slot(now_s):
             raise OverCapacity(f"all {self.slots.slots} sessions are taken", retry_after_s=RETRY_AFTER_S)
         if (surplus := self.slots.eviction_candidate(now_s)) is not None:
-            reason = OverCapacity("the session was silent and another caller needed its place")
+            reason = OverCapacity("the idle session was closed to make room for another caller")
             self._sessions[surplus].close("idle", reason)
         if len(self.slots) >= self.slots.max_open:
             raise OverCapacity(f"all {self.slots.max_open} open sessions are taken", retry_after_s=RETRY_AFTER_S)
@@ -422,7 +437,7 @@ class SessionHub:
         self.slots.mark_idle(session, self._loop.time())
 
     def _unpaced_refusal(self, session: str | None) -> OverCapacity | None:
-        """Why ``session`` may not speak unpaced now: downloads leave a quarter of the slots to calls."""
+        """The error if ``session`` may not speak unpaced now: a quarter of the slots is reserved for paced sessions."""
         most = unpaced_share(self.config.max_sessions)
         others = (each for name, each in self._sessions.items() if name != session)
         if sum(not each.paced and each.state is not State.IDLE for each in others) < most:
@@ -430,8 +445,13 @@ class SessionHub:
         return OverCapacity(f"all {most} sessions for downloads are taken", retry_after_s=RETRY_AFTER_S)
 
     def params(self, options: SessionOptions) -> SynthesisParams:
-        """The params of ``options``, checked; the voice is chosen as ``models.routing`` says. Raises UnknownVoice,
-        UnknownModel, or InvalidRequest naming what is out of range."""
+        """Validate the options and choose a voice (``models.routing``).
+
+        Raises:
+            UnknownVoice: There is no such voice.
+            UnknownModel: There is no such model.
+            InvalidRequest: The named value is out of range.
+        """
         voice = choose_voice(self.voices, _voice_request(options))
         slowest, fastest = voice.info.speed_range
         if not slowest <= options.speed <= fastest:  # also refuses NaN
@@ -444,7 +464,7 @@ class SessionHub:
         self, options: SessionOptions, session_lexicon: Lexicon | None
     ) -> Callable[[SynthesisParams], TextPipeline]:
         defaults = self.config.text
-        lexicons: dict[str, Lexicon | None] = {}  # merged, by voice
+        lexicons: dict[str, Lexicon | None] = {}  # merged lexicon by voice
 
         def make_text(params: SynthesisParams) -> TextPipeline:
             voice = self.voices.get(params.voice)
@@ -455,7 +475,7 @@ class SessionHub:
                 defaults,
                 markdown=defaults.markdown if options.markdown is None else options.markdown,
                 urls=defaults.urls if options.urls is None else options.urls,
-                # A voice of many languages says nothing about the text: English habits hold then.
+                # A multilingual voice does not tell the language of the text: the English rules apply.
                 language=params.language or (voice.languages[0] if len(voice.languages) == 1 else None),
                 by_word=voice.info.text_by_word,
             )
@@ -464,11 +484,11 @@ class SessionHub:
         return make_text
 
     def _port(self, engine: HubEngine, asked: bool | None) -> EnginePort:
-        """The way to ``engine``, through text normalization if that is wanted. Raises InvalidRequest."""
+        """The port to ``engine``, through text normalization if requested. Raises InvalidRequest."""
         wanted = self.config.normalise if asked is None else asked
         normalizer = self.config.normalizer
         if normalizer is None and wanted:
-            raise InvalidRequest("this worker runs without text normalisation (setting text.normalise)")
+            raise InvalidRequest("text normalization is disabled or not installed (setting text.normalise)")
         if normalizer is None or wanted is False:
             return engine
 
@@ -497,14 +517,22 @@ class SessionHub:
     # -- voices from recordings ---------------------------------------------------------------------------------------
 
     async def enrol(self, recording: bytes, transcript: str = "", *, engine: str | None = None) -> str:
-        """The name of a voice that sounds like ``recording`` (a whole WAV, FLAC, Ogg or MP3 file), in which
-        ``transcript`` is said; without a transcript it lends its sound only. The same recording and transcript are the
-        same voice, which is listed nowhere and kept for as long as it is used, and a while longer.
+        """Enrol a voice from a recording and return its name.
 
-        ``engine``: the engine to enrol it; None takes the first that can. Waits for an engine that is loaded on demand.
+        The same recording and transcript give the same voice. It is unlisted and cached; voices in use are not
+        evicted. Waits for an engine that is loaded on demand.
 
-        Raises InvalidRequest (no configured engine can, or the recording is unusable), TextTooLong, OverCapacity (too
-        many at the same time), Draining, NotReady (also while the engine is being loaded).
+        Args:
+            recording: A complete WAV, FLAC, Ogg or MP3 file.
+            transcript: The text of the recording. Without it only the timbre is cloned.
+            engine: The engine to use; None selects the first that can enrol voices.
+
+        Raises:
+            InvalidRequest: No configured engine can enrol voices, or the recording is unusable.
+            TextTooLong: The transcript is too long.
+            OverCapacity: Too many enrolments are running.
+            Draining: The worker is shutting down.
+            NotReady: The engine is not ready or still being loaded.
         """
         current_caller().require(ApiScope.ENROL)
         self._check_accepting()
@@ -520,12 +548,12 @@ class SessionHub:
         return voice.name
 
     async def _enrolling_engine(self, engine: str | None) -> str:
-        """A loaded engine that can enrol voices. Raises InvalidRequest where none ever can, else NotReady."""
+        """A loaded engine that can enrol voices. Raises InvalidRequest if none is configured, else NotReady."""
         if (loaded := _first(self._enrolments, engine)) is not None:
             return loaded
         configured = _first(self.enrolling_engines, engine)
         if configured is None or self.models is None:
-            raise InvalidRequest("no engine of this worker can enrol a voice from a recording: ask for one by its name")
+            raise InvalidRequest("no engine of this worker can enrol voices from recordings: use a listed voice")
         await self.models.wait(configured)
         if configured not in self._enrolments:
             raise NotReady(f"the engine {configured} is being unloaded", retry_after_s=RETRY_AFTER_S)
@@ -534,7 +562,7 @@ class SessionHub:
     # -- drain --------------------------------------------------------------------------------------------------------
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no more sessions, close those that say nothing, let running turns end; after ``timeout_s`` close all."""
+        """Open no more sessions, close idle ones, let running utterances end; after ``timeout_s`` close all."""
         self._draining = True
         with anyio.move_on_after(timeout_s):
             while self._close_silent():
@@ -545,7 +573,7 @@ class SessionHub:
             session.close("drain")
 
     def _close_silent(self) -> bool:
-        """Whether any are left."""
+        """Close all idle sessions; return whether any session remains."""
         for session in list(self._sessions.values()):
             if session.state is State.IDLE:
                 session.close("drain")

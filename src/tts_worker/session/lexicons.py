@@ -1,7 +1,6 @@
-"""Lexicons that sessions bring along: built once for each content, away from the event loop where there is time for it.
+"""A cache of session lexicons, built once per content.
 
-Owns the cache of the latest lexicons. Checking 5,000 entries takes some 20 ms, so callers that can wait use
-``prepare``; ``get`` is for those that cannot.
+Validating 5,000 entries takes about 20 ms, so callers that can wait use ``prepare``, which builds on a thread.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ _MOST_LEXICONS = 16
 
 
 class LexiconCache:
-    """The latest lexicons by the hash of their entries. For one event loop."""
+    """The most recently used lexicons by the hash of their entries. Not thread-safe: use it from one event loop."""
 
     def __init__(self) -> None:
         self._lexicons: OrderedDict[bytes, Lexicon] = OrderedDict()
 
     def get(self, entries: Mapping[str, Any]) -> Lexicon:
-        """The lexicon of ``entries``, built here and now if it is new. Raises InvalidRequest that names a bad entry."""
-        return self._keep(*self._build(entries))
+        """Return the lexicon of ``entries``, building it if it is new. Raises InvalidRequest naming a bad entry."""
+        return self._store(*self._build(entries))
 
     async def prepare(self, entries: Mapping[str, Any]) -> Lexicon:
-        """The same on a thread, so that other sessions do not wait for it."""
-        return self._keep(*await anyio.to_thread.run_sync(self._build, entries))
+        """Do the same on a thread, so that other sessions are not delayed."""
+        return self._store(*await anyio.to_thread.run_sync(self._build, entries))
 
     async def prepare_from(self, read: Callable[[], Mapping[str, Any] | None]) -> None:
-        """Build what ``read`` returns, if anything; both on a thread. A later ``get`` finds it."""
+        """Call ``read`` and build its entries, if any, on a thread. A later ``get`` finds the lexicon."""
 
         def build() -> tuple[bytes, Lexicon] | None:
             entries = read()
@@ -42,17 +41,17 @@ class LexiconCache:
 
         built = await anyio.to_thread.run_sync(build)
         if built is not None:
-            self._keep(*built)
+            self._store(*built)
 
     def _build(self, entries: Mapping[str, Any]) -> tuple[bytes, Lexicon]:
         try:
-            # Not sorted: where two keys differ in their case only, the later one wins.
+            # Unsorted: if two keys differ only in case, the later one wins.
             key = hashlib.sha256(json.dumps(entries).encode()).digest()
-        except (TypeError, ValueError, RecursionError):  # no JSON: a program's own mapping
+        except (TypeError, ValueError, RecursionError):  # not JSON: the mapping of an embedding program
             return b"", Lexicon.from_mapping(entries)
         return key, self._lexicons.get(key) or Lexicon.from_mapping(entries)
 
-    def _keep(self, key: bytes, lexicon: Lexicon) -> Lexicon:
+    def _store(self, key: bytes, lexicon: Lexicon) -> Lexicon:
         if key:
             self._lexicons[key] = lexicon
             self._lexicons.move_to_end(key)

@@ -1,8 +1,7 @@
 """The session as a state machine, sans-IO: no clock, no thread, no await.
 
-Two rules. Everything that decides what a session does lives here; and this file knows neither who the client is nor
-how the engine works. Methods change the state and leave messages: ``take_commands()`` for the engine, ``poll()`` for
-the client. An illegal call raises a typed error and changes nothing.
+Methods change the state and queue messages: ``take_commands()`` returns those for the engine, ``poll()`` those for the
+client. An illegal call raises a typed error and changes nothing.
 
     state     speak      end_text     pause     resume     stop      last utterance ends   close
     IDLE      SPEAKING   (error)      IDLE*     IDLE*      IDLE*     -                     CLOSED
@@ -11,9 +10,9 @@ the client. An illegal call raises a typed error and changes nothing.
     CLOSED    (error)    (error)      (error)   (error)    (error)   -                     CLOSED
                                                 * acknowledged with applied=False, changes nothing
 
-An utterance begins with the first text and ends with exactly one ``Ended``. Text after ``end_text`` begins the next
-one, which waits its turn (and is opened on the engine once the ones before it are fully generated, so that turns follow
-each other without a gap). STOP ends all of them; whatever still carries their keys is dropped.
+An utterance begins with its first text and ends with exactly one ``Ended``. Text after ``end_text`` begins the next
+utterance. It is queued, and opened on the engine once the utterances before it are fully generated, so that they play
+without a gap. STOP ends all of them; later engine events with their keys are dropped.
 """
 
 from __future__ import annotations
@@ -64,13 +63,17 @@ class State(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class MachineConfig:
-    """Bounds of a session, in samples and characters.
+    """Bounds of a session.
 
-    ``window_samples``: how far the engine may be ahead of what the client took. ``credit_quantum_samples``: credit goes
-    back to the engine in portions of at least this. ``frame_samples``: size of a frame; None hands out the engine's own
-    chunks. ``max_text_chars``: per utterance. ``max_queued_utterances``: waiting behind the current one.
-    ``read_chars``: text read at a time. ``paced``: the client takes audio at the pace of playback; the engine serves
-    such sessions before others.
+    Attributes:
+        window_samples: Credit of an utterance: audio that may be generated ahead of the client.
+        credit_quantum_samples: Credit is returned to the engine in portions of at least this size.
+        frame_samples: Size of a frame; None returns the engine's chunks unchanged.
+        max_text_chars: Limit per utterance.
+        max_queued_utterances: Limit of utterances behind the current one.
+        read_chars: Text processed per ``read_more``.
+        paced: The client takes audio at playback pace; the engine schedules such sessions first.
+        alignment: How the engine determines word timestamps.
     """
 
     window_samples: int = 3 * SAMPLE_RATE_HZ // 2
@@ -84,7 +87,14 @@ class MachineConfig:
 
 
 class SessionMachine:
-    """See the module. ``make_text`` builds the text pipeline of an utterance from its params."""
+    """One session; see the module for its states.
+
+    Args:
+        session: Id of the session.
+        params: Parameters of the next utterances.
+        make_text: Builds the text pipeline of an utterance from its parameters.
+        config: Bounds of the session.
+    """
 
     def __init__(
         self,
@@ -100,21 +110,21 @@ class SessionMachine:
         self._config = config or MachineConfig()
         self._make_text = make_text
         self._generation = 0
-        self._utterances: deque[Utterance] = deque()  # the head is the one being heard
+        self._utterances: deque[Utterance] = deque()  # the head is the one being played
         self._commands: list[Command] = []
         self._notices: deque[Notice] = deque()
-        self._withheld = False  # the session has no slot: nothing is opened on the engine
+        self._withheld = False  # the session has no slot: do not open utterances on the engine
 
-    # -- what the shell asks ------------------------------------------------------------------------------------------
+    # -- state --------------------------------------------------------------------------------------------------------
 
     @property
     def current(self) -> UtteranceKey | None:
-        """The utterance being heard (or about to be)."""
+        """The utterance being played, or next to be."""
         return self._utterances[0].key if self._utterances else None
 
     @property
     def writing(self) -> UtteranceKey | None:
-        """The utterance that takes text."""
+        """The utterance that accepts text."""
         if self._utterances and not self._utterances[-1].text_ended:
             return self._utterances[-1].key
         return None
@@ -125,21 +135,21 @@ class SessionMachine:
 
     @property
     def buffered_samples(self) -> int:
-        """Sound that waits to be taken, over all utterances."""
+        """Audio generated and not yet sent, over all utterances."""
         return sum(u.buffered_samples for u in self._utterances)
 
     @property
     def unspoken_chars(self) -> int:
-        """Text of all utterances that no sound was made for yet."""
+        """Text without audio so far, over all utterances."""
         return sum(u.unspoken_chars for u in self._utterances)
 
     @property
     def sent_samples(self) -> int:
-        """Samples taken of the current utterance."""
+        """Samples sent of the current utterance."""
         return self._utterances[0].sent_samples if self._utterances else 0
 
     def take_commands(self) -> list[Command]:
-        """Messages for the engine since the last call."""
+        """Return the messages for the engine since the last call."""
         commands = self._commands
         self._commands = []
         return commands
@@ -147,10 +157,16 @@ class SessionMachine:
     # -- text ---------------------------------------------------------------------------------------------------------
 
     def speak(self, text: str | bytes, *, withhold: bool = False) -> UtteranceKey:
-        """Add text to the utterance being written, or begin one. ``withhold``: keep this utterance and those behind it
-        from the engine; ``refuse`` must follow.
+        """Add text to the open utterance, or begin one.
 
-        Raises SessionClosed, TextTooLong (the utterance is full) or IllegalCommand (too many utterances wait).
+        Args:
+            text: The text; bytes are UTF-8 and may split a character.
+            withhold: Do not open this utterance and later ones on the engine; ``refuse`` must follow.
+
+        Raises:
+            SessionClosed: The session is closed.
+            TextTooLong: The utterance has reached its limit.
+            IllegalCommand: Too many utterances are queued.
         """
         self._require_open()
         writing = self._utterances[-1] if self.writing is not None else None
@@ -165,21 +181,21 @@ class SessionMachine:
         return writing.key
 
     def flush(self) -> None:
-        """Speak what has been written so far, without ending the utterance. Nothing to flush changes nothing."""
+        """Speak the pending text without ending the utterance. Does nothing without pending text."""
         self._require_open()
         if self.writing is not None:
             self._utterances[-1].flush()
             self.read_more()
 
     def flush_words(self) -> None:
-        """Speak the words that are complete; one that may still be growing waits. For a writer that is silent."""
+        """Speak the complete pending words. The last word stays pending: its rest may follow."""
         self._require_open()
         if self.writing is not None:
             self._utterances[-1].flush_words()
             self.read_more()
 
     def end_text(self) -> None:
-        """The utterance being written is complete. Raises IllegalCommand if there is none."""
+        """End the text of the open utterance. Raises IllegalCommand if there is none."""
         self._require_open()
         if self.writing is None:
             raise IllegalCommand("there is no utterance to end: send text first")
@@ -188,12 +204,14 @@ class SessionMachine:
 
     @property
     def has_unread_text(self) -> bool:
-        """Whether ``read_more`` has something to do."""
+        """Whether ``read_more`` has text to process."""
         return any(utterance.unread for utterance in self._utterances)
 
     def read_more(self) -> None:
-        """Read the next portion of the text that waits. A long text must not keep other sessions waiting, so the shell
-        calls this again as long as ``has_unread_text``."""
+        """Process the next portion of text.
+
+        A long text must not delay other sessions, so the caller repeats this while ``has_unread_text``.
+        """
         utterance = next((u for u in self._utterances if u.unread), None)
         if utterance is not None:
             self._post_segments(utterance, utterance.read(self._config.read_chars))
@@ -204,13 +222,13 @@ class SessionMachine:
         if utterance.is_opened:
             self._commands.append(EndText(utterance.key))
         if utterance.segments == 0:
-            # Nothing to say (blank, only emoji): the engine need not know that it existed.
+            # Nothing to speak (blank, only emoji): the engine never sees the utterance.
             self._cancel_on_engine(utterance)
             utterance.is_generated = True
         self._advance()
 
     def refuse(self, error: ErrorInfo) -> None:
-        """End what was withheld with an error that reports its whole text as remaining. Nothing withheld is fine."""
+        """End the withheld utterances with an error that reports their whole text as remaining."""
         if self._withheld:
             self._withheld = False
             for utterance in self._utterances:
@@ -238,7 +256,7 @@ class SessionMachine:
     # -- control ------------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Hand out no more sound, and spend no engine time, until ``resume``."""
+        """Send no audio and spend no engine time until ``resume``."""
         self._require_open()
         applied = self.state is State.SPEAKING
         if applied:
@@ -247,7 +265,7 @@ class SessionMachine:
         self._acknowledge(ControlName.PAUSE, applied)
 
     def resume(self) -> None:
-        """Go on at the very next sample."""
+        """Continue at the next sample."""
         self._require_open()
         applied = self.state is State.PAUSED
         if applied:
@@ -257,7 +275,12 @@ class SessionMachine:
         self._acknowledge(ControlName.RESUME, applied)
 
     def stop(self, reason: str = "stop", played_samples: int | None = None) -> None:
-        """End every utterance now. ``played_samples`` is how much of the current one the listener heard, if known."""
+        """End every utterance now.
+
+        Args:
+            reason: Reason for the playback reports.
+            played_samples: Played audio of the current utterance, if the client knows it.
+        """
         self._require_open()
         if not self._utterances:
             self._acknowledge(ControlName.STOP, applied=False)
@@ -268,19 +291,21 @@ class SessionMachine:
         self.state = State.IDLE
 
     def close(self, reason: str = "closed") -> None:
-        """End everything for good. Closing twice changes nothing."""
+        """End all utterances and the session. Closing twice changes nothing."""
         if self.state is not State.CLOSED:
             self._stop_all(reason)
             self.state = State.CLOSED
 
     def played(self, samples: int) -> None:
-        """The client's word on how much of the current utterance was heard. Never shrinks, never exceeds what was
-        sent; without an utterance it is ignored."""
+        """Record how much of the current utterance the client has played.
+
+        The position never decreases and is capped at what was sent; it is ignored without an utterance.
+        """
         if self._utterances:
             self._utterances[0].played(samples)
 
     def configure(self, params: SynthesisParams) -> None:
-        """Params of the utterances that begin from now on."""
+        """Set the parameters of later utterances."""
         self._require_open()
         self.params = params
 
@@ -311,31 +336,32 @@ class SessionMachine:
     # -- engine events ------------------------------------------------------------------------------------------------
 
     def on_engine(self, event: Event) -> None:
-        """Take what the engine made. What belongs to no live utterance is dropped."""
+        """Process an engine event. Events of ended utterances are dropped."""
         utterance = next((u for u in self._utterances if u.key == event.key), None)
         if utterance is None or utterance.is_generated:
             self.stale_events += 1
             return
-        if isinstance(event, Audio):
-            self._on_audio(utterance, event)
-        elif isinstance(event, Done):
-            utterance.is_generated = True
-            utterance.truncated = event.truncated
-            if event.truncated is not None:
-                utterance.abandon_text()
-        elif isinstance(event, Failed):
-            self._on_failed(utterance, event.error)
+        match event:
+            case Audio():
+                self._on_audio(utterance, event)
+            case Done():
+                utterance.is_generated = True
+                utterance.truncated = event.truncated
+                if event.truncated is not None:
+                    utterance.abandon_text()
+            case Failed():
+                self._on_failed(utterance, event.error)
         self._advance()
 
     def _on_audio(self, utterance: Utterance, event: Audio) -> None:
         if utterance.generated_samples + event.samples > utterance.granted_samples:
             self._commands.append(Cancel(utterance.key))
-            self._on_failed(utterance, EngineFault("the engine sent more sound than it had credit for").info)
+            self._on_failed(utterance, EngineFault("the engine generated more audio than its credit").info)
             return
         utterance.add(event)
 
     def _on_failed(self, utterance: Utterance, error: ErrorInfo) -> None:
-        """Nothing heard yet: say so at once, the caller can try elsewhere. Else what was made is still heard."""
+        """Before the first frame, fail at once so that the caller can retry elsewhere; else play what was generated."""
         utterance.is_generated = True
         utterance.abandon_text()
         utterance.error = error
@@ -343,7 +369,7 @@ class SessionMachine:
             utterance.drop_audio()
 
     def _advance(self) -> None:
-        """End what is complete, announce the head, open on the engine what may be opened."""
+        """End finished utterances, announce the head, and open the next utterance on the engine."""
         while self._utterances:
             head = self._utterances[0]
             if not head.is_announced:
@@ -385,20 +411,23 @@ class SessionMachine:
         else:
             reason = "finished" if utterance.segments else "nothing_to_speak"
             outcome = Outcome.DONE
-            words = utterance.take_words()  # a word without sound at the very end
+            words = utterance.take_words()  # a trailing word without audio
             if words is not None:
                 notices.append(words)
         receipt = utterance.receipt(reason, outcome, self._config.alignment)
         notices.append(Ended(utterance.key, outcome, receipt, utterance.error))
         return notices
 
-    # -- the way out --------------------------------------------------------------------------------------------------
+    # -- output -------------------------------------------------------------------------------------------------------
 
     def poll(self, *, audio: bool = True) -> Output | None:
-        """The next thing for the client, None if there is nothing yet. ``audio=False`` asks for overtaking notices only
-        (acknowledgements, ends): the pacer says that sound is not due.
+        """Return the next output, None if there is none yet.
 
-        Word times come out before the frame in which the word begins.
+        Word timestamps precede the frame in which the word begins.
+
+        Args:
+            audio: False returns only notices that overtake audio (acknowledgements, terminal events), for when the
+                next frame is not due.
         """
         if self._notices:
             return self._notices.popleft()
@@ -413,7 +442,7 @@ class SessionMachine:
 
     @property
     def next_frame_samples(self) -> int:
-        """Size of the frame that could be taken now, 0 if there is none."""
+        """Size of the next frame, 0 if there is none."""
         return self._utterances[0].next_frame_samples(self._config.frame_samples) if self._speaking else 0
 
     def _take_frame(self, utterance: Utterance, samples: int) -> PcmFrame:

@@ -1,7 +1,7 @@
-"""Text normalization on the way from a session to its engine, away from the event loop.
+"""Text normalization between a session and its engine, on a thread.
 
-Writing numbers out takes some 0.2 ms a character, so a thread does it, one segment of a session at a time: sessions
-take turns, however long their texts are. Segments keep their order; STOP overtakes them and drops those that wait.
+Normalizing takes about 0.2 ms per character. The thread takes one segment of a session at a time, so a long text does
+not delay other sessions. Segments keep their order; STOP overtakes and drops them.
 """
 
 from __future__ import annotations
@@ -21,48 +21,59 @@ from tts_worker.types import UtteranceKey as Key
 
 log = logging.getLogger(__name__)
 
-LIMIT_S = 1.0
-"""A segment that is not written out by then is spoken as it stands: late speech is worse than a number read oddly."""
+TIME_LIMIT_S = 1.0
+"""A segment that takes longer is spoken unnormalized: late speech is worse than a misread number."""
 
 
 class SegmentNormalizer:
-    """The thread that writes segments out, for all sessions of a process. ``executor`` replaces it in tests."""
+    """The normalization thread of a process, shared by all sessions.
 
-    def __init__(self, normalise: Normalize, executor: Executor | None = None) -> None:
-        self._normalise = normalise
+    Args:
+        normalize: Rewrites a text in a language.
+        executor: Replaces the thread in tests.
+    """
+
+    def __init__(self, normalize: Normalize, executor: Executor | None = None) -> None:
+        self._normalize = normalize
         self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="normalize")
 
     def prepare(self) -> None:
-        """Load the rules in the background, so that no caller waits for them."""
+        """Load the rules in the background before the first session uses them."""
         for language in LANGUAGES:
-            self._executor.submit(self._normalise, "1", language)
+            self._executor.submit(self._normalize, "1", language)
 
     def submit(self, segment: Segment, language: str) -> asyncio.Future[Segment]:
         loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._executor, normalize_segment, segment, self._normalise, language)
+        return loop.run_in_executor(self._executor, normalize_segment, segment, self._normalize, language)
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 class NormalizingPort:
-    """The engine as one session sees it. ``detector_of``: the language detector for an utterance, None if its text is
-    to be left alone."""
+    """An ``EnginePort`` that normalizes the segments of one session.
+
+    Args:
+        engine: Receives the commands.
+        normalizer: The normalization thread.
+        detector_of: Returns the language detector of an utterance, None to leave its text unchanged.
+        time_limit_s: Time limit per segment.
+    """
 
     def __init__(
         self,
         engine: EnginePort,
         normalizer: SegmentNormalizer,
         detector_of: Callable[[SynthesisParams], LanguageDetector | None],
-        limit_s: float = LIMIT_S,
+        time_limit_s: float = TIME_LIMIT_S,
     ) -> None:
         self._engine = engine
         self._normalizer = normalizer
         self._detector_of = detector_of
-        self._limit_s = limit_s
+        self._time_limit_s = time_limit_s
         self._detectors: dict[Key, LanguageDetector] = {}
         self._queue: deque[Text | EndText] = deque()
-        self._pending: asyncio.Future[Segment] | None = None  # the head of the queue on the thread
+        self._pending: asyncio.Future[Segment] | None = None  # of the segment at the head of the queue
         self._timer: asyncio.TimerHandle | None = None
 
     def post(self, command: Command) -> None:
@@ -77,14 +88,14 @@ class NormalizingPort:
                 self._advance()
             case Cancel():
                 self._engine.post(command)
-                self._forget(command.key)
+                self._drop_utterance(command.key)
             case _:
                 self._engine.post(command)
 
     def subscribe(self, session: str, callback: Callable[[Event], None]) -> None:
         def on_event(event: Event) -> None:
             if isinstance(event, Failed | Done):
-                self._forget(event.key)
+                self._drop_utterance(event.key)
             callback(event)
 
         self._engine.subscribe(session, on_event)
@@ -96,45 +107,45 @@ class NormalizingPort:
         self._engine.unsubscribe(session)
 
     def _advance(self) -> None:
-        """Pass on the head of the queue, as far as nothing has to be written out."""
+        """Forward commands up to the next segment that needs normalization, and submit that segment."""
         while self._queue and self._pending is None:
             head = self._queue[0]
             if isinstance(head, EndText):
                 del self._detectors[head.key]
-                self._pass_on(head)
+                self._forward(head)
                 continue
             language = self._detectors[head.key].detect(head.segment.text)
             if language not in LANGUAGES or not needs_rewriting(head.segment.text):
-                self._pass_on(head)
+                self._forward(head)
                 continue
             self._pending = self._normalizer.submit(head.segment, language)
-            self._pending.add_done_callback(partial(self._on_written, head))
-            self._timer = asyncio.get_running_loop().call_later(self._limit_s, self._on_late, head)
+            self._pending.add_done_callback(partial(self._on_normalized, head))
+            self._timer = asyncio.get_running_loop().call_later(self._time_limit_s, self._on_time_limit, head)
 
-    def _pass_on(self, command: Text | EndText) -> None:
+    def _forward(self, command: Text | EndText) -> None:
         self._queue.popleft()
         self._engine.post(command)
 
-    def _on_written(self, head: Text, written: asyncio.Future[Segment]) -> None:
-        if written is not self._pending:
-            if not written.cancelled():
-                written.exception()  # of a segment that nothing waits for any more
+    def _on_normalized(self, head: Text, result: asyncio.Future[Segment]) -> None:
+        if result is not self._pending:
+            if not result.cancelled():
+                result.exception()  # mark it as retrieved: the segment was dropped
             return
         self._drop_pending()
-        if (problem := written.exception()) is not None:
-            log.error("a segment was not normalized", exc_info=problem)
+        if (error := result.exception()) is not None:
+            log.error("a segment was not normalized", exc_info=error)
         self._queue.popleft()
-        self._engine.post(head if problem is not None else Text(head.key, written.result()))
+        self._engine.post(head if error is not None else Text(head.key, result.result()))
         self._advance()
 
-    def _on_late(self, head: Text) -> None:
-        log.warning("text normalization takes more than %g s: a segment is spoken as it stands", self._limit_s)
+    def _on_time_limit(self, head: Text) -> None:
+        log.warning("text normalization exceeded %g s: the segment is spoken unnormalized", self._time_limit_s)
         self._drop_pending()
-        self._pass_on(head)
+        self._forward(head)
         self._advance()
 
-    def _forget(self, key: Key) -> None:
-        """No text of this utterance is wanted any more."""
+    def _drop_utterance(self, key: Key) -> None:
+        """Drop the queued text of an utterance."""
         if self._detectors.pop(key, None) is None:
             return
         if self._queue and self._queue[0].key == key:

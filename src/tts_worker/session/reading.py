@@ -1,7 +1,7 @@
-"""Whose text is read next: one portion per turn of the event loop, over all sessions.
+"""Schedules the reading of long texts: one portion per iteration of the event loop, over all sessions.
 
-A portion takes some milliseconds. If every session with a long text read one in the same turn, six downloads that begin
-together would hold up every frame of a call for longer than its listener can bridge. Knows no text and no session.
+A portion takes some milliseconds. If every session with a long text read one in the same iteration, six downloads that
+begin together would delay the frames of a call by more than its playout lead.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 
 
-class ReadingTurns:
-    """Calls what was added, one per turn of the event loop, in order; sessions of calls and of downloads alternate."""
+class ReadScheduler:
+    """Runs one read per iteration of the event loop, in order, alternating between paced and unpaced sessions."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -22,18 +22,18 @@ class ReadingTurns:
         self._scheduled = False
 
     def add(self, read: Callable[[], None], *, paced: bool) -> None:
-        """Call ``read`` once, soon. It may add itself again."""
+        """Schedule one call of ``read``, which may add itself again."""
         (self._paced if paced else self._unpaced).append(read)
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._take_turn)
+            self._loop.call_soon(self._run_next)
 
-    def _take_turn(self) -> None:
+    def _run_next(self) -> None:
         paced = bool(self._paced) and (self._paced_next or not self._unpaced)
         self._paced_next = not paced
         read = (self._paced if paced else self._unpaced).popleft()
         if self._paced or self._unpaced:
-            self._loop.call_soon(self._take_turn)
+            self._loop.call_soon(self._run_next)
         else:
             self._scheduled = False
         read()

@@ -1,4 +1,4 @@
-"""What the log says about a session when it ends: numbers and names, never its text."""
+"""The log event of an ended session: numbers and names, never its text."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class SessionRecord:
         self.samples += event.receipt.samples_sent
 
     def write(self, reason: str, voice: str, now_s: float) -> None:
-        """Log it, as one event. A session that was replaced before it said anything is of no interest."""
-        silent = reason == "replaced" and not self.utterances
+        """Log the session as one event, at debug level if it was replaced before its first utterance."""
+        is_unused = reason == "replaced" and not self.utterances
         log.log(
-            logging.DEBUG if silent else logging.INFO,
+            logging.DEBUG if is_unused else logging.INFO,
             "session ended",
             extra=fields(
                 session=self.session,

@@ -1,8 +1,7 @@
-"""A session as transports, plug-ins and tests see it, and its local form: the machine with a clock and an engine.
+"""The ``Session`` interface, and ``LocalSession``: a session on an engine in this process.
 
-``Session`` is the one protocol of the house: a local session and a remote one (``client.py``) have the same shape.
-Control methods return at once and never wait for anything; what became of them comes out of ``next()`` as notices, in
-order with the sound. All methods belong to one event loop.
+Remote sessions (``client.remote``) implement the same interface. Control methods never block; their results come out of
+``next()`` as notices, in order with the audio. All methods must be called from one event loop.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Protocol
 from tts_worker.errors import ErrorInfo, TTSWorkerError
 from tts_worker.session.machine import SessionMachine, State
 from tts_worker.session.pacer import Pacer
-from tts_worker.session.reading import ReadingTurns
+from tts_worker.session.reading import ReadScheduler
 from tts_worker.session.record import SessionRecord
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
@@ -37,7 +36,7 @@ from tts_worker.types import (
 
 
 class Session(Protocol):
-    """One conversation with the worker: many utterances, one after the other."""
+    """One conversation with the worker: a sequence of utterances."""
 
     @property
     def id(self) -> str: ...
@@ -47,30 +46,30 @@ class Session(Protocol):
     def state(self) -> State: ...
 
     def speak(self, text: str | bytes) -> UtteranceKey:
-        """Add text to the utterance being written, or begin one. Raises SessionClosed, TextTooLong, IllegalCommand."""
+        """Add text to the open utterance, or begin one. Raises SessionClosed, TextTooLong, IllegalCommand."""
         ...
 
     def flush(self) -> None:
-        """Speak what has been written so far without ending the utterance."""
+        """Speak the pending text without ending the utterance."""
         ...
 
     def end_text(self) -> None:
-        """The utterance is complete. Raises IllegalCommand if none is being written."""
+        """End the text of the open utterance. Raises IllegalCommand if there is none."""
         ...
 
     def pause(self) -> None: ...
     def resume(self) -> None: ...
 
     def stop(self, reason: str = "stop", played_samples: int | None = None) -> None:
-        """End all utterances now; the receipt comes as ``Ended``."""
+        """End all utterances now; the playback report follows in ``Ended``."""
         ...
 
     def played(self, samples: int) -> None:
-        """Tell how much of the current utterance the listener heard."""
+        """Report how much of the current utterance the client has played."""
         ...
 
     def configure(self, params: SynthesisParams) -> None:
-        """Params of the utterances that begin from now on."""
+        """Set the parameters of later utterances."""
         ...
 
     def close(self, reason: str = "closed") -> None:
@@ -78,31 +77,31 @@ class Session(Protocol):
         ...
 
     async def next(self) -> Output | None:
-        """The next frame or notice, as soon as it is due; None once the session is closed and everything was taken."""
+        """Wait for the next frame or notice; None once the session is closed and everything was returned."""
         ...
 
     def poll(self) -> Output | None:
-        """The same without waiting: None if nothing is due now."""
+        """Return the next frame or notice that is due now, or None."""
         ...
 
     def __aiter__(self) -> AsyncIterator[Output]: ...
 
 
 _TIMER_RESOLUTION_S = 0.001
-"""Timers of the event loop (uvloop's) are no finer and may fire early by as much: what is due within a tick is due now,
-or its reader would be woken ten times for every frame."""
+"""Resolution of uvloop's timers, which may fire early by as much. A frame due within it is due now; otherwise the
+reader would wake ten times per frame."""
 
 
 _MAX_READ_S = 0.002
-"""How long a session reads text before the others have their turn."""
+"""Time a session may process text before it yields to other sessions."""
 
 LAST_WORD_FACTOR = 5
-"""A last word that nothing follows may be half written ("hel", then "lo"). It is spoken after so many times
-``flush_after_s``; so is what looks like unfinished markup."""
+"""The last word may be incomplete ("hel", then "lo"). It is spoken after this many times ``flush_after_s``, as is
+unfinished markup."""
 
 
 class EnginePort(Protocol):
-    """The seam to the engine: ``engine.loop.EngineLoop`` or anything that carries the same messages."""
+    """Carries commands to an engine and its events back (``engine.loop.EngineLoop``)."""
 
     def post(self, command: Command) -> None: ...
     def subscribe(self, session: str, callback: Callable[[Event], None]) -> None: ...
@@ -110,7 +109,7 @@ class EnginePort(Protocol):
 
 
 class SessionObserver(Protocol):
-    """Who wants to know, for metrics. Called on the event loop; must be cheap and must not raise."""
+    """Receives measurements for metrics. Called on the event loop; must be cheap and must not raise."""
 
     def first_audio(self, seconds: float) -> None: ...
     def queue_wait(self, seconds: float) -> None: ...
@@ -121,10 +120,14 @@ class SessionObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SessionTimeouts:
-    """``pause_s``: a pause that nobody resumes ends as a stop with reason "pause_timeout". ``text_idle_s``: an
-    utterance whose writer falls silent is ended where it is ("text_idle_timeout" in the log, its sound still plays).
-    ``flush_after_s``: after so much silence of the writer the complete words are spoken, after LAST_WORD_FACTOR times
-    as much also a last word that nothing follows; 0 waits for punctuation."""
+    """Time limits of a session.
+
+    Attributes:
+        pause_s: A longer pause is ended by a STOP with reason "pause_timeout".
+        text_idle_s: The text of an utterance is ended after this time without new text; its audio still plays.
+        flush_after_s: Complete words are spoken after this time without new text, the last word after
+            ``LAST_WORD_FACTOR`` times as much; 0 waits for punctuation.
+    """
 
     pause_s: float = 30.0
     text_idle_s: float = 300.0
@@ -133,7 +136,7 @@ class SessionTimeouts:
 
 @dataclass(slots=True)
 class _Timestamps:
-    """When things happened, for the observer. Seconds of the event loop's clock."""
+    """Start times of measurements, in seconds of the event loop's clock."""
 
     speakable_at_s: dict[UtteranceKey, float] = field(default_factory=dict)
     posted_at_s: dict[UtteranceKey, float] = field(default_factory=dict)
@@ -142,7 +145,20 @@ class _Timestamps:
 
 
 class LocalSession:
-    """A session on an engine in this process. Build it through ``SessionHub.open``."""
+    """A session on an engine in this process, opened by ``SessionHub.open``.
+
+    Args:
+        machine: State of the session.
+        engine: Carries commands and events.
+        lead_s: Playout lead of paced audio; None does not pace.
+        observer: Receives measurements.
+        timeouts: Time limits.
+        on_close: Called once when the session closes.
+        on_active: Called when an idle session begins an utterance; returns the error if it may not.
+        on_idle: Called when the last utterance has ended.
+        engine_name: For the log.
+        reading: Schedules long texts, shared by the sessions of a worker; None creates one for this session.
+    """
 
     def __init__(
         self,
@@ -156,10 +172,8 @@ class LocalSession:
         on_active: Callable[[str], ErrorInfo | None] = lambda session: None,
         on_idle: Callable[[str], None] = lambda session: None,
         engine_name: str = "",
-        reading: ReadingTurns | None = None,
+        reading: ReadScheduler | None = None,
     ) -> None:
-        """``on_active`` is called when a silent session begins an utterance, and returns why it may not; ``on_idle``
-        when its last utterance has ended. ``reading`` is shared by the sessions of a worker; None: one of its own."""
         self.id = machine.session
         self.sample_rate_hz = SAMPLE_RATE_HZ
         self.pacer = Pacer(SAMPLE_RATE_HZ, lead_s)
@@ -171,14 +185,14 @@ class LocalSession:
         self._on_idle = on_idle
         self._active = False
         self.close_error: TTSWorkerError | None = None
-        """Why the worker closed the session, where the client is to be told."""
+        """Why the worker closed the session, if the client should be informed."""
         self._timeouts = timeouts or SessionTimeouts()
         self._loop = asyncio.get_running_loop()
-        self._reading_turns = reading or ReadingTurns(self._loop)
+        self._read_scheduler = reading or ReadScheduler(self._loop)
         self._wakeup = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None  # ends a pause
-        self._text_timer: asyncio.TimerHandle | None = None  # ends a writer's silence
-        self._flush_timer: asyncio.TimerHandle | None = None  # speaks what a silent writer left behind
+        self._timer: asyncio.TimerHandle | None = None  # fires at the pause timeout
+        self._text_timer: asyncio.TimerHandle | None = None  # fires at the text idle timeout
+        self._flush_timer: asyncio.TimerHandle | None = None  # fires when pending words should be spoken
         self._flushes = 0  # since the last text: 1 its complete words, 2 everything
         self._text_at_s = 0.0
         self._reading = False
@@ -197,22 +211,22 @@ class LocalSession:
 
     @property
     def paced(self) -> bool:
-        """Whether audio is taken at the pace of playback."""
+        """Whether audio is taken at playback pace."""
         return self._machine.paced
 
     @property
     def writing(self) -> UtteranceKey | None:
-        """The utterance that takes text."""
+        """The utterance that accepts text."""
         return self._machine.writing
 
     @property
     def buffered_samples(self) -> int:
-        """Sound made and not yet taken."""
+        """Audio generated and not yet sent."""
         return self._machine.buffered_samples
 
     @property
     def unspoken_chars(self) -> int:
-        """Text that was taken and that no sound was made for yet: how far a writer is ahead of the engine."""
+        """Accepted text without audio so far."""
         return self._machine.unspoken_chars
 
     # -- commands -----------------------------------------------------------------------------------------------------
@@ -224,7 +238,7 @@ class LocalSession:
         finally:
             self._note_activity()
         if error is not None:
-            # After this turn of the event loop, so that text and end_text() that follow at once belong to it.
+            # In the next iteration of the event loop, so that the error covers text and end_text() that follow at once.
             self._loop.call_soon(self._refuse, error)
         self._record.text_chars += len(text)
         self._text_at_s = self._loop.time()
@@ -247,7 +261,7 @@ class LocalSession:
     def pause(self) -> None:
         self._control(ControlName.PAUSE)
         self._machine.pause()
-        self._timestamps.speakable_at_s.clear()  # a pause is no latency
+        self._timestamps.speakable_at_s.clear()  # a pause does not count as latency
         self.pacer.expect_gap()
         if self._timer is None and self._machine.state is State.PAUSED:
             self._timer = self._loop.call_later(self._timeouts.pause_s, self._on_pause_timeout)
@@ -277,7 +291,7 @@ class LocalSession:
             return
         self.close_error = error
         self._machine.close(reason)
-        # The reader may be gone already: what happened is noted now, and kept for a reader that still comes.
+        # The reader may have stopped: record the final events now and keep them for a reader that continues.
         now_s = self._loop.time()
         while (item := self._machine.poll(audio=False)) is not None:
             self._note(item, now_s)
@@ -294,10 +308,10 @@ class LocalSession:
     def _control(self, command: ControlName) -> None:
         self._timestamps.control_at_s.setdefault(command, self._loop.time())
 
-    # -- its slot -----------------------------------------------------------------------------------------------------
+    # -- slot ---------------------------------------------------------------------------------------------------------
 
     def _activate(self) -> ErrorInfo | None:
-        """Take a slot for an utterance that begins. Returns why there is none."""
+        """Take a slot for a new utterance; return the error if none is free."""
         if self._machine.state is not State.IDLE:
             return None
         error = self._on_active(self.id)
@@ -326,7 +340,7 @@ class LocalSession:
         while self._machine.has_unread_text:
             if perf_counter() - started_at_s >= _MAX_READ_S:
                 self._reading = True
-                self._reading_turns.add(self._read_more, paced=self.paced)
+                self._read_scheduler.add(self._read_more, paced=self.paced)
                 return
             self._machine.read_more()
 
@@ -342,7 +356,7 @@ class LocalSession:
                 self._timestamps.speakable_at_s[command.key] = now_s
             self._engine.post(command)
 
-    # -- what arrives by itself ---------------------------------------------------------------------------------------
+    # -- engine events and timers -------------------------------------------------------------------------------------
 
     def _on_engine(self, event: Event) -> None:
         posted_at_s = self._timestamps.posted_at_s.pop(event.key, None)
@@ -357,7 +371,7 @@ class LocalSession:
             self.stop("pause_timeout")
 
     def _on_text_idle(self) -> None:
-        """Re-armed lazily: text only moves a time stamp, the timer looks at it when it fires."""
+        """End idle text. Re-armed lazily: new text only updates a timestamp, which is checked when the timer fires."""
         self._text_timer = None
         if self._machine.writing is None:
             return
@@ -368,7 +382,7 @@ class LocalSession:
             self.end_text()
 
     def _on_flush_due(self) -> None:
-        """Re-armed lazily, as above. While there is audio to play, unspoken text loses nothing by waiting."""
+        """Speak pending words. Re-armed lazily, as above; while there is audio to play, pending text can wait."""
         self._flush_timer = None
         if self._machine.writing is None or self._flushes == 2:
             return
@@ -393,7 +407,7 @@ class LocalSession:
             self._timer.cancel()
             self._timer = None
 
-    # -- the way out --------------------------------------------------------------------------------------------------
+    # -- output -------------------------------------------------------------------------------------------------------
 
     def poll(self) -> Output | None:
         self._wakeup.clear()
@@ -417,7 +431,7 @@ class LocalSession:
             await self.wait()
 
     async def wait(self) -> None:
-        """Until ``poll`` may have something, or ``wake`` is called. For a reader that also has other things to send."""
+        """Wait until ``poll`` may return something or ``wake`` is called, for readers with several sources."""
         samples = self._machine.next_frame_samples
         if not samples:
             await self._wakeup.wait()
@@ -429,7 +443,7 @@ class LocalSession:
                 timer.cancel()
 
     def wake(self) -> None:
-        """End a ``wait`` that is going on."""
+        """End a pending ``wait``."""
         self._wakeup.set()
 
     async def __aiter__(self) -> AsyncIterator[Output]:
@@ -437,30 +451,33 @@ class LocalSession:
             yield item
 
     def _note(self, item: Output, now_s: float) -> None:
-        """Keep the pacer and the observer informed of what just left."""
-        if isinstance(item, PcmFrame):
-            underrun_s = self.pacer.record_sent(item.samples, now_s)
-            if underrun_s > 0:
-                self._observer.underrun(underrun_s)
-            if item.index == 0:
-                speakable_at_s = self._timestamps.speakable_at_s.pop(item.key, None)
-                if speakable_at_s is not None:
-                    # An utterance behind another one waits for its playback, which is no latency either.
-                    first_audio_s = now_s - max(speakable_at_s, self._timestamps.ended_at_s)
-                    self._observer.first_audio(first_audio_s)
-                    self._record.first_audio(first_audio_s)
-        elif isinstance(item, Acknowledged):
-            self._note_control(item.command, now_s)
-        elif isinstance(item, Ended):
-            self._note_control(ControlName.STOP, now_s)
-            self._timestamps.speakable_at_s.pop(item.key, None)
-            self._timestamps.ended_at_s = now_s
-            self._timestamps.posted_at_s.pop(item.key, None)
-            self.pacer.expect_gap()
-            self._observer.ended(item)
-            self._record.ended(item)
-        elif isinstance(item, Started):
-            self.pacer.expect_gap()
+        """Record an output in the pacer, the observer and the log record."""
+        match item:
+            case PcmFrame():
+                self._note_frame(item, now_s)
+            case Acknowledged():
+                self._note_control(item.command, now_s)
+            case Ended():
+                self._note_control(ControlName.STOP, now_s)
+                self._timestamps.speakable_at_s.pop(item.key, None)
+                self._timestamps.ended_at_s = now_s
+                self._timestamps.posted_at_s.pop(item.key, None)
+                self.pacer.expect_gap()
+                self._observer.ended(item)
+                self._record.ended(item)
+            case Started():
+                self.pacer.expect_gap()
+
+    def _note_frame(self, frame: PcmFrame, now_s: float) -> None:
+        underrun_s = self.pacer.record_sent(frame.samples, now_s)
+        if underrun_s > 0:
+            self._observer.underrun(underrun_s)
+        speakable_at_s = self._timestamps.speakable_at_s.pop(frame.key, None) if frame.index == 0 else None
+        if speakable_at_s is not None:
+            # Waiting for the playback of an earlier utterance does not count as latency.
+            first_audio_s = now_s - max(speakable_at_s, self._timestamps.ended_at_s)
+            self._observer.first_audio(first_audio_s)
+            self._record.first_audio(first_audio_s)
 
     def _note_control(self, command: ControlName, now_s: float) -> None:
         requested_at_s = self._timestamps.control_at_s.pop(command, None)

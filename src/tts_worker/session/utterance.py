@@ -1,8 +1,4 @@
-"""One utterance as the session sees it: its text, the sound that waits to be taken, its words, its receipt.
-
-Pure book-keeping over integers and bytes. It does not know the session's state, the engine or the client; whether a
-frame may leave is the machine's decision.
-"""
+"""State of one utterance: pending text, buffered audio, word timestamps and the playback report."""
 
 from __future__ import annotations
 
@@ -32,7 +28,7 @@ from tts_worker.types import (
 
 
 class TextSource(Protocol):
-    """What a session needs of a text pipeline (``tts_worker.text.pipeline.TextPipeline``)."""
+    """The part of ``text.pipeline.TextPipeline`` that a session uses."""
 
     @property
     def source(self) -> str: ...
@@ -44,7 +40,7 @@ class TextSource(Protocol):
 
 
 class _TextMark(Enum):
-    """What stands between pieces of text that wait to be read."""
+    """A marker between unread text deltas."""
 
     FLUSH = "flush"
     FLUSH_WORDS = "flush_words"
@@ -55,14 +51,20 @@ class _TextMark(Enum):
 class _Chunk:
     pcm: bytes
     meta: ChunkMeta
-    offset: int = 0  # bytes already handed out
+    offset: int = 0  # bytes already sent
 
 
 class Utterance:
-    """Fields ending in ``_samples`` count from the start of the utterance; see ``types`` for generated, sent, played.
+    """One utterance. Sample counts start at its beginning; see ``types`` for generated, sent and played.
 
-    ``opened``: the engine knows it; ``generated``: the engine is done with it; ``text_ended``: no more text is taken;
-    ``text_read``: all of it went through the text pipeline. Text is read in portions, because a long one takes long.
+    Attributes:
+        text_ended: No more text is accepted.
+        text_read: All text has passed through the text pipeline; long text is read in portions.
+        is_announced: ``Started`` was emitted.
+        is_opened: The engine has received ``Open``.
+        is_generated: The engine has finished the utterance.
+        pending_segments: Segments read before the utterance was opened on the engine.
+        uncredited_samples: Sent samples for which no credit was returned yet.
     """
 
     def __init__(self, key: UtteranceKey, params: SynthesisParams, text: TextSource) -> None:
@@ -74,7 +76,7 @@ class Utterance:
         self._text = text
         self._unread: deque[str | bytes | _TextMark] = deque()
         self.segments = 0
-        self.pending_segments: list[Segment] = []  # made before the engine knew the utterance
+        self.pending_segments: list[Segment] = []
         self.is_announced = False
         self.is_opened = False
         self.is_generated = False
@@ -83,7 +85,7 @@ class Utterance:
         self.granted_samples = 0
         self.generated_samples = 0
         self.sent_samples = 0
-        self.uncredited_samples = 0  # sent, but the credit for it was not returned yet
+        self.uncredited_samples = 0
         self.played_samples: int | None = None
         self._voiced_chars = 0
         self._frames = 0
@@ -98,7 +100,7 @@ class Utterance:
         return bool(self._unread)
 
     def write(self, text: str | bytes) -> None:
-        """Take text; ``read`` turns it into segments."""
+        """Append text; ``read`` turns it into segments."""
         self.text_chars += len(text)
         self._unread.append(text)
 
@@ -113,38 +115,38 @@ class Utterance:
         self._unread.append(_TextMark.END)
 
     def read(self, max_chars: int) -> list[Segment]:
-        """The segments in the next ``max_chars`` characters. Where the text is cut makes no difference to them."""
+        """Return the segments of the next ``max_chars`` characters; they do not depend on where the text is split."""
         segments: list[Segment] = []
         while self._unread and max_chars > 0:
-            piece = self._unread.popleft()
-            if piece is _TextMark.FLUSH:
-                segments += self._text.flush()
-            elif piece is _TextMark.FLUSH_WORDS:
-                segments += self._text.flush_words()
-            elif piece is _TextMark.END:
-                segments += self._text.end()
-                self.text_read = True
-            elif isinstance(piece, str | bytes):
-                if len(piece) > max_chars:
-                    self._unread.appendleft(piece[max_chars:])
-                    piece = piece[:max_chars]
-                max_chars -= len(piece)
-                segments += self._text.feed(piece)
+            match item := self._unread.popleft():
+                case _TextMark.FLUSH:
+                    segments += self._text.flush()
+                case _TextMark.FLUSH_WORDS:
+                    segments += self._text.flush_words()
+                case _TextMark.END:
+                    segments += self._text.end()
+                    self.text_read = True
+                case str() | bytes():
+                    if len(item) > max_chars:
+                        self._unread.appendleft(item[max_chars:])
+                    delta = item[:max_chars]
+                    max_chars -= len(delta)
+                    segments += self._text.feed(delta)
         self.segments += len(segments)
         return segments
 
     def abandon_text(self) -> None:
-        """It will not be spoken to its end. What was not read yet still counts as text that came in."""
+        """Stop reading text. Unread text still counts as source text of the playback report."""
         self.text_ended = True
         if not self.text_read:
-            for piece in self._unread:
-                if isinstance(piece, str | bytes):
-                    self._text.skip(piece)
-            self._text.end()  # half a character may be pending
+            for item in self._unread:
+                if isinstance(item, str | bytes):
+                    self._text.skip(item)
+            self._text.end()  # completes a split character
             self.text_read = True
         self._unread.clear()
 
-    # -- sound --------------------------------------------------------------------------------------------------------
+    # -- audio --------------------------------------------------------------------------------------------------------
 
     @property
     def buffered_samples(self) -> int:
@@ -152,16 +154,16 @@ class Utterance:
 
     @property
     def is_drained(self) -> bool:
-        """All sound there is was taken."""
+        """Whether all generated audio was sent."""
         return not self._chunks
 
     @property
     def unspoken_chars(self) -> int:
-        """Text that came in and that no sound is there for yet."""
+        """Accepted text without audio so far."""
         return max(0, self.text_chars - self._voiced_chars)
 
     def add(self, event: Audio) -> None:
-        """Take sound and word times from the engine."""
+        """Buffer audio and word timestamps of the engine."""
         self.generated_samples += event.samples
         self._voiced_chars = max(self._voiced_chars, event.meta.text_end)
         self._words.extend(event.words)
@@ -169,23 +171,23 @@ class Utterance:
             self._chunks.append(_Chunk(event.pcm, event.meta))
 
     def drop_audio(self) -> None:
-        """Forget what was not taken yet."""
+        """Discard the buffered audio."""
         self._chunks.clear()
 
     def next_frame_samples(self, frame_samples: int | None) -> int:
-        """Size of the frame that could be taken now, 0 if there is none. Only the last frame is ever short."""
+        """Size of the next frame, 0 if there is none yet. Only the last frame may be short."""
         if not self._chunks:
             return 0
         if frame_samples is None:
             chunk = self._chunks[0]
             return (len(chunk.pcm) - chunk.offset) // BYTES_PER_SAMPLE
-        waiting = self.generated_samples - self.sent_samples
-        if waiting < frame_samples and not self.is_generated:
+        buffered_samples = self.generated_samples - self.sent_samples
+        if buffered_samples < frame_samples and not self.is_generated:
             return 0
-        return min(frame_samples, waiting)
+        return min(frame_samples, buffered_samples)
 
     def take_frame(self, samples: int) -> PcmFrame:
-        """Hand out the next ``samples`` samples, which must be there, with the origin of the first of them."""
+        """Remove and return the next frame. ``samples`` must be buffered; ``meta`` is that of the first sample."""
         size = samples * BYTES_PER_SAMPLE
         meta = self._chunks[0].meta
         parts: list[bytes] = []
@@ -204,7 +206,7 @@ class Utterance:
         return frame
 
     def take_words(self, before_sample: int | None = None) -> Words | None:
-        """Word times not is_announced yet that begin before ``before_sample`` (None: all), None if there are none."""
+        """Return the new word timestamps that begin before ``before_sample`` (None: all), or None."""
         first = last = self._words_announced
         while last < len(self._words) and (before_sample is None or self._words[last].start_sample < before_sample):
             last += 1
@@ -215,16 +217,16 @@ class Utterance:
         return Words(self.key, tuple(_word(source, timing) for timing in self._words[first:last]))
 
     def played(self, samples: int) -> None:
-        """The client's word on what was heard: never shrinks, never exceeds what was sent."""
+        """Record the client's playback position; it never decreases and is capped at what was sent."""
         self.played_samples = max(self.played_samples or 0, min(max(samples, 0), self.sent_samples))
 
     def receipt(self, reason: str, outcome: Outcome, alignment: Alignment) -> Receipt:
-        """Cut the text where the sound was cut: by what was played if the client said so, else by what was sent."""
+        """Build the playback report; the text is split at the played position if known, else at the sent one."""
         source = self._text.source
-        heard = self.sent_samples if self.played_samples is None else self.played_samples
-        complete = self.is_generated and self.text_ended and self.error is None and self.truncated is None
-        heard_all = outcome is Outcome.DONE or (complete and heard == self.generated_samples)
-        cut = split_spoken(source, self._words, heard, fully_played=heard_all)
+        position_samples = self.sent_samples if self.played_samples is None else self.played_samples
+        is_complete = self.is_generated and self.text_ended and self.error is None and self.truncated is None
+        fully_played = outcome is Outcome.DONE or (is_complete and position_samples == self.generated_samples)
+        cut = split_spoken(source, self._words, position_samples, fully_played=fully_played)
         return Receipt(
             reason=reason,
             samples_generated=self.generated_samples,

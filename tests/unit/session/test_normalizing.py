@@ -188,7 +188,7 @@ def test_no_interleaving_loses_or_reorders_text(steps: list[str]) -> None:
         engine = RecordingEngine()
         executor = ManualExecutor()
         port = NormalizingPort(
-            engine, SegmentNormalizer(spell, executor), lambda params: LanguageDetector(("en",)), limit_s=0.5
+            engine, SegmentNormalizer(spell, executor), lambda params: LanguageDetector(("en",)), time_limit_s=0.5
         )
         generation = 1
         number = 0

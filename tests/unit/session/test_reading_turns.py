@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from tts_worker.session.reading import ReadingTurns
+from tts_worker.session.reading import ReadScheduler
 
 
 async def test_one_portion_is_read_per_turn() -> None:
-    turns = ReadingTurns(asyncio.get_running_loop())
+    turns = ReadScheduler(asyncio.get_running_loop())
     read: list[str] = []
     for name in "abcdef":
         turns.add(lambda name=name: read.append(name), paced=False)  # type: ignore[misc]
@@ -18,7 +18,7 @@ async def test_one_portion_is_read_per_turn() -> None:
 
 
 async def test_calls_do_not_wait_behind_downloads() -> None:
-    turns = ReadingTurns(asyncio.get_running_loop())
+    turns = ReadScheduler(asyncio.get_running_loop())
     read: list[str] = []
     for name in ("d1", "d2", "d3"):
         turns.add(lambda name=name: read.append(name), paced=False)  # type: ignore[misc]
@@ -29,7 +29,7 @@ async def test_calls_do_not_wait_behind_downloads() -> None:
 
 
 async def test_a_text_that_is_not_over_waits_for_its_next_turn() -> None:
-    turns = ReadingTurns(asyncio.get_running_loop())
+    turns = ReadScheduler(asyncio.get_running_loop())
     read: list[str] = []
 
     def endless() -> None:
