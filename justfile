@@ -1,4 +1,4 @@
-# Every recipe calls the script or command that does the work; nothing lives only here.
+# Every recipe only calls a script or a command.
 
 default:
     @just --list
@@ -11,12 +11,12 @@ demo:
 test *args:
     scripts/test {{args}}
 
-# the server with the CPU voice on http://127.0.0.1:8080
+# run the server with the CPU voice on http://127.0.0.1:8080
 serve *args:
     scripts/setup base
     .venv/bin/tts-worker serve --config configs/worker.yaml {{args}}
 
-# STOP, PAUSE and RESUME under load; first audio; sessions without a hole
+# measure control latency under load, first audio, and underruns of many sessions
 bench:
     scripts/setup base
     .venv/bin/tts-worker bench control
@@ -24,12 +24,12 @@ bench:
     .venv/bin/tts-worker bench latency --engine cpu
     .venv/bin/tts-worker bench load --engine cpu
 
-# format and mend what can be mended
+# format, and fix what ruff can fix
 fix:
     .venv/bin/ruff check --fix .
     .venv/bin/ruff format .
 
-# a worker for every GPU of this machine, each on ports of its own, registered in REDIS; Ctrl-C drains all
+# one worker per GPU of this machine, on separate ports, registered in REDIS; Ctrl-C drains all
 gpu-workers config="configs/cosyvoice3.yaml" redis="redis://127.0.0.1:6379/0":
     #!/usr/bin/env bash
     set -euo pipefail
@@ -40,11 +40,11 @@ gpu-workers config="configs/cosyvoice3.yaml" redis="redis://127.0.0.1:6379/0":
     done
     wait
 
-# replicas of Ray Serve behind http://127.0.0.1:8080
+# run Ray Serve replicas behind http://127.0.0.1:8080
 ray *args:
     .venv/bin/python -m pip install --quiet -c constraints.txt -e ".[ray]"
     .venv/bin/tts-worker serve --ray --config configs/ray.yaml {{args}}
 
-# Redis and a CPU worker in containers; `just compose --profile gpu` adds CosyVoice
+# run Redis and a CPU worker in containers; `just compose --profile gpu` adds CosyVoice
 compose *args:
     docker compose {{args}} up --build

@@ -1,16 +1,16 @@
-"""The streaming engine beside the reference's own code: same weights, same forced tokens, one process, in turns.
+"""Compare the streaming engine with the reference code: same weights, same forced tokens, one process, alternating.
 
     python bench/compare_upstream.py --checkout DIR --bundle DIR [--seconds 20] [--repeats 3] [--threads 1] [--json]
 
-``--checkout`` is a checkout of the reference repository, with ``third_party/Matcha-TTS`` in place; what it needs beyond
-torch, numpy and hyperpyyaml (transformers, diffusers, x-transformers, einops, conformer, scipy, omegaconf) must be
-installed. Modules that it imports for training or files only are stood in for. ``--bundle`` is a model directory;
-random weights will do (``tts-worker voicepack random``).
+``--checkout`` is a checkout of the reference repository with ``third_party/Matcha-TTS``. Its dependencies beyond torch,
+numpy and hyperpyyaml (transformers, diffusers, x-transformers, einops, conformer, scipy, omegaconf) must be installed;
+modules that it imports only for training or files are stubbed. ``--bundle`` is a model directory; random weights
+suffice (``tts-worker voicepack random``).
 
-The reference runs twice: as it is, where the size of a chunk is kept on the model and grows from one request to the
-next, and with that size reset before each request. Both run the language model and draw; what was drawn is overwritten.
-Compared are wall and processor time (the machine may be shared), the first chunk, and the mel of the same tokens under
-the same chunk mask. Nothing of the reference is changed on disk.
+The reference runs twice: unchanged, where the chunk size is stored on the model and grows from one request to the next,
+and with the chunk size reset before each request. Both sides run the language model and sample; the sampled tokens are
+then overwritten. Compared are wall and processor time (the machine may be shared), the first chunk, and the mel of the
+same tokens under the same chunk mask. No file of the reference is changed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.streaming.load import LoadOptions
 from tts_worker.types import SAMPLE_RATE_HZ
 
-STAND_INS = (
+STUBBED_MODULES = (
     "torchaudio",
     "onnxruntime",
     "whisper",
@@ -56,21 +56,21 @@ STAND_INS = (
     "tiktoken",
     "inflect",
 )
-"""Imported by the reference at the top of files that inference needs, and not used by it."""
+"""Imported by files that inference needs, but not used by it."""
 
 END_OF_PROMPT = 151646
-NEEDED_KEYS = "\nget_tokenizer"  # the networks stand before it in every published YAML
+END_OF_NETWORKS = "\nget_tokenizer"  # in every published YAML the networks come before this key
 
 
-class _StandIn(types.ModuleType):
+class _StubModule(types.ModuleType):
     """A module that has every attribute and does nothing."""
 
-    __path__: list[str] = []  # noqa: RUF012  (the import system asks for it)
+    __path__: list[str] = []  # noqa: RUF012 (required by the import system)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _StandIn(name)
+        return _StubModule(name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return args[0] if args and callable(args[0]) else self  # also as a decorator
@@ -80,24 +80,24 @@ class _StandIn(types.ModuleType):
 
 
 class _Finder:
-    """Finds stand-ins for modules that are not installed."""
+    """Finds stubs for modules that are not installed."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-        if name.split(".")[0] not in STAND_INS:
+        if name.split(".")[0] not in STUBBED_MODULES:
             return None
         return importlib.util.spec_from_loader(name, _Loader())
 
 
 class _Loader:
     def create_module(self, spec: Any) -> types.ModuleType:
-        return _StandIn(spec.name)
+        return _StubModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None: ...
 
 
-def _let_width_be(checkout: Path, width: int) -> None:
-    """The reference writes the encoder's width into its code; a bundle of random weights may have another one."""
+def _set_encoder_width(checkout: Path, width: int) -> None:
+    """Load the reference's encoder with another width, which its code fixes at 512; random weights may differ."""
     name = "cosyvoice.transformer.upsample_encoder"
     file = checkout / f"{name.replace('.', '/')}.py"
     module = types.ModuleType(name)
@@ -108,8 +108,8 @@ def _let_width_be(checkout: Path, width: int) -> None:
 
 
 @dataclass(frozen=True)
-class Streamed:
-    """One utterance of either side."""
+class StreamTimes:
+    """Measurements of one utterance."""
 
     first_s: float
     first_samples: int
@@ -131,12 +131,12 @@ class Reference:
         def from_config(directory: str) -> Any:
             return transformers.Qwen2ForCausalLM(transformers.AutoConfig.from_pretrained(directory))
 
-        # The weights come from llm.pt; a bundle of random weights has no other copy of them.
+        # The weights come from llm.pt, their only copy in a bundle of random weights.
         transformers.Qwen2ForCausalLM.from_pretrained = from_config
         config = bundle.config
         if config.flow.encoder is not None:
-            _let_width_be(checkout, config.flow.encoder.output_size)
-        text = (bundle.path / f"{config.family}.yaml").read_text("utf-8").split(NEEDED_KEYS)[0]
+            _set_encoder_width(checkout, config.flow.encoder.output_size)
+        text = (bundle.path / f"{config.family}.yaml").read_text("utf-8").split(END_OF_NETWORKS)[0]
         parts = load_hyperpyyaml(text, overrides={"qwen_pretrain_path": str(bundle.text_model_dir)})
         from cosyvoice.cli import model
 
@@ -147,7 +147,7 @@ class Reference:
         self._hop = self.model.token_hop_len
         self._ratio = config.flow.frames_per_token
         self._draw = self.model.llm.sampling
-        # CosyVoice3 demands the end-of-prompt id, for which the small vocabulary of random weights has no row.
+        # CosyVoice3 requires the end-of-prompt id, which the small vocabulary of random weights lacks.
         table = self.model.llm.llm.model.model.embed_tokens
         table.forward = lambda ids: torch.nn.functional.embedding(ids % table.weight.shape[0], table.weight)
         self._eos = config.lm.eos_id
@@ -159,8 +159,8 @@ class Reference:
 
         self.model.llm.sampling = sampling
 
-    def speak(self, inputs: dict[str, Tensor], tokens: np.ndarray[Any, Any], *, reset_hop: bool) -> Streamed:
-        """Stream ``tokens``. ``reset_hop``: begin with the chunk size of a fresh model."""
+    def speak(self, inputs: dict[str, Tensor], tokens: np.ndarray[Any, Any], *, reset_hop: bool) -> StreamTimes:
+        """Stream ``tokens``; with ``reset_hop``, start with the chunk size of a fresh model."""
         if reset_hop:
             self.model.token_hop_len = self._hop
         self._force(tokens)
@@ -170,27 +170,27 @@ class Reference:
         chunks = 0
         began_s = time.perf_counter()
         began_cpu_s = time.process_time()
-        for piece in self.model.tts(**inputs, stream=True):
+        for chunk in self.model.tts(**inputs, stream=True):
             if not chunks:
                 first_s = time.perf_counter() - began_s
-                first_samples = piece["tts_speech"].shape[1]
+                first_samples = chunk["tts_speech"].shape[1]
             chunks += 1
-            samples += piece["tts_speech"].shape[1]
+            samples += chunk["tts_speech"].shape[1]
         wall_s = time.perf_counter() - began_s
         cpu_s = time.process_time() - began_cpu_s
-        return Streamed(first_s, first_samples, wall_s, cpu_s, chunks, samples)
+        return StreamTimes(first_s, first_samples, wall_s, cpu_s, chunks, samples)
 
     @torch.inference_mode()
     def mel(self, prompt: Tensor, prompt_mel: Tensor, embedding: Tensor, tokens: np.ndarray[Any, Any]) -> Tensor:
-        """All of ``tokens`` in one pass under the chunk mask: ``[mel, frames]``."""
-        given = torch.from_numpy(tokens.astype(np.int32))[None]
+        """Return the mel of all ``tokens`` in one pass under the chunk mask: ``[mel, frames]``."""
+        speech_tokens = torch.from_numpy(tokens.astype(np.int32))[None]
 
         def length(x: Tensor) -> Tensor:
             return torch.tensor([x.shape[1]], dtype=torch.int32)
 
         mel, _ = self.model.flow.inference(
-            token=given,
-            token_len=length(given),
+            token=speech_tokens,
+            token_len=length(speech_tokens),
             prompt_token=prompt,
             prompt_token_len=length(prompt),
             prompt_feat=prompt_mel,
@@ -202,61 +202,67 @@ class Reference:
         return mel[0]
 
 
-class Ours(Bench):
-    """The engine, with an ear on what the flow gives to the vocoder."""
+class StreamingEngine(Bench):
+    """The streaming engine, with access to the mel that the flow passes to the vocoder."""
 
-    def stream(self, tokens: np.ndarray[Any, Any]) -> Streamed:
+    def stream(self, tokens: np.ndarray[Any, Any]) -> StreamTimes:
         began_cpu_s = time.process_time()
-        spoken = self.speak(tokens)
+        times = self.speak(tokens)
         cpu_s = time.process_time() - began_cpu_s
-        chunks = len(spoken.chunks_ms)
-        samples = len(spoken.pcm) // 2
-        return Streamed(spoken.first_s, spoken.first_samples, spoken.wall_s, cpu_s, chunks, samples)
+        chunks = len(times.chunks_ms)
+        samples = len(times.pcm) // 2
+        return StreamTimes(times.first_s, times.first_samples, times.wall_s, cpu_s, chunks, samples)
 
     def mel(self, tokens: np.ndarray[Any, Any]) -> Tensor:
-        """What is streamed for ``tokens``, put together: ``[mel, frames]``."""
+        """Return the streamed mel for ``tokens``, concatenated: ``[mel, frames]``."""
         renderer = self.engine.components.renderer
-        heard = []
-        whole: Callable[..., list[Tensor]] = renderer._frames
+        mels = []
+        original: Callable[..., list[Tensor]] = renderer._frames
 
-        def listening(works: Any) -> list[Tensor]:
-            mels = whole(works)
-            heard.extend(mel.clone() for mel in mels)
-            return mels
+        def recording(works: Any) -> list[Tensor]:
+            frames = original(works)
+            mels.extend(mel.clone() for mel in frames)
+            return frames
 
-        renderer._frames = listening  # type: ignore[method-assign]
+        renderer._frames = recording  # type: ignore[method-assign]
         try:
             self.speak(tokens)
         finally:
-            renderer._frames = whole  # type: ignore[method-assign]
-        return torch.cat(heard, dim=2)[0].cpu()
+            renderer._frames = original  # type: ignore[method-assign]
+        return torch.cat(mels, dim=2)[0].cpu()
 
 
-def _give_up(failure: Any) -> None:
-    """The reference waits for ever for a language model whose thread has died."""
+def _exit_on_thread_failure(failure: Any) -> None:
+    """End the process, since the reference waits forever for a language model whose thread has died."""
     sys.excepthook(failure.exc_type, failure.exc_value, failure.exc_traceback)
     os._exit(1)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--checkout", type=Path, required=True, metavar="DIR", help="of the reference repository")
-    parser.add_argument("--bundle", type=Path, required=True, metavar="DIR", help="model directory; random weights do")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of sound (default 20)")
-    parser.add_argument("--prompt-tokens", type=int, default=125, help="of the made-up voice (default 125: 5 s)")
-    parser.add_argument("--first-tokens", type=int, default=8, help="of the engine, before the first boundary")
-    parser.add_argument("--repeats", type=int, default=3, help="(default 3); the best of each is told")
-    parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
+    parser.add_argument(
+        "--checkout", type=Path, required=True, metavar="DIR", help="checkout of the reference repository"
+    )
+    parser.add_argument(
+        "--bundle", type=Path, required=True, metavar="DIR", help="model directory; random weights suffice"
+    )
+    parser.add_argument("--seconds", type=float, default=20.0, help="audio length (default 20)")
+    parser.add_argument(
+        "--prompt-tokens", type=int, default=125, help="prompt length of the random voice (default 125)"
+    )
+    parser.add_argument("--first-tokens", type=int, default=8, help="tokens of the engine before the first boundary")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each, of which the best counts (default 3)")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
     parser.add_argument(
         "--overlap",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="ours in two threads, as the reference always is (default)",
+        help="run the engine in two threads, as the reference does (default)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    threading.excepthook = _give_up
+    threading.excepthook = _exit_on_thread_failure
     torch.set_num_threads(args.threads)
     bundle = Bundle.open(args.bundle)
     voice = random_voice(bundle, args.prompt_tokens)
@@ -273,11 +279,12 @@ def main() -> int:
         max_passage_s=int(args.seconds) + 2,
         max_utterances=4,
     )
-    ours = Ours(options, args.prompt_tokens)
+    ours = StreamingEngine(options, args.prompt_tokens)
 
     state = ours.engine.components.voice_cache._states[VOICE]
     ids = ours.engine._model.tokenizer.encode(TEXT)
-    text = (ids * (len(tokens) // (10 * len(ids)) + 1))[: max(1, len(tokens) // 10)]  # 2 to 20 tokens a text token
+    text_tokens = max(1, len(tokens) // 10)  # the reference accepts 2 to 20 speech tokens per text token
+    text = (ids * (text_tokens // len(ids) + 1))[:text_tokens]
     embedding = torch.from_numpy(voice.embedding)[None]
     inputs = {
         "text": torch.tensor([text], dtype=torch.int32),
@@ -293,9 +300,9 @@ def main() -> int:
     ours_mel = ours.mel(tokens)
     assert theirs_mel.shape == ours_mel.shape, (theirs_mel.shape, ours_mel.shape)
 
-    reference.speak(inputs, tokens[:60], reset_hop=True)  # warm
-    runs: dict[str, list[Streamed]] = {"ours": [], "hop_reset": [], "as_it_is": []}
-    for _ in range(2):  # the first two requests of a fresh model, after which its chunk size stays
+    reference.speak(inputs, tokens[:60], reset_hop=True)  # warm-up
+    runs: dict[str, list[StreamTimes]] = {"ours": [], "hop_reset": [], "as_it_is": []}
+    for _ in range(2):  # the chunk size of a fresh model grows in its first two requests
         reference.speak(inputs, tokens[:160], reset_hop=False)
     for _ in range(args.repeats):
         runs["ours"].append(ours.stream(tokens))
@@ -309,9 +316,9 @@ def main() -> int:
 
 
 def figures_of(
-    runs: dict[str, list[Streamed]], bundle: Bundle, args: argparse.Namespace, apart: float, size: float
+    runs: dict[str, list[StreamTimes]], bundle: Bundle, args: argparse.Namespace, mel_difference: float, mel_std: float
 ) -> dict[str, Any]:
-    """The best of each, and the ratios to ours."""
+    """Return the best of each side, and its ratio to the streaming engine."""
     figures: dict[str, Any] = {
         "family": bundle.config.family,
         "seconds": args.seconds,
@@ -319,8 +326,8 @@ def figures_of(
         "threads": args.threads,
         "overlap": args.overlap,
         "torch": torch.__version__,
-        "mel_largest_difference": apart,
-        "mel_std": size,
+        "mel_largest_difference": mel_difference,
+        "mel_std": mel_std,
     }
     best: dict[str, dict[str, float]] = {}
     for name, streamed in runs.items():

@@ -1,9 +1,9 @@
-"""Where the time of the CPU voice goes: one JSON object on standard output.
+"""Profile the CPU voice by stage: one JSON object on standard output.
 
     python bench/cpu_voice.py [--rounds 5]
 
-For every clause: the time to its first chunk and to all of it, by stage, with one thread; medians over the rounds.
-``realtime_streams`` is how many listeners one core could keep supplied (1 / real-time factor).
+For every clause: the time to its first and last chunk, and by stage, with one thread; medians over the rounds.
+``realtime_streams`` is the number of real-time streams that one core can supply (1 / real-time factor).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CLAUSES = (
 
 
 def speak(engine: HibariEngine, text: str) -> tuple[float, float, list[Audio]]:
-    """Milliseconds to the first chunk and to the last, and the chunks."""
+    """Return the milliseconds to the first and to the last chunk, and the chunks."""
     key = UtteranceKey("bench", 1)
     segment = Segment(0, (Span(text, 0, len(text)),), 0, len(text), Boundary.END)
     started = perf_counter()

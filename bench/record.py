@@ -1,8 +1,8 @@
-"""Run a benchmark and keep its figures with what is needed to run it again: a JSON file in bench/results.
+"""Run a benchmark and store its figures with the command and the hardware, as a JSON file in bench/results.
 
     python bench/record.py NAME -- tts-worker bench load --engine cpu --sessions 40
 
-The benchmark must print one JSON object last; ``--json`` is added to the command if it is missing.
+The last line of its output must be one JSON object; ``--json`` is added to the command if it is missing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def hardware() -> str:
-    """In general words: CPU model, number of cores, memory."""
+    """Return CPU model, number of cores and memory."""
     model = platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

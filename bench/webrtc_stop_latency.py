@@ -1,11 +1,11 @@
-"""Stop latency over WebRTC at the listener: from the click to the last loud sample, in Chromium, part by part.
+"""Stop latency over WebRTC in Chromium, by part: from the click to the last audible sample.
 
     python bench/webrtc_stop_latency.py [--stops 60] [--json]
 
-A worker with the tone engine, its page ``/webrtc`` and Debian's headless Chromium, all on this machine. The page
+Runs a worker with the tone engine, its page ``/webrtc`` and Debian's headless Chromium on this machine. The page
 measures (``transports/page/webrtc``) and mutes stale audio: "stop-played" is the last sample at the end of the
-browser's audio graph, "stop-arrived" what would be heard without muting, and the sum of the parts. The latency of the
-audio device comes on top. Needs ``pip install "tts-worker[webrtc]" playwright``, ``apt install chromium``.
+browser's audio graph, "stop-arrived" the last sample without muting; the other columns are its parts. The latency of
+the audio device is not included. Needs ``pip install "tts-worker[webrtc]" playwright`` and ``apt install chromium``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
     "--autoplay-policy=no-user-gesture-required",
-    "--disable-features=WebRtcHideLocalIpsWithMdns",  # mDNS names cannot be resolved here
+    "--disable-features=WebRtcHideLocalIpsWithMdns",  # mDNS names may not resolve
 )
 PARTS = ("stop-played", "stop-arrived", "stop-answered", "network", "server", "jitter", "playout", "device")
 TEXT = "This is a rather long story, and it goes on and on. " * 20
@@ -39,7 +39,7 @@ PROMISE_MS = 120
 
 @asynccontextmanager
 async def worker() -> AsyncIterator[str]:
-    """The address of a worker on a free port."""
+    """Run a worker on a free port; yield its address."""
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     ready = asyncio.Event()
     settings = load_settings(flags={"engines": {"tone": {"kind": "tone"}}, "server": {"port": 0}})
@@ -63,7 +63,7 @@ async def shown_ms(page: Page, name: str) -> float:
 
 
 async def barge_in(page: Page, after_ms: float) -> dict[str, float]:
-    """Speak, interrupt, and read what the page measured."""
+    """Speak, interrupt, and read the figures from the page."""
     await page.evaluate(
         "ids => ids.forEach((id) => (document.getElementById(id).textContent = ''))", [*PARTS, "first-audio"]
     )
@@ -71,7 +71,7 @@ async def barge_in(page: Page, after_ms: float) -> dict[str, float]:
     await shown_ms(page, "first-audio")
     await page.wait_for_timeout(after_ms)
     await page.click("#stop")
-    played_ms = await shown_ms(page, "stop-played")  # shown last
+    played_ms = await shown_ms(page, "stop-played")  # the page shows it last
     return {"stop-played": played_ms, **{name: await shown_ms(page, name) for name in PARTS[1:]}}
 
 
@@ -91,8 +91,8 @@ async def measure(stops: int) -> list[dict[str, float]]:
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--stops", type=int, default=60, help="how often to interrupt (60)")
-    arguments.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    arguments.add_argument("--stops", type=int, default=60, help="number of interruptions (default 60)")
+    arguments.add_argument("--json", action="store_true", help="print one JSON object")
     options = arguments.parse_args()
     found = asyncio.run(measure(options.stops))
     figures = {

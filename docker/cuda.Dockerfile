@@ -1,13 +1,13 @@
-# The worker with CosyVoice on an NVIDIA GPU. PyTorch brings the CUDA libraries; the host needs a driver that is new
-# enough for them and the NVIDIA Container Toolkit. Weights are not in the image: mount them at /app/models.
+# The worker with CosyVoice on an NVIDIA GPU. PyTorch includes the CUDA libraries; the host needs a matching driver and
+# the NVIDIA Container Toolkit. The image contains no weights: mount them at /app/models.
 #   docker build -f docker/cuda.Dockerfile -t tts-worker:cuda .
 #   docker run --gpus all -v ./models:/app/models:ro tts-worker:cuda
-# A tag moves. For a build that can be repeated give a digest: --build-arg BASE=python:3.12-slim@sha256:...
+# Tags change. For a reproducible build, pin a digest: --build-arg BASE=python:3.12-slim@sha256:...
 ARG BASE=python:3.12-slim
 FROM ${BASE}
 ARG EXTRAS=cosyvoice,grpc,redis,ray
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-# What the container toolkit hands in: the devices, and the libraries to compute with.
+# What the container toolkit provides: the devices and the compute libraries.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 WORKDIR /app
 

@@ -1,6 +1,6 @@
 """Generate the Python modules of the protocols: ``python proto/generate.py [FOLDER]`` (needs grpcio-tools).
 
-Without a folder they go where they are committed. protoc writes absolute imports of its own; they become ours.
+The default folder is the one in the package. Absolute imports written by protoc become imports from the package.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ PACKAGE = "tts_worker.transports.grpc"
 
 
 def generate(folder: Path = HOME) -> list[Path]:
-    """Write the modules into ``folder``; returns their paths. Raises RuntimeError if protoc refuses."""
+    """Write the modules into ``folder`` and return their paths.
+
+    Raises:
+        RuntimeError: protoc rejected the files.
+    """
     protos = sorted(path.name for path in PROTO.glob("*.proto"))
     arguments = [f"--{kind}_out={folder}" for kind in ("python", "pyi", "grpc_python")]
     if protoc.main(["protoc", f"-I{PROTO}", *arguments, *protos]) != 0:
-        raise RuntimeError("protoc refused the files; its own message is above")
+        raise RuntimeError("protoc rejected the files; see its message above")
     for module in folder.glob("*_pb2_grpc.py"):
         text = module.read_text("utf-8")
         module.write_text(re.sub(r"^import (\w+_pb2) as", rf"from {PACKAGE} import \1 as", text, flags=re.M), "utf-8")

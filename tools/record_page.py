@@ -2,8 +2,9 @@
 
     python tools/record_page.py [--out docs/images]
 
-A worker with the built-in voice and its page in Debian's headless Chromium: words light up as they are heard, Stop
-interrupts, the playback report appears. Needs ``pip install playwright pillow`` and ``apt install chromium``.
+Runs a worker with the built-in voice and opens its page in Debian's headless Chromium: words light up as they are
+played, Stop interrupts, the playback report appears. Needs ``pip install playwright pillow`` and ``apt install
+chromium``.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ Screencast = list[tuple[float, bytes]]
 
 
 async def record(page: Page) -> tuple[Screencast, bytes]:
-    """The frames that the browser painted with their times in seconds, and a PNG of the page in mid-speech."""
+    """Return the painted frames with their times in seconds, and a PNG of the page while it speaks."""
     frames: Screencast = []
     cdp = await page.context.new_cdp_session(page)
 
@@ -67,7 +68,7 @@ async def record(page: Page) -> tuple[Screencast, bytes]:
     heard = page.locator(".word.heard")
     await heard.nth(WORDS_HEARD // 2).wait_for()
     still = await page.screenshot()
-    # A click from outside comes late on a busy machine.
+    # The page itself clicks, since a remote click is late on a busy machine.
     await page.evaluate(STOP_AFTER, WORDS_HEARD)
     await page.locator("#rest").wait_for()
     await page.wait_for_timeout(REPORT_MS)
@@ -77,7 +78,7 @@ async def record(page: Page) -> tuple[Screencast, bytes]:
 
 
 def animate(frames: Screencast) -> bytes:
-    """A GIF of these frames, sampled every FRAME_MS; all frames share the palette of one in mid-speech."""
+    """Return a GIF of the frames, sampled every ``FRAME_MS``, with a palette taken while the page speaks."""
     begin_s = frames[0][0]
     end_s = frames[-1][0] + REPORT_MS / 1000
     pictures: list[Image.Image] = []
@@ -144,5 +145,5 @@ def main(out: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("docs/images"), help="folder of page.gif and page.png")
+    parser.add_argument("--out", type=Path, default=Path("docs/images"), help="target folder for page.gif and page.png")
     main(parser.parse_args().out)
