@@ -1,4 +1,4 @@
-"""Who goes and who stays, over every mixture of models, rules and times."""
+"""Properties of the eviction policy over random models, rules and times."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def by_name(models: list[ResidentModel], names: tuple[str, ...]) -> list[Residen
 
 @settings(deadline=None)
 @given(MODELS, RULES, NOW_S, st.integers(0, 3))
-def test_what_is_protected_never_goes(
+def test_protected_models_are_never_selected(
     models: list[ResidentModel], rules: EvictionRules, now_s: int, incoming: int
 ) -> None:
     for name in (*expired(models, rules, now_s), *(select_victims(models, incoming, rules, now_s) or ())):
@@ -39,38 +39,42 @@ def test_what_is_protected_never_goes(
 
 @settings(deadline=None)
 @given(MODELS, RULES, NOW_S)
-def test_exactly_what_was_idle_for_too_long_expires(
+def test_exactly_the_evictable_idle_models_expire(
     models: list[ResidentModel], rules: EvictionRules, now_s: int
 ) -> None:
-    gone = set(expired(models, rules, now_s))
+    victims = set(expired(models, rules, now_s))
     for model in models:
         idle_too_long = rules.ttl_s is not None and now_s - model.used_at_s >= rules.ttl_s
-        assert (model.name in gone) == (idle_too_long and evictable(model, rules, now_s))
+        assert (model.name in victims) == (idle_too_long and evictable(model, rules, now_s))
 
 
 @settings(deadline=None)
 @given(MODELS, RULES, NOW_S, st.integers(1, 3))
-def test_room_is_made_for_just_what_comes(
+def test_eviction_frees_exactly_the_excess(
     models: list[ResidentModel], rules: EvictionRules, now_s: int, incoming: int
 ) -> None:
-    gone = select_victims(models, incoming, rules, now_s)
+    victims = select_victims(models, incoming, rules, now_s)
     free = [model for model in models if evictable(model, rules, now_s)]
-    if gone is None:
+    if victims is None:
         assert rules.resident_cap is not None
         assert len(models) - len(free) + incoming > rules.resident_cap
         return
     if rules.resident_cap is None:
-        assert gone == ()
+        assert victims == ()
         return
-    assert len(models) - len(gone) + incoming <= rules.resident_cap or len(models) + incoming <= rules.resident_cap
-    assert len(gone) == max(0, len(models) + incoming - rules.resident_cap)
-    stayed = [model.used_at_s for model in free if model.name not in gone]
-    assert all(model.used_at_s <= min(stayed, default=model.used_at_s) for model in by_name(models, gone))
+    assert len(models) - len(victims) + incoming <= rules.resident_cap or len(models) + incoming <= rules.resident_cap
+    assert len(victims) == max(0, len(models) + incoming - rules.resident_cap)
+    remaining_used_at_s = [model.used_at_s for model in free if model.name not in victims]
+    assert all(
+        model.used_at_s <= min(remaining_used_at_s, default=model.used_at_s) for model in by_name(models, victims)
+    )
 
 
 @settings(deadline=None)
 @given(MODELS, RULES, NOW_S)
-def test_whoever_waits_as_told_finds_room(models: list[ResidentModel], rules: EvictionRules, now_s: int) -> None:
+def test_a_model_is_evictable_after_the_returned_time(
+    models: list[ResidentModel], rules: EvictionRules, now_s: int
+) -> None:
     wait_s = evictable_in_s(models, rules, now_s)
     if wait_s is None:
         assert all(model.pinned for model in models)
@@ -79,5 +83,5 @@ def test_whoever_waits_as_told_finds_room(models: list[ResidentModel], rules: Ev
     assert any(evictable(model, rules, now_s + wait_s) for model in idle)
 
 
-def test_the_rules_of_the_worker_protocol_are_the_defaults() -> None:
+def test_default_rules_follow_the_worker_protocol() -> None:
     assert EvictionRules() == EvictionRules(ttl_s=600, min_residency_s=120, resident_cap=3)
