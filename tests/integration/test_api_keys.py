@@ -178,7 +178,7 @@ async def test_a_damaged_key_file_leaves_the_keys(tmp_path: Path, caplog: pytest
         httpx.AsyncClient(base_url=f"http://{address}") as client,
     ):
         file.write_text("keys: [{name: app, key: short}]")
-        await until(lambda: any("the API keys stay as they are" in record.getMessage() for record in caplog.records))
+        await until(lambda: any("the API keys are unchanged" in record.getMessage() for record in caplog.records))
         assert (await speak(client, APP)).status_code == 200
         assert "short" not in caplog.text, "a key is never logged"
 
@@ -216,13 +216,13 @@ async def test_many_wrong_keys_are_refused_late(monkeypatch: pytest.MonkeyPatch)
     now_s = 0.0
     ring = KeyRing([ApiKey(name="app", key=APP)], clock=lambda: now_s)  # type: ignore[arg-type]
     for _ in range(FREE_FAILURES + 5):
-        await ring.refusal("wrong", "10.0.0.1", "websocket")
+        await ring.rejection("wrong", "10.0.0.1", "websocket")
     assert delays == [1.0] * 5
-    await ring.refusal("wrong", "10.0.0.2", "websocket")
+    await ring.rejection("wrong", "10.0.0.2", "websocket")
     assert len(delays) == 5, "another address is not held up"
-    assert ring.caller(APP, "websocket") is not None, "nor is a valid key"
+    assert ring.authenticate(APP, "websocket") is not None, "nor is a valid key"
     now_s = 61.0
-    await ring.refusal("wrong", "10.0.0.1", "websocket")
+    await ring.rejection("wrong", "10.0.0.1", "websocket")
     assert len(delays) == 5, "after a minute it begins anew"
 
 
@@ -234,7 +234,7 @@ def test_a_rate_refills_evenly() -> None:
         count = 0
         while True:
             try:
-                ring.caller(APP, "http")
+                ring.authenticate(APP, "http")
             except Exception:
                 return count
             count += 1

@@ -39,7 +39,8 @@ async def http(address: str, **options: Any) -> AsyncIterator[httpx.AsyncClient]
 @asynccontextmanager
 async def serving_held(chunks: int) -> AsyncIterator[tuple[str, threading.Event]]:
     """A server whose engine makes so many chunks of sound and then none until the event is set."""
-    go_on, made = threading.Event(), itertools.count()
+    go_on = threading.Event()
+    made = itertools.count()
 
     def spend(seconds: float) -> None:
         if next(made) >= chunks:

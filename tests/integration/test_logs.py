@@ -37,7 +37,8 @@ def logged(tmp_path: Path, *settings: str) -> Iterator[tuple[str, list[str]]]:
     ):
         assert process.stdout is not None
         try:
-            listening, ready = process.stdout.readline(), process.stdout.readline()
+            listening = process.stdout.readline()
+            ready = process.stdout.readline()
             match = re.search(r"http://[0-9.:]+", listening)
             assert match, listening
             yield match[0], lines
@@ -87,7 +88,7 @@ async def test_json_log_is_json_only(tmp_path: Path) -> None:
     assert started["engines"] == "tone"
     transports = {record["transport"] for record in records if record["message"] == "session ended"}
     assert transports == {"openai", "cartesia", "websocket"}
-    assert [record for record in records if record["message"].startswith("refused over")]
+    assert [record for record in records if record["message"].startswith("rejected over")]
 
 
 def ended(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
@@ -155,6 +156,6 @@ async def test_forbidden_origins_are_logged_once_a_second(caplog: pytest.LogCapt
     async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}") as http:
         for _ in range(5):
             assert (await http.get("/v1/voices", headers={"origin": "http://evil.example"})).status_code == 403
-    refusals = [record for record in caplog.records if record.getMessage().startswith("refused")]
-    assert 1 <= len(refusals) < 5
-    assert refusals[0].__dict__["fields"]["path"] == "/v1/voices"
+    rejections = [record for record in caplog.records if record.getMessage().startswith("request rejected")]
+    assert 1 <= len(rejections) < 5
+    assert rejections[0].__dict__["fields"]["path"] == "/v1/voices"

@@ -15,8 +15,10 @@ FRAME_S = 0.020
 
 def play(late_s: list[float]) -> tuple[list[float], list[int], TrackClock]:
     """A sender that sleeps until each frame is due and then wakes so much too late."""
-    clock, now_s = TrackClock(), 100.0
-    sent_s, stamps = [], []
+    clock = TrackClock()
+    now_s = 100.0
+    sent_s = []
+    stamps = []
     for late in late_s:
         now_s = max(now_s, clock.due_at_s(now_s)) + late
         stamps.append(clock.tick(now_s))
@@ -78,18 +80,19 @@ def drained(playout: Playout) -> bytes:
 def test_all_sound_is_played_once_in_order_whatever_pauses(frames: int, rest: int, data: st.DataObject) -> None:
     sound = tone(480 * frames + rest)
     pieces = [sound[i : i + 960] for i in range(0, len(sound), 960)]
-    playout, heard = Playout(), b""
+    playout = Playout()
+    heard = b""
     while pieces:
-        while playout.hungry and pieces:
+        while playout.has_capacity and pieces:
             playout.push(pieces.pop(0))
-            assert playout.held_ms <= 40.0
+            assert playout.buffered_ms <= 40.0
         if not pieces:
             playout.end()  # the end comes with the last of the sound
-            assert playout.held_ms <= 40.0
+            assert playout.buffered_ms <= 40.0
         if data.draw(st.booleans()):
-            held = playout.held_ms
+            buffered_ms = playout.buffered_ms
             playout.hold()
-            assert playout.held_ms == held, "a pause takes nothing"
+            assert playout.buffered_ms == buffered_ms, "a pause takes nothing"
             continue
         frame = playout.take()
         assert frame is not None
@@ -132,7 +135,7 @@ def test_nothing_of_a_stopped_utterance_is_in_the_next() -> None:
     playout.push(tone(480))
     playout.push(tone(480))
     playout.clear()
-    assert playout.held_ms == 0
+    assert playout.buffered_ms == 0
     drained(playout)
     playout.push(bytes(960))
     playout.end()

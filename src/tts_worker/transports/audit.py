@@ -1,7 +1,4 @@
-"""The audit log: one line for every administrative action, with the name of the key that asked for it.
-
-Logger ``tts_worker.audit``. Knows no service.
-"""
+"""The audit log (logger ``tts_worker.audit``): one line per administrative action, with the name of the API key."""
 
 from __future__ import annotations
 
@@ -17,7 +14,11 @@ audit_log = logging.getLogger("tts_worker.audit")
 
 @contextmanager
 def admin_action(action: str, subject: str) -> Iterator[None]:
-    """Do what needs the scope "admin", and log how it went. Raises Forbidden, and what the block raises."""
+    """Require the scope "admin" for the block and log its outcome.
+
+    Raises:
+        Forbidden: The caller's key lacks the scope.
+    """
     caller = current_caller()
     outcome = "done"
     try:

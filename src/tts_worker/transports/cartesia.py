@@ -25,7 +25,7 @@ from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.transports import cartesia_wire as vendor
 from tts_worker.transports import voice_pages, wire
-from tts_worker.transports.contexts import Context, ContextSocket, Message, SocketLimits
+from tts_worker.transports.context_socket import ContextSocket, Message, SocketLimits, SpeechContext
 from tts_worker.transports.rendering import Rendering, download, failure, synthesize
 from tts_worker.transports.responses import LiveStream
 from tts_worker.types import SAMPLE_RATE_HZ, Ended, Output, PcmFrame, UtteranceKey, Words
@@ -146,7 +146,7 @@ class _Conversation:
     def __init__(self, socket: ContextSocket) -> None:
         self._socket = socket
         self._cancelled: dict[str, None] = {}  # in the order in which they were
-        socket.dialect = self
+        socket.protocol = self
 
     def context_of(self, data: Message) -> str | None:
         name = data.get("context_id")
@@ -155,7 +155,7 @@ class _Conversation:
     def error(self, error: ErrorInfo, context: str | None) -> Message:
         return vendor.error_message(error, context)
 
-    def read(self, data: Message) -> None:
+    def handle_message(self, data: Message) -> None:
         if data.get("cancel"):
             self._cancel(vendor.checked(vendor.CANCEL, data).context_id)
             return
@@ -166,9 +166,9 @@ class _Conversation:
         context = self._socket.contexts.get(message.context_id)
         if context is None:
             context = self._open(message, vendor.checked(vendor.REQUEST, data))
-        speech = context.presenter
+        speech = context.encoder
         assert isinstance(speech, _Speech)
-        context.do(
+        context.run_command(
             lambda session: speech.write(
                 session,
                 message.transcript,
@@ -178,7 +178,7 @@ class _Conversation:
             )
         )
 
-    def _open(self, message: vendor.Continuation, wanted: vendor.Request) -> Context:
+    def _open(self, message: vendor.Continuation, wanted: vendor.Request) -> SpeechContext:
         if wanted.output_format.container != "raw":
             raise InvalidRequest("output_format.container: a socket carries raw sound only")
         speech = _Speech(message.context_id, wanted.output_format.rendering(), timestamps=bool(message.add_timestamps))
@@ -244,13 +244,13 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
         try:
             wanted, rendering = await read(request)
         except TTSWorkerError as error:
-            return vendor.refusal(error.info)
+            return vendor.error_response(error.info)
         return LiveStream(
             download(hub, wanted.options(), wanted.transcript, rendering),
             rendering.content_type,
             {"x-sample-rate": str(wanted.output_format.sample_rate), "x-synthetic": "true"},
             send_timeout_s=limits.send_timeout_s,
-            refuse=vendor.refusal,
+            make_error_response=vendor.error_response,
         )
 
     @routes.post("/tts/sse", summary="The same as server-sent events, with times of words")
@@ -260,13 +260,13 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
             if wanted.output_format.container != "raw":
                 raise InvalidRequest("output_format.container: events carry raw audio only")
         except TTSWorkerError as error:
-            return vendor.refusal(error.info)
+            return vendor.error_response(error.info)
         return LiveStream(
             _events(hub, wanted, rendering),
             "text/event-stream",
             {"x-synthetic": "true"},
             send_timeout_s=limits.send_timeout_s,
-            refuse=vendor.refusal,
+            make_error_response=vendor.error_response,
         )
 
     @routes.get("/voices", summary="The voices as Cartesia's clients list them")
@@ -275,14 +275,14 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
             query: vendor.VoiceQuery = vendor.checked(vendor.VOICE_QUERY, dict(request.query_params))
             return JSONResponse(_listed_voices(hub, query))
         except TTSWorkerError as error:
-            return vendor.refusal(error.info)
+            return vendor.error_response(error.info)
 
     @routes.get("/voices/{voice}", summary="One of them")
     async def voice(voice: str) -> Response:
         try:
             return JSONResponse(vendor.voice_json(hub.voices.get(voice)))
         except TTSWorkerError as error:
-            return vendor.refusal(error.info)
+            return vendor.error_response(error.info)
 
     return routes
 

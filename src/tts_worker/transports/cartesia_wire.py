@@ -128,7 +128,9 @@ class VoiceQuery(BaseModel):
     is_owner: bool | None = None
 
 
-REQUEST, CONTINUATION, CANCEL = TypeAdapter(Request), TypeAdapter(Continuation), TypeAdapter(Cancel)
+REQUEST = TypeAdapter(Request)
+CONTINUATION = TypeAdapter(Continuation)
+CANCEL = TypeAdapter(Cancel)
 VOICE_QUERY = TypeAdapter(VoiceQuery)
 
 _GENDERS = MappingProxyType({"female": "feminine", "male": "masculine", "neutral": "gender_neutral"})
@@ -210,7 +212,7 @@ def error_fields(error: ErrorInfo) -> Message:
     }
 
 
-def refusal(error: ErrorInfo, status: int | None = None) -> Response:
+def error_response(error: ErrorInfo, status: int | None = None) -> Response:
     """An error as the vendor's HTTP API answers it. ``status``: None takes the status of the error's code."""
     headers = {} if error.retry_after_s is None else {"Retry-After": str(max(1, round(error.retry_after_s)))}
     status = HTTP_STATUS[error.code] if status is None else status

@@ -32,7 +32,7 @@ from uvicorn.server import ServerState
 from websockets.frames import Frame
 
 from tts_worker.errors import ErrorCode, ErrorInfo
-from tts_worker.transports.rates import OccasionalLog, TokenBucket
+from tts_worker.transports.rates import ThrottledLog, TokenBucket
 from tts_worker.transports.responses import error_body
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class ConnectionTable:
         self._all: set[Connection] = set()
         self._waiting: dict[Connection, None] = {}  # longest waiting first
         self._probes: dict[Connection, None] = {}
-        self._full_log = OccasionalLog(log, every_s=60.0)
+        self._full_log = ThrottledLog(log, interval_s=60.0)
 
     @property
     def active(self) -> int:
@@ -211,7 +211,7 @@ class Listener:
         self._tls = tls
         self._accepting = asyncio.create_task(self._accept(), name="accept")
         self._handshakes: set[asyncio.Task[None]] = set()
-        self._descriptor_log = OccasionalLog(log, every_s=60.0)
+        self._descriptor_log = ThrottledLog(log, interval_s=60.0)
 
     def close(self) -> None:
         self._accepting.cancel()
@@ -385,7 +385,8 @@ class HttpProtocol(H11Protocol):
             if len(self._head) > self._limits.max_header_bytes:
                 self._refuse(431, f"a request head may have at most {self._limits.max_header_bytes} bytes")
             return b""
-        head, rest = bytes(self._head[: end.end()]), bytes(self._head[end.end() :]) + data[taken:]
+        head = bytes(self._head[: end.end()])
+        rest = bytes(self._head[end.end() :]) + data[taken:]
         self._head.clear()
         self._disarm()
         if not self._accept_head(head):
@@ -603,7 +604,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def handle_parser_exception(self) -> None:
         """Close in order, so that a reset does not take the reason away from a client that still sends."""
         assert self.conn.close_sent is not None
-        code, reason = self.conn.close_sent.code, self.conn.close_sent.reason
+        code = self.conn.close_sent.code
+        reason = self.conn.close_sent.reason
         self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
         self.close_sent = True
         self._lingering = True

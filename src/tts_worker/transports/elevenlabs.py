@@ -22,8 +22,8 @@ from tts_worker.session.session import LocalSession
 from tts_worker.text.decoding import TextDecoder
 from tts_worker.transports import elevenlabs_wire as vendor
 from tts_worker.transports import voice_pages, wire
-from tts_worker.transports.alignment import Alignment, CharacterClock
-from tts_worker.transports.contexts import Context, ContextSocket, Message, SocketLimits
+from tts_worker.transports.character_times import CharacterClock, CharacterTimes
+from tts_worker.transports.context_socket import ContextSocket, Message, SocketLimits, SpeechContext
 from tts_worker.transports.rendering import Rendering, download, failure, synthesize
 from tts_worker.transports.responses import LiveStream
 from tts_worker.types import Ended, Output, PcmFrame, Words
@@ -79,7 +79,7 @@ class _Speech:
                 return
             self._clock.finish()
             rest = self._rendering.finish()
-            if rest or self._clock.waiting:
+            if rest or self._clock.has_times:
                 yield self._audio(rest)
             yield self.final()
 
@@ -104,7 +104,7 @@ class _Conversation:
         self._voice = voice
         self._query = query
         self._single = single
-        socket.dialect = self
+        socket.protocol = self
 
     def context_of(self, data: Message) -> str | None:
         """No name is a name too, once such a context is there."""
@@ -116,7 +116,7 @@ class _Conversation:
     def error(self, error: ErrorInfo, context: str | None) -> Message:
         return {**({"contextId": context} if context else {}), **vendor.error_fields(error)}
 
-    def read(self, data: Message) -> None:
+    def handle_message(self, data: Message) -> None:
         message: vendor.Input = vendor.checked(vendor.INPUT, data)
         name = vendor.ONLY if self._single else message.name
         if message.close_socket:
@@ -147,11 +147,11 @@ class _Conversation:
         speech = self._speech(context)
         flush = bool(message.flush)
         speech.bare_flush = flush and not text.strip()
-        context.do(lambda session: speech.write(session, text, flush=flush))
+        context.run_command(lambda session: speech.write(session, text, flush=flush))
         if self._single and not message.text and not flush:
             self._end(context)
 
-    def _open(self, name: str, message: vendor.Input) -> Context:
+    def _open(self, name: str, message: vendor.Input) -> SpeechContext:
         clock = CharacterClock(per_message=not self._query.sync_alignment)
         speech = _Speech(name, self._query.rendering(), clock, by_sentence=self._query.auto_mode)
         return self._socket.open(name, self._query.options(self._voice, message.voice_settings), speech)
@@ -166,7 +166,7 @@ class _Conversation:
         speech = self._speech(context)
         if speech.closing or (speech.heard and not speech.bare_flush):
             self._socket.drop(name, "interrupted")
-            self._socket.answer(speech.final())
+            self._socket.reply(speech.final())
         else:
             self._end(context)
 
@@ -175,16 +175,16 @@ class _Conversation:
             self._end(context)
         self._socket.finish()
 
-    def _end(self, context: Context) -> None:
+    def _end(self, context: SpeechContext) -> None:
         speech = self._speech(context)
         if not speech.closing:
             speech.closing = True
-            context.do(speech.end)
+            context.run_command(speech.end)
 
     @staticmethod
-    def _speech(context: Context) -> _Speech:
-        assert isinstance(context.presenter, _Speech)
-        return context.presenter
+    def _speech(context: SpeechContext) -> _Speech:
+        assert isinstance(context.encoder, _Speech)
+        return context.encoder
 
 
 # -- audio with times over HTTP ---------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class _Conversation:
 
 async def _timed_audio(
     hub: SessionHub, options: SessionOptions, text: str, rendering: Rendering
-) -> AsyncGenerator[tuple[bytes, Alignment | None], None]:
+) -> AsyncGenerator[tuple[bytes, CharacterTimes | None], None]:
     """Encoded audio, each chunk with the characters that were not told before. Raises what ``synthesize`` raises."""
     clock = CharacterClock(per_message=False)
     decoder = TextDecoder()
@@ -205,16 +205,16 @@ async def _timed_audio(
                 yield data, clock.take()
     clock.finish()
     data = rendering.finish()
-    if data or clock.waiting:
+    if data or clock.has_times:
         yield data, clock.take()
 
 
-def _timed_fields(times: Alignment | None) -> Message:
+def _timed_fields(times: CharacterTimes | None) -> Message:
     alignment = vendor.alignment_in_seconds(times)
     return {"alignment": alignment, "normalized_alignment": alignment}
 
 
-async def _as_lines(timed: AsyncGenerator[tuple[bytes, Alignment | None], None]) -> AsyncGenerator[bytes, None]:
+async def _as_lines(timed: AsyncGenerator[tuple[bytes, CharacterTimes | None], None]) -> AsyncGenerator[bytes, None]:
     """One JSON object a line for each chunk."""
     async with aclosing(timed):
         async for data, times in timed:
@@ -222,11 +222,11 @@ async def _as_lines(timed: AsyncGenerator[tuple[bytes, Alignment | None], None])
             yield f"{wire.dumps(line)}\n".encode()
 
 
-async def _as_document(timed: AsyncGenerator[tuple[bytes, Alignment | None], None]) -> AsyncGenerator[bytes, None]:
+async def _as_document(timed: AsyncGenerator[tuple[bytes, CharacterTimes | None], None]) -> AsyncGenerator[bytes, None]:
     """One JSON object for all of it, written as the audio is made: only the times are kept until the end."""
     head = b'{"audio_base64":"'
     rest = b""
-    whole: Alignment = {"chars": [], "charStartTimesMs": [], "charDurationsMs": []}
+    whole: CharacterTimes = {"chars": [], "charStartTimesMs": [], "charDurationsMs": []}
     async with aclosing(timed):
         async for data, times in timed:
             if times is not None:
@@ -236,7 +236,8 @@ async def _as_document(timed: AsyncGenerator[tuple[bytes, Alignment | None], Non
             rest += data
             if ready := len(rest) // 3 * 3:  # base64 has no padding in between
                 yield head + base64.b64encode(rest[:ready])
-                head, rest = b"", rest[ready:]
+                head = b""
+                rest = rest[ready:]
     tail = wire.dumps(_timed_fields(whole if whole["chars"] else None))
     yield head + base64.b64encode(rest) + b'",' + tail[1:].encode()
 
@@ -289,7 +290,7 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
             hub.voices.get(voice)  # unknown: 404 to the handshake
             query = vendor.query_of(websocket.query_params)
         except TTSWorkerError as error:
-            await websocket.send_denial_response(vendor.refusal(error.info))
+            await websocket.send_denial_response(vendor.error_response(error.info))
             return
         socket = ContextSocket(websocket, hub, limits)
         _Conversation(socket, voice, query, single=single)
@@ -314,7 +315,9 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
     def streamed(chunks: AsyncGenerator[bytes, None], content_type: str) -> Response:
         headers = {"x-synthetic": "true"}
         timeout_s = limits.send_timeout_s
-        return LiveStream(chunks, content_type, headers, send_timeout_s=timeout_s, refuse=vendor.refusal)
+        return LiveStream(
+            chunks, content_type, headers, send_timeout_s=timeout_s, make_error_response=vendor.error_response
+        )
 
     @routes.post(speech_path, summary="Text to speech as ElevenLabs' clients ask for it, streamed")
     @routes.post(f"{speech_path}/stream", include_in_schema=False)
@@ -322,7 +325,7 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
         try:
             options, text, rendering = await read(request, voice)
         except TTSWorkerError as error:
-            return vendor.refusal(error.info)
+            return vendor.error_response(error.info)
         return streamed(download(hub, options, text, rendering), rendering.content_type)
 
     @routes.post(f"{speech_path}/with-timestamps", summary="The same in one JSON object, with times of characters")
@@ -330,7 +333,7 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
         try:
             timed = _timed_audio(hub, *await read(request, voice))
         except TTSWorkerError as error:
-            return vendor.refusal(error.info)
+            return vendor.error_response(error.info)
         return streamed(_as_document(timed), "application/json")
 
     @routes.post(f"{speech_path}/stream/with-timestamps", summary="The same as lines of JSON, streamed")
@@ -338,7 +341,7 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
         try:
             timed = _timed_audio(hub, *await read(request, voice))
         except TTSWorkerError as error:
-            return vendor.refusal(error.info)
+            return vendor.error_response(error.info)
         return streamed(_as_lines(timed), "application/x-ndjson")
 
     @routes.get("/v2/voices", summary="The voices as ElevenLabs' clients search them")
@@ -346,7 +349,7 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
         try:
             return JSONResponse(_found_voices(hub, vendor.voice_query_of(request.query_params)))
         except TTSWorkerError as error:
-            return vendor.refusal(error.info)
+            return vendor.error_response(error.info)
 
     return routes
 

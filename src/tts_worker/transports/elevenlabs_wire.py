@@ -20,7 +20,7 @@ from tts_worker.audio.encoders import AudioFormat, open_encoder
 from tts_worker.errors import HTTP_STATUS, ErrorInfo, InvalidRequest
 from tts_worker.session.hub import SessionOptions
 from tts_worker.transports import wire
-from tts_worker.transports.alignment import Alignment
+from tts_worker.transports.character_times import CharacterTimes
 from tts_worker.transports.rendering import Rendering
 from tts_worker.voices import Voice
 
@@ -58,7 +58,8 @@ class Query(BaseModel):
         parts = _FORMAT.fullmatch(self.output_format)
         if parts is None:
             raise InvalidRequest("output_format: ask for pcm_24000, mp3_44100_128, ulaw_8000 or the like")
-        family, rate_hz = _FAMILIES.get(parts[1], parts[1]), int(parts[2])
+        family = _FAMILIES.get(parts[1], parts[1])
+        rate_hz = int(parts[2])
         return Rendering(open_encoder(AudioFormat(family), rate_hz), rate_hz)
 
     def options(self, voice: str, settings: VoiceSettings | None) -> SessionOptions:
@@ -112,7 +113,9 @@ class VoiceQuery(BaseModel):
     voice_ids: tuple[str, ...] | None = Field(None, max_length=100)
 
 
-INPUT, BODY, QUERY = TypeAdapter(Input), TypeAdapter(Body), TypeAdapter(Query)
+INPUT = TypeAdapter(Input)
+BODY = TypeAdapter(Body)
+QUERY = TypeAdapter(Query)
 VOICE_QUERY = TypeAdapter(VoiceQuery)
 
 
@@ -175,11 +178,12 @@ def models_json(voices: Iterable[Voice], *, max_input_chars: int) -> list[Messag
     ]
 
 
-def alignment_in_seconds(times: Alignment | None) -> Message | None:
+def alignment_in_seconds(times: CharacterTimes | None) -> Message | None:
     """The times of characters as the HTTP routes give them; they count from the beginning of the audio."""
     if times is None:
         return None
-    starts_ms, durations_ms = times["charStartTimesMs"], times["charDurationsMs"]
+    starts_ms = times["charStartTimesMs"]
+    durations_ms = times["charDurationsMs"]
     return {
         "characters": times["chars"],
         "character_start_times_seconds": [start / 1000 for start in starts_ms],
@@ -194,7 +198,7 @@ def error_fields(error: ErrorInfo) -> Message:
     return {"error": error.message, "message": error.message, "code": error.code.value}
 
 
-def refusal(error: ErrorInfo, status: int | None = None) -> Response:
+def error_response(error: ErrorInfo, status: int | None = None) -> Response:
     """An error as the vendor's HTTP API answers it. ``status``: None takes the status of the error's code."""
     headers = {} if error.retry_after_s is None else {"Retry-After": str(max(1, round(error.retry_after_s)))}
     detail = {"status": error.code.value, "message": error.message}

@@ -1,7 +1,4 @@
-"""The ASGI application: health, metrics, voices, the web page, and the routes of the other transports.
-
-``create_app`` puts them on one port behind the ``Gate``. It sees the hub and the metrics, never an engine.
-"""
+"""The ASGI application: health, metrics, voices, the web page, and the routes of the other HTTP transports."""
 
 from __future__ import annotations
 
@@ -23,9 +20,9 @@ from tts_worker.metrics import Metrics
 from tts_worker.session.hub import SessionHub
 from tts_worker.settings import WebRtcSettings
 from tts_worker.transports import cartesia, cosyvoice_http, elevenlabs, openai, ray_cosyvoice, vendors, webrtc, wire
-from tts_worker.transports.contexts import SocketLimits
+from tts_worker.transports.context_socket import SocketLimits
 from tts_worker.transports.keys import KeyRing
-from tts_worker.transports.security import Gate
+from tts_worker.transports.security import AuthMiddleware
 from tts_worker.transports.vendors import ELEVENLABS_PREFIX
 from tts_worker.transports.websocket import StreamLimits, stream
 
@@ -46,7 +43,7 @@ _PAGE_POLICY = "default-src 'self'; connect-src 'self' ws: wss:; img-src 'self' 
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
-    """What the application accepts; see ``settings.ServerSettings``."""
+    """Limits and options of the application; see ``settings.ServerSettings``."""
 
     allowed_origins: tuple[str, ...] = ()
     loopback_only: bool = True
@@ -63,16 +60,16 @@ class HttpConfig:
 
 
 def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig, keys: KeyRing | None = None) -> ASGIApp:
-    """The application over a running hub. Without ``keys`` no caller needs a key."""
+    """Build the application over a running hub. Without ``keys`` no API key is required."""
     app = FastAPI(title="tts-worker", version=__version__, docs_url=None, redoc_url=None)
     limits = StreamLimits(config.max_message_chars, config.send_timeout_s, config.max_messages_per_s)
     _add_errors(app)
 
-    @app.get("/health/live", summary="The process runs: 503 once an engine cannot be rebuilt in it, so restart it")
+    @app.get("/health/live", summary="Liveness: 503 once an engine cannot be rebuilt and the process must restart")
     async def live() -> Response:
         return JSONResponse({"status": "lost"}, 503) if hub.lost else JSONResponse({"status": "live"})
 
-    @app.get("/health/ready", summary="Sessions are taken: 200 after warm-up, 503 after an engine fault or in a drain")
+    @app.get("/health/ready", summary="Readiness: 200 after warm-up, 503 after an engine fault or while draining")
     async def ready() -> Response:
         status = "ready" if hub.ready else "draining" if hub.draining else "not_ready"
         return JSONResponse({"status": status}, 200 if hub.ready else 503)
@@ -119,7 +116,7 @@ def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig, keys: KeyR
         )
     if config.web_page:
         _add_page(app)
-    return Gate(
+    return AuthMiddleware(
         app,
         keys=keys,
         transport_of=transport_of,
@@ -133,25 +130,25 @@ def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig, keys: KeyR
 
 
 def _add_shared_paths(app: FastAPI, hub: SessionHub, config: HttpConfig) -> None:
-    """Paths that more than one API has: ElevenLabs' clients, known by their key header, get that vendor's answer."""
+    """Add the paths that several APIs share. ElevenLabs clients, known by their key header, get that API's response."""
 
     def is_elevenlabs(request: Request) -> bool:
         return vendors.vendor_of(request.scope) is vendors.Vendor.ELEVENLABS
 
-    @app.get("/v1/voices", summary="The voices that can be asked for")
+    @app.get("/v1/voices", summary="List the voices")
     @app.get("/v1/audio/voices", include_in_schema=False)
     async def voices(request: Request) -> Response:
         if is_elevenlabs(request):
             return elevenlabs.voices_response(hub)
         return JSONResponse({"voices": [wire.voice_json(voice, hub.voices.default) for voice in hub.voices]})
 
-    @app.get("/v1/voices/{name}", summary="One of the voices")
+    @app.get("/v1/voices/{name}", summary="Describe a voice")
     async def voice(request: Request, name: str) -> Response:
         if is_elevenlabs(request):
             return elevenlabs.voice_response(hub, name)
         return JSONResponse(wire.voice_json(hub.voices.get(name), hub.voices.default))
 
-    @app.get("/v1/models", summary="The engines that run here")
+    @app.get("/v1/models", summary="List the engines of this worker")
     async def models(request: Request) -> Response:
         if is_elevenlabs(request):
             return elevenlabs.models_response(hub, max_input_chars=config.max_input_chars)
@@ -159,7 +156,7 @@ def _add_shared_paths(app: FastAPI, hub: SessionHub, config: HttpConfig) -> None
 
 
 def transport_of(path: str) -> str:
-    """The API that a path belongs to, as metrics and logs name it: one of a small fixed set."""
+    """Return the API of a path as metrics and logs name it: one of a small fixed set."""
     if path in cosyvoice_http.PATHS or path in ray_cosyvoice.PATHS:
         return "cosyvoice"
     return next((name for prefix, name in _TRANSPORTS if path.startswith(prefix)), "http")
@@ -170,11 +167,11 @@ def _add_page(app: FastAPI) -> None:
     async def page() -> Response:
         return FileResponse(_PAGE / "index.html", headers={"Content-Security-Policy": _PAGE_POLICY})
 
-    app.mount("/static", _Fresh(directory=_PAGE), name="static")
+    app.mount("/static", _RevalidatedFiles(directory=_PAGE), name="static")
 
 
-class _Fresh(StaticFiles):
-    """Browsers ask each time whether a file has changed, so that an upgrade never mixes old modules with new ones."""
+class _RevalidatedFiles(StaticFiles):
+    """Static files that browsers revalidate on each use, so an upgrade never mixes old and new modules."""
 
     def file_response(self, *args: Any, **options: Any) -> Response:
         response = super().file_response(*args, **options)
@@ -183,24 +180,24 @@ class _Fresh(StaticFiles):
 
 
 def _add_errors(app: FastAPI) -> None:
-    """Every error leaves in the shape of the vendor whose client asks (``vendors.refusal``)."""
+    """Answer every error in the format of the client's API (``vendors.error_response``)."""
 
     @app.exception_handler(TTSWorkerError)
-    async def ours(request: Request, error: Exception) -> Response:
+    async def on_worker_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, TTSWorkerError)
-        return vendors.refusal(request.scope, error.info)
+        return vendors.error_response(request.scope, error.info)
 
     @app.exception_handler(HTTPException)
-    async def theirs(request: Request, error: Exception) -> Response:
+    async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         info = ErrorInfo(ErrorCode.INVALID_REQUEST, str(error.detail))
-        return vendors.refusal(request.scope, info, error.status_code)
+        return vendors.error_response(request.scope, info, error.status_code)
 
     @app.exception_handler(ClientDisconnect)
-    async def left(request: Request, error: Exception) -> Response:
-        return Response(status_code=499)  # goes nowhere: the client left before its request was complete
+    async def on_disconnect(request: Request, error: Exception) -> Response:
+        return Response(status_code=499)  # not sent: the client disconnected before its request was complete
 
     @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> Response:
+    async def on_unexpected_error(request: Request, error: Exception) -> Response:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return vendors.refusal(request.scope, ErrorInfo(ErrorCode.INTERNAL, "internal error"))
+        return vendors.error_response(request.scope, ErrorInfo(ErrorCode.INTERNAL, "internal error"))

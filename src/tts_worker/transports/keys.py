@@ -1,8 +1,7 @@
-"""API keys of a running worker: comparison, rates, wrong keys, and rotation without a restart.
+"""API keys of a running worker: comparison, rate limits, delays after wrong keys, and rotation without a restart.
 
-Owns what callers offer against what is valid now. A key is compared in constant time by its SHA-256. An address that
-sends many wrong keys gets its refusals late; a valid key is never held up by what others do. Neither a key nor what was
-offered is ever logged. Knows no request and no call.
+Keys are compared in constant time by their SHA-256. An address that sends many wrong keys gets delayed responses; a
+valid key is never delayed. Neither valid nor wrong keys are logged.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tts_worker.settings.keys import ApiKey, read_key_file
 log = logging.getLogger(__name__)
 
 FREE_FAILURES = 10
-"""Wrong keys of one address within ``_WINDOW_S`` that are refused at once."""
+"""Wrong keys of one address within ``_WINDOW_S`` that are rejected without delay."""
 _WINDOW_S = 60.0
 _DELAY_S = 1.0
 _MAX_DELAYED = 64
@@ -37,37 +36,37 @@ _RELOAD_INTERVAL_S = 1.0
 
 
 @dataclass(slots=True)
-class _Bucket:
-    """Requests that a key has left: ``per_minute`` at most, refilled evenly."""
+class _RequestBucket:
+    """Token bucket of a key: ``per_minute`` requests at most, refilled evenly."""
 
     per_minute: float
-    left: float
-    at_s: float
+    tokens: float
+    updated_s: float
 
     def take(self, now_s: float) -> float:
-        """Take one; returns after how many seconds there is one, 0 if it was taken."""
+        """Take a token. Returns 0, or the seconds until one is available."""
         capacity = max(1.0, self.per_minute)
-        self.left = min(capacity, self.left + (now_s - self.at_s) * self.per_minute / 60)
-        self.at_s = now_s
-        if self.left >= 1:
-            self.left -= 1
+        self.tokens = min(capacity, self.tokens + (now_s - self.updated_s) * self.per_minute / 60)
+        self.updated_s = now_s
+        if self.tokens >= 1:
+            self.tokens -= 1
             return 0.0
-        return (1 - self.left) * 60 / self.per_minute
+        return (1 - self.tokens) * 60 / self.per_minute
 
 
 @dataclass(slots=True)
-class _Failures:
-    since_s: float
+class _FailureWindow:
+    start_s: float
     count: int = 0
 
 
 class KeyRing:
-    """The keys that are valid now. All methods belong to one event loop.
+    """The valid API keys. All methods run on one event loop.
 
     Args:
         keys: API keys.
-        required: Refuse callers without a key even while ``keys`` is empty (a key file may be).
-        on_failure: Told transport and reason ("missing", "wrong", "rate") of every refusal.
+        required: Reject callers without a key even while ``keys`` is empty (a key file may be).
+        on_failure: Called with transport and reason ("missing", "wrong", "rate") of every rejection.
         clock: Monotonic, in seconds.
     """
 
@@ -83,9 +82,9 @@ class KeyRing:
         self._required = required
         self._on_failure = on_failure
         self._clock = clock
-        self._buckets: dict[str, _Bucket] = {}
-        self._failures: OrderedDict[str, _Failures] = OrderedDict()
-        self._delayed = 0
+        self._buckets: dict[str, _RequestBucket] = {}
+        self._failures: OrderedDict[str, _FailureWindow] = OrderedDict()
+        self._delayed = 0  # rejections being delayed
         self.replace(keys)
 
     @property
@@ -94,35 +93,39 @@ class KeyRing:
         return self._required or bool(self._keys)
 
     def replace(self, keys: Iterable[ApiKey]) -> None:
-        """From now on these are valid. Sessions that are open stay."""
+        """Replace the valid keys. Open sessions stay open."""
         self._keys = tuple((key.digest, key) for key in keys)
         limits = {key.name: key.requests_per_minute for _, key in self._keys}
-        self._buckets = {n: b for n, b in self._buckets.items() if limits.get(n) == b.per_minute}
+        self._buckets = {
+            name: bucket for name, bucket in self._buckets.items() if limits.get(name) == bucket.per_minute
+        }
 
-    def caller(self, offered: str | None, transport: str, *, counted: bool = True) -> Caller | None:
-        """The caller that a key stands for; None if it is missing or wrong.
+    def authenticate(self, key: str | None, transport: str, *, counted: bool = True) -> Caller | None:
+        """Return the caller that a key identifies, or None if the key is missing or wrong.
 
         Args:
-            counted: The request counts for the key's ``requests_per_minute``.
+            key: The key that the client sent.
+            transport: Name of the API, for metrics.
+            counted: Count the request against the key's ``requests_per_minute``.
 
         Raises:
-            QuotaExceeded: The key has none left.
+            QuotaExceeded: The key has exceeded its request rate.
         """
         if not self.required:
             return Caller(transport=transport)
-        key = self._match(offered)
-        if key is None:
+        valid_key = self._match(key)
+        if valid_key is None:
             return None
         if counted:
-            self._count(key, transport)
-        return Caller(key.name, frozenset(key.scopes & ALL_SCOPES), key.max_sessions, transport)
+            self._count(valid_key, transport)
+        return Caller(valid_key.name, frozenset(valid_key.scopes & ALL_SCOPES), valid_key.max_sessions, transport)
 
-    def _match(self, offered: str | None) -> ApiKey | None:
-        if offered is None:
+    def _match(self, candidate: str | None) -> ApiKey | None:
+        if candidate is None:
             return None
-        digest = hashlib.sha256(offered.encode("utf-8", "surrogatepass")).digest()
-        # Every key is compared, so the time tells nothing about which one came close.
-        matches = [key for known, key in self._keys if hmac.compare_digest(digest, known)]
+        digest = hashlib.sha256(candidate.encode("utf-8", "surrogatepass")).digest()
+        # Compare every key: the time reveals nothing about which one matches.
+        matches = [key for valid_digest, key in self._keys if hmac.compare_digest(digest, valid_digest)]
         return matches[0] if matches else None
 
     def _count(self, key: ApiKey, transport: str) -> None:
@@ -130,21 +133,25 @@ class KeyRing:
             return
         now_s = self._clock()
         bucket = self._buckets.setdefault(
-            key.name, _Bucket(key.requests_per_minute, max(1.0, key.requests_per_minute), now_s)
+            key.name, _RequestBucket(key.requests_per_minute, max(1.0, key.requests_per_minute), now_s)
         )
         if (wait_s := bucket.take(now_s)) > 0:
             self._on_failure(transport, "rate")
-            raise QuotaExceeded(f'the API key "{key.name}" has no requests left', retry_after_s=round(wait_s + 0.5))
+            raise QuotaExceeded(
+                f'the API key "{key.name}" has exceeded its requests per minute', retry_after_s=round(wait_s + 0.5)
+            )
 
     # -- wrong keys ---------------------------------------------------------------------------------------------------
 
-    async def refusal(self, offered: str | None, address: str, transport: str) -> TTSWorkerError:
-        """What a caller without a valid key is told. Comes late to an address that sent many wrong ones."""
-        reason = "missing" if offered is None else "wrong"
+    async def rejection(self, key: str | None, address: str, transport: str) -> TTSWorkerError:
+        """Return the error for a caller without a valid key, after a delay if its address sent many wrong keys."""
+        reason = "missing" if key is None else "wrong"
         self._on_failure(transport, reason)
-        count = self._note_failure(address)
+        count = self._count_failure(address)
         if count <= FREE_FAILURES or count % _LOG_EVERY == 0:
-            log.warning("refused over %s: API key %s, %d in the last minute from %s", transport, reason, count, address)
+            log.warning(
+                "rejected over %s: API key %s, %d in the last minute from %s", transport, reason, count, address
+            )
         if count > FREE_FAILURES:
             if self._delayed >= _MAX_DELAYED:
                 return QuotaExceeded("too many requests without a valid API key", retry_after_s=_WINDOW_S)
@@ -153,58 +160,63 @@ class KeyRing:
                 await asyncio.sleep(_DELAY_S)
             finally:
                 self._delayed -= 1
-        if offered is None:
+        if key is None:
             return Unauthenticated("this worker needs an API key: Authorization: Bearer <key>")
         return Unauthenticated("the API key is not valid")
 
-    def _note_failure(self, address: str) -> int:
+    def _count_failure(self, address: str) -> int:
         now_s = self._clock()
-        failures = self._failures.pop(address, None)
-        if failures is None or now_s - failures.since_s > _WINDOW_S:
-            failures = _Failures(now_s)
-        failures.count += 1
-        self._failures[address] = failures
+        window = self._failures.pop(address, None)
+        if window is None or now_s - window.start_s > _WINDOW_S:
+            window = _FailureWindow(now_s)
+        window.count += 1
+        self._failures[address] = window
         if len(self._failures) > _MAX_ADDRESSES:
             self._failures.popitem(last=False)
-        return failures.count
+        return window.count
 
 
 class KeyFileWatch:
-    """Puts the keys of a file into a ring when the file changes, or when ``reload`` is called. A file that cannot be
-    read leaves the keys as they are."""
+    """Reloads a ring's keys when the key file changes or ``reload`` is called. An invalid file changes nothing.
 
-    def __init__(self, ring: KeyRing, file: Path, more: tuple[ApiKey, ...] = ()) -> None:
+    Args:
+        ring: The key ring.
+        file: The key file.
+        static_keys: Keys that stay valid besides those of the file.
+    """
+
+    def __init__(self, ring: KeyRing, file: Path, static_keys: tuple[ApiKey, ...] = ()) -> None:
         self._ring = ring
         self._file = file
-        self._more = more
-        self._seen = self._stamp()
-        self._asked = asyncio.Event()
+        self._static_keys = static_keys
+        self._loaded_stat = self._stat()
+        self._reload_requested = asyncio.Event()
 
     def reload(self) -> None:
-        """Read the file again now."""
-        self._asked.set()
+        """Reload the file now."""
+        self._reload_requested.set()
 
     async def run(self) -> None:
-        """Runs for ever."""
+        """Watch the file until cancelled."""
         while True:
             with anyio.move_on_after(_RELOAD_INTERVAL_S):
-                await self._asked.wait()
-            stamp = await asyncio.to_thread(self._stamp)
-            if stamp != self._seen or self._asked.is_set():
-                self._asked.clear()
-                self._seen = stamp
-                await self._read()
+                await self._reload_requested.wait()
+            stat = await asyncio.to_thread(self._stat)
+            if stat != self._loaded_stat or self._reload_requested.is_set():
+                self._reload_requested.clear()
+                self._loaded_stat = stat
+                await self._load()
 
-    async def _read(self) -> None:
+    async def _load(self) -> None:
         try:
             keys = await asyncio.to_thread(read_key_file, self._file)
         except ConfigError as error:
-            log.error("the API keys stay as they are: %s", error.message)
+            log.error("the API keys are unchanged: %s", error.message)
             return
-        self._ring.replace((*self._more, *keys))
-        log.info("API keys are read again: %s", ", ".join(key.name for key in keys) or "none")
+        self._ring.replace((*self._static_keys, *keys))
+        log.info("API keys reloaded: %s", ", ".join(key.name for key in keys) or "none")
 
-    def _stamp(self) -> tuple[int, int, int] | None:
+    def _stat(self) -> tuple[int, int, int] | None:
         try:
             status = os.stat(self._file)
         except OSError:

@@ -96,7 +96,7 @@ def router(
             "text/event-stream" if sse else rendering.content_type,
             {"x-sample-rate": str(rate_hz), "x-synthetic": "true"},
             send_timeout_s=send_timeout_s,
-            refuse=_refusal,
+            make_error_response=_refusal,
         )
 
     @routes.get("/v1/models/{name}", summary="One of the models")

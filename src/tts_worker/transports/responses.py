@@ -67,7 +67,7 @@ class LiveStream(Response):
         headers: Mapping[str, str],
         *,
         send_timeout_s: float = 10.0,
-        refuse: Callable[[ErrorInfo], Response] = error_response,
+        make_error_response: Callable[[ErrorInfo], Response] = error_response,
     ) -> None:
         super().__init__(media_type=media_type)
         del self.headers["content-length"]
@@ -76,7 +76,7 @@ class LiveStream(Response):
             self.headers[name] = value
         self._chunks = body
         self._send_timeout_s = send_timeout_s
-        self._refuse = refuse
+        self._make_error_response = make_error_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._stream(scope, receive, send))
@@ -96,7 +96,7 @@ class LiveStream(Response):
             try:
                 first = await anext(self._chunks, None)
             except TTSWorkerError as error:
-                await self._refuse(error.info)(scope, receive, send)
+                await self._make_error_response(error.info)(scope, receive, send)
                 return
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             if first is not None:

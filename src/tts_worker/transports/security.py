@@ -1,8 +1,7 @@
-"""Who may call, from where, and how much at once: checked before any work is done.
+"""ASGI middleware that checks API key, origin and body size before the application runs.
 
-Plain ASGI middleware around the whole application. ``keys`` compares API keys; a browser page of another
-origin is refused; without a key only loopback names are served, so that a hostile page cannot reach a worker on
-somebody's laptop through a name it controls. Keys are never logged.
+Pages of other origins are rejected unless listed. Without an API key only loopback host names are served, so a hostile
+page cannot reach a local worker through DNS rebinding. Keys are never logged.
 """
 
 from __future__ import annotations
@@ -27,33 +26,45 @@ from tts_worker.logs import current_request_id, fields, set_request_id
 from tts_worker.settings import is_loopback
 from tts_worker.transports import cors
 from tts_worker.transports.keys import KeyRing
-from tts_worker.transports.rates import OccasionalLog
-from tts_worker.transports.vendors import ELEVENLABS_PREFIX, refusal
+from tts_worker.transports.rates import ThrottledLog
+from tts_worker.transports.vendors import ELEVENLABS_PREFIX, error_response
 
 log = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
 
-OPEN_PATHS = ("/", "/webrtc", "/health/live", "/health/ready")
-OPEN_FOLDER = "/static/"
-"""Served without a key: they hold nothing of anybody."""
+PUBLIC_PATHS = ("/", "/webrtc", "/health/live", "/health/ready")
+PUBLIC_PREFIX = "/static/"
+"""Paths served without a key; they hold no user data."""
 
 KEY_HEADERS = ("x-api-key", "xi-api-key")
-"""Where clients put a key, besides ``Authorization: Bearer``: ours and Cartesia's, ElevenLabs'."""
+"""Headers of a key besides ``Authorization: Bearer``: the worker's and Cartesia's, ElevenLabs'."""
 
 KEY_PARAMETERS = ("api_key", "access_token", "xi_api_key", "xi-api-key")
 KEY_PARAMETER_PATHS = ("/tts/", "/v1/text-to-speech/", f"{ELEVENLABS_PREFIX}/v1/text-to-speech/")
-"""The dialects' browser clients put it into the URL. Nowhere else: URLs end up in other people's logs."""
+"""Paths of the compatibility APIs that accept a key in the URL, as their browser clients send it. All other paths
+ignore it: URLs end up in the logs of proxies."""
 
 KEY_SUBPROTOCOL = "key."
-"""A browser cannot set headers on a WebSocket: it offers the subprotocols ``tts-worker`` and ``key.<API key>``."""
+"""Browsers cannot set headers on a WebSocket: they offer the subprotocols ``tts-worker`` and ``key.<API key>``."""
 
 SUBPROTOCOL = "tts-worker"
 
 
-class Gate:
-    """Wraps ``app``. ``max_body_bytes`` bounds every HTTP request body, declared or not; on ``upload_paths``
-    ``max_upload_bytes`` does. ``transport_of``: names the API of a path, for metrics and logs."""
+class AuthMiddleware:
+    """Checks requests before ``app`` sees them.
+
+    Args:
+        app: The application.
+        keys: Valid API keys; none are required by default.
+        allowed_origins: Origins whose pages may call the worker.
+        loopback_only: Serve loopback host names only, unless a key is required.
+        max_body_bytes: Bound on an HTTP request body, whether its length is declared or not.
+        upload_paths: Paths bounded by ``max_upload_bytes`` instead.
+        max_upload_bytes: Bound on request bodies of ``upload_paths``.
+        max_buffered_bytes: Bound on the request bodies of all requests in progress.
+        transport_of: Returns the API name of a path, for metrics and logs.
+    """
 
     def __init__(
         self,
@@ -76,8 +87,8 @@ class Gate:
         self._max_body_bytes = max_body_bytes
         self._upload_paths = upload_paths
         self._max_upload_bytes = max_upload_bytes
-        self._bodies = _Bodies(max_buffered_bytes)
-        self._refusals = OccasionalLog(log, every_s=1.0)
+        self._body_budget = _BodyBudget(max_buffered_bytes)
+        self._rejection_log = ThrottledLog(log, interval_s=1.0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -85,42 +96,46 @@ class Gate:
             return
         send = _with_request_id(send, set_request_id(Headers(scope=scope).get(REQUEST_ID)))
         if scope["type"] == "http" and self._origins:
-            send = cors.varying_by_origin(send, self._allowed_origin(scope))
+            send = cors.add_cors_headers(send, self._allowed_origin(scope))
         try:
             self._check_origin(scope)
             if scope["type"] == "http" and self._allowed_origin(scope) is not None and cors.is_preflight(scope):
                 await cors.preflight_response(scope)(scope, receive, send)
                 return
-            caller = await self._identify(scope)
-            self._check(scope)
+            caller = await self._authenticate(scope)
+            self._check_length(scope)
         except TTSWorkerError as error:
-            await self._refuse(error, scope, receive, send)
+            await self._reject(error, scope, receive, send)
             return
         with acting_as(caller):
             if scope["type"] != "http":
                 await self._app(scope, receive, send)
                 return
-            body = _Bounded(receive, self._limit_bytes(scope), self._bodies)
+            limited_receive = _LimitedReceive(receive, self._limit_bytes(scope), self._body_budget)
             try:
-                await self._app(scope, body, send)
+                await self._app(scope, limited_receive, send)
             finally:
-                body.release()
+                limited_receive.release()
 
-    async def _identify(self, scope: Scope) -> Caller:
-        """Raises Unauthenticated and QuotaExceeded."""
+    async def _authenticate(self, scope: Scope) -> Caller:
+        """
+        Raises:
+            Unauthenticated: The key is missing or wrong.
+            QuotaExceeded: The key or the client's address has exceeded its rate.
+        """
         path = scope["path"]
         transport = self._transport_of(path)
-        if _is_open(path):
+        if _is_public(path):
             return Caller(transport=transport)
-        offered = _offered_key(Headers(scope=scope)) or _key_in_url(scope)
-        caller = self._keys.caller(offered, transport)
+        key = _key_in_headers(Headers(scope=scope)) or _key_in_url(scope)
+        caller = self._keys.authenticate(key, transport)
         if caller is None:
             address = (scope.get("client") or ("unknown", 0))[0]
-            raise await self._keys.refusal(offered, address, transport)
+            raise await self._keys.rejection(key, address, transport)
         return caller
 
     def _allowed_origin(self, scope: Scope) -> str | None:
-        """The origin of the page that asks, if it is a listed one."""
+        """Return the request's Origin if it is a listed one."""
         origin = Headers(scope=scope).get("origin")
         return origin if origin is not None and origin.rstrip("/").lower() in self._origins else None
 
@@ -132,24 +147,24 @@ class Gate:
         if self._loopback_only and not allowed and not is_loopback(_host_name(host)):
             raise Forbidden("this worker serves loopback names only: set an API key to serve others")
         if origin is not None and not allowed and _authority(origin) != host.lower():
-            raise Forbidden("requests from pages of another origin are refused: see server.allowed_origins")
+            raise Forbidden("requests from pages of another origin are rejected: see server.allowed_origins")
 
-    def _check(self, scope: Scope) -> None:
+    def _check_length(self, scope: Scope) -> None:
         if scope["type"] == "http":
-            declared = Headers(scope=scope).get("content-length", "0")
-            if not declared.isascii() or not declared.isdigit():
+            length = Headers(scope=scope).get("content-length", "0")
+            if not length.isascii() or not length.isdigit():
                 raise InvalidRequest("Content-Length is not a number")
-            if int(declared[:20]) > (limit_bytes := self._limit_bytes(scope)):
+            if int(length[:20]) > (limit_bytes := self._limit_bytes(scope)):
                 raise TextTooLong(f"a request may have at most {limit_bytes} bytes")
 
     def _limit_bytes(self, scope: Scope) -> int:
         return self._max_upload_bytes if scope["path"] in self._upload_paths else self._max_body_bytes
 
-    async def _refuse(self, error: TTSWorkerError, scope: Scope, receive: Receive, send: Send) -> None:
-        if isinstance(error, Forbidden):  # wrong keys are the key ring's affair
+    async def _reject(self, error: TTSWorkerError, scope: Scope, receive: Receive, send: Send) -> None:
+        if isinstance(error, Forbidden):  # the key ring logs wrong keys
             client = scope.get("client")
-            self._refusals.warning(
-                "refused",
+            self._rejection_log.warning(
+                "request rejected",
                 extra=fields(
                     code=error.code.value,
                     path=scope["path"][:100],
@@ -157,20 +172,20 @@ class Gate:
                     request_id=current_request_id(),
                 ),
             )
-        response = refusal(scope, error.info)
+        response = error_response(scope, error.info)
         if isinstance(error, Unauthenticated):
             response.headers["WWW-Authenticate"] = "Bearer"
         if scope["type"] == "http":
             await response(scope, receive, send)
             return
         if "websocket.http.response" in scope.get("extensions", {}):
-            await _deny_upgrade(response.status_code, response.raw_headers, bytes(response.body), send)
+            await _deny_handshake(response.status_code, response.raw_headers, bytes(response.body), send)
         else:
             await send({"type": "websocket.close", "code": 1008, "reason": error.message[:120]})
 
 
 def _with_request_id(send: Send, request_id: str) -> Send:
-    """``send`` with the id of the request in the response or in the answer to a handshake."""
+    """Wrap ``send`` to add the request ID to the response, also to that of a WebSocket handshake."""
     header = (REQUEST_ID.encode(), request_id.encode())
 
     async def send_with_id(message: Message) -> None:
@@ -181,53 +196,53 @@ def _with_request_id(send: Send, request_id: str) -> Send:
     return send_with_id
 
 
-async def _deny_upgrade(status: int, headers: list[tuple[bytes, bytes]], body: bytes, send: Send) -> None:
-    """Answer a WebSocket handshake with an ordinary HTTP response (ASGI extension ``websocket.http.response``)."""
+async def _deny_handshake(status: int, headers: list[tuple[bytes, bytes]], body: bytes, send: Send) -> None:
+    """Answer a WebSocket handshake with an HTTP response (ASGI extension ``websocket.http.response``)."""
     await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": body})
 
 
-class _Bodies:
-    """Bytes of request bodies that are held at the same time, all requests together."""
+class _BodyBudget:
+    """Bytes of request bodies buffered by all requests in progress."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.held = 0
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.buffered_bytes = 0
 
 
-class _Bounded:
-    """Counts the body as it arrives: a client that declares no length is bounded too."""
+class _LimitedReceive:
+    """A ``receive`` that counts the body as it arrives, so bodies of undeclared length are bounded, too."""
 
-    def __init__(self, receive: Receive, limit: int, bodies: _Bodies) -> None:
+    def __init__(self, receive: Receive, limit_bytes: int, budget: _BodyBudget) -> None:
         self._receive = receive
-        self._left = limit
-        self._bodies = bodies
-        self._held = 0
+        self._remaining_bytes = limit_bytes
+        self._budget = budget
+        self._buffered_bytes = 0
 
     async def __call__(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.request":
             size = len(message.get("body", b""))
-            self._left -= size
-            if self._left < 0:
+            self._remaining_bytes -= size
+            if self._remaining_bytes < 0:
                 raise TextTooLong("the request is too large")
-            if self._bodies.held + size > self._bodies.most:
-                raise OverCapacity("too many request bodies are on their way", retry_after_s=1.0)
-            self._held += size
-            self._bodies.held += size
+            if self._budget.buffered_bytes + size > self._budget.max_bytes:
+                raise OverCapacity("too many request bodies are being received", retry_after_s=1.0)
+            self._buffered_bytes += size
+            self._budget.buffered_bytes += size
         return message
 
     def release(self) -> None:
-        """The request has ended."""
-        self._bodies.held -= self._held
-        self._held = 0
+        """Return the request's bytes to the budget."""
+        self._budget.buffered_bytes -= self._buffered_bytes
+        self._buffered_bytes = 0
 
 
-def _is_open(path: str) -> bool:
-    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
+def _is_public(path: str) -> bool:
+    return path in PUBLIC_PATHS or path.startswith(PUBLIC_PREFIX)
 
 
-def _offered_key(headers: Headers) -> str | None:
+def _key_in_headers(headers: Headers) -> str | None:
     authorization = headers.get("authorization", "")
     if authorization[:7].lower() == "bearer ":
         return authorization[7:].strip()
@@ -243,12 +258,12 @@ def _offered_key(headers: Headers) -> str | None:
 def _key_in_url(scope: Scope) -> str | None:
     if not scope["path"].startswith(KEY_PARAMETER_PATHS):
         return None
-    given = QueryParams(scope["query_string"])
-    return next((given[name] for name in KEY_PARAMETERS if name in given), None)
+    params = QueryParams(scope["query_string"])
+    return next((params[name] for name in KEY_PARAMETERS if name in params), None)
 
 
 def _host_name(host: str) -> str:
-    """The name in a Host header, without port and brackets."""
+    """Return the name in a Host header, without port and brackets."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

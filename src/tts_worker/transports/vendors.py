@@ -1,7 +1,7 @@
-"""Which vendor's client sent a request, and an error in the shape that this client reads.
+"""Detects which vendor's client sent a request and encodes errors in that vendor's format.
 
-Routes that belong to one vendor decide by themselves; this is for what is answered outside of them: paths that no route
-serves, paths that two APIs share, and requests that are refused before they reach a route.
+For responses outside of a vendor's own routes: unknown paths, paths that two APIs share, and requests that are rejected
+before they reach a route.
 """
 
 from __future__ import annotations
@@ -14,24 +14,27 @@ from starlette.types import Scope
 
 from tts_worker.errors import ErrorInfo
 from tts_worker.transports import cartesia_wire, elevenlabs_wire
-from tts_worker.transports.responses import error_response
+from tts_worker.transports.responses import error_response as openai_error_response
 
 ELEVENLABS_PREFIX = "/elevenlabs"
-"""Serves all of ElevenLabs' routes, so that a client needs no header to get that vendor's answers."""
+"""Prefix under which all of ElevenLabs' routes are served, so a client needs no header to select that API."""
 
 _ELEVENLABS_PATHS = (f"{ELEVENLABS_PREFIX}/", "/v1/text-to-speech/", "/v2/voices")
 _CARTESIA_PATHS = ("/tts/", "/voices")
 
 
 class Vendor(Enum):
+    """The vendor of a compatibility API."""
+
     OPENAI = "openai"
     CARTESIA = "cartesia"
     ELEVENLABS = "elevenlabs"
 
 
 def vendor_of(scope: Scope) -> Vendor:
-    """The vendor by the path, else by a header that only its clients send, else OpenAI."""
-    path, headers = scope["path"], Headers(scope=scope)
+    """Detect the vendor by path, else by a header that only its clients send, else OpenAI."""
+    path = scope["path"]
+    headers = Headers(scope=scope)
     if path.startswith(_ELEVENLABS_PATHS):
         return Vendor.ELEVENLABS
     if path.startswith(_CARTESIA_PATHS):
@@ -43,12 +46,12 @@ def vendor_of(scope: Scope) -> Vendor:
     return Vendor.OPENAI
 
 
-def refusal(scope: Scope, error: ErrorInfo, status: int | None = None) -> Response:
-    """An error response for the client of ``scope``. ``status``: None takes the status of the error's code."""
+def error_response(scope: Scope, error: ErrorInfo, status: int | None = None) -> Response:
+    """Build an error response for the client of ``scope``. ``status``: None uses the status of the error's code."""
     match vendor_of(scope):
         case Vendor.ELEVENLABS:
-            return elevenlabs_wire.refusal(error, status)
+            return elevenlabs_wire.error_response(error, status)
         case Vendor.CARTESIA:
-            return cartesia_wire.refusal(error, status)
+            return cartesia_wire.error_response(error, status)
         case Vendor.OPENAI:
-            return error_response(error, status)
+            return openai_error_response(error, status)

@@ -1,7 +1,6 @@
-"""``POST /webrtc/offer``: a browser's offer becomes a peer with a session; and the web page over it.
+"""``POST /webrtc/offer`` and the web page that uses it.
 
-Owns the route, the number of peers and what a refusal looks like. The connection itself is ``webrtc_peer``'s, which is
-imported with the first offer: it needs the extra "webrtc".
+``webrtc_peer``, which needs the extra "webrtc", is imported with the first offer.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _RETRY_AFTER_S = 1.0
 
 
 class Offer(BaseModel):
-    """``session``: the fields of a ``start`` message."""
+    """The body of an offer. ``session`` holds the fields of a ``start`` message."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -38,8 +37,12 @@ class Offer(BaseModel):
     session: dict[str, Any] = Field(default_factory=dict)
 
 
-class Peers:
-    """The peers of this process. Building it imports what the extra brings; raises MissingExtra."""
+class PeerRegistry:
+    """The peers of this process.
+
+    Raises:
+        MissingExtra: The extra "webrtc" is not installed.
+    """
 
     def __init__(
         self, hub: SessionHub, settings: WebRtcSettings, *, max_message_chars: int, max_messages_per_s: float
@@ -50,9 +53,9 @@ class Peers:
             if error.name not in ("aiortc", "av"):
                 raise
             raise MissingExtra("WebRTC", "webrtc") from None
-        self._parts = webrtc_peer
+        self._webrtc_peer = webrtc_peer
         self._hub = hub
-        self._most = settings.max_peers
+        self._max_peers = settings.max_peers
         self._limits = webrtc_peer.PeerLimits(
             connect_timeout_s=settings.connect_timeout_s,
             silence_timeout_s=settings.silence_timeout_s,
@@ -71,15 +74,21 @@ class Peers:
         self._joining = 0
 
     async def join(self, offer: Offer) -> dict[str, Any]:
-        """Answer an offer. Raises OverCapacity, InvalidRequest and what ``hub.admit`` raises; nothing is held then."""
-        options = self._parts.for_a_track(wire.parse_start(offer.session).options())
-        if len(self._peers) + self._joining >= self._most:
-            raise OverCapacity(f"all {self._most} WebRTC peers are taken", retry_after_s=_RETRY_AFTER_S)
+        """Answer an offer. On an error nothing stays allocated.
+
+        Raises:
+            OverCapacity: All peers are taken.
+            InvalidRequest: The offer or an option is invalid.
+            TTSWorkerError: The errors of ``SessionHub.admit``.
+        """
+        options = self._webrtc_peer.track_options(wire.parse_start(offer.session).options())
+        if len(self._peers) + self._joining >= self._max_peers:
+            raise OverCapacity(f"all {self._max_peers} WebRTC peers are taken", retry_after_s=_RETRY_AFTER_S)
         self._joining += 1
         try:
             session = await self._hub.admit(options)
             try:
-                peer = self._parts.Peer(self._hub, session, self._limits, self._peers.discard)
+                peer = self._webrtc_peer.Peer(self._hub, session, self._limits, self._peers.discard)
             except BaseException:
                 session.close("failed")
                 raise
@@ -97,19 +106,20 @@ def router(
     max_messages_per_s: float,
     web_page: bool,
 ) -> APIRouter:
-    """The route over ``hub``, and the page at ``/webrtc``."""
+    """Return the offer's route and, with ``web_page``, the page at ``/webrtc``."""
     routes = APIRouter()
-    peers: list[Peers] = []  # built with the first offer
+    registry: PeerRegistry | None = None  # built with the first offer
 
-    @routes.post("/webrtc/offer", summary="A WebRTC offer: sound on a track, the worker's protocol on a data channel")
-    async def offer(request: Request) -> Response:
+    @routes.post("/webrtc/offer", summary="A WebRTC offer: audio on a track, the worker's protocol on a data channel")
+    async def answer_offer(request: Request) -> Response:
+        nonlocal registry
         try:
-            wanted = _parse(await request.body())
-            if not peers:
-                peers.append(
-                    Peers(hub, settings, max_message_chars=max_message_chars, max_messages_per_s=max_messages_per_s)
+            offer = _parse(await request.body())
+            if registry is None:
+                registry = PeerRegistry(
+                    hub, settings, max_message_chars=max_message_chars, max_messages_per_s=max_messages_per_s
                 )
-            return JSONResponse(await peers[0].join(wanted))
+            return JSONResponse(await registry.join(offer))
         except InvalidRequest as error:
             return error_response(error.info, 422)
         except TTSWorkerError as error:

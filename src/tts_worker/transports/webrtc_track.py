@@ -1,7 +1,6 @@
-"""The audio track of a WebRTC peer: pulls sound when it is due and hands out Opus packets of 20 ms.
+"""The audio track of a WebRTC peer: paced Opus packets of 20 ms.
 
-Owns the pace (by ``TrackClock``) and the encoder. It knows no connection and no session: a frame comes from ``pull``.
-Silence costs nothing: after the encoder has faded out, a constant packet stands for it.
+Silence costs no encoding: once the encoder has faded out, a constant packet is sent.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from tts_worker.transports.webrtc_playout import TRACK_FRAME_SAMPLES, TRACK_RATE
 
 _TIME_BASE = fractions.Fraction(1, TRACK_RATE_HZ)
 _SILENT_PACKET = b"\xf8\xff\xfe"
-"""20 ms of silence, mono (RFC 6716: configuration 31, one frame; the decoder fills in what is missing)."""
+"""20 ms of mono silence (RFC 6716: configuration 31, one empty frame)."""
 
 _FADE_FRAMES = 5
-"""Silence that is really encoded after sound, so that the decoder's memory of the sound has died away."""
+"""Frames of silence that are encoded after audio, until the decoder's state has decayed."""
 
 _BIT_RATE = 48_000
 
 
-class OpusVoice:
+class OpusEncoder:
     """Encodes 20 ms of mono speech at 48 kHz into one packet."""
 
     def __init__(self) -> None:
@@ -38,13 +37,13 @@ class OpusVoice:
         self._codec.format = "s16"
         self._codec.bit_rate = _BIT_RATE
         self._codec.time_base = _TIME_BASE
-        # Forward error correction: a listener that loses a packet hears a copy of it in the next one.
+        # Forward error correction: each packet carries a copy of the previous one.
         self._codec.options = {"application": "voip", "frame_duration": "20", "fec": "1", "packet_loss": "5"}
         self._frames = 0
         self._silent_frames = _FADE_FRAMES
 
     def encode(self, pcm: bytes | None) -> bytes:
-        """``pcm``: 960 samples s16le, None for silence."""
+        """Encode 960 samples s16le, or silence for None."""
         self._silent_frames = 0 if pcm is not None else self._silent_frames + 1
         if self._silent_frames > _FADE_FRAMES:
             return _SILENT_PACKET
@@ -58,7 +57,11 @@ class OpusVoice:
 
 
 class SpeechTrack(MediaStreamTrack):
-    """``pull`` gives the next 20 ms (960 samples s16le) or None for silence; it is asked exactly when they are due."""
+    """A track of speech and silence.
+
+    Args:
+        pull: Returns the next 20 ms (960 samples s16le) or None for silence; called when the frame is due.
+    """
 
     kind = "audio"
 
@@ -66,17 +69,21 @@ class SpeechTrack(MediaStreamTrack):
         super().__init__()
         self._pull = pull
         self._clock = TrackClock()
-        self._encoder = OpusVoice()
+        self._encoder = OpusEncoder()
 
     async def recv(self) -> av.Packet[Any]:
-        """The next packet, when it is due. Raises MediaStreamError once the track was stopped."""
+        """Return the next packet when it is due.
+
+        Raises:
+            MediaStreamError: The track was stopped.
+        """
         loop = asyncio.get_running_loop()
         if (wait_s := self._clock.due_at_s(loop.time()) - loop.time()) > 0:
             await asyncio.sleep(wait_s)
         if self.readyState != "live":
             raise MediaStreamError
-        stamp = self._clock.tick(loop.time())
+        timestamp = self._clock.tick(loop.time())
         packet = av.Packet(self._encoder.encode(self._pull()))
-        packet.pts = stamp
+        packet.pts = timestamp
         packet.time_base = _TIME_BASE
         return packet

@@ -139,7 +139,7 @@ def parse_client_message(raw: str) -> ClientMessage:
         raise InvalidRequest(explain(error, skip=1)) from None
 
 
-def lexicon_of(raw: str) -> dict[str, Any] | None:
+def parse_lexicon(raw: str) -> dict[str, Any] | None:
     """The lexicon that a client's JSON message brings along, None if there is none or the message is wrong."""
     try:
         data = json.loads(raw)

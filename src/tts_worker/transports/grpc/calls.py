@@ -72,7 +72,7 @@ class KeyGuard(grpc.aio.ServerInterceptor):
         transport = "cosyvoice-grpc" if method.startswith(COSYVOICE_SERVICE) else "grpc"
         try:
             # Earlier requests must never delay a control command or exhaust its quota.
-            caller = self._keys.caller(api_key, transport, counted=not method.endswith(UNCOUNTED_METHODS))
+            caller = self._keys.authenticate(api_key, transport, counted=not method.endswith(UNCOUNTED_METHODS))
         except QuotaExceeded as error:
             return _rejecting_handler(error.info)
         if caller is None:
@@ -82,7 +82,7 @@ class KeyGuard(grpc.aio.ServerInterceptor):
 
     def _rejecting_key_handler(self, api_key: str | None, transport: str) -> grpc.RpcMethodHandler[Any, Any]:
         async def reject(requests: object, context: Context) -> NoReturn:
-            error = await self._keys.refusal(api_key, context.peer().rpartition(":")[0], transport)
+            error = await self._keys.rejection(api_key, context.peer().rpartition(":")[0], transport)
             await abort(context, error.info)
 
         return grpc.stream_stream_rpc_method_handler(reject)

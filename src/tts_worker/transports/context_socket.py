@@ -1,9 +1,8 @@
-"""Many utterances at once on one WebSocket: what the dialects of other vendors have in common.
+"""Many contexts multiplexed on one WebSocket: the part that the compatibility APIs share.
 
-A context is a name that the client gave, with a session of the hub behind it; the contexts of a socket share nothing
-but the wire. The reader never waits for the writer, so a cancel is handled in the moment it arrives, also while the
-client does not read. It knows no vendor: how messages read and look is the dialect's (``cartesia``, ``elevenlabs``).
-An error that names a context is the last message of that context.
+A context is a client-chosen name with its own session. The reader never waits for the writer, so a cancel takes effect
+on arrival, even while the client does not read. The vendor's messages are encoded and decoded by ``cartesia`` and
+``elevenlabs``. An error that names a context is the last message of that context.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from tts_worker.session.hub import SessionHub, SessionOptions
 from tts_worker.session.machine import State
 from tts_worker.session.session import LocalSession
 from tts_worker.transports import wire
-from tts_worker.transports.answers import Answers
 from tts_worker.transports.rates import MessageRate
+from tts_worker.transports.reply_queue import ReplyQueue
 from tts_worker.types import Output
 
 log = logging.getLogger(__name__)
@@ -45,112 +44,135 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SocketLimits:
+    """Limits of one connection.
+
+    Attributes:
+        max_message_chars: Text of one message.
+        send_timeout_s: How long a client may read nothing.
+        max_messages_per_s: Average rate of messages.
+    """
+
     max_message_chars: int = 100_000
     send_timeout_s: float = 10.0
     max_messages_per_s: float = 1_000.0
 
 
-class Presenter(Protocol):
-    """How one context's sound and events look in a dialect."""
+class ContextEncoder(Protocol):
+    """Encodes the audio and events of one context as a vendor's messages."""
 
     @property
     def finished(self) -> bool:
-        """Whether the last message of the context was given."""
+        """Whether the last message of the context was returned."""
         ...
 
-    def messages(self, item: Output) -> Iterable[Message]: ...
+    def messages(self, item: Output) -> Iterable[Message]:
+        """Encode one output of the session."""
+        ...
 
 
-class Dialect(Protocol):
+class VendorProtocol(Protocol):
     """A vendor's protocol on one connection."""
 
-    def read(self, data: Message) -> None:
-        """Handle a message. Raises TTSWorkerError, which is then sent as ``error``."""
+    def handle_message(self, data: Message) -> None:
+        """Handle a message. A TTSWorkerError it raises is sent to the client as ``error``."""
         ...
 
     def context_of(self, data: Message) -> str | None:
-        """The context that a message names, however wrong the message is."""
+        """Return the context that a message names, even if the message is invalid."""
         ...
 
-    def error(self, error: ErrorInfo, context: str | None) -> Message: ...
+    def error(self, error: ErrorInfo, context: str | None) -> Message:
+        """Encode an error."""
+        ...
 
 
-class Context:
-    """A name on the socket. Commands wait until its session is admitted, for its model may have to be loaded."""
+class SpeechContext:
+    """A context of a connection. Commands are queued until its session is admitted: its model may have to load."""
 
-    def __init__(self, name: str, presenter: Presenter) -> None:
+    def __init__(self, name: str, encoder: ContextEncoder) -> None:
         self.name = name
-        self.presenter = presenter
+        self.encoder = encoder
         self.session: LocalSession | None = None
         self.closed = False
-        self._waiting: list[Callable[[LocalSession], None]] = []
+        self._queued_commands: list[Callable[[LocalSession], None]] = []
 
-    def do(self, command: Callable[[LocalSession], None]) -> None:
-        """Run a command on the session. Raises what it raises, unless it has to wait."""
+    def run_command(self, command: Callable[[LocalSession], None]) -> None:
+        """Run a command on the session, or queue it. Raises the command's error unless it is queued."""
         if self.session is not None:
             command(self.session)
         else:
-            self._waiting.append(command)
+            self._queued_commands.append(command)
 
     def attach(self, session: LocalSession) -> None:
-        """Its session was admitted. Raises what the commands raise that waited."""
+        """Set the admitted session and run the queued commands. Raises the first error of a command."""
         self.session = session
-        for command in self._waiting:
+        for command in self._queued_commands:
             command(session)
-        self._waiting.clear()
+        self._queued_commands.clear()
 
     def close(self, reason: str) -> None:
+        """Close the session, now or as soon as it is admitted."""
         self.closed = True
         if self.session is not None:
             self.session.close(reason)
 
 
 class ContextSocket:
-    """One connection, from accept to close. ``dialect`` is set by whoever builds both."""
+    """One connection, from accept to close.
 
-    dialect: Dialect
+    Attributes:
+        protocol: The vendor's protocol, set by the code that builds both.
+        contexts: Open contexts by name.
+    """
+
+    protocol: VendorProtocol
 
     def __init__(self, websocket: WebSocket, hub: SessionHub, limits: SocketLimits) -> None:
-        self.contexts: dict[str, Context] = {}
+        self.contexts: dict[str, SpeechContext] = {}
         self._websocket = websocket
         self._hub = hub
         self._limits = limits
         self._tasks: set[asyncio.Task[None]] = set()
-        self._turn = asyncio.Lock()  # whose turn it is to write; first come, first served
-        self._answers = Answers()
+        self._write_lock = asyncio.Lock()  # fair: contexts take turns in the order in which they wait
+        self._replies = ReplyQueue()
         self._rate = MessageRate(limits.max_messages_per_s)
-        self._answer_waits = asyncio.Event()
+        self._reply_queued = asyncio.Event()
         self._finishing = False
         self._finished = asyncio.Event()
         self._sending_since_s: float | None = None
 
-    # -- for the dialect ----------------------------------------------------------------------------------------------
+    # -- for the vendor's protocol ------------------------------------------------------------------------------------
 
-    def open(self, name: str, options: SessionOptions, presenter: Presenter) -> Context:
-        """A new context. If its session is refused, the context ends with that error."""
-        # The vendors' clients take audio at once and play it from a buffer of their own: calls, not downloads.
+    def open(self, name: str, options: SessionOptions, encoder: ContextEncoder) -> SpeechContext:
+        """Open a context. If its session is rejected, the context ends with that error."""
+        # The vendors' clients read audio as fast as it comes and play it from their own buffer: calls, not downloads.
         options = replace(options, live=True)
-        context = self.contexts[name] = Context(name, presenter)
+        context = SpeechContext(name, encoder)
+        self.contexts[name] = context
         task = asyncio.create_task(self._serve(context, options), name=f"context-{name[:32]}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return context
 
     def drop(self, name: str, reason: str) -> None:
-        """End a context now: nothing more is sent of it. An unknown name is fine."""
+        """End a context at once and send nothing more of it. Unknown names are ignored."""
         context = self.contexts.pop(name, None)
         if context is not None:
             context.close(reason)
             self._end_if_done()
 
-    def answer(self, message: Message) -> None:
-        """Send a message as soon as the client reads, before more sound. Raises SendTimeout if too many wait."""
-        self._answers.put(message)
-        self._answer_waits.set()
+    def reply(self, message: Message) -> None:
+        """Send a message as soon as the client reads, before further audio.
+
+        Raises:
+            SendTimeout: Too many replies are unread.
+        """
+        self._replies.put(message)
+        self._reply_queued.set()
 
     def fail(self, error: ErrorInfo, name: str | None) -> None:
-        """Say what is wrong; a context that is named ends."""
-        self.answer(self.dialect.error(error, name))
+        """Send an error and end the context that it names, if any."""
+        self.reply(self.protocol.error(error, name))
         if name is not None:
             self.drop(name, "failed")
 
@@ -160,15 +182,19 @@ class ContextSocket:
         self._end_if_done()
 
     def check_text(self, text: str) -> None:
+        """
+        Raises:
+            TextTooLong: The text exceeds ``max_message_chars``.
+        """
         if len(text) > self._limits.max_message_chars:
             raise TextTooLong(f"a message may hold at most {self._limits.max_message_chars} characters of text")
 
     # -- the connection -----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Accept, serve, close; afterwards nothing is held."""
+        """Accept, serve and close the connection; release everything it holds."""
         await self._websocket.accept()
-        jobs = (self._read(), self._send_answers(), self._watch(), self._until_finished())
+        jobs = (self._read(), self._send_replies(), self._watch_sends(), self._wait_until_finished())
         tasks = {asyncio.create_task(job, name="context-socket") for job in jobs}
         error: BaseException | None = None
         try:
@@ -181,33 +207,34 @@ class ContextSocket:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-            # An error and its traceback refer to each other and to this: what is not sent must not wait for the
-            # garbage collector.
-            self._answers.clear()
-        await self._say_goodbye(error)
+            # The error, its traceback and this object form a cycle: free unsent messages without the garbage collector.
+            self._replies.clear()
+        await self._close(error)
 
-    async def _until_finished(self) -> None:
+    async def _wait_until_finished(self) -> None:
         await self._finished.wait()
-        async with self._turn:
-            await self._send_all_answers()
+        async with self._write_lock:
+            await self._send_all_replies()
 
     def _end_if_done(self) -> None:
         if self._finishing and not self.contexts:
             self._finished.set()
 
-    async def _say_goodbye(self, error: BaseException | None) -> None:
+    async def _close(self, error: BaseException | None) -> None:
         if self._websocket.application_state is not WebSocketState.CONNECTED or isinstance(error, WebSocketDisconnect):
             return
-        code, reason = 1000, ""
+        code = 1000
+        reason = ""
         if error is not None:
             info = error_info(error)
-            code, reason = WEBSOCKET_CLOSE.get(info.code, 1011), info.message
+            code = WEBSOCKET_CLOSE.get(info.code, 1011)
+            reason = info.message
             if not isinstance(error, TTSWorkerError):
                 log.error("a connection failed", exc_info=error)
-        # A client that does not read does not read this either; the socket is then dropped.
+        # A client that does not read does not receive the close frame either: drop the socket after a second.
         with contextlib.suppress(RuntimeError, WebSocketDisconnect), anyio.move_on_after(1.0):
             if isinstance(error, RateLimited):
-                await self._send(self.dialect.error(error.info, None))
+                await self._send(self.protocol.error(error.info, None))
             await self._websocket.close(code, reason[:100])
 
     async def _read(self) -> None:
@@ -220,31 +247,31 @@ class ContextSocket:
             name: str | None = None
             try:
                 if (raw := message.get("text")) is None:
-                    raise InvalidRequest("binary messages are not understood: send JSON text")
+                    raise InvalidRequest("binary messages are not supported: send JSON text")
                 data = wire.parse_object(raw, "message")
-                name = _short(self.dialect.context_of(data))
-                self.dialect.read(data)
+                name = _valid_name(self.protocol.context_of(data))
+                self.protocol.handle_message(data)
             except SendTimeout:
                 raise
             except TTSWorkerError as error:
                 self.fail(error.info, name)
-            await asyncio.sleep(0)  # messages that are there already come without a wait: let the others have a turn
+            await asyncio.sleep(0)  # buffered messages arrive without suspending: yield to the other tasks
 
-    async def _serve(self, context: Context, options: SessionOptions) -> None:
-        """From admission to the last message of a context."""
+    async def _serve(self, context: SpeechContext, options: SessionOptions) -> None:
+        """Serve a context from admission to its last message."""
         session: LocalSession | None = None
         try:
             session = await self._hub.admit(options)
             if not context.closed:
                 context.attach(session)
-                await self._play(context, session)
+                await self._stream(context, session)
         except TTSWorkerError as error:
-            self._fail_quietly(context, error.info)
+            self._report_failure(context, error.info)
         except WebSocketDisconnect:
-            pass  # the client is gone; the reader hears of it too
+            pass  # the reader sees the disconnect, too
         except Exception as error:
             log.error("a context failed", exc_info=error)
-            self._fail_quietly(context, error_info(error))
+            self._report_failure(context, error_info(error))
         finally:
             if session is not None:
                 session.close("finished")
@@ -252,56 +279,56 @@ class ContextSocket:
                 del self.contexts[context.name]
                 self._end_if_done()
 
-    def _fail_quietly(self, context: Context, error: ErrorInfo) -> None:
+    def _report_failure(self, context: SpeechContext, error: ErrorInfo) -> None:
         if not context.closed:
             with contextlib.suppress(SendTimeout):
-                self.answer(self.dialect.error(error, context.name))
+                self.reply(self.protocol.error(error, context.name))
 
-    async def _play(self, context: Context, session: LocalSession) -> None:
-        while not context.presenter.finished:
-            async with self._turn:
-                # Only now is it decided what is sent: whatever was stopped while another context wrote is not.
+    async def _stream(self, context: SpeechContext, session: LocalSession) -> None:
+        while not context.encoder.finished:
+            async with self._write_lock:
+                # Poll only once it is this context's turn: output stopped while another context wrote is not sent.
                 item = None if context.closed else session.poll()
                 if item is not None:
-                    for message in context.presenter.messages(item):
+                    for message in context.encoder.messages(item):
                         await self._send(message)
             if context.closed or (item is None and session.state is State.CLOSED):
                 return
             if item is None:
                 await session.wait()
 
-    # -- out ----------------------------------------------------------------------------------------------------------
+    # -- sending ------------------------------------------------------------------------------------------------------
 
-    async def _send_answers(self) -> None:
+    async def _send_replies(self) -> None:
         while True:
-            await self._answer_waits.wait()
-            self._answer_waits.clear()
-            async with self._turn:
-                await self._send_all_answers()
+            await self._reply_queued.wait()
+            self._reply_queued.clear()
+            async with self._write_lock:
+                await self._send_all_replies()
 
-    async def _send_all_answers(self) -> None:
-        while self._answers:
-            await self._send(self._answers.take())
+    async def _send_all_replies(self) -> None:
+        while self._replies:
+            await self._send(self._replies.take())
 
     async def _send(self, message: Message) -> None:
         self._sending_since_s = asyncio.get_running_loop().time()
         try:
             await self._websocket.send_text(wire.dumps(message))
-        except RuntimeError:  # the framework's word for a socket that was closed in the meantime
+        except RuntimeError:  # Starlette's error for a socket that is already closed
             raise WebSocketDisconnect(1006) from None
         self._sending_since_s = None
 
-    async def _watch(self) -> None:
-        """Cut off a client that takes nothing."""
+    async def _watch_sends(self) -> None:
+        """Fail the connection when the client stops reading."""
         limit_s = self._limits.send_timeout_s
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(limit_s / 4)
             since_s = self._sending_since_s
             if since_s is not None and loop.time() - since_s > limit_s:
-                raise SendTimeout(f"nothing was read for {limit_s:g} s")
+                raise SendTimeout(f"the client read nothing for {limit_s:g} s")
 
 
-def _short(name: str | None) -> str | None:
-    """The name of a context, unless it is longer than one may be: it is not repeated then."""
+def _valid_name(name: str | None) -> str | None:
+    """Return the name unless it is too long to be repeated in an error."""
     return name if name is None or len(name) <= _MAX_NAME_CHARS else None
