@@ -1,5 +1,4 @@
-"""An agent without a network: a language model that recites, ears that hear what the test says, a loudspeaker with a
-clock. The framework in between is the real one, and so are the plugin and the worker."""
+"""An offline LiveKit agent: fake language model, VAD, STT and speaker around the real framework, plugin and worker."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ from livekit.agents.voice.transcription import TranscriptSynchronizer
 from livekit import rtc
 
 
-class Reciter(llm.LLM):
-    """Answers with the next of ``replies``, token by token; a reply ``tool:name`` calls that tool instead."""
+class ScriptedLLM(llm.LLM):
+    """Streams the next of ``replies`` in small tokens; a reply ``tool:name`` calls that tool instead."""
 
     def __init__(self, replies: list[str]) -> None:
         super().__init__()
@@ -34,12 +33,12 @@ class Reciter(llm.LLM):
         tool_choice: Any = NOT_GIVEN,
         extra_kwargs: Any = NOT_GIVEN,
     ) -> llm.LLMStream:
-        return _Recital(self, chat_ctx=chat_ctx, tools=tools or [], conn_options=conn_options)
+        return _ScriptedStream(self, chat_ctx=chat_ctx, tools=tools or [], conn_options=conn_options)
 
 
-class _Recital(llm.LLMStream):
+class _ScriptedStream(llm.LLMStream):
     async def _run(self) -> None:
-        assert isinstance(self._llm, Reciter)
+        assert isinstance(self._llm, ScriptedLLM)
         reply = self._llm.replies.pop(0)
         if reply.startswith("tool:"):
             call = llm.FunctionToolCall(name=reply[5:], arguments="{}", call_id="call-1")
@@ -53,27 +52,27 @@ class _Recital(llm.LLMStream):
             await asyncio.sleep(0)
 
 
-class Ears(vad.VAD):
-    """Voice activity, as told by the test."""
+class FakeVAD(vad.VAD):
+    """Voice activity detection driven by the test."""
 
     def __init__(self) -> None:
         super().__init__(capabilities=vad.VADCapabilities(update_interval=0.05))
-        self.streams: list[_EarStream] = []
+        self.streams: list[_FakeVADStream] = []
 
     def stream(self) -> vad.VADStream:
-        self.streams.append(_EarStream(self))
+        self.streams.append(_FakeVADStream(self))
         return self.streams[-1]
 
-    def voice(self, speech_s: float = 1.0) -> None:
-        """Somebody begins to talk, and has talked for so long."""
-        self._tell(vad.VADEventType.START_OF_SPEECH, speech_s, 0.0, speaking=True)
-        self._tell(vad.VADEventType.INFERENCE_DONE, speech_s, 0.0, speaking=True)
+    def start_speech(self, speech_s: float = 1.0) -> None:
+        """Report a user who has been speaking for ``speech_s``."""
+        self._emit(vad.VADEventType.START_OF_SPEECH, speech_s, 0.0, speaking=True)
+        self._emit(vad.VADEventType.INFERENCE_DONE, speech_s, 0.0, speaking=True)
 
-    def silence(self) -> None:
-        """And stops."""
-        self._tell(vad.VADEventType.END_OF_SPEECH, 0.5, 0.5, speaking=False)
+    def end_speech(self) -> None:
+        """Report that the user has stopped speaking."""
+        self._emit(vad.VADEventType.END_OF_SPEECH, 0.5, 0.5, speaking=False)
 
-    def _tell(self, kind: vad.VADEventType, speech_s: float, silence_s: float, *, speaking: bool) -> None:
+    def _emit(self, kind: vad.VADEventType, speech_s: float, silence_s: float, *, speaking: bool) -> None:
         event = vad.VADEvent(
             type=kind,
             samples_index=0,
@@ -85,11 +84,11 @@ class Ears(vad.VAD):
             raw_accumulated_silence=silence_s,
         )
         for stream in self.streams:
-            stream.tell(event)
+            stream.emit(event)
 
 
-class _EarStream(vad.VADStream):
-    def tell(self, event: vad.VADEvent) -> None:
+class _FakeVADStream(vad.VADStream):
+    def emit(self, event: vad.VADEvent) -> None:
         if not self._event_ch.closed:
             self._event_ch.send_nowait(event)
 
@@ -98,29 +97,29 @@ class _EarStream(vad.VADStream):
             pass
 
 
-class Scribe(stt.STT):
-    """Speech recognition, as told by the test."""
+class FakeSTT(stt.STT):
+    """Speech recognition driven by the test."""
 
     def __init__(self) -> None:
         super().__init__(capabilities=stt.STTCapabilities(streaming=True, interim_results=False))
-        self.streams: list[_ScribeStream] = []
+        self.streams: list[_FakeSpeechStream] = []
 
     async def _recognize_impl(self, buffer: Any, *, language: Any = NOT_GIVEN, conn_options: Any) -> stt.SpeechEvent:
         raise NotImplementedError("only streams are used")
 
     def stream(self, *, language: Any = NOT_GIVEN, conn_options: Any = DEFAULT_API_CONNECT_OPTIONS) -> Any:
-        self.streams.append(_ScribeStream(stt=self, conn_options=conn_options))
+        self.streams.append(_FakeSpeechStream(stt=self, conn_options=conn_options))
         return self.streams[-1]
 
-    def writes(self, text: str) -> None:
-        """What somebody said, for good."""
+    def transcribe(self, text: str) -> None:
+        """Report a final transcript of the user."""
         data = stt.SpeechData(language="en", text=text)  # type: ignore[arg-type]
         for stream in self.streams:
-            stream.tell(stt.SpeechEvent(stt.SpeechEventType.FINAL_TRANSCRIPT, alternatives=[data]))
+            stream.emit(stt.SpeechEvent(stt.SpeechEventType.FINAL_TRANSCRIPT, alternatives=[data]))
 
 
-class _ScribeStream(stt.RecognizeStream):
-    def tell(self, event: stt.SpeechEvent) -> None:
+class _FakeSpeechStream(stt.RecognizeStream):
+    def emit(self, event: stt.SpeechEvent) -> None:
         if not self._event_ch.closed:
             self._event_ch.send_nowait(event)
 
@@ -129,8 +128,8 @@ class _ScribeStream(stt.RecognizeStream):
             pass
 
 
-class Microphone(AudioInput):
-    """Silence that never comes: whatever is heard, the test tells ``Ears`` and ``Scribe``."""
+class SilentInput(AudioInput):
+    """An audio input without any frames; user speech is reported by ``FakeVAD`` and ``FakeSTT``."""
 
     def __init__(self) -> None:
         super().__init__(label="microphone")
@@ -140,11 +139,11 @@ class Microphone(AudioInput):
         raise StopAsyncIteration
 
 
-class Page(TextOutput):
-    """The transcript as it appears."""
+class TranscriptOutput(TextOutput):
+    """Collects the transcript shown to the user."""
 
     def __init__(self) -> None:
-        super().__init__(label="page", next_in_chain=None)
+        super().__init__(label="transcript", next_in_chain=None)
         self.text = ""
 
     async def capture_text(self, text: str) -> None:
@@ -154,22 +153,29 @@ class Page(TextOutput):
         pass
 
 
-class Loudspeaker(AudioOutput):
-    """Plays by the loop's clock, can pause sample-exactly, and keeps what was heard of every segment."""
+class FakeSpeaker(AudioOutput):
+    """Plays by the event loop's clock, pauses sample-exactly, and records the played samples of every segment.
+
+    Attributes:
+        played: PCM played of each finished segment.
+        interrupted: Whether each finished segment was interrupted.
+        underrun_s: Total time in which the buffer was empty within a segment.
+        playback_started: Set while a segment plays.
+        paused: Set once the speaker was paused.
+    """
 
     def __init__(self, *, can_pause: bool = True, speed: float = 1.0) -> None:
         super().__init__(label="loudspeaker", capabilities=AudioOutputCapabilities(pause=can_pause), sample_rate=24_000)
-        self.heard: list[bytes] = []
+        self.played: list[bytes] = []
         self.interrupted: list[bool] = []
-        self.dry_s = 0.0
-        """For how long there was nothing to play where there should have been."""
-        self.begun = asyncio.Event()
+        self.underrun_s = 0.0
+        self.playback_started = asyncio.Event()
         self.paused = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._speed = speed
         self._pcm = bytearray()
-        self._played_s = 0.0  # up to the last time the clock was stopped
-        self._since_s: float | None = None  # when it began to run
+        self._played_s = 0.0  # when the clock was last stopped
+        self._since_s: float | None = None  # start time of the running clock
         self._paused = False
         self._complete = False
         self._open = False
@@ -181,16 +187,16 @@ class Loudspeaker(AudioOutput):
 
     @property
     def position_s(self) -> float:
-        """What was heard of the segment."""
+        """Playback position in the segment."""
         running_s = 0.0 if self._since_s is None else (self._loop.time() - self._since_s) * self._speed
         return min(self._played_s + running_s, self.captured_s)
 
-    async def until(self, position_s: float) -> None:
-        """Until so much of the segment was heard."""
-        await self.begun.wait()
+    async def wait_position(self, position_s: float) -> None:
+        """Wait until playback reaches ``position_s`` in the segment."""
+        await self.playback_started.wait()
         if (left_s := position_s - self.position_s) > 0:
-            await asyncio.sleep(left_s / self._speed)  # its own clock decides, if it ran dry or was paused
-            await self.until(position_s)
+            await asyncio.sleep(left_s / self._speed)  # checked again: the buffer may underrun, or playback be paused
+            await self.wait_position(position_s)
 
     async def capture_frame(self, frame: rtc.AudioFrame) -> None:
         await super().capture_frame(frame)
@@ -200,9 +206,9 @@ class Loudspeaker(AudioOutput):
             self._pcm = bytearray()
             self._played_s = 0.0
             self._since_s = None
-            self.on_playback_started(created_at=time.time())  # the synchronizer goes by this clock
-            self.begun.set()
-        self._stop_clock()  # if it ran dry, it begins again here
+            self.on_playback_started(created_at=time.time())  # the synchronizer uses this clock
+            self.playback_started.set()
+        self._stop_clock()  # accounts for an underrun before this frame
         self._pcm += frame.data.tobytes()
         self._run_clock()
 
@@ -229,7 +235,7 @@ class Loudspeaker(AudioOutput):
     def _stop_clock(self) -> None:
         if self._since_s is not None:
             running_s = (self._loop.time() - self._since_s) * self._speed
-            self.dry_s += max(0.0, self._played_s + running_s - self.captured_s)
+            self.underrun_s += max(0.0, self._played_s + running_s - self.captured_s)
         self._played_s = self.position_s
         self._since_s = None
         if self._timer is not None:
@@ -249,23 +255,28 @@ class Loudspeaker(AudioOutput):
         position_s = self.position_s if interrupted else self.captured_s
         self._stop_clock()
         self._open = False
-        self.begun.clear()
-        self.heard.append(bytes(self._pcm[: int(position_s * 24_000) * 2]))
+        self.playback_started.clear()
+        self.played.append(bytes(self._pcm[: int(position_s * 24_000) * 2]))
         self.interrupted.append(interrupted)
         self.on_playback_finished(playback_position=position_s, interrupted=interrupted)
 
 
-class Stage:
-    """A running agent and everything around it."""
+class AgentHarness:
+    """A running agent with its fakes, errors and state changes."""
 
     def __init__(
-        self, session: AgentSession[Any], speaker: Loudspeaker, ears: Ears, scribe: Scribe, page: Page
+        self,
+        session: AgentSession[Any],
+        speaker: FakeSpeaker,
+        fake_vad: FakeVAD,
+        fake_stt: FakeSTT,
+        transcript: TranscriptOutput,
     ) -> None:
         self.session = session
         self.speaker = speaker
-        self.ears = ears
-        self.scribe = scribe
-        self.page = page
+        self.vad = fake_vad
+        self.stt = fake_stt
+        self.transcript = transcript
         self.errors: list[Any] = []
         self.states: list[str] = []
         self.false_interruptions: list[bool] = []
@@ -273,17 +284,17 @@ class Stage:
         session.on("agent_state_changed", lambda event: self.states.append(event.new_state))
         session.on("agent_false_interruption", lambda event: self.false_interruptions.append(event.resumed))
 
-    async def until_said(self, count: int) -> None:
-        """Until the agent has said so much."""
+    async def wait_turns(self, count: int) -> None:
+        """Wait until the agent has completed ``count`` turns."""
         changed = asyncio.Event()
         self.session.on("conversation_item_added", lambda event: changed.set())
-        while len(self.said) < count:
+        while len(self.turns) < count:
             changed.clear()
             await changed.wait()
 
     @property
-    def said(self) -> list[tuple[str, bool]]:
-        """What the agent believes to have said, and whether it was cut short."""
+    def turns(self) -> list[tuple[str, bool]]:
+        """Text of the agent's turns in its chat history, and whether each was interrupted."""
         items = self.session.history.items
         return [
             (item.text_content or "", item.interrupted)
@@ -293,7 +304,7 @@ class Stage:
 
 
 @asynccontextmanager
-async def on_stage(
+async def run_agent(
     voice: Any,
     replies: list[str],
     *,
@@ -302,36 +313,37 @@ async def on_stage(
     agent: Agent | None = None,
     conn_options: Any = NOT_GIVEN,
     sink: AudioOutput | None = None,
-) -> AsyncIterator[Stage]:
-    """An ``AgentSession`` with ``voice`` that hears and says nothing but what it is told. ``sink`` replaces the
-    loudspeaker."""
-    ears = Ears()
-    scribe = Scribe()
-    page = Page()
-    speaker = Loudspeaker(can_pause=can_pause, speed=speed)
+) -> AsyncIterator[AgentHarness]:
+    """Run an ``AgentSession`` with ``voice`` and fakes; ``sink`` replaces the fake speaker."""
+    fake_vad = FakeVAD()
+    fake_stt = FakeSTT()
+    transcript = TranscriptOutput()
+    speaker = FakeSpeaker(can_pause=can_pause, speed=speed)
     session: AgentSession[Any] = AgentSession(
-        stt=scribe,
-        vad=ears,
-        llm=Reciter(replies),
+        stt=fake_stt,
+        vad=fake_vad,
+        llm=ScriptedLLM(replies),
         tts=voice,
         use_tts_aligned_transcript=True,
         conn_options=conn_options,
         session_close_transcript_timeout=0.05,
-        aec_warmup_duration=None,  # else nobody is interrupted in the first seconds
+        aec_warmup_duration=None,  # otherwise interruptions are ignored in the first seconds
         turn_handling={
             "turn_detection": "vad",
             "endpointing": {"min_delay": 0.05, "max_delay": 0.2},
             "interruption": {"mode": "vad", "min_duration": 0.1, "false_interruption_timeout": 0.4},
         },
     )
-    synchronizer = TranscriptSynchronizer(next_in_chain_audio=sink or speaker, next_in_chain_text=page, speed=speed)
-    session.input.audio = Microphone()
+    synchronizer = TranscriptSynchronizer(
+        next_in_chain_audio=sink or speaker, next_in_chain_text=transcript, speed=speed
+    )
+    session.input.audio = SilentInput()
     session.output.audio = synchronizer.audio_output
     session.output.transcription = synchronizer.text_output
-    stage = Stage(session, speaker, ears, scribe, page)
+    harness = AgentHarness(session, speaker, fake_vad, fake_stt, transcript)
     try:
-        await session.start(agent or Agent(instructions="Recite."), record=False)
-        yield stage
+        await session.start(agent or Agent(instructions="Answer."), record=False)
+        yield harness
     finally:
         await session.aclose()
         await synchronizer.aclose()

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that can go bad: swallow everything, or cut every connection."""
+"""A TCP proxy on loopback that can stall or reset its connections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from contextlib import asynccontextmanager
 
 
 class Proxy:
-    """``address`` is where clients go. ``swallow``: from now on nothing is passed on, nothing is closed."""
+    """Forwards connections to ``target``.
+
+    Attributes:
+        address: ``host:port`` for clients.
+        connections: Number of accepted connections.
+    """
 
     def __init__(self, target: str) -> None:
         self._host, self._port = target.rsplit(":", 1)
@@ -25,14 +30,16 @@ class Proxy:
         host, port = self._server.sockets[0].getsockname()[:2]
         self.address = f"{host}:{port}"
 
-    def swallow(self) -> None:
+    def stall(self) -> None:
+        """Forward nothing and keep all connections open."""
         self._passing.clear()
 
-    def heal(self) -> None:
+    def resume(self) -> None:
+        """Forward again, beginning with the held data."""
         self._passing.set()
 
-    def cut(self) -> None:
-        """Reset every connection, as the death of a process does."""
+    def reset(self) -> None:
+        """Reset every connection, as a killed process would."""
         for writer in self._writers:
             writer.transport.abort()
 
@@ -67,20 +74,20 @@ class Proxy:
             writer.transport.abort()
 
     async def stop(self) -> None:
-        """Everything is reset, nothing is accepted any more, and nothing of it goes on behind the back of a test."""
+        """Reset all connections, stop accepting, and wait for all tasks."""
         if self._server is not None:
             self._server.close()
         await asyncio.sleep(0)  # what was just accepted becomes a task
-        self.cut()
+        self.reset()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.cut()
+        self.reset()
         await asyncio.sleep(0)
 
 
 @asynccontextmanager
-async def proxied(target: str) -> AsyncIterator[Proxy]:
+async def run_proxy(target: str) -> AsyncIterator[Proxy]:
     proxy = Proxy(target)
     await proxy.start()
     try:

@@ -1,4 +1,4 @@
-"""The client over real sockets: workers that die, stall, refuse, speak another version, or are none."""
+"""Client over real sockets: lost, stalled, refusing and incompatible workers, and the connection pool."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import tts_worker
 from tests.behaviour.recording_client import RecordingClient
 from tests.behaviour.transports import Setup, serve_setup
 from tests.conftest import until
-from tests.fakes.proxy import proxied
+from tests.fakes.proxy import run_proxy
 from tts_worker.client import Client, ClientSettings, SessionOptions, connect, json_messages
 from tts_worker.errors import (
     ConnectionLost,
@@ -39,15 +39,15 @@ from tts_worker.types import Alignment, Ended, Outcome, Receipt, UtteranceKey, W
 
 FAST = SessionOptions(realtime=False)
 STORY = "This is a long story that goes on and on. " * 10
-NERVOUS = ClientSettings(heartbeat_s=1.5)
-"""Finds out soon that a worker is gone, but not because a busy machine stood still for a second before it was."""
+FAST_HEARTBEAT = ClientSettings(heartbeat_s=1.5)
+"""Short enough to detect a lost worker quickly, long enough for a stall of one second of the test machine."""
 
 
 async def open_recorder(client: Client, options: SessionOptions = FAST) -> RecordingClient:
     return RecordingClient((await client.open(options)).session)
 
 
-# -- workers that die -------------------------------------------------------------------------------------------------
+# -- lost workers -----------------------------------------------------------------------------------------------------
 
 _WORKER = """
 import asyncio
@@ -73,10 +73,10 @@ async def worker_process() -> AsyncIterator[tuple[asyncio.subprocess.Process, st
         await process.communicate()
 
 
-async def test_a_worker_that_is_killed_or_frozen_ends_the_utterance_once_with_a_retryable_error() -> None:
+async def test_dead_or_frozen_worker_ends_utterance_once() -> None:
     async with (
         worker_process() as (process, address),
-        connect(f"ws://{address}", NERVOUS) as client,
+        connect(f"ws://{address}", FAST_HEARTBEAT) as client,
         connect(f"ws://{address}") as other,
     ):
         frozen = await open_recorder(client, SessionOptions())
@@ -104,26 +104,26 @@ async def test_a_worker_that_is_killed_or_frozen_ends_the_utterance_once_with_a_
             await client.open()
 
 
-@pytest.mark.parametrize("point", ["open", "text", "started", "sound", "paused", "ended", "stopped", "idle"])
-async def test_a_loss_at_any_point_ends_what_was_begun_exactly_once(point: str) -> None:
-    async with serve_setup(Setup()) as address, proxied(address) as proxy, connect(f"ws://{proxy.address}") as client:
+@pytest.mark.parametrize("point", ["open", "text", "started", "audio", "paused", "ended", "stopped", "idle"])
+async def test_lost_connection_ends_each_utterance_once(point: str) -> None:
+    async with serve_setup(Setup()) as address, run_proxy(address) as proxy, connect(f"ws://{proxy.address}") as client:
         recorder = await open_recorder(client, SessionOptions())
         keys = [recorder.session.speak("half a sente")] if point != "open" else []
-        if point in ("started", "sound", "paused", "ended", "stopped", "idle"):
+        if point in ("started", "audio", "paused", "ended", "stopped", "idle"):
             await recorder.wait_started()
             recorder.session.speak("nce. ")
-        if point in ("sound", "paused", "ended", "stopped", "idle"):
+        if point in ("audio", "paused", "ended", "stopped", "idle"):
             recorder.session.end_text()
             await recorder.receive_samples(480)
         if point == "paused":
             recorder.session.pause()
         elif point == "stopped":
-            proxy.swallow()
+            proxy.stall()
             recorder.session.stop("barge_in")
         elif point in ("ended", "idle"):
             await recorder.wait_ended(keys[0])
-        proxy.cut()
-        proxy.heal()
+        proxy.reset()
+        proxy.resume()
         await recorder.drain()
         assert set(recorder.ends) == set(keys)
         outcomes = {"ended": Outcome.DONE, "idle": Outcome.DONE, "stopped": Outcome.STOPPED}
@@ -131,11 +131,11 @@ async def test_a_loss_at_any_point_ends_what_was_begun_exactly_once(point: str) 
         assert (await (await open_recorder(client)).synthesize("And again.")).outcome is Outcome.DONE
 
 
-async def test_stop_and_close_wait_for_nothing() -> None:
+async def test_stop_and_close_do_not_wait_for_the_worker() -> None:
     async with (
         serve_setup(Setup()) as address,
-        proxied(address) as proxy,
-        connect(f"ws://{proxy.address}", NERVOUS) as client,
+        run_proxy(address) as proxy,
+        connect(f"ws://{proxy.address}", FAST_HEARTBEAT) as client,
         connect(f"ws://{proxy.address}") as leaving,
     ):
         recorder = await open_recorder(client, SessionOptions())
@@ -144,22 +144,22 @@ async def test_stop_and_close_wait_for_nothing() -> None:
         other.session.speak(STORY)
         await recorder.receive_samples(2_000)
         await other.receive_samples(2_000)
-        proxy.swallow()
+        proxy.stall()
         recorder.session.stop()
         assert recorder.session.state is State.IDLE
-        assert recorder.session.poll() is None, "the receipt is the worker's; no sound comes meanwhile"
-        with anyio.fail_after(8.0):  # its own heartbeat would tell it of the loss after 10 s at the earliest
+        assert recorder.session.poll() is None, "no audio is delivered while the worker's report is awaited"
+        with anyio.fail_after(8.0):  # less than its own heartbeat of 10 s
             await leaving.aclose()
         with anyio.fail_after(60.0):
             ended = await recorder.wait_ended(key)
-        assert ended.outcome is Outcome.STOPPED, "it was stopped, whatever became of the worker"
+        assert ended.outcome is Outcome.STOPPED, "a lost worker does not turn a STOP into an error"
 
 
 # -- the pool ---------------------------------------------------------------------------------------------------------
 
 
-async def test_connections_are_used_again_and_replaced_when_they_died() -> None:
-    async with serve_setup(Setup()) as address, proxied(address) as proxy, connect(f"ws://{proxy.address}") as client:
+async def test_pool_reuses_and_replaces_connections() -> None:
+    async with serve_setup(Setup()) as address, run_proxy(address) as proxy, connect(f"ws://{proxy.address}") as client:
         await client.prewarm()
         await client.prewarm()
         for turn in range(4):
@@ -171,22 +171,22 @@ async def test_connections_are_used_again_and_replaced_when_they_died() -> None:
         assert proxy.connections == 1
         pool: Any = client._connector
         assert pool._idle
-        proxy.cut()
+        proxy.reset()
         await until(lambda: not pool._idle)  # the reset has arrived
         recorder = await open_recorder(client)
-        assert (await recorder.synthesize("Nobody noticed.")).outcome is Outcome.DONE
+        assert (await recorder.synthesize("A new connection.")).outcome is Outcome.DONE
         assert proxy.connections == 2
 
 
-async def test_a_connection_is_handed_on_only_when_the_worker_has_answered_everything() -> None:
-    async with serve_setup(Setup()) as address, proxied(address) as proxy, connect(f"ws://{proxy.address}") as client:
+async def test_unanswered_connection_is_not_reused() -> None:
+    async with serve_setup(Setup()) as address, run_proxy(address) as proxy, connect(f"ws://{proxy.address}") as client:
         first = await client.open(SessionOptions())
         recorder = RecordingClient(first.session)
         recorder.session.speak(STORY)
         await recorder.receive_samples(2_000)
-        proxy.swallow()
+        proxy.stall()
         recorder.session.close()
-        proxy.heal()
+        proxy.resume()
         second = await client.open(SessionOptions())
         assert not second.connection_reused
         other = RecordingClient(second.session)
@@ -194,27 +194,27 @@ async def test_a_connection_is_handed_on_only_when_the_worker_has_answered_every
         assert other.log[-1].key == UtteranceKey(second.session.id, 1)
 
 
-async def test_refused_sessions_cost_no_connection_and_bad_options_no_worker() -> None:
-    async with serve_setup(Setup()) as address, proxied(address) as proxy, connect(f"ws://{proxy.address}") as client:
+async def test_refused_session_keeps_the_connection() -> None:
+    async with serve_setup(Setup()) as address, run_proxy(address) as proxy, connect(f"ws://{proxy.address}") as client:
         for _ in range(3):
             with pytest.raises(UnknownVoice):
-                await client.open(SessionOptions(voice="nobody"))
+                await client.open(SessionOptions(voice="unknown"))
         with pytest.raises(InvalidRequest):
             await client.open(SessionOptions(raw_chunks=True))
         assert (await (await open_recorder(client)).synthesize("Fine.")).outcome is Outcome.DONE
         assert proxy.connections == 1
 
 
-async def test_idle_connections_are_given_up() -> None:
-    async with serve_setup(Setup()) as address, proxied(address) as proxy:
+async def test_idle_connection_is_closed() -> None:
+    async with serve_setup(Setup()) as address, run_proxy(address) as proxy:
         async with connect(f"ws://{proxy.address}", ClientSettings(idle_s=0.05)) as client:
             await client.prewarm()
-            await asyncio.sleep(0.3)  # however late this is: the connection's own timer is earlier
+            await asyncio.sleep(0.3)  # any delay is fine: the connection's timer fires first
             assert not (await client.open(FAST)).connection_reused
         assert proxy.connections == 2
 
 
-async def test_a_client_that_was_closed_opens_nothing() -> None:
+async def test_closed_client_opens_no_session() -> None:
     async with serve_setup(Setup()) as address:
         client = connect(f"ws://{address}")
         recorder = await open_recorder(client, SessionOptions())
@@ -228,7 +228,7 @@ async def test_a_client_that_was_closed_opens_nothing() -> None:
             await client.open()
 
 
-async def test_a_reader_that_does_not_read_slows_the_worker_down() -> None:
+async def test_slow_reader_applies_backpressure() -> None:
     async with serve_setup(Setup()) as address, connect(f"ws://{address}", ClientSettings(read_ahead_s=0.5)) as client:
         recorder = await open_recorder(client)
         key = recorder.session.speak(STORY * 3)
@@ -242,23 +242,23 @@ async def test_a_reader_that_does_not_read_slows_the_worker_down() -> None:
             await recorder.wait_ended(key)
 
 
-# -- no worker, or another one ----------------------------------------------------------------------------------------
+# -- missing and incompatible workers ---------------------------------------------------------------------------------
 
 
-async def test_keys_are_sent_and_never_shown() -> None:
+async def test_api_key_is_sent_and_not_in_repr() -> None:
     keyed = Setup({"server": {"api_keys": ["correct-horse"]}})
     async with serve_setup(keyed) as address:
         async with connect(f"ws://{address}") as client:
             with pytest.raises(Unauthenticated):
                 await client.open()
-        knows = ClientSettings(api_key="correct-horse")
-        assert "correct-horse" not in repr(knows)
-        async with connect(f"ws://{address}/", knows) as client:
+        with_key = ClientSettings(api_key="correct-horse")
+        assert "correct-horse" not in repr(with_key)
+        async with connect(f"ws://{address}/", with_key) as client:
             await client.open()
 
 
 @pytest.mark.parametrize("url", ["", "http://x", "ws:", "ws://", "ws://:80", "ws://host:port", "//x", "x:y", "ws//x"])
-def test_an_address_that_makes_no_sense_is_refused_before_anything_is_dialled(url: str) -> None:
+def test_malformed_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequest):
         tts_worker.connect(url)
 
@@ -273,13 +273,13 @@ RECEIPT = {
     "text_remaining": "",
 }
 
-Play = Callable[[ServerConnection], Awaitable[None]]
+Script = Callable[[ServerConnection], Awaitable[None]]
 
 
 @asynccontextmanager
-async def strange_worker(play: Play, timeout_s: float = 60.0) -> AsyncIterator[Client]:
+async def scripted_worker(script: Script, timeout_s: float = 60.0) -> AsyncIterator[Client]:
     async def handle(socket: ServerConnection) -> None:
-        await play(socket)
+        await script(socket)
         await socket.wait_closed()
 
     async with serve(handle, "127.0.0.1", 0) as server:
@@ -306,19 +306,19 @@ async def send(socket: ServerConnection, *messages: Any) -> None:
         ({**READY, "sample_rate": None}, ConnectionLost),
     ],
 )
-async def test_whoever_answers_strangely_is_no_worker(greeting: Any, error: type[TTSWorkerError]) -> None:
-    async def play(socket: ServerConnection) -> None:
+async def test_invalid_greeting_is_refused(greeting: Any, error: type[TTSWorkerError]) -> None:
+    async def script(socket: ServerConnection) -> None:
         if greeting is not None:
             await send(socket, greeting)
 
-    # Only who says nothing is given up for it; the answer of all others may take its time on a busy machine.
-    async with strange_worker(play, 0.3 if error is DeadlineExceeded else 60.0) as client:
+    # Only a missing greeting is expected to time out; an answer may take long on a busy machine.
+    async with scripted_worker(script, 0.3 if error is DeadlineExceeded else 60.0) as client:
         with pytest.raises(error):
             await client.open()
 
 
-async def test_unknown_fields_and_messages_of_a_newer_worker_are_ignored() -> None:
-    async def play(socket: ServerConnection) -> None:
+async def test_unknown_fields_and_messages_are_ignored() -> None:
+    async def script(socket: ServerConnection) -> None:
         await send(socket, {**READY, "colour": "blue"})
         text = json.loads(await socket.recv())
         named = {"context": text["context"], "mood": "good"}
@@ -333,7 +333,7 @@ async def test_unknown_fields_and_messages_of_a_newer_worker_are_ignored() -> No
             {"type": "done", "alignment": "guessed", "text_spoken": "x", **RECEIPT, **named},
         )
 
-    async with strange_worker(play) as client:
+    async with scripted_worker(script) as client:
         ended = await (await open_recorder(client, SessionOptions())).synthesize("x")
         assert (ended.outcome, ended.receipt.alignment) == (Outcome.DONE, Alignment.ESTIMATED)
 
@@ -342,32 +342,32 @@ async def test_unknown_fields_and_messages_of_a_newer_worker_are_ignored() -> No
     "message",
     ["{", "[]", {"type": "started"}, {"type": "done"}, {"type": "words", "words": [1]}, {"type": "error", "code": "x"}],
 )
-async def test_a_worker_that_begins_to_talk_nonsense_is_lost(message: Any) -> None:
-    async def play(socket: ServerConnection) -> None:
+async def test_invalid_message_ends_the_connection(message: Any) -> None:
+    async def script(socket: ServerConnection) -> None:
         await send(socket, READY)
         context = json.loads(await socket.recv())["context"]
         await send(socket, {"type": "started", "voice": "v", "context": context})
         await send(socket, {"context": context, **message} if isinstance(message, dict) else message)
 
-    async with strange_worker(play) as client:
+    async with scripted_worker(script) as client:
         ended = await (await open_recorder(client, SessionOptions())).synthesize("x")
         assert ended.error is not None
         assert ended.error.code is ErrorCode.CONNECTION_LOST
 
 
-async def test_many_small_deltas_are_few_messages() -> None:
-    got: list[dict[str, Any]] = []
+async def test_small_deltas_are_joined() -> None:
+    received: list[dict[str, Any]] = []
 
-    async def play(socket: ServerConnection) -> None:
+    async def script(socket: ServerConnection) -> None:
         await send(socket, READY)
         async for raw in socket:
-            got.append(json.loads(raw))
-            if got[-1]["type"] == "end":
+            received.append(json.loads(raw))
+            if received[-1]["type"] == "end":
                 await send(
-                    socket, {"type": "done", "context": got[-1]["context"], **RECEIPT, "text_spoken": "x" * 10_000}
+                    socket, {"type": "done", "context": received[-1]["context"], **RECEIPT, "text_spoken": "x" * 10_000}
                 )
 
-    async with strange_worker(play) as client:
+    async with scripted_worker(script) as client:
         recorder = await open_recorder(client, SessionOptions())
         for _ in range(10_000):
             key = recorder.session.speak("x")
@@ -376,8 +376,8 @@ async def test_many_small_deltas_are_few_messages() -> None:
             while (item := await recorder.session.next()) is not None and not isinstance(item, Ended):
                 pass
         assert key.generation == 1
-        assert len(got) < 20
-        assert "".join(message.get("text", "") for message in got) == "x" * 10_000
+        assert len(received) < 20
+        assert "".join(message.get("text", "") for message in received) == "x" * 10_000
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -397,7 +397,7 @@ receipts = st.builds(
 
 @settings(deadline=None, max_examples=60)
 @given(receipt=receipts, outcome=st.sampled_from([o for o in Outcome if o is not Outcome.ERROR]))
-def test_what_the_worker_writes_is_what_the_client_reads(receipt: Receipt, outcome: Outcome) -> None:
+def test_report_round_trips_through_json(receipt: Receipt, outcome: Outcome) -> None:
     message = json.loads(wire.dumps(wire.notice_json(Ended(UtteranceKey("s", 1), outcome, receipt))))
     assert json_messages.parse_receipt(message) == receipt
     assert json_messages.parse_outcome(message) is outcome
@@ -415,7 +415,7 @@ def test_what_the_worker_writes_is_what_the_client_reads(receipt: Receipt, outco
         ("grpc://10.1.2.3", True),
     ],
 )
-def test_a_key_in_clear_text_is_warned_of(url: str, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_key_without_tls_is_warned_about(url: str, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
     connect(url, ClientSettings(api_key="correct-horse"))
     assert ("without TLS" in caplog.text) is warns
     assert "correct-horse" not in caplog.text

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.conftest import until
-from tests.fakes.proxy import proxied
+from tests.fakes.proxy import run_proxy
 from tests.fakes.redis import eventually
 from tests.fakes.scrape import scraped
 from tests.integration.grpc_rig import LONG, TEXT, Call, Rig, dial, grpc_worker, say
@@ -454,12 +454,12 @@ async def test_a_port_that_is_taken_is_a_config_error() -> None:
 
 async def test_a_worker_that_is_slow_to_answer_the_dial_is_waited_for() -> None:
     """As one is that is far away, or busy."""
-    async with grpc_worker() as rig, proxied(rig.member.address) as proxy:
-        proxy.swallow()
+    async with grpc_worker() as rig, run_proxy(rig.member.address) as proxy:
+        proxy.stall()
         async with connect(f"grpc://{proxy.address}", ClientSettings(connect_timeout_s=60.0)) as client:
             opening = asyncio.create_task(client.open())
             await asyncio.wait({opening}, timeout=0.5)
-            proxy.heal()
+            proxy.resume()
             assert not (await opening).connection_reused
         assert proxy.connections == 1
 

@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 from tests.behaviour.recording_client import RecordingClient
 from tests.behaviour.transports import Setup, faulty_worker
 from tests.conftest import until
-from tests.fakes.proxy import Proxy, proxied
+from tests.fakes.proxy import Proxy, run_proxy
 from tests.fakes.redis import REAL_REDIS, embedded_redis, eventually, free_port, real_redis
 from tts_worker.app import Worker
 from tts_worker.client import Client, ClientSettings, SessionOptions, connect
@@ -86,7 +86,7 @@ class Fleet:
         **sections: Any,
     ) -> Member:
         port = free_port()
-        proxy = await self._stack.enter_async_context(proxied(f"127.0.0.1:{port}"))
+        proxy = await self._stack.enter_async_context(run_proxy(f"127.0.0.1:{port}"))
         sections["registry"] = {
             "url": self.url,
             "prefix": self.prefix,
@@ -212,7 +212,7 @@ async def test_a_worker_that_cannot_be_reached_costs_one_try(fleet: Fleet, asked
 async def test_a_worker_that_answers_nothing_costs_the_deadline_once(fleet: Fleet, asked: list[str]) -> None:
     silent = await fleet.member("silent")
     alive = await fleet.member("alive", session={"max_sessions": 1_000})
-    silent.proxy.swallow()
+    silent.proxy.stall()
     # The deadline is one that the other worker keeps on a busy machine too.
     async with fleet.connect(ClientSettings(connect_timeout_s=1.5)) as client:
         for _ in range(6):
@@ -369,8 +369,8 @@ async def test_a_stop_while_nobody_is_there_is_confirmed(fleet: Fleet) -> None:
         recorder = await opened(client)
         key = recorder.session.speak("Never heard.")
         await recorder.wait_started()
-        only.proxy.swallow()
-        only.proxy.cut()
+        only.proxy.stall()
+        only.proxy.reset()
         recorder.session.stop("changed_my_mind")
         ended = await recorder.wait_ended(key)
         assert (ended.outcome, ended.receipt.reason) == (Outcome.STOPPED, "changed_my_mind")
@@ -397,8 +397,8 @@ async def test_closing_while_a_worker_is_looked_for(fleet: Fleet) -> None:
         recorder = await opened(client)
         key = recorder.session.speak("Never heard.")
         await recorder.wait_started()
-        only.proxy.swallow()
-        only.proxy.cut()
+        only.proxy.stall()
+        only.proxy.reset()
         await asyncio.sleep(0)
         recorder.session.close("leaving")
         await recorder.drain()
@@ -433,10 +433,10 @@ async def test_a_registry_that_hangs_delays_no_session(fleet: Fleet, monkeypatch
     monkeypatch.setattr("tts_worker.client.fleet._CACHE_TTL_S", 0.0)
     await fleet.member("one")
     async with AsyncExitStack() as stack:
-        registry = await stack.enter_async_context(proxied(fleet.url.removeprefix("redis://")))
+        registry = await stack.enter_async_context(run_proxy(fleet.url.removeprefix("redis://")))
         client = await stack.enter_async_context(connect(f"redis://{registry.address}?prefix={fleet.prefix}", PATIENT))
         (await opened(client)).session.close()
-        registry.swallow()
+        registry.stall()
         with anyio.fail_after(20.0):  # less than a registry has to answer here
             for _ in range(5):
                 assert (await (await opened(client)).synthesize("Hi.")).outcome is Outcome.DONE
@@ -464,7 +464,7 @@ async def test_a_key_is_sent_to_a_worker_with_a_signed_entry(fleet: Fleet) -> No
 
 async def test_a_forged_worker_is_never_dialled(fleet: Fleet) -> None:
     real = await fleet.member("real", server={"api_keys": [KEY]}, secret=SECRET)
-    async with proxied("127.0.0.1:1") as thief, Redis.from_url(fleet.url) as redis:
+    async with run_proxy("127.0.0.1:1") as thief, Redis.from_url(fleet.url) as redis:
         entry = json.loads(await redis.get(f"{fleet.prefix}real"))
         forged = {**entry, "name": "thief", "addr": f"grpc://{thief.address}"}
         await redis.set(f"{fleet.prefix}thief", json.dumps(forged))

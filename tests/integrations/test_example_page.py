@@ -1,4 +1,4 @@
-"""The raw WebSocket in a real browser, on a page of another origin, as ``examples/browser.html`` does it."""
+"""``examples/browser.html`` in a real browser, served from another origin than the worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.browser.conftest import ABSENT, CHROMIUM, launch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TEXT = "Hello there, my friend. Press Stop whenever you like. " * 20
-"""Longer than the busiest machine takes for a click."""
+"""Plays longer than a click takes on a busy machine."""
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
@@ -29,7 +29,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def origin() -> Iterator[str]:
-    """The examples on a port of their own."""
+    """Serve the examples; yields their origin."""
     handler = functools.partial(_Quiet, directory=str(EXAMPLES))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -41,7 +41,7 @@ def origin() -> Iterator[str]:
 
 @pytest.mark.browser
 @pytest.mark.skipif(ABSENT, reason=f"needs Debian's chromium at {CHROMIUM}: apt install chromium")
-async def test_the_page_speaks_stops_and_is_refused_where_it_is_not_allowed(origin: str) -> None:
+async def test_example_page_plays_stops_and_checks_origin(origin: str) -> None:
     allowed = Setup({"server": {"allowed_origins": [origin]}})
     async with serve_setup(allowed) as address, async_playwright() as playwright, launch(playwright) as browser:
         page = await browser.new_page()

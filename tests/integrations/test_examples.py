@@ -81,20 +81,20 @@ def load(name: str) -> ModuleType:
 
 
 async def test_livekit_agent() -> None:
-    """The agent of the example greets and answers; only ears and the language model are not LiveKit's cloud."""
+    """The example's agent greets and answers; fakes replace LiveKit's cloud models."""
     pytest.importorskip("livekit.agents", reason="needs the extra 'livekit'")
-    from tests.fakes.livekit_agent import on_stage
+    from tests.fakes.livekit_agent import run_agent
     from tts_worker.integrations.livekit import TTS
 
     example = load("livekit_agent.py")
     async with serve_setup(Setup()) as address:
         voice = TTS(f"ws://{address}")
         try:
-            async with on_stage(voice, ["tool:opening_hours", "Until six."], agent=example.Assistant()) as stage:
-                voice.attach(stage.session)
-                await stage.until_said(1)
-                await stage.session.generate_reply(user_input="How long are you open today?")
-            assert stage.said[0] == ("Hello! How can I help you?", False)
+            async with run_agent(voice, ["tool:opening_hours", "Until six."], agent=example.Assistant()) as harness:
+                voice.attach(harness.session)
+                await harness.wait_turns(1)
+                await harness.session.generate_reply(user_input="How long are you open today?")
+            assert harness.turns[0] == ("Hello! How can I help you?", False)
         finally:
             await voice.aclose()
 

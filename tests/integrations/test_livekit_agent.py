@@ -1,4 +1,4 @@
-"""A real ``AgentSession``, offline, that speaks through the plugin and a real worker."""
+"""A real offline ``AgentSession`` with the plugin and a real worker."""
 
 from __future__ import annotations
 
@@ -16,116 +16,119 @@ from tests.behaviour.recording_client import RecordingClient
 from tests.behaviour.transports import faulty_worker, serve_setup
 from tests.conftest import until
 from tests.fakes.clock import standing_still
-from tests.fakes.livekit_agent import on_stage
-from tests.fakes.proxy import proxied
-from tests.integrations.test_livekit import BRISK, handed_out, plugin, speaking
+from tests.fakes.livekit_agent import run_agent
+from tests.fakes.proxy import run_proxy
+from tests.integrations.test_livekit import BRISK, connect_plugin, delivered_samples, serve_plugin
 from tts_worker.client import Client, SessionOptions
 from tts_worker.client.local import LocalConnector
 
 REPLY = "One two three four five six seven."
 STORY = "This is the longest story that I know, and it goes on and on for quite a while."
 LONG = f"{STORY} " * 4
-"""Still going on when a busy machine gets round to interrupting it."""
+"""Long enough to be interrupted on a busy machine."""
 
 
 async def reference(text: str) -> tuple[bytes, list[float]]:
-    """How the worker speaks ``text``: its sound, and when its words begin (s)."""
+    """PCM of ``text`` as the worker synthesizes it, and the start times of its words (s)."""
     async with Client(LocalConnector(lambda: faulty_worker(BRISK))) as client:
         recorder = RecordingClient((await client.open(SessionOptions(realtime=False))).session)
         ended = await recorder.synthesize(text)
         return recorder.pcm[ended.key], [word.start_sample / 24_000 for word in ended.receipt.words]
 
 
-async def test_a_spoken_turn() -> None:
-    async with plugin() as (voice, watch):
-        alone, _ = await reference(REPLY)
-        async with on_stage(voice, [REPLY]) as stage:
-            await stage.session.generate_reply(user_input="Count!")
-        assert stage.said == [(REPLY, False)]
-        assert stage.page.text == REPLY
-        assert stage.speaker.interrupted == [False]
-        assert stage.speaker.heard[0][: len(alone)] == alone
-        assert watch.errors == []
+async def test_agent_turn_plays_to_the_end() -> None:
+    async with serve_plugin() as (voice, recorded):
+        expected_pcm, _ = await reference(REPLY)
+        async with run_agent(voice, [REPLY]) as harness:
+            await harness.session.generate_reply(user_input="Count!")
+        assert harness.turns == [(REPLY, False)]
+        assert harness.transcript.text == REPLY
+        assert harness.speaker.interrupted == [False]
+        assert harness.speaker.played[0][: len(expected_pcm)] == expected_pcm
+        assert recorded.errors == []
 
 
-async def test_an_interruption_cuts_the_transcript_at_the_word_that_was_heard() -> None:
-    async with plugin(max_ahead_s=0.5) as (voice, watch), on_stage(voice, [LONG, "Yes?"], can_pause=False) as stage:
+async def test_interruption_cuts_the_transcript_at_playback() -> None:
+    async with (
+        serve_plugin(max_ahead_s=0.5) as (voice, recorded),
+        run_agent(voice, [LONG, "Yes?"], can_pause=False) as harness,
+    ):
         clock = asyncio.get_running_loop().time
         began_s = clock()
-        reply = stage.session.generate_reply(user_input="Count!")
-        await stage.speaker.until(0.8)
-        await until(lambda: len(stage.page.text.split()) >= 3)
-        shown = stage.page.text
-        heard_before_s = stage.speaker.position_s
+        reply = harness.session.generate_reply(user_input="Count!")
+        await harness.speaker.wait_position(0.8)
+        await until(lambda: len(harness.transcript.text.split()) >= 3)
+        shown = harness.transcript.text
+        played_before_s = harness.speaker.position_s
         async with standing_still() as stood_still:
-            stage.ears.voice()
+            harness.vad.start_speech()
             await reply
-        heard_s = len(stage.speaker.heard[0]) / 48_000
-        assert stage.speaker.interrupted == [True]
-        assert heard_s - heard_before_s < 0.5 + stood_still(), "it went on talking"
-        text, interrupted = stage.said[0]
+        played_s = len(harness.speaker.played[0]) / 48_000
+        assert harness.speaker.interrupted == [True]
+        assert played_s - played_before_s < 0.5 + stood_still(), "playback continued after the interruption"
+        text, interrupted = harness.turns[0]
         assert interrupted
         assert LONG.startswith(text.rstrip())
-        # LiveKit shows a word first and counts it as heard half a word later: an interruption may fall between.
+        # LiveKit shows a word first and counts it as played half a word later: an interruption may fall in between.
         counted, _, _ = shown.rstrip().rpartition(" ")
-        assert text.startswith(counted), "what was shown was heard"
-        # Never a word that was not heard. (LiveKit's own clock of the transcript does not know of a loudspeaker that
-        # has run dry on a busy machine.)
+        assert text.startswith(counted), "the history contains the words shown"
+        # Never a word that was not played. (LiveKit's transcript clock does not stop during an underrun of the speaker
+        # on a busy machine.)
         _, starts_s = await reference(LONG)
-        by_its_clock_s = heard_s + stage.speaker.dry_s
-        assert len(text.split()) <= sum(start_s <= by_its_clock_s for start_s in starts_s) + 1
-        # The worker was told, and what it made in vain is bounded.
-        receipt = watch.receipts[0]
+        transcript_clock_s = played_s + harness.speaker.underrun_s
+        assert len(text.split()) <= sum(start_s <= transcript_clock_s for start_s in starts_s) + 1
+        # The worker was stopped, and the audio generated in vain is bounded.
+        receipt = recorded.receipts[0]
         assert receipt.reason == "interrupted"
         assert receipt.samples_sent / 24_000 <= clock() - began_s + 0.5
-        stage.ears.silence()
-        stage.scribe.writes("Stop.")
-        await stage.until_said(2)
-        assert stage.said[1] == ("Yes?", False)
+        harness.vad.end_speech()
+        harness.stt.transcribe("Stop.")
+        await harness.wait_turns(2)
+        assert harness.turns[1] == ("Yes?", False)
 
 
-async def test_a_false_interruption_pauses_the_worker_and_goes_on_with_the_next_sample() -> None:
+async def test_false_interruption_resumes_at_the_next_sample() -> None:
     text = STORY
-    async with plugin(max_ahead_s=0.3) as (voice, watch):
-        async with on_stage(voice, [text]) as stage:
-            voice.attach(stage.session)
-            reply = stage.session.generate_reply(user_input="Count!")
-            await stage.speaker.until(0.5)
-            stage.ears.voice()
-            await stage.speaker.paused.wait()
+    async with serve_plugin(max_ahead_s=0.3) as (voice, recorded):
+        async with run_agent(voice, [text]) as harness:
+            voice.attach(harness.session)
+            reply = harness.session.generate_reply(user_input="Count!")
+            await harness.speaker.wait_position(0.5)
+            harness.vad.start_speech()
+            await harness.speaker.paused.wait()
             assert voice.counters.paused == 1
-            held_at = handed_out(voice)
+            held_at = delivered_samples(voice)
             await asyncio.sleep(0.6)
-            assert handed_out(voice) == held_at, "a paused worker makes nothing"
-            assert stage.speaker.captured_s <= held_at / 24_000
-            stage.ears.silence()
+            assert delivered_samples(voice) == held_at, "a paused worker sends nothing"
+            assert harness.speaker.captured_s <= held_at / 24_000
+            harness.vad.end_speech()
             await reply
-            assert stage.false_interruptions == [True]
-            assert stage.said == [(text, False)]
-            [heard] = stage.speaker.heard
-        alone, _ = await reference(text)
-        assert heard[: len(alone)] == alone
-        assert [receipt.reason for receipt in watch.receipts] == ["finished"]
+            assert harness.false_interruptions == [True]
+            assert harness.turns == [(text, False)]
+            [played] = harness.speaker.played
+        expected_pcm, _ = await reference(text)
+        assert played[: len(expected_pcm)] == expected_pcm
+        assert [receipt.reason for receipt in recorded.receipts] == ["finished"]
 
 
-async def test_a_pause_that_becomes_an_interruption() -> None:
-    async with plugin(max_ahead_s=0.3) as (voice, watch), on_stage(voice, [LONG, "Sorry."]) as stage:
-        voice.attach(stage.session)
-        first = stage.session.generate_reply(user_input="Count!")
-        await stage.speaker.until(0.5)
-        stage.ears.voice()
-        await stage.speaker.paused.wait()
-        stage.scribe.writes("No, wait.")
-        stage.ears.silence()
+async def test_pause_that_becomes_an_interruption() -> None:
+    async with serve_plugin(max_ahead_s=0.3) as (voice, recorded), run_agent(voice, [LONG, "Sorry."]) as harness:
+        voice.attach(harness.session)
+        first = harness.session.generate_reply(user_input="Count!")
+        await harness.speaker.wait_position(0.5)
+        harness.vad.start_speech()
+        await harness.speaker.paused.wait()
+        harness.stt.transcribe("No, wait.")
+        harness.vad.end_speech()
         await first
-        await stage.until_said(2)
-        assert [interrupted for _, interrupted in stage.said] == [True, False]
-        assert stage.said[1][0] == "Sorry."
-        assert [receipt.reason for receipt in watch.receipts] == ["interrupted", "finished"]
-        assert watch.errors == []
+        await harness.wait_turns(2)
+        assert [interrupted for _, interrupted in harness.turns] == [True, False]
+        assert harness.turns[1][0] == "Sorry."
+        assert [receipt.reason for receipt in recorded.receipts] == ["interrupted", "finished"]
+        assert recorded.errors == []
 
 
-async def test_two_turns_back_to_back_and_one_that_only_calls_a_tool() -> None:
+async def test_consecutive_turns_and_a_tool_only_turn() -> None:
     called = []
 
     @function_tool
@@ -134,84 +137,84 @@ async def test_two_turns_back_to_back_and_one_that_only_calls_a_tool() -> None:
         called.append(True)
 
     agent = Agent(instructions="Recite.", tools=[ring])
-    async with plugin() as (voice, watch):
-        async with on_stage(voice, ["First.", "Second.", "tool:ring"], agent=agent) as stage:
-            assert voice._warming is not None
-            await voice._warming  # the agent asked for it; people take longer to say something
-            await stage.session.generate_reply(user_input="one")
-            await stage.session.generate_reply(user_input="two")
-            await stage.session.generate_reply(user_input="three")
-        assert stage.said == [("First.", False), ("Second.", False)]
+    async with serve_plugin() as (voice, recorded):
+        async with run_agent(voice, ["First.", "Second.", "tool:ring"], agent=agent) as harness:
+            assert voice._prewarm_task is not None
+            await voice._prewarm_task  # started by the agent; a real user takes longer to speak
+            await harness.session.generate_reply(user_input="one")
+            await harness.session.generate_reply(user_input="two")
+            await harness.session.generate_reply(user_input="three")
+        assert harness.turns == [("First.", False), ("Second.", False)]
         assert called == [True]
-        assert voice.counters.streams == 2, "a turn that only calls a tool says nothing"
-        assert [metrics.connection_reused for metrics in watch.metrics] == [True, True]
-        assert watch.errors == []
+        assert voice.counters.streams == 2, "a tool-only turn opens no stream"
+        assert [metrics.connection_reused for metrics in recorded.metrics] == [True, True]
+        assert recorded.errors == []
 
 
-async def test_a_worker_killed_in_the_middle_of_a_turn() -> None:
+async def test_worker_lost_mid_turn_is_reported() -> None:
     async with (
         serve_setup(BRISK) as address,
-        proxied(address) as proxy,
-        speaking(proxy.address, max_ahead_s=0.3) as (voice, _),
-        on_stage(voice, [LONG, "Back again."]) as stage,
+        run_proxy(address) as proxy,
+        connect_plugin(proxy.address, max_ahead_s=0.3) as (voice, _),
+        run_agent(voice, [LONG, "Back again."]) as harness,
     ):
-        turn = stage.session.generate_reply(user_input="Count!")
-        await stage.speaker.until(0.5)
-        proxy.cut()
+        turn = harness.session.generate_reply(user_input="Count!")
+        await harness.speaker.wait_position(0.5)
+        proxy.reset()
         await turn
-        assert [(type(event.error.error).__name__, event.error.recoverable) for event in stage.errors] == [
+        assert [(type(event.error.error).__name__, event.error.recoverable) for event in harness.errors] == [
             ("APIConnectionError", False)
         ]
-        assert stage.speaker.heard[0], "what was made is still heard"
-        await stage.session.generate_reply(user_input="Still there?")
-        assert stage.said[-1] == ("Back again.", False)
+        assert harness.speaker.played[0], "received audio is still played"
+        await harness.session.generate_reply(user_input="Still there?")
+        assert harness.turns[-1] == ("Back again.", False)
 
 
-async def test_a_connection_that_died_while_nobody_spoke_is_not_noticed() -> None:
+async def test_idle_connection_loss_is_recovered() -> None:
     async with (
         serve_setup(BRISK) as address,
-        proxied(address) as proxy,
-        speaking(proxy.address) as (voice, _),
-        on_stage(voice, ["First.", "Second."]) as stage,
+        run_proxy(address) as proxy,
+        connect_plugin(proxy.address) as (voice, _),
+        run_agent(voice, ["First.", "Second."]) as harness,
     ):
-        await stage.session.generate_reply(user_input="one")
+        await harness.session.generate_reply(user_input="one")
         pool: Any = voice._client._connector
         await until(lambda: pool._idle)
-        proxy.cut()  # minutes of silence: something on the way forgot the connection
+        proxy.reset()  # as after minutes of silence, when a middlebox drops the connection
         await until(lambda: not pool._idle)
-        await stage.session.generate_reply(user_input="two")
-        assert stage.said == [("First.", False), ("Second.", False)]
-        assert stage.errors == []
+        await harness.session.generate_reply(user_input="two")
+        assert harness.turns == [("First.", False), ("Second.", False)]
+        assert harness.errors == []
 
 
-async def test_a_stall_ends_in_a_retry_and_the_turn_is_spoken() -> None:
-    # Long enough for a worker that is there, whatever else the machine does.
+async def test_stalled_turn_is_retried() -> None:
+    # Long enough for a live worker on a busy machine.
     options = SessionConnectOptions(tts_conn_options=APIConnectOptions(max_retry=2, retry_interval=0.01, timeout=1.5))
     async with (
         serve_setup(BRISK) as address,
-        proxied(address) as proxy,
-        speaking(proxy.address) as (voice, _),
-        on_stage(voice, ["First.", REPLY], conn_options=options) as stage,
+        run_proxy(address) as proxy,
+        connect_plugin(proxy.address) as (voice, _),
+        run_agent(voice, ["First.", REPLY], conn_options=options) as harness,
     ):
-        await stage.session.generate_reply(user_input="one")
-        proxy.swallow()
-        voice.on("error", lambda error: proxy.heal())
-        await stage.session.generate_reply(user_input="two")
-        assert stage.said[1] == (REPLY, False)
-        assert [event.error.recoverable for event in stage.errors] == [True]
+        await harness.session.generate_reply(user_input="one")
+        proxy.stall()
+        voice.on("error", lambda error: proxy.resume())
+        await harness.session.generate_reply(user_input="two")
+        assert harness.turns[1] == (REPLY, False)
+        assert [event.error.recoverable for event in harness.errors] == [True]
 
 
 @pytest.mark.parametrize("kind", ["fallback", "sentences"])
-async def test_inside_the_adapters(kind: str) -> None:
+async def test_agent_runs_inside_adapters(kind: str) -> None:
     text = "This is the first sentence. And here is the second."
-    async with plugin() as (voice, _), speaking("127.0.0.1:1") as (dead, _):
+    async with serve_plugin() as (voice, _), connect_plugin("127.0.0.1:1") as (dead, _):
         if kind == "fallback":
             adapter: tts.TTS[Any] = tts.FallbackAdapter([dead, voice], max_retry_per_tts=0)
         else:
             adapter = tts.StreamAdapter(tts=voice, sentence_tokenizer=tokenize.basic.SentenceTokenizer())
-        async with on_stage(adapter, [text]) as stage:
-            await stage.session.generate_reply(user_input="Speak.")
-        [(said, cut)] = stage.said
-        assert (said.replace(" ", ""), cut) == (text.replace(" ", ""), False)  # the tokenizer eats spaces
-        assert len(stage.speaker.heard[0]) > 48_000
+        async with run_agent(adapter, [text]) as harness:
+            await harness.session.generate_reply(user_input="Speak.")
+        [(content, interrupted)] = harness.turns
+        assert (content.replace(" ", ""), interrupted) == (text.replace(" ", ""), False)  # the tokenizer drops spaces
+        assert len(harness.speaker.played[0]) > 48_000
         await adapter.aclose()

@@ -18,11 +18,11 @@ from livekit.agents.voice.room_io._output import _ParticipantAudioOutput
 
 from livekit import rtc
 from tests.conftest import until
-from tests.fakes.livekit_agent import on_stage
-from tests.integrations.test_livekit import plugin
+from tests.fakes.livekit_agent import run_agent
+from tests.integrations.test_livekit import serve_plugin
 
 STORY = "This is the longest story that I know, and it goes on and on for quite a while. " * 4
-"""Still going on when a busy machine gets round to interrupting it."""
+"""Long enough to be interrupted on a busy machine."""
 
 
 class _Publication:
@@ -32,8 +32,8 @@ class _Publication:
         return
 
 
-class _Room:
-    """As much of a room as the sink needs: it publishes its track to nobody."""
+class _FakeRoom:
+    """The part of a LiveKit room that the sink uses; the track is not sent anywhere."""
 
     def __init__(self) -> None:
         self.local_participant = self
@@ -45,11 +45,13 @@ class _Room:
 
 
 class _Listener:
-    """Who hears the track: for how long there was sound. It comes at the pace of playback; however late a busy machine
-    lets it be counted, it is as much."""
+    """Measures the duration of audible audio on a track.
+
+    Frames arrive at playback pace, so a delay of the test machine does not change the result.
+    """
 
     def __init__(self) -> None:
-        self.loud_s = 0.0
+        self.audible_s = 0.0
         self.changed = asyncio.Event()
 
     async def listen(self, track: rtc.LocalAudioTrack) -> None:
@@ -57,19 +59,19 @@ class _Listener:
         try:
             async for event in stream:
                 if np.abs(np.frombuffer(event.frame.data, np.int16)).max(initial=0) > 500:
-                    self.loud_s += event.frame.duration
+                    self.audible_s += event.frame.duration
                     self.changed.set()
         finally:
             await stream.aclose()
 
-    async def sound(self) -> None:
+    async def wait_audible(self) -> None:
         self.changed.clear()
         await self.changed.wait()
 
 
 @asynccontextmanager
 async def room_sink() -> AsyncIterator[tuple[_ParticipantAudioOutput, _Listener]]:
-    room = _Room()
+    room = _FakeRoom()
     listener = _Listener()
     sink = _ParticipantAudioOutput(
         room,  # type: ignore[arg-type]
@@ -89,40 +91,40 @@ async def room_sink() -> AsyncIterator[tuple[_ParticipantAudioOutput, _Listener]
         await sink.aclose()
 
 
-async def test_pause_resume_and_interruption_at_the_real_sink() -> None:
+async def test_pause_resume_and_interrupt_at_the_room_sink() -> None:
     async with (
-        plugin(max_ahead_s=0.5) as (voice, watch),
+        serve_plugin(max_ahead_s=0.5) as (voice, recorded),
         room_sink() as (sink, listener),
-        on_stage(voice, [STORY], sink=sink) as stage,
+        run_agent(voice, [STORY], sink=sink) as harness,
     ):
-        voice.attach(stage.session)
+        voice.attach(harness.session)
         finished: list[Any] = []
         sink.on("playback_finished", finished.append)
-        turn = stage.session.generate_reply(user_input="Go on.")
+        turn = harness.session.generate_reply(user_input="Go on.")
         for _ in range(30):
-            await listener.sound()
+            await listener.wait_audible()
 
-        stage.ears.voice()
-        await until(lambda: "listening" in stage.states)
-        heard_s = listener.loud_s
+        harness.vad.start_speech()
+        await until(lambda: "listening" in harness.states)
+        audible_s = listener.audible_s
         await asyncio.sleep(0.6)
         assert voice.counters.paused == 1
-        assert listener.loud_s - heard_s < 0.4, "it went on talking"
+        assert listener.audible_s - audible_s < 0.4, "playback continued after the pause"
 
-        stage.ears.silence()  # a false interruption
-        resumed = listener.sound()
+        harness.vad.end_speech()  # a false interruption
+        resumed = listener.wait_audible()
         with anyio.fail_after(60.0):
             await resumed
-        await until(lambda: stage.false_interruptions)
-        assert stage.false_interruptions == [True]
+        await until(lambda: harness.false_interruptions)
+        assert harness.false_interruptions == [True]
 
         turn.interrupt(force=True)
-        heard_s = listener.loud_s
+        audible_s = listener.audible_s
         await turn
         await asyncio.sleep(0.6)
-        assert listener.loud_s - heard_s < 0.4
+        assert listener.audible_s - audible_s < 0.4
         [event] = finished
         assert event.interrupted
-        assert 0.3 < event.playback_position < listener.loud_s + 1.0
-        assert stage.said[0][1]
-        assert [receipt.reason for receipt in watch.receipts] == ["interrupted"]
+        assert 0.3 < event.playback_position < listener.audible_s + 1.0
+        assert harness.turns[0][1]
+        assert [receipt.reason for receipt in recorded.receipts] == ["interrupted"]

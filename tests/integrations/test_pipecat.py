@@ -43,7 +43,7 @@ from pipecat.workers.runner import WorkerRunner
 
 from tests.behaviour.recording_client import RecordingClient
 from tests.behaviour.transports import Setup, faulty_worker, serve_setup
-from tests.fakes.proxy import proxied
+from tests.fakes.proxy import run_proxy
 from tts_worker.client import Client, SessionOptions
 from tts_worker.client.local import LocalConnector
 from tts_worker.integrations.pipecat import TTSWorkerSettings, TTSWorkerTTSService
@@ -58,7 +58,7 @@ async def reference(text: str, **options: Any) -> bytes:
 
 
 class Tap(FrameProcessor):
-    """Keeps what passes."""
+    """Records the frames that pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Tap(FrameProcessor):
 
 
 class Bot:
-    """A running pipeline: text in at one end, what was spoken out at the other."""
+    """A running pipeline: text is queued on one end, frames are recorded on both."""
 
     def __init__(self, worker: PipelineWorker, up: Tap, down: Tap) -> None:
         self.worker = worker
@@ -99,15 +99,15 @@ class Bot:
         if end:
             await self.worker.queue_frame(LLMFullResponseEndFrame())
 
-    async def stopped(self, turns: int = 1) -> None:
+    async def wait_stopped(self, turns: int = 1) -> None:
         await self.down.until(lambda: len(self.down.of(TTSStoppedFrame)) >= turns)
 
-    async def heard(self, samples: int) -> None:
+    async def wait_samples(self, samples: int) -> None:
         await self.down.until(lambda: len(self.down.pcm) >= 2 * samples)
 
 
 @asynccontextmanager
-async def running(service: TTSService, rate_hz: int = 24_000) -> AsyncIterator[Bot]:
+async def run_pipeline(service: TTSService, rate_hz: int = 24_000) -> AsyncIterator[Bot]:
     up = Tap()
     down = Tap()
     worker = PipelineWorker(
@@ -133,11 +133,11 @@ async def running(service: TTSService, rate_hz: int = 24_000) -> AsyncIterator[B
         await task
 
 
-async def test_a_turn_is_one_utterance_with_its_words_and_metrics() -> None:
-    async with serve_setup(Setup()) as address, running(TTSWorkerTTSService(f"ws://{address}")) as bot:
+async def test_turn_is_one_utterance_with_words_and_metrics() -> None:
+    async with serve_setup(Setup()) as address, run_pipeline(TTSWorkerTTSService(f"ws://{address}")) as bot:
         began_s = time.monotonic()
         await bot.write(*(REPLY[i : i + 3] for i in range(0, len(REPLY), 3)))
-        await bot.stopped()
+        await bot.wait_stopped()
         kinds = [
             type(f) for f in bot.down.frames if isinstance(f, TTSStartedFrame | TTSAudioRawFrame | TTSStoppedFrame)
         ]
@@ -154,28 +154,28 @@ async def test_a_turn_is_one_utterance_with_its_words_and_metrics() -> None:
         assert bot.up.of(ErrorFrame) == []
 
 
-async def test_token_by_token_sounds_the_same() -> None:
+async def test_token_mode_produces_the_same_audio() -> None:
     async with serve_setup(Setup()) as address:
         service = TTSWorkerTTSService(f"ws://{address}", text_aggregation_mode=TextAggregationMode.TOKEN)
-        async with running(service) as bot:
+        async with run_pipeline(service) as bot:
             await bot.write(*(REPLY[i : i + 3] for i in range(0, len(REPLY), 3)))
-            await bot.stopped()
+            await bot.wait_stopped()
             assert bot.down.pcm == await reference(REPLY)
             assert "".join(word.text for word in bot.down.of(TTSTextFrame)).replace(" ", "") == REPLY.replace(" ", "")
 
 
-async def test_an_interruption_stops_the_worker_and_the_next_turn_is_only_itself() -> None:
-    async with serve_setup(Setup()) as address, running(TTSWorkerTTSService(f"ws://{address}")) as bot:
+async def test_interruption_drops_the_rest_of_the_turn() -> None:
+    async with serve_setup(Setup()) as address, run_pipeline(TTSWorkerTTSService(f"ws://{address}")) as bot:
         story = "This is a long story that goes on and on. " * 5
         await bot.write(story, end=False)
-        await bot.heard(10_000)
+        await bot.wait_samples(10_000)
         await bot.worker.queue_frame(InterruptionFrame())
         await bot.down.until(lambda: bot.down.of(InterruptionFrame))
         words = [word.text for word in bot.down.of(TTSTextFrame)]
         cut = bot.down.frames.index(bot.down.of(InterruptionFrame)[0])
         await bot.write("Yes?")
         await bot.down.until(lambda: len(bot.down.of(TTSStartedFrame)) == 2)
-        second = bot.down.frames.index(bot.down.of(TTSStartedFrame)[1])  # the end of the first may come after its cut
+        second = bot.down.frames.index(bot.down.of(TTSStartedFrame)[1])  # the first turn may end after the interruption
         await bot.down.until(lambda: any(isinstance(f, TTSStoppedFrame) for f in bot.down.frames[second:]))
         after = [f.audio for f in bot.down.frames[cut:] if isinstance(f, TTSAudioRawFrame)]
         assert b"".join(after) == await reference("Yes?")
@@ -185,72 +185,75 @@ async def test_an_interruption_stops_the_worker_and_the_next_turn_is_only_itself
         )
 
 
-async def test_two_turns_and_a_spoken_frame_in_between() -> None:
-    async with serve_setup(Setup()) as address, proxied(address) as proxy:
-        async with running(TTSWorkerTTSService(f"ws://{proxy.address}")) as bot:
+async def test_speak_frame_between_two_turns() -> None:
+    async with serve_setup(Setup()) as address, run_proxy(address) as proxy:
+        async with run_pipeline(TTSWorkerTTSService(f"ws://{proxy.address}")) as bot:
             await bot.write("First.")
             await bot.worker.queue_frame(TTSSpeakFrame("Second."))
             await bot.write("Third.")
-            await bot.stopped(3)
-            sounds = [await reference(text) for text in ("First.", "Second.", "Third.")]
-            assert bot.down.pcm == b"".join(sounds)
+            await bot.wait_stopped(3)
+            expected = [await reference(text) for text in ("First.", "Second.", "Third.")]
+            assert bot.down.pcm == b"".join(expected)
             assert [word.text for word in bot.down.of(TTSTextFrame)] == ["First.", "Second.", "Third."]
         assert proxy.connections <= 3
 
 
-async def test_settings_take_effect_with_the_next_turn() -> None:
-    async with serve_setup(Setup()) as address, running(TTSWorkerTTSService(f"ws://{address}")) as bot:
+async def test_settings_apply_to_the_next_turn() -> None:
+    async with serve_setup(Setup()) as address, run_pipeline(TTSWorkerTTSService(f"ws://{address}")) as bot:
         await bot.write("Old.")
         await bot.worker.queue_frame(TTSUpdateSettingsFrame(delta=TTSWorkerSettings(voice="tone-high", speed=2.0)))
         await bot.write("New.")
-        await bot.stopped(2)
+        await bot.wait_stopped(2)
         assert bot.down.pcm == await reference("Old.") + await reference("New.", voice="tone-high", speed=2.0)
 
 
-async def test_another_rate_is_resampled() -> None:
-    async with serve_setup(Setup()) as address, running(TTSWorkerTTSService(f"ws://{address}"), rate_hz=16_000) as bot:
+async def test_other_sample_rate_is_resampled() -> None:
+    async with (
+        serve_setup(Setup()) as address,
+        run_pipeline(TTSWorkerTTSService(f"ws://{address}"), rate_hz=16_000) as bot,
+    ):
         await bot.write(REPLY)
-        await bot.stopped()
+        await bot.wait_stopped()
         assert {frame.sample_rate for frame in bot.down.of(TTSAudioRawFrame)} == {16_000}
         assert len(bot.down.pcm) == pytest.approx(len(await reference(REPLY)) * 2 / 3, rel=0.05)
 
 
-async def test_what_cannot_be_spoken_is_no_fault() -> None:
-    async with serve_setup(Setup()) as address, running(TTSWorkerTTSService(f"ws://{address}")) as bot:
+async def test_unspeakable_text_is_no_error() -> None:
+    async with serve_setup(Setup()) as address, run_pipeline(TTSWorkerTTSService(f"ws://{address}")) as bot:
         for turn in range(1, 5):
             await bot.write("🎉🎉")
-            await bot.stopped(turn)
+            await bot.wait_stopped(turn)
         assert bot.up.of(ErrorFrame) == []
         await bot.write("Still here.")
-        await bot.stopped(5)
+        await bot.wait_stopped(5)
         assert len(bot.down.pcm) > 10_000
 
 
-async def test_a_worker_that_is_not_there_is_an_error() -> None:
-    async with running(TTSWorkerTTSService("ws://127.0.0.1:1")) as bot:
-        await bot.write("Anybody?")
+async def test_unreachable_worker_pushes_an_error_frame() -> None:
+    async with run_pipeline(TTSWorkerTTSService("ws://127.0.0.1:1")) as bot:
+        await bot.write("Hello?")
         await bot.up.until(lambda: bot.up.of(ErrorFrame))
         assert "cannot be reached" in bot.up.of(ErrorFrame)[0].error
 
 
-async def test_a_worker_that_dies_is_an_error_and_the_pipeline_lives() -> None:
+async def test_pipeline_survives_a_lost_worker() -> None:
     async with (
         serve_setup(Setup()) as address,
-        proxied(address) as proxy,
-        running(TTSWorkerTTSService(f"ws://{proxy.address}", max_ahead_s=0.3)) as bot,
+        run_proxy(address) as proxy,
+        run_pipeline(TTSWorkerTTSService(f"ws://{proxy.address}", max_ahead_s=0.3)) as bot,
     ):
         await bot.write("This is a long story that goes on and on. " * 5)
-        await bot.heard(5_000)
-        proxy.cut()
-        await bot.stopped()
-        await bot.up.until(lambda: bot.up.of(ErrorFrame))  # it goes the other way
+        await bot.wait_samples(5_000)
+        proxy.reset()
+        await bot.wait_stopped()
+        await bot.up.until(lambda: bot.up.of(ErrorFrame))  # pushed upstream
         assert "lost" in bot.up.of(ErrorFrame)[0].error
         await bot.write("Back again.")
-        await bot.stopped(2)
+        await bot.wait_stopped(2)
         assert bot.down.pcm.endswith(await reference("Back again."))
 
 
-async def test_the_service_loads_no_engine() -> None:
+async def test_service_import_loads_no_engine() -> None:
     code = (
         "import tts_worker.integrations.pipecat, sys;"
         "assert not {'torch', 'hibari', 'fastapi', 'uvicorn'} & set(sys.modules), 'engine or server'"

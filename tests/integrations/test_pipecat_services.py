@@ -25,18 +25,18 @@ from pipecat.frames.frames import ErrorFrame, InterruptionFrame, TTSTextFrame
 
 from tests.conftest import serving
 from tests.integration.test_websocket import until_live_sessions
-from tests.integrations.test_pipecat import running
+from tests.integrations.test_pipecat import run_pipeline
 
 REPLY = "Hello there, my friend. How are you today?"
-SAMPLES = 24 * 60 * sum(map(str.isalpha, REPLY))  # the tone engine: 60 ms a character
+SAMPLES = 24 * 60 * sum(map(str.isalpha, REPLY))  # the tone engine takes 60 ms per character
 KEY = "any key"
-Opened = Callable[[str], AbstractAsyncContextManager[Any]]
+ServiceFactory = Callable[[str], AbstractAsyncContextManager[Any]]
 
 
 @asynccontextmanager
 async def openai_service(address: str) -> AsyncIterator[Any]:
     service = pipecat_openai.OpenAITTSService
-    async with openai.DefaultAsyncHttpxClient() as http:  # the service does not close one of its own
+    async with openai.DefaultAsyncHttpxClient() as http:  # the service does not close a client that it creates
         settings = service.Settings(voice="nova")
         yield service(api_key=KEY, base_url=f"http://{address}/v1", http_client=http, settings=settings)
 
@@ -67,45 +67,51 @@ async def elevenlabs_http(address: str) -> AsyncIterator[Any]:
         yield service(api_key=KEY, base_url=f"http://{address}", aiohttp_session=http, settings=settings)
 
 
-SERVICES: tuple[Opened, ...] = (openai_service, cartesia_socket, cartesia_http, elevenlabs_socket, elevenlabs_http)
-WITH_TIMES = (cartesia_socket, elevenlabs_socket, elevenlabs_http)
+SERVICES: tuple[ServiceFactory, ...] = (
+    openai_service,
+    cartesia_socket,
+    cartesia_http,
+    elevenlabs_socket,
+    elevenlabs_http,
+)
+WITH_WORD_TIMESTAMPS = (cartesia_socket, elevenlabs_socket, elevenlabs_http)
 
 
-@pytest.mark.parametrize("opened", SERVICES, ids=lambda opened: opened.__name__)
-async def test_the_service_speaks_every_turn(opened: Opened) -> None:
-    async with serving() as address, opened(address) as service, running(service) as bot:
-        for turn in range(1, 5):  # pipecat gives up a service that is silent three times
+@pytest.mark.parametrize("open_service", SERVICES, ids=lambda open_service: open_service.__name__)
+async def test_service_plays_every_turn(open_service: ServiceFactory) -> None:
+    async with serving() as address, open_service(address) as service, run_pipeline(service) as bot:
+        for turn in range(1, 5):  # pipecat drops a service after three silent turns
             await bot.write(*(REPLY[i : i + 3] for i in range(0, len(REPLY), 3)))
-            await bot.stopped(turn)
+            await bot.wait_stopped(turn)
             assert len(bot.down.pcm) // 2 >= SAMPLES * turn
         assert bot.up.of(ErrorFrame) == []
         assert bot.down.of(ErrorFrame) == []
         await until_live_sessions(address, 0)
 
 
-@pytest.mark.parametrize("opened", WITH_TIMES, ids=lambda opened: opened.__name__)
-async def test_the_service_has_word_times(opened: Opened) -> None:
-    async with serving() as address, opened(address) as service, running(service) as bot:
+@pytest.mark.parametrize("open_service", WITH_WORD_TIMESTAMPS, ids=lambda open_service: open_service.__name__)
+async def test_service_emits_word_timestamps(open_service: ServiceFactory) -> None:
+    async with serving() as address, open_service(address) as service, run_pipeline(service) as bot:
         await bot.write(REPLY)
-        await bot.stopped()
+        await bot.wait_stopped()
         words = bot.down.of(TTSTextFrame)
         assert [word.text for word in words] == REPLY.split()
         times_ns = [word.pts for word in words]
         assert times_ns == sorted(times_ns)
-        how = next(word for word in words if word.text == "How")
-        assert how.pts - times_ns[0] >= 18 * 60_000_000
+        word_how = next(word for word in words if word.text == "How")
+        assert word_how.pts - times_ns[0] >= 18 * 60_000_000
 
 
-@pytest.mark.parametrize("opened", SERVICES, ids=lambda opened: opened.__name__)
-async def test_an_interruption_frees_the_session(opened: Opened) -> None:
+@pytest.mark.parametrize("open_service", SERVICES, ids=lambda open_service: open_service.__name__)
+async def test_interruption_frees_the_session(open_service: ServiceFactory) -> None:
     story = "This is a long story that goes on and on. " * 20
-    async with serving() as address, opened(address) as service, running(service) as bot:
+    async with serving() as address, open_service(address) as service, run_pipeline(service) as bot:
         await bot.write(story, end=False)
-        await bot.heard(10_000)
+        await bot.wait_samples(10_000)
         await bot.worker.queue_frame(InterruptionFrame())
         await bot.down.until(lambda: bot.down.of(InterruptionFrame))
         await until_live_sessions(address, 0)
         before = len(bot.down.pcm) // 2
         await bot.write(REPLY)
-        await bot.heard(before + SAMPLES)
+        await bot.wait_samples(before + SAMPLES)
         assert bot.up.of(ErrorFrame) == []

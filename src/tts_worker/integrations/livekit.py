@@ -1,8 +1,7 @@
-"""The LiveKit Agents plugin: ``TTS(url)`` speaks through a tts-worker, word times and all.
+"""LiveKit Agents plugin: ``TTS(url)`` synthesizes with a tts-worker and provides word timestamps.
 
-A thin client of ``tts_worker.client``: one session a stream, on a connection that stays warm. No engine is loaded in
-the agent's process. Also importable as ``livekit.plugins.tts_worker``, which registers it with the framework. It knows
-nothing of the wire; how the agent's pause reaches the worker is ``livekit_pause``'s affair.
+Each stream is one session of ``tts_worker.client`` on a pooled connection; no engine runs in the agent's process.
+``livekit.plugins.tts_worker`` registers the plugin with the framework.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ except ImportError:
     raise MissingExtra("the LiveKit plugin", "livekit") from None
 
 from tts_worker.integrations.livekit_pause import follow_pauses
-from tts_worker.integrations.livekit_speech import as_api_error, speak
+from tts_worker.integrations.livekit_speech import as_api_error, run_utterance
 
 log = logging.getLogger(__name__)
 
 DEFAULT_URL = "ws://127.0.0.1:8080"
 
 _PAUSE_TIMEOUT_S = 300.0
-"""A user who talks on while the agent is paused: the agent decides what becomes of it, not the worker."""
+"""Long, because the agent decides how long a pause lasts while the user speaks, not the worker."""
 
 
 @dataclass(slots=True)
 class Counters:
-    """What became of the streams so far. LiveKit's own metrics do not count those that were interrupted."""
+    """Number of streams by outcome. LiveKit's own metrics omit interrupted streams."""
 
     streams: int = 0
     finished: int = 0
@@ -51,16 +50,31 @@ class Counters:
 
 
 class TTS(tts.TTS[Literal["receipt"]]):
-    """Speech for ``AgentSession(tts=...)``.
+    """TTS for ``AgentSession(tts=...)``.
 
-    ``url``: the worker (default: the environment's TTS_WORKER_URL, else ``ws://127.0.0.1:8080``); ``local:`` runs one
-    in this process. ``api_key``: default TTS_WORKER_API_KEY. ``flush_after_ms``: silence of the language model after
-    which words without punctuation are spoken (None: the worker's default; 0: never). ``max_ahead_s``: how far the
-    worker may be ahead of the listener; what lies beyond a barge-in was never made. ``client``: speak through this one,
-    which stays yours.
+    Besides LiveKit's events it emits ``receipt`` with a ``tts_worker.types.Receipt`` (playback report) for every stream
+    that was started, including interrupted ones.
 
-    Emits, beyond LiveKit's events, ``receipt`` with a ``tts_worker.types.Receipt`` for every stream that spoke, also
-    for an interrupted one. ``counters`` counts.
+    Args:
+        url: The worker; defaults to TTS_WORKER_URL, else ``ws://127.0.0.1:8080``. ``local:`` runs a worker in this
+            process.
+        voice: Voice name; None takes the worker's default.
+        speed: 2.0 is twice as fast.
+        language: BCP 47 tag; None detects it.
+        instruct: Style instruction, for voices that support it.
+        seed: Seed of the sampling.
+        flush_after_ms: Text without punctuation is synthesized when the language model sends nothing for this long
+            (None: the worker's default; 0: never).
+        max_ahead_s: Maximum playout lead of the worker; audio beyond it is never generated, so a barge-in wastes no
+            more than that.
+        api_key: Defaults to TTS_WORKER_API_KEY.
+        client: Use this client. The caller closes it.
+
+    Attributes:
+        counters: Number of streams by outcome.
+
+    Raises:
+        InvalidRequest: ``max_ahead_s`` or the URL is invalid.
     """
 
     def __init__(
@@ -96,12 +110,12 @@ class TTS(tts.TTS[Literal["receipt"]]):
             flush_after_ms=flush_after_ms,
         )
         key = api_key or os.environ.get("TTS_WORKER_API_KEY")
-        # Every attempt has the deadline that the agent gives it, so the client needs none of its own.
+        # Each attempt has the agent's deadline, so the client's own timeout is disabled.
         settings = ClientSettings(api_key=key, connect_timeout_s=3_600.0)
-        self._owned = client is None
+        self._owns_client = client is None
         self._client = client or connect(url or os.environ.get("TTS_WORKER_URL", DEFAULT_URL), settings)
         self._live: set[Session] = set()
-        self._warming: asyncio.Task[None] | None = None
+        self._prewarm_task: asyncio.Task[None] | None = None
 
     @property
     def model(self) -> str:
@@ -120,7 +134,7 @@ class TTS(tts.TTS[Literal["receipt"]]):
         instruct: str | None = None,
         seed: int | None = None,
     ) -> None:
-        """Change what is given. Takes effect with the next stream; those that speak already are not touched."""
+        """Change the given options. They apply to the next stream; running streams are not affected."""
         old = self._options
         self._options = replace(
             old,
@@ -132,37 +146,45 @@ class TTS(tts.TTS[Literal["receipt"]]):
         )
 
     def prewarm(self) -> None:
-        """Dial the worker in the background. Returns at once, again is fine, and a worker that is not there yet is no
-        error. Outside an event loop it does nothing: a connection belongs to a loop."""
+        """Connect to the worker in the background and return at once. Idempotent.
+
+        An unreachable worker is no error. Without a running event loop this does nothing, since a connection is bound
+        to a loop.
+        """
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return
-        if self._warming is None or self._warming.done():
-            self._warming = loop.create_task(self._warm(), name="tts-worker-prewarm")
+        if self._prewarm_task is None or self._prewarm_task.done():
+            self._prewarm_task = loop.create_task(self._warm(), name="tts-worker-prewarm")
 
     async def _warm(self) -> None:
         try:
             with anyio.move_on_after(10.0):
                 await self._client.prewarm()
         except TTSWorkerError as error:
-            log.debug("the worker is not there yet: %s", error.message)
+            log.debug("prewarm: the worker cannot be reached yet: %s", error.message)
 
     def attach(self, session: AgentSession[Any]) -> None:
-        """Let the agent's pauses reach the worker: while the agent is interrupted and nobody knows yet whether in
-        earnest, the worker makes nothing, and after a false interruption it goes on with the very next sample. Call it
-        after ``await session.start(...)``. Raises InvalidRequest if the session has no audio output yet."""
+        """Forward the agent's pauses to the worker. Call it after ``await session.start(...)``.
+
+        While the agent decides whether an interruption is real, the worker generates nothing; after a false
+        interruption it resumes with the very next sample.
+
+        Raises:
+            InvalidRequest: The session has no audio output yet.
+        """
         follow_pauses(session, self.pause, self.resume)
 
     def pause(self) -> None:
-        """PAUSE every stream that speaks. Returns at once."""
+        """Pause every speaking stream. Returns at once."""
         for session in self._live:
             if session.state is State.SPEAKING:
                 session.pause()
                 self.counters.paused += 1
 
     def resume(self) -> None:
-        """RESUME every stream that is paused. Returns at once."""
+        """Resume every paused stream. Returns at once."""
         for session in self._live:
             if session.state is State.PAUSED:
                 session.resume()
@@ -174,12 +196,12 @@ class TTS(tts.TTS[Literal["receipt"]]):
         return ChunkedStream(self, text, conn_options, self._options)
 
     async def aclose(self) -> None:
-        """End what is being said and close the connections (not those of a client that was given)."""
-        if self._warming is not None:
-            self._warming.cancel()
+        """Stop all streams and close the connections, except those of a client passed by the caller."""
+        if self._prewarm_task is not None:
+            self._prewarm_task.cancel()
         for session in list(self._live):
             session.close("plugin_closed")
-        if self._owned:
+        if self._owns_client:
             await self._client.aclose()
 
     async def _open(self, options: SessionOptions, timeout_s: float) -> tuple[Session, bool]:
@@ -194,14 +216,14 @@ class TTS(tts.TTS[Literal["receipt"]]):
         return opened.session, opened.connection_reused
 
     def _close(self, session: Session) -> None:
-        """Never waits: an interrupted stream is cancelled, and its agent stands still until this returns."""
+        """Close without waiting: the agent is blocked while an interrupted stream is cancelled."""
         session.close("interrupted")
         self._live.discard(session)
         while (item := session.poll()) is not None:
             if isinstance(item, Ended):
-                self._note(item)
+                self._record_end(item)
 
-    def _note(self, ended: Ended) -> None:
+    def _record_end(self, ended: Ended) -> None:
         if ended.outcome is Outcome.ERROR:
             self.counters.failed += 1
         elif ended.outcome is Outcome.STOPPED:
@@ -212,7 +234,7 @@ class TTS(tts.TTS[Literal["receipt"]]):
 
 
 class SynthesizeStream(tts.SynthesizeStream):
-    """Text in while it is being written, one utterance out. The options are those of the moment it began."""
+    """Streaming text input, one utterance of audio. It uses the options at the time of its construction."""
 
     def __init__(self, plugin: TTS, conn_options: APIConnectOptions, options: SessionOptions) -> None:
         super().__init__(tts=plugin, conn_options=conn_options)
@@ -227,21 +249,21 @@ class SynthesizeStream(tts.SynthesizeStream):
             mime_type="audio/pcm",
             stream=True,
         )
-        # The way to the worker is made while the language model still thinks.
+        # Connect while the language model is still working.
         opening = asyncio.create_task(self._open())
         try:
             first = await self._first_text()
-            if first is None:  # nothing to say: a turn that only calls tools
+            if first is None:  # no text, for example a tool-only turn
                 return
             session = await opening
             output_emitter.start_segment(segment_id=session.id)
             self._plugin.counters.streams += 1
             self._mark_started()
-            await speak(session, output_emitter, self._text(first), self._plugin._note)
+            await run_utterance(session, output_emitter, self._text(first), self._plugin._record_end)
         finally:
             if not opening.done():
                 opening.cancel()
-            opening.add_done_callback(self._opened)
+            opening.add_done_callback(self._close_opened)
 
     async def _open(self) -> Session:
         loop = asyncio.get_running_loop()
@@ -250,30 +272,30 @@ class SynthesizeStream(tts.SynthesizeStream):
         self._acquire_time = loop.time() - began_s
         return session
 
-    def _opened(self, opening: asyncio.Task[Session]) -> None:
+    def _close_opened(self, opening: asyncio.Task[Session]) -> None:
         if not opening.cancelled() and opening.exception() is None:
             self._plugin._close(opening.result())
 
     async def _first_text(self) -> str | None:
-        """What is written up to the first character that is no space; None if there is none."""
-        blank = ""
+        """The text up to the first token that is not blank; None if there is none."""
+        text = ""
         async for token in self._input_ch:
             if isinstance(token, str):
-                blank += token
+                text += token
                 if not token.isspace():
-                    return blank
+                    return text
         return None
 
     async def _text(self, first: str) -> AsyncIterable[str]:
         yield first
         async for token in self._input_ch:
             if not isinstance(token, str):
-                return  # a stream is one segment: its text ends with the flush
+                return  # a stream is one LiveKit segment: a flush ends its text
             yield token
 
 
 class ChunkedStream(tts.ChunkedStream):
-    """A text that is known from the beginning."""
+    """Audio of a complete text."""
 
     def __init__(self, plugin: TTS, text: str, conn_options: APIConnectOptions, options: SessionOptions) -> None:
         super().__init__(tts=plugin, input_text=text, conn_options=conn_options)
@@ -295,10 +317,10 @@ class ChunkedStream(tts.ChunkedStream):
         self._acquire_time = loop.time() - began_s
         self._plugin.counters.streams += 1
         try:
-            await speak(session, output_emitter, _once(self._input_text), self._plugin._note)
+            await run_utterance(session, output_emitter, _single(self._input_text), self._plugin._record_end)
         finally:
             self._plugin._close(session)
 
 
-async def _once(text: str) -> AsyncIterable[str]:
+async def _single(text: str) -> AsyncIterable[str]:
     yield text

@@ -1,7 +1,7 @@
-"""How the agent's pauses are noticed: a link in the chain of its audio outputs.
+"""Detects the agent's pauses: an audio output in front of LiveKit's sink.
 
-LiveKit pauses and resumes the sink and tells nobody else, so this sits in front of the sink, passes everything on, and
-says what it saw. It knows neither the worker nor the plugin.
+LiveKit emits no event when it pauses or resumes the sink, so this output forwards all calls to the sink and reports
+them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tts_worker.errors import InvalidRequest
 
 
 def follow_pauses(session: AgentSession[Any], on_pause: Callable[[], None], on_resume: Callable[[], None]) -> None:
-    """Call back whenever the agent pauses or resumes what it says. Raises InvalidRequest without an audio output."""
+    """Call back whenever the agent pauses or resumes playback. Raises InvalidRequest without an audio output."""
     sink = session.output.audio
     if sink is None:
         raise InvalidRequest("the agent has no audio output yet: attach after session.start(...)")
@@ -25,8 +25,11 @@ def follow_pauses(session: AgentSession[Any], on_pause: Callable[[], None], on_r
 
 
 class PauseTap(AudioOutput):
-    """Passes everything to ``sink``. The sink is paused before anybody is told, and told before it is resumed, so that
-    neither is later than without this link."""
+    """Forwards everything to ``sink``.
+
+    ``on_pause`` runs after the sink was paused and ``on_resume`` before it is resumed, so that the callbacks delay
+    neither.
+    """
 
     def __init__(self, sink: AudioOutput, on_pause: Callable[[], None], on_resume: Callable[[], None]) -> None:
         super().__init__(

@@ -1,7 +1,7 @@
-"""The pipecat service: ``TTSWorkerTTSService(url)`` in a pipeline speaks through a tts-worker, word times and all.
+"""Pipecat service: ``TTSWorkerTTSService(url)`` synthesizes with a tts-worker and provides word timestamps.
 
-A thin client of ``tts_worker.client``: one session for every audio context of pipecat, on connections that stay warm.
-No engine is loaded in the bot's process. It knows nothing of the wire.
+Each audio context of pipecat is one session of ``tts_worker.client`` on a pooled connection; no engine runs in the
+bot's process.
 """
 
 from __future__ import annotations
@@ -32,8 +32,12 @@ DEFAULT_URL = "ws://127.0.0.1:8080"
 
 @dataclass
 class TTSWorkerSettings(TTSSettings):
-    """Beyond pipecat's: ``speed`` (2.0 = twice as fast) and ``instruct`` (a style request, where the voice takes one).
-    Changes take effect with the next turn."""
+    """Settings beyond pipecat's own. Changes apply to the next turn.
+
+    Attributes:
+        speed: 2.0 is twice as fast.
+        instruct: Style instruction, for voices that support it.
+    """
 
     speed: float | None = 1.0
     instruct: str | None = None
@@ -41,21 +45,32 @@ class TTSWorkerSettings(TTSSettings):
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """An audio context and the session that speaks it. ``complete``: no more text comes."""
+    """The session of an audio context and the task that reads it."""
 
     session: Session
-    complete: bool = False
-    ended: bool = False
-    pump: asyncio.Task[None] | None = field(default=None)
+    text_ended: bool = False
+    reader: asyncio.Task[None] | None = field(default=None)
 
 
 class TTSWorkerTTSService(TTSService):
-    """Text in sentence by sentence (or token by token with ``text_aggregation_mode``), one utterance per turn.
+    """TTS service with one utterance per turn. An interruption stops the worker at once, without waiting.
 
-    ``url``: the worker (default: the environment's TTS_WORKER_URL, else ``ws://127.0.0.1:8080``); ``api_key``: default
-    TTS_WORKER_API_KEY. ``max_ahead_s``: how far the worker may be ahead of the listener. ``flush_after_ms``: silence of
-    the writer after which words without punctuation are spoken (None: the worker's default; 0: never). ``client``:
-    speak through this one, which stays yours. An interruption stops the worker at once and waits for nothing.
+    Args:
+        url: The worker; defaults to TTS_WORKER_URL, else ``ws://127.0.0.1:8080``.
+        voice: Voice name; None takes the worker's default.
+        language: BCP 47 tag; None detects it.
+        speed: 2.0 is twice as fast.
+        instruct: Style instruction, for voices that support it.
+        flush_after_ms: Text without punctuation is synthesized when the language model sends nothing for this long
+            (None: the worker's default; 0: never).
+        max_ahead_s: Maximum playout lead of the worker.
+        api_key: Defaults to TTS_WORKER_API_KEY.
+        client: Use this client. The caller closes it.
+        sample_rate: Output rate; None takes the pipeline's.
+        text_aggregation_mode: By sentence (default) or by token.
+
+    Raises:
+        InvalidRequest: ``max_ahead_s`` or the URL is invalid.
     """
 
     def __init__(
@@ -78,50 +93,50 @@ class TTSWorkerTTSService(TTSService):
         settings = ClientSettings(api_key=api_key or os.environ.get("TTS_WORKER_API_KEY"))
         super().__init__(
             text_aggregation_mode=text_aggregation_mode,
-            push_text_frames=False,  # word times bring the text
+            push_text_frames=False,  # word timestamps carry the text
             push_start_frame=True,
             push_stop_frames=True,
-            stop_frame_timeout_s=settings.audio_timeout_s + 20.0,  # a turn ends when the worker says so
-            append_trailing_space=True,  # sentences arrive trimmed, and are one text
+            stop_frame_timeout_s=settings.audio_timeout_s + 20.0,  # the worker's terminal event ends a turn
+            append_trailing_space=True,  # sentences arrive trimmed but form one text
             sample_rate=sample_rate,
             settings=TTSWorkerSettings(model=None, voice=voice, language=language, speed=speed, instruct=instruct),
         )
         self._lead_ms = 1_000 * max_ahead_s
         self._flush_after_ms = flush_after_ms
-        self._owned = client is None
+        self._owns_client = client is None
         self._client = client or connect(url or os.environ.get("TTS_WORKER_URL", DEFAULT_URL), settings)
         self._turns: dict[str, _Turn] = {}
-        self._warming: asyncio.Task[None] | None = None
+        self._prewarm_task: asyncio.Task[None] | None = None
 
     def can_generate_metrics(self) -> bool:
         return True
 
-    # -- life ---------------------------------------------------------------------------------------------------------
+    # -- lifecycle ----------------------------------------------------------------------------------------------------
 
     async def start(self, frame: StartFrame) -> None:
         await super().start(frame)
-        self._warming = asyncio.create_task(self._warm(), name="tts-worker-prewarm")
+        self._prewarm_task = asyncio.create_task(self._warm(), name="tts-worker-prewarm")
 
     async def _warm(self) -> None:
         try:
             await self._client.prewarm()
         except TTSWorkerError as error:
-            log.debug("the worker is not there yet: %s", error.message)
+            log.debug("prewarm: the worker cannot be reached yet: %s", error.message)
 
     async def stop(self, frame: EndFrame) -> None:
         await super().stop(frame)
-        await self._hang_up()
+        await self._shut_down()
 
     async def cancel(self, frame: CancelFrame) -> None:
         await super().cancel(frame)
-        await self._hang_up()
+        await self._shut_down()
 
-    async def _hang_up(self) -> None:
-        if self._warming is not None:
-            self._warming.cancel()
+    async def _shut_down(self) -> None:
+        if self._prewarm_task is not None:
+            self._prewarm_task.cancel()
         for context_id in list(self._turns):
             self._drop(context_id)
-        if self._owned:
+        if self._owns_client:
             await self._client.aclose()
 
     # -- turns --------------------------------------------------------------------------------------------------------
@@ -139,13 +154,13 @@ class TTSWorkerTTSService(TTSService):
         )
 
     async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
-        """Hand the text to the worker; its sound and words arrive by themselves (``_listen``)."""
+        """Send the text to the worker; ``_read`` receives its audio and words."""
         try:
             turn = self._turns.get(context_id)
             if turn is None:
                 turn = _Turn((await self._client.open(self._options())).session)
                 self._turns[context_id] = turn
-                turn.pump = asyncio.create_task(self._listen(context_id, turn), name=f"tts-worker-{context_id}")
+                turn.reader = asyncio.create_task(self._read(context_id, turn), name=f"tts-worker-{context_id}")
             turn.session.speak(text)
             await self.start_tts_usage_metrics(text)
             yield None
@@ -155,15 +170,15 @@ class TTSWorkerTTSService(TTSService):
             await self.remove_audio_context(context_id)
 
     async def flush_audio(self, context_id: str | None = None) -> None:
-        """The turn's text is complete."""
+        """Mark the turn's text as complete."""
         turn = self._turns.get(context_id or "")
-        if turn is not None and not turn.complete:
-            turn.complete = True
+        if turn is not None and not turn.text_ended:
+            turn.text_ended = True
             if turn.session.state in (State.SPEAKING, State.PAUSED):
                 turn.session.end_text()
 
     async def on_audio_context_interrupted(self, context_id: str) -> None:
-        """STOP: sent and forgotten."""
+        """Stop the turn without waiting for the worker."""
         self._drop(context_id)
 
     async def on_audio_context_completed(self, context_id: str) -> None:
@@ -173,38 +188,38 @@ class TTSWorkerTTSService(TTSService):
         turn = self._turns.pop(context_id, None)
         if turn is not None:
             turn.session.close("interrupted")
-            if turn.pump is not None and turn.pump is not asyncio.current_task():
-                turn.pump.cancel()
+            if turn.reader is not None and turn.reader is not asyncio.current_task():
+                turn.reader.cancel()
 
-    async def _listen(self, context_id: str, turn: _Turn) -> None:
-        """From the worker into the audio context. The first text opened it, the last word of the worker closes it."""
-        before_s = 0.0  # of utterances of this turn that ended before: a silent writer's turn has several
+    async def _read(self, context_id: str, turn: _Turn) -> None:
+        """Forward events of the worker to the audio context, and close the context after the terminal event."""
+        offset_s = 0.0  # duration of earlier utterances: a turn has several if the text idles
         async for item in turn.session:
             if isinstance(item, PcmFrame):
                 await self._play(item.pcm, turn.session.sample_rate_hz, context_id)
             elif isinstance(item, Words):
                 rate_hz = turn.session.sample_rate_hz
-                times = [(word.text, before_s + word.start_sample / rate_hz) for word in item.words]
+                times = [(word.text, offset_s + word.start_sample / rate_hz) for word in item.words]
                 await self.add_word_timestamps(times, context_id)
             elif isinstance(item, Ended):
-                before_s += item.receipt.samples_sent / turn.session.sample_rate_hz
-                if not await self._after(item, context_id, turn):
+                offset_s += item.receipt.samples_sent / turn.session.sample_rate_hz
+                if not await self._handle_end(item, context_id, turn):
                     break
         if self.audio_context_available(context_id):
             await self.remove_audio_context(context_id)
 
-    async def _after(self, ended: Ended, context_id: str, turn: _Turn) -> bool:
-        """What an end means for the turn; whether more may come."""
+    async def _handle_end(self, ended: Ended, context_id: str, turn: _Turn) -> bool:
+        """Handle the end of an utterance; return whether the turn may continue."""
         if ended.outcome is Outcome.ERROR and ended.error is not None:
             await self.push_error(f"tts-worker: {ended.error.message}")
             return False
         if ended.outcome is Outcome.TRUNCATED:
-            log.warning("the speech was cut short: %s", ended.receipt.reason)
+            log.warning("the utterance was truncated: %s", ended.receipt.reason)
         if not ended.receipt.samples_sent and ended.outcome is Outcome.DONE:
-            # All of it was emoji, code or the like. Pipecat takes a turn without sound for a fault: 10 ms of silence.
+            # The text was unspeakable (emoji, code). Pipecat treats a turn without audio as an error: send 10 ms.
             rate_hz = turn.session.sample_rate_hz
             await self._play(bytes(2 * (rate_hz // 100)), rate_hz, context_id)
-        return not turn.complete
+        return not turn.text_ended
 
     async def _play(self, pcm: bytes, rate_hz: int, context_id: str) -> None:
         if rate_hz != self.sample_rate:

@@ -1,4 +1,4 @@
-"""``RemoteSession`` against a worker's real session machine, over a wire that is as slow and as short as it likes."""
+"""``RemoteSession`` against a worker's real session machine, over a simulated wire with arbitrary delays."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ PARAMS = SynthesisParams("voice")
 
 @dataclass
 class Wire:
-    """Both directions, each delivered one message at a time. Is the ``Link`` of the client."""
+    """Queues of both directions, delivered one message at a time; also the ``Link`` of the client."""
 
     up: deque[tuple[Any, ...]] = field(default_factory=deque)
     down: deque[tuple[Any, ...]] = field(default_factory=deque)
-    handed_back: list[bool] = field(default_factory=list)
+    released: list[bool] = field(default_factory=list)
 
     def text(self, context: str, text: str) -> None:
         self.up.append(("text", context, text))
@@ -66,11 +66,11 @@ class Wire:
         self.up.append(("configure", params))
 
     def release(self, *, healthy: bool) -> None:
-        self.handed_back.append(healthy)
+        self.released.append(healthy)
 
 
-class FarWorker:
-    """The other end: as ``transports.websocket`` treats a session, without the socket."""
+class SimulatedWorker:
+    """Server side of a session, with the context rules of ``transports.websocket``, without a socket."""
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
@@ -121,7 +121,7 @@ class FarWorker:
             event: Any = self.engine.emit(key, samples)
             if fail and not self.engine.utterances[key].done:
                 self.engine.utterances[key].done = True
-                event = Failed(key, SynthesisFailed("told to").info)
+                event = Failed(key, SynthesisFailed("requested by the test").info)
             if event is not None:
                 self.machine.on_engine(event)
                 self.engine.take(self.machine.take_commands())
@@ -167,20 +167,20 @@ def remote(wire: Wire, audio_timeout_s: float = 60.0) -> RemoteSession:
     return RemoteSession(wire, RemoteConfig("near", "", PARAMS, audio_timeout_s, read_ahead_s=1.0))
 
 
-ACTS = st.sampled_from(
+ACTIONS = st.sampled_from(
     ["speak"] * 3
     + ["end", "flush", "pause", "resume", "stop", "played", "fail"]
     + ["up", "work", "send", "down", "take", "flow", "flow"]
 )
 
 
-class Play:
-    """One run: whatever happens, the ``RecordingClient`` checks what must hold while it listens."""
+class Scenario:
+    """One random run; ``RecordingClient`` checks the session invariants throughout."""
 
     def __init__(self) -> None:
         self.wire = Wire()
         self.session = remote(self.wire)
-        self.worker = FarWorker(self.wire)
+        self.worker = SimulatedWorker(self.wire)
         self.recorder = RecordingClient(self.session)
         self.texts: dict[UtteranceKey, str] = {}
         self.paused = False
@@ -210,7 +210,7 @@ class Play:
                 self.move(name)
 
     def move(self, name: str) -> None:
-        """One step of what goes on by itself."""
+        """Run one step of the wire, the worker or the reader."""
         if name == "up" and self.wire.up:
             self.worker.receive()
         elif name == "work":
@@ -230,12 +230,12 @@ class Play:
         item = self.session.poll()
         if item is None:
             return False
-        assert not (paused and isinstance(item, PcmFrame)), "sound while paused"
+        assert not (paused and isinstance(item, PcmFrame)), "audio while paused"
         self.recorder.record(item)
         return True
 
     def settle(self) -> None:
-        """Everything that is on its way arrives."""
+        """Deliver everything in flight."""
         quiet = 0
         while quiet < 3:
             before = (len(self.recorder.log), len(self.wire.up), self.worker.machine.sent_samples)
@@ -261,48 +261,48 @@ class Play:
 
 
 @settings(deadline=None, max_examples=150)
-@given(acts=st.lists(st.tuples(ACTS, st.integers(0, 9)), max_size=120))
-def test_every_promise_holds_over_any_wire(acts: list[tuple[str, int]]) -> None:
+@given(actions=st.lists(st.tuples(ACTIONS, st.integers(0, 9)), max_size=120))
+def test_guarantees_hold_over_any_wire(actions: list[tuple[str, int]]) -> None:
     async def run() -> None:
-        play = Play()
-        for name, size in acts:
-            play.act(name, size)
-        if play.session.state is State.PAUSED:
-            play.session.resume()
-        if play.session.writing is not None:
-            play.session.end_text()
-        play.settle()
-        assert play.session.state is State.IDLE
-        play.session.close()
-        assert play.wire.handed_back == [True], "the connection can be used again"
-        play.check()
+        scenario = Scenario()
+        for name, size in actions:
+            scenario.act(name, size)
+        if scenario.session.state is State.PAUSED:
+            scenario.session.resume()
+        if scenario.session.writing is not None:
+            scenario.session.end_text()
+        scenario.settle()
+        assert scenario.session.state is State.IDLE
+        scenario.session.close()
+        assert scenario.wire.released == [True], "the connection is reusable"
+        scenario.check()
 
     asyncio.run(run())
 
 
 @settings(deadline=None, max_examples=150)
-@given(acts=st.lists(st.tuples(ACTS, st.integers(0, 9)), max_size=60))
-def test_a_loss_at_any_moment_ends_everything_once(acts: list[tuple[str, int]]) -> None:
+@given(actions=st.lists(st.tuples(ACTIONS, st.integers(0, 9)), max_size=60))
+def test_loss_at_any_moment_ends_each_utterance_once(actions: list[tuple[str, int]]) -> None:
     async def run() -> None:
-        play = Play()
-        for name, size in acts:
-            play.act(name, size)
+        scenario = Scenario()
+        for name, size in actions:
+            scenario.act(name, size)
         stopped = {
-            utterance.key for utterance in play.session._by_context.values() if utterance.stop_reason is not None
+            utterance.key for utterance in scenario.session._by_context.values() if utterance.stop_reason is not None
         }
-        paused = play.session.state is State.PAUSED
-        heard = len(play.recorder.log)
-        play.session.on_lost(ConnectionLost("cut").info)
-        assert play.session.state is State.CLOSED
-        before = set(play.recorder.ends)
-        while play.take():
+        paused = scenario.session.state is State.PAUSED
+        logged = len(scenario.recorder.log)
+        scenario.session.on_lost(ConnectionLost("cut").info)
+        assert scenario.session.state is State.CLOSED
+        before = set(scenario.recorder.ends)
+        while scenario.take():
             pass
-        play.check()
-        assert not (paused and any(isinstance(item, PcmFrame) for item in play.recorder.log[heard:]))
-        for key in set(play.recorder.ends) - before:
-            ended = play.recorder.ends[key]
+        scenario.check()
+        assert not (paused and any(isinstance(item, PcmFrame) for item in scenario.recorder.log[logged:]))
+        for key in set(scenario.recorder.ends) - before:
+            ended = scenario.recorder.ends[key]
             if key in stopped:
-                assert ended.outcome is Outcome.STOPPED, "what was stopped before did not fail"
+                assert ended.outcome is Outcome.STOPPED, "a stopped utterance does not fail"
             elif ended.error is not None and ended.error.code is ErrorCode.CONNECTION_LOST:
                 assert ended.error.retryable
 
@@ -310,22 +310,22 @@ def test_a_loss_at_any_moment_ends_everything_once(acts: list[tuple[str, int]]) 
 
 
 @settings(deadline=None, max_examples=60)
-@given(acts=st.lists(st.tuples(ACTS, st.integers(0, 9)), max_size=80))
-def test_close_ends_everything_and_gives_the_connection_back_once_the_worker_has_answered(
-    acts: list[tuple[str, int]],
+@given(actions=st.lists(st.tuples(ACTIONS, st.integers(0, 9)), max_size=80))
+def test_close_releases_the_link_after_the_last_answer(
+    actions: list[tuple[str, int]],
 ) -> None:
     async def run() -> None:
-        play = Play()
-        for name, size in acts:
-            play.act(name, size)
-        play.session.close("over")
-        while play.take():
+        scenario = Scenario()
+        for name, size in actions:
+            scenario.act(name, size)
+        scenario.session.close("over")
+        while scenario.take():
             pass
-        play.check()
-        ends = len(play.recorder.ends)
-        play.settle()
-        assert len(play.recorder.ends) == ends
-        assert play.wire.handed_back == [True]
+        scenario.check()
+        end_count = len(scenario.recorder.ends)
+        scenario.settle()
+        assert len(scenario.recorder.ends) == end_count
+        assert scenario.wire.released == [True]
 
     asyncio.run(run())
 
@@ -334,26 +334,26 @@ def test_close_ends_everything_and_gives_the_connection_back_once_the_worker_has
 @given(pauses=st.lists(st.integers(1, 30), max_size=4), sizes=st.lists(st.integers(0, 9), min_size=1, max_size=30))
 def test_pauses_change_no_sample(pauses: list[int], sizes: list[int]) -> None:
     async def run(pauses: list[int]) -> bytes:
-        play = Play()
-        key = play.session.speak("one two three four five six seven ")
-        play.texts[key] = "one two three four five six seven "
-        play.session.end_text()
+        scenario = Scenario()
+        key = scenario.session.speak("one two three four five six seven ")
+        scenario.texts[key] = "one two three four five six seven "
+        scenario.session.end_text()
         for pause in pauses:
             for step in range(pause):
                 for name in ("up", "work", "send", "down", "take"):
-                    play.act(name, sizes[step % len(sizes)])
-            if play.session.state is State.SPEAKING:
-                play.session.pause()
-                play.settle()
-                play.session.resume()
-        play.settle()
-        play.check()
-        return play.recorder.pcm[key]
+                    scenario.act(name, sizes[step % len(sizes)])
+            if scenario.session.state is State.SPEAKING:
+                scenario.session.pause()
+                scenario.settle()
+                scenario.session.resume()
+        scenario.settle()
+        scenario.check()
+        return scenario.recorder.pcm[key]
 
     assert asyncio.run(run(pauses)) == asyncio.run(run([]))
 
 
-async def test_a_worker_that_refuses_a_message_is_not_trusted_any_more() -> None:
+async def test_rejection_marks_the_link_unhealthy() -> None:
     wire = Wire()
     session = remote(wire)
     recorder = RecordingClient(session)
@@ -362,16 +362,16 @@ async def test_a_worker_that_refuses_a_message_is_not_trusted_any_more() -> None
     ended = await recorder.wait_ended(key)
     assert ended.outcome is Outcome.ERROR
     session.close()
-    assert wire.handed_back == [False]
+    assert wire.released == [False]
 
 
-async def test_owed_sound_has_a_deadline_and_a_pause_owes_nothing() -> None:
+async def test_missing_audio_expires_unless_paused() -> None:
     wire = Wire()
     session = remote(wire, audio_timeout_s=0.1)
     recorder = RecordingClient(session)
     key = session.speak("text")
     await asyncio.sleep(0.2)
-    assert session.state is State.SPEAKING, "a writer that has not finished is owed nothing"
+    assert session.state is State.SPEAKING, "no audio is due before the text has ended"
     session.end_text()
     session.pause()
     await asyncio.sleep(0.2)
@@ -382,6 +382,6 @@ async def test_owed_sound_has_a_deadline_and_a_pause_owes_nothing() -> None:
     ended = await recorder.wait_ended(key)
     assert ended.error is not None
     assert ended.error.code is ErrorCode.DEADLINE_EXCEEDED
-    assert wire.up[-1][0] == "stop", "the worker is told to give up"
+    assert wire.up[-1][0] == "stop", "the worker is stopped"
     session.close()
-    assert wire.handed_back == [False]
+    assert wire.released == [False]

@@ -1,4 +1,4 @@
-"""The tts-worker plugin where LiveKit Agents looks for plugins. The code is ``tts_worker.integrations.livekit``."""
+"""Registers the plugin in the LiveKit Agents namespace; the code is in ``tts_worker.integrations.livekit``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["TTS", "ChunkedStream", "SynthesizeStream", "__version__"]
 
 
 class TTSWorkerPlugin(Plugin):
-    """Nothing to download: the voices are the worker's."""
+    """Plugin entry. It downloads no files: the voices are on the worker."""
 
     def __init__(self) -> None:
         super().__init__(__name__, __version__, __name__, log)
