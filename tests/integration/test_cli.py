@@ -1,4 +1,4 @@
-"""The command line as a person or a script uses it: in this process where that is the same, else as a real program."""
+"""The command line as users and scripts use it: in this process where that is equivalent, else as a real program."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_say_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], s
     assert "first audio after" in capsys.readouterr().err
 
 
-def test_say_tells_everything_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_say_json_has_words_and_chunks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text.txt").write_text("Hello there, my friend.\n", "utf-8")
     args = [
         "say",
@@ -55,12 +55,12 @@ def test_say_tells_everything_as_json(tmp_path: Path, capsys: pytest.CaptureFixt
         "tone-low",
     ]
     assert main([*args, *TONE]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["voice"] == "tone-low"
-    assert said["outcome"] == "done"
-    assert [word["text"] for word in said["words"]] == ["Hello", "there,", "my", "friend."]
-    assert said["chunks"][-1]["end_sample"] / 24_000 == pytest.approx(said["audio_s"], abs=1e-3)
-    assert soundfile.info(tmp_path / "a.wav").frames == said["chunks"][-1]["end_sample"]
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["voice"] == "tone-low"
+    assert summary["outcome"] == "done"
+    assert [word["text"] for word in summary["words"]] == ["Hello", "there,", "my", "friend."]
+    assert summary["chunks"][-1]["end_sample"] / 24_000 == pytest.approx(summary["audio_s"], abs=1e-3)
+    assert soundfile.info(tmp_path / "a.wav").frames == summary["chunks"][-1]["end_sample"]
 
 
 def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (["hi", "--voice", "nobody"], 2, 'no voice "nobody"'),
+        (["hi", "--voice", "missing"], 2, 'no voice "missing"'),
         (["hi", "--speed", "9"], 2, "speed must be"),
         (["hi", "--seed", "-1"], 2, "seed must be 0"),
         (["hi", "--file", "x"], 2, "not both"),
@@ -86,7 +86,7 @@ def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
         (["🎉"], 1, "nothing in this text that can be spoken"),
     ],
 )
-def test_say_refuses_in_words(
+def test_say_rejects_invalid_arguments(
     args: list[str], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = [] if "--out" in args else ["--out", str(tmp_path / "a.wav")]
@@ -94,7 +94,7 @@ def test_say_refuses_in_words(
     assert message in error_of(capsys)
 
 
-def test_say_speaks_a_pipe_while_it_is_still_being_written() -> None:
+def test_say_speaks_a_pipe_while_text_arrives() -> None:
     say = subprocess.Popen(
         [*PROGRAM, "say", "--out", "-", "--quiet", *TONE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -103,7 +103,7 @@ def test_say_speaks_a_pipe_while_it_is_still_being_written() -> None:
     with say:
         say.stdin.write("The first sentence is äußerst long. And".encode())
         say.stdin.flush()
-        first = say.stdout.read(48_000)  # a second of sound, before the writer has written the rest
+        first = say.stdout.read(48_000)  # one second of audio, before the rest of the text is written
         assert len(first) == 48_000
         rest, _ = say.communicate(b" this is the rest.", timeout=60)
     assert say.returncode == 0
@@ -123,32 +123,32 @@ def install(player: Path, body: str) -> None:
 
 
 def test_say_plays(player: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    install(player, f"/bin/cat > {tmp_path / 'heard'}; exec /bin/sleep 1")  # as long as the speech
+    install(player, f"/bin/cat > {tmp_path / 'played'}; exec /bin/sleep 1")  # as long as the speech
     assert main(["say", "Hello there.", *TONE]) == 0
     assert "-> aplay" in capsys.readouterr().err
-    assert (tmp_path / "heard").stat().st_size > 20_000
+    assert (tmp_path / "played").stat().st_size > 20_000
 
 
-def test_a_player_that_cannot_play_says_why(player: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_player_failure_is_reported(player: Path, capsys: pytest.CaptureFixture[str]) -> None:
     install(player, "echo 'no sound card' >&2; exit 1")
     assert main(["say", "Hello there, " * 2_000, *TONE]) == 1
     assert "aplay cannot play: no sound card. Give --out" in error_of(capsys)
 
 
-def test_a_player_that_ends_early_is_an_error(player: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """ffplay without an audio device takes all of it at once and exits with code 0."""
+def test_player_that_ends_early_is_an_error(player: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """ffplay without an audio device reads everything at once and exits with code 0."""
     install(player, "exec /bin/cat > /dev/null")
     assert main(["say", "Hello there, my friend.", *TONE]) == 1
     assert "aplay cannot play: it ended after" in error_of(capsys)
 
 
-def test_a_player_that_reads_nothing_is_an_error(player: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_player_that_reads_nothing_is_an_error(player: Path, capsys: pytest.CaptureFixture[str]) -> None:
     install(player, "exit 0")
     assert main(["say", "Hello there, my friend.", *TONE]) == 1
     assert "aplay cannot play: it ended" in error_of(capsys)
 
 
-def test_a_player_that_cannot_start_is_an_error(player: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_player_that_cannot_start_is_an_error(player: Path, capsys: pytest.CaptureFixture[str]) -> None:
     player.write_text("#!/no/such/interpreter\n")
     player.chmod(player.stat().st_mode | stat.S_IXUSR)
     assert main(["say", "Hello there.", *TONE]) == 1
@@ -159,7 +159,7 @@ def test_a_player_that_cannot_start_is_an_error(player: Path, capsys: pytest.Cap
 def test_control_c_on_a_terminal_stops(player: Path, tmp_path: Path) -> None:
     """A terminal signals the whole foreground process group; the player must not be in it."""
     os.mkfifo(tmp_path / "speaker")
-    # Plays the first 0.2 s, then no more: speech is going on when Ctrl-C comes.
+    # Plays the first 0.2 s and then blocks, so that Ctrl-C arrives during speech.
     install(player, f"/usr/bin/head -c 9600 > {tmp_path / 'speaker'}; exec /usr/bin/tail -f /dev/null")
     child, terminal = pty.fork()
     if child == 0:
@@ -172,13 +172,13 @@ def test_control_c_on_a_terminal_stops(player: Path, tmp_path: Path) -> None:
     _, status = os.waitpid(child, 0)
     os.close(terminal)
     assert os.waitstatus_to_exitcode(status) == 130
-    said = json.loads((tmp_path / "summary").read_text())
-    assert said["outcome"] == "stopped"
-    assert said["chars_spoken"] + said["chars_remaining"] == len("Hello there, my friend. " * 200)
-    assert said["chars_spoken"] < 200, "the pipe held seconds of speech that were never played"
+    summary = json.loads((tmp_path / "summary").read_text())
+    assert summary["outcome"] == "stopped"
+    assert summary["chars_spoken"] + summary["chars_remaining"] == len("Hello there, my friend. " * 200)
+    assert summary["chars_spoken"] < 200, "the pipe held seconds of speech that were never played"
 
 
-def test_control_c_stops_and_says_what_is_left(player: Path, tmp_path: Path) -> None:
+def test_control_c_stops_and_reports_unspoken_text(player: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "speaker")
     install(player, f"exec /bin/cat > {tmp_path / 'speaker'}")
     command = [*PROGRAM, "say", "Hello there, my friend. " * 200, *TONE]
@@ -210,7 +210,7 @@ def served(*args: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
             process.kill()
 
 
-def test_serve_serves_lists_its_voices_and_drains(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_lists_voices_and_drains(capsys: pytest.CaptureFixture[str]) -> None:
     with served("--set", "log_format=json") as (process, url):
         assert httpx.get(f"{url}/health/ready", timeout=60).status_code == 200
         assert main(["voices", "--url", url, "--json"]) == 0
@@ -246,7 +246,7 @@ sys.exit(main(["serve", "--port", "0", "--engine", "tone", "--set", "server.drai
     ],
     ids=["no_memory", "hang"],
 )
-def test_a_broken_drain_still_ends_the_process(action: str, limit_s: float, code: int) -> None:
+def test_broken_drain_still_ends_the_process(action: str, limit_s: float, code: int) -> None:
     script = BREAKS_WHILE_DRAINING.format(action=action)
     command = [sys.executable, "-c", script, str(limit_s)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -260,8 +260,8 @@ def test_a_broken_drain_still_ends_the_process(action: str, limit_s: float, code
             process.kill()
 
 
-def test_a_value_that_ends_in_a_colon_is_set_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    """YAML would read a mapping; who means one writes braces."""
+def test_set_value_with_trailing_colon_is_a_string(capsys: pytest.CaptureFixture[str]) -> None:
+    """YAML would parse a mapping; mappings need braces here."""
     assert main(["serve", *TONE, "--set", "registry.prefix=tts:worker:", "--set", "registry.url=redis://x/0"]) == 2
     assert "registry.url: a registered worker is reached over gRPC" in error_of(capsys), "the prefix was fine"
 
@@ -274,7 +274,7 @@ def test_a_value_that_ends_in_a_colon_is_set_as_it_is(capsys: pytest.CaptureFixt
         (["--host", "192.0.2.1", "--set", "server.allow_unauthenticated=true"], "cannot listen on 192.0.2.1"),
     ],
 )
-def test_serve_refuses_in_words(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_rejects_invalid_settings(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", *args, *TONE]) == 2
     assert message in error_of(capsys)
 
@@ -282,7 +282,7 @@ def test_serve_refuses_in_words(args: list[str], message: str, capsys: pytest.Ca
 # -- the rest ---------------------------------------------------------------------------------------------------------
 
 
-def test_voices_of_the_repository(capsys: pytest.CaptureFixture[str]) -> None:
+def test_voices_lists_the_voices_of_the_config(capsys: pytest.CaptureFixture[str]) -> None:
     config = Path(__file__).parents[2] / "configs" / "worker.yaml"
     assert main(["voices", "--config", str(config)]) == 0
     assert "heart (default)" in capsys.readouterr().out
@@ -310,7 +310,7 @@ def bench(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, float]:
 def test_bench_control(capsys: pytest.CaptureFixture[str], transport: str) -> None:
     figures = bench(capsys, "control", "--sessions", "4", "--seconds", "3", "--transport", transport)
     assert figures["stops"] > 0
-    if transport != "grpc":  # there the answer and the sound travel apart: what was under way may come after it
+    if transport != "grpc":  # responses and audio are separate calls: audio in transit may follow
         assert figures["frames_after_stop"] == figures["frames_in_pause"] == 0
     assert 0 <= figures["stop_p50_ms"] <= figures["stop_p99_ms"] <= figures["stop_max_ms"]
 
@@ -326,12 +326,12 @@ def test_bench_load(capsys: pytest.CaptureFixture[str]) -> None:
     assert figures["utterances"] == 3
     assert figures.keys() >= {"sessions", "underrun_p99_ms", "first_audio_p95_ms", "cpu_percent", "rss_mb"}
     assert 0 <= figures["continuity_c50"] <= 1
-    # Never more than two seconds and the lead for each; less where the machine stood still, but more than one alone.
+    # At most two seconds and the lead per session; less after a stall of the machine, but more than one session.
     assert 2.2 < figures["audio_s"] < 6.5
     assert 0 <= figures["underruns_unexplained"] <= figures["underruns"]
 
 
-def test_the_command_line_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     for words in ([], ["--help"], ["bench"], ["bench", "--help"]):
         assert main(words) == 0
         assert "bench control" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What holds for every text, however it is cut: the promises of ``TextPipeline``."""
+"""Properties of ``TextPipeline`` for any text and any split of the stream."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def cut_bytes(data: bytes, places: list[int]) -> list[bytes]:
 
 
 def cut_utf16(text: str, places: list[int]) -> list[str]:
-    """As JSON clients cut that count in UTF-16 units: also between the halves of a surrogate pair."""
+    """Split as JSON clients that count in UTF-16 units do, also between the halves of a surrogate pair."""
     return [part.decode("utf-16-le", "surrogatepass") for part in _even(text.encode("utf-16-le"), places)]
 
 
@@ -100,7 +100,7 @@ PLACES = st.lists(st.integers(0, 10_000), max_size=12)
 @settings(deadline=None, max_examples=400)
 @given(TEXTS, PLACES, OPTIONS, LEXICONS)
 @example("**a** 3.14 👋🏽 `x`", [3, 4, 5, 9, 10, 11], TextOptions(), None)
-def test_no_cut_of_the_text_changes_its_segments(
+def test_segments_do_not_depend_on_the_split_of_the_stream(
     text: str, places: list[int], options: TextOptions, lexicon: Lexicon | None
 ) -> None:
     whole = segments_of([text], options, lexicon)
@@ -112,7 +112,7 @@ def test_no_cut_of_the_text_changes_its_segments(
 
 @settings(deadline=None, max_examples=250)
 @given(TEXTS, st.lists(st.integers(0, 200), max_size=3), OPTIONS, LEXICONS, st.booleans())
-def test_segments_tile_the_text_and_spans_lie_within(
+def test_segments_tile_the_text(
     text: str, flushes: list[int], options: TextOptions, lexicon: Lexicon | None, only_words: bool
 ) -> None:
     pipeline = TextPipeline(options, lexicon)
@@ -149,7 +149,7 @@ def test_segments_tile_the_text_and_spans_lie_within(
 
 @settings(deadline=None, max_examples=150)
 @given(TEXTS)
-def test_what_no_segment_covers_has_nothing_to_say(text: str) -> None:
+def test_uncovered_text_has_no_speech(text: str) -> None:
     options = TextOptions(markdown=False, urls=UrlMode.KEEP)
     segments = segments_of([text], options, None)
     rest = text[segments[-1].end :] if segments else text
@@ -159,7 +159,7 @@ def test_what_no_segment_covers_has_nothing_to_say(text: str) -> None:
 
 @settings(deadline=None, max_examples=200)
 @given(TEXTS, OPTIONS)
-def test_what_is_filtered_is_never_spoken(text: str, options: TextOptions) -> None:
+def test_filtered_characters_are_never_spoken(text: str, options: TextOptions) -> None:
     for segment in segments_of([text], options, None):
         for char in segment.text:
             assert unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Co", "Cn")
@@ -174,7 +174,7 @@ def test_what_is_filtered_is_never_spoken(text: str, options: TextOptions) -> No
 
 @settings(deadline=None, max_examples=150)
 @given(TEXTS)
-def test_a_filtered_character_stands_for_one_original_character(text: str) -> None:
+def test_filtered_character_maps_to_one_original_character(text: str) -> None:
     found = filter_text(text)
     places = [index for _, index in found]
     assert all(a < b for a, b in pairwise(places))
@@ -184,7 +184,7 @@ def test_a_filtered_character_stands_for_one_original_character(text: str) -> No
 
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.sampled_from(("word", "two", "Then", "3.5", "it's", "naïve")), min_size=1, max_size=12), TEXTS)
-def test_a_sentence_is_out_with_the_space_after_its_stop(words: list[str], before: str) -> None:
+def test_sentence_is_emitted_with_the_space_after_its_stop(words: list[str], before: str) -> None:
     pipeline = TextPipeline(TextOptions(markdown=False))
     pipeline.feed(before)
     pipeline.flush()
@@ -198,8 +198,8 @@ def test_a_sentence_is_out_with_the_space_after_its_stop(words: list[str], befor
 
 @settings(deadline=None, max_examples=100)
 @given(TEXTS)
-def test_an_open_mark_holds_text_back_for_a_bounded_number_of_characters(text: str) -> None:
-    """Whatever came before (but fenced code, which is dropped), plain words come out in the end."""
+def test_open_mark_delays_text_by_bounded_characters(text: str) -> None:
+    """After any text (without fenced code, which is dropped), plain words are emitted eventually."""
     pipeline = TextPipeline()
     pipeline.feed(text.replace("`", "").replace("~", "") + "\n")
     plain = "some more plain words follow here, and then some, "
@@ -208,7 +208,7 @@ def test_an_open_mark_holds_text_back_for_a_bounded_number_of_characters(text: s
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.sampled_from(("a", "b", "e\u0301", "กำ", "각", "각", "n\u0303\u0323", " ")), max_size=150))
-def test_a_forced_cut_spares_grapheme_clusters(clusters: list[str]) -> None:
+def test_forced_cut_keeps_grapheme_clusters(clusters: list[str]) -> None:
     text = "".join(clusters)
     options = replace(SMALL, markdown=False)
     for segment in segments_of([text], options, None):
@@ -217,11 +217,11 @@ def test_a_forced_cut_spares_grapheme_clusters(clusters: list[str]) -> None:
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.one_of(st.binary(max_size=6), st.text(max_size=4)), max_size=8))
-def test_any_mixture_of_bytes_and_text_is_taken(deltas: list[bytes | str]) -> None:
+def test_any_mixture_of_bytes_and_text_is_accepted(deltas: list[bytes | str]) -> None:
     pipeline = TextPipeline()
     for delta in deltas:
         pipeline.feed(delta)
     pipeline.end()
-    pipeline.source.encode()  # no lone surrogate is left
+    pipeline.source.encode()  # no unpaired surrogate remains
     plain = [delta for delta in deltas if isinstance(delta, str)]
     assert all(char in pipeline.source for delta in plain for char in delta)

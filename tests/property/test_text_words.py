@@ -1,4 +1,4 @@
-"""What holds for the alignment of any text."""
+"""Properties of word alignment and of the split for any text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXTS = st.lists(FRAGMENTS, max_size=25).map(" ".join)
 
 @settings(deadline=None, max_examples=150)
 @given(TEXTS, TEXTS)
-def test_project_is_total_monotonic_and_inside_the_source(source: str, target: str) -> None:
+def test_source_ranges_are_monotonic_and_inside_the_source(source: str, target: str) -> None:
     ranges = source_ranges(source, target)
     assert len(ranges) == len(target.split())
     assert all(0 <= start <= end <= len(source) for start, end in ranges)
@@ -31,7 +31,7 @@ def test_project_is_total_monotonic_and_inside_the_source(source: str, target: s
 
 @settings(deadline=None, max_examples=50)
 @given(TEXTS)
-def test_project_of_a_text_on_itself_is_its_words(text: str) -> None:
+def test_source_ranges_of_identical_text_are_its_words(text: str) -> None:
     assert [text[start:end] for start, end in source_ranges(text, text)] == text.split()
 
 
@@ -52,7 +52,7 @@ def segments(draw: st.DrawFn) -> Segment:
 
 @settings(deadline=None, max_examples=150)
 @given(segments(), st.integers(0, 10**6), st.integers(0, 10**6))
-def test_words_are_disjoint_increasing_and_timed_inside_the_range(segment: Segment, start: int, length: int) -> None:
+def test_words_are_disjoint_and_timed_inside_the_range(segment: Segment, start: int, length: int) -> None:
     words = spoken_words(segment)
     covered = [(span.start, span.end) for span in segment.spans]
     for word in words:
@@ -62,7 +62,7 @@ def test_words_are_disjoint_increasing_and_timed_inside_the_range(segment: Segme
         assert any(map(is_spoken, word.text))
         assert all(
             any(a <= place < b for a, b in covered) for place in range(word.start_char, word.end_char)
-        )  # nothing that a filter removed
+        )  # no filtered character
     for one, two in pairwise(words):
         assert one.end_char <= two.start_char
         assert one.spoken_end <= two.spoken_start
@@ -76,7 +76,7 @@ def test_words_are_disjoint_increasing_and_timed_inside_the_range(segment: Segme
 
 @settings(deadline=None, max_examples=100)
 @given(TEXTS, st.integers(-10, 40_000), st.booleans())
-def test_report_cut_keeps_clusters_and_grows_with_position(text: str, position: int, fully_played: bool) -> None:
+def test_split_keeps_clusters_and_grows_with_position(text: str, position: int, fully_played: bool) -> None:
     words = estimate_timings(
         spoken_words(Segment(0, (Span(text, 0, len(text)),), 0, len(text), Boundary.END)), 0, 30_000
     )
@@ -85,14 +85,14 @@ def test_report_cut_keeps_clusters_and_grows_with_position(text: str, position: 
     assert cut == cluster_end(text, cut)
     assert cut == len(text) if fully_played else cut <= split_spoken(text, words, position + 1000, False)
     if not fully_played:
-        heard = [word for word in words if word.end_char <= cut]
-        missing = [word for word in words if word.end_char > cut]
-        assert all(2 * position >= w.start_sample + w.end_sample for w in heard)
-        assert all(2 * max(position, 0) <= w.start_sample + w.end_sample for w in missing)
+        spoken = [word for word in words if word.end_char <= cut]
+        remaining = [word for word in words if word.end_char > cut]
+        assert all(2 * position >= w.start_sample + w.end_sample for w in spoken)
+        assert all(2 * max(position, 0) <= w.start_sample + w.end_sample for w in remaining)
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(0, 99), st.integers(0, 99)), max_size=5))
-def test_nonsense_from_an_engine_still_gives_a_cut(raw: list[tuple[int, int, int, int]]) -> None:
+def test_any_word_timings_give_a_split(raw: list[tuple[int, int, int, int]]) -> None:
     text = "some text of 24 letters."
     assert 0 <= split_spoken(text, [WordTiming(*numbers) for numbers in raw], 50, False) <= len(text)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.quality.judge import Judge, why_absent
+from tests.quality.judge import Judge, missing_reason
 from tts_worker import create_worker
 from tts_worker.adapter import TTSWorker
 from tts_worker.engine.hibari import VOICE, HibariEngine
@@ -32,19 +32,19 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Spoken:
-    """What came out for a text: s16le at 24 kHz, and its word times."""
+class Speech:
+    """Audio of a text (PCM16LE at 24 kHz) and its word times."""
 
     pcm: bytes
     words: tuple[WordTiming, ...]
 
 
-Speak = Callable[[str], Spoken]
+Speak = Callable[[str], Speech]
 
 
 @pytest.fixture(scope="session")
 def judge() -> Judge:
-    reason = why_absent()
+    reason = missing_reason()
     if reason:
         pytest.skip(reason)
     return Judge()
@@ -59,7 +59,7 @@ def cpu_voice() -> HibariEngine:
 
 @pytest.fixture(scope="session")
 def speak() -> Iterator[Speak]:
-    """The whole worker: a text that comes letter by letter, session, engine thread, frames of 20 ms."""
+    """Synthesize through the whole worker: text letter by letter, session, engine thread, 20 ms frames."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="worker")
     thread.start()
@@ -80,7 +80,7 @@ def speak() -> Iterator[Speak]:
         loop.close()
 
 
-async def _stream(worker: TTSWorker, text: str) -> Spoken:
+async def _stream(worker: TTSWorker, text: str) -> Speech:
     async def letters() -> AsyncIterator[str]:
         for letter in text:
             yield letter
@@ -94,20 +94,20 @@ async def _stream(worker: TTSWorker, text: str) -> Spoken:
         for chunk in chunks
         for word in chunk.words
     )
-    return Spoken(b"".join(chunk.pcm for chunk in chunks), words)
+    return Speech(b"".join(chunk.pcm for chunk in chunks), words)
 
 
 @pytest.fixture(scope="session")
 def speak_whole(cpu_voice: HibariEngine) -> Speak:
-    """The same voice with each text in one piece: what streaming is measured against."""
+    """Synthesize each text in one piece with the same voice, as the reference for streaming."""
 
-    def speak(text: str) -> Spoken:
-        return say(cpu_voice, [Segment(0, (Span(text, 0, len(text)),), 0, len(text), Boundary.END)])
+    def speak(text: str) -> Speech:
+        return synthesize(cpu_voice, [Segment(0, (Span(text, 0, len(text)),), 0, len(text), Boundary.END)])
 
     return speak
 
 
-def say(engine: HibariEngine, segments: list[Segment]) -> Spoken:
+def synthesize(engine: HibariEngine, segments: list[Segment]) -> Speech:
     key = UtteranceKey("quality", 1)
     engine.handle(Open(key, SynthesisParams(VOICE), credit_samples=1 << 40))
     for segment in segments:
@@ -119,4 +119,4 @@ def say(engine: HibariEngine, segments: list[Segment]) -> Spoken:
     *audio, end = events
     assert end == Done(key)
     chunks = [chunk for chunk in audio if isinstance(chunk, Audio)]
-    return Spoken(b"".join(chunk.pcm for chunk in chunks), tuple(word for chunk in chunks for word in chunk.words))
+    return Speech(b"".join(chunk.pcm for chunk in chunks), tuple(word for chunk in chunks for word in chunk.words))

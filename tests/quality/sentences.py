@@ -1,4 +1,4 @@
-"""What the quality tests say: numbers, dates, money, abbreviations, questions, names, short and long ones."""
+"""Sentences for the quality tests: numbers, dates, money, abbreviations, questions, names, short and long ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The containers, as far as they can be checked without a Docker engine: whatever they name exists here and fits."""
+"""Docker files, as far as they can be checked without a Docker engine: everything they name exists and fits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11 to read pypro
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OURS = [name for name, service in SERVICES.items() if "build" in service]
+BUILT_SERVICES = [name for name, service in SERVICES.items() if "build" in service]
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 KEY = "a-long-enough-key"
@@ -32,7 +32,7 @@ def instructions(file: Path) -> list[tuple[str, str]]:
 
 
 def arguments(service: dict[str, Any]) -> argparse.Namespace:
-    """The command, parsed by the command line itself."""
+    """Parse the command with the command's own parser."""
     name, *words = service["command"]
     assert name == "serve"
     parser = argparse.ArgumentParser(exit_on_error=False)
@@ -41,13 +41,13 @@ def arguments(service: dict[str, Any]) -> argparse.Namespace:
 
 
 def settings_in(service: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """The settings as the container would read them, paths of the image taken for those of the repository."""
+    """Return the settings as the container reads them, with paths of the image mapped to the repository."""
     for name, value in service["environment"].items():
         monkeypatch.setenv(name, re.sub(r"\$\{TTS_KEY:\?[^}]*\}", KEY, value))
     return load_settings(ROOT / arguments(service).config)
 
 
-def test_there_are_the_services_that_are_promised() -> None:
+def test_compose_defines_the_documented_services() -> None:
     assert {"redis", "worker", "worker-gpu", "ray"} <= set(SERVICES)
     assert [SERVICES[name].get("profiles") for name in ("redis", "worker", "worker-gpu", "ray")] == [
         None,
@@ -57,14 +57,14 @@ def test_there_are_the_services_that_are_promised() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_a_service_fits_the_command_line_and_the_settings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", BUILT_SERVICES)
+def test_service_matches_command_line_and_settings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     service = SERVICES[name]
     settings = settings_in(service, monkeypatch)
     assert settings.server.keys == (KEY,)
-    inside = {int(port.rpartition(":")[2]) for port in service["ports"]}
+    published = {int(port.rpartition(":")[2]) for port in service["ports"]}
     listening = {settings.server.port} | ({settings.grpc.port} if settings.grpc.enabled else set())
-    assert inside == listening
+    assert published == listening
     assert arguments(service).ray == (name == "ray")
     if settings.registry.url is not None:
         host = settings.registry.url.get_secret_value().split("/")[2].split(":")[0]
@@ -78,19 +78,19 @@ def test_a_service_fits_the_command_line_and_the_settings(name: str, monkeypatch
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_nothing_is_reachable_from_outside_this_machine(name: str) -> None:
+def test_ports_are_published_on_loopback_only(name: str) -> None:
     for port in SERVICES[name].get("ports", []):
         assert port.startswith("127.0.0.1:")
     assert not SERVICES["redis"].get("ports")
 
 
-def test_ports_of_the_machine_are_taken_once() -> None:
+def test_published_ports_are_unique() -> None:
     taken = [port.rsplit(":", 1)[0] for service in SERVICES.values() for port in service.get("ports", [])]
     assert len(taken) == len(set(taken))
 
 
-@pytest.mark.parametrize("name", OURS)
-async def test_the_healthcheck_asks_a_route_that_there_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", BUILT_SERVICES)
+async def test_healthcheck_requests_an_existing_route(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     service = SERVICES[name]
     (url,) = re.findall(r"http://[^']+", service["healthcheck"]["test"][-1])
     settings = settings_in(service, monkeypatch)
@@ -115,12 +115,12 @@ async def test_the_healthcheck_asks_a_route_that_there_is(name: str, monkeypatch
         "scheme": "http",
     }
     await create_application(worker)(scope, receive, send)
-    assert statuses[0] == 503  # it is there, asks for no key, and says that the engines are not: curl and ours fail
+    assert statuses[0] == 503  # the route exists without a key; the engines are not ready
     assert host == f"127.0.0.1:{settings.server.port}"
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_images_are_built_from_what_there_is(name: str) -> None:
+@pytest.mark.parametrize("name", BUILT_SERVICES)
+def test_images_use_existing_extras_and_volumes(name: str) -> None:
     service = SERVICES[name]
     file = ROOT / service["build"]["dockerfile"]
     extras = dict(line.split("=") for key, line in instructions(file) if key == "ARG")["EXTRAS"]
@@ -134,16 +134,16 @@ def test_images_are_built_from_what_there_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.stem)
-def test_the_base_image_can_be_pinned_by_digest(file: Path) -> None:
+def test_base_image_can_be_pinned_by_digest(file: Path) -> None:
     lines = instructions(file)
     assert lines[0] == ("ARG", "BASE=python:3.12-slim")
     assert [line for key, line in lines if key == "FROM"] == ["${BASE}"]
-    for name in OURS:
+    for name in BUILT_SERVICES:
         assert SERVICES[name]["build"]["args"]["BASE"] == "${TTS_BASE_IMAGE:-python:3.12-slim}"
 
 
-def kept(path: str) -> bool:
-    """Whether .dockerignore lets a path into the build, by its last rule that matches it or a folder above it."""
+def is_in_build_context(path: str) -> bool:
+    """Return whether .dockerignore admits a path, by the last rule that matches it or a folder above it."""
     decision = True
     for rule in (ROOT / ".dockerignore").read_text("utf-8").splitlines():
         if rule and not rule.startswith("#"):
@@ -158,14 +158,14 @@ def kept(path: str) -> bool:
 
 
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.stem)
-def test_a_dockerfile_copies_what_there_is_and_runs_as_nobody(file: Path) -> None:
+def test_dockerfile_copies_existing_files_without_root(file: Path) -> None:
     lines = instructions(file)
     copied = [source for key, line in lines if key == "COPY" for source in line.split()[:-1]]
     for source in copied:
         assert (ROOT / source).exists(), source
-        assert kept(source), f"{source} is kept out by .dockerignore"
-    assert not kept("models/llm.pt")
-    assert not kept(".git/config")
+        assert is_in_build_context(source), f"{source} is is_in_build_context out by .dockerignore"
+    assert not is_in_build_context("models/llm.pt")
+    assert not is_in_build_context(".git/config")
     assert [line for key, line in lines if key == "USER"] == ["worker"]
     (entry,) = [line for key, line in lines if key == "ENTRYPOINT"]
     assert yaml.safe_load(entry) == list(PROJECT["project"]["scripts"])
@@ -180,6 +180,6 @@ def test_a_dockerfile_copies_what_there_is_and_runs_as_nobody(file: Path) -> Non
     assert set(PROJECT["project"]["license-files"]) <= set(copied)
 
 
-def test_the_image_has_what_the_wheel_is_built_of() -> None:
+def test_image_contains_the_wheel_sources() -> None:
     for package in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
         assert package.split("/")[0] == "src"

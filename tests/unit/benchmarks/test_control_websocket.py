@@ -1,4 +1,4 @@
-"""What the listener of the control benchmark makes of answers that come late, all at once."""
+"""The WebSocket control benchmark with messages that arrive late and all at once."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tts_worker.benchmarks.control import ControlTimes
 from tts_worker.benchmarks.control_websocket import _Listener
 from tts_worker.types import ControlName
 
-SOUND = bytes(960)
+AUDIO = bytes(960)
 
 
-class _Socket:
-    """Says what it was given, and takes whatever is sent."""
+class FakeSocket:
+    """Yields the given messages and ignores what is sent."""
 
     def __init__(self, messages: Sequence[bytes | dict[str, Any]]) -> None:
         self._messages = messages
@@ -31,44 +31,44 @@ class _Socket:
             yield message if isinstance(message, bytes) else json.dumps(message)
 
 
-async def heard(commands: Sequence[ControlName], *messages: bytes | dict[str, Any]) -> ControlTimes:
-    """Every command has left before the first message is read, as when this process stood still."""
+async def run_listener(commands: Sequence[ControlName], *messages: bytes | dict[str, Any]) -> ControlTimes:
+    """Send every command before the first message is read, as after a stall of this process."""
     times = ControlTimes()
-    listener = _Listener(cast(ClientConnection, _Socket(messages)), random.Random(1), times)
+    listener = _Listener(cast(ClientConnection, FakeSocket(messages)), random.Random(1), times)
     for command in commands:
         listener.command(command, 0.0)
     await listener.listen()
-    await asyncio.sleep(0)  # what it sent has left
+    await asyncio.sleep(0)  # lets its sends complete
     return times
 
 
-def told(kind: str, *, applied: bool = True) -> dict[str, Any]:
+def event(kind: str, *, applied: bool = True) -> dict[str, Any]:
     return {"type": kind, "applied": applied}
 
 
-async def test_sound_after_a_resume_is_not_sound_in_a_pause_however_late_the_pause_was_acknowledged() -> None:
+async def test_late_pause_acknowledgement_counts_no_resumed_audio() -> None:
     both = (ControlName.PAUSE, ControlName.RESUME)
-    times = await heard(both, told("started"), SOUND, told("paused"), told("resumed"), SOUND, SOUND)
+    times = await run_listener(both, event("started"), AUDIO, event("paused"), event("resumed"), AUDIO, AUDIO)
     assert times.frames_in_pause == 0
     assert len(times.resume_s) == 1
 
 
-async def test_sound_between_a_pause_and_its_end_is_counted() -> None:
+async def test_audio_during_a_pause_is_counted() -> None:
     both = (ControlName.PAUSE, ControlName.RESUME)
-    times = await heard(both, told("started"), SOUND, told("paused"), SOUND, told("resumed"), SOUND)
+    times = await run_listener(both, event("started"), AUDIO, event("paused"), AUDIO, event("resumed"), AUDIO)
     assert times.frames_in_pause == 1
     assert len(times.resume_s) == 1
 
 
-async def test_a_resume_that_resumed_nothing_is_not_timed() -> None:
-    times = await heard((ControlName.RESUME,), told("started"), told("resumed", applied=False), SOUND)
+async def test_resume_without_effect_is_not_timed() -> None:
+    times = await run_listener((ControlName.RESUME,), event("started"), event("resumed", applied=False), AUDIO)
     assert not times.resume_s
     assert not times.resume_to_first_audio_s
 
 
-async def test_commands_that_were_all_given_before_the_first_answer_are_each_timed() -> None:
+async def test_commands_sent_before_any_acknowledgement_are_timed() -> None:
     commands = (ControlName.PAUSE, ControlName.RESUME, ControlName.STOP, ControlName.PAUSE, ControlName.STOP)
-    answers = [told("paused"), told("resumed"), told("stopped"), told("paused", applied=False)]
-    times = await heard(commands, told("started"), SOUND, *answers, told("stopped", applied=False))
+    answers = [event("paused"), event("resumed"), event("stopped"), event("paused", applied=False)]
+    times = await run_listener(commands, event("started"), AUDIO, *answers, event("stopped", applied=False))
     assert (len(times.pause_s), len(times.stop_s)) == (2, 1)
     assert times.frames_after_stop == 0

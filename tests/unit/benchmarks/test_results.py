@@ -1,4 +1,4 @@
-"""bench/results/README.md: every file of figures is explained, and what it says of them is in the files."""
+"""bench/results/README.md explains every result file, and its figures match the files."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 RESULTS = Path(__file__).parents[3] / "bench" / "results"
 ROWS = {
-    name: made_by
+    name: engine
     for line in (RESULTS / "README.md").read_text("utf-8").splitlines()
     if line.startswith("| `")
-    for names, _, made_by in [line.strip("| ").split(" | ")]
+    for names, _, engine in [line.strip("| ").split(" | ")]
     for name in re.findall(r"`([^`]+\.json)`", names)
 }
 
@@ -24,8 +24,8 @@ def test_every_result_file_is_explained() -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_the_engine_of_a_result_is_said(name: str) -> None:
-    """A figure without its engine misleads: tones cost nothing."""
+def test_every_result_names_its_engine(name: str) -> None:
+    """A figure without its engine misleads: the tone engine costs almost nothing."""
     record: dict[str, Any] = json.loads((RESULTS / name).read_text("utf-8"))
     engine = record["result"].get("engine")
     command = record["command"]
@@ -44,7 +44,7 @@ def test_the_engine_of_a_result_is_said(name: str) -> None:
     assert ROWS[name] == expected
 
 
-def test_quoted_load_figures_are_those_of_the_files() -> None:
+def test_quoted_figures_match_the_files() -> None:
     text = (RESULTS / "README.md").read_text("utf-8")
     load = json.loads((RESULTS / "load-cpu-40.json").read_text("utf-8"))["result"]
     latency = json.loads((RESULTS / "latency-cpu.json").read_text("utf-8"))["result"]

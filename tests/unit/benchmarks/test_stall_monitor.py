@@ -1,4 +1,4 @@
-"""Who made a hole: the worker, or the machine that stood still for everybody."""
+"""Attribution of underruns to the worker or to stalls of the machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tts_worker.benchmarks import stall_monitor as stall_monitor_module
 from tts_worker.benchmarks.stall_monitor import INTERVAL_S, Stall, StallMonitor, detect_stalls, is_machine_stall
 
 
-def test_a_sleeper_that_wakes_late_tells_from_when_to_when_nothing_moved() -> None:
+def test_late_wakeup_is_a_stall() -> None:
     now_s = 100.0
     late_s = iter([0.0, 0.001, 0.12, 0.0])
 
@@ -25,7 +25,7 @@ def test_a_sleeper_that_wakes_late_tells_from_when_to_when_nothing_moved() -> No
     stall = next(found)
     assert stall.end_s - stall.begin_s == pytest.approx(0.12)
     assert stall.begin_s == pytest.approx(100.0 + 3 * INTERVAL_S + 0.001)
-    with pytest.raises(RuntimeError):  # the fourth was in time; there is no fifth
+    with pytest.raises(RuntimeError):  # the fourth wakeup is in time; there is no fifth
         next(found)
 
 
@@ -33,23 +33,25 @@ def test_a_sleeper_that_wakes_late_tells_from_when_to_when_nothing_moved() -> No
     st.lists(st.tuples(st.integers(0, 400), st.integers(1, 200)), max_size=5), st.integers(0, 300), st.integers(0, 200)
 )
 @settings(deadline=None)
-def test_a_hole_is_the_machine_s_if_it_stood_still_for_most_of_it(
+def test_underrun_mostly_covered_by_stalls_is_the_machines(
     observed: list[tuple[int, int]], gap_ms: int, lead_ms: int
 ) -> None:
-    """Told again in whole milliseconds. Processors may stand still at the same time; that counts once."""
+    """Recomputed in whole milliseconds. Simultaneous stalls of several processors count once."""
     ended_ms = 400
     window = range(ended_ms - gap_ms - lead_ms, ended_ms)
-    still = [ms for ms in window if any(begin <= ms < begin + length for begin, length in observed)]
-    assume(2 * len(still) != len(window))
+    stalled_ms = [ms for ms in window if any(begin <= ms < begin + length for begin, length in observed)]
+    assume(2 * len(stalled_ms) != len(window))
     found = [Stall(begin / 1000, (begin + length) / 1000) for begin, length in observed]
-    assert is_machine_stall(found, gap_ms / 1000, ended_ms / 1000, lead_ms / 1000) == (2 * len(still) > len(window))
+    assert is_machine_stall(found, gap_ms / 1000, ended_ms / 1000, lead_ms / 1000) == (
+        2 * len(stalled_ms) > len(window)
+    )
 
 
-def test_without_a_stall_the_hole_is_the_worker_s() -> None:
+def test_underrun_without_a_stall_is_the_workers() -> None:
     assert not is_machine_stall([], 0.01, 5.0, 0.02)
 
 
-async def test_the_bystander_is_a_process_and_goes_away() -> None:
+async def test_monitor_process_ends_with_its_context() -> None:
     async with StallMonitor() as monitor:
         assert monitor.process.returncode is None
         assert all(stall.end_s > stall.begin_s for stall in monitor.stalls)
@@ -57,16 +59,16 @@ async def test_the_bystander_is_a_process_and_goes_away() -> None:
 
 
 def test_each_stall_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process is ended while its threads write: half a line would be an error of the reader."""
-    written: list[tuple[int, bytes]] = []
-    monkeypatch.setattr(stall_monitor_module.os, "write", lambda file, line: written.append((file, line)))
+    """The process is ended while its threads write; half a line would break the reader."""
+    writes: list[tuple[int, bytes]] = []
+    monkeypatch.setattr(stall_monitor_module.os, "write", lambda file, line: writes.append((file, line)))
     monkeypatch.setattr(stall_monitor_module, "detect_stalls", lambda *_: [Stall(1.5, 2.0), Stall(3.0, 3.25)])
     stall_monitor_module._watch(None)
-    assert written == [(1, b"1.5 2.0\n"), (1, b"3.0 3.25\n")]
+    assert writes == [(1, b"1.5 2.0\n"), (1, b"3.0 3.25\n")]
 
 
 def test_ready_is_written_before_any_stall(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """On a busy machine a processor may stand still before the others are watched."""
+    """On a busy machine a processor may stall before the others are monitored."""
 
     class Thread:
         def __init__(self, **_: object) -> None: ...

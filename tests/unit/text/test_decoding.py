@@ -1,4 +1,4 @@
-"""Deltas as clients send them: bytes cut inside a character, strings cut inside a surrogate pair."""
+"""Decoding of deltas: bytes split inside a character, strings split inside a surrogate pair."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ GRIN = "\U0001f600"
         ([b"a", "\u00e9", b"c"], ["a", "\u00e9", "c", ""]),
     ],
 )
-def test_deltas(deltas: list[str | bytes], expected: list[str]) -> None:
+def test_deltas_are_joined(deltas: list[str | bytes], expected: list[str]) -> None:
     decoder = TextDecoder()
     assert [*map(decoder.feed, deltas), decoder.end()] == expected

@@ -1,4 +1,4 @@
-"""What is read aloud and what is not: a table, and that hostile text costs no more than other text."""
+"""The text filter: a table of texts, and linear time for hostile text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tts_worker.text.filter import UrlMode, filter_text
 
 
-def read(text: str, *, markdown: bool = True, urls: UrlMode = UrlMode.DROP) -> str:
+def filtered(text: str, *, markdown: bool = True, urls: UrlMode = UrlMode.DROP) -> str:
     return "".join(char for char, _ in filter_text(text, markdown=markdown, urls=urls))
 
 
@@ -99,8 +99,8 @@ CASES = [
 
 
 @pytest.mark.parametrize(("text", "expected"), CASES)
-def test_what_is_read(text: str, expected: str) -> None:
-    assert read(text) == expected
+def test_filter(text: str, expected: str) -> None:
+    assert filtered(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -111,20 +111,20 @@ def test_what_is_read(text: str, expected: str) -> None:
         ("**https://x.com**, (http://y.z)", "x.com, (y.z)"),
     ],
 )
-def test_a_url_may_be_read_as_its_host(text: str, expected: str) -> None:
-    assert read(text, urls=UrlMode.HOST) == expected
+def test_url_is_read_as_its_host(text: str, expected: str) -> None:
+    assert filtered(text, urls=UrlMode.HOST) == expected
 
 
-def test_urls_may_be_kept() -> None:
-    assert read("see https://x.com/a_b now", urls=UrlMode.KEEP) == "see https://x.com/a_b now"
+def test_urls_are_kept_on_request() -> None:
+    assert filtered("see https://x.com/a_b now", urls=UrlMode.KEEP) == "see https://x.com/a_b now"
 
 
-def test_without_the_markdown_filter_marks_stay_and_characters_still_go() -> None:
+def test_without_markdown_filter_only_characters_are_dropped() -> None:
     text = "# **b** <i> `c` [l](m) 👍 https://x.com\n\n- a\u200b"
-    assert read(text, markdown=False) == "# **b** <i> `c` [l](m)\n- a"
+    assert filtered(text, markdown=False) == "# **b** <i> `c` [l](m)\n- a"
 
 
-def test_every_character_knows_its_place() -> None:
+def test_every_character_has_its_offset() -> None:
     text = "**a** [b](c) &amp; 👍 d"
     assert [(char, text[index]) for char, index in filter_text(text) if char != " "] == [
         ("a", "a"),
@@ -174,7 +174,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("mark", HOSTILE)
 def test_hostile_text_takes_linear_time(mark: str) -> None:
-    """Seconds per million characters, from 40 000: a quadratic automaton would take minutes."""
+    """Extrapolates from 40 000 to a million characters; a quadratic automaton would take minutes."""
     text = (mark * 40_000)[:40_000]
     began = time.process_time()
     filter_text(text)

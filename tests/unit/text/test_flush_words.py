@@ -1,4 +1,4 @@
-"""What a silent writer has said so far: complete words are spoken, a word that may still be growing is not."""
+"""``flush_words`` emits complete words when the text pauses, and keeps a word that may still grow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.types import Boundary
 
-SPOKEN = [
+CASES = [
     ("I would like to book a table", "I would like to book a"),
     ("I would like to book a table ", "I would like to book a table"),
     ("hel", ""),
@@ -41,13 +41,13 @@ SPOKEN = [
 ]
 
 
-@pytest.mark.parametrize(("text", "spoken"), SPOKEN)
+@pytest.mark.parametrize(("text", "spoken"), CASES)
 def test_complete_words_are_spoken(text: str, spoken: str) -> None:
     pipeline = TextPipeline()
     assert " ".join(segment.text for segment in pipeline.feed(text) + pipeline.flush_words()) == spoken
 
 
-def test_half_a_word_is_not_cut() -> None:
+def test_incomplete_word_stays_pending() -> None:
     pipeline = TextPipeline()
     pipeline.feed("I say hel")
     pipeline.flush_words()
@@ -59,19 +59,19 @@ def test_half_a_word_is_not_cut() -> None:
     ("text", "boundary"),
     [("Yes it is", Boundary.FLUSH), ("Yes it is.", Boundary.SENTENCE), ("Yes it is,", Boundary.FLUSH)],
 )
-def test_only_a_stop_makes_the_pause_of_a_sentence(text: str, boundary: Boundary) -> None:
+def test_flush_keeps_the_sentence_boundary(text: str, boundary: Boundary) -> None:
     pipeline = TextPipeline()
     assert [segment.boundary for segment in pipeline.feed(text) + pipeline.flush_words()] == [boundary]
 
 
-def test_a_second_silence_says_nothing_again() -> None:
+def test_second_flush_words_emits_nothing() -> None:
     pipeline = TextPipeline()
     pipeline.feed("some words and")
     assert pipeline.flush_words()
     assert pipeline.flush_words() == []
 
 
-def test_an_entry_of_several_words_is_waited_for() -> None:
+def test_flush_words_waits_for_an_entry_of_several_words() -> None:
     pipeline = TextPipeline(lexicon=Lexicon.from_mapping({"New York": "noo york"}))
     spoken = [*pipeline.feed("I live in New "), *pipeline.flush_words()]
     assert [segment.text for segment in spoken] == ["I live in"]
@@ -86,13 +86,13 @@ WORDS = st.lists(st.sampled_from(("word", "two", "3.14", "1,000", "it's", "Dr.",
     st.lists(st.integers(0, 60), max_size=6),
     st.sampled_from((TextOptions(), TextOptions(by_word=True))),
 )
-def test_silence_never_parts_a_word(words: list[str], silences: list[int], options: TextOptions) -> None:
-    """Numbers and words sound as they would without it, wherever the writer hesitates within them."""
+def test_flush_words_never_splits_a_word(words: list[str], pauses: list[int], options: TextOptions) -> None:
+    """Numbers and words are spoken the same, wherever the text pauses within them."""
     text = " ".join(words)
     whole = TextPipeline(options)
     expected = " ".join(segment.text.strip() for segment in whole.feed(text) + whole.end())
     pipeline = TextPipeline(options)
-    edges = [0, *sorted(min(place, len(text)) for place in silences), len(text)]
+    edges = [0, *sorted(min(place, len(text)) for place in pauses), len(text)]
     segments = []
     for start, end in pairwise(edges):
         segments += pipeline.feed(text[start:end])

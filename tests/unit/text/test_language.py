@@ -1,4 +1,4 @@
-"""The language of each segment: by its script, by common words, by what was asked for; never Chinese by default."""
+"""Language detection by script, common words and explicit request; Chinese is never a default."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ V3 = ("zh", "en", "ja", "ko", "yue", "de", "es", "fr", "it", "ru")
         ("OK 5", "en"),
     ],
 )
-def test_a_segment_is_read_in_its_own_language(text: str, language: str) -> None:
+def test_segment_language_is_detected(text: str, language: str) -> None:
     assert LanguageDetector(V3).detect(text) == language
 
 
-def test_only_languages_of_the_voice_are_guessed() -> None:
+def test_only_languages_of_the_voice_are_detected() -> None:
     assert LanguageDetector(V2).detect("Ich habe 3 Euro für den Bus") == "en"
 
 
-def test_neutral_text_follows_the_segment_before_it() -> None:
+def test_neutral_text_follows_the_previous_segment() -> None:
     detector = LanguageDetector(V2)
     assert [detector.detect(text) for text in ("我在", "10:30", "I paid", "$5")] == ["zh", "zh", "en", "en"]
 
@@ -60,7 +60,7 @@ def test_neutral_text_follows_the_segment_before_it() -> None:
         ((), None, "", "en"),
     ],
 )
-def test_the_caller_decides_where_the_script_allows_it(
+def test_explicit_language_applies_if_the_script_allows(
     languages: tuple[str, ...], explicit: str | None, text: str, language: str | None
 ) -> None:
     assert LanguageDetector(languages, explicit).detect(text) == language

@@ -1,4 +1,4 @@
-"""How names are said: levels, whole words, longest match, checks that name the key."""
+"""The lexicon: levels, whole words, longest match, and errors that name the key."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def spoken(text: str, lexicon: Lexicon, cut: int | None = None) -> str:
         ("a new new yor", "a new new yor"),
     ],
 )
-def test_whole_words_and_the_longest_entry(text: str, expected: str) -> None:
+def test_longest_entry_matches_whole_words(text: str, expected: str) -> None:
     lexicon = Lexicon.from_mapping(
         {
             "nginx": "engine x",
@@ -57,7 +57,7 @@ def test_whole_words_and_the_longest_entry(text: str, expected: str) -> None:
         assert spoken(text, lexicon, cut) == expected
 
 
-def test_what_is_said_keeps_its_place_in_the_text() -> None:
+def test_replacement_keeps_its_source_range() -> None:
     lexicon = Lexicon.from_mapping({"new york": "noo york", "Siobhan": "/ʃɪˈvɔːn/"})
     pipeline = TextPipeline(lexicon=lexicon)
     (segment,) = pipeline.feed("In New York Siobhan said") + pipeline.end()
@@ -70,14 +70,14 @@ def test_what_is_said_keeps_its_place_in_the_text() -> None:
     )
 
 
-def test_an_entry_of_several_words_is_one_word_to_engines_that_take_words() -> None:
+def test_entry_of_several_words_is_one_word_segment() -> None:
     lexicon = Lexicon.from_mapping({"new york": "noo york"})
     pipeline = TextPipeline(TextOptions(by_word=True), lexicon)
     segments = [segment for char in "In New York now" for segment in pipeline.feed(char)] + pipeline.end()
     assert [segment.text for segment in segments] == ["In", " noo york", " now"]
 
 
-def test_one_phoneme_is_enough() -> None:
+def test_single_phoneme_is_valid() -> None:
     (entry,) = Lexicon.from_mapping({"a": "/ə/"})
     assert (entry.phonemes, entry.alias) == ("ə", None)
 
@@ -92,12 +92,12 @@ def test_later_levels_win() -> None:
     assert len(lexicon) == 3
 
 
-def test_case_can_be_chosen() -> None:
+def test_case_sensitivity_is_configurable() -> None:
     lexicon = Lexicon.from_mapping({"polish": {"say": "shine", "case_sensitive": True}})
     assert spoken("polish the Polish", lexicon) == "shine the Polish"
 
 
-def test_no_lexicon_is_an_empty_lexicon() -> None:
+def test_merging_no_lexicons_is_empty() -> None:
     assert spoken("as it is", Lexicon.merged()) == "as it is"
 
 
@@ -124,6 +124,6 @@ def test_no_lexicon_is_an_empty_lexicon() -> None:
         ({str(number): "x" for number in range(MAX_ENTRIES + 1)}, "5001 entries; at most 5000"),
     ],
 )
-def test_a_bad_entry_is_named(data: object, message: str) -> None:
+def test_invalid_entry_is_named_in_the_error(data: object, message: str) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(message)):
         Lexicon.from_mapping(data, name="voice.lexicon")

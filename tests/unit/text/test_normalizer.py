@@ -1,4 +1,4 @@
-"""Numbers as words, with every word still knowing which original characters it says."""
+"""Text normalization keeps the source range of every word."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import Boundary, Segment, Span
 
 
-def rewriting(table: dict[str, str]) -> Normalize:
+def replacing(table: dict[str, str]) -> Normalize:
     def normalize(text: str, language: str | None) -> str:
-        for written, said in table.items():
-            text = text.replace(written, said)
+        for source, rewritten in table.items():
+            text = text.replace(source, rewritten)
         return text
 
     return normalize
@@ -25,8 +25,8 @@ def plain(text: str) -> Segment:
     return Segment(0, (Span(text, 0, len(text)),), 0, len(text), Boundary.END)
 
 
-def test_spans_range_over_what_they_say() -> None:
-    rules = rewriting({"$100": "one hundred dollars", "Dr.": "doctor", "&": "and"})
+def test_spans_range_over_their_source() -> None:
+    rules = replacing({"$100": "one hundred dollars", "Dr.": "doctor", "&": "and"})
     segment = normalize_segment(plain("Dr. No paid $100, & left"), rules, "en")
     assert segment.text == "doctor No paid one hundred dollars, and left"
     assert segment.spans == (
@@ -48,35 +48,35 @@ def test_spans_range_over_what_they_say() -> None:
     ]
 
 
-def test_inserted_words_belong_to_a_neighbour() -> None:
+def test_inserted_words_belong_to_a_neighbor() -> None:
     original = "on 3 May"
-    segment = normalize_segment(plain(original), rewriting({"3 May": "the third of May"}), "en")
+    segment = normalize_segment(plain(original), replacing({"3 May": "the third of May"}), "en")
     assert segment.text == "on the third of May"
     assert all(span.start < span.end for span in segment.spans)
     assert [original[word.start_char : word.end_char] for word in spoken_words(segment)] == ["on", "3", "May"]
 
 
-def test_scripts_without_spaces_keep_a_place_per_character() -> None:
+def test_unspaced_scripts_keep_offsets_per_character() -> None:
     original = "我有100元。"
-    segment = normalize_segment(plain(original), rewriting({"100": "一百"}), "zh")
+    segment = normalize_segment(plain(original), replacing({"100": "一百"}), "zh")
     assert segment.text == "我有一百元。"
     assert [original[word.start_char : word.end_char] for word in spoken_words(segment)] == ["我", "有", "100", "元。"]
 
 
-def test_what_the_lexicon_said_is_left_alone() -> None:
+def test_lexicon_replacements_are_not_normalized() -> None:
     segment = Segment(0, (Span("5 ", 0, 2), Span("5", 2, 3, phonemes="faɪv"), Span(" 5", 3, 5)), 0, 5, Boundary.END)
-    result = normalize_segment(segment, rewriting({"5": "five"}), "en")
+    result = normalize_segment(segment, replacing({"5": "five"}), "en")
     assert [span.text for span in result.spans] == ["five", " ", "5", " ", "five"]
 
 
-@pytest.mark.parametrize("said", ["", "  ", "!!", "x y z a b c"])
-def test_a_rewriting_that_makes_no_sense_still_gives_speech(said: str) -> None:
-    segment = normalize_segment(plain("a 1 b"), lambda text, language: said, "en")
-    assert segment.text == (said if said.strip(" !") else "a 1 b")
+@pytest.mark.parametrize("rewritten", ["", "  ", "!!", "x y z a b c"])
+def test_nonsense_from_the_rules_keeps_speech(rewritten: str) -> None:
+    segment = normalize_segment(plain("a 1 b"), lambda text, language: rewritten, "en")
+    assert segment.text == (rewritten if rewritten.strip(" !") else "a 1 b")
     assert [span.start for span in segment.spans] == sorted(span.start for span in segment.spans)
 
 
-def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wetext", None)
     with pytest.raises(MissingExtra, match=r"\.\[normalise\]"):
         load_normalizer()
@@ -98,12 +98,12 @@ def wetext() -> Normalize:
         ("en", "Hello   world!  ok", "Hello   world!  ok"),
     ],
 )
-def test_the_rules_of_wetext(wetext: Normalize, language: str | None, text: str, expected: str) -> None:
+def test_wetext_rules(wetext: Normalize, language: str | None, text: str, expected: str) -> None:
     assert wetext(text, language) == expected
 
 
 @pytest.mark.parametrize("text", ["", " ", "!", "\\", '"{', "a" * 500, "\x00", '{ } name: "x"', "&<>|~^"])
-def test_odd_text_is_survived(wetext: Normalize, text: str) -> None:
+def test_unusual_text_is_accepted(wetext: Normalize, text: str) -> None:
     assert isinstance(wetext(text, "en"), str)
     assert isinstance(wetext(text, "zh"), str)
 
@@ -118,7 +118,7 @@ def test_odd_text_is_survived(wetext: Normalize, text: str) -> None:
         ("zh", "呵呵……哈哈——啊！"),
     ],
 )
-def test_text_that_is_skipped_would_not_have_changed(wetext: Normalize, language: str, text: str) -> None:
+def test_skipped_text_is_unchanged_by_the_rules(wetext: Normalize, language: str, text: str) -> None:
     assert not needs_rewriting(text)
     assert wetext(text, language) == text
 
@@ -140,5 +140,5 @@ def test_text_that_is_skipped_would_not_have_changed(wetext: Normalize, language
         "a/b",
     ],
 )
-def test_what_the_rules_may_change_is_not_skipped(text: str) -> None:
+def test_text_that_the_rules_may_change_is_not_skipped(text: str) -> None:
     assert needs_rewriting(text)

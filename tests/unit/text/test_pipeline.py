@@ -1,4 +1,4 @@
-"""The pipeline's own promises: flush, end, source, options, and that a long text costs no more per character."""
+"""The text pipeline: flush, end, source, options, and constant cost per character."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.types import Boundary
 
 
-def test_flush_speaks_what_is_there() -> None:
+def test_flush_emits_pending_text() -> None:
     pipeline = TextPipeline()
     assert pipeline.feed("Hello, *you") == []
     (segment,) = pipeline.flush()
@@ -21,7 +21,7 @@ def test_flush_speaks_what_is_there() -> None:
     assert (last.text, last.boundary, last.start, last.end) == ("there", Boundary.END, 11, 18)
 
 
-def test_a_flush_between_the_halves_of_a_character_keeps_them_together() -> None:
+def test_flush_inside_a_character_keeps_it_whole() -> None:
     pipeline = TextPipeline()
     pipeline.feed(b"caf" + "é".encode()[:1])
     assert [segment.text for segment in pipeline.flush()] == ["caf"]
@@ -29,7 +29,7 @@ def test_a_flush_between_the_halves_of_a_character_keeps_them_together() -> None
     assert (last.text, pipeline.source) == ("é", "café")
 
 
-def test_a_flush_inside_a_code_fence_reads_none_of_it() -> None:
+def test_flush_inside_a_code_fence_reads_no_code() -> None:
     pipeline = TextPipeline()
     pipeline.feed("Look:\n```py")
     pipeline.flush()
@@ -38,27 +38,27 @@ def test_a_flush_inside_a_code_fence_reads_none_of_it() -> None:
     assert [segment.text for segment in pipeline.feed("```\nDone.") + pipeline.end()] == ["Done."]
 
 
-def test_filtered_text_belongs_to_the_segment_after_it() -> None:
+def test_filtered_text_belongs_to_the_next_segment() -> None:
     text = "👋 **Hi.** ![x](y) There.\n```\ncode\n```\n"
     pipeline = TextPipeline()
     segments = pipeline.feed(text) + pipeline.end()
     assert [text[segment.start : segment.end] for segment in segments] == ["👋 **Hi.", "** ![x](y) There.\n"]
 
 
-def test_the_last_segment_ranges_to_the_end_if_it_was_not_out_before() -> None:
+def test_last_segment_ranges_to_the_end_of_the_text() -> None:
     pipeline = TextPipeline()
     assert [segment.end for segment in pipeline.feed("Hello 🎉 ") + pipeline.end()] == [8]
 
 
 @pytest.mark.parametrize("text", ["", " \n", "🎉👨‍👩‍👧", "```\ncode", "https://x.com", "...!?", "**", "<br>"])
-def test_text_with_nothing_to_say_makes_no_segment(text: str) -> None:
+def test_text_without_speech_makes_no_segment(text: str) -> None:
     pipeline = TextPipeline()
     assert pipeline.feed(text) + pipeline.flush() + pipeline.end() == []
     assert not pipeline.has_speech
     assert pipeline.source == text
 
 
-def test_nothing_may_come_after_the_end() -> None:
+def test_calls_after_the_end_are_illegal() -> None:
     pipeline = TextPipeline()
     pipeline.end()
     for call in (pipeline.end, pipeline.flush, lambda: pipeline.feed("x")):
@@ -69,19 +69,19 @@ def test_nothing_may_come_after_the_end() -> None:
 @pytest.mark.parametrize(
     "sizes", [(0, 60, 90, 180), (70, 60, 90, 180), (12, 60, 10, 180), (12, 60, 190, 180), (1, 9, 20, 8)]
 )
-def test_sizes_that_cannot_be_met_are_refused(sizes: tuple[int, int, int, int]) -> None:
+def test_inconsistent_sizes_are_rejected(sizes: tuple[int, int, int, int]) -> None:
     with pytest.raises(InvalidRequest, match="must hold"):
         TextOptions(first_clause_chars=sizes[0], clause_chars=sizes[1], first_max_chars=sizes[2], max_chars=sizes[3])
 
 
-def test_values_that_make_no_sense_are_refused() -> None:
+def test_invalid_options_are_rejected() -> None:
     with pytest.raises(InvalidRequest, match="urls must be one of drop, host, keep"):
         TextOptions(urls="maybe")  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="BCP-47"):
         TextOptions(language="English, please")
 
 
-def test_a_text_of_many_deltas_is_kept_in_few_pieces() -> None:
+def test_source_joins_many_deltas() -> None:
     pipeline = TextPipeline()
     text = "word " * 2000
     for char in text:
@@ -90,7 +90,7 @@ def test_a_text_of_many_deltas_is_kept_in_few_pieces() -> None:
 
 
 LATENCIES = [
-    # text, what has to be out when all of it has come, and how many characters follow it
+    # text, and the segment that its last character completes
     ("Hello there. ", "Hello there."),
     ("Hello there! ", "Hello there!"),
     ("Good morning to you, ", "Good morning to you,"),
@@ -109,14 +109,14 @@ LATENCIES = [
 
 
 @pytest.mark.parametrize(("text", "segment"), LATENCIES)
-def test_a_segment_is_out_one_character_after_it_can_be_known(text: str, segment: str) -> None:
-    """... and not before, because a character before it was still open."""
+def test_segment_is_emitted_by_the_deciding_character(text: str, segment: str) -> None:
+    """The character before it leaves the boundary open."""
     pipeline = TextPipeline()
     assert pipeline.feed(text[:-1]) == []
     assert [found.text for found in pipeline.feed(text[-1])] == [segment]
 
 
-def test_a_long_text_in_single_bytes_takes_linear_time() -> None:
+def test_long_text_in_single_bytes_takes_linear_time() -> None:
     data = ("Some words that follow each other, 3.14 times. **Bold** 👋 and so on; " * 900).encode()
     began = time.process_time()
     pipeline = TextPipeline()

@@ -1,4 +1,4 @@
-"""What is spoken, segment by segment: a table of texts as they come from people and language models."""
+"""Segments of typical texts from people and language models, as a table."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ def test_german_ordinals_and_abbreviations(text: str, expected: list[str]) -> No
     assert [segment.text for segment in pipeline.feed(text) + pipeline.end()] == expected
 
 
-def test_clauses_grow_longer() -> None:
-    """The first clause is out early; later ones are longer, so that speech flows."""
+def test_later_clauses_are_longer() -> None:
+    """The first clause is emitted early; later ones are longer for better prosody."""
     pipeline = TextPipeline()
     segments = pipeline.feed("and four words too, " * 12) + pipeline.end()
     sizes = [len(segment.text) for segment in segments]
@@ -150,7 +150,7 @@ def test_clauses_grow_longer() -> None:
     assert {segment.boundary for segment in segments[:-1]} == {C}
 
 
-def test_text_without_punctuation_is_cut_at_spaces_the_first_time_early() -> None:
+def test_text_without_punctuation_is_cut_at_spaces() -> None:
     pipeline = TextPipeline()
     segments = pipeline.feed("word " * 100) + pipeline.end()
     assert [len(segment.text) for segment in segments] == [89, 174, 174, 59]
@@ -158,13 +158,13 @@ def test_text_without_punctuation_is_cut_at_spaces_the_first_time_early() -> Non
     assert " ".join(segment.text for segment in segments) == ("word " * 100).strip()
 
 
-def test_a_long_word_is_cut_where_it_must_be() -> None:
+def test_long_word_is_cut_at_the_maximum() -> None:
     pipeline = TextPipeline(TextOptions(first_clause_chars=5, clause_chars=10, first_max_chars=20, max_chars=30))
     segments = pipeline.feed("so " + "x" * 70) + pipeline.end()
     assert [segment.text for segment in segments] == ["so", "x" * 29, "x" * 30, "x" * 11]
 
 
-def test_a_forced_cut_prefers_a_comma() -> None:
+def test_forced_cut_prefers_a_comma() -> None:
     pipeline = TextPipeline(TextOptions(first_clause_chars=40, first_max_chars=60, max_chars=80))
     segments = pipeline.feed("one short clause here, then many words without any mark at all follow") + pipeline.end()
     assert [(segment.text, segment.boundary) for segment in segments] == [
@@ -173,7 +173,7 @@ def test_a_forced_cut_prefers_a_comma() -> None:
     ]
 
 
-def test_word_by_word_for_engines_that_take_text_while_it_is_written() -> None:
+def test_by_word_makes_every_word_a_segment() -> None:
     pipeline = TextPipeline(TextOptions(by_word=True))
     segments = pipeline.feed("Dr. Smith *paid* $3.14,\nok? 你好。 Yes") + pipeline.end()
     assert [segment.text for segment in segments] == [
@@ -194,7 +194,7 @@ def test_word_by_word_for_engines_that_take_text_while_it_is_written() -> None:
     ]
 
 
-def test_a_word_is_out_with_the_space_after_it() -> None:
+def test_word_is_emitted_with_the_space_after_it() -> None:
     pipeline = TextPipeline(TextOptions(by_word=True))
     assert pipeline.feed("Hello") == []
     assert [segment.text for segment in pipeline.feed(" ")] == ["Hello"]

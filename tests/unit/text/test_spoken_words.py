@@ -1,4 +1,4 @@
-"""The words of a segment, their times, and where a receipt cuts the text: by example."""
+"""Words of a segment, their estimated times, and the split of a playback report, by example."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def plain(text: str) -> Segment:
     return segment_of(Span(text, 0, len(text)))
 
 
-def said(source: str, target: str) -> list[tuple[str, str]]:
+def source_words(source: str, target: str) -> list[tuple[str, str]]:
     return [(word, source[a:b]) for word, (a, b) in zip(target.split(), source_ranges(source, target), strict=True)]
 
 
-# -- project ----------------------------------------------------------------------------------------------------------
+# -- source ranges -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def said(source: str, target: str) -> list[tuple[str, str]]:
         ("12 34", "x", ["12 34"]),
     ],
 )
-def test_every_spoken_word_knows_its_source(source: str, target: str, expected: list[str]) -> None:
-    assert said(source, target) == list(zip(target.split(), expected, strict=True))
+def test_rewritten_words_map_to_their_source(source: str, target: str, expected: list[str]) -> None:
+    assert source_words(source, target) == list(zip(target.split(), expected, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_every_spoken_word_knows_its_source(source: str, target: str, expected: 
         (" ".join(map(str, range(3000))), " ".join(map(str, reversed(range(3000))))),
     ],
 )
-def test_long_hostile_texts_are_aligned_quickly(source: str, target: str) -> None:
+def test_long_hostile_texts_are_aligned_in_linear_time(source: str, target: str) -> None:
     began = time.process_time()
     assert len(source_ranges(source, target)) == len(target.split())
     assert time.process_time() - began < 2.0
@@ -76,7 +76,7 @@ def test_words_keep_their_punctuation() -> None:
     assert words_of(plain(text), text) == [(word, word) for word in text.split()]
 
 
-def test_a_rewritten_word_stays_one_original_word() -> None:
+def test_rewritten_word_stays_one_original_word() -> None:
     original = "I paid $100, thanks"
     segment = segment_of(Span("I paid ", 0, 7), Span("one hundred dollars", 7, 11), Span(", thanks", 11, 19))
     assert words_of(segment, original) == [
@@ -93,7 +93,7 @@ def test_filtered_characters_belong_to_no_word() -> None:
     assert words_of(segment, original) == [("see", "see"), ("this", "this,"), ("ok", "ok")]
 
 
-def test_inserted_words_belong_to_the_word_before() -> None:
+def test_inserted_words_belong_to_the_previous_word() -> None:
     original = "on 3 May"
     segment = segment_of(Span("on ", 0, 3), Span("the ", 3, 3), Span("third of", 3, 4), Span(" May", 4, 8))
     assert words_of(segment, original) == [("on", "on"), ("3", "the third of"), ("May", "May")]
@@ -104,7 +104,7 @@ def test_punctuation_alone_is_no_word() -> None:
     assert words_of(plain(original), original) == [("one", "- one —"), ("two", "two ...")]
 
 
-def test_scripts_without_spaces_have_a_word_per_character() -> None:
+def test_unspaced_scripts_have_a_word_per_character() -> None:
     original = "他说：「你好」，ok吗"
     assert words_of(plain(original), original) == [
         ("他", "他"),
@@ -116,12 +116,12 @@ def test_scripts_without_spaces_have_a_word_per_character() -> None:
     ]
 
 
-def test_a_combining_mark_stays_with_its_character() -> None:
+def test_combining_mark_stays_with_its_character() -> None:
     original = "กำลัง が"  # Thai with a vowel sign, kana with a combining voicing mark
     assert [word for word, _ in words_of(plain(original), original)] == ["กำ", "ลั", "ง", "が"]
 
 
-def test_phonemes_make_a_word_of_their_span() -> None:
+def test_span_with_phonemes_is_one_word() -> None:
     original = "New York, yes"
     segment = segment_of(Span("New York", 0, 8, phonemes="nuː jɔːk"), Span(", yes", 8, 13))
     assert words_of(segment, original) == [("New York,", "New York,"), ("yes", "yes")]
@@ -130,7 +130,7 @@ def test_phonemes_make_a_word_of_their_span() -> None:
 # -- time -------------------------------------------------------------------------------------------------------------
 
 
-def test_time_follows_the_spoken_weight() -> None:
+def test_word_time_follows_spoken_weight() -> None:
     timings = estimate_timings(spoken_words(plain("a extraordinary, 1984 b")), 1000, 25_000)
     length = [timing.end_sample - timing.start_sample for timing in timings]
     assert timings[0].start_sample == 1000
@@ -140,22 +140,22 @@ def test_time_follows_the_spoken_weight() -> None:
     assert timings[2].start_sample > timings[1].end_sample  # the comma is a pause
 
 
-def test_a_rewritten_word_takes_the_time_of_what_is_said() -> None:
+def test_rewritten_word_takes_the_time_of_its_spoken_text() -> None:
     segment = segment_of(Span("one hundred dollars", 0, 4), Span(" ok", 4, 7))
     long, short = estimate_timings(spoken_words(segment), 0, 24_000)
     assert long.end_sample - long.start_sample > 4 * (short.end_sample - short.start_sample)
 
 
-def test_words_without_text_are_spread_by_their_length() -> None:
+def test_words_without_text_share_time_by_length() -> None:
     timings = estimate_timings([SpokenWord(0, 1, 0, 1), SpokenWord(2, 11, 2, 11)], 0, 1200)
     assert [(t.start_sample, t.end_sample) for t in timings] == [(0, 200), (200, 1200)]
 
 
-def test_no_words_have_no_times() -> None:
+def test_no_words_give_no_timings() -> None:
     assert estimate_timings((), 0, 100) == ()
 
 
-# -- receipts ---------------------------------------------------------------------------------------------------------
+# -- split -------------------------------------------------------------------------------------------------------------
 
 TEXT = 'He said "**stop**" — 你好'
 WORDS = (
@@ -183,16 +183,16 @@ WORDS = (
         (-5, False, ""),
     ],
 )
-def test_half_a_word_is_a_word(position: int, fully_played: bool, spoken: str) -> None:
+def test_word_counts_as_spoken_from_half_of_it(position: int, fully_played: bool, spoken: str) -> None:
     assert TEXT[: split_spoken(TEXT, WORDS, position, fully_played)] == spoken
 
 
-def test_a_word_of_no_length_is_not_heard_before_it_begins() -> None:
+def test_word_without_length_counts_from_its_start() -> None:
     words = (WordTiming(0, 1, 0, 0), WordTiming(2, 3, 700, 700))
     assert [split_spoken("a b", words, position, False) for position in (0, 1, 699, 700)] == [0, 1, 1, 3]
 
 
-def test_a_cut_never_splits_what_is_one_character_to_a_reader() -> None:
+def test_split_keeps_grapheme_clusters() -> None:
     family = "👨‍👩‍👧"
     text = "a" + family + "e\u0301🇩🇪🇫🇷각"
     allowed = {0, 1, 1 + len(family), 3 + len(family), 5 + len(family), 7 + len(family), len(text)}
@@ -201,5 +201,5 @@ def test_a_cut_never_splits_what_is_one_character_to_a_reader() -> None:
         assert split_spoken(text, words, 100, False) in allowed
 
 
-def test_words_beyond_the_text_do_not_carry_the_cut_beyond_it() -> None:
+def test_words_beyond_the_text_do_not_move_the_split() -> None:
     assert split_spoken("ab", (WordTiming(0, 9, 0, 10), WordTiming(11, 19, 10, 20)), 10, False) == 2
