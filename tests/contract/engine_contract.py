@@ -1,11 +1,11 @@
-"""What every engine promises (``tts_worker.engine.base``), as a table of checks that any engine can be put through.
+"""Checks of the engine protocol (``tts_worker.engine.base``) that run against any engine.
 
-A test module describes its engine as a ``EngineCase`` and runs the table:
+A test module describes its engine as an ``EngineCase`` and runs the table:
 
     @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
-    def test_the_engine_keeps(promise): promise(SUBJECT)
+    def test_engine_contract(check): check(CASE)
 
-Everything is driven through ``handle`` and ``step`` alone, with a made-up clock.
+The checks use only ``handle`` and ``step``, with a simulated clock.
 """
 
 from __future__ import annotations
@@ -38,13 +38,19 @@ from tts_worker.types import (
 )
 
 PLENTY_SAMPLES = 1 << 40
-MOST_STEPS = 20_000
+MAX_STEPS = 20_000
 
 
 @dataclass(frozen=True)
 class EngineCase:
-    """An engine under test. ``make`` gives a fresh one with room for at least 9 utterances. ``segments`` are what
-    ``params`` can say, a few seconds; ``unspeakable`` has no sound in it."""
+    """An engine under test.
+
+    Attributes:
+        make: Builds an engine with at least 9 utterance slots.
+        params: Parameters that the engine supports.
+        segments: Text of a few seconds that the engine can speak with ``params``.
+        unspeakable: Text that gives no audio.
+    """
 
     make: Callable[[], Engine]
     params: SynthesisParams
@@ -53,14 +59,14 @@ class EngineCase:
 
 
 def segments(*parts: tuple[str, Boundary]) -> tuple[Segment, ...]:
-    """Segments that tile a text, said as it is written."""
-    tiled = []
-    place = 0
+    """Build contiguous segments without replacements from pieces of a text."""
+    result = []
+    start = 0
     for index, (text, boundary) in enumerate(parts):
-        end = place + len(text)
-        tiled.append(Segment(index, (Span(text, place, end),), place, end, boundary))
-        place = end
-    return tuple(tiled)
+        end = start + len(text)
+        result.append(Segment(index, (Span(text, start, end),), start, end, boundary))
+        start = end
+    return tuple(result)
 
 
 # -- driving an engine ------------------------------------------------------------------------------------------------
@@ -68,7 +74,7 @@ def segments(*parts: tuple[str, Boundary]) -> tuple[Segment, ...]:
 
 @dataclass
 class EngineOutput:
-    """What came out for one utterance."""
+    """Events of one utterance."""
 
     audio: list[Audio] = field(default_factory=list)
     ends: list[Done | Failed] = field(default_factory=list)
@@ -87,20 +93,20 @@ class EngineOutput:
 
     @property
     def content(self) -> tuple[bytes, list[WordTiming], list[Done | Failed]]:
-        """Everything that must not depend on timing or company."""
+        """Everything that must not depend on timing or on other utterances."""
         return self.pcm, self.words, [replace(end, key=UtteranceKey("", 0)) for end in self.ends]
 
 
 class EngineDriver:
-    """An engine and what came out of it, by utterance."""
+    """Drives an engine and collects its output per utterance."""
 
     def __init__(self, case: EngineCase) -> None:
         self.case = case
         self.engine = case.make()
-        self.heard: dict[UtteranceKey, EngineOutput] = {}
+        self.outputs: dict[UtteranceKey, EngineOutput] = {}
         self._now_s = 0.0
 
-    def do(self, *commands: Command) -> None:
+    def send(self, *commands: Command) -> None:
         for command in commands:
             self.engine.handle(command)
 
@@ -108,278 +114,279 @@ class EngineDriver:
         self._now_s += 0.01
         events = self.engine.step(self._now_s)
         for event in events:
-            heard = self.heard.setdefault(event.key, EngineOutput())
-            assert not heard.ends, "something came after the end"
+            output = self.outputs.setdefault(event.key, EngineOutput())
+            assert not output.ends, "no event after the terminal one"
             if isinstance(event, Audio):
-                heard.audio.append(event)
+                output.audio.append(event)
             else:
-                heard.ends.append(event)
+                output.ends.append(event)
         return events
 
     def drain(self) -> None:
-        """Step until there is nothing to do."""
-        for _ in range(MOST_STEPS):
+        """Step until the engine has no work."""
+        for _ in range(MAX_STEPS):
             if not self.engine.has_work:
                 return
             self.step()
-        raise AssertionError("the engine has work for ever")
+        raise AssertionError("the engine never runs out of work")
 
     def open(self, key: UtteranceKey, credit_samples: int = PLENTY_SAMPLES) -> EngineOutput:
-        self.do(Open(key, self.case.params, credit_samples))
-        return self.heard.setdefault(key, EngineOutput())
+        self.send(Open(key, self.case.params, credit_samples))
+        return self.outputs.setdefault(key, EngineOutput())
 
-    def say(self, key: UtteranceKey, said: Iterable[Segment] | None = None, *, end: bool = True) -> None:
-        for segment in self.case.segments if said is None else said:
-            self.do(Text(key, segment))
+    def send_text(self, key: UtteranceKey, text: Iterable[Segment] | None = None, *, end: bool = True) -> None:
+        """Send segments (by default those of the case) and, if ``end``, the end of the text."""
+        for segment in self.case.segments if text is None else text:
+            self.send(Text(key, segment))
         if end:
-            self.do(EndText(key))
+            self.send(EndText(key))
 
 
 KEY = UtteranceKey("contract", 1)
 
 
-def _alone(case: EngineCase) -> EngineOutput:
+def _solo_output(case: EngineCase) -> EngineOutput:
     driver = EngineDriver(case)
-    heard = driver.open(KEY)
-    driver.say(KEY)
+    output = driver.open(KEY)
+    driver.send_text(KEY)
     driver.drain()
-    assert heard.samples > 0
-    return heard
+    assert output.samples > 0
+    return output
 
 
-def _other(number: int) -> UtteranceKey:
+def _other_key(number: int) -> UtteranceKey:
     return UtteranceKey(f"other-{number}", number)
 
 
-# -- the promises -----------------------------------------------------------------------------------------------------
+# -- checks ------------------------------------------------------------------------------------------------------------
 
 
-def sound_is_in_order_without_gaps_and_done_once(case: EngineCase) -> None:
-    heard = _alone(case)
-    place = 0
-    for index, chunk in enumerate(heard.audio):
+def audio_is_gap_free_and_ends_with_one_done(case: EngineCase) -> None:
+    output = _solo_output(case)
+    position = 0
+    for index, chunk in enumerate(output.audio):
         assert chunk.pcm
         assert len(chunk.pcm) % 2 == 0
         assert chunk.meta.index == index
-        assert chunk.meta.start_sample == place
-        place += chunk.samples
-    assert heard.ends == [Done(KEY)]
+        assert chunk.meta.start_sample == position
+        position += chunk.samples
+    assert output.ends == [Done(KEY)]
 
 
-def chunks_name_the_text_they_come_from(case: EngineCase) -> None:
+def chunks_refer_to_their_segment(case: EngineCase) -> None:
     ranges = {(segment.start, segment.end) for segment in case.segments}
     last = 0
-    for chunk in _alone(case).audio:
+    for chunk in _solo_output(case).audio:
         assert any(a <= chunk.meta.text_start <= chunk.meta.text_end <= b for a, b in ranges)
         assert chunk.meta.text_start >= last
         last = chunk.meta.text_start
 
 
-def credit_is_kept_to_the_sample(case: EngineCase) -> None:
-    total = _alone(case).samples
+def credit_bounds_audio_to_the_sample(case: EngineCase) -> None:
+    total = _solo_output(case).samples
     rng = random.Random(5)
     driver = EngineDriver(case)
-    heard = driver.open(KEY, credit_samples=0)
-    driver.say(KEY)
+    output = driver.open(KEY, credit_samples=0)
+    driver.send_text(KEY)
     granted = 0
     while True:
         driver.drain()
-        assert heard.samples <= granted
-        if heard.ends:
+        assert output.samples <= granted
+        if output.ends:
             break
-        assert granted < total + 48_000, "all was granted, not all came"
+        assert granted < total + 48_000, "all audio was granted but not all was emitted"
         amount = rng.choice((1, 7, 479, 480, 4800, 24_000))
         granted += amount
-        driver.do(Credit(KEY, amount))
-    assert heard.samples == total
+        driver.send(Credit(KEY, amount))
+    assert output.samples == total
 
 
-def the_last_sample_needs_no_credit_beyond_it(case: EngineCase) -> None:
-    expected = _alone(case)
+def exact_credit_suffices_for_done(case: EngineCase) -> None:
+    expected = _solo_output(case)
     driver = EngineDriver(case)
-    heard = driver.open(KEY, credit_samples=expected.samples)
-    driver.say(KEY)
+    output = driver.open(KEY, credit_samples=expected.samples)
+    driver.send_text(KEY)
     driver.drain()
-    assert heard.content == expected.content
+    assert output.content == expected.content
 
 
-def what_is_said_does_not_depend_on_when_credit_comes(case: EngineCase) -> None:
-    expected = _alone(case)
+def output_is_independent_of_credit_timing(case: EngineCase) -> None:
+    expected = _solo_output(case)
     for grant in (333, 4801):
         driver = EngineDriver(case)
-        heard = driver.open(KEY, credit_samples=grant)
-        driver.say(KEY)
-        while not heard.ends:
+        output = driver.open(KEY, credit_samples=grant)
+        driver.send_text(KEY)
+        while not output.ends:
             driver.drain()
-            driver.do(Credit(KEY, grant))
-        assert heard.content == expected.content
+            driver.send(Credit(KEY, grant))
+        assert output.content == expected.content
 
 
-def what_is_said_does_not_depend_on_when_text_comes(case: EngineCase) -> None:
-    expected = _alone(case)
+def output_is_independent_of_text_timing(case: EngineCase) -> None:
+    expected = _solo_output(case)
     driver = EngineDriver(case)
-    heard = driver.open(KEY)
+    output = driver.open(KEY)
     for segment in case.segments:
-        driver.say(KEY, [segment], end=False)
+        driver.send_text(KEY, [segment], end=False)
         driver.drain()
-        assert not heard.ends, "ended before the text did"
-    driver.do(EndText(KEY))
+        assert not output.ends, "ended before the end of the text"
+    driver.send(EndText(KEY))
     driver.drain()
-    assert heard.content == expected.content
+    assert output.content == expected.content
 
 
-def what_is_said_does_not_depend_on_company(case: EngineCase) -> None:
-    expected = _alone(case)
+def output_is_independent_of_other_utterances(case: EngineCase) -> None:
+    expected = _solo_output(case)
     rng = random.Random(11)
     driver = EngineDriver(case)
-    crowd = [driver.open(_other(number), credit_samples=rng.randrange(2000)) for number in range(8)]
+    others = [driver.open(_other_key(number), credit_samples=rng.randrange(2000)) for number in range(8)]
     texts = {number: list(case.segments) for number in range(8)}
     driver.drain()
-    while not all(heard.ends for heard in crowd):
+    while not all(output.ends for output in others):
         number = rng.randrange(8)
         if texts[number] and rng.random() < 0.5:
-            driver.say(_other(number), [texts[number].pop(0)], end=not texts[number])
-        driver.do(Credit(_other(number), rng.randrange(1, 9000)))
+            driver.send_text(_other_key(number), [texts[number].pop(0)], end=not texts[number])
+        driver.send(Credit(_other_key(number), rng.randrange(1, 9000)))
         for _ in range(rng.randrange(4)):
             driver.step()
-    for heard in crowd:
-        assert heard.content == expected.content
+    for output in others:
+        assert output.content == expected.content
 
 
-def another_engine_says_the_same(case: EngineCase) -> None:
-    assert _alone(case).content == _alone(case).content
+def output_is_the_same_on_another_instance(case: EngineCase) -> None:
+    assert _solo_output(case).content == _solo_output(case).content
 
 
-def hold_stops_all_work_and_release_goes_on_at_the_sample(case: EngineCase) -> None:
-    expected = _alone(case)
+def release_continues_at_the_held_sample(case: EngineCase) -> None:
+    expected = _solo_output(case)
     for steps_before in (0, 1, 2, 5):
         driver = EngineDriver(case)
-        heard = driver.open(KEY)
-        driver.say(KEY)
+        output = driver.open(KEY)
+        driver.send_text(KEY)
         for _ in range(steps_before):
             driver.step()
-        if heard.ends:
+        if output.ends:
             continue
-        before = heard.samples
-        driver.do(Hold(KEY), Hold(KEY), Credit(KEY, 480))
+        before = output.samples
+        driver.send(Hold(KEY), Hold(KEY), Credit(KEY, 480))
         assert not driver.engine.has_work
         assert not driver.step()
-        assert heard.samples == before
-        driver.do(Release(KEY), Release(KEY))
+        assert output.samples == before
+        driver.send(Release(KEY), Release(KEY))
         driver.drain()
-        assert heard.content == expected.content
+        assert output.content == expected.content
 
 
-def hold_of_one_leaves_the_others_alone(case: EngineCase) -> None:
+def hold_does_not_affect_other_utterances(case: EngineCase) -> None:
     driver = EngineDriver(case)
     held = driver.open(KEY)
-    free = driver.open(_other(1))
-    driver.say(KEY)
-    driver.say(_other(1))
-    driver.do(Hold(KEY))
+    other = driver.open(_other_key(1))
+    driver.send_text(KEY)
+    driver.send_text(_other_key(1))
+    driver.send(Hold(KEY))
     driver.drain()
     assert not held.audio
-    assert [type(end) for end in free.ends] == [Done]
+    assert [type(end) for end in other.ends] == [Done]
 
 
-def after_cancel_nothing_comes_and_everything_is_free(case: EngineCase) -> None:
-    room = case.make().info.max_utterances
+def cancel_ends_events_and_frees_all_slots(case: EngineCase) -> None:
+    slots = case.make().info.max_utterances
     for steps_before in (0, 1, 3):
         driver = EngineDriver(case)
         for round_number in range(3):
-            keys = [UtteranceKey(f"s{n}", round_number) for n in range(room)]
+            keys = [UtteranceKey(f"s{n}", round_number) for n in range(slots)]
             for key in keys:
                 driver.open(key)
-            driver.say(keys[0])
+            driver.send_text(keys[0])
             for _ in range(steps_before):
                 driver.step()
-            seen = {key: (driver.heard[key].samples, len(driver.heard[key].ends)) for key in keys}
+            seen = {key: (driver.outputs[key].samples, len(driver.outputs[key].ends)) for key in keys}
             for key in keys:
-                driver.do(Cancel(key))
+                driver.send(Cancel(key))
             assert not driver.engine.has_work
             assert not driver.step()
-            assert seen == {key: (driver.heard[key].samples, len(driver.heard[key].ends)) for key in keys}
-            assert not any(isinstance(end, Failed) for key in keys for end in driver.heard[key].ends)
+            assert seen == {key: (driver.outputs[key].samples, len(driver.outputs[key].ends)) for key in keys}
+            assert not any(isinstance(end, Failed) for key in keys for end in driver.outputs[key].ends)
 
 
-def a_cancelled_neighbour_changes_nothing(case: EngineCase) -> None:
-    expected = _alone(case)
+def cancel_does_not_affect_other_utterances(case: EngineCase) -> None:
+    expected = _solo_output(case)
     driver = EngineDriver(case)
-    driver.open(_other(1))
-    heard = driver.open(KEY)
-    driver.say(_other(1))
-    driver.say(KEY)
+    driver.open(_other_key(1))
+    output = driver.open(KEY)
+    driver.send_text(_other_key(1))
+    driver.send_text(KEY)
     driver.step()
     driver.step()
-    driver.do(Cancel(_other(1)))
+    driver.send(Cancel(_other_key(1)))
     driver.drain()
-    assert heard.content == expected.content
+    assert output.content == expected.content
 
 
-def keys_that_are_over_are_ignored(case: EngineCase) -> None:
+def unknown_and_ended_keys_are_ignored(case: EngineCase) -> None:
     driver = EngineDriver(case)
-    heard = driver.open(KEY)
-    driver.say(KEY)
+    output = driver.open(KEY)
+    driver.send_text(KEY)
     driver.drain()
-    unknown = UtteranceKey("nobody", 9)
+    unknown = UtteranceKey("unknown", 9)
     for key in (KEY, unknown):
-        driver.do(Text(key, case.segments[0]), Credit(key, 480), Hold(key), Release(key), EndText(key), Cancel(key))
+        driver.send(Text(key, case.segments[0]), Credit(key, 480), Hold(key), Release(key), EndText(key), Cancel(key))
         assert not driver.engine.has_work
         assert not driver.step()
-    assert len(heard.ends) == 1
-    assert unknown not in driver.heard
+    assert len(output.ends) == 1
+    assert unknown not in driver.outputs
 
 
-def without_end_of_text_an_utterance_goes_on(case: EngineCase) -> None:
+def utterance_stays_open_until_end_of_text(case: EngineCase) -> None:
     driver = EngineDriver(case)
-    heard = driver.open(KEY)
-    driver.say(KEY, end=False)
+    output = driver.open(KEY)
+    driver.send_text(KEY, end=False)
     driver.drain()
-    assert not heard.ends
+    assert not output.ends
     assert not driver.engine.has_work
-    driver.do(EndText(KEY))
+    driver.send(EndText(KEY))
     driver.drain()
-    assert heard.ends == [Done(KEY)]
+    assert output.ends == [Done(KEY)]
 
 
-def an_utterance_without_text_is_done(case: EngineCase) -> None:
+def utterance_without_text_is_done(case: EngineCase) -> None:
     for credit_samples in (0, PLENTY_SAMPLES):
         driver = EngineDriver(case)
-        heard = driver.open(KEY, credit_samples)
-        driver.do(EndText(KEY))
+        output = driver.open(KEY, credit_samples)
+        driver.send(EndText(KEY))
         driver.drain()
-        assert not heard.audio
-        assert heard.ends == [Done(KEY)]
+        assert not output.audio
+        assert output.ends == [Done(KEY)]
 
 
-def text_without_a_sound_ends_with_a_clear_failure(case: EngineCase) -> None:
+def unspeakable_text_fails_with_typed_error(case: EngineCase) -> None:
     driver = EngineDriver(case)
-    heard = driver.open(KEY)
-    driver.say(KEY, case.unspeakable)
+    output = driver.open(KEY)
+    driver.send_text(KEY, case.unspeakable)
     driver.drain()
-    assert not heard.audio
-    (end,) = heard.ends
+    assert not output.audio
+    (end,) = output.ends
     assert isinstance(end, Failed)
     assert end.error.code is ErrorCode.UNSPEAKABLE_TEXT
     assert not any(segment.text in end.error.message for segment in case.unspeakable)
 
 
-def some_sound_is_enough(case: EngineCase) -> None:
+def partly_unspeakable_text_is_done(case: EngineCase) -> None:
     driver = EngineDriver(case)
-    heard = driver.open(KEY)
+    output = driver.open(KEY)
     shift = case.segments[0].end
     for segment in (case.segments[0], *case.unspeakable):
         if segment is not case.segments[0]:
             spans = tuple(replace(span, start=span.start + shift, end=span.end + shift) for span in segment.spans)
             segment = Segment(segment.index + 1, spans, segment.start + shift, segment.end + shift, segment.boundary)
-        driver.do(Text(KEY, segment))
-    driver.do(EndText(KEY))
+        driver.send(Text(KEY, segment))
+    driver.send(EndText(KEY))
     driver.drain()
-    assert heard.audio
-    assert heard.ends == [Done(KEY)]
+    assert output.audio
+    assert output.ends == [Done(KEY)]
 
 
-def an_unknown_voice_or_pace_is_refused(case: EngineCase) -> None:
+def unsupported_voice_or_speed_is_rejected(case: EngineCase) -> None:
     slowest, fastest = case.make().info.speed_range
     for params, code in (
         (replace(case.params, voice="no such voice"), ErrorCode.UNKNOWN_VOICE),
@@ -388,100 +395,100 @@ def an_unknown_voice_or_pace_is_refused(case: EngineCase) -> None:
         (replace(case.params, speed=float("nan")), ErrorCode.INVALID_REQUEST),
     ):
         driver = EngineDriver(case)
-        driver.do(Open(KEY, params, PLENTY_SAMPLES))
-        driver.say(KEY)
+        driver.send(Open(KEY, params, PLENTY_SAMPLES))
+        driver.send_text(KEY)
         driver.drain()
-        heard = driver.heard[KEY]
-        assert not heard.audio
-        assert [end.error.code for end in heard.ends if isinstance(end, Failed)] == [code]
+        output = driver.outputs[KEY]
+        assert not output.audio
+        assert [end.error.code for end in output.ends if isinstance(end, Failed)] == [code]
 
 
-def one_too_many_is_refused_and_the_others_go_on(case: EngineCase) -> None:
+def open_beyond_capacity_is_rejected(case: EngineCase) -> None:
     driver = EngineDriver(case)
-    room = driver.engine.info.max_utterances
-    served = [driver.open(_other(number)) for number in range(room)]
+    slots = driver.engine.info.max_utterances
+    served = [driver.open(_other_key(number)) for number in range(slots)]
     refused = driver.open(KEY)
-    driver.say(KEY)
-    driver.say(_other(0))
-    for number in range(1, room):
-        driver.do(EndText(_other(number)))
+    driver.send_text(KEY)
+    driver.send_text(_other_key(0))
+    for number in range(1, slots):
+        driver.send(EndText(_other_key(number)))
     driver.drain()
     (end,) = refused.ends
     assert isinstance(end, Failed)
     assert end.error.retryable
     assert not refused.audio
-    assert all([type(e) for e in heard.ends] == [Done] for heard in served)
+    assert all([type(e) for e in output.ends] == [Done] for output in served)
     assert served[0].samples > 0
     again = driver.open(UtteranceKey("later", 1))
-    driver.say(UtteranceKey("later", 1))
+    driver.send_text(UtteranceKey("later", 1))
     driver.drain()
     assert again.content == served[0].content
 
 
-def words_are_in_order_inside_the_sound_and_told_in_time(case: EngineCase) -> None:
-    heard = _alone(case)
+def words_are_ordered_and_precede_their_audio(case: EngineCase) -> None:
+    output = _solo_output(case)
     text_end = case.segments[-1].end
     last_char = last_start = last_end = 0
-    for word in heard.words:
+    for word in output.words:
         assert last_char <= word.start_char < word.end_char <= text_end
-        assert last_start <= word.start_sample <= word.end_sample <= heard.samples
+        assert last_start <= word.start_sample <= word.end_sample <= output.samples
         assert last_end <= word.start_sample
         last_char = word.end_char
         last_start = word.start_sample
         last_end = word.end_sample
-    for chunk in heard.audio:
+    for chunk in output.audio:
         for word in chunk.words:
-            assert chunk.meta.start_sample <= word.start_sample, "told after it began"
-    told: set[WordTiming] = set()
-    for chunk in heard.audio:
-        told.update(chunk.words)
+            assert chunk.meta.start_sample <= word.start_sample, "a word event must not follow its audio"
+    emitted_words: set[WordTiming] = set()
+    for chunk in output.audio:
+        emitted_words.update(chunk.words)
         end = chunk.meta.start_sample + chunk.samples
-        assert told >= {word for word in heard.words if word.start_sample < end}, "told after its sound"
+        assert emitted_words >= {word for word in output.words if word.start_sample < end}, "a word must not be late"
 
 
-def after_close_nothing_is_left(case: EngineCase) -> None:
+def closed_engine_has_no_work(case: EngineCase) -> None:
     driver = EngineDriver(case)
     driver.open(KEY)
-    driver.say(KEY)
+    driver.send_text(KEY)
     driver.step()
     driver.engine.close()
     assert not driver.engine.has_work
 
 
-def warm_up_leaves_no_trace(case: EngineCase) -> None:
-    expected = _alone(case)
+def warm_up_does_not_change_output(case: EngineCase) -> None:
+    expected = _solo_output(case)
     driver = EngineDriver(case)
     driver.engine.warm_up()
     assert not driver.engine.has_work
-    heard = driver.open(KEY)
-    driver.say(KEY)
+    output = driver.open(KEY)
+    driver.send_text(KEY)
     driver.drain()
-    assert heard.content == expected.content
+    assert output.content == expected.content
 
 
 ContractCheck = Callable[[EngineCase], None]
 
 CONTRACT: tuple[ContractCheck, ...] = (
-    sound_is_in_order_without_gaps_and_done_once,
-    chunks_name_the_text_they_come_from,
-    credit_is_kept_to_the_sample,
-    the_last_sample_needs_no_credit_beyond_it,
-    what_is_said_does_not_depend_on_when_credit_comes,
-    what_is_said_does_not_depend_on_when_text_comes,
-    what_is_said_does_not_depend_on_company,
-    another_engine_says_the_same,
-    hold_stops_all_work_and_release_goes_on_at_the_sample,
-    hold_of_one_leaves_the_others_alone,
-    after_cancel_nothing_comes_and_everything_is_free,
-    a_cancelled_neighbour_changes_nothing,
-    keys_that_are_over_are_ignored,
-    without_end_of_text_an_utterance_goes_on,
-    an_utterance_without_text_is_done,
-    text_without_a_sound_ends_with_a_clear_failure,
-    some_sound_is_enough,
-    an_unknown_voice_or_pace_is_refused,
-    one_too_many_is_refused_and_the_others_go_on,
-    words_are_in_order_inside_the_sound_and_told_in_time,
-    after_close_nothing_is_left,
-    warm_up_leaves_no_trace,
+    audio_is_gap_free_and_ends_with_one_done,
+    chunks_refer_to_their_segment,
+    credit_bounds_audio_to_the_sample,
+    exact_credit_suffices_for_done,
+    output_is_independent_of_credit_timing,
+    output_is_independent_of_text_timing,
+    output_is_independent_of_other_utterances,
+    output_is_the_same_on_another_instance,
+    release_continues_at_the_held_sample,
+    hold_does_not_affect_other_utterances,
+    cancel_ends_events_and_frees_all_slots,
+    cancel_does_not_affect_other_utterances,
+    unknown_and_ended_keys_are_ignored,
+    utterance_stays_open_until_end_of_text,
+    utterance_without_text_is_done,
+    unspeakable_text_fails_with_typed_error,
+    partly_unspeakable_text_is_done,
+    unsupported_voice_or_speed_is_rejected,
+    open_beyond_capacity_is_rejected,
+    words_are_ordered_and_precede_their_audio,
+    closed_engine_has_no_work,
+    warm_up_does_not_change_output,
 )

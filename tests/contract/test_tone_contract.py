@@ -6,7 +6,7 @@ from tests.contract.engine_contract import CONTRACT, ContractCheck, EngineCase, 
 from tts_worker.engine.tone import ToneEngine, ToneSettings
 from tts_worker.types import Boundary, SynthesisParams
 
-SUBJECT = EngineCase(
+CASE = EngineCase(
     make=lambda: ToneEngine(ToneSettings(max_utterances=10)),
     params=SynthesisParams("tone", seed=3),
     segments=segments(("Yes, ", Boundary.CLAUSE), ("it is $5.", Boundary.SENTENCE), (" 好 Bye!", Boundary.END)),
@@ -15,5 +15,5 @@ SUBJECT = EngineCase(
 
 
 @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
-def test_the_tone_engine_keeps(check: ContractCheck) -> None:
-    check(SUBJECT)
+def test_tone_engine_contract(check: ContractCheck) -> None:
+    check(CASE)

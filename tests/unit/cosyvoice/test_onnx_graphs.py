@@ -189,11 +189,11 @@ def test_the_streaming_engine_speaks_on_either_back_end(exported: tuple[str, Pat
     def speak(backend: str) -> np.ndarray:
         options = LoadOptions(path, device="cpu", backend=backend, memory_gb=0.2, max_utterances=2)
         driver = EngineDriver(EngineCase(lambda: load_engine(options), SynthesisParams("tiny_spk", seed=3), text, ()))
-        heard = driver.open(UtteranceKey("x", 1))
-        driver.say(UtteranceKey("x", 1))
+        output = driver.open(UtteranceKey("x", 1))
+        driver.send_text(UtteranceKey("x", 1))
         driver.drain()
         driver.engine.close()
-        return np.frombuffer(heard.pcm, "<i2") / 32_768
+        return np.frombuffer(output.pcm, "<i2") / 32_768
 
     plain = speak("torch")
     graphs = speak("onnx")

@@ -9,7 +9,7 @@ from tts_worker.types import Boundary, SynthesisParams
 
 
 @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
-def test_the_cpu_voice_keeps(check: ContractCheck, hibari_model: HibariModel) -> None:
+def test_hibari_engine_contract(check: ContractCheck, hibari_model: HibariModel) -> None:
     check(
         EngineCase(
             make=lambda: HibariEngine(HibariSettings(max_utterances=10), hibari_model),

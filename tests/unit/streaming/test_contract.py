@@ -1,4 +1,4 @@
-"""What every engine promises, with real networks: both families, both ways to read text."""
+"""The engine contract with real networks: both model families, both text modes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORDS = segments(("Yes, ", Boundary.WORD), ("it is. ", Boundary.WORD), ("Bye!", 
 CLAUSES = segments(("Yes, ", Boundary.CLAUSE), ("it.", Boundary.SENTENCE), (" 好!", Boundary.END))
 SILENT = segments(("...", Boundary.SENTENCE), ("— 😀", Boundary.END))
 
-SUBJECTS = {
+CASES = {
     "v2-clause": EngineCase(lambda: engine("cosyvoice2"), PROMPTED, CLAUSES, SILENT),
     "v2-overlap": EngineCase(lambda: engine("cosyvoice2", settings(overlap=True)), PROMPTED, CLAUSES, SILENT),
     "v3-interleaved": EngineCase(
@@ -23,6 +23,6 @@ SUBJECTS = {
 
 
 @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("name", SUBJECTS)
-def test_the_engine_keeps(check: ContractCheck, name: str) -> None:
-    check(SUBJECTS[name])
+@pytest.mark.parametrize("name", CASES)
+def test_streaming_engine_contract(check: ContractCheck, name: str) -> None:
+    check(CASES[name])
