@@ -1,10 +1,10 @@
-"""tts-worker: text streams in, 24 kHz speech streams out, and STOP means stop.
+"""tts-worker: streaming text-to-speech for real-time voice agents.
 
     async with tts_worker.create_worker() as worker:
         async for frame in worker.synthesize_stream(text_chunks):
             ...
 
-Importing this package is cheap; engines and servers are imported when they are asked for.
+Importing this package is cheap; engines and servers are imported on first use.
 """
 
 from __future__ import annotations
@@ -22,9 +22,14 @@ __all__ = ["__version__", "connect", "create_worker"]
 
 
 def create_worker(settings: Settings | None = None) -> AbstractAsyncContextManager[TTSWorker]:
-    """A worker in this process, its engines loaded and warm; stopped when the context ends.
+    """Run a worker in this process with its engines loaded and warm; it stops when the context exits.
 
-    Without ``settings``: the embedded CPU voice. Raises ConfigError and what an engine's start raises.
+    Args:
+        settings: The settings; None uses the embedded CPU voice.
+
+    Raises:
+        ConfigError: A setting is invalid.
+        TTSWorkerError: An engine failed to start.
     """
     from tts_worker.app import running_adapter
     from tts_worker.settings import load_settings
@@ -33,9 +38,16 @@ def create_worker(settings: Settings | None = None) -> AbstractAsyncContextManag
 
 
 def connect(url: str, settings: ClientSettings | None = None) -> Client:
-    """A client of the worker at ``url``: ``ws://host:port``, ``wss://...``, or ``local:`` for one in this process.
+    """Create a client of the worker at ``url``; it connects on first use.
 
-    Dials nothing yet. Raises InvalidRequest if the URL makes no sense, MissingExtra.
+    Args:
+        url: ``ws://host:port``, ``wss://...``, ``grpc://...``, ``redis://...``, or ``local:`` for a worker in this
+            process.
+        settings: Settings of the client.
+
+    Raises:
+        InvalidRequest: The URL is invalid.
+        MissingExtra: The transport needs an extra that is not installed.
     """
     from tts_worker import client
 

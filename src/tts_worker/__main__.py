@@ -1,4 +1,4 @@
-"""``python -m tts_worker`` is the command line."""
+"""Entry point of ``python -m tts_worker``."""
 
 from tts_worker.cli import entry
 

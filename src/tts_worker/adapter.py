@@ -1,7 +1,7 @@
 """The TTS worker protocol as a Python class: text chunks in, PCM out, ``control("PAUSE" | "RESUME" | "STOP")``.
 
-For programs that embed the worker or drive it as orchestrators drive a TTS adapter. Every stream is a session of its
-own, so a STOP ends what is being spoken and never the adapter. It knows sessions and the hub, no engine and no socket.
+For programs that embed the worker, such as orchestrators with TTS adapters. Every stream runs in a separate session, so
+STOP ends the current speech but not the adapter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tts_worker.types import Ended, Outcome, PcmFrame, Receipt, UtteranceKey, Wo
 
 
 class ModelHost(Protocol):
-    """Who loads engines (``app.Worker``)."""
+    """Loads engines (``app.Worker``)."""
 
     @property
     def hub(self) -> SessionHub: ...
@@ -40,11 +40,17 @@ class WorkerState(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class SpeechChunk:
-    """A frame of sound and where it comes from.
+    """A frame of audio and its origin.
 
-    ``text_start, text_end``: original characters that were being said (of the engine's chunk this frame lies in);
-    ``start_sample, end_sample``: position in the utterance; ``wall_ms``: the engine's time for that chunk, 0 on its
-    later frames; ``words``: words that begin in this frame.
+    Attributes:
+        index: Number of the frame.
+        pcm: 24 kHz s16le mono.
+        text_start: First original character of the engine's chunk.
+        text_end: End of its original characters.
+        start_sample: Start of the frame in the utterance.
+        end_sample: End of the frame in the utterance.
+        wall_ms: Engine time of the chunk, on its first frame; 0 on later frames.
+        words: Words that begin in this frame.
     """
 
     index: int
@@ -58,7 +64,7 @@ class SpeechChunk:
 
 
 class SpeechError(TTSWorkerError):
-    """An utterance that failed. ``receipt`` says what was delivered before."""
+    """Synthesis failed. ``receipt`` reports what was delivered before."""
 
     def __init__(self, error: ErrorInfo, receipt: Receipt) -> None:
         super().__init__(error.message, retry_after_s=error.retry_after_s)
@@ -68,10 +74,11 @@ class SpeechError(TTSWorkerError):
 
 
 class SpeechStream:
-    """An utterance being spoken: iterate over its chunks. Ends after the last one, also after a STOP; ``receipt`` and
-    ``outcome`` are then there. Raises SpeechError if synthesis failed, and whatever the text iterator raised.
+    """An asynchronous iterator over the chunks of one utterance.
 
-    Leaving the iteration (break, cancellation, an exception, dropping the object) frees everything at once.
+    It ends after the last chunk, or after STOP; ``receipt`` and ``outcome`` are then set. It raises SpeechError if
+    synthesis failed, and the exception of the text iterator if that failed. Leaving the iteration (break,
+    cancellation, an exception, dropping the object) frees all resources immediately.
     """
 
     def __init__(self, session: LocalSession, text_chunks: AsyncIterable[str | bytes]) -> None:
@@ -81,7 +88,7 @@ class SpeechStream:
         self._loop = asyncio.get_running_loop()
         self._words: list[Word] = []
         self._taken = asyncio.Event()
-        key = session.speak("")  # the utterance begins: the engine prepares before the first word, and STOP can end it
+        key = session.speak("")  # begins the utterance: the engine prepares before the first word, and STOP can end it
         self._writer = self._loop.create_task(_write(session, key, text_chunks, self._taken), name=f"{session.id}-text")
 
     @property
@@ -135,16 +142,16 @@ class SpeechStream:
             raise SpeechError(ended.error, ended.receipt)
 
     def close(self) -> None:
-        """Free everything, now. Closing twice changes nothing."""
+        """Free all resources. Closing twice changes nothing."""
         self._session.close("consumer_left")
         self._writer.cancel()
 
     async def aclose(self) -> None:
-        """``close`` under the name that asynchronous iterators have for it."""
+        """Do the same as ``close``; the name that ``contextlib.aclosing`` expects."""
         self.close()
 
     def __del__(self) -> None:
-        # Dropped without being closed (a plain ``break``), perhaps by the garbage collector on another thread.
+        # The object was dropped without ``close`` (a plain ``break``); the collector may run on another thread.
         if not self._loop.is_closed() and self._session.state is not State.CLOSED:
             self._loop.call_soon_threadsafe(_abandon, self._session, self._writer)
 
@@ -156,16 +163,15 @@ def _abandon(session: LocalSession, writer: asyncio.Task[None]) -> None:
 
 _TEXT_FAILED = "text_failed"
 _TEXT_AHEAD_CHARS = 2_000
-"""How far text is pulled ahead of the sound: about two minutes of speech."""
-_NO_SOUND_S = 1.0
-"""Text without any sound in it (a long code block) makes no progress that could be waited for."""
+"""Text read ahead of the audio: about two minutes of speech."""
+_NO_AUDIO_S = 1.0
+"""Wait for audio at most this long: unspoken text (a long code block) produces none."""
 
 
 async def _write(
     session: LocalSession, key: UtteranceKey, text_chunks: AsyncIterable[str | bytes], taken: asyncio.Event
 ) -> None:
-    """Feed one utterance, no faster than it is spoken. It may end before its text does (STOP, an error): the rest is
-    then not wanted."""
+    """Feed one utterance at the rate it is spoken. Stops reading when the utterance has ended (STOP, an error)."""
     try:
         async for chunk in text_chunks:
             if session.writing != key:
@@ -173,9 +179,9 @@ async def _write(
             session.speak(chunk)
             while session.unspoken_chars > _TEXT_AHEAD_CHARS:
                 taken.clear()
-                with anyio.move_on_after(_NO_SOUND_S) as waited:
+                with anyio.move_on_after(_NO_AUDIO_S) as scope:
                     await taken.wait()
-                if waited.cancelled_caught and session.state is not State.PAUSED and not session.buffered_samples:
+                if scope.cancelled_caught and session.state is not State.PAUSED and not session.buffered_samples:
                     break
         if session.writing == key:
             session.end_text()
@@ -188,7 +194,7 @@ async def _write(
 
 
 class TTSWorker:
-    """The protocol. Build it with ``tts_worker.create_worker``; all methods belong to one event loop."""
+    """The TTS worker protocol; created by ``tts_worker.create_worker``. Call all methods from one event loop."""
 
     def __init__(self, models: ModelHost, options: SessionOptions | None = None) -> None:
         self._models = models
@@ -198,7 +204,7 @@ class TTSWorker:
 
     @property
     def state(self) -> WorkerState:
-        """What is going on, over all streams of this object."""
+        """State over all streams of this object."""
         states = {session.state for session in self._sessions()}
         if State.PAUSED in states:
             return WorkerState.PAUSED
@@ -211,33 +217,45 @@ class TTSWorker:
         return self._live
 
     async def load_model(self, model_id: str) -> None:
-        """Load an engine of the settings and warm it up; its first voice becomes the default of this object. Loading it
-        again is fine. Raises UnknownModel and what its start raises."""
+        """Load and warm up a configured engine; its first voice becomes the default of this object.
+
+        Loading a loaded engine does nothing.
+
+        Raises:
+            UnknownModel: There is no such engine.
+            TTSWorkerError: The engine failed to start.
+        """
         await self._models.load(model_id)
         self._model = model_id
 
     async def unload_model(self, model_id: str) -> None:
-        """Free an engine. Raises IllegalCommand while something is being spoken with it; unloading twice is fine."""
+        """Unload an engine; unloading twice does nothing. Raises IllegalCommand while it has sessions."""
         await self._models.unload(model_id)
         if self._model == model_id:
             self._model = None
 
     async def warm_up(self) -> None:
-        """Speak a sentence and throw it away. Loading a model has done as much once."""
+        """Synthesize a sentence and discard it. Loading a model does this once."""
         async for _ in self.synthesize_chunks(_once("Warming up: one, two, three.")):
             pass
 
     def synthesize_stream(
         self, text_chunks: AsyncIterable[str | bytes], options: SessionOptions | None = None
     ) -> AsyncIterator[bytes]:
-        """Speak text while it is being written: 24 kHz s16le mono, in frames of 20 ms (the last may be shorter). As
-        fast as it is made, or paced if the options say ``realtime``. Raises as ``synthesize_chunks`` does."""
-        return _PcmOnly(self.synthesize_chunks(text_chunks, options))
+        """Synthesize streaming text to 24 kHz s16le mono in frames of 20 ms (the last may be shorter).
+
+        Frames come as fast as they are generated, or paced with the option ``realtime``. Raises as
+        ``synthesize_chunks`` does.
+        """
+        return _PcmStream(self.synthesize_chunks(text_chunks, options))
 
     def synthesize_chunks(
         self, text_chunks: AsyncIterable[str | bytes], options: SessionOptions | None = None
     ) -> SpeechStream:
-        """The same with metadata. Raises UnknownVoice, InvalidRequest, OverCapacity or NotReady at once."""
+        """Synthesize streaming text to frames with metadata.
+
+        Raises UnknownVoice, InvalidRequest, OverCapacity or NotReady before the first frame.
+        """
         options = options or self._options
         if options.voice is None and self._model is not None:
             options = replace(options, voice=self._voice_of(self._model))
@@ -249,31 +267,38 @@ class TTSWorker:
         return next((voice.name for voice in self._models.hub.voices if voice.engine == model), None)
 
     async def control(self, command: str, played_samples: int | None = None) -> bool:
-        """``PAUSE``, ``RESUME`` or ``STOP`` for everything this object speaks; returns whether it changed anything.
+        """Pause, resume or stop all streams of this object; return whether that changed anything.
 
-        It has taken effect when it returns: no old frame comes out after a STOP. In no state is it an error. Raises
-        InvalidRequest for another command.
+        The command has taken effect on return: no buffered frame is returned after STOP. It is valid in every state.
+
+        Args:
+            command: ``PAUSE``, ``RESUME`` or ``STOP``.
+            played_samples: For STOP: played audio of the current utterance, if known.
+
+        Raises:
+            InvalidRequest: The command is unknown.
         """
         sessions = self._sessions()
-        if command == "PAUSE":
-            acted = [session for session in sessions if session.state is State.SPEAKING]
-            for session in acted:
-                session.pause()
-        elif command == "RESUME":
-            acted = [session for session in sessions if session.state is State.PAUSED]
-            for session in acted:
-                session.resume()
-        elif command == "STOP":
-            acted = [session for session in sessions if session.state in (State.SPEAKING, State.PAUSED)]
-            for session in acted:
-                session.stop("stop", played_samples)
-        else:
-            raise InvalidRequest("control takes PAUSE, RESUME or STOP")
-        return bool(acted)
+        match command:
+            case "PAUSE":
+                affected = [session for session in sessions if session.state is State.SPEAKING]
+                for session in affected:
+                    session.pause()
+            case "RESUME":
+                affected = [session for session in sessions if session.state is State.PAUSED]
+                for session in affected:
+                    session.resume()
+            case "STOP":
+                affected = [session for session in sessions if session.state in (State.SPEAKING, State.PAUSED)]
+                for session in affected:
+                    session.stop("stop", played_samples)
+            case _:
+                raise InvalidRequest("control takes PAUSE, RESUME or STOP")
+        return bool(affected)
 
 
-class _PcmOnly:
-    """The sound of a stream without its metadata."""
+class _PcmStream:
+    """The PCM of a speech stream, without metadata."""
 
     def __init__(self, stream: SpeechStream) -> None:
         self._stream = stream
@@ -285,7 +310,7 @@ class _PcmOnly:
         return (await self._stream.__anext__()).pcm
 
     async def aclose(self) -> None:
-        """Free everything, now."""
+        """Free all resources."""
         self._stream.close()
 
 

@@ -1,8 +1,4 @@
-"""The composition root: the only place that builds everything and knows every part.
-
-``Worker`` is a running worker: engines on their threads, the hub, the metrics. ``serve`` puts the ASGI application on a
-port until a signal drains it.
-"""
+"""The composition root: ``Worker`` builds and runs all parts of a worker; ``serve`` runs it behind HTTP servers."""
 
 from __future__ import annotations
 
@@ -71,12 +67,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SWITCH_INTERVAL_S = 0.0005
-"""How long the engine's Python code may keep the event loop waiting for the interpreter lock (the default is 5 ms)."""
+"""Interval after which an engine thread releases the interpreter lock to the event loop (Python's default: 5 ms)."""
 
 
 class Worker:
-    """Engines, hub and metrics of one process. The hub is there from the beginning and not ready until ``start`` has
-    finished. Build it on the event loop that it runs on. Raises ConfigError."""
+    """Engines, hub and metrics of one process. The hub is not ready until ``start`` has finished.
+
+    Create it on the event loop that runs it. Raises ConfigError.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -108,18 +106,18 @@ class Worker:
         self._key_watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Load the engines that are there from the beginning. Raises what an engine's start raises, and ConfigError."""
+        """Load the preloaded engines. Raises ConfigError, and the error of an engine that fails to start."""
         for name, engine in self.settings.engines.items():
             self.hub.voices.add_unloaded(name, engine.kind, info_before_loading(name, engine))
         await self.models.start()
         self.hub.voices.check()
         self.run_housekeeping()
-        # What was built until now lives for ever: the collector need not look at it again, so its pauses stay short.
+        # Objects created so far live as long as the process: excluding them keeps garbage collection pauses short.
         gc.collect()
         gc.freeze()
 
     def run_housekeeping(self) -> None:
-        """Metrics that are read from others, and the interpreter's patience with the engine thread."""
+        """Start background tasks: metrics, reloading of the key file; shorten the thread switch interval."""
         if self._lag is None:
             self.metrics.watch_hub(self.hub)
             self._lag = asyncio.get_running_loop().create_task(self.metrics.measure_loop_lag(), name="loop-lag")
@@ -128,23 +126,30 @@ class Worker:
                 self._key_watch = asyncio.get_running_loop().create_task(self.key_file.run(), name="key-file")
 
     def can_enrol(self, name: str, settings: EngineSettings) -> bool:
-        """Whether an engine of the settings can enrol voices once it is loaded."""
+        """Whether a configured engine can enrol voices once it is loaded."""
         return isinstance(settings, CosyVoiceEngineSettings)
 
     def is_loaded(self, name: str) -> bool:
-        """Whether an engine runs."""
+        """Whether an engine is running."""
         return name in self.engines
 
     async def load(self, name: str) -> None:
-        """Start and warm up the engine of that name in the settings, once however many ask at the same time.
+        """Start and warm up a configured engine; concurrent calls share one load.
 
-        Raises UnknownModel, OverCapacity (``models.resident_cap``), and what the engine's start raises.
+        Raises:
+            UnknownModel: There is no such engine.
+            OverCapacity: ``models.resident_cap`` is reached and no engine can be evicted.
+            TTSWorkerError: The engine failed to start.
         """
         await self.models.load(name)
 
     async def unload(self, name: str) -> None:
-        """Stop an engine and free what it holds. Raises UnknownModel, and IllegalCommand while sessions use it; one
-        that is not loaded is fine."""
+        """Stop an engine and free its memory; does nothing if it is not loaded.
+
+        Raises:
+            UnknownModel: There is no such engine.
+            IllegalCommand: Sessions use the engine.
+        """
         await self.models.unload(name)
 
     async def _load(self, name: str) -> None:
@@ -154,7 +159,7 @@ class Worker:
         try:
             await engine.start()
             self.hub.add_engine(name, settings.kind, engine, None if enroller is None else Enrolment(enroller))
-        except BaseException:  # also a worker that ends while it starts: the thread must not stay behind
+        except BaseException:  # also on cancellation: the thread must not outlive the worker
             await engine.stop()
             raise
         self.engines[name] = engine
@@ -165,7 +170,7 @@ class Worker:
         await self.engines.pop(name).stop()
 
     async def stop(self) -> None:
-        """Close the sessions that are live and stop the engines."""
+        """Close all sessions and stop the engines."""
         if self._lag is not None:
             self._lag.cancel()
         if self._key_watch is not None:
@@ -181,7 +186,7 @@ class Worker:
 
 @asynccontextmanager
 async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
-    """A worker from start to stop."""
+    """Start a worker, and stop it when the context exits."""
     worker = Worker(settings)
     try:
         await worker.start()
@@ -192,7 +197,7 @@ async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
 
 @asynccontextmanager
 async def running_adapter(settings: Settings) -> AsyncIterator[TTSWorker]:
-    """The same behind the TTS worker protocol."""
+    """Do the same as ``running_worker`` and yield its ``TTSWorker``."""
     async with running_worker(settings) as worker:
         yield TTSWorker(worker)
 
@@ -219,7 +224,7 @@ def _hub_config(settings: Settings) -> HubConfig:
 
 
 def _normalizer(wanted: bool | None) -> SegmentNormalizer | None:
-    """None where it is not wanted, or not installed and not insisted on. Raises MissingExtra."""
+    """The normalizer; None if disabled, or if optional and not installed. Raises MissingExtra."""
     if wanted is False:
         return None
     try:
@@ -240,7 +245,7 @@ def _manager_config(settings: Settings) -> ManagerConfig:
         check_interval_s=models.check_interval_s,
         max_parallel_loads=models.max_parallel_loads,
         max_waiting=settings.session.max_sessions,
-        # Whoever lists no engines to preload means all of them, and for ever.
+        # Without models.preload all engines are loaded at start and never evicted.
         rules=EvictionRules(
             models.ttl_s, models.min_residency_s, None if models.preload is None else models.resident_cap
         ),
@@ -258,7 +263,7 @@ def _server_lexicon(text: TextSettings) -> Lexicon:
 
 
 def engine_factory(settings: EngineSettings, enrolled: EnrolledVoices | None = None) -> Callable[[], Engine]:
-    """How to build an engine, on its own thread. Heavy imports happen there."""
+    """Return a function that builds an engine. Called on the engine's thread; heavy imports happen there."""
     if isinstance(settings, HibariEngineSettings):
         return lambda: _hibari(settings)
     if isinstance(settings, CosyVoiceEngineSettings):
@@ -272,7 +277,7 @@ def enroller_of(settings: EngineSettings) -> EnrolledVoices | None:
 
 
 def info_before_loading(name: str, settings: EngineSettings) -> EngineInfo:
-    """What is known of an engine before it is loaded: enough to route a session to it, which then loads it."""
+    """Describe an engine before it is loaded, well enough to route a session to it."""
     voices: tuple[str, ...] = ()
     if isinstance(settings, HibariEngineSettings):
         from tts_worker.engine.hibari import LANGUAGE, VOICE
@@ -285,7 +290,7 @@ def info_before_loading(name: str, settings: EngineSettings) -> EngineInfo:
         voices = tuple(VOICES)
         languages = ("mul",)
     else:
-        # The model's own speakers are known once it is loaded; what it speaks is then checked too.
+        # The speakers and languages of the model are known only after loading; they are checked then.
         voices = tuple(stored_voices(settings.voices or settings.bundle / VOICES_DIR))
         languages = ("mul",)
     return EngineInfo(name, voices, languages, Alignment.NONE, settings.max_utterances or 1)
@@ -324,7 +329,7 @@ def _tone(settings: ToneEngineSettings) -> Engine:
 
 
 def create_application(worker: Worker) -> ASGIApp:
-    """The ASGI application over ``worker``; its routes answer 503 until the worker has started."""
+    """Create the ASGI application of ``worker``; its routes answer 503 until the worker has started."""
     server = worker.settings.server
     session = worker.settings.session
     return create_app(
@@ -349,21 +354,24 @@ def create_application(worker: Worker) -> ASGIApp:
 
 
 _SHUTDOWN_S = 13.0
-"""Beyond the drain: closing connections and stopping engines take 5 s each at most."""
+"""Time limit after the drain: closing connections and stopping engines take at most 5 s each."""
 
 
 def _set_kill_timer(seconds: float) -> None:
-    """Let the system end this process after ``seconds``, if it lives so long.
+    """Let the operating system end this process after ``seconds`` if it is still running.
 
-    A process that is out of memory, or whose event loop hangs, cannot end itself: it starts no thread and runs no
-    handler. The system's own timer needs neither; its signal ends the process with status 128 + 14.
+    A process that is out of memory, or that has a hanging event loop, cannot start a thread or run a handler. The
+    system timer needs neither: SIGALRM ends the process with status 128 + 14.
     """
     if hasattr(signal, "setitimer"):  # not on Windows
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn with our connections and our drain: the first signal lets running turns end, the second ends them."""
+    """Uvicorn with this package's connections and drain.
+
+    The first signal lets running utterances end; the second one closes all connections.
+    """
 
     def __init__(
         self,
@@ -378,7 +386,7 @@ class _Server(uvicorn.Server):
         self._table = table
         self._tls = tls
         self._on_exit = on_exit
-        self._asked = False
+        self._is_draining = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         def protocol(connection: Connection) -> HttpProtocol:
@@ -392,10 +400,10 @@ class _Server(uvicorn.Server):
         self.started = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._asked:
+        if self._is_draining:
             self.should_exit = self.force_exit = True
         else:
-            self._asked = True
+            self._is_draining = True
             self._on_exit()
 
 
@@ -406,10 +414,18 @@ async def serve(
     *,
     ends_process: bool = False,
 ) -> None:
-    """Run the server until SIGINT or SIGTERM. ``on_listening`` gets every address, before the engines are warm.
-    ``ends_process``: the process has nothing else to do, so a signal ends it even if the drain hangs.
+    """Run the servers until SIGINT or SIGTERM.
 
-    Raises ConfigError (a wrong setting, a port that is taken), MissingExtra and what an engine's start raises.
+    Args:
+        settings: The settings.
+        on_listening: Called with every address, before the engines are warm.
+        on_ready: Called when the worker accepts sessions.
+        ends_process: The process has no other purpose: a signal ends it even if the drain hangs.
+
+    Raises:
+        ConfigError: A setting is invalid or a port is taken.
+        MissingExtra: A setting needs an extra that is not installed.
+        TTSWorkerError: An engine failed to start.
     """
     worker = Worker(settings)
     host = settings.server.host
@@ -426,7 +442,7 @@ async def serve(
     def begin_drain() -> None:
         if ends_process:
             _set_kill_timer(settings.server.drain_s + _SHUTDOWN_S)
-        log.info("draining: running turns may end within %.0f s", settings.server.drain_s)
+        log.info("draining: running utterances may end within %.0f s", settings.server.drain_s)
         loop.call_soon_threadsafe(lambda: drained.add(loop.create_task(drain())))
 
     async def drain() -> None:
@@ -434,7 +450,7 @@ async def serve(
             for member in members:
                 member.begin_drain()
             await worker.hub.drain(settings.server.drain_s)
-        finally:  # also where it fails: out of memory, say
+        finally:  # also after an error, such as running out of memory
             server.should_exit = True
 
     table = ConnectionTable(_connection_limits(settings.server), worker.metrics)
@@ -447,7 +463,7 @@ async def serve(
             ws_max_size=settings.server.max_request_bytes,
             ws_ping_interval=settings.server.heartbeat_s,
             ws_ping_timeout=settings.server.heartbeat_s,
-            ws_per_message_deflate=False,  # sound does not compress; it would only cost time
+            ws_per_message_deflate=False,  # PCM hardly compresses
             timeout_graceful_shutdown=5,
             lifespan="off",
             h11_max_incomplete_event_size=settings.server.max_header_bytes + 1,
@@ -469,7 +485,7 @@ async def serve(
             loop.add_signal_handler(signal.SIGHUP, worker.key_file.reload)
         await worker.start()
         for member in members:
-            await member.announce()  # who reads "ready" and looks for the worker finds it
+            await member.announce()  # register before reporting "ready"
         _log_start(worker)
         on_ready()
         await asyncio.wait({serving})
@@ -511,7 +527,7 @@ def _connection_limits(server: ServerSettings) -> ConnectionLimits:
 
 
 def _tls_context(server: ServerSettings) -> ssl.SSLContext | None:
-    """What the certificate of the settings makes. Raises ConfigError naming the setting."""
+    """Load the configured certificate; None without one. Raises ConfigError naming the setting."""
     if server.tls_certificate is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -521,8 +537,8 @@ def _tls_context(server: ServerSettings) -> ssl.SSLContext | None:
         # Without a password callback OpenSSL would ask on the terminal.
         context.load_cert_chain(server.tls_certificate, server.tls_key, password=lambda: "")
     except ssl.SSLError as error:
-        reason = error.reason or "not a PEM file, or one with a password"
-        raise ConfigError(f"server.tls_certificate, server.tls_key: these cannot be used ({reason})") from None
+        reason = error.reason or "not a PEM file, or protected by a password"
+        raise ConfigError(f"server.tls_certificate, server.tls_key: cannot be used ({reason})") from None
     except OSError as error:
         raise ConfigError(f"server.tls_certificate, server.tls_key: cannot be read: {error.strerror}") from None
     return context
@@ -543,7 +559,7 @@ def _url_host(host: str) -> str:
 
 
 def run(coroutine: Coroutine[object, object, None]) -> None:
-    """Run to the end on the fastest event loop there is (uvloop where it is installed)."""
+    """Run a coroutine on uvloop if it is installed, else on asyncio's event loop."""
     try:
         import uvloop
     except ImportError:  # not on Windows

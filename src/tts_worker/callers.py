@@ -1,7 +1,7 @@
-"""The caller of the current request: its API key's name, what that key may do, and the transport it came by.
+"""The caller of the current request: name and scopes of its API key, and its transport.
 
 Transports set it for the task that serves a request (``acting_as``); the hub, the metrics and the audit log read it
-(``current_caller``). It never holds the key itself.
+(``current_caller``). It never contains the key itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tts_worker.errors import Forbidden
 
 
 class ApiScope(str, Enum):
-    """What a key may do. A key without any may only read: voices, models, metrics."""
+    """Permissions of an API key. A key without scopes may only read voices, models and metrics."""
 
     SPEAK = "speak"
     ENROL = "enrol"
@@ -28,8 +28,14 @@ ALL_SCOPES = frozenset(ApiScope)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """``key``: name of the API key, None where the worker has none. ``max_sessions``: sessions that may be open with
-    this key at the same time."""
+    """The authenticated caller.
+
+    Attributes:
+        key: Name of the API key; None if the worker requires none.
+        scopes: Permissions of the key.
+        max_sessions: Sessions that may be open with this key at the same time; None for no limit.
+        transport: Name of the transport.
+    """
 
     key: str | None = None
     scopes: frozenset[ApiScope] = ALL_SCOPES
@@ -37,7 +43,7 @@ class Caller:
     transport: str = "local"
 
     def require(self, scope: ApiScope) -> None:
-        """Raises Forbidden."""
+        """Check a permission; raises Forbidden."""
         if scope not in self.scopes:
             raise Forbidden(f'the API key "{self.key}" lacks the scope "{scope.value}"')
 
@@ -46,18 +52,18 @@ _CURRENT: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B
 
 
 def current_caller() -> Caller:
-    """The caller that the running task serves; in this process's own code, one that may do everything."""
+    """The caller served by the running task; outside of requests, one with all scopes."""
     return _CURRENT.get()
 
 
 def set_caller(caller: Caller) -> None:
-    """For the rest of the running task."""
+    """Set the caller for the rest of the running task."""
     _CURRENT.set(caller)
 
 
 @contextmanager
 def acting_as(caller: Caller) -> Iterator[None]:
-    """For the block."""
+    """Set the caller inside the block."""
     token = _CURRENT.set(caller)
     try:
         yield

@@ -1,7 +1,6 @@
-"""One error family. Every failure a client can see has a code, says whether trying again can help, and what to do.
+"""The exceptions of this package. Each has an error code, a message that says what to do, and whether to retry.
 
-The tables at the bottom are the only place where a code becomes an HTTP or gRPC status or a WebSocket close code.
-Messages never contain text that was to be spoken.
+The tables below map codes to HTTP and gRPC statuses and WebSocket close codes. Messages never contain user text.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class ErrorCode(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """An error as data: what travels in events and over the wire."""
+    """An error as data, in events and on the wire."""
 
     code: ErrorCode
     message: str
@@ -47,7 +46,7 @@ class ErrorInfo:
 
 
 class TTSWorkerError(Exception):
-    """Base of all errors this package raises on purpose. Subclasses fix the code and whether a retry can help."""
+    """Base class of the exceptions of this package. Subclasses define the code and whether a retry can help."""
 
     code: ErrorCode = ErrorCode.INTERNAL
     retryable: bool = False
@@ -79,7 +78,7 @@ class TextTooLong(TTSWorkerError):
 
 
 class UnspeakableText(TTSWorkerError):
-    """There was text, but the voice has no sound for any of it (another script, say)."""
+    """The voice cannot pronounce any of the text (for example, another script)."""
 
     code = ErrorCode.UNSPEAKABLE_TEXT
 
@@ -106,14 +105,14 @@ class OverCapacity(TTSWorkerError):
 
 
 class RateLimited(TTSWorkerError):
-    """The caller sends more than the worker takes from one caller."""
+    """The caller exceeds the worker's rate limit."""
 
     code = ErrorCode.RATE_LIMITED
     retryable = True
 
 
 class QuotaExceeded(TTSWorkerError):
-    """A quota of the API key is used up for now; other keys are not affected."""
+    """A quota of the API key is exhausted for now; other keys are not affected."""
 
     code = ErrorCode.QUOTA_EXCEEDED
     retryable = True
@@ -140,23 +139,24 @@ class SendTimeout(TTSWorkerError):
 
 
 class ConnectionLost(TTSWorkerError):
-    """The worker cannot be reached, or was lost while it was needed."""
+    """The worker cannot be reached, or the connection was lost."""
 
     code = ErrorCode.CONNECTION_LOST
     retryable = True
 
 
 class DeadlineExceeded(TTSWorkerError):
-    """The worker did not answer, or sent no sound, in the time the caller gave it."""
+    """The worker did not answer, or sent no audio, within the caller's time limit."""
 
     code = ErrorCode.DEADLINE_EXCEEDED
     retryable = True
 
 
 class MissingExtra(TTSWorkerError):
-    """An optional part is not installed; the message holds the pip command.
+    """An optional dependency is not installed; the message contains the pip command.
 
-    It names no path: the message may go to a client. ``tts-worker doctor`` prints the command for this installation.
+    The message contains no path, because it may be sent to a client; ``tts-worker doctor`` prints the command for this
+    installation.
     """
 
     code = ErrorCode.MISSING_EXTRA
@@ -169,33 +169,33 @@ class MissingExtra(TTSWorkerError):
 
 
 class ConfigError(TTSWorkerError):
-    """A setting is wrong; the message names the key."""
+    """A setting is invalid; the message names the key."""
 
     code = ErrorCode.CONFIG
 
 
 class BundleError(TTSWorkerError):
-    """A model directory, a weight file or a stored voice is incomplete, damaged or hostile; the message names it."""
+    """A model directory, weight file or stored voice is incomplete, damaged or unsafe; the message names it."""
 
     code = ErrorCode.CONFIG
 
 
 class OutOfMemory(TTSWorkerError):
-    """The device had no room for this utterance; the others go on."""
+    """The device has no memory for this utterance; other utterances continue."""
 
     code = ErrorCode.OUT_OF_MEMORY
     retryable = True
 
 
 class SynthesisFailed(TTSWorkerError):
-    """The engine could not finish this utterance; the engine itself is well."""
+    """The engine could not finish this utterance; the engine itself is healthy."""
 
     code = ErrorCode.SYNTHESIS_FAILED
     retryable = True
 
 
 class EngineFault(TTSWorkerError):
-    """The engine itself is broken (sticky device error, hang); it is being restarted."""
+    """The engine has failed (sticky device error, hang) and is being restarted."""
 
     code = ErrorCode.ENGINE_FAULT
     retryable = True
@@ -267,18 +267,18 @@ GRPC_STATUS: dict[ErrorCode, str] = {
     ErrorCode.ENGINE_FAULT: "UNAVAILABLE",
     ErrorCode.INTERNAL: "INTERNAL",
 }
-"""Names of gRPC's status codes; the code itself travels in the trailing metadata."""
+"""Names of gRPC status codes; the error code itself is sent in the trailing metadata."""
 
 
 def error_info(exc: BaseException) -> ErrorInfo:
-    """The data form of any exception; what is not ours becomes INTERNAL without its message (it may hold user text)."""
+    """Convert an exception to data. A foreign one becomes INTERNAL without its message, which may contain user text."""
     if isinstance(exc, TTSWorkerError):
         return exc.info
     return ErrorInfo(ErrorCode.INTERNAL, f"internal error ({type(exc).__name__})")
 
 
 class RemoteError(TTSWorkerError):
-    """An error that another process reported, where no class of this family says more."""
+    """An error reported by another process whose code has no exception class."""
 
     def __init__(self, info: ErrorInfo) -> None:
         super().__init__(info.message, retry_after_s=info.retry_after_s)
@@ -287,9 +287,9 @@ class RemoteError(TTSWorkerError):
 
 
 def as_exception(info: ErrorInfo) -> TTSWorkerError:
-    """The exception that an error as data came from: the class of its code, so that callers can catch it."""
+    """Convert error data to an exception of the class of its code."""
     for kind in TTSWorkerError.__subclasses__():
-        plain = kind.__init__ is TTSWorkerError.__init__
-        if plain and kind.code is info.code and kind.retryable is info.retryable:
+        takes_message = kind.__init__ is TTSWorkerError.__init__
+        if takes_message and kind.code is info.code and kind.retryable is info.retryable:
             return kind(info.message, retry_after_s=info.retry_after_s)
     return RemoteError(info)

@@ -1,7 +1,6 @@
-"""A worker in a fleet: its gRPC ports and its entry in the registry, from settings.
+"""The gRPC servers of a worker and its registration in a registry, from settings.
 
-Part of the composition root that only loads where it is asked for, because it needs extras. ``app.serve`` opens it;
-tests and examples may open it around a ``Worker`` of their own.
+Separate from ``app`` because it needs extras. ``app.serve`` uses it; so can programs that embed a ``Worker``.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ except ModuleNotFoundError:
 
 
 class FleetWorker(Protocol):
-    """``app.Worker``."""
+    """The part of ``app.Worker`` that this module uses."""
 
     settings: Settings
     keys: KeyRing
@@ -51,7 +50,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FleetMember:
-    """``address``: of the worker protocol; ``cosyvoice_address``: of CosyVoice's service, if it is served."""
+    """A worker with running gRPC servers.
+
+    Attributes:
+        address: Address of the worker protocol.
+        cosyvoice_address: Address of the CosyVoice service, if enabled.
+        name: Name of the worker in the registry.
+    """
 
     address: str
     cosyvoice_address: str | None
@@ -60,13 +65,13 @@ class FleetMember:
     _registrar: Registrar | None
 
     async def announce(self) -> None:
-        """The worker is ready: register it. Returns once the registry knows it, or has not answered."""
+        """Register the ready worker. Returns after the first attempt, whether or not the registry answered."""
         if self._registrar is not None:
             self._registrar.start()
             await self._registrar.wait_first_attempt()
 
     def begin_drain(self) -> None:
-        """The hub takes no more sessions: let nobody send any, and wait for nobody who is silent."""
+        """Deregister and close idle gRPC sessions; the hub accepts no new ones."""
         for running in self._servers:
             running.begin_drain()
         if self._registrar is not None:
@@ -75,8 +80,12 @@ class FleetMember:
 
 @asynccontextmanager
 async def join_fleet(worker: FleetWorker) -> AsyncIterator[FleetMember]:
-    """Listen; health says that the worker is not ready until it is. Raises ConfigError (ports, the registry's URL) and
-    MissingExtra."""
+    """Run the gRPC servers; the health service reports NOT_SERVING until the worker is ready.
+
+    Raises:
+        ConfigError: A port is taken or the registry URL is invalid.
+        MissingExtra: An extra is not installed.
+    """
     settings = worker.settings
     models = _models(worker)
     async with contextlib.AsyncExitStack() as stack:
@@ -174,8 +183,8 @@ def _registrar(worker: FleetWorker, models: ModelCatalog, name: str, address: st
     secret = None if registry.secret is None else registry.secret.get_secret_value()
     if secret is None and worker.settings.server.keys:
         log.warning(
-            "server.api_keys are set but not registry.secret: clients send no API key to a worker whose entry in the "
-            "registry is not signed"
+            "server.api_keys is set without registry.secret: clients send no API key to a worker whose registry entry "
+            "is not signed"
         )
     return Registrar(
         RedisStore(registry.url.get_secret_value()), registry.prefix, registry.heartbeat_s, describe, secret

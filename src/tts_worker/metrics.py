@@ -1,8 +1,7 @@
-"""Prometheus metrics of a worker, listed in ``docs/metrics.md``. Never the text that was spoken.
+"""Prometheus metrics of a worker, listed in ``docs/metrics.md``. They never contain user text.
 
-One ``Metrics`` per process, built in ``app.py`` with a registry of its own. ``session_observer`` gives each session its
-observer; what other parts count themselves (open sessions, engine steps) is read from them at scrape time. Labels have
-few values: transports and engines are fixed sets, and voices beyond ``MAX_VOICES`` and enrolled ones share a value.
+Counters that other parts keep (open sessions, engine steps) are read at scrape time. Label cardinality is bounded:
+transports and engines are fixed sets; voices beyond ``MAX_VOICES`` and enrolled voices share one value each.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ _LAG_INTERVAL_S = 0.1
 
 _SESSION_LABELS = ("transport", "engine", "voice")
 MAX_VOICES = 64
-"""Voices with a label value of their own."""
+"""Number of voices with a separate label value."""
 ENROLLED_PREFIX = "prompt-"
-"""Names of voices made from a caller's recording."""
+"""Prefix of the names of enrolled voices."""
 
 
 class EngineCounts(Protocol):
-    """What an engine counts (``engine.loop.EngineStats``)."""
+    """Counters of an engine (``engine.loop.EngineStats``)."""
 
     @property
     def steps(self) -> int: ...
@@ -59,7 +58,7 @@ class EngineCounts(Protocol):
 
 
 class _EngineCollector(Collector):
-    """Counters of engines, read at every scrape. An engine that is unloaded disappears with its counters."""
+    """Reads the counters of the loaded engines at every scrape."""
 
     def __init__(self) -> None:
         self.engines: dict[str, EngineCounts] = {}
@@ -73,9 +72,7 @@ class _EngineCollector(Collector):
         )
         audio = CounterMetricFamily("tts_engine_audio_seconds", "Audio generated.", labels=labels)
         faults = CounterMetricFamily("tts_engine_faults", "Engine faults.", labels=labels)
-        stale = CounterMetricFamily(
-            "tts_engine_stale_events", "Events of utterances that had ended, dropped.", labels=labels
-        )
+        stale = CounterMetricFamily("tts_engine_stale_events", "Dropped events of ended utterances.", labels=labels)
         rtf = GaugeMetricFamily(
             "tts_engine_rtf", "Engine time per second of audio since the engine was loaded.", labels=labels
         )
@@ -91,7 +88,7 @@ class _EngineCollector(Collector):
 
 
 class SlotCounts(Protocol):
-    """``session.slots.SlotTable``."""
+    """The part of ``session.slots.SlotTable`` that is exported."""
 
     @property
     def slots(self) -> int: ...
@@ -100,7 +97,7 @@ class SlotCounts(Protocol):
 
 
 class HubCounts(Protocol):
-    """``session.hub.SessionHub``."""
+    """The part of ``session.hub.SessionHub`` that is exported."""
 
     @property
     def slots(self) -> SlotCounts: ...
@@ -117,14 +114,14 @@ class HubCounts(Protocol):
 
 
 class Metrics:
-    """All metrics of a worker."""
+    """The metrics of a worker, in a separate registry."""
 
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         registry = self.registry
-        # /proc, garbage collector: "process_" and "python_gc_" metrics.
+        # The "process_" and "python_gc_" metrics.
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
         Info("tts_build", "Version of the worker.", registry=registry).info(
@@ -135,39 +132,42 @@ class Metrics:
         registry.register(self._engines)
         self.first_audio_s = Histogram(
             "tts_first_audio_seconds",
-            "From the first speakable text of an utterance to its first frame leaving.",
+            "From the first speakable text of an utterance until its first frame is sent.",
             _SESSION_LABELS,
             buckets=_AUDIO_S,
             registry=registry,
         )
         self.queue_wait_s = Histogram(
             "tts_queue_wait_seconds",
-            "From an utterance's first speakable text to the engine beginning with it.",
+            "From the first speakable text of an utterance until the engine starts with it.",
             _SESSION_LABELS,
             buckets=_AUDIO_S,
             registry=registry,
         )
         self.underruns = Counter(
-            "tts_underruns_total", "Times that a listener's buffer ran empty.", _SESSION_LABELS, registry=registry
+            "tts_underruns_total",
+            "Times that a client's playback buffer ran empty.",
+            _SESSION_LABELS,
+            registry=registry,
         )
         self.underrun_s = Counter(
             "tts_underrun_seconds_total", "Duration of those underruns.", _SESSION_LABELS, registry=registry
         )
         self.control_s = Histogram(
             "tts_control_seconds",
-            "From a control command to its acknowledgement leaving; no old sound leaves after it.",
+            "From a control command until its acknowledgement is sent; no stopped audio is sent after it.",
             ["command"],
             buckets=_FAST_S,
             registry=registry,
         )
         self.utterances = Counter(
             "tts_utterances_total",
-            "Utterances by how they ended.",
+            "Utterances by outcome.",
             (*_SESSION_LABELS, "outcome", "code"),
             registry=registry,
         )
         self.sent_s = Counter(
-            "tts_audio_sent_seconds_total", "Audio that left the worker.", _SESSION_LABELS, registry=registry
+            "tts_audio_sent_seconds_total", "Audio sent to clients.", _SESSION_LABELS, registry=registry
         )
         self.wasted_s = Counter(
             "tts_audio_wasted_seconds_total", "Audio generated and never sent.", _SESSION_LABELS, registry=registry
@@ -193,13 +193,13 @@ class Metrics:
             ["transport", "reason"],
             registry=registry,
         )
-        self._sessions = Gauge("tts_sessions", "Open sessions, silent ones included.", registry=registry)
+        self._sessions = Gauge("tts_sessions", "Open sessions, idle ones included.", registry=registry)
         self._max_open = Gauge("tts_max_open_sessions", "Sessions that may be open.", registry=registry)
         self._slots = Gauge("tts_max_sessions", "Slots: sessions that may speak at the same time.", registry=registry)
-        self._slots_used = Gauge("tts_slots_used", "Slots that a new session could not get.", registry=registry)
+        self._slots_used = Gauge("tts_slots_used", "Slots that a new session cannot take.", registry=registry)
         self._speaking = Gauge("tts_speaking_sessions", "Sessions that speak or are paused.", registry=registry)
         self._lead = Gauge("tts_buffered_seconds", "Audio generated and not yet sent, all sessions.", registry=registry)
-        self._ready = Gauge("tts_ready", "1 if the worker takes sessions.", registry=registry)
+        self._ready = Gauge("tts_ready", "1 if the worker accepts sessions.", registry=registry)
         self._loop_lag = Histogram(
             "tts_loop_lag_seconds", "How late the event loop runs its timers.", buckets=_FAST_S, registry=registry
         )
@@ -221,11 +221,11 @@ class Metrics:
     # -- sessions -----------------------------------------------------------------------------------------------------
 
     def session_observer(self, transport: str, engine: str, voice: Callable[[], str]) -> SessionMetrics:
-        """The observer of one session. ``voice``: its voice at the time of an event."""
+        """Create the observer of one session. ``voice`` returns its current voice."""
         return SessionMetrics(self, transport, engine, voice)
 
     def voice_label(self, voice: str) -> str:
-        """A voice as a label value, of which there are few."""
+        """Map a voice to a label value of bounded cardinality."""
         if voice.startswith(ENROLLED_PREFIX):
             return "enrolled"
         if voice not in self._voices and len(self._voices) >= MAX_VOICES:
@@ -257,12 +257,12 @@ class Metrics:
         self._refused.labels(transport, code).inc()
 
     def watch_connections(self, active: Callable[[], float], waiting: Callable[[], float]) -> None:
-        """Read these at every scrape."""
+        """Read the number of connections at every scrape."""
         self._connections.labels("active").set_function(active)
         self._connections.labels("waiting").set_function(waiting)
 
     def connection_closed(self, reason: str) -> None:
-        """The worker closed a connection because of a limit."""
+        """Count a connection that was closed because of a limit."""
         self._closed_connections.labels(reason).inc()
 
     def watch_hub(self, hub: HubCounts) -> None:
@@ -276,15 +276,15 @@ class Metrics:
         self._ready.set_function(lambda: 1.0 if hub.ready else 0.0)
 
     def watch_engine(self, name: str, counts: EngineCounts) -> None:
-        """Read these at every scrape, until ``forget_engine``."""
+        """Read the counters of an engine at every scrape, until ``forget_engine``."""
         self._engines.engines[name] = counts
 
     def forget_engine(self, name: str) -> None:
-        """The engine is unloaded."""
+        """Drop the counters of an unloaded engine."""
         self._engines.engines.pop(name, None)
 
     async def measure_loop_lag(self) -> None:
-        """Runs for ever: how late a timer fires is how late a STOP would be handled."""
+        """Measure timer delay until cancelled; a STOP would be handled with the same delay."""
         loop = asyncio.get_running_loop()
         while True:
             due_s = loop.time() + _LAG_INTERVAL_S
@@ -292,13 +292,13 @@ class Metrics:
             self._loop_lag.observe(max(0.0, loop.time() - due_s))
 
     def render(self) -> bytes:
-        """The Prometheus text format."""
+        """Return the metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
 
 @dataclass(frozen=True, slots=True)
 class SessionMetrics:
-    """What one session reports (``session.session.SessionObserver``), with its labels."""
+    """Metrics of one session with its labels (``session.session.SessionObserver``)."""
 
     _metrics: Metrics
     _transport: str

@@ -1,11 +1,10 @@
-"""The vocabulary that every layer speaks: keys, commands, events, frames, notices.
+"""Data types shared by all layers: keys, commands, events, frames, notices.
 
-Frozen, picklable, standard library only. Nothing here computes; nothing here knows a clock, a socket or a tensor.
-Positions in sound are counted in *samples* of the session's rate from the start of the utterance, positions in text
-in *characters of the original text* as the caller wrote it (before filters, lexicon and normalisation).
+They are frozen and picklable and need only the standard library. Audio positions are *samples* at the session's rate
+from the start of the utterance; text positions are *characters of the original text* before filters, lexicon and
+normalization.
 
-Three words that are never mixed: *generated* (the engine made it), *sent* (it left the worker), *played* (the
-listener heard it; only the client knows).
+Audio is *generated* by the engine, *sent* by the worker, and *played* by the client, which alone knows the position.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from enum import Enum
 from tts_worker.errors import ErrorInfo
 
 SAMPLE_RATE_HZ = 24_000
-"""Rate of everything inside the worker; transports resample at the edge."""
+"""Sample rate of all audio inside the worker; transports resample."""
 
 BYTES_PER_SAMPLE = 2
 """PCM is signed 16-bit little-endian, mono."""
 
 FRAME_SAMPLES = 480
-"""20 ms at 24 kHz: the unit in which real-time transports send sound."""
+"""20 ms at 24 kHz: the default frame of real-time transports."""
 
 
 # -- identity ---------------------------------------------------------------------------------------------------------
@@ -30,7 +29,7 @@ FRAME_SAMPLES = 480
 
 @dataclass(frozen=True, slots=True, order=True)
 class UtteranceKey:
-    """The only identity of work. STOP retires a key for ever; whatever still carries it is dropped where it is seen."""
+    """Identifies an utterance. STOP retires its key; later messages with a retired key are dropped."""
 
     session: str
     generation: int
@@ -41,10 +40,13 @@ class UtteranceKey:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A run of spoken text and the original characters ``[start, end)`` that it says.
+    """A run of spoken text and the original characters ``[start, end)`` it stands for.
 
-    ``text`` may differ from the original (lexicon, normalisation); a run that was inserted has ``start == end``.
-    ``phonemes`` (the engine's alphabet) overrides the engine's own reading when not None.
+    Attributes:
+        text: The spoken text; may differ from the original (lexicon, normalization).
+        start: First original character; an inserted run has ``start == end``.
+        end: End of the original characters.
+        phonemes: Pronunciation in the engine's alphabet; None leaves it to the engine.
     """
 
     text: str
@@ -54,22 +56,24 @@ class Span:
 
 
 class Boundary(str, Enum):
-    """Why a segment ends where it ends; engines choose the pause after it from this."""
+    """Why a segment ends; engines derive the pause after it."""
 
-    WORD = "word"  # an engine that takes text word by word asked for it
+    WORD = "word"  # for engines that take text word by word
     CLAUSE = "clause"  # comma, dash, colon
     SENTENCE = "sentence"  # full stop, question or exclamation mark
     PARAGRAPH = "paragraph"  # line break, list item, heading
     FORCED = "forced"  # too long without punctuation: cut at a space, no pause
-    FLUSH = "flush"  # the caller asked for what is there
+    FLUSH = "flush"  # requested by the caller
     END = "end"  # end of the text
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One piece of text that may be spoken now. The ranges ``[start, end)`` of consecutive segments tile the original
-    text from 0, so that whatever a filter removed belongs to the segment after it; only a silent tail may follow the
-    last one."""
+    """Text that is ready to be synthesized.
+
+    The ranges ``[start, end)`` of consecutive segments tile the original text from 0: text removed by a filter belongs
+    to the segment after it. Only unspoken text may follow the last segment.
+    """
 
     index: int
     spans: tuple[Span, ...]
@@ -85,7 +89,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class WordTiming:
-    """When original characters ``[start_char, end_char)`` sound: samples ``[start_sample, end_sample)``."""
+    """A word timestamp: original characters ``[start_char, end_char)`` at samples ``[start_sample, end_sample)``."""
 
     start_char: int
     end_char: int
@@ -95,7 +99,7 @@ class WordTiming:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word time for the client. ``text`` is the original text of ``[start_char, end_char)``."""
+    """A word timestamp for the client. ``text`` is the original text of ``[start_char, end_char)``."""
 
     text: str
     start_char: int
@@ -105,9 +109,9 @@ class Word:
 
 
 class Alignment(str, Enum):
-    """How an engine knows its word times."""
+    """How an engine determines word timestamps."""
 
-    MEASURED = "measured"  # from the durations the model itself used
+    MEASURED = "measured"  # from the durations of the model
     ESTIMATED = "estimated"  # interpolated
     NONE = "none"
 
@@ -117,8 +121,15 @@ class Alignment(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class SynthesisParams:
-    """What an utterance sounds like. ``speed`` is the pace (2.0 = twice as fast); the same params, text and engine
-    version give the same samples. ``instruct`` is a style request for engines that take one."""
+    """Parameters of an utterance. The same parameters, text and engine version give the same samples.
+
+    Attributes:
+        voice: Name of the voice.
+        speed: Speaking rate (2.0 = twice as fast).
+        seed: Seed of the random numbers.
+        language: BCP-47 tag of the text; None detects it.
+        instruct: Style instruction, for engines with that capability.
+    """
 
     voice: str
     speed: float = 1.0
@@ -129,9 +140,11 @@ class SynthesisParams:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Begin an utterance. The engine may emit at most ``credit_samples`` until more credit comes.
+    """Begin an utterance.
 
-    ``paced``: credit comes back at the pace of playback (a call); else as fast as audio is made (a download).
+    Attributes:
+        credit_samples: Audio that may be emitted before more credit arrives.
+        paced: Credit returns at playback pace (a call); otherwise as fast as audio is generated (a download).
     """
 
     key: UtteranceKey
@@ -148,14 +161,14 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class EndText:
-    """No more text will come. The engine answers with Done when it has emitted everything."""
+    """No more text follows. The engine answers with Done when it has emitted all audio."""
 
     key: UtteranceKey
 
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """The listener took ``samples``: the engine may emit as many more, and the utterance's lead shrank by as many."""
+    """The client took ``samples``: the engine may emit as many more."""
 
     key: UtteranceKey
     samples: int
@@ -163,7 +176,7 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """PAUSE: spend no step on this utterance until Release."""
+    """PAUSE: spend no engine time on this utterance until Release."""
 
     key: UtteranceKey
 
@@ -175,7 +188,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Forget the utterance now. Nothing more is emitted for it, not even Done."""
+    """Drop the utterance now. Nothing more is emitted for it, not even Done."""
 
     key: UtteranceKey
 
@@ -184,7 +197,7 @@ Command = Open | Text | EndText | Credit | Hold | Release | Cancel
 
 
 def unpaced_share(slots: int) -> int:
-    """How many of ``slots`` unpaced utterances or sessions may hold: three quarters, so that a call finds one."""
+    """Slots that unpaced utterances or sessions may take: three quarters, so that calls find a free one."""
     return max(1, slots * 3 // 4)
 
 
@@ -193,10 +206,15 @@ def unpaced_share(slots: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ChunkMeta:
-    """Where a chunk of sound comes from, for logs, receipts and benchmarks.
+    """Origin of a chunk, for logs, playback reports and benchmarks.
 
-    ``text_start, text_end``: original characters; ``start_sample``: position in the utterance; ``wall_ms``: time the
-    engine spent on it; ``stages_ms``: the same by stage, engine specific.
+    Attributes:
+        index: Number of the chunk in its utterance.
+        text_start: First original character.
+        text_end: End of the original characters.
+        start_sample: Position in the utterance.
+        wall_ms: Engine time spent on the chunk.
+        stages_ms: Engine time by stage (engine specific).
     """
 
     index: int
@@ -209,8 +227,11 @@ class ChunkMeta:
 
 @dataclass(frozen=True, slots=True)
 class Audio:
-    """Sound of an utterance, in order. ``words`` are the words that begin at or after this chunk's first sample and
-    were not announced before; an engine announces a word at the latest with the chunk it begins in."""
+    """One chunk of an utterance, in order.
+
+    ``words`` are new word timestamps at or after the chunk's first sample; a word is announced at the latest with the
+    chunk it begins in.
+    """
 
     key: UtteranceKey
     pcm: bytes
@@ -224,7 +245,7 @@ class Audio:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """All sound was emitted. ``truncated`` says why the speech ends before the text does, None if it does not."""
+    """All audio was emitted. ``truncated`` is the reason if the audio ends before the text, else None."""
 
     key: UtteranceKey
     truncated: str | None = None
@@ -232,7 +253,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The engine gave up on this utterance (only this one)."""
+    """Synthesis of this utterance failed; other utterances are not affected."""
 
     key: UtteranceKey
     error: ErrorInfo
@@ -246,7 +267,7 @@ Event = Audio | Done | Failed
 
 @dataclass(frozen=True, slots=True)
 class PcmFrame:
-    """Sound for the client: s16le mono. ``index`` counts the frames of the utterance from 0."""
+    """Audio for the client: s16le mono. ``index`` counts the frames of the utterance from 0."""
 
     key: UtteranceKey
     index: int
@@ -270,10 +291,17 @@ class Outcome(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of an utterance. ``text_spoken + text_remaining`` is the text that came in, always.
+    """The playback report of an utterance. ``text_spoken + text_remaining`` is always the complete input text.
 
-    ``samples_played`` is the client's word, None if it said nothing; the text is then cut by ``samples_sent``.
-    ``words`` are the words of ``text_spoken`` that have a time; ``alignment`` says how far to trust them.
+    Attributes:
+        reason: Why the utterance ended.
+        samples_generated: Audio generated by the engine.
+        samples_sent: Audio sent to the client.
+        samples_played: Audio played, as reported by the client; None if it did not report.
+        text_spoken: Text up to the played position, or up to the sent one without a report.
+        text_remaining: The rest of the text.
+        words: Timestamped words of ``text_spoken``.
+        alignment: How the timestamps were determined.
     """
 
     reason: str
@@ -288,7 +316,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An utterance was accepted; its sound follows."""
+    """An utterance was accepted; its audio follows."""
 
     key: UtteranceKey
     params: SynthesisParams
@@ -296,7 +324,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Word times, sent before the frame they begin in."""
+    """Word timestamps, sent before the frame in which they begin."""
 
     key: UtteranceKey
     words: tuple[Word, ...]
@@ -310,10 +338,15 @@ class ControlName(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """A control command was handled. ``applied`` is False where it changed nothing (already paused, nothing to stop).
+    """A control command was handled.
 
-    A STOP that ended utterances is acknowledged by their ``Ended``, so it appears here only with ``applied=False``.
-    ``position_samples`` is what had been sent of the utterance in ``key`` (0 without one).
+    A STOP that ended utterances is acknowledged by their ``Ended``; it appears here only with ``applied=False``.
+
+    Attributes:
+        command: The command.
+        applied: False if it changed nothing (already paused, nothing to stop).
+        key: The current utterance, if any.
+        position_samples: Audio sent of that utterance, 0 without one.
     """
 
     command: ControlName
@@ -338,8 +371,22 @@ Output = PcmFrame | Started | Words | Acknowledged | Ended
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine can do. ``voices`` are the names it speaks with; ``languages`` BCP-47 primary tags;
-    ``capabilities`` what not every engine can ("instruct": it follows ``SynthesisParams.instruct``)."""
+    """Description of an engine.
+
+    Attributes:
+        name: Name of the engine.
+        voices: Names of its voices.
+        languages: BCP-47 primary tags.
+        alignment: How it determines word timestamps.
+        max_utterances: Utterances it can hold at the same time.
+        sample_rate_hz: Rate of its audio.
+        text_by_word: It wants segments word by word, while the text is being written.
+        reads_numbers: It expands numbers and dates itself, so text need not be normalized.
+        speed_range: Supported ``SynthesisParams.speed``.
+        device: Device it runs on.
+        capabilities: Optional features ("instruct": it follows ``SynthesisParams.instruct``).
+        extra: Engine-specific facts.
+    """
 
     name: str
     voices: tuple[str, ...]
@@ -347,8 +394,8 @@ class EngineInfo:
     alignment: Alignment
     max_utterances: int
     sample_rate_hz: int = SAMPLE_RATE_HZ
-    text_by_word: bool = False  # wants segments word by word (text while it is being written)
-    reads_numbers: bool = False  # writes numbers and dates out by itself, so that text need not be normalized
+    text_by_word: bool = False
+    reads_numbers: bool = False
     speed_range: tuple[float, float] = (0.5, 2.0)
     device: str = "cpu"
     capabilities: tuple[str, ...] = ()

@@ -1,8 +1,7 @@
-"""Which voices there are, what engine speaks them, and what a voicepack says about them.
+"""The voice catalog, and reading of voice packs.
 
-A voicepack is a folder ``voicepacks/<family>/<name>/`` with a ``metadata.yaml`` that is checked against ``VoicePack``
-and only ever read as data. Nothing here loads a model or opens an audio file. A name that is not known is an error,
-never another voice.
+A voice pack is a folder ``voicepacks/<family>/<name>/`` with a ``metadata.yaml``, validated against ``VoicePack``. An
+unknown voice name is an error; there is no fallback voice.
 """
 
 from __future__ import annotations
@@ -29,7 +28,13 @@ MAX_METADATA_BYTES = 1 << 20
 
 
 class VoicePack(BaseModel):
-    """``metadata.yaml``. ``family``: the kind of engine that speaks it; ``lexicon``: word -> spelling or /phonemes/."""
+    """The content of ``metadata.yaml``.
+
+    Attributes:
+        name: Name of the voice.
+        family: Kind of the engine.
+        lexicon: Word -> spelling or /phonemes/.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,7 +49,7 @@ class VoicePack(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """A voice that can be asked for now."""
+    """A voice and its engine."""
 
     name: str
     engine: str
@@ -56,8 +61,13 @@ class Voice:
 
 
 class VoiceCatalog:
-    """The voices of the engines. ``default`` answers for requests that name none (else the first voice); ``aliases``:
-    other names, on purpose.
+    """The voices of all engines.
+
+    Args:
+        packs: Voice packs, for descriptions and lexicons.
+        default: Voice of requests without one; None selects the first voice.
+        aliases: Alternative name -> voice.
+        on_demand: List the voices of engines that are not loaded.
 
     Voices of an engine that is not loaded (``add_unloaded``, ``mark_unloaded``) are known, and listed if ``on_demand``:
     a session for one loads the engine. Enrolled voices are unlisted but can be addressed by name.
@@ -80,24 +90,23 @@ class VoiceCatalog:
         self._aliases = dict(aliases or {})
 
     def add(self, engine: str, family: str, info: EngineInfo) -> None:
-        """The voices of an engine that has started. Raises ConfigError if another engine has one of their names."""
+        """Add the voices of a started engine. Raises ConfigError if another engine has a voice of the same name."""
         voices = self._described(engine, family, info)
         self.remove(engine)
         self._voices.update(voices)
 
     def add_unloaded(self, engine: str, family: str, info: EngineInfo) -> None:
-        """Voices that an engine will have once it is loaded; ``info`` as far as it is known before. Raises ConfigError
-        as ``add`` does."""
+        """Add the voices of an engine that is not loaded, as far as they are known. Raises ConfigError as ``add`` does."""
         self._unloaded.update(self._described(engine, family, info))
 
     def mark_unloaded(self, engine: str) -> None:
-        """The engine is not loaded any more: its voices stay known, enrolled voices are removed."""
-        resting = {name: voice for name, voice in self._voices.items() if voice.engine == engine}
+        """Mark an engine as unloaded: its voices stay known, enrolled voices are removed."""
+        voices = {name: voice for name, voice in self._voices.items() if voice.engine == engine}
         self.remove(engine)
-        self._unloaded.update(resting)
+        self._unloaded.update(voices)
 
     def remove(self, engine: str) -> None:
-        """The engine is gone, and its voices with it."""
+        """Remove an engine and all its voices."""
         for voices in (self._voices, self._unloaded, self._enrolled):
             for name in [name for name, voice in voices.items() if voice.engine == engine]:
                 del voices[name]
@@ -112,9 +121,9 @@ class VoiceCatalog:
     def _described(self, engine: str, family: str, info: EngineInfo) -> dict[str, Voice]:
         voices = {}
         for name in info.voices:
-            taken = self._voices.get(name) or self._unloaded.get(name)
-            if taken is not None and taken.engine != engine:
-                raise ConfigError(f"engines.{engine}: voice {name} is spoken by engine {taken.engine} already")
+            other = self._voices.get(name) or self._unloaded.get(name)
+            if other is not None and other.engine != engine:
+                raise ConfigError(f"engines.{engine}: engine {other.engine} already has a voice named {name}")
             pack = self._packs.get((family, name), VoicePack(name=name, family=family))
             voices[name] = Voice(
                 name=name,
@@ -128,16 +137,16 @@ class VoiceCatalog:
         return voices
 
     def check(self) -> None:
-        """Once all engines are there: raises ConfigError if the default or an alias names a voice that is not."""
+        """Check the default and the aliases once all engines are added. Raises ConfigError naming an unknown voice."""
         voices = {**self._unloaded, **self._voices}
         known = ", ".join(sorted(voices)) or "none"
         if self._wanted_default is not None and self._wanted_default not in voices:
-            raise ConfigError(f"voices.default: there is no voice {self._wanted_default!r}; there are: {known}")
+            raise ConfigError(f"voices.default: unknown voice {self._wanted_default!r}; available: {known}")
         for alias, name in self._aliases.items():
             if name not in voices:
-                raise ConfigError(f"voices.aliases.{alias}: there is no voice {name!r}; there are: {known}")
+                raise ConfigError(f"voices.aliases.{alias}: unknown voice {name!r}; available: {known}")
             if alias in voices:
-                raise ConfigError(f"voices.aliases.{alias}: a voice has that name already")
+                raise ConfigError(f"voices.aliases.{alias}: a voice already has that name")
 
     @property
     def default(self) -> str | None:
@@ -150,24 +159,25 @@ class VoiceCatalog:
         return sum(1 for _ in self)
 
     def get(self, name: str | None) -> Voice:
-        """The voice of that name, the default for None. Raises UnknownVoice; there is no fallback."""
-        wanted = name if name is not None else self.default
-        if wanted is None:
+        """Return the voice named ``name`` (None: the default). Raises UnknownVoice."""
+        requested = name if name is not None else self.default
+        if requested is None:
             raise UnknownVoice("no engine with a voice is running")
-        own = self._aliases.get(wanted, wanted)
-        voice = self._voices.get(own) or self._enrolled.get(own) or self._unloaded.get(own)
+        resolved = self._aliases.get(requested, requested)
+        voice = self._voices.get(resolved) or self._enrolled.get(resolved) or self._unloaded.get(resolved)
         if voice is None:
             known = sorted({*self._voices, *self._unloaded})
-            near = difflib.get_close_matches(wanted[:64], known, n=1)
-            hint = f'; did you mean "{near[0]}"?' if near else f"; there are: {', '.join(known[:20])}"
-            raise UnknownVoice(f'there is no voice "{wanted[:64]}"{hint}')
+            similar = difflib.get_close_matches(requested[:64], known, n=1)
+            hint = f'did you mean "{similar[0]}"?' if similar else f"available: {', '.join(known[:20])}"
+            raise UnknownVoice(f'unknown voice "{requested[:64]}"; {hint}')
         return voice
 
 
 def read_voicepacks(directory: Path) -> tuple[VoicePack, ...]:
-    """All ``<family>/<name>/metadata.yaml`` below ``directory``.
+    """Read all ``<family>/<name>/metadata.yaml`` below ``directory``.
 
-    Raises ConfigError naming file and key where one is wrong: a voice that is half there would be a surprise later.
+    Raises:
+        ConfigError: A file is invalid; the message names the file and the key.
     """
     packs = []
     for file in sorted(directory.glob("*/*/metadata.yaml")):
@@ -175,22 +185,21 @@ def read_voicepacks(directory: Path) -> tuple[VoicePack, ...]:
             pack = VoicePack.model_validate(yaml.safe_load(_read_metadata(file)))
             Lexicon.from_mapping(pack.lexicon)
         except ValidationError as error:
-            problem = error.errors()[0]
-            key = ".".join(str(part) for part in problem["loc"]) or "(top level)"
-            raise ConfigError(f"{file}: {key}: {problem['msg']}") from None
-        except (yaml.YAMLError, UnicodeDecodeError, RecursionError):  # too deep for the parser
+            first = error.errors()[0]
+            key = ".".join(str(part) for part in first["loc"]) or "(top level)"
+            raise ConfigError(f"{file}: {key}: {first['msg']}") from None
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError):  # RecursionError: nested too deeply
             raise ConfigError(f"{file} is not valid YAML") from None
         except InvalidRequest as error:
             raise ConfigError(f"{file}: {error.message}") from None
         if (pack.family, pack.name) != (file.parent.parent.name, file.parent.name):
-            raise ConfigError(f"{file}: name and family must be those of its folders")
+            raise ConfigError(f"{file}: name and family must match the folder names")
         packs.append(pack)
     return tuple(packs)
 
 
 def _read_metadata(file: Path) -> str:
-    """The text of a regular file of a sensible size: a link to a device never ends, and opening a FIFO waits for its
-    writer. Raises ConfigError."""
+    """Read a regular file of limited size; a device may never end and a FIFO may block. Raises ConfigError."""
     try:
         descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         with open(descriptor, "rb") as opened:

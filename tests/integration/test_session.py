@@ -120,21 +120,20 @@ async def test_no_old_frame_after_stop_in_many_races(worker: Worker) -> None:
     assert worker.engines["tone"].live_utterances == 0
 
 
-async def test_real_time_sound_is_never_far_ahead(worker: Worker) -> None:
+async def test_paced_audio_keeps_the_playout_lead(worker: Worker) -> None:
     session = worker.hub.open(SessionOptions(lead_ms=40))
     session.speak("Some words. " * 10)
     session.end_text()
     loop = asyncio.get_running_loop()
-    # When each frame left, by the session's own look at the clock: where the machine stands still before the listener
-    # looks at his, the next frame is not early for that.
+    # Use the session's own clock reading of each frame: a machine stall after it does not make the next frame early.
     left: list[tuple[int, float]] = []
-    sent = session.pacer.sent
+    record_sent = session.pacer.record_sent
 
-    def noted(samples: int, now_s: float) -> float:
+    def record(samples: int, now_s: float) -> float:
         left.append((samples, now_s))
-        return sent(samples, now_s)
+        return record_sent(samples, now_s)
 
-    session.pacer.sent = noted  # type: ignore[method-assign]
+    session.pacer.record_sent = record  # type: ignore[method-assign]
     total = 0
     while total < 24_000:
         asked_s = loop.time()

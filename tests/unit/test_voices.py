@@ -45,7 +45,7 @@ def test_a_name_is_that_voice_or_an_error() -> None:
 def test_two_engines_cannot_have_the_same_voice() -> None:
     catalog = VoiceCatalog()
     catalog.add("one", "fake", info("ann"))
-    with pytest.raises(ConfigError, match=r"engines\.two: voice ann is spoken by engine one"):
+    with pytest.raises(ConfigError, match=r"engines\.two: engine one already has a voice named ann"):
         catalog.add("two", "fake", info("bob", "ann"))
     assert [voice.name for voice in catalog] == ["ann"]
 
@@ -53,8 +53,8 @@ def test_two_engines_cannot_have_the_same_voice() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"default": "nobody"}, r"voices\.default"),
-        ({"aliases": {"alloy": "nobody"}}, r"voices\.aliases\.alloy: there is no voice"),
+        ({"default": "missing"}, r"voices\.default"),
+        ({"aliases": {"alloy": "missing"}}, r"voices\.aliases\.alloy: unknown voice"),
         ({"aliases": {"ann": "ann"}}, r"voices\.aliases\.ann: a voice has that name"),
     ],
 )
