@@ -146,7 +146,7 @@ class Metrics:
         )
         self.underruns = Counter(
             "tts_underruns_total",
-            "Times that a client's playback buffer ran empty.",
+            "Times that a client's buffer ran empty.",
             _SESSION_LABELS,
             registry=registry,
         )

@@ -96,7 +96,7 @@ class VoiceCatalog:
         self._voices.update(voices)
 
     def add_unloaded(self, engine: str, family: str, info: EngineInfo) -> None:
-        """Add the voices of an engine that is not loaded, as far as they are known. Raises ConfigError as ``add`` does."""
+        """Add the known voices of an engine that is not loaded. Raises ConfigError as ``add`` does."""
         self._unloaded.update(self._described(engine, family, info))
 
     def mark_unloaded(self, engine: str) -> None:

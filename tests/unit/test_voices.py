@@ -35,7 +35,7 @@ def test_a_name_is_that_voice_or_an_error() -> None:
     assert catalog.get("alloy").name == "ann"
     with pytest.raises(UnknownVoice, match='did you mean "bob"'):
         catalog.get("bobb")
-    with pytest.raises(UnknownVoice, match="there are: ann, bob"):
+    with pytest.raises(UnknownVoice, match="available: ann, bob"):
         catalog.get("x" * 10_000)
     catalog.remove("one")
     with pytest.raises(UnknownVoice):
@@ -55,7 +55,7 @@ def test_two_engines_cannot_have_the_same_voice() -> None:
     [
         ({"default": "missing"}, r"voices\.default"),
         ({"aliases": {"alloy": "missing"}}, r"voices\.aliases\.alloy: unknown voice"),
-        ({"aliases": {"ann": "ann"}}, r"voices\.aliases\.ann: a voice has that name"),
+        ({"aliases": {"ann": "ann"}}, r"voices\.aliases\.ann: a voice already has that name"),
     ],
 )
 def test_settings_that_name_no_voice_are_refused(options: dict[str, object], message: str) -> None:
@@ -86,7 +86,7 @@ def test_the_repositorys_voicepacks_are_valid() -> None:
     ("text", "message"),
     [
         ("name: ann\nfamily: fake\nfoo: 1", "foo"),
-        ("name: bob\nfamily: fake", "those of its folders"),
+        ("name: bob\nfamily: fake", "must match the folder names"),
         ("name: ../ann\nfamily: fake", "name"),
         ("name: .ann\nfamily: fake", "name"),
         ("name: ann\nfamily: fake\nlexicon: {a: 3}", "lexicon"),
