@@ -53,7 +53,7 @@ from tts_worker.transports.connections import (
     ConnectionTable,
     HttpProtocol,
     Listener,
-    connections_possible,
+    limit_by_descriptors,
 )
 from tts_worker.transports.http import HttpConfig, create_app
 from tts_worker.transports.keys import KeyFileWatch, KeyRing
@@ -518,7 +518,7 @@ def _log_start(worker: Worker) -> None:
 
 def _connection_limits(server: ServerSettings) -> ConnectionLimits:
     return ConnectionLimits(
-        max_connections=connections_possible(server.max_connections),
+        max_connections=limit_by_descriptors(server.max_connections),
         header_timeout_s=server.header_timeout_s,
         body_timeout_s=server.body_timeout_s,
         send_timeout_s=server.send_timeout_s,

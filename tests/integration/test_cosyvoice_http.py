@@ -186,7 +186,7 @@ async def test_bad_forms_name_the_field() -> None:
             ("/inference_sft", {"tts_text": TEXT}, None, "spk_id"),
             ("/inference_zero_shot", {"tts_text": TEXT}, upload(), "prompt_text"),
             ("/inference_zero_shot", said, None, "prompt_wav"),
-            ("/inference_zero_shot", {**said, "prompt_wav": "/etc/hostname"}, None, "paths are not followed"),
+            ("/inference_zero_shot", {**said, "prompt_wav": "/etc/hostname"}, None, "paths are not opened"),
             ("/inference_zero_shot", said, {**upload(), **upload(name="more")}, "files"),
             ("/inference_sft", {f"field{i}": "x" for i in range(100)}, upload(), "fields"),
         ):

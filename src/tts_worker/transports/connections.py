@@ -1,9 +1,9 @@
-"""TCP connections of the HTTP server: how many there are, how long each may take and how much it may hold.
+"""Limits on the TCP connections of the HTTP server: number, deadlines and buffer sizes.
 
-Uvicorn parses requests and calls the application; the classes here bound what happens before and around that. A
-connection is *waiting* until a request head has arrived, and between requests; it is *active* while a request or a
-WebSocket is served. When all connections are taken, the one that waits longest is closed for a new one. When all are
-active, a few more are accepted for health probes only, so that a full worker is not taken for a dead one.
+Uvicorn parses requests and calls the application; these classes bound the work before and around that. A connection is
+*waiting* until a request head has arrived and between requests; it is *active* while a request or a WebSocket is
+served. When all connections are taken, the one waiting longest is closed for a new one. When all are active, a few more
+are accepted for health probes only, so a full worker does not fail its liveness probe.
 """
 
 from __future__ import annotations
@@ -44,30 +44,37 @@ PROBE_PATHS = b"/health/"
 
 _MAX_HEAD_LINES = 100
 _MAX_LINE_BYTES = 8_000
-"""Of a request head. The WebSocket parser behind takes 128 lines of 8 KiB."""
+"""Limit on a line of a request head. The WebSocket parser accepts 128 lines of 8 KiB."""
 
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 
 _PARSE_BYTES = 8_192
-"""WebSocket data parsed in one turn of the event loop: at most 1,365 frames, some milliseconds."""
+"""WebSocket data parsed in one turn of the event loop: at most 1,365 frames, a few milliseconds."""
 
 _MAX_FRAGMENTS = 1_024
 _PINGS_PER_S = 50
 _MAX_UNREAD_PONG_BYTES = 65_536
 _LINGER_S = 2.0
-"""How long data of a client is discarded after a last response, so that a reset does not take that response away."""
+"""How long to discard client data after a last response: closing with unread data would send a reset, which can
+destroy the response."""
 
-_REASONS = MappingProxyType({400: "invalid", 414: "header_too_large", 431: "header_too_large"})
-"""What the metric says of refusals before the application."""
+_CLOSE_REASONS = MappingProxyType({400: "invalid", 414: "header_too_large", 431: "header_too_large"})
+"""Metric label by status of requests that are rejected before the application."""
 
-_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """``header_timeout_s``: from the connection, or from the first byte of a later request, to the end of the request
-    head. ``body_timeout_s``: from there to the end of the body. ``send_timeout_s``: how long a client may take
-    nothing of a response."""
+    """Limits of the server's connections.
+
+    Attributes:
+        max_connections: Connections besides those for health probes.
+        header_timeout_s: From the connection, or the first byte of a later request, to the end of the request head.
+        body_timeout_s: From the end of the head to the end of the body.
+        send_timeout_s: How long a client may read nothing of a response.
+        max_header_bytes: Size of a request head.
+    """
 
     max_connections: int = 1_024
     header_timeout_s: float = 10.0
@@ -77,65 +84,76 @@ class ConnectionLimits:
 
 
 class ConnectionObserver(Protocol):
+    """Counts connections that the worker closes."""
+
     def connection_closed(self, reason: str) -> None:
-        """The worker closed a connection because of a limit."""
+        """Count a connection closed because of a limit."""
         ...
 
 
 class Connection:
-    """One accepted connection in the table. ``abort`` closes it at once, whatever state it is in."""
+    """One accepted connection in the table.
 
-    __slots__ = ("_hit_limit", "_table", "abort", "active", "probe_only")
+    Attributes:
+        probe_only: Accepted beyond the limit, for health probes.
+        is_active: A request or a WebSocket is being served.
+        abort: Closes the connection immediately in any state.
+    """
+
+    __slots__ = ("_limit_counted", "_table", "abort", "is_active", "probe_only")
 
     def __init__(self, table: ConnectionTable, probe_only: bool) -> None:
         self._table = table
-        self._hit_limit = False
+        self._limit_counted = False
         self.probe_only = probe_only
-        self.active = False
+        self.is_active = False
         self.abort: Callable[[], None] = lambda: None
 
     def set_active(self, active: bool) -> None:
-        self.active = active
-        self._table.moved(self)
+        """Set whether a request or a WebSocket is being served."""
+        self.is_active = active
+        self._table.update(self)
 
     def hit_limit(self, reason: str) -> None:
-        """It is closed because of a limit; counted once."""
-        if not self._hit_limit:
-            self._hit_limit = True
+        """Count that the connection is closed because of a limit; the first reason counts."""
+        if not self._limit_counted:
+            self._limit_counted = True
             self._table.observer.connection_closed(reason)
 
     def closed(self) -> None:
-        """It is gone."""
+        """Remove the closed connection from the table."""
         self._table.remove(self)
 
 
 class ConnectionTable:
-    """All connections of a server. Belongs to one event loop."""
+    """All connections of a server. Runs on one event loop."""
 
     def __init__(self, limits: ConnectionLimits, observer: ConnectionObserver) -> None:
         self.limits = limits
         self.observer = observer
         self._all: set[Connection] = set()
-        self._waiting: dict[Connection, None] = {}  # longest waiting first
+        self._waiting: dict[Connection, None] = {}  # ordered, longest waiting first
         self._probes: dict[Connection, None] = {}
         self._full_log = ThrottledLog(log, interval_s=60.0)
 
     @property
     def active(self) -> int:
+        """Number of connections being served."""
         return len(self._all) - self.waiting
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting) + sum(not each.active for each in self._probes)
+        """Number of connections waiting for a request."""
+        return len(self._waiting) + sum(not connection.is_active for connection in self._probes)
 
     def admit(self) -> Connection:
-        """A place for a new connection, at the cost of another one if need be."""
+        """Add a new connection; at the limit, close the longest waiting one or accept for probes only."""
         limit = self.limits.max_connections
         full = len(self._all) - len(self._probes) >= limit
         if full:
             self._full_log.warning(
-                "all %d connections are taken (%d wait for a request): the longest waiting are closed, and where all "
-                "are in use only health probes are answered",
+                "all %d connections are taken (%d wait for a request): closing the longest waiting; "
+                "if all are active, only health probes are answered",
                 limit,
                 len(self._waiting),
             )
@@ -151,7 +169,7 @@ class ConnectionTable:
         return connection
 
     def evict(self) -> bool:
-        """Close the connection that waits longest; whether there was one."""
+        """Close the connection that waits longest. Returns whether there was one."""
         if not self._waiting:
             return False
         self._close(next(iter(self._waiting)), "evicted")
@@ -162,64 +180,73 @@ class ConnectionTable:
         connection.abort()
         self.remove(connection)
 
-    def moved(self, connection: Connection) -> None:
+    def update(self, connection: Connection) -> None:
+        """Move a connection whose state has changed."""
         if connection in self._probes or connection not in self._all:
             return
         self._waiting.pop(connection, None)
-        if not connection.active:
+        if not connection.is_active:
             self._waiting[connection] = None
 
     def remove(self, connection: Connection) -> None:
+        """Forget a connection."""
         self._all.discard(connection)
         self._waiting.pop(connection, None)
         self._probes.pop(connection, None)
 
 
-def connections_possible(wanted: int) -> int:
-    """``wanted``, or as many as leave descriptors for health probes, models, files and the other servers."""
+def limit_by_descriptors(max_connections: int) -> int:
+    """Reduce a connection limit to leave file descriptors for health probes, models, files and the other servers."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
-        return wanted
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most == resource.RLIM_INFINITY:
-        return wanted
+        return max_connections
+    max_descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if max_descriptors == resource.RLIM_INFINITY:
+        return max_connections
     try:
         used = len(os.listdir("/proc/self/fd"))
     except OSError:
         used = 32
-    spare = most - used - PROBE_CONNECTIONS - max(24, most // 8)
-    if spare < wanted:
-        log.warning("%d descriptors allow %d connections, not %d: see ulimit -n", most, max(8, spare), wanted)
-    return max(8, min(wanted, spare))
+    available = max_descriptors - used - PROBE_CONNECTIONS - max(24, max_descriptors // 8)
+    if available < max_connections:
+        log.warning(
+            "%d file descriptors allow %d connections, not %d: raise the limit with ulimit -n",
+            max_descriptors,
+            max(8, available),
+            max_connections,
+        )
+    return max(8, min(max_connections, available))
 
 
 class Listener:
-    """Accepts connections on a listening socket. Has the shape of an ``asyncio.Server``, as uvicorn uses it."""
+    """Accepts connections on a listening socket. Implements the part of ``asyncio.Server`` that uvicorn uses."""
 
     def __init__(
         self,
-        listening: socket.socket,
+        listening_socket: socket.socket,
         table: ConnectionTable,
         make_protocol: Callable[[Connection], asyncio.Protocol],
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        listening.setblocking(False)
-        self._socket = listening
+        listening_socket.setblocking(False)
+        self._socket = listening_socket
         self._table = table
         self._make_protocol = make_protocol
         self._tls = tls
-        self._accepting = asyncio.create_task(self._accept(), name="accept")
+        self._accept_task = asyncio.create_task(self._accept(), name="accept")
         self._handshakes: set[asyncio.Task[None]] = set()
         self._descriptor_log = ThrottledLog(log, interval_s=60.0)
 
     def close(self) -> None:
-        self._accepting.cancel()
+        """Stop accepting and cancel pending handshakes."""
+        self._accept_task.cancel()
         for task in list(self._handshakes):
             task.cancel()
 
     async def wait_closed(self) -> None:
-        await asyncio.wait({self._accepting, *self._handshakes})
+        """Wait until the listener's tasks have ended."""
+        await asyncio.wait({self._accept_task, *self._handshakes})
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -227,35 +254,35 @@ class Listener:
             try:
                 accepted, _ = await loop.sock_accept(self._socket)
             except OSError as error:
-                if error.errno in _NO_DESCRIPTORS:
+                if error.errno in _OUT_OF_DESCRIPTORS:
                     self._descriptor_log.warning("cannot accept a connection: %s", error.strerror)
                     self._table.evict()
                     await asyncio.sleep(0.05)
-                continue  # else the client left before it was accepted
+                continue  # other errors: the client disconnected before it was accepted
             connection = self._table.admit()
             task = loop.create_task(self._serve(accepted, connection), name="handshake")
             self._handshakes.add(task)
             task.add_done_callback(self._handshakes.discard)
             connection.abort = functools.partial(_cancel, task)
-            await asyncio.sleep(0)  # a burst of connections must not hold up the sessions
+            await asyncio.sleep(0)  # a burst of connections must not delay the sessions
 
     async def _serve(self, accepted: socket.socket, connection: Connection) -> None:
-        """Build the transport. With TLS this takes the handshake, and the connection waits meanwhile."""
+        """Build the transport, including the TLS handshake. The connection counts as waiting meanwhile."""
         options: dict[str, Any] = {}
         if self._tls is not None:
             options = {"ssl": self._tls, "ssl_handshake_timeout": self._table.limits.header_timeout_s}
-        opened = False
+        is_open = False
         try:
             with contextlib.suppress(OSError):  # a Unix socket has no such option
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().connect_accepted_socket(
                 functools.partial(self._make_protocol, connection), accepted, **options
             )
-            opened = True
+            is_open = True
         except (OSError, TimeoutError, asyncio.CancelledError):  # also ssl.SSLError: a failed handshake
             pass
         finally:
-            if not opened:
+            if not is_open:
                 accepted.close()
                 if self._tls is not None:
                     connection.hit_limit("handshake")
@@ -267,7 +294,7 @@ def _cancel(task: asyncio.Task[None]) -> None:
 
 
 def _write_eof(transport: asyncio.Transport) -> None:
-    """Say that nothing more comes, where the transport can (TLS cannot)."""
+    """Half-close the connection if the transport supports it (TLS does not)."""
     with contextlib.suppress(OSError, RuntimeError, NotImplementedError):
         if transport.can_write_eof():
             transport.write_eof()
@@ -276,9 +303,9 @@ def _write_eof(transport: asyncio.Transport) -> None:
 class HttpProtocol(H11Protocol):
     """HTTP/1.1 with deadlines and bounds.
 
-    Requests are not pipelined: what a client sends after a request and before its response is discarded, and the
-    connection is closed after that response. The head of a request is collected here and reaches the parser when it is
-    complete, so that neither its size nor its number of lines costs more than the limits allow.
+    Pipelining is not supported: data received between a request and its response is discarded, and the connection is
+    closed after that response. Request heads are buffered here and passed to the parser when complete, which bounds the
+    parser's work by the limits on size and number of lines.
     """
 
     def __init__(
@@ -296,7 +323,7 @@ class HttpProtocol(H11Protocol):
         self._connection = connection
         self._limits = limits
         self._head = bytearray()
-        self._last_response = False  # the client sent what is not read: close after this response
+        self._last_response = False  # the client sent data that is not read: close after this response
         self._lingering = False
         self._deadline: asyncio.TimerHandle | None = None
         self._send_deadline: asyncio.TimerHandle | None = None
@@ -320,7 +347,7 @@ class HttpProtocol(H11Protocol):
         while data and not self._lingering and not self.transport.is_closing():
             their_state = self.conn.their_state
             if their_state is h11.IDLE:
-                data = self._take_head(data)
+                data = self._receive_head(data)
             elif their_state is h11.SEND_BODY:
                 super().data_received(data)
                 data = b""
@@ -334,7 +361,7 @@ class HttpProtocol(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        # Longer than a streamed response waits by itself, which knows better what to do.
+        # Longer than the timeout of LiveStream, which ends its own response.
         self._send_deadline = self.loop.call_later(1.5 * self._limits.send_timeout_s, self._abort, "send_timeout")
 
     def resume_writing(self) -> None:
@@ -361,9 +388,9 @@ class HttpProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         cycle = self.cycle
         if cycle is not None and cycle.response_started and not cycle.response_complete:
-            self.transport.abort()  # a body that is no valid HTTP, in the middle of a response
+            self.transport.abort()  # an invalid body while the response is being sent
         else:
-            self._refuse(400, "the request is not valid HTTP")
+            self._reject(400, "the request is not valid HTTP")
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         self._disarm()
@@ -371,54 +398,54 @@ class HttpProtocol(H11Protocol):
 
     # -- the head of a request ----------------------------------------------------------------------------------------
 
-    def _take_head(self, data: bytes) -> bytes:
-        """Collect a request head and pass it on when it is complete. Returns what follows it."""
+    def _receive_head(self, data: bytes) -> bytes:
+        """Buffer a request head and pass it to the parser when complete. Returns the data that follows it."""
         if not self._head:
             data = data.lstrip(b"\r\n")
             if data and self._deadline is None:
                 self._arm(self._limits.header_timeout_s, self._on_head_timeout)
-        searched = max(0, len(self._head) - 2)
-        taken = max(0, self._limits.max_header_bytes + 1 - len(self._head))
-        self._head += data[:taken]
-        end = _END_OF_HEAD.search(self._head, searched)
+        search_from = max(0, len(self._head) - 2)
+        capacity = max(0, self._limits.max_header_bytes + 1 - len(self._head))
+        self._head += data[:capacity]
+        end = _END_OF_HEAD.search(self._head, search_from)
         if end is None:
             if len(self._head) > self._limits.max_header_bytes:
-                self._refuse(431, f"a request head may have at most {self._limits.max_header_bytes} bytes")
+                self._reject(431, f"a request head may have at most {self._limits.max_header_bytes} bytes")
             return b""
         head = bytes(self._head[: end.end()])
-        rest = bytes(self._head[end.end() :]) + data[taken:]
+        rest = bytes(self._head[end.end() :]) + data[capacity:]
         self._head.clear()
         self._disarm()
-        if not self._accept_head(head):
+        if not self._check_head(head):
             return b""
         self._connection.set_active(True)
         super().data_received(head)
         if self.conn.their_state is h11.SEND_BODY:
             self._arm(self._limits.body_timeout_s, self._on_body_timeout)
-        upgraded = self.transport.get_protocol()
-        if upgraded is not self and rest and not self.transport.is_closing():
-            cast(asyncio.Protocol, upgraded).data_received(rest)
+        protocol = self.transport.get_protocol()
+        if protocol is not self and rest and not self.transport.is_closing():  # upgraded to a WebSocket
+            cast(asyncio.Protocol, protocol).data_received(rest)
             return b""
         return rest
 
-    def _accept_head(self, head: bytes) -> bool:
-        """Whether the parsers behind can take this head; else it is answered."""
+    def _check_head(self, head: bytes) -> bool:
+        """Return whether the head is within the limits; answer the request if it is not."""
         lines = head.split(b"\n")
         if len(lines[0]) > _MAX_LINE_BYTES:
-            self._refuse(414, f"a request line may have at most {_MAX_LINE_BYTES} bytes")
+            self._reject(414, f"a request line may have at most {_MAX_LINE_BYTES} bytes")
         elif len(lines) > _MAX_HEAD_LINES or max(map(len, lines)) > _MAX_LINE_BYTES:
-            self._refuse(431, f"at most {_MAX_HEAD_LINES} header lines of {_MAX_LINE_BYTES} bytes are taken")
+            self._reject(431, f"a request may have at most {_MAX_HEAD_LINES} header lines of {_MAX_LINE_BYTES} bytes")
         elif self._connection.probe_only and not lines[0].partition(b" ")[2].startswith(PROBE_PATHS):
-            self._refuse(503, "all connections are taken", ErrorCode.OVER_CAPACITY)
+            self._reject(503, "all connections are taken", ErrorCode.OVER_CAPACITY)
         else:
             return True
         return False
 
     # -- deadlines ----------------------------------------------------------------------------------------------------
 
-    def _arm(self, seconds: float, then: Callable[[], None]) -> None:
+    def _arm(self, delay_s: float, callback: Callable[[], None]) -> None:
         self._disarm()
-        self._deadline = self.loop.call_later(seconds, then)
+        self._deadline = self.loop.call_later(delay_s, callback)
 
     def _disarm(self) -> None:
         if self._deadline is not None:
@@ -428,7 +455,7 @@ class HttpProtocol(H11Protocol):
     def _on_head_timeout(self) -> None:
         self._connection.hit_limit("header_timeout")
         if self._head:
-            self._refuse(408, "the request head did not arrive in time", ErrorCode.DEADLINE_EXCEEDED)
+            self._reject(408, "the request head did not arrive in time", ErrorCode.DEADLINE_EXCEEDED)
         else:
             self.transport.close()
 
@@ -438,15 +465,15 @@ class HttpProtocol(H11Protocol):
         if cycle.response_started:
             self.transport.abort()
             return
-        # The application hears that the client has gone.
+        # Makes the application's receive() return http.disconnect.
         cycle.disconnected = True
         cycle.message_event.set()
-        seconds = self._limits.body_timeout_s
-        self._refuse(408, f"the request body did not arrive within {seconds:g} s", ErrorCode.DEADLINE_EXCEEDED)
+        timeout_s = self._limits.body_timeout_s
+        self._reject(408, f"the request body did not arrive within {timeout_s:g} s", ErrorCode.DEADLINE_EXCEEDED)
 
-    def _refuse(self, status: int, message: str, code: ErrorCode = ErrorCode.INVALID_REQUEST) -> None:
-        """Answer without the application and close."""
-        self._connection.hit_limit(_REASONS.get(status, "full"))
+    def _reject(self, status: int, message: str, code: ErrorCode = ErrorCode.INVALID_REQUEST) -> None:
+        """Answer without calling the application, and close the connection."""
+        self._connection.hit_limit(_CLOSE_REASONS.get(status, "full"))
         retryable = code in (ErrorCode.OVER_CAPACITY, ErrorCode.DEADLINE_EXCEEDED)
         info = ErrorInfo(code, message, retryable, 1.0 if code is ErrorCode.OVER_CAPACITY else None)
         body = json.dumps(error_body(info, status)).encode()
@@ -461,7 +488,7 @@ class HttpProtocol(H11Protocol):
         self._linger()
 
     def _linger(self) -> None:
-        """Close in order: say that nothing more comes, discard what still arrives, then close."""
+        """Close gracefully: half-close, discard incoming data for a while, then close."""
         self._lingering = True
         self._unset_keepalive_if_required()
         if self.transport.is_closing():
@@ -475,7 +502,7 @@ class HttpProtocol(H11Protocol):
         self._abort_later()
 
     def _abort_later(self) -> None:
-        """A client that does not read keeps a closing transport open for ever."""
+        """Abort after a timeout: a client that does not read would keep a closing transport open forever."""
         self._arm(self._limits.send_timeout_s, self.transport.abort)
 
     def _abort(self, reason: str) -> None:
@@ -484,8 +511,11 @@ class HttpProtocol(H11Protocol):
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """A WebSocket whose data is parsed in portions, one per turn of the event loop, and only as fast as the application
-    takes the messages; fragments and pings are bounded."""
+    """A WebSocket with bounded work per event loop turn.
+
+    Data is parsed in portions, one per turn, and only as fast as the application receives the messages. Fragments and
+    pings are bounded.
+    """
 
     def __init__(
         self,
@@ -505,7 +535,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._lingering = False
         self._fragments = 0
         self._pings = TokenBucket(_PINGS_PER_S, 2 * _PINGS_PER_S)
-        self._last: asyncio.TimerHandle | None = None
+        self._abort_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -514,8 +544,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._connection.closed()
         self._unparsed.clear()
-        if self._last is not None:
-            self._last.cancel()
+        if self._abort_timer is not None:
+            self._abort_timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -525,7 +555,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             super().data_received(data)
         elif self._unparsed:
             self._unparsed += data
-            self._hold()
+            self._pause_reading()
         else:
             self._unparsed += data
             self._parse()
@@ -533,7 +563,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     async def receive(self) -> Any:
         message = await super().receive()
         if self._unparsed:
-            self._hold()  # it let the socket be read again
+            self._pause_reading()  # super().receive() has resumed it
             if self.queue.empty() and self._parsing is None:
                 self._parsing = self.loop.call_soon(self._parse)
         return message
@@ -542,9 +572,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         try:
             await super().run_asgi()
         finally:
-            # A client that does not read keeps a closing transport open for ever.
+            # A client that does not read would keep a closing transport open forever.
             if not self.disconnected:
-                self._last = self.loop.call_later(self.close_timeout + self._limits.send_timeout_s, self._abort)
+                self._abort_timer = self.loop.call_later(self.close_timeout + self._limits.send_timeout_s, self._abort)
 
     def _abort(self) -> None:
         self.transport.abort()
@@ -558,14 +588,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if self.transport.is_closing():
             self._unparsed.clear()
         elif self._unparsed:
-            self._hold()
+            self._pause_reading()
             if self.queue.empty():
                 self._parsing = self.loop.call_soon(self._parse)
         elif self.read_paused and self.queue.empty():
             self.read_paused = False
             self.transport.resume_reading()
 
-    def _hold(self) -> None:
+    def _pause_reading(self) -> None:
         if not self.read_paused and not self.transport.is_closing():
             self.read_paused = True
             self.transport.pause_reading()
@@ -591,7 +621,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if not self._pings.take(self.loop.time()):
             self._fail("pings", "too many pings")
         elif self.transport.get_write_buffer_size() > _MAX_UNREAD_PONG_BYTES:
-            self.conn.data_to_send()  # the client reads nothing: one pong more would not tell it anything
+            self.conn.data_to_send()  # drop the pong: the client does not read
         else:
             super().handle_ping()
 
@@ -602,7 +632,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.handle_parser_exception()
 
     def handle_parser_exception(self) -> None:
-        """Close in order, so that a reset does not take the reason away from a client that still sends."""
+        """Close gracefully: a reset would destroy the close frame for a client that is still sending."""
         assert self.conn.close_sent is not None
         code = self.conn.close_sent.code
         reason = self.conn.close_sent.reason

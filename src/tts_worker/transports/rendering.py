@@ -1,8 +1,4 @@
-"""A session's sound as the bytes a client asked for: at its rate, in its format, from the first sample on.
-
-Owns the way from frames to encoded bytes, and a whole text as a stream of them (a download). It knows no HTTP, no
-socket and no vendor's names; who sends the bytes, and what an error looks like there, is the caller's.
-"""
+"""Encodes a session's audio in the client's format and sample rate, as a stream or for a whole text (a download)."""
 
 from __future__ import annotations
 
@@ -17,8 +13,15 @@ from tts_worker.types import SAMPLE_RATE_HZ, Ended, Outcome, PcmFrame, Words
 
 
 class Rendering:
-    """One stream of encoded sound. ``rate_hz`` is the encoder's. Raises InvalidRequest for a rate that the resampler
-    does not have."""
+    """One stream of encoded audio.
+
+    Args:
+        encoder: Encodes at ``rate_hz``.
+        rate_hz: Output sample rate.
+
+    Raises:
+        InvalidRequest: The resampler does not support the rate.
+    """
 
     def __init__(self, encoder: Encoder, rate_hz: int) -> None:
         self.content_type = encoder.content_type
@@ -26,18 +29,23 @@ class Rendering:
         self._resampler = Resampler(SAMPLE_RATE_HZ, rate_hz)
 
     def process(self, pcm: bytes) -> bytes:
-        """The bytes that are ready after this sound (s16le mono at the session's rate); may be empty."""
+        """Encode s16le mono PCM at the session's rate. Returns the bytes that are ready, which may be none."""
         return self._encoder.encode(self._resampler.process(pcm))
 
     def finish(self) -> bytes:
-        """The last bytes. Call once."""
+        """Return the last bytes. Call once."""
         return self._encoder.encode(self._resampler.flush()) + self._encoder.finish()
 
 
 async def synthesize(hub: SessionHub, options: SessionOptions, text: str) -> AsyncGenerator[PcmFrame | Words, None]:
-    """The frames of a whole text, words before the audio they are about. Closing the generator frees the session.
+    """Synthesize a whole text. Closing the generator frees the session.
 
-    Raises what ``hub.admit`` and ``speak`` raise, UnspeakableText, and the error that ended the utterance.
+    Yields:
+        Frames, and words before the frame in which they start.
+
+    Raises:
+        UnspeakableText: The text contains nothing to speak.
+        TTSWorkerError: The session was not admitted, or the error that ended the utterance.
     """
     session = await hub.admit(options)
     try:
@@ -59,7 +67,7 @@ async def synthesize(hub: SessionHub, options: SessionOptions, text: str) -> Asy
 async def download(
     hub: SessionHub, options: SessionOptions, text: str, rendering: Rendering
 ) -> AsyncGenerator[bytes, None]:
-    """The encoded audio of a whole text. Closing it frees the session; it raises what ``synthesize`` does."""
+    """Yield the encoded audio of a whole text. Closes and raises like ``synthesize``."""
     async with aclosing(synthesize(hub, options, text)) as items:
         async for item in items:
             if isinstance(item, PcmFrame) and (data := rendering.process(item.pcm)):
@@ -69,8 +77,10 @@ async def download(
 
 
 def failure(ended: Ended) -> ErrorInfo | None:
-    """Why an utterance that nobody stopped did not end well; None if it did. A download or a dialect's stream ends
-    well or with an error: there is no other way in them to say that sound is missing."""
+    """Return the error of an utterance that the client did not stop, or None if it is complete.
+
+    Downloads and compatibility APIs cannot report missing audio otherwise: they end complete or with an error.
+    """
     if ended.error is not None:
         return ended.error
     if ended.receipt.reason == "drain":

@@ -1,4 +1,4 @@
-"""HTTP answers: errors in one shape, and a stream that notices at once when the client has gone."""
+"""HTTP responses: errors in OpenAI's format, and streams that end as soon as the client disconnects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tts_worker.errors import HTTP_STATUS, ErrorCode, ErrorInfo, SendTimeout, TT
 
 
 class SafeJSONResponse(JSONResponse):
-    """JSON that may repeat a name as a client wrote it, also one that is cut in the middle of a UTF-16 pair."""
+    """JSON that escapes lone surrogates, which a name chosen by a client may contain."""
 
     def render(self, content: object) -> bytes:
         try:
@@ -27,7 +27,12 @@ _OVERLOADED = (ErrorCode.OVER_CAPACITY, ErrorCode.QUOTA_EXCEEDED, ErrorCode.DRAI
 
 
 def error_response(error: ErrorInfo, status: int | None = None) -> JSONResponse:
-    """An error as OpenAI's SDKs read it: ``{"error": {message, type, param, code}}``, with our ``retryable``."""
+    """Build an error response in OpenAI's format with the extra field ``retryable``.
+
+    Args:
+        error: The error.
+        status: HTTP status; None uses the status of the error's code.
+    """
     status = HTTP_STATUS[error.code] if status is None else status
     headers = {}
     if error.retry_after_s is not None:
@@ -36,7 +41,7 @@ def error_response(error: ErrorInfo, status: int | None = None) -> JSONResponse:
 
 
 def error_body(error: ErrorInfo, status: int) -> dict[str, object]:
-    """The JSON object of ``error_response``."""
+    """Return the JSON object of ``error_response``."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     if error.code in _OVERLOADED:
         kind = "overloaded_error"
@@ -52,12 +57,17 @@ def error_body(error: ErrorInfo, status: int) -> dict[str, object]:
 
 
 class LiveStream(Response):
-    """A streamed body that ends as soon as the client disconnects, whether or not a byte was sent.
+    """A streamed body that ends as soon as the client disconnects, even before the first byte.
 
-    ``body`` yields chunks; when the client leaves, it is closed, so that its ``finally`` frees what it holds. The first
-    chunk decides the status: a TTSWorkerError before it becomes an error response (``refuse`` gives it its shape). An
-    error after it breaks the connection off without the final chunk, so that the client sees an error and not an end. A
-    client that takes nothing for ``send_timeout_s`` is cut off.
+    A TTSWorkerError before the first chunk becomes an error response. A later error aborts the connection without the
+    final chunk, so the client sees an error instead of a complete body.
+
+    Args:
+        body: Yields chunks. It is closed when the client disconnects, so its ``finally`` frees its resources.
+        media_type: Content type, sent without a charset.
+        headers: Additional headers.
+        send_timeout_s: How long the client may read nothing.
+        make_error_response: Encodes an error that occurs before the first chunk.
     """
 
     def __init__(
@@ -80,14 +90,14 @@ class LiveStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._stream(scope, receive, send))
-        leaving = asyncio.ensure_future(_disconnected(receive))
+        disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sending, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            leaving.cancel()
+            disconnected.cancel()
             if not sending.done():
                 sending.cancel()
-            await asyncio.wait({sending, leaving})
+            await asyncio.wait({sending, disconnected})
         if not sending.cancelled():
             sending.result()
 
@@ -110,13 +120,13 @@ class LiveStream(Response):
     async def _send(self, send: Send, chunk: bytes) -> None:
         message = {"type": "http.response.body", "body": chunk, "more_body": True}
         try:
-            # Not asyncio.wait_for: before Python 3.12 it swallows a cancellation that comes just as the send is done.
+            # Not asyncio.wait_for: before Python 3.12 it drops a cancellation that coincides with the end of the send.
             with anyio.fail_after(self._send_timeout_s):
                 await send(message)
         except TimeoutError:
-            raise SendTimeout(f"the client took nothing for {self._send_timeout_s:g} s") from None
+            raise SendTimeout(f"the client read nothing for {self._send_timeout_s:g} s") from None
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,7 +1,6 @@
-"""Requests that bring a recording along: form fields or JSON in, plain fields and bytes out.
+"""Parses request bodies with a recording: multipart, URL-encoded or JSON, with bounds on their parts.
 
-Owns how a body is read (multipart, URL-encoded or JSON) and the bounds of its parts. What a client names is never
-opened: a recording is the bytes in the request or nothing. It must not know what the fields mean.
+Paths and URLs in a request are never opened: a recording is the bytes in the request.
 """
 
 from __future__ import annotations
@@ -28,13 +27,22 @@ _RETRY_AFTER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """``fields``: what was not a file, as it came (strings in a form). ``files``: by field name."""
+    """A parsed body.
+
+    Attributes:
+        fields: Fields that are not files, unconverted (strings in a form).
+        files: File contents by field name.
+    """
 
     fields: dict[str, Any] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
 
     def recording(self, name: str) -> bytes:
-        """The file in field ``name``, or the base64 there. Raises InvalidRequest; a path is not followed."""
+        """Return the file in field ``name``, or decode its base64 text.
+
+        Raises:
+            InvalidRequest: The field is missing, or holds neither.
+        """
         if name in self.files:
             return self.files[name]
         value = self.fields.get(name)
@@ -45,12 +53,18 @@ class Body:
             return base64.b64decode(encoded, validate=True)
         except (binascii.Error, ValueError):
             raise InvalidRequest(
-                f"{name} must be the recording itself, as a file in a form or as base64; paths are not followed"
+                f"{name} must be the recording itself, as a file in a form or as base64; paths are not opened"
             ) from None
 
 
 async def read_body(request: Request) -> Body:
-    """The body of a request, whatever its content type says it is. Raises InvalidRequest, TextTooLong."""
+    """Parse a body by its content type: a form, otherwise JSON.
+
+    Raises:
+        InvalidRequest: The body is not valid.
+        TextTooLong: The recording is too large.
+        OverCapacity: A large recording cannot be stored.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind in ("multipart/form-data", "application/x-www-form-urlencoded"):
         return await _read_form(request)
@@ -64,12 +78,12 @@ async def read_body(request: Request) -> Body:
 
 
 async def _read_form(request: Request) -> Body:
-    # A broken form ends here with Starlette's HTTPException(400), which the application answers like our own.
+    # Starlette raises HTTPException(400) for a malformed form; the application answers it like a worker error.
     try:
         return await _parse_form(request)
-    except OSError as error:  # a large recording is kept in a temporary file
-        log.error("a form cannot be kept: %s", error.strerror)
-        raise OverCapacity("the worker cannot keep the upload", retry_after_s=_RETRY_AFTER_S) from None
+    except OSError as error:  # Starlette stores large files in a temporary file
+        log.error("cannot store an upload: %s", error.strerror)
+        raise OverCapacity("the worker cannot store the upload", retry_after_s=_RETRY_AFTER_S) from None
 
 
 async def _parse_form(request: Request) -> Body:

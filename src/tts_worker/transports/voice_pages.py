@@ -1,7 +1,4 @@
-"""The listed voices as vendors' clients page through them: searched, then cut by a cursor.
-
-A cursor is the name of a voice. It knows no vendor's field names.
-"""
+"""Search and cursor pagination of the listed voices. A cursor is the name of a voice."""
 
 from __future__ import annotations
 
@@ -14,33 +11,34 @@ from tts_worker.voices import Voice
 
 @dataclass(frozen=True, slots=True)
 class VoicePage:
-    """``has_more``: voices follow in the direction of the paging."""
+    """One page. ``has_more``: further voices follow in the direction of the paging."""
 
     voices: Sequence[Voice]
     has_more: bool
 
 
 def search(voices: Iterable[Voice], text: str | None) -> list[Voice]:
-    """The voices with ``text`` in their name or description, in any case; all of them for None."""
-    wanted = (text or "").casefold()
-    return [voice for voice in voices if wanted in f"{voice.name}\n{voice.description}".casefold()]
+    """Return the voices with ``text`` in their name or description, ignoring case; all of them for None."""
+    needle = (text or "").casefold()
+    return [voice for voice in voices if needle in f"{voice.name}\n{voice.description}".casefold()]
 
 
 def page(voices: Sequence[Voice], *, limit: int, after: str | None = None, before: str | None = None) -> VoicePage:
-    """At most ``limit`` voices behind ``after``, or those that end right in front of ``before``.
+    """Return at most ``limit`` voices: the first ones after ``after``, or the last ones before ``before``.
 
-    Raises InvalidRequest for a cursor that names no voice of the list.
+    Raises:
+        InvalidRequest: A cursor names no voice of the list.
     """
-    start = _place(voices, after) + 1 if after is not None else 0
-    stop = _place(voices, before) if before is not None else len(voices)
-    found = voices[start:stop]
+    start = _index(voices, after) + 1 if after is not None else 0
+    stop = _index(voices, before) if before is not None else len(voices)
+    matches = voices[start:stop]
     if before is not None and after is None:
-        return VoicePage(found[-limit:], len(found) > limit)
-    return VoicePage(found[:limit], len(found) > limit)
+        return VoicePage(matches[-limit:], len(matches) > limit)
+    return VoicePage(matches[:limit], len(matches) > limit)
 
 
-def _place(voices: Sequence[Voice], cursor: str) -> int:
-    for place, voice in enumerate(voices):
+def _index(voices: Sequence[Voice], cursor: str) -> int:
+    for index, voice in enumerate(voices):
         if voice.name == cursor:
-            return place
+            return index
     raise InvalidRequest("the cursor names no voice of this list")

@@ -1,8 +1,7 @@
-"""How the vocabulary of ``types`` looks as JSON, and how JSON from a client is checked.
+"""JSON messages of the worker's protocol (``docs/protocol.md``): models of client messages, encoders of events.
 
-The one place that knows field names on the wire. Client messages are pydantic models: unknown fields are ignored (a
-newer client may send them), a wrong type or value is an InvalidRequest that names the field. The protocol is described
-in ``docs/protocol.md``.
+Unknown fields of client messages are ignored, as newer clients may send them. A wrong type or value is an
+InvalidRequest that names the field.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ PROTOCOL_VERSION = 1
 
 
 class _Message(BaseModel):
-    # Strict: "1.5" is no number and 1 is no string; a client that mixes them up should hear of it.
+    # Strict: "1.5" is not a number and 1 is not a string.
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
 
-def _names(value: object) -> object:
-    """A JSON array; in a URL, names between commas."""
+def _split_names(value: object) -> object:
+    """Convert a JSON array, or comma-separated names in a URL, to a tuple."""
     if isinstance(value, str):
         return tuple(value.split(","))
     return tuple(value) if isinstance(value, list) else value
 
 
 class StartMessage(_Message):
-    """Configures the session; the first message, or later for the utterances that follow."""
+    """Configures the session: as the first message, or later for subsequent utterances."""
 
     type: Literal["start"]
     voice: str | None = Field(None, max_length=128)
     model: str | None = Field(None, max_length=128)
-    needs: Annotated[tuple[str, ...], BeforeValidator(_names), Field(max_length=16)] = ()
+    needs: Annotated[tuple[str, ...], BeforeValidator(_split_names), Field(max_length=16)] = ()
     speed: float = 1.0
     seed: int = 0
     language: str | None = Field(None, max_length=35)
@@ -57,13 +56,21 @@ class StartMessage(_Message):
     flush_after_ms: float | None = None
 
     def options(self) -> SessionOptions:
-        values = {name: value for name, value in self if name not in ("type", "urls")}  # a dump copies the lexicon
+        """Convert to session options."""
+        # model_dump would copy the lexicon.
+        values = {name: value for name, value in self if name not in ("type", "urls")}
         return SessionOptions(**values, urls=None if self.urls is None else UrlMode(self.urls))
 
 
 class TextMessage(_Message):
-    """Text of the utterance being written. ``end`` completes it. ``context``: the client's own name for the utterance;
-    text for a context that was stopped is dropped, so a writer that lags behind a STOP cannot revive it."""
+    """Text of the utterance being written.
+
+    Attributes:
+        text: Text to append.
+        end: Complete the utterance.
+        context: The client's name for the utterance. Text for a stopped context is dropped, so text sent before the
+            client knew of a STOP does not start a new utterance.
+    """
 
     type: Literal["text"]
     text: str
@@ -72,24 +79,32 @@ class TextMessage(_Message):
 
 
 class EndMessage(_Message):
+    """Completes the utterance."""
+
     type: Literal["end"]
     context: str | None = Field(None, max_length=128)
 
 
 class FlushMessage(_Message):
+    """Speaks the text so far without waiting for the end of the sentence."""
+
     type: Literal["flush"]
 
 
 class PauseMessage(_Message):
+    """Pauses the audio."""
+
     type: Literal["pause"]
 
 
 class ResumeMessage(_Message):
+    """Resumes at the next sample."""
+
     type: Literal["resume"]
 
 
 class StopMessage(_Message):
-    """``played_samples``: what the listener heard of the current utterance, if the client knows."""
+    """Ends all utterances. ``played_samples``: samples of the current utterance that were played, if known."""
 
     type: Literal["stop", "clear"]
     played_samples: int | None = Field(None, ge=0)
@@ -97,16 +112,22 @@ class StopMessage(_Message):
 
 
 class PlayedMessage(_Message):
+    """Reports how many samples of the current utterance were played."""
+
     type: Literal["played"]
     samples: int = Field(ge=0)
 
 
 class PingMessage(_Message):
+    """Answered by ``pong`` with the same ``id``."""
+
     type: Literal["ping"]
     id: Annotated[int, Field(ge=-(2**63), lt=2**63)] | Annotated[str, Field(max_length=128)] | None = None
 
 
 class CloseMessage(_Message):
+    """Ends the session."""
+
     type: Literal["close"]
 
 
@@ -127,9 +148,13 @@ _CLIENT_MESSAGE: TypeAdapter[ClientMessage] = TypeAdapter(ClientMessage)
 
 
 def parse_client_message(raw: str) -> ClientMessage:
-    """A client's JSON message. Raises InvalidRequest that names the field; the text is never repeated."""
+    """Parse a client's JSON message.
+
+    Raises:
+        InvalidRequest: Names the invalid field, never its value.
+    """
     try:
-        # json.loads, not pydantic's parser: it accepts lone surrogates, as clients send that cut text by UTF-16 units.
+        # Unlike pydantic's parser, json.loads accepts lone surrogates, sent by clients that split text by UTF-16 units.
         data = json.loads(raw)
     except (ValueError, RecursionError):
         raise InvalidRequest("the message is not valid JSON") from None
@@ -140,7 +165,7 @@ def parse_client_message(raw: str) -> ClientMessage:
 
 
 def parse_lexicon(raw: str) -> dict[str, Any] | None:
-    """The lexicon that a client's JSON message brings along, None if there is none or the message is wrong."""
+    """Return the lexicon in a client's JSON message, or None if it has none or is invalid."""
     try:
         data = json.loads(raw)
     except (ValueError, RecursionError):
@@ -149,19 +174,31 @@ def parse_lexicon(raw: str) -> dict[str, Any] | None:
     return lexicon if isinstance(lexicon, dict) else None
 
 
-def parse_object(raw: str | bytes, what: str) -> dict[str, Any]:
-    """A JSON object, ``what`` it is called in the error. Raises InvalidRequest."""
+def parse_object(raw: str | bytes, noun: str) -> dict[str, Any]:
+    """Parse a JSON object.
+
+    Args:
+        raw: JSON text.
+        noun: Its name in the error message.
+
+    Raises:
+        InvalidRequest: Not valid JSON, or not an object.
+    """
     try:
         data = json.loads(raw)
     except (ValueError, RecursionError):
-        raise InvalidRequest(f"the {what} is not valid JSON") from None
+        raise InvalidRequest(f"the {noun} is not valid JSON") from None
     if not isinstance(data, dict):
-        raise InvalidRequest(f"the {what} must be a JSON object")
+        raise InvalidRequest(f"the {noun} must be a JSON object")
     return data
 
 
 def parse_start(fields: Mapping[str, Any]) -> StartMessage:
-    """The fields of a ``start``, where a session begins with something else than a message. Raises InvalidRequest."""
+    """Validate the fields of a ``start`` that were not sent as a message.
+
+    Raises:
+        InvalidRequest: Names the invalid field.
+    """
     try:
         return StartMessage.model_validate({**fields, "type": "start"})
     except ValidationError as error:
@@ -169,22 +206,29 @@ def parse_start(fields: Mapping[str, Any]) -> StartMessage:
 
 
 def explain(error: ValidationError, *, skip: int = 0) -> str:
-    """What is wrong and where, without the value. ``skip``: leading parts of the place that say nothing."""
+    """Describe the first problem and its location, without the value.
+
+    Args:
+        error: The validation error.
+        skip: Leading parts of the location to leave out.
+    """
     problem = error.errors(include_input=False, include_url=False)[0]
-    place = ".".join(str(part) for part in problem["loc"][skip:])
+    location = ".".join(str(part) for part in problem["loc"][skip:])
     if problem["type"] == "union_tag_invalid":
-        return f"there is no message of that type; there are {problem['ctx']['expected_tags']}"
+        return f"unknown message type; known types: {problem['ctx']['expected_tags']}"
     if problem["type"] == "union_tag_not_found":
         return 'the message has no "type"'
-    return f"{place}: {problem['msg']}" if place else str(problem["msg"])
+    return f"{location}: {problem['msg']}" if location else str(problem["msg"])
 
 
 # -- server -> client -------------------------------------------------------------------------------------------------
 
 
 def dumps(message: dict[str, Any]) -> str:
-    """JSON that every UTF-8 socket can carry. Canonical text holds no lone surrogate; a name that a client chose may
-    hold one, and is then written with escapes."""
+    """Encode as JSON that is valid UTF-8.
+
+    Canonical text contains no lone surrogates; a name chosen by a client may, and is then escaped.
+    """
     text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
     try:
         text.encode()
@@ -194,6 +238,7 @@ def dumps(message: dict[str, Any]) -> str:
 
 
 def word_json(word: Word) -> dict[str, Any]:
+    """Encode a word timestamp."""
     return {
         "text": word.text,
         "start_char": word.start_char,
@@ -204,10 +249,10 @@ def word_json(word: Word) -> dict[str, Any]:
 
 
 def voice_json(voice: Voice, default: str | None) -> dict[str, Any]:
-    """A voice as ``GET /v1/voices`` lists it."""
+    """Encode a voice for ``GET /v1/voices``."""
     return {
         "id": voice.name,
-        "voice_id": voice.name,  # what ElevenLabs' clients look for, and its category
+        "voice_id": voice.name,  # read by ElevenLabs clients, as is "category"
         "category": "premade",
         "name": voice.name,
         "engine": voice.engine,
@@ -221,7 +266,7 @@ def voice_json(voice: Voice, default: str | None) -> dict[str, Any]:
 
 
 def receipt_json(receipt: Receipt) -> dict[str, Any]:
-    """``samples_played`` is there only if the client told."""
+    """Encode a playback report. ``samples_played`` is present only if the client reported it."""
     data: dict[str, Any] = {
         "reason": receipt.reason,
         "samples_generated": receipt.samples_generated,
@@ -237,6 +282,7 @@ def receipt_json(receipt: Receipt) -> dict[str, Any]:
 
 
 def error_json(error: ErrorInfo) -> dict[str, Any]:
+    """Encode an error. ``retry_after_s`` is present only if it is known."""
     data: dict[str, Any] = {"code": error.code.value, "message": error.message, "retryable": error.retryable}
     if error.retry_after_s is not None:
         data["retry_after_s"] = error.retry_after_s
@@ -244,32 +290,33 @@ def error_json(error: ErrorInfo) -> dict[str, Any]:
 
 
 def notice_json(notice: Notice) -> dict[str, Any]:
-    """The message for a notice. ``utterance`` numbers the utterances of the session."""
-    if isinstance(notice, Started):
-        params = notice.params
-        return {
-            "type": "started",
-            "utterance": notice.key.generation,
-            "voice": params.voice,
-            "speed": params.speed,
-            "seed": params.seed,
-            "synthetic": True,
-        }
-    if isinstance(notice, Words):
-        return {
-            "type": "words",
-            "utterance": notice.key.generation,
-            "words": [word_json(word) for word in notice.words],
-        }
-    if isinstance(notice, Acknowledged):
-        names = {"pause": "paused", "resume": "resumed", "stop": "stopped"}
-        return {
-            "type": names[notice.command.value],
-            "applied": notice.applied,
-            "utterance": notice.key.generation if notice.key is not None else None,
-            "position_samples": notice.position_samples,
-        }
-    return _ended_json(notice)
+    """Encode a session event. ``utterance`` numbers the utterances of the session."""
+    match notice:
+        case Started():
+            return {
+                "type": "started",
+                "utterance": notice.key.generation,
+                "voice": notice.params.voice,
+                "speed": notice.params.speed,
+                "seed": notice.params.seed,
+                "synthetic": True,
+            }
+        case Words():
+            return {
+                "type": "words",
+                "utterance": notice.key.generation,
+                "words": [word_json(word) for word in notice.words],
+            }
+        case Acknowledged():
+            names = {"pause": "paused", "resume": "resumed", "stop": "stopped"}
+            return {
+                "type": names[notice.command.value],
+                "applied": notice.applied,
+                "utterance": notice.key.generation if notice.key is not None else None,
+                "position_samples": notice.position_samples,
+            }
+        case Ended():
+            return _ended_json(notice)
 
 
 def _ended_json(notice: Ended) -> dict[str, Any]:
