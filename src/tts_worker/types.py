@@ -144,13 +144,16 @@ class Open:
 
     Attributes:
         credit_samples: Audio that may be emitted before more credit arrives.
-        paced: Credit returns at playback pace (a call); otherwise as fast as audio is generated (a download).
+        paced: A call, scheduled by deadline; otherwise a download, served after calls.
+        buffered: A call whose client takes audio at once and plays it from its own buffer, so that returned credit does
+            not tell what was played.
     """
 
     key: UtteranceKey
     params: SynthesisParams
     credit_samples: int
     paced: bool = True
+    buffered: bool = False
 
 
 @dataclass(frozen=True, slots=True)

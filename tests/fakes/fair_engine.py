@@ -39,7 +39,7 @@ class Stream:
     output: OutputBuffer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.output = OutputBuffer(UtteranceKey(self.name, 1), 1 << 60, paced=self.paced)
+        self.output = OutputBuffer(UtteranceKey(self.name, 1), 1 << 60, paced=self.paced, buffered=self.buffers)
 
     @property
     def finished(self) -> bool:

@@ -296,4 +296,4 @@ async def test_downloads_leave_a_quarter_of_the_sessions() -> None:
         with pytest.raises(OverCapacity, match="6 sessions for downloads"):
             worker.hub.open(FAST)
         assert worker.hub.open(SessionOptions(realtime=True)).paced
-        assert worker.hub.open(SessionOptions(realtime=False, live=True)).paced
+        assert worker.hub.open(SessionOptions(realtime=False, own_clock=True)).paced

@@ -91,7 +91,7 @@ class _Utterance:
 
     def __init__(self, command: Open) -> None:
         self.params: SynthesisParams = command.params
-        self.output = OutputBuffer(command.key, command.credit_samples, paced=command.paced)
+        self.output = OutputBuffer(command.key, command.credit_samples, paced=command.paced, buffered=command.buffered)
         self.segments: deque[Segment] = deque()
         self.segment: Segment | None = None
         self.reading: Iterator[Phrase | None] | None = None

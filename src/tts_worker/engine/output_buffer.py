@@ -35,15 +35,17 @@ class OutputBuffer:
     Attributes:
         key: The utterance.
         paced: Whether this is a call; False for a download.
+        buffered: Whether the client of a call takes audio at once and plays it from its own buffer.
         credit_samples: How many samples may be emitted now.
         rendered_samples: Samples rendered so far.
         emitted_samples: Samples emitted so far, at most ``rendered_samples``.
         taken_samples: Samples that the listener took so far, at most ``emitted_samples``.
     """
 
-    def __init__(self, key: UtteranceKey, credit_samples: int, *, paced: bool = True) -> None:
+    def __init__(self, key: UtteranceKey, credit_samples: int, *, paced: bool = True, buffered: bool = False) -> None:
         self.key = key
         self.paced = paced
+        self.buffered = buffered
         self.credit_samples = credit_samples
         self.rendered_samples = 0
         self.emitted_samples = 0
@@ -62,10 +64,12 @@ class OutputBuffer:
     def lead_at_samples(self, now_us: int) -> int:
         """Return the lead over playback at ``now_us``, a clock that never goes back.
 
-        A reader may take audio long before it is played (a download, a client with a large buffer). Playback is
-        therefore a virtual playhead that starts with the first chunk, moves at the sample rate and stops where there is
-        nothing to play. A reader that takes audio later than that (a paused one) determines the lead itself.
+        A download and a client that buffers take audio long before it is played. Their lead is measured against a
+        virtual playhead that starts with the first chunk, moves at the sample rate and stops where there is nothing to
+        play; a reader that takes audio later than that (a paused one) determines the lead itself.
         """
+        if self.paced and not self.buffered:
+            return self.lead_samples
         if self._playhead_at_us is not None:
             elapsed_samples = (now_us - self._playhead_at_us) * SAMPLE_RATE_HZ // 1_000_000
             self._playhead_samples = min(self.rendered_samples, self._playhead_samples + elapsed_samples)

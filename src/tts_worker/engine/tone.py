@@ -99,7 +99,7 @@ class _Note:
 class _Utterance:
     def __init__(self, command: Open) -> None:
         self.params: SynthesisParams = command.params
-        self.output = OutputBuffer(command.key, command.credit_samples, paced=command.paced)
+        self.output = OutputBuffer(command.key, command.credit_samples, paced=command.paced, buffered=command.buffered)
         self.notes: deque[_Note] = deque()
         self.pause: _Note | None = None
         self.ended = False

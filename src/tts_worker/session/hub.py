@@ -130,8 +130,9 @@ class SessionOptions:
         needs: Capabilities that the engine must have.
         realtime: Send audio at playback pace, at most ``lead_ms`` ahead. Otherwise send it as fast as it is
             generated; paced sessions are scheduled first.
-        live: With ``realtime`` off: audio is played while it is generated (a media track, a client with its own
-            buffer), so the session is scheduled like a call.
+        own_clock: With ``realtime`` off: the reader takes audio at playback pace (a media track). A call.
+        buffered: With ``realtime`` off: the client plays the audio from its own buffer while it is generated (a
+            vendor's WebSocket client). A call, whose lead is measured against a virtual playhead.
         raw_chunks: Return the engine's chunks, unpaced, instead of frames of ``frame_ms``.
         lexicon: Word -> spelling or /phonemes/.
         markdown: Keep Markdown, emoji and URLs from being read aloud.
@@ -146,7 +147,8 @@ class SessionOptions:
     language: str | None = None
     instruct: str | None = None
     realtime: bool = True
-    live: bool = False
+    own_clock: bool = False
+    buffered: bool = False
     lead_ms: float | None = None
     frame_ms: int | None = None
     raw_chunks: bool = False
@@ -352,7 +354,7 @@ class SessionHub:
         if not engine.ready:
             raise NotReady(f"the engine of voice {voice.name} is not ready", retry_after_s=RETRY_AFTER_S)
         paced_by_worker = options.realtime and not options.raw_chunks
-        paced = paced_by_worker or options.live
+        paced = paced_by_worker or options.own_clock or options.buffered
         if not paced and (refusal := self._unpaced_refusal(replaces.id if replaces is not None else None)):
             raise refusal
         timeouts = _timeouts(options, config.timeouts)
@@ -370,6 +372,7 @@ class SessionHub:
                 max_queued_utterances=config.max_queued_utterances,
                 read_chars=_READ_CHARS,
                 paced=paced,
+                buffered=options.buffered and not paced_by_worker,
                 alignment=voice.info.alignment,
             ),
         )

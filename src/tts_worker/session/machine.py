@@ -72,7 +72,8 @@ class MachineConfig:
         max_text_chars: Limit per utterance.
         max_queued_utterances: Limit of utterances behind the current one.
         read_chars: Text processed per ``read_more``.
-        paced: The client takes audio at playback pace; the engine schedules such sessions first.
+        paced: A call: the engine schedules it by deadline and before downloads.
+        buffered: A call whose client takes audio at once and plays it from its own buffer.
         alignment: How the engine determines word timestamps.
     """
 
@@ -83,6 +84,7 @@ class MachineConfig:
     max_queued_utterances: int = 16
     read_chars: int = 1_000
     paced: bool = True
+    buffered: bool = False
     alignment: Alignment = Alignment.NONE
 
 
@@ -394,7 +396,9 @@ class SessionMachine:
         utterance.is_opened = True
         utterance.granted_samples = self._config.window_samples
         config = self._config
-        self._commands.append(Open(utterance.key, utterance.params, config.window_samples, config.paced))
+        self._commands.append(
+            Open(utterance.key, utterance.params, config.window_samples, config.paced, config.buffered)
+        )
         self._commands.extend(Text(utterance.key, segment) for segment in utterance.pending_segments)
         utterance.pending_segments = []
         if utterance.text_read:

@@ -146,7 +146,7 @@ class ContextSocket:
     def open(self, name: str, options: SessionOptions, encoder: ContextEncoder) -> SpeechContext:
         """Open a context. If its session is rejected, the context ends with that error."""
         # The vendors' clients read audio as fast as it comes and play it from their own buffer: calls, not downloads.
-        options = replace(options, live=True)
+        options = replace(options, buffered=True)
         context = SpeechContext(name, encoder)
         self.contexts[name] = context
         task = asyncio.create_task(self._serve(context, options), name=f"context-{name[:32]}")

@@ -283,7 +283,7 @@ class Peer:
 
 def track_options(options: SessionOptions) -> SessionOptions:
     """Adapt session options to a track, which pulls 20 ms at a time by its own clock."""
-    return replace(options, realtime=False, live=True, frame_ms=FRAME_MS, lead_ms=None)
+    return replace(options, realtime=False, own_clock=True, frame_ms=FRAME_MS, lead_ms=None)
 
 
 def _shortened(message: dict[str, Any]) -> dict[str, Any]:

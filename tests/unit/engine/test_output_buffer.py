@@ -87,7 +87,7 @@ def test_the_lead_counts_what_was_made_and_not_taken() -> None:
 
 
 def test_lead_of_a_reader_that_buffers_is_measured_by_playback() -> None:
-    output = OutputBuffer(KEY, 24_000, paced=True)
+    output = OutputBuffer(KEY, 24_000, buffered=True)
     output.render(bytes(48_000))
     while (audio := output.emit(24_000)) is not None:
         output.grant(audio.samples)
@@ -96,7 +96,7 @@ def test_lead_of_a_reader_that_buffers_is_measured_by_playback() -> None:
 
 
 def test_lead_of_a_reader_that_stops_taking_is_what_it_left() -> None:
-    output = OutputBuffer(KEY, 4_800, paced=True)
+    output = OutputBuffer(KEY, 4_800, buffered=True)
     output.render(bytes(48_000))
     output.emit(4_800)
     output.lead_at_samples(0)
