@@ -544,8 +544,8 @@ class SessionHub:
         voice = await self._enrolments[name].voice_of(recording, transcript, in_use)
         if (running := self._engines.get(name)) is None:
             raise NotReady(f"the engine {name} is being unloaded", retry_after_s=RETRY_AFTER_S)
-        for name in voice.evicted:
-            self.voices.remove_enrolled(name)
+        for evicted in voice.evicted:
+            self.voices.remove_enrolled(evicted)
         self.voices.add_enrolled(voice.name, name, running.info)
         self._touch(name)
         return voice.name
