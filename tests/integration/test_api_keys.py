@@ -18,7 +18,7 @@ from websockets.exceptions import InvalidStatus
 
 from tests.conftest import serving, until
 from tests.fakes.enroller import EnrollingWorker, serving_worker
-from tests.integration.grpc_rig import TEXT, grpc_worker
+from tests.integration.grpc_worker import TEXT, running_grpc_worker
 from tests.integration.test_websocket import dial
 from tests.unit.cosyvoice.test_enrol import speech, wav
 from tts_worker.callers import current_caller
@@ -75,7 +75,7 @@ async def test_scopes_decide_what_a_key_may_do(tmp_path: Path) -> None:
 
 
 async def test_only_admin_keys_load_and_unload_models(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with grpc_worker(server={"key_file": str(key_file(tmp_path))}) as rig:
+    async with running_grpc_worker(server={"key_file": str(key_file(tmp_path))}) as rig:
         with caplog.at_level(logging.INFO, "tts_worker.audit"):
             for key, code in ((APP, "forbidden"), (OPERATOR, "")):
                 metadata = (("x-api-key", key),)
@@ -111,7 +111,7 @@ async def test_a_key_has_no_more_than_its_sessions(tmp_path: Path) -> None:
 
 async def test_grpc_sessions_count_for_their_key(tmp_path: Path) -> None:
     file = key_file(tmp_path, max_sessions=1)
-    async with grpc_worker(server={"key_file": str(file)}) as rig:
+    async with running_grpc_worker(server={"key_file": str(file)}) as rig:
         start = rig.stub.StartSession
         for name, key, code in (("a", APP, ""), ("b", APP, "quota_exceeded"), ("c", OPERATOR, "")):
             answer = await start(pb.StartSessionRequest(session_id=name), metadata=(("x-api-key", key),))
@@ -120,7 +120,7 @@ async def test_grpc_sessions_count_for_their_key(tmp_path: Path) -> None:
 
 async def test_requests_per_minute_do_not_delay_controls(tmp_path: Path) -> None:
     file = key_file(tmp_path, requests_per_minute=2)
-    async with grpc_worker(server={"key_file": str(file)}) as rig:
+    async with running_grpc_worker(server={"key_file": str(file)}) as rig:
         metadata = (("x-api-key", APP),)
         for _ in range(2):
             await rig.stub.StartSession(pb.StartSessionRequest(session_id="s"), metadata=metadata)
@@ -291,7 +291,7 @@ def certificate(folder: Path) -> tuple[Path, Path]:
 async def test_grpc_over_tls(tmp_path: Path) -> None:
     cert, key = certificate(tmp_path)
     tls = {"tls_certificate": str(cert), "tls_key": str(key)}
-    async with grpc_worker(grpc=tls, server={"api_keys": [APP]}) as rig:
+    async with running_grpc_worker(grpc=tls, server={"api_keys": [APP]}) as rig:
         credentials = grpc.ssl_channel_credentials(cert.read_bytes())
         async with grpc.aio.secure_channel(rig.member.address, credentials) as channel:
             stub = tts_worker_pb2_grpc.TTSServiceStub(channel)
@@ -306,7 +306,7 @@ async def test_the_client_speaks_over_grpcs(tmp_path: Path, monkeypatch: pytest.
     trusted = grpc.ssl_channel_credentials(cert.read_bytes())
     monkeypatch.setattr("grpc.ssl_channel_credentials", lambda: trusted)
     async with (
-        grpc_worker(grpc={"tls_certificate": str(cert), "tls_key": str(key)}) as rig,
+        running_grpc_worker(grpc={"tls_certificate": str(cert), "tls_key": str(key)}) as rig,
         connect(f"grpcs://{rig.member.address}", ClientSettings()) as client,
     ):
         session = (await client.open(SessionOptions(realtime=False))).session
@@ -317,7 +317,7 @@ async def test_the_client_speaks_over_grpcs(tmp_path: Path, monkeypatch: pytest.
 
 async def test_a_missing_tls_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing\.pem"):
-        async with grpc_worker(grpc={"tls_certificate": str(tmp_path / "missing.pem")}):
+        async with running_grpc_worker(grpc={"tls_certificate": str(tmp_path / "missing.pem")}):
             pass
 
 

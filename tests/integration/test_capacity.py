@@ -13,7 +13,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.conftest import serving, tone_settings, until
-from tests.integration.grpc_rig import LONG, TEXT, Rig, grpc_worker, say
+from tests.integration.grpc_worker import LONG, TEXT, GrpcWorker, running_grpc_worker, say
 from tests.integration.test_session import to_end
 from tests.integration.test_websocket import PATIENT
 from tests.integration.test_websocket import dial as dial_socket
@@ -44,10 +44,10 @@ sys.stdin.read()
 """
 
 
-async def crash(rig: Rig, sessions: int, mode: str) -> None:
+async def crash(server: GrpcWorker, sessions: int, mode: str) -> None:
     """A client that starts sessions and is killed."""
     client = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", CRASHING_CLIENT, rig.member.address, str(sessions), mode),
+        *(sys.executable, "-c", CRASHING_CLIENT, server.member.address, str(sessions), mode),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -58,53 +58,53 @@ async def crash(rig: Rig, sessions: int, mode: str) -> None:
 
 
 async def test_silent_sessions_of_a_killed_grpc_client_free_slots() -> None:
-    async with grpc_worker(session={"max_sessions": 3, **AT_ONCE}) as rig:
-        await crash(rig, 3, "silent")
+    async with running_grpc_worker(session={"max_sessions": 3, **AT_ONCE}) as server:
+        await crash(server, 3, "silent")
         for number in range(3):
-            assert (await rig.start(f"new-{number}")).success
-        calls = [await rig.speak(LONG, session=f"new-{number}").begin() for number in range(3)]
+            assert (await server.start(f"new-{number}")).success
+        calls = [await server.speak(LONG, session=f"new-{number}").begin() for number in range(3)]
         for call in calls:
-            await call.hear(1)
-        assert rig.worker.hub.live_sessions == 6, "the silent sessions stay open"
+            await call.read_frames(1)
+        assert server.worker.hub.live_sessions == 6, "the silent sessions stay open"
 
 
 async def test_speaking_sessions_of_a_killed_grpc_client_free_slots() -> None:
-    async with grpc_worker(session={"max_sessions": 2, **AT_ONCE}) as rig:
-        await crash(rig, 2, "speaking")
-        await until(lambda: rig.worker.hub.speaking_sessions == 0)
+    async with running_grpc_worker(session={"max_sessions": 2, **AT_ONCE}) as server:
+        await crash(server, 2, "speaking")
+        await until(lambda: server.worker.hub.speaking_sessions == 0)
         for number in range(2):
-            assert (await rig.start(f"new-{number}")).success
-            assert (await say(rig, TEXT, session=f"new-{number}")).frames
+            assert (await server.start(f"new-{number}")).success
+            assert (await say(server, TEXT, session=f"new-{number}")).frames
 
 
 async def test_a_session_keeps_its_slot_for_a_while_after_a_turn() -> None:
-    async with grpc_worker(session={"max_sessions": 1, **NEVER}) as rig:
-        await rig.start("first")
-        await say(rig, TEXT, session="first")
-        assert (await rig.start("second")).error.code == "over_capacity"
+    async with running_grpc_worker(session={"max_sessions": 1, **NEVER}) as server:
+        await server.start("first")
+        await say(server, TEXT, session="first")
+        assert (await server.start("second")).error.code == "over_capacity"
 
 
 async def test_a_grpc_turn_without_a_slot_is_retryable() -> None:
-    async with grpc_worker(session={"max_sessions": 1, **AT_ONCE}) as rig:
-        await rig.start("silent")
-        await rig.start("speaking")
-        speaking = await rig.speak(LONG * 4, session="speaking").begin()
-        await speaking.hear(1)
+    async with running_grpc_worker(session={"max_sessions": 1, **AT_ONCE}) as server:
+        await server.start("silent")
+        await server.start("speaking")
+        speaking = await server.speak(LONG * 4, session="speaking").begin()
+        await speaking.read_frames(1)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await say(rig, TEXT, session="silent")
+            await say(server, TEXT, session="silent")
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert dict(refused.value.trailing_metadata() or ())["tts-retryable"] == "true"
-        await rig.control(pb.STOP, "speaking")
+        await server.control(pb.STOP, "speaking")
         await speaking.end()
-        assert (await say(rig, TEXT, session="silent")).frames, "the session takes a slot again"
+        assert (await say(server, TEXT, session="silent")).frames, "the session takes a slot again"
 
 
 async def test_free_slots_count_silent_sessions_as_free() -> None:
-    async with grpc_worker(session={"max_sessions": 4, **AT_ONCE}) as rig:
-        await rig.start("silent")
-        await rig.start("speaking")
-        await (await rig.speak(LONG, session="speaking").begin()).hear(1)
-        metrics = (await rig.stub.GetCapabilities(pb.GetCapabilitiesRequest())).metrics
+    async with running_grpc_worker(session={"max_sessions": 4, **AT_ONCE}) as server:
+        await server.start("silent")
+        await server.start("speaking")
+        await (await server.speak(LONG, session="speaking").begin()).read_frames(1)
+        metrics = (await server.stub.GetCapabilities(pb.GetCapabilitiesRequest())).metrics
         assert (metrics["free_slots"], metrics["queue_depth"], metrics["live_sessions"]) == (3.0, 1.0, 2.0)
 
 

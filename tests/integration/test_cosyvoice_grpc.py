@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import tone_settings, until
 from tests.fakes.enroller import EnrollingWorker
-from tests.integration.grpc_rig import dial
+from tests.integration.grpc_worker import dial
 from tts_worker.app import Worker, running_worker
 from tts_worker.fleet import join_fleet
 from tts_worker.transports.grpc import cosyvoice_pb2 as pb
@@ -70,7 +70,7 @@ async def test_the_published_client_gets_its_sound() -> None:
     ("request_", "code"),
     [
         (pb.Request(), "INVALID_ARGUMENT"),
-        (sft(voice="nobody"), "NOT_FOUND"),
+        (sft(voice="unknown"), "NOT_FOUND"),
         (sft(text=""), "INVALID_ARGUMENT"),
         (sft(text="x" * 20_001), "INVALID_ARGUMENT"),
         (zero_shot(b""), "INVALID_ARGUMENT"),

@@ -78,7 +78,7 @@ async def test_a_speaker_by_name_over_get_and_post() -> None:
             assert answer.content == expected
             assert answer.headers["content-type"] == "audio/pcm;rate=24000;channels=1"
             assert answer.headers["x-sample-rate"] == "24000"
-        answer = await client.request("GET", "/inference_sft", data={"tts_text": TEXT, "spk_id": "nobody"})
+        answer = await client.request("GET", "/inference_sft", data={"tts_text": TEXT, "spk_id": "unknown"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_voice")
 
 

@@ -1,10 +1,10 @@
-"""Models over gRPC: loaded because a session wants one, unloaded on order, never under a session."""
+"""Models over gRPC: loaded for sessions, unloaded on request, never while sessions use them."""
 
 from __future__ import annotations
 
 import asyncio
 
-from tests.integration.grpc_rig import TEXT, Rig, dial, say
+from tests.integration.grpc_worker import TEXT, GrpcWorker, dial, say
 from tests.integration.test_models import ManyWorker
 from tts_worker.fleet import join_fleet
 from tts_worker.settings import GrpcSettings
@@ -18,27 +18,27 @@ async def test_loads_and_unloads_race_with_sessions() -> None:
     await worker.start()
     try:
         async with join_fleet(worker) as member, dial(member.address) as channel:
-            rig = Rig(worker, member, tts_worker_pb2_grpc.TTSServiceStub(channel), channel)
+            server = GrpcWorker(worker, member, tts_worker_pb2_grpc.TTSServiceStub(channel), channel)
 
             async def unload(model: str) -> pb.UnloadModelResponse:
-                return await rig.stub.UnloadModel(pb.UnloadModelRequest(model_id=model))
+                return await server.stub.UnloadModel(pb.UnloadModelRequest(model_id=model))
 
-            assert (await rig.start(model="b")).voice == "b-one", "loaded because a session wants it"
-            kept = await unload("b")
-            assert (kept.success, kept.error.code) == (False, "illegal_command"), "nobody's session loses its model"
-            assert (await say(rig, TEXT)).frames
-            await rig.stub.EndSession(pb.EndSessionRequest(session_id="s"))
+            assert (await server.start(model="b")).voice == "b-one", "the session must load its model"
+            response = await unload("b")
+            assert (response.success, response.error.code) == (False, "illegal_command"), "a model in use must stay"
+            assert (await say(server, TEXT)).frames
+            await server.stub.EndSession(pb.EndSessionRequest(session_id="s"))
             assert (await unload("b")).unloaded
-            assert not (await unload("a")).unloaded, "the default stays"
+            assert not (await unload("a")).unloaded, "the default must stay"
             answers = await asyncio.gather(
-                *(rig.start(f"r{i}", model="b") for i in range(12)),
+                *(server.start(f"r{i}", model="b") for i in range(12)),
                 *(unload("b") for _ in range(6)),
-                *(rig.stub.LoadModel(pb.LoadModelRequest(model_id="b")) for _ in range(3)),
+                *(server.stub.LoadModel(pb.LoadModelRequest(model_id="b")) for _ in range(3)),
             )
             for index, started in enumerate(answers[:12]):
                 assert started.success or started.error.retryable, started
                 if started.success:
-                    assert (await say(rig, "Ok.", session=f"r{index}")).frames
+                    assert (await say(server, "Ok.", session=f"r{index}")).frames
             assert any(started.success for started in answers[:12])
     finally:
         await worker.stop()

@@ -1,4 +1,4 @@
-"""``tts-worker up`` and the example that uses it, as a user runs them."""
+"""``tts-worker up`` and the example that uses it, as subprocesses."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ ROOT = Path(__file__).parents[2]
 
 @asynccontextmanager
 async def running(*words: str, **pipes: Any) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A Python process, of which nothing is left afterwards, whatever became of the test."""
+    """A Python process; it and its children are killed after the test."""
     process = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=asyncio.subprocess.PIPE, **pipes)
     try:
         yield process
     finally:
         if process.returncode is None:
-            for left in [*psutil.Process(process.pid).children(recursive=True), process]:
+            for leftover in [*psutil.Process(process.pid).children(recursive=True), process]:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    left.kill()
+                    leftover.kill()
         await process.communicate()
 
 
-async def test_the_example_runs_as_it_is_written() -> None:
+async def test_the_orchestrator_example_runs() -> None:
     async with running(str(ROOT / "examples" / "orchestrator.py"), "tone") as process:
         output = (await process.communicate())[0].decode()
         assert process.returncode == 0, output
@@ -41,7 +41,7 @@ async def test_the_example_runs_as_it_is_written() -> None:
     assert output.splitlines()[-1] == "the fleet has drained"
 
 
-async def test_a_worker_that_dies_ends_the_command_and_leaves_nothing() -> None:
+async def test_a_dead_worker_ends_the_command_and_its_children() -> None:
     words = ("-m", "tts_worker", "up", "--engine", "tone", "--workers", "1", "--port", "0")
     async with running(*words, stderr=asyncio.subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -53,12 +53,12 @@ async def test_a_worker_that_dies_ends_the_command_and_leaves_nothing() -> None:
         _, errors = await process.communicate()
         assert process.returncode == 1
         assert b"a worker has ended" in errors
-        # It has waited for all of them; what is left to the system is to clear them away.
+        # The command has waited for its children; the system may still have to reap them.
         _, alive = await asyncio.to_thread(psutil.wait_procs, children, timeout=30)
         assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
 
 
-async def test_a_redis_that_dies_ends_the_command() -> None:
+async def test_a_dead_redis_ends_the_command() -> None:
     words = ("-m", "tts_worker", "up", "--engine", "tone", "--workers", "1", "--port", "0")
     async with running(*words, stderr=asyncio.subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -82,7 +82,7 @@ def listens(process: psutil.Process, port: int) -> bool:
 
 
 @pytest.mark.parametrize("arguments", [["--workers", "0"], ["--port", "-1"]])
-def test_numbers_that_make_no_sense(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_numbers_are_rejected(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     from tts_worker.cli import main
 
     assert main(["up", *arguments]) == 2

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.conftest import until
 from tests.fakes.enroller import EnrollingToneEngine, ToneEnroller
-from tests.integration.grpc_rig import dial
+from tests.integration.grpc_worker import dial
 from tests.integration.test_models import NamedTone
 from tests.unit.cosyvoice.test_enrol import SAID, speech, wav
 from tts_worker.app import Worker, create_application

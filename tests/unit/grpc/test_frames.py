@@ -1,4 +1,4 @@
-"""Sound in frames: nothing lost, nothing added but padding, and the last one known."""
+"""Frame shaping: all samples are sent once, only padding is added, and the final frame is known."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tts_worker.audio.resampler import Resampler
 from tts_worker.transports.grpc.frames import FrameShaper, StreamFormat
 
-FORMS = st.builds(
+FORMATS = st.builds(
     StreamFormat, st.sampled_from([8_000, 16_000, 24_000, 32_000, 48_000]), st.sampled_from([10, 20, 40]), st.booleans()
 )
 SIZES = st.lists(st.integers(1, 3_000), max_size=8)
@@ -21,17 +21,17 @@ def noise(samples: int) -> bytes:
 
 
 @settings(deadline=None, max_examples=60)
-@given(FORMS, SIZES)
-def test_frames_joined_are_the_sound_resampled_at_once(stream_format: StreamFormat, sizes: list[int]) -> None:
-    pieces = [noise(size) for size in sizes]
+@given(FORMATS, SIZES)
+def test_joined_frames_equal_the_whole_resampled_audio(stream_format: StreamFormat, sizes: list[int]) -> None:
+    chunks = [noise(size) for size in sizes]
     whole = Resampler(24_000, stream_format.sample_rate_hz)
-    expected = whole.process(b"".join(pieces)) + whole.flush()
+    expected = whole.process(b"".join(chunks)) + whole.flush()
     shaper = FrameShaper(stream_format)
-    early = [frame for piece in pieces for frame in shaper.push(piece)]
-    late = shaper.finish()
-    frames = early + late
+    pushed = [frame for chunk in chunks for frame in shaper.push(chunk)]
+    finished = shaper.finish()
+    frames = pushed + finished
     assert b"".join(frame.pcm[: 2 * frame.samples] for frame in frames) == expected
-    assert bool(late) is bool(expected), "the final frame is among those of the end"
+    assert bool(finished) is bool(expected), "finish() must return the final frame"
     assert [frame.start_sample for frame in frames] == [
         sum(frame.samples for frame in frames[:index]) for index in range(len(frames))
     ]
@@ -39,25 +39,25 @@ def test_frames_joined_are_the_sound_resampled_at_once(stream_format: StreamForm
         size = stream_format.sample_rate_hz * stream_format.frame_ms // 1000
         assert {len(frame.pcm) for frame in frames} <= {2 * size}
         assert all(frame.samples == size for frame in frames[:-1])
-        assert not any(frame.pcm[2 * frame.samples :].strip(b"\0") for frame in frames), "padding is silence"
+        assert not any(frame.pcm[2 * frame.samples :].strip(b"\0") for frame in frames), "padding must be silence"
 
 
 @settings(deadline=None, max_examples=60)
-@given(FORMS, SIZES)
-def test_no_more_is_held_back_than_it_says(stream_format: StreamFormat, sizes: list[int]) -> None:
+@given(FORMATS, SIZES)
+def test_the_buffer_holds_at_most_one_frame(stream_format: StreamFormat, sizes: list[int]) -> None:
     shaper = FrameShaper(stream_format)
     received = sent = 0
     for size in sizes:
         received += size
         sent += sum(frame.samples for frame in shaper.push(noise(size)))
-        held_s = received / 24_000 - sent / stream_format.sample_rate_hz
-        ahead_s = 48 / min(24_000, stream_format.sample_rate_hz)  # what the resampler looks ahead for
-        longest_ms = stream_format.frame_ms if stream_format.packetize else 20
-        assert held_s <= longest_ms / 1000 + ahead_s + 1e-9
+        buffered_s = received / 24_000 - sent / stream_format.sample_rate_hz
+        lookahead_s = 48 / min(24_000, stream_format.sample_rate_hz)  # look-ahead of the resampler
+        max_ms = stream_format.frame_ms if stream_format.packetize else 20
+        assert buffered_s <= max_ms / 1000 + lookahead_s + 1e-9
 
 
 @pytest.mark.parametrize("rate_hz", [24_000, 48_000])
-def test_the_first_frame_leaves_with_as_many_frames_as_it_says(rate_hz: int) -> None:
+def test_the_first_frame_comes_within_the_buffered_time(rate_hz: int) -> None:
     stream_format = StreamFormat(rate_hz)
     shaper = FrameShaper(stream_format)
     pushed = 0
@@ -66,7 +66,7 @@ def test_the_first_frame_leaves_with_as_many_frames_as_it_says(rate_hz: int) -> 
     assert pushed * 20 <= stream_format.buffered_ms
 
 
-def test_positions_go_both_ways() -> None:
+def test_positions_convert_in_both_directions() -> None:
     stream_format = StreamFormat(48_000)
     assert (stream_format.to_stream(24_000), stream_format.to_engine(48_000), stream_format.to_ms(960)) == (
         48_000,

@@ -1,4 +1,4 @@
-"""The wire: numbers that never change, clients that know only the old ones, and generated code that is up to date."""
+"""Wire compatibility: stable field numbers, older clients and up-to-date generated code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tts_worker.types import Alignment, Outcome, Receipt, Word
 
 ROOT = Path(__file__).parents[3]
 
-# The protocol as orchestrators have it: message -> field -> number. Everything else is ours.
+# The protocol that orchestrators have: message -> field -> number. All other fields are extensions.
 FIELDS: dict[str, dict[str, int]] = {
     "StartSessionRequest": {"session_id": 1, "model_id": 2, "options": 3},
     "StartSessionResponse": {"success": 1, "message": 2},
@@ -67,20 +67,20 @@ METHODS = {
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_old_fields_keep_their_numbers_and_new_ones_begin_at_100(name: str) -> None:
+def test_base_fields_keep_numbers_below_100(name: str) -> None:
     message: Descriptor = tts_worker_pb2.DESCRIPTOR.message_types_by_name[name]
     numbers = {field.name: field.number for field in message.fields}
     assert {field: number for field, number in numbers.items() if number < 100} == FIELDS[name]
 
 
-def test_the_service_and_its_commands() -> None:
+def test_service_and_command_numbers() -> None:
     service = tts_worker_pb2.DESCRIPTOR.services_by_name["TTSService"]
     assert service.full_name == "tts.TTSService"
     assert {m.name: (m.client_streaming, m.server_streaming) for m in service.methods} == METHODS
     assert dict(pb.ControlCommand.items()) == {"PAUSE": 0, "RESUME": 1, "STOP": 2, "RELOAD": 3}
 
 
-def test_cosyvoices_numbers() -> None:
+def test_cosyvoice_field_numbers() -> None:
     numbers = {
         message.name: {field.name: field.number for field in message.fields}
         for message in cosyvoice_pb2.DESCRIPTOR.message_types_by_name.values()
@@ -96,14 +96,14 @@ def test_cosyvoices_numbers() -> None:
 
 
 def _old_pool() -> descriptor_pool.DescriptorPool:
-    """The descriptors without anything of ours, as an old client has them."""
+    """The descriptors of an old client, without our extensions."""
     file = descriptor_pb2.FileDescriptorProto()
     tts_worker_pb2.DESCRIPTOR.CopyToProto(file)
     old = [message for message in file.message_type if message.name in FIELDS]
     for message in old:
-        kept = [field for field in message.field if field.number < 100]
+        base_fields = [field for field in message.field if field.number < 100]
         del message.field[:]
-        message.field.extend(kept)
+        message.field.extend(base_fields)
         del message.oneof_decl[:]
     del file.message_type[:]
     file.message_type.extend(old)
@@ -117,7 +117,7 @@ def old(name: str) -> Any:
     return message_factory.GetMessageClass(_old_pool().FindMessageTypeByName(f"tts.{name}"))
 
 
-def test_an_old_client_reads_new_frames() -> None:
+def test_an_old_client_reads_extended_frames() -> None:
     frame = pb.AudioFrame(
         session_id="s",
         audio_data=b"\1\2",
@@ -132,10 +132,10 @@ def test_an_old_client_reads_new_frames() -> None:
     )
     seen = old("AudioFrame").FromString(frame.SerializeToString())
     assert (seen.session_id, seen.audio_data, seen.sequence_number, seen.is_final) == ("s", b"\1\2", 3, True)
-    assert pb.AudioFrame.FromString(seen.SerializeToString()) == frame, "and passes on what it does not know"
+    assert pb.AudioFrame.FromString(seen.SerializeToString()) == frame, "unknown fields must survive"
 
 
-def test_a_new_worker_reads_old_requests() -> None:
+def test_the_worker_reads_requests_of_old_clients() -> None:
     chunk = old("TextChunk")(session_id="s", text="hi", is_final=True, sequence_number=1)
     seen = pb.TextChunk.FromString(chunk.SerializeToString())
     assert (seen.text, seen.is_final, seen.flush) == ("hi", True, False)
@@ -152,17 +152,17 @@ def _generator() -> ModuleType:
     return module
 
 
-def test_what_is_committed_is_what_would_be_generated(tmp_path: Path) -> None:
+def test_the_generated_code_is_up_to_date(tmp_path: Path) -> None:
     pytest.importorskip("grpc_tools", reason="grpcio-tools is not installed")
     written = {path.name: path for path in _generator().generate(tmp_path)}
     for module in (tts_worker_pb2, cosyvoice_pb2):
-        ours = descriptor_pb2.FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
+        committed = descriptor_pb2.FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
         source = written[f"{module.__name__.rpartition('.')[2]}.py"].read_text("utf-8")
         begin = source.index("AddSerializedFile(") + len("AddSerializedFile(")
         literal = source[begin : source.index("\n", begin)].rstrip(")")
-        assert ours == descriptor_pb2.FileDescriptorProto.FromString(_bytes(literal))
-    home = ROOT / "src" / "tts_worker" / "transports" / "grpc"
-    assert set(written) == {path.name for path in home.glob("*_pb2*")}
+        assert committed == descriptor_pb2.FileDescriptorProto.FromString(_bytes(literal))
+    package = ROOT / "src" / "tts_worker" / "transports" / "grpc"
+    assert set(written) == {path.name for path in package.glob("*_pb2*")}
 
 
 def _bytes(literal: str) -> bytes:
@@ -173,14 +173,14 @@ def _bytes(literal: str) -> bytes:
     return value
 
 
-def test_every_error_has_a_status() -> None:
+def test_every_error_code_has_a_grpc_status() -> None:
     import grpc
 
     assert set(GRPC_STATUS) == set(ErrorCode)
     assert all(name in grpc.StatusCode.__members__ for name in GRPC_STATUS.values())
 
 
-def test_receipts_words_and_errors_come_back_as_they_went() -> None:
+def test_receipts_words_and_errors_round_trip() -> None:
     word = Word("hi", 0, 2, 100, 2_400)
     for played in (None, 0, 77):
         receipt = Receipt("stop", 9_000, 4_800, played, "hi", " there", (word,), Alignment.MEASURED)
@@ -191,7 +191,7 @@ def test_receipts_words_and_errors_come_back_as_they_went() -> None:
         assert messages.parse_error(messages.encode_error(error)) == error
 
 
-def test_values_of_a_newer_worker_are_met_well() -> None:
+def test_unknown_values_of_a_newer_worker_get_defaults() -> None:
     assert messages.parse_error(pb.Error(code="quantum_flux", retryable=True)).code is ErrorCode.INTERNAL
     newer = pb.Receipt(outcome="transcended", alignment="telepathic")
     assert messages.parse_outcome(newer) is Outcome.DONE

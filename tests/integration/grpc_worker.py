@@ -1,4 +1,4 @@
-"""What the gRPC tests share: a worker on a free port of loopback, and a client that keeps what came."""
+"""Shared by the gRPC tests: a worker on a free loopback port and a client that records frames."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tts_worker.transports.grpc import tts_worker_pb2_grpc
 
 TEXT = "Hello there, my friend. How are you today?"
 LONG = "This is a rather long story, and it goes on and on. " * 8
-CHAR_48K = 60 * 48
-"""Samples of a character, of the tone engine at 48 kHz."""
+SAMPLES_PER_CHAR_48K = 60 * 48
+"""Samples that the tone engine synthesizes per character, at 48 kHz."""
 
 
 @dataclass
-class Rig:
+class GrpcWorker:
     worker: Worker
     member: FleetMember
     stub: Any
@@ -36,16 +36,16 @@ class Rig:
     async def control(self, command: int, session: str = "s", **extra: Any) -> pb.ControlResponse:
         return await self.stub.Control(pb.ControlRequest(session_id=session, command=command, **extra))
 
-    def speak(self, *texts: str, session: str = "s", close: bool = True) -> Call:
-        call = Call(self.stub.Synthesize(), session)
+    def speak(self, *texts: str, session: str = "s", close: bool = True) -> SynthesizeStream:
+        call = SynthesizeStream(self.stub.Synthesize(), session)
         call.script = [pb.TextChunk(session_id=session, text=text) for text in texts]
         call.close = close
         return call
 
 
 @dataclass
-class Call:
-    """A ``Synthesize`` call that keeps what came."""
+class SynthesizeStream:
+    """A ``Synthesize`` call that records its frames."""
 
     rpc: Any
     session: str
@@ -53,7 +53,7 @@ class Call:
     close: bool = True
     frames: list[pb.AudioFrame] = field(default_factory=list)
 
-    async def begin(self) -> Call:
+    async def begin(self) -> SynthesizeStream:
         for chunk in self.script:
             await self.rpc.write(chunk)
         if self.close:
@@ -67,7 +67,7 @@ class Call:
         self.frames.append(frame)
         return frame
 
-    async def hear(self, frames: int) -> None:
+    async def read_frames(self, frames: int) -> None:
         while len(self.frames) < frames:
             assert await self.next() is not None, "the call ended"
 
@@ -77,37 +77,37 @@ class Call:
                 await asyncio.sleep(pause_s)
 
     async def end(self) -> pb.AudioFrame:
-        """Read to the end; the final frame, of which there is exactly one, and it is the last."""
+        """Read to the end and return the final frame, after checking that it is the only one and the last."""
         await self.read_all()
         assert await self.rpc.code() is grpc.StatusCode.OK
         finals = [frame for frame in self.frames if frame.is_final]
-        assert finals == self.frames[-1:], "exactly one final frame, and nothing after it"
+        assert finals == self.frames[-1:], "expected exactly one final frame, at the end"
         assert [frame.sequence_number for frame in self.frames] == list(range(1, len(self.frames) + 1))
         return finals[0]
 
     @property
     def pcm(self) -> bytes:
-        """The speech, without padding."""
+        """The PCM of all frames without padding."""
         return b"".join(frame.audio_data[: 2 * frame.speech_samples] for frame in self.frames)
 
 
-async def say(rig: Rig, *texts: str, session: str = "s") -> Call:
-    """A whole utterance."""
-    call = await rig.speak(*texts, session=session).begin()
+async def say(server: GrpcWorker, *texts: str, session: str = "s") -> SynthesizeStream:
+    """Synthesize a whole utterance."""
+    call = await server.speak(*texts, session=session).begin()
     await call.end()
     return call
 
 
 @asynccontextmanager
-async def grpc_worker(**sections: Any) -> AsyncIterator[Rig]:
-    """A worker with the tone engine; ``grpc={...}`` and the like on top."""
+async def running_grpc_worker(**sections: Any) -> AsyncIterator[GrpcWorker]:
+    """A worker with the tone engine; keyword arguments override sections of its settings."""
     sections["grpc"] = {"enabled": True, "port": 0, **sections.get("grpc", {})}
     async with (
         running_worker(tone_settings(**sections)) as worker,
         join_fleet(worker) as member,
         dial(member.address) as channel,
     ):
-        yield Rig(worker, member, tts_worker_pb2_grpc.TTSServiceStub(channel), channel)
+        yield GrpcWorker(worker, member, tts_worker_pb2_grpc.TTSServiceStub(channel), channel)
 
 
 @asynccontextmanager
