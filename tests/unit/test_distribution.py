@@ -62,4 +62,4 @@ def test_sdist_holds_docs_and_examples_but_no_weights(tmp_path: Path) -> None:
     folders = {name.partition("/")[0] for name in names}
     assert {"src", "configs", "voicepacks", "docs", "examples", "tests", "scripts", "LICENSE", "NOTICE"} <= folders
     assert not [name for name in names if name.endswith((".safetensors", ".pt", ".onnx"))]
-    assert file.stat().st_size < 2_000_000, "weights for tests made it 15 MB"
+    assert file.stat().st_size < 3_000_000, "weights for tests made it 15 MB"
