@@ -148,28 +148,33 @@ class _SpeakingSession:
 
     def command(self, command: ControlName, at_s: float) -> None:
         self._commands.sent(command, at_s)
-        if command is ControlName.PAUSE:
-            self._session.pause()
-        elif command is ControlName.RESUME:
-            self._session.resume()
-        else:
-            self._session.stop()
+        match command:
+            case ControlName.PAUSE:
+                self._session.pause()
+            case ControlName.RESUME:
+                self._session.resume()
+            case ControlName.STOP:
+                self._session.stop()
 
     async def listen(self) -> None:
         async for item in self._session:
             now_s = perf_counter()
-            if isinstance(item, PcmFrame):
-                self._on_frame(item, now_s)
-            elif isinstance(item, Ended):
-                if item.outcome is Outcome.STOPPED:
-                    self._last_stopped = item.key
-                    self._times.stop_s.append(now_s - self._commands.acknowledged(ControlName.STOP, applied=True))
-                self._commands.end_utterance()
-                self._speak()
-            elif isinstance(item, Acknowledged):
-                sent_at_s = self._commands.acknowledged(item.command, applied=item.applied)
-                if item.command is ControlName.PAUSE:
-                    self._times.pause_s.append(now_s - sent_at_s)
+            match item:
+                case PcmFrame():
+                    self._on_frame(item, now_s)
+                case Ended():
+                    self._on_ended(item, now_s)
+                case Acknowledged():
+                    sent_at_s = self._commands.acknowledged(item.command, applied=item.applied)
+                    if item.command is ControlName.PAUSE:
+                        self._times.pause_s.append(now_s - sent_at_s)
+
+    def _on_ended(self, ended: Ended, now_s: float) -> None:
+        if ended.outcome is Outcome.STOPPED:
+            self._last_stopped = ended.key
+            self._times.stop_s.append(now_s - self._commands.acknowledged(ControlName.STOP, applied=True))
+        self._commands.end_utterance()
+        self._speak()
 
     def _on_frame(self, frame: PcmFrame, now_s: float) -> None:
         if self._last_stopped is not None and frame.key.generation <= self._last_stopped.generation:

@@ -95,24 +95,25 @@ class _Listener:
         self._playing_until_s = max(self._playing_until_s, now_s) + seconds
 
     def _on_event(self, event: dict[str, object], now_s: float) -> None:
-        kind = event["type"]
-        if kind == "started":
-            self._is_stopped = self._has_audio = False
-        elif kind == "paused":
-            sent_at_s = self._commands.acknowledged(ControlName.PAUSE, applied=event["applied"] is True)
-            self._times.pause_s.append(max(now_s, self._playing_until_s) - sent_at_s)
-        elif kind == "resumed":
-            self._commands.acknowledged(ControlName.RESUME, applied=event["applied"] is True)
-        elif kind == "stopped":
-            sent_at_s = self._commands.acknowledged(ControlName.STOP, applied=event["applied"] is True)
-            if event["applied"] is True:
-                self._times.stop_s.append(max(now_s, self._playing_until_s) - sent_at_s)
-                self.acknowledged_s.append(now_s - sent_at_s)
-                self._is_stopped = True
-                self._playing_until_s = now_s
+        applied = event.get("applied") is True
+        match event["type"]:
+            case "started":
+                self._is_stopped = self._has_audio = False
+            case "paused":
+                sent_at_s = self._commands.acknowledged(ControlName.PAUSE, applied=applied)
+                self._times.pause_s.append(max(now_s, self._playing_until_s) - sent_at_s)
+            case "resumed":
+                self._commands.acknowledged(ControlName.RESUME, applied=applied)
+            case "stopped":
+                sent_at_s = self._commands.acknowledged(ControlName.STOP, applied=applied)
+                if applied:
+                    self._times.stop_s.append(max(now_s, self._playing_until_s) - sent_at_s)
+                    self.acknowledged_s.append(now_s - sent_at_s)
+                    self._is_stopped = True
+                    self._playing_until_s = now_s
+                    self._next_utterance()
+            case "done" | "truncated" | "error":
                 self._next_utterance()
-        elif kind in ("done", "truncated", "error"):
-            self._next_utterance()
 
     def _next_utterance(self) -> None:
         self._commands.end_utterance()

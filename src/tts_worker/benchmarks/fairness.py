@@ -138,7 +138,7 @@ async def first_audio(address: str) -> float:
     raise EngineFault("the server closed a call without audio")
 
 
-async def talk(address: str, seed: int, calls: Calls) -> None:
+async def run_call(address: str, seed: int, calls: Calls) -> None:
     """Run a call that speaks one utterance after another until the task is cancelled."""
     rng = random.Random(seed)
     async with connect(f"ws://{address}/v1/stream", compression=None) as socket:
@@ -196,9 +196,9 @@ async def measure_fairness(
     calls = Calls()
     results = [Download() for _ in range(downloads)]
     async with StallMonitor() as monitor, contextlib.AsyncExitStack() as stack:
-        idle_s = await _tries(address, tries)
-        tasks = [asyncio.create_task(talk(address, seed, calls)) for seed in range(callers)]
-        stack.push_async_callback(_end, tasks)
+        idle_s = await _first_audio_times(address, tries)
+        tasks = [asyncio.create_task(run_call(address, seed, calls)) for seed in range(callers)]
+        stack.push_async_callback(_cancel, tasks)
         await asyncio.sleep(_ALONE_S if callers else 0.0)
         alone = list(calls.underruns)
         calls.underruns.clear()
@@ -213,7 +213,7 @@ async def measure_fairness(
             await asyncio.sleep(0.05)
             waited_s += 0.05
         at_start = [result.received_bytes for result in results]
-        beside_s = await _tries(address, tries)
+        beside_s = await _first_audio_times(address, tries)
         _raise_faults(tasks)
         received = [result.received_bytes - first for result, first in zip(results, at_start, strict=True)]
         beside_downloads_s = monotonic() - began_s
@@ -267,7 +267,7 @@ async def measure_fairness(
     return figures | verdicts
 
 
-async def _tries(address: str, tries: int) -> list[float]:
+async def _first_audio_times(address: str, tries: int) -> list[float]:
     times = []
     for _ in range(tries):
         times.append(await first_audio(address))
@@ -281,7 +281,7 @@ def _raise_faults(tasks: Sequence[asyncio.Task[None]]) -> None:
             task.result()
 
 
-async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

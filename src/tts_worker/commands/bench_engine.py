@@ -268,7 +268,7 @@ class Bench:
         )
         return best / runs[0].chunks_s
 
-    # -- what is measured ---------------------------------------------------------------------------------------------
+    # -- measurements ---------------------------------------------------------------------------------------------
 
     def first_audio(self, repeats: int) -> dict[str, Figure]:
         """Measure the first-audio latency of short utterances, with a voice in memory."""

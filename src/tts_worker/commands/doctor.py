@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         findings += [
             Finding("settings", Status.OK, "valid"),
             _port(settings),
-            _tried("speech", lambda: _speaks(settings)),
+            _guarded("speech", lambda: _speech(settings)),
         ]
     if args.json:
         print(json.dumps({"version": __version__, "findings": [asdict(finding) for finding in findings]}))
@@ -99,7 +99,7 @@ def _print(findings: list[Finding]) -> None:
         print(f"  {sign[finding.status]} {finding.what:14} {finding.detail}{advice}")
 
 
-def _tried(what: str, check: Callable[[], Finding]) -> Finding:
+def _guarded(what: str, check: Callable[[], Finding]) -> Finding:
     try:
         return check()
     except TTSWorkerError as error:
@@ -197,7 +197,7 @@ def _port(settings: Settings) -> Finding:
     return Finding("port", Status.OK, f"{host}:{port} is free")
 
 
-def _speaks(settings: Settings) -> Finding:
+def _speech(settings: Settings) -> Finding:
     """Synthesize a sentence through the whole worker."""
     from tts_worker.app import running_adapter
     from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ

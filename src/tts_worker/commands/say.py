@@ -34,7 +34,7 @@ from tts_worker.types import SAMPLE_RATE_HZ, Outcome
 _LONG_TEXT_CHARS = 400
 _PORTION_CHARS = 1_000
 _INTERRUPTED = 130
-_BOOK_CHARS = 20_000_000
+_MAX_TEXT_CHARS = 20_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         return speak_offline.run(args)
     if args.json and args.out == "-":
         raise InvalidRequest("--json and --out - both use standard output; choose one")
-    settings = settings_from(args, session={"max_utterance_chars": _BOOK_CHARS, "text_idle_timeout_s": 3_600})
+    settings = settings_from(args, session={"max_utterance_chars": _MAX_TEXT_CHARS, "text_idle_timeout_s": 3_600})
     source = _Source.of(args)
     code = _INTERRUPTED
 
@@ -93,7 +93,7 @@ class _Source:
     def __init__(self, text: str | None) -> None:
         self._text = text
         self.total_chars = None if text is None else len(text)
-        self.interactive = text is None and sys.stdin.isatty()
+        self.is_interactive = text is None and sys.stdin.isatty()
         self.first_at_s: float | None = None
 
     @classmethod
@@ -169,8 +169,8 @@ async def _speak(args: argparse.Namespace, settings: Settings, source: _Source) 
     )
     async with running_adapter(settings) as adapter:
         stream = adapter.synthesize_chunks(source.portions(), options)
-        sink, place = await _open_sink(args)
-        if source.interactive and not args.quiet:
+        sink, target = await _open_sink(args)
+        if source.is_interactive and not args.quiet:
             print("Type text; each sentence is spoken as you finish it. Ctrl-D ends, Ctrl-C stops.", file=sys.stderr)
         with _stop_on_interrupt(adapter, sink):
             chunks, first_at_s = await _play(stream, sink, _Progress(source, args.quiet or args.json))
@@ -181,7 +181,7 @@ async def _speak(args: argparse.Namespace, settings: Settings, source: _Source) 
     if args.json:
         print(json.dumps(summary, ensure_ascii=False))
     elif not args.quiet:
-        _print_summary(summary, place)
+        _print_summary(summary, target)
     if stopped:
         return _INTERRUPTED
     return 0 if chunks else 1
@@ -274,13 +274,13 @@ def _summary(
     }
 
 
-def _print_summary(summary: dict[str, Any], place: str) -> None:
+def _print_summary(summary: dict[str, Any], target: str) -> None:
     if summary["reason"] == "nothing_to_speak":
         print("There is nothing in this text that can be spoken.", file=sys.stderr)
         return
     print(
         f"{summary['audio_s']:.1f} s of speech, first audio after {summary['first_audio_ms']:.0f} ms, "
-        f"real-time factor {summary['rtf'] or 0:.3f} -> {place}",
+        f"real-time factor {summary['rtf'] or 0:.3f} -> {target}",
         file=sys.stderr,
     )
     if summary["outcome"] in ("stopped", "truncated"):
