@@ -453,6 +453,20 @@ async def test_start_sets_when_unpunctuated_text_is_spoken() -> None:
         await client.until_sound()
 
 
+async def test_start_while_speaking_sets_the_flush_of_the_next_turn() -> None:
+    async with serving(session={"flush_after_ms": 0}) as address, dial(address, "/v1/stream?realtime=false") as client:
+        await client.send(type="text", text=TEXT)
+        await client.until("started")
+        await client.send(type="start", realtime=False, flush_after_ms=-1)
+        assert (await client.until("rejected"))["message"] == "flush_after_ms must be 0 to 60000"
+        await client.send(type="start", realtime=False, flush_after_ms=20)
+        await client.until("ready")
+        await client.send(type="end")
+        await client.until("done")
+        await client.send(type="text", text="I would like to book a table for two ")
+        await client.until_sound()
+
+
 async def test_a_large_lexicon_is_built_away_from_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     builders: list[threading.Thread] = []
     build = Lexicon.from_mapping

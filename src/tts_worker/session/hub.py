@@ -357,7 +357,7 @@ class SessionHub:
         paced = paced_by_worker or options.own_clock or options.buffered
         if not paced and (refusal := self._unpaced_refusal(replaces.id if replaces is not None else None)):
             raise refusal
-        timeouts = _timeouts(options, config.timeouts)
+        timeouts = self.timeouts(options)
         name = f"{self._prefix}-{next(self._names)}"
         self._check_quota(caller, replaces)
         self._take_slot(name, replaces)
@@ -462,6 +462,20 @@ class SessionHub:
         if not 0 <= options.seed < 2**63:
             raise InvalidRequest("seed must be 0 to 2^63 - 1")
         return SynthesisParams(voice.name, options.speed, options.seed, options.language, options.instruct)
+
+    def timeouts(self, options: SessionOptions) -> SessionTimeouts:
+        """Return the checked time limits of ``options``. Raises InvalidRequest."""
+        defaults = self.config.timeouts
+        pause_s = options.pause_timeout_s if options.pause_timeout_s is not None else defaults.pause_s
+        text_idle_s = options.text_idle_timeout_s if options.text_idle_timeout_s is not None else defaults.text_idle_s
+        if not 0 < pause_s <= 3_600:
+            raise InvalidRequest("pause_timeout_s must be above 0 and at most 3600")
+        if not 0 < text_idle_s <= 3_600:
+            raise InvalidRequest("text_idle_timeout_s must be above 0 and at most 3600")
+        flush_after_s = options.flush_after_ms / 1000 if options.flush_after_ms is not None else defaults.flush_after_s
+        if not 0 <= flush_after_s <= 60:
+            raise InvalidRequest("flush_after_ms must be 0 to 60000")
+        return SessionTimeouts(pause_s, text_idle_s, flush_after_s)
 
     def _text_factory(
         self, options: SessionOptions, session_lexicon: Lexicon | None
@@ -581,19 +595,6 @@ class SessionHub:
             if session.state is State.IDLE:
                 session.close("drain")
         return bool(self._sessions)
-
-
-def _timeouts(options: SessionOptions, defaults: SessionTimeouts) -> SessionTimeouts:
-    pause_s = options.pause_timeout_s if options.pause_timeout_s is not None else defaults.pause_s
-    text_idle_s = options.text_idle_timeout_s if options.text_idle_timeout_s is not None else defaults.text_idle_s
-    if not 0 < pause_s <= 3_600:
-        raise InvalidRequest("pause_timeout_s must be above 0 and at most 3600")
-    if not 0 < text_idle_s <= 3_600:
-        raise InvalidRequest("text_idle_timeout_s must be above 0 and at most 3600")
-    flush_after_s = options.flush_after_ms / 1000 if options.flush_after_ms is not None else defaults.flush_after_s
-    if not 0 <= flush_after_s <= 60:
-        raise InvalidRequest("flush_after_ms must be 0 to 60000")
-    return SessionTimeouts(pause_s, text_idle_s, flush_after_s)
 
 
 def _first(names: Iterable[str], wanted: str | None) -> str | None:

@@ -187,6 +187,7 @@ class LocalSession:
         self.close_error: TTSWorkerError | None = None
         """Why the worker closed the session, if the client should be informed."""
         self._timeouts = timeouts or SessionTimeouts()
+        self._next_timeouts: SessionTimeouts | None = None
         self._loop = asyncio.get_running_loop()
         self._read_scheduler = reading or ReadScheduler(self._loop)
         self._wakeup = asyncio.Event()
@@ -232,6 +233,9 @@ class LocalSession:
     # -- commands -----------------------------------------------------------------------------------------------------
 
     def speak(self, text: str | bytes) -> UtteranceKey:
+        if self._next_timeouts is not None and self._machine.writing is None:
+            self._timeouts, self._next_timeouts = self._next_timeouts, None
+            self._cancel_text_timers()  # armed with the limits of the previous utterance
         error = self._activate()
         try:
             key = self._machine.speak(text, withhold=error is not None)
@@ -283,8 +287,15 @@ class LocalSession:
     def played(self, samples: int) -> None:
         self._machine.played(samples)
 
-    def configure(self, params: SynthesisParams) -> None:
+    def configure(self, params: SynthesisParams, timeouts: SessionTimeouts | None = None) -> None:
+        """Set the parameters and time limits of later utterances.
+
+        Args:
+            params: Synthesis parameters.
+            timeouts: Time limits; ``None`` keeps the current ones.
+        """
         self._machine.configure(params)
+        self._next_timeouts = timeouts or self._next_timeouts
 
     def close(self, reason: str = "closed", error: TTSWorkerError | None = None) -> None:
         if self._machine.state is State.CLOSED:
@@ -297,9 +308,7 @@ class LocalSession:
             self._note(item, now_s)
             self._final_events.append(item)
         self._cancel_pause_timer()
-        for timer in (self._text_timer, self._flush_timer):
-            if timer is not None:
-                timer.cancel()
+        self._cancel_text_timers()
         self._changed()
         self._record.write(reason, self.params.voice, now_s)
         self._engine.unsubscribe(self.id)
@@ -401,6 +410,13 @@ class LocalSession:
         else:
             self._machine.flush()
         self._changed()
+
+    def _cancel_text_timers(self) -> None:
+        for timer in (self._text_timer, self._flush_timer):
+            if timer is not None:
+                timer.cancel()
+        self._text_timer = None
+        self._flush_timer = None
 
     def _cancel_pause_timer(self) -> None:
         if self._timer is not None:

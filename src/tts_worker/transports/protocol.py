@@ -215,5 +215,5 @@ class ProtocolHandler:
             params = self._hub.params(options)
             if self._hub.voices.get(params.voice).engine != self._hub.voices.get(self.session.params.voice).engine:
                 raise IllegalCommand("that voice is on another engine: start when nothing is being spoken")
-            self.session.configure(params)
+            self.session.configure(params, self._hub.timeouts(options))
         self._reply(self._ready())
