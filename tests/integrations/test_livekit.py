@@ -224,6 +224,15 @@ async def test_options_apply_to_the_next_stream() -> None:
         assert len((await stream_text(voice, TEXT)).pcm) == pytest.approx(len(old.pcm), rel=0.02)
 
 
+async def test_flush_after_ms_can_be_updated() -> None:
+    async with plugin(flush_after_ms=0) as (voice, _):
+        voice.update_options(flush_after_ms=20)
+        stream = voice.stream(conn_options=ONCE)
+        stream.push_text("I would like to book a table for two ")
+        assert (await stream.__anext__()).frame.samples_per_channel > 0
+        await stream.aclose()
+
+
 async def test_prewarm_connects_once_and_tolerates_no_worker() -> None:
     async with (
         serve_setup(Setup()) as address,

@@ -133,6 +133,7 @@ class TTS(tts.TTS[Literal["receipt"]]):
         language: str | None = None,
         instruct: str | None = None,
         seed: int | None = None,
+        flush_after_ms: float | None = None,
     ) -> None:
         """Change the given options. They apply to the next stream; running streams are not affected."""
         old = self._options
@@ -143,6 +144,7 @@ class TTS(tts.TTS[Literal["receipt"]]):
             language=old.language if language is None else language,
             instruct=old.instruct if instruct is None else instruct,
             seed=old.seed if seed is None else seed,
+            flush_after_ms=old.flush_after_ms if flush_after_ms is None else flush_after_ms,
         )
 
     def prewarm(self) -> None:
