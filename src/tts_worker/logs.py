@@ -11,13 +11,16 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Collection
+from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any
 
 _VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=@~-]{0,127}")
 _KEY_IN_URL = re.compile(r"\b((?:xi[_-])?api[_-]key|access_token)=[^&\s\"']+", re.IGNORECASE)
 _REDACTED = "[redacted]"
+
+_secrets: tuple[str, ...] = ()
+"""Secrets of this process, longest first. They stay redacted after they have been replaced."""
 
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 
@@ -47,16 +50,23 @@ def fields(**values: object) -> dict[str, object]:
     return {"fields": {name: value for name, value in values.items() if value is not None}}
 
 
-def configure_logs(level: str, form: str, hidden: Collection[str] = ()) -> None:
+def hide_secrets(values: Iterable[str]) -> None:
+    """Redact these values from every line from now on."""
+    global _secrets
+    _secrets = tuple(sorted({*_secrets, *values}, key=len, reverse=True))
+
+
+def configure_logs(level: str, form: str, hidden: Iterable[str] = ()) -> None:
     """Log to standard error.
 
     Args:
         level: Level of this package's loggers.
         form: "text" or "json".
-        hidden: Secrets to redact from every line.
+        hidden: Secrets to redact from every line. ``hide_secrets`` adds those that are read later.
     """
+    hide_secrets(hidden)
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines(hidden) if form == "json" else TextLines(hidden))
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("tts_worker").setLevel(level.upper())
     # uvicorn warns about every request that is not valid HTTP, which any client can send. The metric
@@ -78,12 +88,11 @@ def _is_not_rejected_handshake(record: logging.LogRecord) -> bool:
 
 
 class _RedactingFormatter(logging.Formatter):
-    def __init__(self, hidden: Collection[str] = ()) -> None:
+    def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
-        self._hidden = sorted(hidden, key=len, reverse=True)
 
     def redact(self, text: str) -> str:
-        for secret in self._hidden:
+        for secret in _secrets:
             text = text.replace(secret, _REDACTED)
         return _KEY_IN_URL.sub(rf"\1={_REDACTED}", text)
 

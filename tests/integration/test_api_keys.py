@@ -24,6 +24,7 @@ from tests.unit.cosyvoice.test_enrol import speech, wav
 from tts_worker.callers import current_caller
 from tts_worker.client import ClientSettings, SessionOptions, connect
 from tts_worker.errors import ConfigError
+from tts_worker.logs import JsonLines, TextLines
 from tts_worker.settings import load_settings
 from tts_worker.settings.keys import ApiKey, read_key_file
 from tts_worker.transports.grpc import tts_worker_pb2 as pb
@@ -169,6 +170,20 @@ async def test_sighup_reads_the_key_file(tmp_path: Path, monkeypatch: pytest.Mon
         file.write_text("keys: [{name: app, key: rotated-key-0123, scopes: [speak]}]")
         os.kill(os.getpid(), signal.SIGHUP)
         await _until_status(client, "rotated-key-0123", 200)
+
+
+async def test_keys_of_the_file_are_redacted_from_logs(tmp_path: Path) -> None:
+    file = key_file(tmp_path)
+    async with (
+        serving(server={"key_file": str(file)}) as address,
+        httpx.AsyncClient(base_url=f"http://{address}") as client,
+    ):
+        file.write_text("keys: [{name: app, key: rotated-key-0123, scopes: [speak]}]")
+        await _until_status(client, "rotated-key-0123", 200)
+    record = logging.LogRecord("library", logging.WARNING, "", 0, f"sent {APP}, then rotated-key-0123", None, None)
+    for formatter in (TextLines(), JsonLines()):
+        line = formatter.format(record)
+        assert "sent [redacted], then [redacted]" in line
 
 
 async def test_a_damaged_key_file_leaves_the_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -87,7 +87,7 @@ class Settings(BaseSettings):
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Values that must never be logged. Keys of ``server.key_file`` are known to the key ring only."""
+        """Values that must never be logged. The keys of ``server.key_file`` are added when the file is read."""
         credentials = [server.credential for server in self.webrtc.ice_servers]
         candidates = (self.registry.url, self.registry.secret, *credentials)
         others = [secret.get_secret_value() for secret in candidates if secret is not None]

@@ -21,6 +21,7 @@ import anyio
 
 from tts_worker.callers import ALL_SCOPES, Caller
 from tts_worker.errors import ConfigError, QuotaExceeded, TTSWorkerError, Unauthenticated
+from tts_worker.logs import hide_secrets
 from tts_worker.settings.keys import ApiKey, read_key_file
 
 log = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ class KeyRing:
     def replace(self, keys: Iterable[ApiKey]) -> None:
         """Replace the valid keys. Open sessions stay open."""
         self._keys = tuple((key.digest, key) for key in keys)
+        hide_secrets(key.key.get_secret_value() for _, key in self._keys if key.key is not None)
         limits = {key.name: key.requests_per_minute for _, key in self._keys}
         self._buckets = {
             name: bucket for name, bucket in self._buckets.items() if limits.get(name) == bucket.per_minute
