@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import ipaddress
 import ssl
@@ -96,3 +97,22 @@ async def test_certificate_that_cannot_be_used_is_refused(tmp_path: Path) -> Non
         with pytest.raises(ConfigError, match=r"server\.tls_certificate"):
             async with serving(server=wrong):
                 pass
+
+
+@pytest.mark.filterwarnings("ignore:ConnectionClosed.code:DeprecationWarning")  # the SDK's own
+async def test_elevenlabs_sdk_streams_text_over_wss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elevenlabs = pytest.importorskip("elevenlabs.client", reason="needs the ElevenLabs SDK")
+    crt, key = certificate(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(crt))
+
+    def convert(address: str) -> bytes:
+        client = elevenlabs.ElevenLabs(api_key="any key", base_url=address)
+        speech = client.text_to_speech.convert_realtime(
+            "tone", text=iter(["Hello there. ", "How are you?"]), model_id="x", output_format="pcm_24000"
+        )
+        return b"".join(speech)
+
+    async with serving(server={"tls_certificate": str(crt), "tls_key": str(key)}) as address:
+        audio = await asyncio.to_thread(convert, address)
+    letters = len("Hellothere.Howareyou?")
+    assert len(audio) / 48_000 > 0.06 * letters  # the tone engine: 60 ms a character

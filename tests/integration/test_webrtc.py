@@ -144,6 +144,25 @@ async def test_a_start_on_the_channel_changes_the_voice_and_bad_messages_are_ans
         assert took_s > 0.9 * SOUND_S, "at the pace of playback, whatever was asked for"
 
 
+async def test_lone_surrogates_leave_the_peer_usable(address: str) -> None:
+    half = "\ud83d"
+    async with listening(address) as listener:
+        listener.send(type="ping", id=half)
+        listener.send(type="text", text="Hello.", context=half)
+        listener.send(type=half)
+        assert (await listener.told("rejected", 3))["code"] == "invalid_request"
+        listener.send(type="text", text=f"Hello {half}there.", end=True)
+        assert (await listener.told("done"))["text_remaining"] == ""
+
+
+async def test_flood_of_messages_ends_the_peer() -> None:
+    async with serving(session={"max_messages_per_s": 10}) as address, listening(address) as listener:
+        for _ in range(200):
+            listener.send(type="flush")
+        assert (await listener.told("rejected"))["code"] == "rate_limited"
+        await until_live_sessions(address, 0)
+
+
 async def test_deltas_of_one_byte_and_a_receipt_that_is_too_long_for_a_message(address: str) -> None:
     text = ("word " * 40_000)[:200_000]
     async with listening(address) as listener:
