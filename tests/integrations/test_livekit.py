@@ -225,7 +225,7 @@ async def test_options_apply_to_the_next_stream() -> None:
 
 
 async def test_flush_after_ms_can_be_updated() -> None:
-    async with plugin(flush_after_ms=0) as (voice, _):
+    async with serve_plugin(flush_after_ms=0) as (voice, _):
         voice.update_options(flush_after_ms=20)
         stream = voice.stream(conn_options=ONCE)
         stream.push_text("I would like to book a table for two ")
