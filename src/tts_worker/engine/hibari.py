@@ -17,7 +17,7 @@ import numpy as np
 
 from tts_worker.audio.pcm import silence, to_pcm
 from tts_worker.engine.hibari_model import HibariModel
-from tts_worker.engine.hibari_speech import POST_ROLL_SAMPLES, PRE_ROLL_SAMPLES, Speech
+from tts_worker.engine.hibari_speech import POST_ROLL_SAMPLES, PRE_ROLL_SAMPLES, PhraseSynthesis
 from tts_worker.engine.hibari_text import MAX_PHONEMES, Phrase
 from tts_worker.engine.output_buffer import OutputBuffer
 from tts_worker.engine.schedule import Job, Scheduler
@@ -97,7 +97,7 @@ class _Utterance:
         self.reading: Iterator[Phrase | None] | None = None
         self.phrase: Phrase | None = None
         self.phrases_begun = 0  # of this segment
-        self.speech: Speech | None = None
+        self.speech: PhraseSynthesis | None = None
         self.pause_samples = 0  # before the next sound, if there is one
         self.read_ms = 0.0  # spent on the next phrase so far
         self.said_until_char = 0  # words before this have been told
@@ -192,7 +192,7 @@ class HibariEngine:
         elif isinstance(command, Hold):
             utterance.held = True
             if utterance.speech is not None:
-                utterance.speech.park()  # nobody knows how long a pause lasts
+                utterance.speech.suspend()  # nobody knows how long a pause lasts
         elif isinstance(command, Release):
             utterance.held = False
         elif isinstance(command, Cancel):
@@ -250,7 +250,7 @@ class HibariEngine:
     def _waiting(self, *, paced: bool) -> list[_Utterance]:
         """The utterances of a class that could use a step."""
         waiting = [u for u in self._utterances.values() if u.output.paced is paced and u.has_synthesis]
-        open_phrases = [u for u in waiting if u.speech is not None and not u.speech.parked]
+        open_phrases = [u for u in waiting if u.speech is not None and not u.speech.suspended]
         most = _MOST_OPEN_PHRASES if paced else _MOST_OPEN_UNPACED_PHRASES
         return waiting if len(open_phrases) < most else open_phrases
 
@@ -306,7 +306,7 @@ class HibariEngine:
             utterance.segment = utterance.segments.popleft()
             # Slow speech is long speech: fewer phonemes take the network as much time.
             most_phonemes = round(MAX_PHONEMES * min(1.0, utterance.params.speed))
-            utterance.reading = self._model.reader.read(utterance.segment, most_phonemes)
+            utterance.reading = self._model.phonemizer.phonemize(utterance.segment, most_phonemes)
             utterance.phrases_begun = 0
         try:
             utterance.phrase = next(utterance.reading)
@@ -322,16 +322,16 @@ class HibariEngine:
         # Noise of its own for every phrase: what was said before, and when, changes nothing.
         seeds = (utterance.params.seed, segment.index, utterance.phrases_begun)
         noise = np.random.default_rng([seed % (1 << 64) for seed in seeds])
-        utterance.speech = Speech(self._model, phrase, utterance.params.speed, noise)
+        utterance.speech = PhraseSynthesis(self._model, phrase, utterance.params.speed, noise)
         utterance.phrases_begun += 1
         utterance.phrase = None
 
-    def _speak(self, utterance: _Utterance, speech: Speech, network_ms: float, since: float) -> None:
+    def _speak(self, utterance: _Utterance, speech: PhraseSynthesis, network_ms: float, since: float) -> None:
         """The next block of the phrase, with the pause before it if it is the first."""
         output, segment = utterance.output, utterance.segment
         if segment is None:
             return
-        if speech.samples:
+        if speech.total_samples:
             block = speech.next_block()
             origin = output.rendered_samples + utterance.pause_samples
             words = [
@@ -343,7 +343,7 @@ class HibariEngine:
                 utterance.said_until_char = words[-1].end_char
             vocoder_ms = 1000 * (perf_counter() - since)
             output.render(
-                silence(utterance.pause_samples) + to_pcm(block.sound),
+                silence(utterance.pause_samples) + to_pcm(block.samples),
                 words,
                 text_range=(segment.start, segment.end),
                 wall_ms=utterance.read_ms + network_ms + vocoder_ms,

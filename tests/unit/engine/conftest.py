@@ -7,5 +7,5 @@ from tts_worker.engine.hibari_model import HibariModel
 
 @pytest.fixture(scope="session")
 def hibari_model() -> HibariModel:
-    """Loaded once: what differs between engines is their utterances."""
+    """The model, loaded once: engines differ only in their utterances."""
     return HibariModel()

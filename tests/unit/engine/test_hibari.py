@@ -16,7 +16,7 @@ from tts_worker.audio.pcm import to_float
 from tts_worker.audio.trim import TrimOptions, speech_range
 from tts_worker.engine.hibari import VOICE, HibariEngine, HibariSettings
 from tts_worker.engine.hibari_model import MODEL_SHA256, HibariModel, Spectra
-from tts_worker.engine.hibari_text import MAX_PHONEMES, Reader
+from tts_worker.engine.hibari_text import MAX_PHONEMES, Phonemizer
 from tts_worker.errors import EngineFault, ErrorCode
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
@@ -80,7 +80,7 @@ def test_info_describes_the_voice(hibari_model: HibariModel) -> None:
 def test_model_with_another_hash_is_rejected(tmp_path: Path) -> None:
     other = tmp_path / "hibari.onnx"
     other.write_bytes(b"something else")
-    with pytest.raises(EngineFault, match=r"not the one .*pip install"):
+    with pytest.raises(EngineFault, match=r"does not match .*pip install"):
         HibariModel(other)
     with pytest.raises(EngineFault, match=r"cannot be read .*pip install"):
         HibariModel(tmp_path / "missing.onnx")
@@ -103,7 +103,7 @@ def test_added_output_does_not_change_the_spectra(hibari_model: HibariModel) -> 
     """Exposing the durations leaves the spectra bit-identical to those of the unmodified library."""
     from hibari import Hibari
 
-    library = Hibari(threads=1, g2p=hibari_model.reader.g2p)
+    library = Hibari(threads=1, g2p=hibari_model.phonemizer.g2p)
     ids = library.ids(library.g2p("The tap changes nothing, not one bit."))
     actual = hibari_model.predict(ids, 1.25)
     reference = library.sess.run(None, {"ids": np.array([ids]), "speed": np.array([1.25], np.float32)})
@@ -354,7 +354,7 @@ def test_open_phrases_are_bounded_under_load(hibari_model: HibariModel) -> None:
     while engine.has_work:
         driver.step()
         speeches = [u.speech for u in engine._utterances.values() if u.speech is not None]
-        max_open = max(max_open, sum(not speech.parked for speech in speeches))
+        max_open = max(max_open, sum(not speech.suspended for speech in speeches))
     assert 1 < max_open <= 8
     assert all(driver.outputs[key].ends == [Done(key)] for key in keys)
 
@@ -367,9 +367,9 @@ def test_held_utterance_frees_its_spectra(hibari_model: HibariModel) -> None:
     engine = cast(HibariEngine, driver.engine)
     speech = engine._utterances[KEY].speech
     assert speech is not None
-    assert not speech.parked
+    assert not speech.suspended
     driver.send(Hold(KEY))
-    assert speech.parked
+    assert speech.suspended
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
@@ -384,8 +384,8 @@ class FaultyModel:
         self._good_calls = after_calls
 
     @property
-    def reader(self) -> Reader:
-        return self._model.reader
+    def phonemizer(self) -> Phonemizer:
+        return self._model.phonemizer
 
     def predict(self, ids: tuple[int, ...], speed: float) -> Spectra:
         spectra = self._model.predict(ids, speed)

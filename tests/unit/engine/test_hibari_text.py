@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tts_worker.engine.hibari_model import HibariModel
-from tts_worker.engine.hibari_text import MAX_PHONEMES, MAX_READ_CHARS, Phrase, Reader
+from tts_worker.engine.hibari_text import MAX_BATCH_CHARS, MAX_PHONEMES, Phonemizer, Phrase
 from tts_worker.types import Boundary, Segment, Span
 
 
@@ -19,23 +19,18 @@ def plain(text: str) -> Segment:
     return segment(Span(text, 0, len(text)))
 
 
-@pytest.fixture(scope="session")
-def reader(hibari_model: HibariModel) -> Reader:
-    return hibari_model.reader
+class PhonemizedText:
+    """The phrases of a segment with their phonemes as characters."""
 
-
-class Reading:
-    """A segment as it was read, in letters."""
-
-    def __init__(self, model: HibariModel, said: Segment) -> None:
-        letters = {number: char for char, number in model.reader.vocabulary.items()} | {0: ""}
-        self.items = list(model.reader.read(said))
+    def __init__(self, model: HibariModel, text: Segment) -> None:
+        letters = {number: char for char, number in model.phonemizer.vocabulary.items()} | {0: ""}
+        self.items = list(model.phonemizer.phonemize(text))
         self.phrases = [item for item in self.items if item is not None]
         self.lines = ["".join(letters[number] for number in phrase.ids) for phrase in self.phrases]
-        self.marks = [
-            (mark.start_char, mark.end_char, "".join(letters[n] for n in phrase.ids[mark.first : mark.last]))
+        self.words = [
+            (word.start_char, word.end_char, "".join(letters[n] for n in phrase.ids[word.first_id : word.end_id]))
             for phrase in self.phrases
-            for mark in phrase.marks
+            for word in phrase.words
         ]
 
 
@@ -53,21 +48,21 @@ class Reading:
     ],
 )
 def test_original_words_get_their_phonemes(text: str, words: dict[str, str], hibari_model: HibariModel) -> None:
-    reading = Reading(hibari_model, plain(text))
-    assert {text[a:b]: said for a, b, said in reading.marks} == words
+    result = PhonemizedText(hibari_model, plain(text))
+    assert {text[a:b]: phonemes for a, b, phonemes in result.words} == words
 
 
-def test_words_refer_to_the_original_not_to_what_a_lexicon_made_of_it(hibari_model: HibariModel) -> None:
-    said = segment(Span("I like ", 10, 17), Span("structured query language", 17, 20), Span(" a lot.", 20, 27))
-    marks = {(a, b) for a, b, _ in Reading(hibari_model, said).marks}
-    assert marks == {(10, 11), (12, 16), (17, 20), (21, 22), (23, 27)}
+def test_words_refer_to_source_text_not_replacements(hibari_model: HibariModel) -> None:
+    source = segment(Span("I like ", 10, 17), Span("structured query language", 17, 20), Span(" a lot.", 20, 27))
+    words = {(a, b) for a, b, _ in PhonemizedText(hibari_model, source).words}
+    assert words == {(10, 11), (12, 16), (17, 20), (21, 22), (23, 27)}
 
 
-def test_given_phonemes_are_said_as_they_are(hibari_model: HibariModel) -> None:
-    said = segment(Span("We use ", 0, 7), Span("Nginx", 7, 12, "ˈɛnʤɪnˈɛks"), Span(", really.", 12, 21))
-    reading = Reading(hibari_model, said)
-    assert reading.lines == ["wˌi jˈuz ˈɛnʤɪnˈɛks, ɹˈiᵊli."]
-    assert reading.marks[2] == (7, 13, "ˈɛnʤɪnˈɛks")
+def test_given_phonemes_are_not_changed(hibari_model: HibariModel) -> None:
+    source = segment(Span("We use ", 0, 7), Span("Nginx", 7, 12, "ˈɛnʤɪnˈɛks"), Span(", really.", 12, 21))
+    result = PhonemizedText(hibari_model, source)
+    assert result.lines == ["wˌi jˈuz ˈɛnʤɪnˈɛks, ɹˈiᵊli."]
+    assert result.words[2] == (7, 13, "ˈɛnʤɪnˈɛks")
 
 
 @pytest.mark.parametrize(
@@ -82,10 +77,8 @@ def test_given_phonemes_are_said_as_they_are(hibari_model: HibariModel) -> None:
         ([Span("x", 0, 1, ""), Span(" yes", 1, 5)], "jˈɛs"),
     ],
 )
-def test_spaces_around_given_phonemes_are_those_of_the_text(
-    spans: list[Span], line: str, hibari_model: HibariModel
-) -> None:
-    assert Reading(hibari_model, segment(*spans)).lines == [line]
+def test_spaces_around_given_phonemes_match_the_text(spans: list[Span], line: str, hibari_model: HibariModel) -> None:
+    assert PhonemizedText(hibari_model, segment(*spans)).lines == [line]
 
 
 @pytest.mark.parametrize(
@@ -98,10 +91,10 @@ def test_spaces_around_given_phonemes_are_those_of_the_text(
         "[dog]\u200b(/zˈɪpɪ/)",
     ],
 )
-def test_a_text_cannot_bring_its_own_phonemes(text: str, hibari_model: HibariModel) -> None:
-    """The library's inline markup is for programs that know it, not for what users say."""
-    assert "zˈɪpɪ" in hibari_model.reader.g2p("[dog](/zˈɪpɪ/) barks"), "the library's own entry would take it"
-    (line,) = Reading(hibari_model, plain(text)).lines
+def test_phoneme_markup_in_text_has_no_effect(text: str, hibari_model: HibariModel) -> None:
+    """The library's inline markup must not be available to users."""
+    assert "zˈɪpɪ" in hibari_model.phonemizer.g2p("[dog](/zˈɪpɪ/) barks"), "the library's own entry point parses it"
+    (line,) = PhonemizedText(hibari_model, plain(text)).lines
     assert line.startswith("dˈɑɡ")
     assert "zˈɪpɪ" not in line
 
@@ -109,44 +102,44 @@ def test_a_text_cannot_bring_its_own_phonemes(text: str, hibari_model: HibariMod
 @pytest.mark.parametrize(
     "text", ["", "   ", "...", "😀", "你好世界", "“”", "—", "\x00\x07", "\u202e\u202c", "\ud800", "!?"]
 )
-def test_what_has_no_sound_is_no_phrase(text: str, hibari_model: HibariModel) -> None:
-    assert not Reading(hibari_model, plain(text)).phrases
+def test_unspeakable_text_gives_no_phrase(text: str, hibari_model: HibariModel) -> None:
+    assert not PhonemizedText(hibari_model, plain(text)).phrases
 
 
-def test_long_text_becomes_phrases_at_punctuation(hibari_model: HibariModel) -> None:
+def test_long_text_is_cut_at_punctuation(hibari_model: HibariModel) -> None:
     clause = "the committee will publish its report, "
     text = (clause * 12).strip()
-    reading = Reading(hibari_model, plain(text))
-    assert 1 < len(reading.phrases) < 5
-    assert all(line.endswith(",") for line in reading.lines)
-    *inner, last = [phrase.boundary for phrase in reading.phrases]
+    result = PhonemizedText(hibari_model, plain(text))
+    assert 1 < len(result.phrases) < 5
+    assert all(line.endswith(",") for line in result.lines)
+    *inner, last = [phrase.boundary for phrase in result.phrases]
     assert set(inner) == {Boundary.CLAUSE}
     assert last is Boundary.SENTENCE
-    assert [text[a:b] for a, b, _ in reading.marks] == text.split()
+    assert [text[a:b] for a, b, _ in result.words] == text.split()
 
 
-def test_without_punctuation_it_is_cut_between_words_without_a_pause(hibari_model: HibariModel) -> None:
+def test_text_without_punctuation_is_cut_between_words(hibari_model: HibariModel) -> None:
     text = "the committee will publish its report and " * 10
-    reading = Reading(hibari_model, plain(text))
-    assert {phrase.boundary for phrase in reading.phrases[:-1]} == {Boundary.FORCED}
-    assert [text[a:b] for a, b, _ in reading.marks] == text.split()
+    result = PhonemizedText(hibari_model, plain(text))
+    assert {phrase.boundary for phrase in result.phrases[:-1]} == {Boundary.FORCED}
+    assert [text[a:b] for a, b, _ in result.words] == text.split()
 
 
-def check(phrases: list[Phrase], said: Segment) -> None:
-    """What must hold for any text."""
+def assert_valid(phrases: list[Phrase], text: Segment) -> None:
+    """Check the invariants that hold for any text."""
     for phrase in phrases:
         assert 3 <= len(phrase.ids) <= MAX_PHONEMES + 2
         assert phrase.ids[0] == phrase.ids[-1] == 0
         assert 0 not in phrase.ids[1:-1]
-        for mark in phrase.marks:
-            assert said.start <= mark.start_char < mark.end_char <= said.end
-            assert 1 <= mark.first <= mark.last <= len(phrase.ids) - 1
-        for before, after in pairwise(phrase.marks):
+        for word in phrase.words:
+            assert text.start <= word.start_char < word.end_char <= text.end
+            assert 1 <= word.first_id <= word.end_id <= len(phrase.ids) - 1
+        for before, after in pairwise(phrase.words):
             assert before.end_char <= after.start_char
-            assert before.last <= after.first
+            assert before.end_id <= after.first_id
 
 
-WILD = st.text(max_size=120) | st.lists(
+ANY_TEXT = st.text(max_size=120) | st.lists(
     st.sampled_from(
         [
             "Hello",
@@ -191,22 +184,22 @@ WILD = st.text(max_size=120) | st.lists(
 
 
 @settings(deadline=None, max_examples=150)
-@given(WILD)
-def test_any_text_is_read_without_complaint(hibari_model: HibariModel, text: str) -> None:
-    said = plain(text)
-    check(Reading(hibari_model, said).phrases, said)
+@given(ANY_TEXT)
+def test_any_text_gives_valid_phrases(hibari_model: HibariModel, text: str) -> None:
+    source = plain(text)
+    assert_valid(PhonemizedText(hibari_model, source).phrases, source)
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.tuples(WILD, st.none() | st.text(max_size=20)), min_size=1, max_size=4))
-def test_any_spans_are_read_without_complaint(hibari_model: HibariModel, parts: list[tuple[str, str | None]]) -> None:
+@given(st.lists(st.tuples(ANY_TEXT, st.none() | st.text(max_size=20)), min_size=1, max_size=4))
+def test_any_spans_give_valid_phrases(hibari_model: HibariModel, parts: list[tuple[str, str | None]]) -> None:
     spans = []
-    place = 0
+    position = 0
     for text, phonemes in parts:
-        spans.append(Span(text, place, place + len(text), phonemes))
-        place += len(text)
-    said = segment(*spans)
-    check(Reading(hibari_model, said).phrases, said)
+        spans.append(Span(text, position, position + len(text), phonemes))
+        position += len(text)
+    source = segment(*spans)
+    assert_valid(PhonemizedText(hibari_model, source).phrases, source)
 
 
 @pytest.mark.parametrize(
@@ -222,61 +215,61 @@ def test_any_spans_are_read_without_complaint(hibari_model: HibariModel, parts: 
         "'" * 100_000,
     ],
 )
-def test_the_work_between_two_phrases_is_bounded(text: str, hibari_model: HibariModel) -> None:
-    """Whatever the length: the G2P never sees more than a piece, and no word that its time explodes with."""
-    read: list[str] = []
-    reader = hibari_model.reader
+def test_work_between_two_phrases_is_bounded(text: str, hibari_model: HibariModel) -> None:
+    """For any length, one G2P call is bounded and no word is long enough to make its time explode."""
+    inputs: list[str] = []
+    phonemizer = hibari_model.phonemizer
 
-    def normalise(piece: str) -> str:
-        read.append(piece)
-        return piece
+    def normalize(text: str) -> str:
+        inputs.append(text)
+        return text
 
-    watched = Reader(reader.g2p, normalise, reader.make_token, reader.vocabulary)
-    phrases = watched.read(plain(text))
+    observed = Phonemizer(phonemizer.g2p, normalize, phonemizer.make_token, phonemizer.vocabulary)
+    phrases = observed.phonemize(plain(text))
     for _ in range(5):
-        read.clear()
+        inputs.clear()
         next(phrases, None)
-        assert len(read) <= 2
-        for piece in read:
-            assert len(piece) <= 2 * MAX_READ_CHARS
-            assert max(map(len, piece.split()), default=0) <= 30
+        assert len(inputs) <= 2
+        for batch in inputs:
+            assert len(batch) <= 2 * MAX_BATCH_CHARS
+            assert max(map(len, batch.split()), default=0) <= 30
 
 
-def test_a_word_of_a_hundred_digits_is_spelled_out(hibari_model: HibariModel) -> None:
-    assert "".join(Reading(hibari_model, plain("1" * 100)).lines).count("wˈʌn") == 100
+def test_long_number_is_read_digit_by_digit(hibari_model: HibariModel) -> None:
+    assert "".join(PhonemizedText(hibari_model, plain("1" * 100)).lines).count("wˈʌn") == 100
 
 
-def test_a_word_that_the_g2p_trips_over_does_not_silence_the_others(hibari_model: HibariModel) -> None:
-    reader = hibari_model.reader
+def test_g2p_error_drops_only_its_word(hibari_model: HibariModel) -> None:
+    phonemizer = hibari_model.phonemizer
 
-    def normalise(text: str) -> str:
+    def normalize(text: str) -> str:
         if "trap" in text:
             raise IndexError("somewhere deep in the rules")
         return text
 
-    fragile = Reader(reader.g2p, normalise, reader.make_token, reader.vocabulary)
+    failing = Phonemizer(phonemizer.g2p, normalize, phonemizer.make_token, phonemizer.vocabulary)
     text = "mind the trap here"
-    (phrase,) = (item for item in fragile.read(plain(text)) if item is not None)
-    assert [text[mark.start_char : mark.end_char] for mark in phrase.marks] == ["mind", "the", "here"]
+    (phrase,) = (item for item in failing.phonemize(plain(text)) if item is not None)
+    assert [text[word.start_char : word.end_char] for word in phrase.words] == ["mind", "the", "here"]
 
 
 @pytest.mark.parametrize("text", ["¹A", "٣ apples", "x₂", "İstanbul", "①", "４２"])
-def test_letters_and_digits_of_other_scripts_are_read_like_ours(text: str, hibari_model: HibariModel) -> None:
-    assert Reading(hibari_model, plain(text)).phrases
+def test_letters_and_digits_of_other_scripts_are_read(text: str, hibari_model: HibariModel) -> None:
+    assert PhonemizedText(hibari_model, plain(text)).phrases
 
 
-def test_no_phrase_is_too_long_after_a_cut_at_punctuation(hibari_model: HibariModel) -> None:
-    """What is left after the comma and the long number do not fit together either."""
+def test_rest_after_a_punctuation_cut_is_cut_again(hibari_model: HibariModel) -> None:
+    """The text after the comma and the long number do not fit into one phrase either."""
     words = "the committee will publish its report on the new bridges and the old roads before the end"
-    said = plain(f"{words}, {words} 777777777777777")
-    phrases = Reading(hibari_model, said).phrases
-    check(phrases, said)
+    source = plain(f"{words}, {words} 777777777777777")
+    phrases = PhonemizedText(hibari_model, source).phrases
+    assert_valid(phrases, source)
     assert len(phrases) >= 2
 
 
-@pytest.mark.parametrize("most", [20, 100])
-def test_the_longest_phrase_is_the_callers_choice(most: int, hibari_model: HibariModel) -> None:
-    said = plain("the committee will publish its report, and then the mayor will read it aloud to all " * 3)
-    phrases = [phrase for phrase in hibari_model.reader.read(said, most) if phrase is not None]
-    assert max(len(phrase.ids) for phrase in phrases) <= most + 2
-    assert sum(len(phrase.marks) for phrase in phrases) == len(said.text.split())
+@pytest.mark.parametrize("max_phonemes", [20, 100])
+def test_max_phonemes_bounds_every_phrase(max_phonemes: int, hibari_model: HibariModel) -> None:
+    source = plain("the committee will publish its report, and then the mayor will read it aloud to all " * 3)
+    phrases = [phrase for phrase in hibari_model.phonemizer.phonemize(source, max_phonemes) if phrase is not None]
+    assert max(len(phrase.ids) for phrase in phrases) <= max_phonemes + 2
+    assert sum(len(phrase.words) for phrase in phrases) == len(source.text.split())
