@@ -186,9 +186,11 @@ async def measure_control(settings: Settings, sessions: int, seconds: float) -> 
     """Measure ``sessions`` sessions within this process."""
     times = ControlTimes()
     async with running_worker(settings) as worker, LoopLag() as lag:
-        listeners = [_SpeakingSession(_open_session(worker), random.Random(index), times) for index in range(sessions)]
-        listening = [asyncio.create_task(listener.listen()) for listener in listeners]
-        commander = Commander(sessions, 1, lambda index, command, at_s: listeners[index].command(command, at_s))
+        speaking_sessions = [
+            _SpeakingSession(_open_session(worker), random.Random(index), times) for index in range(sessions)
+        ]
+        listening = [asyncio.create_task(session.listen()) for session in speaking_sessions]
+        commander = Commander(sessions, 1, lambda index, command, at_s: speaking_sessions[index].command(command, at_s))
         busy_before_s = _busy_s(worker)
         commander.start()
         await asyncio.sleep(seconds)

@@ -53,7 +53,7 @@ async def grpc_server_process(arguments: list[str]) -> AsyncIterator[str]:
         await process.wait()
 
 
-class _Listener:
+class _GrpcClient:
     """A client that plays, and times when the last sample of a stopped utterance is played."""
 
     def __init__(self, stub: Any, name: str, rng: random.Random, times: ControlTimes) -> None:
@@ -126,11 +126,11 @@ async def measure_control_grpc(address: str, sessions: int, seconds: float) -> d
     times = ControlTimes()
     async with StallMonitor() as monitor, grpc.aio.insecure_channel(address) as channel, LoopLag() as lag:
         stub = tts_worker_pb2_grpc.TTSServiceStub(channel)
-        listeners = [_Listener(stub, f"bench-{index}", random.Random(index), times) for index in range(sessions)]
-        for listener in listeners:
-            await listener.start()
-        listening = [asyncio.create_task(listener.listen()) for listener in listeners]
-        commander = Commander(sessions, 1, lambda index, command, at_s: listeners[index].command(command, at_s))
+        clients = [_GrpcClient(stub, f"bench-{index}", random.Random(index), times) for index in range(sessions)]
+        for client in clients:
+            await client.start()
+        listening = [asyncio.create_task(client.listen()) for client in clients]
+        commander = Commander(sessions, 1, lambda index, command, at_s: clients[index].command(command, at_s))
         commander.start()
         await asyncio.sleep(seconds)
         await commander.stop()
@@ -138,7 +138,7 @@ async def measure_control_grpc(address: str, sessions: int, seconds: float) -> d
             task.cancel()
         await asyncio.wait(listening)
     stalled_s = [stall.end_s - stall.begin_s for stall in monitor.stalls]
-    acknowledged_s = [value for listener in listeners for value in listener.acknowledged_s]
+    acknowledged_s = [value for client in clients for value in client.acknowledged_s]
     return {
         **times.figures(),
         "answered_p50_ms": rounded_ms(percentile(acknowledged_s, 50)),

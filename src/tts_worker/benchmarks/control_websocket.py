@@ -53,7 +53,7 @@ async def server_process(arguments: list[str]) -> AsyncIterator[str]:
         await process.wait()
 
 
-class _Listener:
+class _WebSocketClient:
     """A client that plays, and times when the last sample of a stopped utterance is played."""
 
     def __init__(self, socket: ClientConnection, rng: random.Random, times: ControlTimes) -> None:
@@ -124,20 +124,20 @@ async def measure_control_websocket(address: str, sessions: int, seconds: float)
     """Measure ``sessions`` clients of the server at ``address`` (``host:port``)."""
     times = ControlTimes()
     async with contextlib.AsyncExitStack() as stack:
-        listeners = []
+        clients = []
         for index in range(sessions):
             socket = await stack.enter_async_context(connect(f"ws://{address}/v1/stream", compression=None))
-            listeners.append(_Listener(socket, random.Random(index), times))
+            clients.append(_WebSocketClient(socket, random.Random(index), times))
         lag = await stack.enter_async_context(LoopLag())
-        listening = [asyncio.create_task(listener.listen()) for listener in listeners]
-        commander = Commander(sessions, 1, lambda index, command, at_s: listeners[index].command(command, at_s))
+        listening = [asyncio.create_task(client.listen()) for client in clients]
+        commander = Commander(sessions, 1, lambda index, command, at_s: clients[index].command(command, at_s))
         commander.start()
         await asyncio.sleep(seconds)
         await commander.stop()
         for task in listening:
             task.cancel()
         await asyncio.wait(listening)
-    acknowledged_s = [value for listener in listeners for value in listener.acknowledged_s]
+    acknowledged_s = [value for client in clients for value in client.acknowledged_s]
     return {
         **times.figures(),
         "acknowledged_p99_ms": rounded_ms(percentile(acknowledged_s, 99)),

@@ -344,23 +344,23 @@ class Bench:
         engine = self.engine
         self._tokens = forced_tokens(int(seconds * TOKEN_RATE_HZ), 7).tolist()
         began_s = perf_counter()
-        listeners = {self._open(WINDOW_SAMPLES): _Listener() for _ in range(count)}
-        while any(not listener.done for listener in listeners.values()):
+        clients = {self._open(WINDOW_SAMPLES): _PlaybackClient() for _ in range(count)}
+        while any(not client.done for client in clients.values()):
             now_s = perf_counter() - began_s
-            for key, listener in listeners.items():
-                if played := listener.play(now_s):
+            for key, client in clients.items():
+                if played := client.play(now_s):
                     engine.handle(Credit(key, played))
             for event in engine.step(perf_counter()):
-                listener = listeners[event.key]
+                client = clients[event.key]
                 if isinstance(event, Audio):
-                    listener.receive(event.samples, perf_counter() - began_s)
+                    client.receive(event.samples, perf_counter() - began_s)
                 elif isinstance(event, Failed):
                     raise SynthesisFailed(f"a session failed: {event.error.message}")
                 else:
-                    listener.done = True
+                    client.done = True
         wall_s = perf_counter() - began_s
-        firsts = [1000 * listener.first_s for listener in listeners.values()]
-        underruns_ms = [1000 * listener.underrun_s for listener in listeners.values()]
+        firsts = [1000 * client.first_s for client in clients.values()]
+        underruns_ms = [1000 * client.underrun_s for client in clients.values()]
         return {
             "sessions": count,
             "sessions_first_sound_p50_ms": _rounded(percentile(firsts, 50)),
@@ -398,7 +398,7 @@ class Bench:
         }
 
 
-class _Listener:
+class _PlaybackClient:
     """Plays audio in real time from its arrival; ``underrun_s`` is the total time without audio."""
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ _is_filtered = lru_cache(maxsize=4096)(is_filtered)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LexiconEntry:
     """One lexicon entry.
 
     Attributes:
@@ -51,8 +51,8 @@ class Entry:
 class Lexicon:
     """An immutable set of entries; later ``entries`` replace earlier ones."""
 
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
-        self._spellings: dict[str, dict[str, Entry]] = {}  # by folded, then exact spelling ("" for any case)
+    def __init__(self, entries: Iterable[LexiconEntry] = ()) -> None:
+        self._spellings: dict[str, dict[str, LexiconEntry]] = {}  # by folded, then exact spelling ("" for any case)
         for entry in entries:
             folded = _folded(entry.grapheme)
             if entry.case_sensitive:
@@ -68,7 +68,7 @@ class Lexicon:
     def __len__(self) -> int:
         return sum(map(len, self._spellings.values()))
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[LexiconEntry]:
         return chain.from_iterable(spellings.values() for spellings in self._spellings.values())
 
     @classmethod
@@ -106,7 +106,7 @@ class Lexicon:
         return merged
 
 
-def _entries(data: Mapping[object, object], name: str) -> Iterator[Entry]:
+def _entries(data: Mapping[object, object], name: str) -> Iterator[LexiconEntry]:
     chars = 0
     for key, value in data.items():
         entry = _named_entry(key, value, name)
@@ -116,7 +116,7 @@ def _entries(data: Mapping[object, object], name: str) -> Iterator[Entry]:
         yield entry
 
 
-def _named_entry(key: object, value: object, name: str) -> Entry:
+def _named_entry(key: object, value: object, name: str) -> LexiconEntry:
     if not isinstance(key, str):
         raise InvalidRequest(f"{name} has a key of type {_type_name(key)}; put it in quotes")
     grapheme = " ".join(key.split())
@@ -130,7 +130,7 @@ class _EntryError(Exception):
     """The fault of an entry, appended to its name in the message."""
 
 
-def _parse_entry(grapheme: str, value: object) -> Entry:
+def _parse_entry(grapheme: str, value: object) -> LexiconEntry:
     if not any(map(str.isalnum, grapheme)):
         raise _EntryError(": a key needs a letter or a digit")
     if len(grapheme) > MAX_GRAPHEME_CHARS:
@@ -153,10 +153,10 @@ def _parse_entry(grapheme: str, value: object) -> Entry:
         raise _EntryError(f": the replacement has at most {MAX_ALIAS_CHARS} characters")
     _check_characters(alias)
     if len(alias) > 2 and alias[0] == alias[-1] == "/":
-        return Entry(grapheme, phonemes=alias[1:-1], case_sensitive=case_sensitive)
+        return LexiconEntry(grapheme, phonemes=alias[1:-1], case_sensitive=case_sensitive)
     if not any(map(str.isalnum, alias)):
         raise _EntryError(" needs something to say: a spelling, or phonemes between slashes")
-    return Entry(grapheme, alias=alias, case_sensitive=case_sensitive)
+    return LexiconEntry(grapheme, alias=alias, case_sensitive=case_sensitive)
 
 
 def _check_characters(text: str) -> None:
@@ -185,12 +185,12 @@ class _Node:
 
     __slots__ = ("_depth", "_unexpanded", "entry", "exact", "folded")
 
-    def __init__(self, depth: int, entries: Sequence[Entry]) -> None:
+    def __init__(self, depth: int, entries: Sequence[LexiconEntry]) -> None:
         self._depth = depth
-        self._unexpanded: Sequence[Entry] = entries
+        self._unexpanded: Sequence[LexiconEntry] = entries
         self.exact: dict[str, _Node] = {}
         self.folded: dict[str, _Node] = {}
-        self.entry: Entry | None = next((entry for entry in entries if len(entry.grapheme) == depth), None)
+        self.entry: LexiconEntry | None = next((entry for entry in entries if len(entry.grapheme) == depth), None)
 
     def children(self, char: str, folded: str) -> Iterator[_Node]:
         """Yield the nodes that ``char`` leads to, exact spellings first."""
@@ -203,8 +203,8 @@ class _Node:
 
     def _expand(self) -> None:
         depth = self._depth
-        exact: dict[str, list[Entry]] = {}
-        by_fold: dict[str, list[Entry]] = {}
+        exact: dict[str, list[LexiconEntry]] = {}
+        by_fold: dict[str, list[LexiconEntry]] = {}
         for entry in self._unexpanded:
             if len(entry.grapheme) > depth:
                 char = entry.grapheme[depth]
@@ -235,7 +235,7 @@ class LexiconStage:
         self._previous = " "
         self._pending: list[tuple[str, int]] = []
         self._nodes: list[_Node] = []  # nodes reached by the pending characters; exact spellings first
-        self._match: tuple[int, Entry] | None = None  # length and entry of the longest match so far
+        self._match: tuple[int, LexiconEntry] | None = None  # length and entry of the longest match so far
 
     def push(self, char: str, index: int) -> None:
         todo = deque(((char, index),))

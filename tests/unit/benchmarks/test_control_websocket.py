@@ -11,7 +11,7 @@ from typing import Any, cast
 from websockets.asyncio.client import ClientConnection
 
 from tts_worker.benchmarks.control import ControlTimes
-from tts_worker.benchmarks.control_websocket import _Listener
+from tts_worker.benchmarks.control_websocket import _WebSocketClient
 from tts_worker.types import ControlName
 
 AUDIO = bytes(960)
@@ -31,13 +31,13 @@ class FakeSocket:
             yield message if isinstance(message, bytes) else json.dumps(message)
 
 
-async def run_listener(commands: Sequence[ControlName], *messages: bytes | dict[str, Any]) -> ControlTimes:
+async def run_client(commands: Sequence[ControlName], *messages: bytes | dict[str, Any]) -> ControlTimes:
     """Send every command before the first message is read, as after a stall of this process."""
     times = ControlTimes()
-    listener = _Listener(cast(ClientConnection, FakeSocket(messages)), random.Random(1), times)
+    client = _WebSocketClient(cast(ClientConnection, FakeSocket(messages)), random.Random(1), times)
     for command in commands:
-        listener.command(command, 0.0)
-    await listener.listen()
+        client.command(command, 0.0)
+    await client.listen()
     await asyncio.sleep(0)  # lets its sends complete
     return times
 
@@ -48,20 +48,20 @@ def event(kind: str, *, applied: bool = True) -> dict[str, Any]:
 
 async def test_late_pause_acknowledgement_counts_no_resumed_audio() -> None:
     both = (ControlName.PAUSE, ControlName.RESUME)
-    times = await run_listener(both, event("started"), AUDIO, event("paused"), event("resumed"), AUDIO, AUDIO)
+    times = await run_client(both, event("started"), AUDIO, event("paused"), event("resumed"), AUDIO, AUDIO)
     assert times.frames_in_pause == 0
     assert len(times.resume_s) == 1
 
 
 async def test_audio_during_a_pause_is_counted() -> None:
     both = (ControlName.PAUSE, ControlName.RESUME)
-    times = await run_listener(both, event("started"), AUDIO, event("paused"), AUDIO, event("resumed"), AUDIO)
+    times = await run_client(both, event("started"), AUDIO, event("paused"), AUDIO, event("resumed"), AUDIO)
     assert times.frames_in_pause == 1
     assert len(times.resume_s) == 1
 
 
 async def test_resume_without_effect_is_not_timed() -> None:
-    times = await run_listener((ControlName.RESUME,), event("started"), event("resumed", applied=False), AUDIO)
+    times = await run_client((ControlName.RESUME,), event("started"), event("resumed", applied=False), AUDIO)
     assert not times.resume_s
     assert not times.resume_to_first_audio_s
 
@@ -69,6 +69,6 @@ async def test_resume_without_effect_is_not_timed() -> None:
 async def test_commands_sent_before_any_acknowledgement_are_timed() -> None:
     commands = (ControlName.PAUSE, ControlName.RESUME, ControlName.STOP, ControlName.PAUSE, ControlName.STOP)
     answers = [event("paused"), event("resumed"), event("stopped"), event("paused", applied=False)]
-    times = await run_listener(commands, event("started"), AUDIO, *answers, event("stopped", applied=False))
+    times = await run_client(commands, event("started"), AUDIO, *answers, event("stopped", applied=False))
     assert (len(times.pause_s), len(times.stop_s)) == (2, 1)
     assert times.frames_after_stop == 0
