@@ -1,4 +1,4 @@
-"""The streaming engine on a CUDA device: what the CPU can only rehearse (tests/unit/streaming/test_device.py)."""
+"""The streaming engine on a CUDA device. tests/unit/streaming/test_device.py simulates it on the CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segments
-from tests.unit.streaming.engines import FAMILIES, PROMPTED, bundle, engine, hear, settings, speak
+from tests.unit.streaming.engines import FAMILIES, PROMPTED, bundle, engine, run_until_idle, settings, synthesize
 from tts_worker.engine.streaming.engine import CosyVoiceEngine
 from tts_worker.engine.streaming.graphs import GraphRunner
 from tts_worker.engine.streaming.load import load_networks
@@ -25,7 +25,7 @@ pytestmark = [
 TEXT = segments(("Hello, ", Boundary.CLAUSE), ("world and you.", Boundary.SENTENCE), (" it is.", Boundary.END))
 
 
-def on_device(family: str, *, half: bool, graphs: bool, crowd: int = 8) -> CosyVoiceEngine:
+def cuda_engine(family: str, *, half: bool, graphs: bool, crowd: int = 8) -> CosyVoiceEngine:
     eos = bundle(family).config.lm.eos_id
     loaded = load_networks(bundle(family), torch.device("cuda"), half=half)
     config = settings(
@@ -47,82 +47,84 @@ def seeded(n: int) -> SynthesisParams:
     return replace(PROMPTED, seed=n)
 
 
-def crowd_says(subject: CosyVoiceEngine, crowd: int) -> list[EngineOutput]:
+def synthesize_crowd(subject: CosyVoiceEngine, crowd: int) -> list[EngineOutput]:
     keys = [UtteranceKey("s", n) for n in range(crowd)]
-    heard: dict[UtteranceKey, EngineOutput] = {}
+    outputs: dict[UtteranceKey, EngineOutput] = {}
     for key in keys:
         subject.handle(Open(key, seeded(key.generation), PLENTY_SAMPLES))
         for segment in TEXT:
             subject.handle(Text(key, segment))
         subject.handle(EndText(key))
-    hear(subject, heard)
-    return [heard[key] for key in keys]
+    run_until_idle(subject, outputs)
+    return [outputs[key] for key in keys]
 
 
-def levels_apart(a: bytes, b: bytes) -> float:
-    """Root mean square of the difference over that of the sound."""
+def relative_difference(a: bytes, b: bytes) -> float:
+    """Return the RMS of the difference relative to the RMS of the first signal."""
     one, other = (np.frombuffer(pcm, "<i2").astype(float) for pcm in (a, b))
     assert len(one) == len(other)
     return float(np.sqrt(np.square(one - other).mean() / np.square(one).mean()))
 
 
-def mel_of(subject: CosyVoiceEngine, patch: pytest.MonkeyPatch) -> torch.Tensor:
-    """What the flow makes of one call. In half precision the pitch differs in a last bit and phases drift apart:
-    samples say nothing any more."""
+def flow_output(subject: CosyVoiceEngine, patch: pytest.MonkeyPatch) -> torch.Tensor:
+    """Return the mel of one utterance.
+
+    In half precision, samples cannot be compared: the pitch differs in the last bit and phases drift apart.
+    """
     made = []
     advance = subject.components.pool.advance
 
-    def keep(*given: Any) -> torch.Tensor:
-        mel = advance(*given)
-        made.append(mel.float().cpu().clone())  # a recording writes there again
+    def record_mel(*args: Any) -> torch.Tensor:
+        mel = advance(*args)
+        made.append(mel.float().cpu().clone())  # a graph reuses its output buffer
         return mel
 
-    patch.setattr(subject.components.pool, "advance", keep)
-    crowd_says(subject, 1)
+    patch.setattr(subject.components.pool, "advance", record_mel)
+    synthesize_crowd(subject, 1)
     return torch.cat(made, dim=1)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_device_says_what_the_cpu_says(family: str) -> None:
+def test_device_audio_matches_cpu(family: str) -> None:
     eos = bundle(family).config.lm.eos_id
-    expected = speak(engine(family, script=lambda key, run: [*range(100 + run, 160 + run), eos]), TEXT, seeded(0))
-    (heard,) = crowd_says(on_device(family, half=False, graphs=False), 1)
-    assert heard.words == expected.words
-    assert levels_apart(expected.pcm, heard.pcm) < 0.02
-    assert not torch.backends.cudnn.allow_tf32, "convolutions in full float32"
+    expected = synthesize(engine(family, script=lambda key, run: [*range(100 + run, 160 + run), eos]), TEXT, seeded(0))
+    (output,) = synthesize_crowd(cuda_engine(family, half=False, graphs=False), 1)
+    assert output.words == expected.words
+    assert relative_difference(expected.pcm, output.pcm) < 0.02
+    assert not torch.backends.cudnn.allow_tf32, "convolutions must use full float32"
 
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_graphs_say_what_plain_calls_say(family: str, half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, recorded = (on_device(family, half=half, graphs=graphs) for graphs in (False, True))
-    tokens, sound = recorded.components.runners
+def test_graph_audio_matches_eager_audio(family: str, half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, captured = (cuda_engine(family, half=half, graphs=graphs) for graphs in (False, True))
+    tokens, audio = captured.components.runners
     assert isinstance(tokens, GraphRunner)
-    assert isinstance(sound, GraphRunner)
-    for one, other in zip(crowd_says(plain, 8), crowd_says(recorded, 8), strict=True):
+    assert isinstance(audio, GraphRunner)
+    for one, other in zip(synthesize_crowd(plain, 8), synthesize_crowd(captured, 8), strict=True):
         assert [type(end) for end in other.ends] == [Done]
         assert one.words == other.words
         if not half:
-            assert levels_apart(one.pcm, other.pcm) < 0.02
-    expected = mel_of(plain, monkeypatch)
-    mel = mel_of(recorded, monkeypatch)
+            assert relative_difference(one.pcm, other.pcm) < 0.02
+    expected = flow_output(plain, monkeypatch)
+    mel = flow_output(captured, monkeypatch)
     assert float((mel - expected).square().mean().sqrt()) < (0.1 if half else 1e-3) * float(expected.std())
     assert tokens.eager_calls == 0
-    assert sound.replays > 2 * sound.eager_calls
+    assert audio.replays > 2 * audio.eager_calls
 
 
-def test_sixty_four_at_once_equal_their_solo_runs() -> None:
-    subject = on_device("cosyvoice3", half=False, graphs=True, crowd=64)
-    together = crowd_says(subject, 64)
+def test_batch_of_64_matches_single_runs() -> None:
+    subject = cuda_engine("cosyvoice3", half=False, graphs=True, crowd=64)
+    together = synthesize_crowd(subject, 64)
     for n in range(0, 64, 9):
-        alone = speak(subject, TEXT, seeded(n), UtteranceKey("alone", n))
-        assert levels_apart(together[n].pcm, alone.pcm) < 0.02
+        alone = synthesize(subject, TEXT, seeded(n), UtteranceKey("alone", n))
+        assert relative_difference(together[n].pcm, alone.pcm) < 0.02
 
 
-def test_a_cancel_in_flight_frees_everything_and_memory_does_not_grow() -> None:
-    subject = on_device("cosyvoice3", half=True, graphs=True)
+def test_cancel_in_flight_leaks_no_memory() -> None:
+    subject = cuda_engine("cosyvoice3", half=True, graphs=True)
     assert isinstance(subject.components.streams.tokens, CudaStream)
-    speak(subject, TEXT)
+    synthesize(subject, TEXT)
     pool = subject.components.pool
     decoder = subject.components.decoder
     free = (pool.free_pages, pool.free_slots, decoder.free_slots)
@@ -134,7 +136,7 @@ def test_a_cancel_in_flight_frees_everything_and_memory_does_not_grow() -> None:
         for _ in range(turn % 17):
             subject.step(0.0)
         subject.handle(Cancel(key))
-    hear(subject, {})
+    run_until_idle(subject, {})
     torch.cuda.synchronize()
     assert (pool.free_pages, pool.free_slots, decoder.free_slots) == free
     assert torch.cuda.memory_allocated() <= before + (1 << 20)

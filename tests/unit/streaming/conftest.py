@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Tiny tensors on a shared machine: threads that wait for each other cost more than they compute."""
+    """Use one PyTorch thread: with tiny tensors, synchronizing threads costs more than computing."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""Tiny engines to test with: real networks with random weights whose language model sometimes says that it is done."""
+"""Tiny engines for tests: real networks with random weights and a biased end-of-speech score."""
 
 from __future__ import annotations
 
@@ -35,11 +35,22 @@ from tts_worker.types import (
 )
 from tts_worker.voicepack.voice_file import Voice
 
-__all__ = ["FAMILIES", "KEY", "PROMPTED", "engine", "hear", "leave", "networks", "settings", "speak", "voice"]
+__all__ = [
+    "FAMILIES",
+    "KEY",
+    "PROMPTED",
+    "cancel_two",
+    "engine",
+    "networks",
+    "run_until_idle",
+    "settings",
+    "synthesize",
+    "voice",
+]
 
 KEY = UtteranceKey("test", 1)
 PROMPTED = SynthesisParams("prompted", seed=3)
-EAGER_TO_END = 9.0  # added to the score of the end of speech: it comes soon after it may
+EOS_BIAS = 9.0  # added to the score of the end of speech, so that runs end soon
 
 
 @lru_cache
@@ -53,20 +64,20 @@ def tokenizer(family: str) -> TextTokenizer:
 
 
 @lru_cache
-def networks(family: str, eager_to_end: float = EAGER_TO_END) -> Networks:
-    """Shared: tests must not change it."""
+def networks(family: str, eos_bias: float = EOS_BIAS) -> Networks:
+    """Load networks with a biased end of speech. Cached: tests must not change them."""
     loaded = Networks.load(bundle(family))
     head = loaded.lm.llm_decoder
     dims = loaded.config.lm
     bias = torch.zeros(dims.speech_rows) if head.bias is None else head.bias.detach().clone()
-    bias[dims.eos_id] += eager_to_end
+    bias[dims.eos_id] += eos_bias
     head.bias = torch.nn.Parameter(bias, requires_grad=False)
     return loaded
 
 
 @lru_cache
 def voice(family: str, tokens: int = 60, seed: int = 1) -> Voice:
-    """A made-up voice with a prompt of so many speech tokens."""
+    """Return a random voice with a prompt of ``tokens`` speech tokens."""
     config = bundle(family).config
     rng = np.random.default_rng(seed)
     ids = tokenizer(family)
@@ -84,7 +95,7 @@ def voice(family: str, tokens: int = 60, seed: int = 1) -> Voice:
 
 
 def settings(**changes: Any) -> StreamingConfig:
-    """Small memory, filled with NaN where nobody wrote."""
+    """Return settings with small memory that is filled with NaN until written."""
     base: dict[str, Any] = {
         "max_utterances": 10,
         "pages": 60,
@@ -114,23 +125,23 @@ def engine(
     return CosyVoiceEngine(parts, Model(loaded.config, tokenizer(family), config, script), healthy=healthy)
 
 
-def hear(subject: CosyVoiceEngine, heard: dict[UtteranceKey, EngineOutput], most_steps: int = 5000) -> None:
-    """Step until nothing is left to do."""
-    for step in range(most_steps):
+def run_until_idle(subject: CosyVoiceEngine, outputs: dict[UtteranceKey, EngineOutput], max_steps: int = 5000) -> None:
+    """Step until the engine has no work, and add its events to ``outputs``."""
+    for step in range(max_steps):
         if not subject.has_work:
             return
         for event in subject.step(step / 100):
-            mine = heard.setdefault(event.key, EngineOutput())
+            output = outputs.setdefault(event.key, EngineOutput())
             if isinstance(event, Audio):
-                mine.audio.append(event)
+                output.audio.append(event)
             else:
                 assert isinstance(event, Done | Failed)
-                mine.ends.append(event)
+                output.ends.append(event)
     raise AssertionError("the engine did not come to rest")
 
 
-def leave(subject: CosyVoiceEngine, segment: Segment, steps: int) -> None:
-    """Two callers, one after the other, who cancel after so many steps; nothing of theirs may come out."""
+def cancel_two(subject: CosyVoiceEngine, segment: Segment, steps: int) -> None:
+    """Cancel two utterances, one after the other, after ``steps`` steps. They must emit nothing afterwards."""
     for turn in range(2):
         key = UtteranceKey("s", turn)
         subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
@@ -138,23 +149,23 @@ def leave(subject: CosyVoiceEngine, segment: Segment, steps: int) -> None:
         for _ in range(steps):
             subject.step(0.0)
         subject.handle(Cancel(key))
-    heard: dict[UtteranceKey, EngineOutput] = {}
-    hear(subject, heard)
-    assert not heard
+    outputs: dict[UtteranceKey, EngineOutput] = {}
+    run_until_idle(subject, outputs)
+    assert not outputs
 
 
-def speak(
+def synthesize(
     subject: CosyVoiceEngine,
     segments: tuple[Segment, ...],
     params: SynthesisParams = PROMPTED,
     key: UtteranceKey = KEY,
     credit_samples: int = PLENTY_SAMPLES,
 ) -> EngineOutput:
-    """Everything that comes of a text."""
+    """Synthesize segments and return the output."""
     subject.handle(Open(key, params, credit_samples))
     for segment in segments:
         subject.handle(Text(key, segment))
     subject.handle(EndText(key))
-    heard = {key: EngineOutput()}
-    hear(subject, heard)
-    return heard[key]
+    outputs = {key: EngineOutput()}
+    run_until_idle(subject, outputs)
+    return outputs[key]

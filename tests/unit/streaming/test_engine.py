@@ -1,8 +1,8 @@
-"""Streaming equals offline, a crowd equals its members alone, and a chunk costs the same wherever it stands."""
+"""Streaming equals offline, batched equals single, and every chunk costs the same."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -18,10 +18,10 @@ from tests.unit.streaming.engines import (
     PROMPTED,
     bundle,
     engine,
-    hear,
     networks,
+    run_until_idle,
     settings,
-    speak,
+    synthesize,
     tokenizer,
     voice,
 )
@@ -57,16 +57,16 @@ def samples(pcm: bytes) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.frombuffer(pcm, "<i2").astype(np.int64)
 
 
-def assert_alike(a: bytes, b: bytes) -> None:
-    """The same sound but for the rounding of float32, which the vocoder makes about a hundred times larger."""
+def assert_pcm_close(a: bytes, b: bytes) -> None:
+    """Compare up to float32 rounding, which the vocoder amplifies about a hundredfold."""
     assert len(a) == len(b)
     difference = samples(a) - samples(b)
     assert np.abs(difference).max(initial=0) <= 40
     assert np.square(difference).sum() <= len(difference)
 
 
-def request_of(family: str, text: str, first_tokens: int) -> Request:
-    """What the engine makes of ``text`` with the prompted voice, by hand."""
+def build_request(family: str, text: str, first_tokens: int) -> Request:
+    """Build the request that the engine makes for ``text`` with the prompted voice."""
     config = bundle(family).config
     request = Speaker(voice(family), config, tokenizer(family)).request(text)
     drop = trimmed_prompt(len(request.flow_prompt), config.flow.chunk_tokens, first_tokens)
@@ -74,91 +74,91 @@ def request_of(family: str, text: str, first_tokens: int) -> Request:
 
 
 @families
-def test_streaming_says_what_the_offline_path_says(family: str) -> None:
+def test_streaming_audio_equals_offline_audio(family: str) -> None:
     text = "Hello, you and the world of it."
     pipeline = OfflinePipeline(networks(family))
-    expected = pipeline.speak(request_of(family, text, settings().first_tokens), seed=PROMPTED.seed, stream=True)
-    sound = torch.cat([chunk.samples for chunk in expected]).numpy()
+    expected = pipeline.speak(build_request(family, text, settings().first_tokens), seed=PROMPTED.seed, stream=True)
+    audio = torch.cat([chunk.samples for chunk in expected]).numpy()
 
-    heard = speak(engine(family), (plain_segment(text),))
+    output = synthesize(engine(family), (plain_segment(text),))
 
-    assert heard.ends == [Done(KEY)]
-    assert len(sound) > 24_000
-    assert_alike(heard.pcm, to_pcm(sound))
+    assert output.ends == [Done(KEY)]
+    assert len(audio) > 24_000
+    assert_pcm_close(output.pcm, to_pcm(audio))
 
 
 @families
-def test_interleaved_text_is_spoken_as_offline(family: str) -> None:
+def test_interleaved_audio_equals_offline_audio(family: str) -> None:
     words = ("Hello", " world", " and", " you")
-    # goes on to the limit: offline there is no least
+    # Never ends by itself: the offline path has no minimum length.
     loaded = networks(family, -50.0)
     ids = tokenizer(family)
-    request = request_of(family, "", settings().first_tokens)
+    request = build_request(family, "", settings().first_tokens)
     pipeline = OfflinePipeline(loaded)
     machine = pipeline.interleave(request, ids.end_of_prompt_id if family == "cosyvoice3" else None)
     text = (i for word in words for i in ids.encode(word))
     expected = pipeline.speak(request, text=(machine, text), seed=PROMPTED.seed, stream=True)
-    sound = torch.cat([chunk.samples for chunk in expected]).numpy()
+    audio = torch.cat([chunk.samples for chunk in expected]).numpy()
 
     subject = engine(family, settings(text_mode=TextMode.INTERLEAVED), loaded=loaded)
-    heard = speak(subject, segments(*((word, Boundary.WORD) for word in words)))
+    output = synthesize(subject, segments(*((word, Boundary.WORD) for word in words)))
 
-    assert heard.ends == [Done(KEY, "no_end_of_speech")]
+    assert output.ends == [Done(KEY, "no_end_of_speech")]
     fade_samples = 480
-    assert_alike(heard.pcm[: -2 * fade_samples], to_pcm(sound[:-fade_samples]))
+    assert_pcm_close(output.pcm[: -2 * fade_samples], to_pcm(audio[:-fade_samples]))
 
 
 @pytest.mark.parametrize(
     ("family", "mode", "crowd"),
     [("cosyvoice3", TextMode.CLAUSE, 64), ("cosyvoice2", TextMode.INTERLEAVED, 16)],
 )
-def test_a_crowd_in_batches_says_what_each_says_alone(family: str, mode: TextMode, crowd: int) -> None:
+def test_batched_audio_equals_single_audio(family: str, mode: TextMode, crowd: int) -> None:
     config = settings(
         max_utterances=crowd, pages=4 * crowd + 20, text_mode=mode, decode_batch=crowd, render_batch=8, checked=False
     )
     texts = [("Hello", " you"), ("it", " is"), ("Yes",), ("and the", " world", " of it")]
     params = [replace(PROMPTED, seed=n, voice=("prompted", "tiny_spk")[n % 2]) for n in range(crowd)]
 
-    def said(n: int) -> tuple[Segment, ...]:
+    def text_of(n: int) -> tuple[Segment, ...]:
         parts = texts[n % len(texts)]
         ends = [Boundary.CLAUSE if mode is TextMode.CLAUSE else Boundary.WORD] * (len(parts) - 1) + [Boundary.END]
         return segments(*zip(parts, ends, strict=True))
 
     subject = engine(family, config)
     keys = [UtteranceKey(f"s{n}", n) for n in range(crowd)]
-    heard: dict[UtteranceKey, EngineOutput] = {}
+    outputs: dict[UtteranceKey, EngineOutput] = {}
     for n, key in enumerate(keys):
         subject.handle(Open(key, params[n], PLENTY_SAMPLES))
-    for turn in range(3):  # text comes in turns, ends at different times
+    for turn in range(3):  # segments arrive in turns and end at different times
         for n, key in enumerate(keys):
-            for command in [Text(key, segment) for segment in said(n)[turn : turn + 1]]:
+            for command in [Text(key, segment) for segment in text_of(n)[turn : turn + 1]]:
                 subject.handle(command)
-            if turn == len(said(n)) - 1:
+            if turn == len(text_of(n)) - 1:
                 subject.handle(EndText(key))
         for event in subject.step(turn / 100):
             assert isinstance(event, Audio)
-            heard.setdefault(event.key, EngineOutput()).audio.append(event)
-    hear(subject, heard)
+            outputs.setdefault(event.key, EngineOutput()).audio.append(event)
+    run_until_idle(subject, outputs)
 
     alone = engine(family, settings(text_mode=mode))
     for n in range(0, crowd, 9):
-        expected = speak(alone, said(n), params[n], UtteranceKey("alone", n))
-        assert_alike(heard[keys[n]].pcm, expected.pcm)
-        assert heard[keys[n]].words == expected.words
-    assert [end for key in keys for end in heard[key].ends if not isinstance(end, Done)] == []
+        expected = synthesize(alone, text_of(n), params[n], UtteranceKey("alone", n))
+        assert_pcm_close(outputs[keys[n]].pcm, expected.pcm)
+        assert outputs[keys[n]].words == expected.words
+    assert [end for key in keys for end in outputs[key].ends if not isinstance(end, Done)] == []
     assert subject.active_utterances == 0
 
 
-def pieces_of(text: str, cuts: list[int], *, by_word: bool) -> list[list[Segment]]:
-    """The segments of ``text``, as they come when it is cut at ``cuts``."""
+def split_segments(text: str, cuts: list[int], *, by_word: bool) -> list[list[Segment]]:
+    """Return the segments that arrive with each part of ``text``, split at ``cuts``."""
     pipeline = TextPipeline(TextOptions(by_word=by_word))
     ends = sorted({min(cut, len(text)) for cut in cuts} | {len(text)})
-    come = [pipeline.feed(text[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
-    return [*come, pipeline.end()]
+    portion = [pipeline.feed(text[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+    return [*portion, pipeline.end()]
 
 
 @pytest.fixture(scope="module")
-def talkers() -> dict[TextMode, CosyVoiceEngine]:
+def engines() -> dict[TextMode, CosyVoiceEngine]:
     return {mode: engine("cosyvoice3", settings(text_mode=mode)) for mode in TextMode}
 
 
@@ -171,36 +171,36 @@ SENTENCES = "Yes, it is 5. And you, the world: hello."
     cuts=st.lists(st.integers(0, len(SENTENCES)), max_size=6),
     steps=st.lists(st.integers(0, 12), min_size=9, max_size=9),
 )
-def test_what_is_said_does_not_depend_on_how_the_text_was_cut(
-    talkers: dict[TextMode, CosyVoiceEngine], mode: TextMode, cuts: list[int], steps: list[int]
+def test_audio_does_not_depend_on_text_splits(
+    engines: dict[TextMode, CosyVoiceEngine], mode: TextMode, cuts: list[int], steps: list[int]
 ) -> None:
-    subject = talkers[mode]
+    subject = engines[mode]
     by_word = mode is TextMode.INTERLEAVED
-    whole = tuple(segment for come in pieces_of(SENTENCES, [], by_word=by_word) for segment in come)
-    expected = speak(subject, whole)
+    whole = tuple(segment for portion in split_segments(SENTENCES, [], by_word=by_word) for segment in portion)
+    expected = synthesize(subject, whole)
 
     subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
-    heard = {KEY: EngineOutput()}
-    for come, wait in zip(pieces_of(SENTENCES, cuts, by_word=by_word), steps, strict=False):
-        for segment in come:
+    outputs = {KEY: EngineOutput()}
+    for portion, wait in zip(split_segments(SENTENCES, cuts, by_word=by_word), steps, strict=False):
+        for segment in portion:
             subject.handle(Text(KEY, segment))
         for _ in range(wait):
             for event in subject.step(0.0):
                 assert isinstance(event, Audio)
-                heard[KEY].audio.append(event)
+                outputs[KEY].audio.append(event)
     subject.handle(EndText(KEY))
-    hear(subject, heard)
+    run_until_idle(subject, outputs)
 
-    assert heard[KEY].content == expected.content
+    assert outputs[KEY].content == expected.content
 
 
 @families
 def test_every_chunk_costs_the_same(family: str) -> None:
-    """Frames computed, which is what time is made of, from the second chunk to the last but one."""
+    """Computed frames are equal from the third chunk to the last but one."""
     tokens = 250
     eos = bundle(family).config.lm.eos_id
     subject = engine(family, script=lambda key, run: [*(i * 31 % 6561 for i in range(tokens)), eos])
-    parts = subject.components
+    components = subject.components
     costs = []
     subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
     subject.handle(Text(KEY, plain_segment("Hello")))
@@ -209,16 +209,16 @@ def test_every_chunk_costs_the_same(family: str) -> None:
     while subject.has_work:
         for event in subject.step(0.0):
             if isinstance(event, Audio) and event.meta.wall_ms:
-                now = (parts.renderer.flow_frames, parts.renderer.vocoder_frames)
+                now = (components.renderer.flow_frames, components.renderer.vocoder_frames)
                 costs.append((now[0] - before[0], now[1] - before[1]))
                 before = now
     assert len(costs) == 11
     assert len(set(costs[2:-1])) == 1
-    assert costs[2][0] == 50  # one chunk of the trained mask, whatever came before
+    assert costs[2][0] == 50  # one chunk of the trained mask, independent of the position
 
 
 @families
-def test_the_first_sound_needs_few_tokens(family: str) -> None:
+def test_first_chunk_needs_minimal_tokens(family: str) -> None:
     subject = engine(family, settings(smooth_start=False), script=lambda key, run: [5] * 200)
     subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
     subject.handle(Text(KEY, plain_segment("Hello")))
@@ -228,32 +228,39 @@ def test_the_first_sound_needs_few_tokens(family: str) -> None:
     subject.handle(Cancel(KEY))
 
 
-def test_a_voice_is_prepared_once_and_shared() -> None:
+def test_voice_prompt_is_computed_once_and_shared() -> None:
     subject = engine("cosyvoice3")
-    # 42 tokens are left of 60; the first 25 never change
+    # 42 of 60 tokens remain after trimming; the first 25 make a shareable chunk.
     pool = subject.components.pool
     prompt_pages = 1
     free = pool.free_pages
-    speak(subject, (plain_segment("it"),))
+    synthesize(subject, (plain_segment("it"),))
     assert pool.free_pages == free - prompt_pages
     computed = subject.components.renderer.flow_frames
-    speak(subject, (plain_segment("it"),), key=UtteranceKey("again", 1))
+    synthesize(subject, (plain_segment("it"),), key=UtteranceKey("again", 1))
     assert pool.free_pages == free - prompt_pages
     assert subject.components.renderer.flow_frames == 2 * computed
 
 
-class Held:
-    """What an engine has in use."""
+@dataclass(frozen=True)
+class ResourceUsage:
+    """Resources of an engine in use and free."""
 
-    def __init__(self, subject: CosyVoiceEngine) -> None:
-        parts = subject.components
-        voices = parts.voice_cache.prepared_voices
-        self.now = (
+    active_utterances: int
+    free_decoder_slots: int
+    free_pages: int
+    free_flow_slots: int
+    prepared_voices: int
+
+    @classmethod
+    def of(cls, subject: CosyVoiceEngine) -> ResourceUsage:
+        components = subject.components
+        return cls(
             subject.active_utterances,
-            parts.decoder.free_slots,
-            parts.pool.free_pages,
-            parts.pool.free_slots,
-            voices,
+            components.decoder.free_slots,
+            components.pool.free_pages,
+            components.pool.free_slots,
+            components.voice_cache.prepared_voices,
         )
 
 
@@ -264,12 +271,12 @@ class Held:
     holds=st.sets(st.integers(0, 3)),
     credit=st.sampled_from([0, 480, 30_000, PLENTY_SAMPLES]),
 )
-def test_a_cancel_at_any_point_frees_everything(
-    talkers: dict[TextMode, CosyVoiceEngine], mode: TextMode, steps: list[int], holds: set[int], credit: int
+def test_cancel_at_any_step_frees_resources(
+    engines: dict[TextMode, CosyVoiceEngine], mode: TextMode, steps: list[int], holds: set[int], credit: int
 ) -> None:
-    subject = talkers[mode]
-    speak(subject, segments(("it ", Boundary.WORD), ("is.", Boundary.END)))  # the voice is there
-    free = Held(subject).now
+    subject = engines[mode]
+    synthesize(subject, segments(("it ", Boundary.WORD), ("is.", Boundary.END)))  # prepares the voice
+    free = ResourceUsage.of(subject)
     keys = [UtteranceKey(f"s{n}", n) for n in range(4)]
     for key in keys:
         subject.handle(Open(key, PROMPTED, credit))
@@ -279,54 +286,54 @@ def test_a_cancel_at_any_point_frees_everything(
             subject.step(0.0)
         subject.handle(Hold(key) if n in holds else Credit(key, 480))
         subject.handle(Cancel(key))
-    assert Held(subject).now == free
+    assert ResourceUsage.of(subject) == free
     assert not subject.has_work
     assert not subject.step(0.0)
 
 
-def test_a_pause_at_any_step_changes_no_byte() -> None:
+def test_hold_at_any_step_does_not_change_audio() -> None:
     subject = engine("cosyvoice2")
     text = segments(("Hello, ", Boundary.CLAUSE), ("you.", Boundary.END))
-    expected = speak(subject, text)
+    expected = synthesize(subject, text)
     subject.handle(Open(KEY, PROMPTED, 9_000))
     for segment in text:
         subject.handle(Text(KEY, segment))
     subject.handle(EndText(KEY))
-    heard = EngineOutput()
-    while not heard.ends:
+    output = EngineOutput()
+    while not output.ends:
         subject.handle(Hold(KEY))
-        assert not subject.has_work, "a held utterance asks for nothing"
+        assert not subject.has_work, "a held utterance needs no operation"
         assert not subject.step(0.0)
         subject.handle(Release(KEY))
         subject.handle(Credit(KEY, 2_400))
         for event in subject.step(0.0):
             if isinstance(event, Audio):
-                heard.audio.append(event)
+                output.audio.append(event)
             else:
                 assert isinstance(event, Done)
-                heard.ends.append(event)
-    assert heard.pcm == expected.pcm
+                output.ends.append(event)
+    assert output.pcm == expected.pcm
 
 
 @families
 @pytest.mark.parametrize("speed", [0.5, 1.7])
-def test_another_pace_has_the_length_it_should_have(family: str, speed: float) -> None:
+def test_speed_scales_audio_length_and_words(family: str, speed: float) -> None:
     tokens = 70
     eos = bundle(family).config.lm.eos_id
     subject = engine(family, script=lambda key, run: [*range(100, 100 + tokens), eos])
-    heard = speak(subject, (plain_segment("Hello world and you"),), replace(PROMPTED, speed=speed))
-    assert heard.samples == int(2 * tokens / speed) * 480
-    assert [word.start_char for word in heard.words] == [0, 6, 12, 16]
-    assert heard.words[-1].end_sample <= heard.samples
+    output = synthesize(subject, (plain_segment("Hello world and you"),), replace(PROMPTED, speed=speed))
+    assert output.samples == int(2 * tokens / speed) * 480
+    assert [word.start_char for word in output.words] == [0, 6, 12, 16]
+    assert output.words[-1].end_sample <= output.samples
 
 
-def test_a_clock_that_jumps_changes_nothing() -> None:
+def test_clock_jumps_do_not_change_audio() -> None:
     text = segments(("Hello, ", Boundary.CLAUSE), ("you.", Boundary.END))
-    expected = speak(engine("cosyvoice3"), text)
+    expected = synthesize(engine("cosyvoice3"), text)
     subject = engine("cosyvoice3")
     clock = [0.0, 1e9, -1e9, 5.0, -0.5, 1e-9]
     keys = [UtteranceKey("s", n) for n in range(3)]
-    heard = {key: EngineOutput() for key in keys}
+    outputs = {key: EngineOutput() for key in keys}
     for key in keys:
         subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
         for segment in text:
@@ -335,19 +342,19 @@ def test_a_clock_that_jumps_changes_nothing() -> None:
     for step in range(1000):
         for event in subject.step(clock[step % len(clock)]):
             if isinstance(event, Audio):
-                heard[event.key].audio.append(event)
+                outputs[event.key].audio.append(event)
             else:
-                heard[event.key].ends.append(event)
+                outputs[event.key].ends.append(event)
         if not subject.has_work:
             break
-    assert [heard[key].content for key in keys] == [expected.content] * 3
+    assert [outputs[key].content for key in keys] == [expected.content] * 3
 
 
-def test_a_seed_makes_the_speech_and_another_one_another() -> None:
+def test_seed_determines_audio() -> None:
     subject = engine("cosyvoice3")
     text = (plain_segment("Hello you"),)
     one, same, other = (
-        speak(subject, text, SynthesisParams("prompted", seed=seed), UtteranceKey("seed", n))
+        synthesize(subject, text, SynthesisParams("prompted", seed=seed), UtteranceKey("seed", n))
         for n, seed in enumerate((1, 1, (1 << 63) - 1))
     )
     assert one.pcm == same.pcm != other.pcm

@@ -1,4 +1,4 @@
-"""Calls beside downloads in the streaming engine."""
+"""Calls and downloads at the same time in the streaming engine."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def long_script(key: UtteranceKey, run: int) -> Sequence[int]:
     return [i * 97 % 6000 for i in range(150)] + [6562]
 
 
-def begin(subject: CosyVoiceEngine, key: UtteranceKey, *, paced: bool) -> None:
+def start(subject: CosyVoiceEngine, key: UtteranceKey, *, paced: bool) -> None:
     subject.handle(Open(key, PROMPTED, 36_000, paced))
     for _ in range(1 if paced else 20):
         subject.handle(Text(key, plain_segment("Hello world and you")))
     subject.handle(EndText(key))
 
 
-class Clock:
-    """Steps an engine; downloads take audio at once. Counts each utterance's samples."""
+class EngineDriver:
+    """Steps an engine and counts the samples of each utterance. Downloads take audio at once."""
 
     def __init__(self, subject: CosyVoiceEngine) -> None:
         self.subject = subject
@@ -53,7 +53,7 @@ class Clock:
             self.step()
             if CALL in self.samples:
                 return steps
-        raise AssertionError("the call was never heard")
+        raise AssertionError("the call emitted no audio")
 
 
 def downloads(count: int) -> list[UtteranceKey]:
@@ -61,53 +61,53 @@ def downloads(count: int) -> list[UtteranceKey]:
 
 
 @pytest.mark.parametrize(("render_batch", "pages"), [(1, 60), (4, 24)])
-def test_a_first_chunk_beside_downloads_comes_in_time(render_batch: int, pages: int) -> None:
-    config = settings(render_batch=render_batch, pages=pages, smooth_start=False)  # which depends on real time
-    idle = Clock(engine(V3, config, script=long_script))
-    begin(idle.subject, CALL, paced=True)
+def test_downloads_do_not_delay_first_chunk_of_a_call(render_batch: int, pages: int) -> None:
+    config = settings(render_batch=render_batch, pages=pages, smooth_start=False)  # smooth_start depends on real time
+    idle = EngineDriver(engine(V3, config, script=long_script))
+    start(idle.subject, CALL, paced=True)
     alone = idle.steps_to_first_audio()
-    is_busy = Clock(engine(V3, config, script=long_script))
+    busy = EngineDriver(engine(V3, config, script=long_script))
     for key in downloads(6):
-        begin(is_busy.subject, key, paced=False)
+        start(busy.subject, key, paced=False)
     for _ in range(60):
-        is_busy.step()
-    assert is_busy.samples
-    begin(is_busy.subject, CALL, paced=True)
-    # Sending what is ready may take every other step.
-    assert is_busy.steps_to_first_audio() <= 2 * alone + 2
+        busy.step()
+    assert busy.samples
+    start(busy.subject, CALL, paced=True)
+    # Emitting finished audio may take every other step.
+    assert busy.steps_to_first_audio() <= 2 * alone + 2
 
 
-def test_every_download_is_heard_soon() -> None:
-    clock = Clock(engine(V3, settings(), script=long_script))
+def test_every_download_makes_progress() -> None:
+    driver = EngineDriver(engine(V3, settings(), script=long_script))
     for key in downloads(6):
-        begin(clock.subject, key, paced=False)
+        start(driver.subject, key, paced=False)
     for _ in range(400):
-        clock.step()
-        if len(clock.samples) == 6:
+        driver.step()
+        if len(driver.samples) == 6:
             break
-    assert len(clock.samples) == 6
-    assert max(clock.samples.values()) <= 6 * 24_000
+    assert len(driver.samples) == 6
+    assert max(driver.samples.values()) <= 6 * 24_000
 
 
 def test_downloads_leave_slots_to_calls() -> None:
-    clock = Clock(engine(V3, settings(max_utterances=8), script=long_script))
+    driver = EngineDriver(engine(V3, settings(max_utterances=8), script=long_script))
     for key in downloads(8):
-        begin(clock.subject, key, paced=False)
-    begin(clock.subject, CALL, paced=True)
-    clock.step()
-    refused = {key: failed.error.code for key, failed in clock.failed.items()}
+        start(driver.subject, key, paced=False)
+    start(driver.subject, CALL, paced=True)
+    driver.step()
+    refused = {key: failed.error.code for key, failed in driver.failed.items()}
     assert refused == dict.fromkeys(downloads(8)[6:], ErrorCode.OVER_CAPACITY)
 
 
-def test_downloads_end_where_memory_is_for_one_at_a_time() -> None:
-    clock = Clock(engine(V3, settings(pages=12, max_passage_s=8), script=long_script))
+def test_downloads_finish_with_memory_for_one() -> None:
+    driver = EngineDriver(engine(V3, settings(pages=12, max_passage_s=8), script=long_script))
     for key in downloads(3):
-        clock.subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES, paced=False))
-        clock.subject.handle(Text(key, plain_segment("Hello world and you")))
-        clock.subject.handle(EndText(key))
+        driver.subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES, paced=False))
+        driver.subject.handle(Text(key, plain_segment("Hello world and you")))
+        driver.subject.handle(EndText(key))
     for _ in range(3_000):
-        if not clock.subject.has_work:
+        if not driver.subject.has_work:
             break
-        clock.step()
-    assert not clock.subject.has_work
-    assert sorted(clock.samples) == downloads(3)
+        driver.step()
+    assert not driver.subject.has_work
+    assert sorted(driver.samples) == downloads(3)

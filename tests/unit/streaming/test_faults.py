@@ -1,4 +1,4 @@
-"""What a fault costs: one call where it is one call's, a restart where the device is gone, nobody else's sound ever."""
+"""Fault isolation: a fault fails one utterance, a dead device restarts the engine, other audio is unaffected."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.unit.streaming.engines import (
     PROMPTED,
     bundle,
     engine,
-    hear,
+    run_until_idle,
     settings,
-    speak,
+    synthesize,
     tokenizer,
     voice,
 )
@@ -57,13 +57,13 @@ TEXT = segments(("Hello, ", Boundary.CLAUSE), ("you.", Boundary.END))
 TOKENS = 20
 
 
-def scripted(key: UtteranceKey, run: int) -> list[int]:
+def crowd_script(key: UtteranceKey, run: int) -> list[int]:
     first = 1000 * int(key.session[-1], 36)
     return [*range(first, first + TOKENS), 6561 if key.generation == 2 else 6562]
 
 
-class Failing(EagerRunner):
-    """Computes, and then fails as if it had not come to the end: memory is half written."""
+class FailingRunner(EagerRunner):
+    """Computes, then raises, so that memory is written in part."""
 
     def __init__(self, problem: Exception, on_call: int, times: int = 1) -> None:
         self._problem = problem
@@ -82,95 +82,95 @@ class Failing(EagerRunner):
 CROWD = [UtteranceKey(f"s{n}", 2) for n in range(3)]
 
 
-def crowd_says(
+def synthesize_crowd(
     tokens: Runner,
-    sound: Runner,
+    audio: Runner,
     config: StreamingConfig | None = None,
     params: SynthesisParams = PROMPTED,
     streams: ExecutionStreams | None = None,
-    script: Script | None = scripted,
+    script: Script | None = crowd_script,
 ) -> dict[UtteranceKey, EngineOutput]:
-    """Three at once, each with a text of its own."""
+    """Run three utterances at once, each with its own script."""
     subject = engine(
         "cosyvoice2",
         config or settings(render_batch=4, decode_batch=4),
         script=script,
-        runners=(tokens, sound),
+        runners=(tokens, audio),
         streams=streams,
     )
     for key in CROWD:
         subject.handle(Open(key, params, PLENTY_SAMPLES))
         subject.handle(Text(key, plain_segment("Hello world")))
         subject.handle(EndText(key))
-    heard: dict[UtteranceKey, EngineOutput] = {}
-    hear(subject, heard)
+    outputs: dict[UtteranceKey, EngineOutput] = {}
+    run_until_idle(subject, outputs)
     assert subject.active_utterances == 0
     assert subject.components.decoder.free_slots == settings().max_utterances
-    return heard
+    return outputs
 
 
-def assert_sounds_as(heard: EngineOutput, expected: EngineOutput) -> None:
-    """The same words, and the same sound but for rounding: memory was made anew, or a batch was another one."""
-    assert heard.words == expected.words
-    assert heard.samples == expected.samples
-    difference = np.frombuffer(heard.pcm, "<i2").astype(int) - np.frombuffer(expected.pcm, "<i2")
+def assert_outputs_close(output: EngineOutput, expected: EngineOutput) -> None:
+    """Compare words, and audio up to rounding: caches were recomputed, or batches differ."""
+    assert output.words == expected.words
+    assert output.samples == expected.samples
+    difference = np.frombuffer(output.pcm, "<i2").astype(int) - np.frombuffer(expected.pcm, "<i2")
     assert np.abs(difference).max() <= 40
 
 
 @pytest.fixture(scope="module")
-def well() -> dict[UtteranceKey, EngineOutput]:
-    return crowd_says(EagerRunner(), EagerRunner())
+def expected_crowd() -> dict[UtteranceKey, EngineOutput]:
+    return synthesize_crowd(EagerRunner(), EagerRunner())
 
 
 @pytest.mark.parametrize("on_call", [2, 5])
-@pytest.mark.parametrize("stage", ["tokens", "sound"])
-def test_a_batch_that_fails_once_costs_nobody_anything(
-    well: dict[UtteranceKey, EngineOutput], stage: str, on_call: int
+@pytest.mark.parametrize("stage", ["tokens", "audio"])
+def test_transient_batch_fault_fails_no_utterance(
+    expected_crowd: dict[UtteranceKey, EngineOutput], stage: str, on_call: int
 ) -> None:
-    failing = Failing(torch.OutOfMemoryError("out of memory"), on_call)
-    heard = crowd_says(*((failing, EagerRunner()) if stage == "tokens" else (EagerRunner(), failing)))
+    failing = FailingRunner(torch.OutOfMemoryError("out of memory"), on_call)
+    outputs = synthesize_crowd(*((failing, EagerRunner()) if stage == "tokens" else (EagerRunner(), failing)))
     assert failing.calls > on_call
     for key in CROWD:
-        assert heard[key].ends == [Done(key)]
-        assert_sounds_as(heard[key], well[key])
+        assert outputs[key].ends == [Done(key)]
+        assert_outputs_close(outputs[key], expected_crowd[key])
 
 
 @pytest.mark.parametrize("on_call", [1, 2, 4])
-def test_what_is_drawn_after_a_step_that_failed_is_what_would_have_been(on_call: int) -> None:
-    expected = crowd_says(EagerRunner(), EagerRunner(), script=None)
-    failing = Failing(torch.OutOfMemoryError("out of memory"), on_call)
-    heard = crowd_says(failing, EagerRunner(), script=None)
+def test_draws_after_failed_step_are_unchanged(on_call: int) -> None:
+    expected = synthesize_crowd(EagerRunner(), EagerRunner(), script=None)
+    failing = FailingRunner(torch.OutOfMemoryError("out of memory"), on_call)
+    outputs = synthesize_crowd(failing, EagerRunner(), script=None)
     assert failing.calls > on_call
     for key in CROWD:
-        assert heard[key].ends == expected[key].ends == [Done(key)]
-        assert_sounds_as(heard[key], expected[key])
+        assert outputs[key].ends == expected[key].ends == [Done(key)]
+        assert_outputs_close(outputs[key], expected[key])
 
 
 @pytest.mark.parametrize("on_call", [2, 3, 5])
-def test_another_pace_outlives_a_pass_that_is_tried_again(on_call: int) -> None:
+def test_resampled_audio_survives_retried_pass(on_call: int) -> None:
     params = replace(PROMPTED, speed=1.3)
     config = settings(render_batch=4, decode_batch=4)
-    expected = crowd_says(EagerRunner(), EagerRunner(), config, params)
-    failing = Failing(torch.OutOfMemoryError("out of memory"), on_call)
-    heard = crowd_says(EagerRunner(), failing, config, params)
+    expected = synthesize_crowd(EagerRunner(), EagerRunner(), config, params)
+    failing = FailingRunner(torch.OutOfMemoryError("out of memory"), on_call)
+    outputs = synthesize_crowd(EagerRunner(), failing, config, params)
     assert failing.calls > on_call
     for key in CROWD:
-        assert_sounds_as(heard[key], expected[key])
+        assert_outputs_close(outputs[key], expected[key])
 
 
-class LosingStream(HostStream):
-    """A device that loses what it made on its way to the host, once."""
+class FailingCopyStream(HostStream):
+    """A stream on which one copy to the host fails."""
 
     def __init__(self, on_fetch: int) -> None:
         super().__init__()
-        self.left = on_fetch
+        self.remaining = on_fetch
 
-    def to_host(self, numbers: Tensor) -> PendingCopy:
-        self.left -= 1
-        return _Lost() if self.left == 0 else super().to_host(numbers)
+    def to_host(self, tensor: Tensor) -> PendingCopy:
+        self.remaining -= 1
+        return _FailedCopy() if self.remaining == 0 else super().to_host(tensor)
 
 
-class _Lost:
+class _FailedCopy:
     ready = True
 
     def wait(self) -> Tensor:
@@ -178,83 +178,85 @@ class _Lost:
 
 
 @pytest.mark.parametrize("on_fetch", [1, 2])
-def test_sound_lost_on_its_way_to_the_host_is_made_again(well: dict[UtteranceKey, EngineOutput], on_fetch: int) -> None:
+def test_audio_lost_in_copy_is_rendered_again(expected_crowd: dict[UtteranceKey, EngineOutput], on_fetch: int) -> None:
     host = HostStream()
-    losing = LosingStream(on_fetch)
+    failing_stream = FailingCopyStream(on_fetch)
     config = settings(render_batch=4, decode_batch=4)
-    heard = crowd_says(EagerRunner(), EagerRunner(), config, streams=ExecutionStreams(host, losing, losing))
-    assert losing.left < 0
+    outputs = synthesize_crowd(
+        EagerRunner(), EagerRunner(), config, streams=ExecutionStreams(host, failing_stream, failing_stream)
+    )
+    assert failing_stream.remaining < 0
     for key in CROWD:
-        assert heard[key].ends == [Done(key)]
-        assert_sounds_as(heard[key], well[key])
+        assert outputs[key].ends == [Done(key)]
+        assert_outputs_close(outputs[key], expected_crowd[key])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_prompt_that_failed_half_way_is_begun_anew(family: str) -> None:
-    expected = speak(engine(family), TEXT)
-    subject = engine(family, runners=(EagerRunner(), Failing(torch.OutOfMemoryError("out of memory"), 1)))
-    (end,) = speak(subject, TEXT).ends
+def test_failed_prompt_is_computed_again(family: str) -> None:
+    expected = synthesize(engine(family), TEXT)
+    subject = engine(family, runners=(EagerRunner(), FailingRunner(torch.OutOfMemoryError("out of memory"), 1)))
+    (end,) = synthesize(subject, TEXT).ends
     assert isinstance(end, Failed)
-    assert_sounds_as(speak(subject, TEXT), expected)
+    assert_outputs_close(synthesize(subject, TEXT), expected)
 
 
-def test_a_pace_that_fails_is_not_moved_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_resampling_does_not_advance_state(monkeypatch: pytest.MonkeyPatch) -> None:
     params = replace(PROMPTED, speed=1.3)
     config = settings(render_batch=4, decode_batch=4)
-    expected = crowd_says(EagerRunner(), EagerRunner(), config, params)
+    expected = synthesize_crowd(EagerRunner(), EagerRunner(), config, params)
     push = MelResampler.push
     calls = 0
 
     def fails(self: MelResampler, mel: Tensor, final: bool) -> Tensor:
         nonlocal calls
         calls += 1
-        if calls == 2:  # of a batch, the second one
+        if calls == 2:  # the second member of a batch
             raise torch.OutOfMemoryError("out of memory")
         return push(self, mel, final)
 
     monkeypatch.setattr(MelResampler, "push", fails)
-    heard = crowd_says(EagerRunner(), EagerRunner(), config, params)
+    outputs = synthesize_crowd(EagerRunner(), EagerRunner(), config, params)
     assert calls > 2
     for key in CROWD:
-        assert_sounds_as(heard[key], expected[key])
+        assert_outputs_close(outputs[key], expected[key])
 
 
-def test_text_whose_answer_is_lost_is_not_fed_twice() -> None:
-    def says(on_fetch: int) -> tuple[dict[UtteranceKey, EngineOutput], list[int]]:
-        """What is heard, and how many shared each pass that was fed text; 0 for those that only drew."""
+def test_text_is_not_fed_twice_after_lost_ids() -> None:
+    def run(on_fetch: int) -> tuple[dict[UtteranceKey, EngineOutput], list[int]]:
+        """Return the outputs, and the batch size of each prefill; 0 for a burst."""
         host = HostStream()
-        losing = LosingStream(on_fetch)
+        failing_stream = FailingCopyStream(on_fetch)
         config = settings(text_mode=TextMode.INTERLEAVED, decode_batch=4)
-        subject = engine("cosyvoice3", config, streams=ExecutionStreams(losing, host, host))
+        subject = engine("cosyvoice3", config, streams=ExecutionStreams(failing_stream, host, host))
         passes: list[int] = []
-        feed = subject.components.decoder.prefill
+        prefill = subject.components.decoder.prefill
         burst = subject.components.decoder.burst
 
-        def fed(rows: Sequence[DecodeRow], items: Sequence[list[Item]]) -> PendingCopy:
+        def counting_prefill(rows: Sequence[DecodeRow], items: Sequence[list[Item]]) -> PendingCopy:
             passes.append(len(rows))
-            return feed(rows, items)
+            return prefill(rows, items)
 
-        def drawn(rows: Sequence[DecodeRow], steps: int) -> PendingCopy:
+        def counting_burst(rows: Sequence[DecodeRow], steps: int) -> PendingCopy:
             passes.append(0)
             return burst(rows, steps)
 
-        subject.components.decoder.prefill = fed
-        subject.components.decoder.burst = drawn  # type: ignore[method-assign]
+        subject.components.decoder.prefill = counting_prefill
+        subject.components.decoder.burst = counting_burst  # type: ignore[method-assign]
         for key in CROWD[:2]:
             subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
             text = "Hello world and you, that it is of the world and the world and so it is of you and the world."
             subject.handle(Text(key, plain_segment(text)))
             subject.handle(EndText(key))
-        heard: dict[UtteranceKey, EngineOutput] = {}
-        hear(subject, heard)
-        return heard, passes
+        outputs: dict[UtteranceKey, EngineOutput] = {}
+        run_until_idle(subject, outputs)
+        return outputs, passes
 
-    expected, passes = says(on_fetch=10**9)
+    expected, passes = run(on_fetch=10**9)
     first_shared = 1 + next(i for i, rows in enumerate(passes) if rows > 1)
-    heard, _ = says(on_fetch=first_shared)
+    outputs, _ = run(on_fetch=first_shared)
     for key in CROWD[:2]:
-        assert heard[key].ends == expected[key].ends == [Done(key)]
-        assert_sounds_as(heard[key], expected[key])
+        assert outputs[key].ends == expected[key].ends == [Done(key)]
+        assert_outputs_close(outputs[key], expected[key])
 
 
 @pytest.mark.parametrize(
@@ -264,32 +266,34 @@ def test_text_whose_answer_is_lost_is_not_fed_twice() -> None:
         (ValueError("numbers"), ErrorCode.SYNTHESIS_FAILED),
     ],
 )
-def test_whoever_fails_alone_fails_alone(
-    well: dict[UtteranceKey, EngineOutput], problem: Exception, code: ErrorCode
+def test_persistent_fault_fails_one_utterance(
+    expected_crowd: dict[UtteranceKey, EngineOutput], problem: Exception, code: ErrorCode
 ) -> None:
     config = settings(render_batch=4, decode_batch=4)
-    heard = crowd_says(EagerRunner(), Failing(problem, 3, times=2), config)  # the batch, then its first member
-    ends = [end for key in CROWD for end in heard[key].ends]
+    outputs = synthesize_crowd(
+        EagerRunner(), FailingRunner(problem, 3, times=2), config
+    )  # fails the batch, then its first member
+    ends = [end for key in CROWD for end in outputs[key].ends]
     (failed,) = [end for end in ends if isinstance(end, Failed)]
     assert failed.error.code is code
     assert failed.error.retryable
     assert sum(isinstance(end, Done) for end in ends) == 2
-    assert all(heard[key].samples == well[key].samples for key in CROWD if key != failed.key)
+    assert all(outputs[key].samples == expected_crowd[key].samples for key in CROWD if key != failed.key)
 
 
-def test_a_device_that_is_gone_breaks_the_engine() -> None:
-    failing = Failing(RuntimeError("device-side assert"), 3)
+def test_dead_device_raises_engine_fault() -> None:
+    failing = FailingRunner(RuntimeError("device-side assert"), 3)
     subject = engine("cosyvoice3", runners=(EagerRunner(), failing), healthy=lambda: False)
     with pytest.raises(EngineFault) as caught:
-        speak(subject, TEXT)
+        synthesize(subject, TEXT)
     assert "Hello" not in caught.value.message
 
 
-async def test_a_broken_engine_is_rebuilt_and_speaks_again() -> None:
+async def test_faulted_engine_is_rebuilt() -> None:
     built: list[CosyVoiceEngine] = []
 
     def factory() -> CosyVoiceEngine:
-        failing = Failing(RuntimeError("device-side assert"), 12 if not built else 10**9)
+        failing = FailingRunner(RuntimeError("device-side assert"), 12 if not built else 10**9)
         built.append(engine("cosyvoice3", runners=(EagerRunner(), failing), healthy=lambda: False))
         return built[-1]
 
@@ -324,21 +328,21 @@ async def test_a_broken_engine_is_rebuilt_and_speaks_again() -> None:
         await loop.stop()
 
 
-def test_scores_that_are_no_numbers_end_the_call_and_nothing_else() -> None:
+def test_nan_scores_fail_the_utterance_only() -> None:
     loaded = Networks.load(bundle("cosyvoice3"))
     rows = loaded.config.lm.speech_rows
     loaded.lm.llm_decoder.bias = torch.nn.Parameter(torch.full([rows], torch.nan), requires_grad=False)
-    heard = speak(engine("cosyvoice3", loaded=loaded), TEXT)
-    (end,) = heard.ends
+    output = synthesize(engine("cosyvoice3", loaded=loaded), TEXT)
+    (end,) = output.ends
     assert isinstance(end, Failed)
     assert end.error.code is ErrorCode.SYNTHESIS_FAILED
-    assert not heard.audio
+    assert not output.audio
 
 
 # -- loading ----------------------------------------------------------------------------------------------------------
 
 
-def test_one_core_is_left_for_those_who_wait_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_threads_leave_one_core_free(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     monkeypatch.setattr(
@@ -354,8 +358,8 @@ def test_one_core_is_left_for_those_who_wait_for_an_answer(monkeypatch: pytest.M
 # -- voices -----------------------------------------------------------------------------------------------------------
 
 
-def with_folder(folder: Path) -> CosyVoiceEngine:
-    """An engine with nothing but stored voices and the bundle's speaker."""
+def engine_with_stored_voices(folder: Path) -> CosyVoiceEngine:
+    """Return an engine with stored voices and the speakers of the bundle only."""
     family = "cosyvoice3"
     config = settings()
     from tests.unit.streaming.engines import networks
@@ -364,12 +368,12 @@ def with_folder(folder: Path) -> CosyVoiceEngine:
     return CosyVoiceEngine(parts, Model(bundle(family).config, tokenizer(family), config))
 
 
-def test_a_voice_may_come_and_go_while_it_is_in_use(tmp_path: Path) -> None:
-    subject = with_folder(tmp_path)
+def test_stored_voice_can_be_removed_while_in_use(tmp_path: Path) -> None:
+    subject = engine_with_stored_voices(tmp_path)
     params = SynthesisParams("alice", seed=3)
-    assert refused(subject, params) is ErrorCode.UNKNOWN_VOICE
+    assert refusal_code(subject, params) is ErrorCode.UNKNOWN_VOICE
     folder = save_voice(tmp_path, "alice", voice("cosyvoice3"))
-    expected = speak(subject, TEXT, params)
+    expected = synthesize(subject, TEXT, params)
     assert expected.samples
 
     subject.handle(Open(KEY, params, PLENTY_SAMPLES))
@@ -378,22 +382,22 @@ def test_a_voice_may_come_and_go_while_it_is_in_use(tmp_path: Path) -> None:
         assert not [event for event in subject.step(0.0) if not isinstance(event, Audio)]
     for file in folder.iterdir():
         file.unlink()
-    assert refused(subject, params) is ErrorCode.UNKNOWN_VOICE
+    assert refusal_code(subject, params) is ErrorCode.UNKNOWN_VOICE
     subject.handle(Text(KEY, TEXT[1]))
     subject.handle(EndText(KEY))
-    heard = {KEY: EngineOutput()}
-    hear(subject, heard)
-    assert [type(end) for end in heard[KEY].ends] == [Done]
+    outputs = {KEY: EngineOutput()}
+    run_until_idle(subject, outputs)
+    assert [type(end) for end in outputs[KEY].ends] == [Done]
 
 
-def refused(subject: CosyVoiceEngine, params: SynthesisParams) -> ErrorCode:
+def refusal_code(subject: CosyVoiceEngine, params: SynthesisParams) -> ErrorCode:
     key = UtteranceKey("refused", 1)
     subject.handle(Open(key, params, PLENTY_SAMPLES))
     subject.handle(Text(key, TEXT[0]))
     subject.handle(EndText(key))
-    heard = {key: EngineOutput()}
-    hear(subject, heard)
-    (end,) = heard[key].ends
+    outputs = {key: EngineOutput()}
+    run_until_idle(subject, outputs)
+    (end,) = outputs[key].ends
     assert isinstance(end, Failed)
     return end.error.code
 
@@ -408,31 +412,31 @@ def refused(subject: CosyVoiceEngine, params: SynthesisParams) -> ErrorCode:
         SynthesisParams("tiny_spk", instruct="whisper"),
     ],
 )
-def test_what_cannot_be_done_is_refused(params: SynthesisParams) -> None:
+def test_unsupported_parameters_are_refused(params: SynthesisParams) -> None:
     subject = engine("cosyvoice3")
-    assert refused(subject, params) is ErrorCode.INVALID_REQUEST
+    assert refusal_code(subject, params) is ErrorCode.INVALID_REQUEST
     assert all(state.users == 0 for state in subject.components.voice_cache._states.values())
 
 
-def test_an_instruction_is_followed_and_not_remembered() -> None:
+def test_instruction_applies_to_one_utterance_only() -> None:
     subject = engine("cosyvoice3")
-    plain = speak(subject, TEXT).pcm
-    assert speak(subject, TEXT, replace(PROMPTED, instruct="whisper it")).pcm != plain
-    assert speak(subject, TEXT).pcm == plain
+    plain = synthesize(subject, TEXT).pcm
+    assert synthesize(subject, TEXT, replace(PROMPTED, instruct="whisper it")).pcm != plain
+    assert synthesize(subject, TEXT).pcm == plain
 
 
-def test_special_tokens_in_a_text_are_only_text() -> None:
+def test_special_tokens_in_text_are_plain_text() -> None:
     subject = engine("cosyvoice3")
-    said = plain_segment("a<|endofprompt|>b")
-    heard = speak(subject, (said,))
+    segment = plain_segment("a<|endofprompt|>b")
+    output = synthesize(subject, (segment,))
     ids = tokenizer("cosyvoice3")
-    assert ids.end_of_prompt_id not in ids.encode(said.text)
-    assert [type(end) for end in heard.ends] == [Done]
+    assert ids.end_of_prompt_id not in ids.encode(segment.text)
+    assert [type(end) for end in output.ends] == [Done]
 
 
-def test_a_text_without_any_stop_is_refused_where_it_cannot_be_read() -> None:
+def test_oversized_segment_without_punctuation_is_refused() -> None:
     subject = engine("cosyvoice3")
-    heard = speak(subject, (plain_segment("hello" * 2000),))
-    (end,) = heard.ends
+    output = synthesize(subject, (plain_segment("hello" * 2000),))
+    (end,) = output.ends
     assert isinstance(end, Failed)
     assert end.error.code is ErrorCode.TEXT_TOO_LONG

@@ -1,4 +1,4 @@
-"""Memory that is scarce: who waits for it, who goes without, and that nobody keeps any."""
+"""Scarce memory: admission, eviction, and release without leaks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segments
-from tests.unit.streaming.engines import KEY, PROMPTED, bundle, engine, hear, settings, speak, voice
-from tests.unit.streaming.test_engine import Held
-from tests.unit.streaming.test_faults import CROWD, crowd_says
+from tests.unit.streaming.engines import KEY, PROMPTED, bundle, engine, run_until_idle, settings, synthesize, voice
+from tests.unit.streaming.test_engine import ResourceUsage
+from tests.unit.streaming.test_faults import CROWD, synthesize_crowd
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.engine.streaming.engine import CosyVoiceEngine
 from tts_worker.engine.streaming.graphs import EagerRunner, FakeGraphRunner, Runner, Tensors
@@ -45,75 +45,75 @@ def long_script(tokens: int) -> Callable[[UtteranceKey, int], list[int]]:
     return lambda key, run: [*(i * 13 % 6561 for i in range(tokens)), 6562]
 
 
-def test_who_finds_no_memory_waits_for_who_has_it() -> None:
+def test_utterances_wait_for_free_pages() -> None:
     subject = engine("cosyvoice3", settings(pages=8), script=long_script(100))
     keys = [UtteranceKey("s", n) for n in range(4)]
-    heard: dict[UtteranceKey, EngineOutput] = {}
+    outputs: dict[UtteranceKey, EngineOutput] = {}
     for key in keys:
         subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
         subject.handle(Text(key, plain_segment("Hello world and you, that it is of the world")))
         subject.handle(EndText(key))
-    hear(subject, heard)
-    assert [heard[key].ends for key in keys] == [[Done(key)] for key in keys]
-    assert {heard[key].samples for key in keys} == {100 * 960}
+    run_until_idle(subject, outputs)
+    assert [outputs[key].ends for key in keys] == [[Done(key)] for key in keys]
+    assert {outputs[key].samples for key in keys} == {100 * 960}
 
 
-def test_sound_that_no_memory_could_hold_ends_with_a_clear_failure() -> None:
+def test_audio_exceeding_memory_fails_out_of_memory() -> None:
     subject = engine("cosyvoice3", settings(pages=5), script=long_script(300))
-    heard = speak(subject, (plain_segment("Hello"),))
-    (end,) = heard.ends
+    output = synthesize(subject, (plain_segment("Hello"),))
+    (end,) = output.ends
     assert isinstance(end, Failed)
     assert end.error.code is ErrorCode.OUT_OF_MEMORY
     assert subject.active_utterances == 0
-    assert speak(engine("cosyvoice3", settings(pages=5)), (plain_segment("Hello"),)).samples
+    assert synthesize(engine("cosyvoice3", settings(pages=5)), (plain_segment("Hello"),)).samples
 
 
-def test_memory_too_small_to_speak_is_a_setting_that_is_wrong(tmp_path: Path) -> None:
+def test_insufficient_memory_setting_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="memory_gb"):
         load_engine(LoadOptions(bundle("cosyvoice3").path, memory_gb=0.001))
     with pytest.raises(ConfigError, match="CUDA"):
         load_engine(LoadOptions(bundle("cosyvoice3").path, device="cuda:7"))
 
 
-def test_a_cancel_while_others_wait_lets_them_go_on() -> None:
+def test_cancel_unblocks_utterances_waiting_for_pages() -> None:
     subject = engine("cosyvoice3", settings(pages=5), script=long_script(60))
     first, second = (UtteranceKey("s", n) for n in range(2))
     for key in (first, second):
         subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES if key == second else 10))
         subject.handle(Text(key, plain_segment("Hello world and you, that it is")))
         subject.handle(EndText(key))
-    heard: dict[UtteranceKey, EngineOutput] = {}
+    outputs: dict[UtteranceKey, EngineOutput] = {}
     for _ in range(40):
         for event in subject.step(0.0):
             assert isinstance(event, Audio)
-            heard.setdefault(event.key, EngineOutput()).audio.append(event)
+            outputs.setdefault(event.key, EngineOutput()).audio.append(event)
     subject.handle(Cancel(first))
-    hear(subject, heard)
-    assert heard[second].ends == [Done(second)]
+    run_until_idle(subject, outputs)
+    assert outputs[second].ends == [Done(second)]
 
 
 # -- voices -----------------------------------------------------------------------------------------------------------
 
 
-def test_prompts_that_nobody_uses_make_room_for_others() -> None:
+def test_unused_prompts_are_evicted() -> None:
     voices = {f"v{n}": voice("cosyvoice3", 60, n) for n in range(5)}
     subject = engine("cosyvoice3", settings(cached_voices=2), voices=voices)
-    sounds = [speak(subject, TEXT, SynthesisParams(name)).pcm for name in voices]
+    pcm_by_voice = [synthesize(subject, TEXT, SynthesisParams(name)).pcm for name in voices]
     assert subject.components.voice_cache.prepared_voices == 2
-    assert len(set(sounds)) == 5
-    assert speak(subject, TEXT, SynthesisParams("v0")).pcm == sounds[0]
+    assert len(set(pcm_by_voice)) == 5
+    assert synthesize(subject, TEXT, SynthesisParams("v0")).pcm == pcm_by_voice[0]
 
 
-def test_idle_prompts_give_their_pages_to_a_new_one() -> None:
+def test_pages_of_idle_prompts_are_reused() -> None:
     voices = {f"v{n}": voice("cosyvoice3", 200, n) for n in range(3)}
     subject = engine("cosyvoice3", settings(cached_voices=4, pages=20), voices=voices, script=long_script(20))
     for name in voices:
-        assert speak(subject, (plain_segment("Hello"),), SynthesisParams(name)).ends == [Done(KEY)]
+        assert synthesize(subject, (plain_segment("Hello"),), SynthesisParams(name)).ends == [Done(KEY)]
     assert subject.components.voice_cache.prepared_voices == 2
 
 
-def two_voices(pages: int, tokens: int) -> tuple[CosyVoiceEngine, dict[UtteranceKey, SynthesisParams]]:
-    """The second one's prompt takes five pages, the first one's one."""
+def engine_with_two_voices(pages: int, tokens: int) -> tuple[CosyVoiceEngine, dict[UtteranceKey, SynthesisParams]]:
+    """Return an engine with two voices: the first prompt takes one page, the second five."""
     voices = {f"v{n}": voice("cosyvoice3", length, n) for n, length in enumerate((60, 150))}
     lengths = {"s0": 150, "s1": tokens}
     subject = engine(
@@ -125,122 +125,122 @@ def two_voices(pages: int, tokens: int) -> tuple[CosyVoiceEngine, dict[Utterance
     return subject, {UtteranceKey(f"s{n}", 1): SynthesisParams(name) for n, name in enumerate(voices)}
 
 
-@pytest.mark.parametrize("left", [0, 2, 4])
-def test_a_prompt_waits_for_memory_as_sound_does(left: int) -> None:
-    subject, calls = two_voices(pages=9, tokens=20)
-    heard: dict[UtteranceKey, EngineOutput] = {key: EngineOutput() for key in calls}
+@pytest.mark.parametrize("free_pages_left", [0, 2, 4])
+def test_prompt_waits_for_free_pages(free_pages_left: int) -> None:
+    subject, calls = engine_with_two_voices(pages=9, tokens=20)
+    outputs: dict[UtteranceKey, EngineOutput] = {key: EngineOutput() for key in calls}
     for key, params in calls.items():
         subject.handle(Open(key, params, PLENTY_SAMPLES))
         subject.handle(Text(key, plain_segment("Hello world and you, that it is of the world")))
         subject.handle(EndText(key))
-        while not heard[key].ends and subject.components.pool.free_pages > left:
+        while not outputs[key].ends and subject.components.pool.free_pages > free_pages_left:
             for event in subject.step(0.0):
                 if isinstance(event, Audio):
-                    heard[event.key].audio.append(event)
+                    outputs[event.key].audio.append(event)
                 else:
-                    heard[event.key].ends.append(event)  # type: ignore[arg-type]
-    hear(subject, heard)
-    assert [heard[key].ends for key in calls] == [[Done(key)] for key in calls]
+                    outputs[event.key].ends.append(event)  # type: ignore[arg-type]
+    run_until_idle(subject, outputs)
+    assert [outputs[key].ends for key in calls] == [[Done(key)] for key in calls]
 
 
-def opened(subject: CosyVoiceEngine, key: UtteranceKey, params: SynthesisParams) -> None:
+def open_utterance(subject: CosyVoiceEngine, key: UtteranceKey, params: SynthesisParams) -> None:
     subject.handle(Open(key, params, PLENTY_SAMPLES))
     subject.handle(Text(key, plain_segment("Hello world and you, that it is of the world")))
     subject.handle(EndText(key))
 
 
-def test_two_prompts_for_which_there_is_no_memory_do_not_wait_for_each_other() -> None:
+def test_two_blocked_prompts_do_not_deadlock() -> None:
     voices = {f"v{n}": voice("cosyvoice3", 200, n) for n in range(2)}  # seven pages each
     subject = engine("cosyvoice3", settings(pages=20), voices=voices, script=long_script(20))
     pool = subject.components.pool
     voice_cache = subject.components.voice_cache
     keys = [UtteranceKey(f"s{n}", 1) for n in range(2)]
     for key, name in zip(keys, voices, strict=True):
-        opened(subject, key, SynthesisParams(name))
+        open_utterance(subject, key, SynthesisParams(name))
         while name not in voice_cache._states or voice_cache.unprepared_pages(voice_cache._states[name]) > 4:
             subject.step(0.0)
         subject.handle(Hold(key))
-    while pool.free_pages > 3:  # somebody else took more than his text had told
+    while pool.free_pages > 3:  # simulates another utterance that exceeded its estimate
         pool._pages.pop()
     for key in keys:
         subject.handle(Release(key))
-    heard: dict[UtteranceKey, EngineOutput] = {}
-    hear(subject, heard)
-    ends = sorted((heard[key].ends[0] for key in keys), key=lambda end: isinstance(end, Failed))
+    outputs: dict[UtteranceKey, EngineOutput] = {}
+    run_until_idle(subject, outputs)
+    ends = sorted((outputs[key].ends[0] for key in keys), key=lambda end: isinstance(end, Failed))
     assert isinstance(ends[0], Done)
     assert isinstance(ends[1], Failed)
     assert ends[1].error.code is ErrorCode.OUT_OF_MEMORY
     assert subject.active_utterances == 0
 
 
-def test_what_a_prompt_will_still_take_is_not_given_to_another() -> None:
+def test_pages_of_a_started_prompt_are_reserved() -> None:
     voices = {f"v{n}": voice("cosyvoice3", 150, n) for n in range(2)}  # five pages each
     subject = engine("cosyvoice3", settings(pages=8), voices=voices, script=long_script(20))
     first, second = keys = [UtteranceKey(f"s{n}", 1) for n in range(2)]
-    opened(subject, first, SynthesisParams("v0"))
+    open_utterance(subject, first, SynthesisParams("v0"))
     while subject.components.pool.free_pages > 7:
         subject.step(0.0)
     subject.handle(Hold(first))
-    opened(subject, second, SynthesisParams("v1"))
-    heard: dict[UtteranceKey, EngineOutput] = {}
-    hear(subject, heard)
-    assert not heard
+    open_utterance(subject, second, SynthesisParams("v1"))
+    outputs: dict[UtteranceKey, EngineOutput] = {}
+    run_until_idle(subject, outputs)
+    assert not outputs
     assert subject.components.pool.free_pages == 7
     subject.handle(Release(first))
-    hear(subject, heard)
-    assert [heard[key].ends for key in keys] == [[Done(key)] for key in keys]
+    run_until_idle(subject, outputs)
+    assert [outputs[key].ends for key in keys] == [[Done(key)] for key in keys]
 
 
-def test_a_prompt_that_is_there_lets_others_go_on() -> None:
-    """Even if whoever brought it then takes nothing."""
+def test_prepared_prompt_unblocks_others() -> None:
+    """Even if its own utterance is held."""
     voices = {"short": voice("cosyvoice3", 60), "long": voice("cosyvoice3", 150, 1)}  # one page and five
     subject = engine("cosyvoice3", settings(pages=8), voices=voices, script=long_script(20))
     voice_cache = subject.components.voice_cache
     waiting = UtteranceKey("waiting", 1)
     paused = UtteranceKey("paused", 1)
-    opened(subject, paused, SynthesisParams("long"))
+    open_utterance(subject, paused, SynthesisParams("long"))
     while not voice_cache.prepared_voices or voice_cache.unprepared_pages(voice_cache._states["long"]) > 3:
         subject.step(0.0)
     subject.handle(Hold(paused))
-    opened(subject, waiting, SynthesisParams("short"))
-    heard: dict[UtteranceKey, EngineOutput] = {}
-    hear(subject, heard)
-    assert not heard, "what is left does not suffice for both, as far as the texts tell"
+    open_utterance(subject, waiting, SynthesisParams("short"))
+    outputs: dict[UtteranceKey, EngineOutput] = {}
+    run_until_idle(subject, outputs)
+    assert not outputs, "the free pages do not suffice for the estimates of both"
     subject.handle(Release(paused))
     while voice_cache.needs_prepare(voice_cache._states["long"]):
         subject.step(0.0)
     subject.handle(Hold(paused))
-    hear(subject, heard)
-    assert heard[waiting].ends == [Done(waiting)]
+    run_until_idle(subject, outputs)
+    assert outputs[waiting].ends == [Done(waiting)]
 
 
-def test_nobody_waits_for_whoever_turns_out_to_say_nothing() -> None:
+def test_silent_utterance_does_not_block_others() -> None:
     voices = {f"v{n}": voice("cosyvoice3", 150, n) for n in range(2)}  # five pages each
     subject = engine("cosyvoice3", settings(pages=8), voices=voices, script=lambda key, run: [6562])
     silent = UtteranceKey("silent", 1)
     waiting = UtteranceKey("waiting", 1)
     subject.handle(Open(silent, SynthesisParams("v0"), PLENTY_SAMPLES))
-    subject.handle(Text(silent, plain_segment("Hello")))  # and the call stays open
+    subject.handle(Text(silent, plain_segment("Hello")))  # the text does not end
     while subject.components.pool.free_pages > 3:
         subject.step(0.0)
     subject.handle(Hold(silent))
-    opened(subject, waiting, SynthesisParams("v1"))
-    heard: dict[UtteranceKey, EngineOutput] = {}
-    hear(subject, heard)
-    assert not heard
+    open_utterance(subject, waiting, SynthesisParams("v1"))
+    outputs: dict[UtteranceKey, EngineOutput] = {}
+    run_until_idle(subject, outputs)
+    assert not outputs
     subject.handle(Release(silent))
-    hear(subject, heard)
-    (end,) = heard[waiting].ends
+    run_until_idle(subject, outputs)
+    (end,) = outputs[waiting].ends
     assert isinstance(end, Failed)
     assert end.error.code is ErrorCode.OUT_OF_MEMORY
 
 
-# -- nothing is kept --------------------------------------------------------------------------------------------------
+# -- release ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("runner", [EagerRunner, FakeGraphRunner])
-def test_a_closed_engine_gives_its_memory_back_without_a_collector(runner: type[Runner]) -> None:
-    """A worker freezes its heap once it has started: what then lies in a cycle would stay for good."""
+def test_closed_engine_frees_memory_without_gc(runner: type[Runner]) -> None:
+    """A worker freezes its heap at the start, so a reference cycle in it would never be collected."""
     small = settings(lm_tokens=256, max_passage_s=4, pages=20, decode_batch=1, checked=False)
     subject = engine("cosyvoice3", small, runners=(runner(), runner()))
     subject.warm_up()
@@ -260,13 +260,13 @@ def test_a_closed_engine_gives_its_memory_back_without_a_collector(runner: type[
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("stage", ["flow", "vocoder", "decode"])
-def test_a_pass_without_memory_lets_go_of_what_it_had_before_it_is_tried_again(stage: str, overlap: bool) -> None:
+def test_failed_pass_frees_activations_before_retry(stage: str, overlap: bool) -> None:
     class Activations:
-        """What a pass has made when it fails."""
+        """Represents the tensors of a failed pass."""
 
     class Full(EagerRunner):
         made: weakref.ref[Activations] | None = None
-        kept: bool | None = None
+        leaked: bool | None = None
 
         def run(self, key: Hashable, compute: Callable[..., Tensors], inputs: tuple[Tensor, ...]) -> Tensors:
             assert isinstance(key, tuple)
@@ -274,25 +274,25 @@ def test_a_pass_without_memory_lets_go_of_what_it_had_before_it_is_tried_again(s
                 activations = Activations()
                 self.made = weakref.ref(activations)
                 raise torch.OutOfMemoryError("out of memory")
-            if key[0] == stage and self.made is not None and self.kept is None:
-                self.kept = self.made() is not None
+            if key[0] == stage and self.made is not None and self.leaked is None:
+                self.leaked = self.made() is not None
             return super().run(key, compute, inputs)
 
     full = Full()
     gc.collect()
     gc.disable()
     try:
-        heard = crowd_says(full, full, settings(render_batch=4, decode_batch=4, overlap=overlap))
+        outputs = synthesize_crowd(full, full, settings(render_batch=4, decode_batch=4, overlap=overlap))
     finally:
         gc.enable()
-    assert all(heard[key].ends == [Done(key)] for key in CROWD)
-    assert full.kept is False
+    assert all(outputs[key].ends == [Done(key)] for key in CROWD)
+    assert full.leaked is False
 
 
-def test_a_slot_that_could_not_be_opened_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slot_is_freed_when_opening_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = engine("cosyvoice2")
-    speak(subject, TEXT)
-    free = Held(subject).now
+    synthesize(subject, TEXT)
+    free = ResourceUsage.of(subject)
     memory = subject.components.pool._estimator
     copy = memory.copy_tails
     calls = 0
@@ -305,13 +305,13 @@ def test_a_slot_that_could_not_be_opened_is_free(monkeypatch: pytest.MonkeyPatch
         copy(source, target)
 
     monkeypatch.setattr(memory, "copy_tails", fails)
-    (end,) = speak(subject, TEXT).ends
+    (end,) = synthesize(subject, TEXT).ends
     assert isinstance(end, Failed)
-    assert Held(subject).now == free
+    assert ResourceUsage.of(subject) == free
 
 
-def test_a_slot_given_back_while_another_is_opened_is_not_mistaken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine's thread gives back while the flow's thread takes."""
+def test_concurrent_slot_close_and_open_do_not_collide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine thread returns a slot while the flow thread takes one."""
     pool = engine("cosyvoice3").components.pool
     leaving = pool.open()
     free = pool.free_slots
@@ -328,7 +328,7 @@ def test_a_slot_given_back_while_another_is_opened_is_not_mistaken_for_it(monkey
 
 
 @pytest.mark.parametrize("stage", ["flow", "vocoder", "decode"])
-async def test_a_broken_engines_memory_is_free_before_another_one_is_built(stage: str) -> None:
+async def test_faulted_engine_is_freed_before_rebuild(stage: str) -> None:
     parts: list[weakref.ref[object]] = []
     alive: list[bool] = []
 

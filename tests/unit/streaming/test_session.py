@@ -1,5 +1,7 @@
-"""A worker whose voice is CosyVoice, word by word: what a session promises, over the real engine thread. Clause by
-clause it keeps the whole table of tests/behaviour."""
+"""Sessions over CosyVoice in interleaved mode, on a real engine thread.
+
+Clause mode runs the whole table of tests/behaviour.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,8 @@ async def worker() -> AsyncIterator[Worker]:
         yield running
 
 
-async def heard_of(session: LocalSession, *, pause_every: int = 0) -> tuple[bytes, list[Words], Ended]:
-    """Everything of one utterance, paused now and then."""
+async def collect_output(session: LocalSession, *, pause_every: int = 0) -> tuple[bytes, list[Words], Ended]:
+    """Return the audio, the words and the end of one utterance; pauses after every ``pause_every`` frames."""
     pcm = bytearray()
     words = []
     frames = 0
@@ -50,24 +52,24 @@ async def heard_of(session: LocalSession, *, pause_every: int = 0) -> tuple[byte
             words.append(output)
         elif isinstance(output, Ended):
             return bytes(pcm), words, output
-    raise AssertionError("the session ended without a word")
+    raise AssertionError("the session ended without an end event")
 
 
-async def test_a_session_keeps_its_promises(worker: Worker) -> None:
+async def test_session_over_cosyvoice_behaves_as_specified(worker: Worker) -> None:
     engine = worker.engines["cosy"]
     whole = worker.hub.open(QUICK)
     whole.speak(TEXT)
     whole.end_text()
-    expected, words, ended = await heard_of(whole)
+    expected, words, ended = await collect_output(whole)
     assert ended.outcome in (Outcome.DONE, Outcome.TRUNCATED)
     assert ended.receipt.text_spoken + ended.receipt.text_remaining == TEXT
     assert [word.text for words in words for word in words.words] == TEXT.split()
 
     paused = worker.hub.open(QUICK)
-    for letter in TEXT:  # and the text comes letter by letter
+    for letter in TEXT:  # letter by letter
         paused.speak(letter)
     paused.end_text()
-    pcm, _, _ = await heard_of(paused, pause_every=7)
+    pcm, _, _ = await collect_output(paused, pause_every=7)
     assert pcm == expected
 
     stopped = worker.hub.open(SessionOptions())
@@ -86,7 +88,7 @@ async def test_a_session_keeps_its_promises(worker: Worker) -> None:
     await until(lambda: engine.live_utterances == 0)
 
 
-async def test_listeners_that_leave_at_random_leave_nothing_behind(worker: Worker) -> None:
+async def test_randomly_closed_sessions_leak_nothing(worker: Worker) -> None:
     engine = worker.engines["cosy"]
     rng = random.Random(3)
 
@@ -106,12 +108,12 @@ async def test_listeners_that_leave_at_random_leave_nothing_behind(worker: Worke
     last = worker.hub.open(QUICK)
     last.speak(TEXT)
     last.end_text()
-    assert (await heard_of(last))[0]
+    assert (await collect_output(last))[0]
     last.close()
     assert engine.stats.faults == 0
 
 
-def test_settings_name_what_is_wrong(tmp_path: Path) -> None:
+def test_config_errors_name_the_setting(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="bundle"):
         load_settings(flags={"engines": {"c": {"kind": "cosyvoice"}}})
     with pytest.raises(ConfigError, match="text_mode"):
@@ -119,7 +121,7 @@ def test_settings_name_what_is_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["cosyvoice2", "cosyvoice3"])
-def test_the_configurations_that_come_with_it_are_read(family: str) -> None:
+def test_shipped_configs_load(family: str) -> None:
     (engine,) = load_settings(Path(__file__).parents[3] / "configs" / f"{family}.yaml").engines.values()
     assert isinstance(engine, CosyVoiceEngineSettings)
     assert engine.bundle.is_absolute()
@@ -137,8 +139,8 @@ NOT_THERE = (
 )
 
 
-@pytest.mark.timeout(600)  # twenty seconds of work: many times that where the machine has other work too
-def test_the_benchmark_needs_torch_numpy_and_tokenizers_only() -> None:
+@pytest.mark.timeout(600)  # 20 s of work, many times that on a loaded machine
+def test_engine_benchmark_needs_minimal_packages() -> None:
     command = [sys.executable, "-W", "error", "-c", BARE, str(tiny("cosyvoice2")), *NOT_THERE.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -152,9 +154,7 @@ def test_the_benchmark_needs_torch_numpy_and_tokenizers_only() -> None:
     ("flag", "value"),
     [("--growth-seconds", "4"), ("--seconds", "0"), ("--session-seconds", "1000"), ("--repeats", "0")],
 )
-def test_the_benchmark_refuses_what_it_cannot_measure(
-    flag: str, value: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_engine_benchmark_refuses_invalid_flags(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["bench", "engine", "--bundle", str(tiny("cosyvoice2")), flag, value])
     assert code != 0
     assert flag in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Several chunks of the mask at a time: cheaper, later, and the same sound."""
+"""Several chunks of the mask per pass: the same audio with less work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from tests.unit.streaming.engines import FAMILIES, engine, networks, settings, speak
+from tests.unit.streaming.engines import FAMILIES, engine, networks, settings, synthesize
 from tts_worker.engine.cosyvoice.chunks import GridPlan
 from tts_worker.engine.cosyvoice.flow.stream import FlowPool
 from tts_worker.engine.streaming.utterance import plain_segment
@@ -24,7 +24,7 @@ AHEAD = 3
     stride=st.integers(1, 5),
     arrivals=st.lists(st.integers(0, 60), min_size=1, max_size=12),
 )
-def test_chunks_end_on_the_grid_and_say_everything_once(prompt: int, stride: int, arrivals: list[int]) -> None:
+def test_chunks_end_on_the_grid_and_cover_all_tokens(prompt: int, stride: int, arrivals: list[int]) -> None:
     plan = GridPlan(prompt, CHUNK, AHEAD, stride)
     done = 0
     available = 0
@@ -35,14 +35,14 @@ def test_chunks_end_on_the_grid_and_say_everything_once(prompt: int, stride: int
             assert chunk.known <= available
             assert (prompt + chunk.end) % CHUNK == 0
             done = chunk.end
-        assert done == plan.settled(available)  # what may have been heard is a matter of count
+        assert done == plan.settled(available)  # depends on the token count only
         assert available < done + plan.hop(done) + AHEAD
     last = plan.next(available, True)
     assert last is not None
     assert (last.begin, last.end, last.final) == (done, available, True)
 
 
-def test_the_first_chunks_do_not_wait_for_a_stride() -> None:
+def test_first_chunks_ignore_the_stride() -> None:
     plan = GridPlan(42, CHUNK, AHEAD, 2)
     hops = []
     done = 0
@@ -54,8 +54,8 @@ def test_the_first_chunks_do_not_wait_for_a_stride() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("chunks", [2, 3])
-def test_a_pass_over_several_chunks_gives_the_frames_of_single_ones(family: str, chunks: int) -> None:
-    """Also where the utterance ends within the pass, and whatever the pages are."""
+def test_multi_chunk_pass_equals_single_chunk_passes(family: str, chunks: int) -> None:
+    """Also if the segment ends within the pass, and with any pages."""
     flow = networks(family).flow
     pool = FlowPool(flow, slots=3, pages=4 * chunks + 2, max_chunks=8, checked=True)
     ids = torch.arange(3, 3 + CHUNK * (chunks + 1) + AHEAD)[None]
@@ -85,20 +85,20 @@ def test_a_pass_over_several_chunks_gives_the_frames_of_single_ones(family: str,
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_stride_sounds_the_same_and_computes_less(family: str) -> None:
-    spoken = []
+def test_stride_gives_same_audio_with_less_work(family: str) -> None:
+    pcm = []
     frames = []
     for stride in (1, 2):
         config = settings(stride_chunks=stride, smooth_start=False)
         subject = engine(family, config, script=lambda key, run: [*range(100, 250), 6561])
-        heard = speak(subject, (plain_segment("Hello"),))
-        spoken.append(np.frombuffer(b"".join(audio.pcm for audio in heard.audio), "<i2").astype(np.int32))
+        output = synthesize(subject, (plain_segment("Hello"),))
+        pcm.append(np.frombuffer(b"".join(audio.pcm for audio in output.audio), "<i2").astype(np.int32))
         frames.append(subject.components.renderer.vocoder_frames)
         held = subject.components.pool.free_pages
         assert (
             held == subject.settings.pages - subject.components.voice_cache.prepared_voices
         )  # a page of the prompt is the voice's
-    assert len(spoken[0]) == len(spoken[1]) == 150 * 960
-    if family == "cosyvoice3":  # CosyVoice2's vocoder fades where a chunk ends: the seams are elsewhere
-        assert np.abs(spoken[0] - spoken[1]).max() <= 33  # 0.001: the pitch's rounding adds up in the phase
+    assert len(pcm[0]) == len(pcm[1]) == 150 * 960
+    if family == "cosyvoice3":  # CosyVoice2's vocoder cross-fades at chunk ends, which differ here
+        assert np.abs(pcm[0] - pcm[1]).max() <= 33  # 0.001: rounding of the pitch accumulates in the phase
     assert frames[1] < frames[0]

@@ -1,4 +1,4 @@
-"""What is said, decided from ids alone: the guard, another draw, a clean cut, carried context, word times."""
+"""Token generation from ids alone: guard, retries, truncation, context, word times."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ SILENT = 28
 
 
 @pytest.fixture(scope="module")
-def parts():  # type: ignore[no-untyped-def]
+def components():  # type: ignore[no-untyped-def]
     return engine(FAMILY).components
 
 
-def generator_for(parts, texts: Sequence[Segment], **changes: object) -> TokenGenerator:  # type: ignore[no-untyped-def]
+def generator_for(components, texts: Sequence[Segment], **changes: object) -> TokenGenerator:  # type: ignore[no-untyped-def]
     model = Model(bundle(FAMILY).config, tokenizer(FAMILY), settings(**changes))
     generator = TokenGenerator(KEY, SynthesisParams("prompted", seed=5), model)
-    voice = parts.voice_cache.acquire("prompted", parts.networks.flow, parts.streams.flow)
+    voice = components.voice_cache.acquire("prompted", components.networks.flow, components.streams.flow)
     generator.set_voice(voice, voice.request(None))
     for segment in texts:
         generator.add_text(segment)
@@ -44,12 +44,12 @@ def generator_for(parts, texts: Sequence[Segment], **changes: object) -> TokenGe
     return generator
 
 
-def varied(count: int, seed: int = 0) -> list[int]:
-    """Ids without a repetition and without silence."""
+def distinct_ids(count: int, seed: int = 0) -> list[int]:
+    """Return distinct ids without silence."""
     return random.Random(seed).sample(range(2500, 6000), count)
 
 
-# -- the guard --------------------------------------------------------------------------------------------------------
+# -- guard ------------------------------------------------------------------------------------------------------------
 
 
 @examples(deadline=None)
@@ -57,9 +57,7 @@ def varied(count: int, seed: int = 0) -> list[int]:
     st.lists(st.integers(100, 240), max_size=60, unique=True),
     st.lists(st.integers(300, 400), min_size=1, max_size=25, unique=True),
 )
-def test_a_loop_of_any_period_up_to_a_second_is_found_and_what_came_before_is_kept(
-    before: list[int], period: list[int]
-) -> None:
+def test_token_loop_of_any_period_is_detected(before: list[int], period: list[int]) -> None:
     rule = GuardLimits()
     guard = TokenGuard(frozenset())
     violation = None
@@ -77,41 +75,41 @@ def test_a_loop_of_any_period_up_to_a_second_is_found_and_what_came_before_is_ke
 
 @examples(deadline=None)
 @given(st.lists(st.integers(0, 6560), max_size=200, unique=True))
-def test_speech_without_a_repetition_is_never_stopped(tokens: list[int]) -> None:
+def test_tokens_without_repetition_pass_the_guard(tokens: list[int]) -> None:
     guard = TokenGuard(frozenset({SILENT}))
     assert not any(guard.check(token) for token in tokens)
 
 
-def test_silence_that_does_not_end_is_found() -> None:
+def test_endless_silence_is_detected() -> None:
     guard = TokenGuard(frozenset({SILENT, 29}))
-    verdicts = [guard.check(token) for token in [*varied(30), *[SILENT, 29] * 50]]
+    verdicts = [guard.check(token) for token in [*distinct_ids(30), *[SILENT, 29] * 50]]
     violation = next(verdict for verdict in verdicts if verdict)
-    assert (violation.reason, violation.valid_tokens) == ("silence", len(varied(30)))
-    assert verdicts.index(violation) == len(varied(30)) + GuardLimits().silence_tokens - 1
+    assert (violation.reason, violation.valid_tokens) == ("silence", len(distinct_ids(30)))
+    assert verdicts.index(violation) == len(distinct_ids(30)) + GuardLimits().silence_tokens - 1
 
 
-# -- another draw, or a clean cut -------------------------------------------------------------------------------------
+# -- retries and truncation -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("nonsense", [[-1], [6700], [SILENT] * 75, [7, *[SILENT] * 75]])
-def test_nonsense_that_nobody_heard_is_drawn_again_with_another_seed(parts, nonsense: list[int]) -> None:  # type: ignore[no-untyped-def]
-    generator = generator_for(parts, [plain_segment("Hello world and you, that it is")])
+@pytest.mark.parametrize("invalid_ids", [[-1], [6700], [SILENT] * 75, [7, *[SILENT] * 75]])
+def test_uncommitted_invalid_run_is_retried_with_new_seed(components, invalid_ids: list[int]) -> None:  # type: ignore[no-untyped-def]
+    generator = generator_for(components, [plain_segment("Hello world and you, that it is")])
     generator.begin_run()
     seeds = [generator.run_seed]
     for _ in range(settings().retries):
-        generator.process_ids(nonsense)
+        generator.process_ids(invalid_ids)
         assert generator.run is not None
         assert generator.audio_segments[-1].tokens == []
         seeds.append(generator.run_seed)
     assert len(set(seeds)) == 3
-    generator.process_ids([*varied(40), EOS])
+    generator.process_ids([*distinct_ids(40), EOS])
     assert generator.truncated is None
-    assert generator.audio_segments[-1].tokens == varied(40)
+    assert generator.audio_segments[-1].tokens == distinct_ids(40)
     assert generator.audio_segments[-1].is_complete
 
 
-def test_nonsense_three_times_is_the_end(parts) -> None:  # type: ignore[no-untyped-def]
-    generator = generator_for(parts, [plain_segment("Hello")])
+def test_retries_are_limited(components) -> None:  # type: ignore[no-untyped-def]
+    generator = generator_for(components, [plain_segment("Hello")])
     generator.begin_run()
     for _ in range(settings().retries + 1):
         generator.process_ids([-1])
@@ -121,40 +119,40 @@ def test_nonsense_three_times_is_the_end(parts) -> None:  # type: ignore[no-unty
     assert not generator.audio_segments[-1].tokens
 
 
-def test_nonsense_after_something_was_heard_is_cut_where_it_begins(parts) -> None:  # type: ignore[no-untyped-def]
-    good = varied(100)
-    generator = generator_for(parts, [plain_segment("Hello world and you, that it is of the world")])
+def test_committed_invalid_run_is_truncated(components) -> None:  # type: ignore[no-untyped-def]
+    good = distinct_ids(100)
+    generator = generator_for(components, [plain_segment("Hello world and you, that it is of the world")])
     generator.begin_run()
     generator.process_ids([*good, *[11, 12, 13] * 30])
     assert generator.truncated == "token_loop"
     tokens = generator.audio_segments[-1].tokens
-    heard = 8 + 25 * ((len(good) + 3 + 50 - 3 - 8) // 25)  # boundaries with their look-ahead when the loop was seen
+    committed = 8 + 25 * ((len(good) + 3 + 50 - 3 - 8) // 25)  # chunks with lookahead when the loop was detected
     assert tokens[: len(good)] == good
-    assert len(tokens) == max(len(good) + 3, heard + 3)
+    assert len(tokens) == max(len(good) + 3, committed + 3)
 
 
 @pytest.mark.parametrize("first", [8, 9, 10, 11, 12])
-def test_what_a_chunk_looked_ahead_to_is_not_drawn_again(parts, first: int) -> None:  # type: ignore[no-untyped-def]
-    """Sound of the first eight tokens is due with eleven, whether or not it was made by then."""
-    generator = generator_for(parts, segments(("Hello, ", Boundary.CLAUSE), ("you.", Boundary.END)))
+def test_lookahead_tokens_are_committed(components, first: int) -> None:  # type: ignore[no-untyped-def]
+    """The first chunk of 8 tokens is due with 11, whether or not it is rendered by then."""
+    generator = generator_for(components, segments(("Hello, ", Boundary.CLAUSE), ("you.", Boundary.END)))
     generator.begin_run()
-    generator.process_ids([*varied(first), EOS])
+    generator.process_ids([*distinct_ids(first), EOS])
     generator.begin_run()
-    generator.process_ids([*varied(4, seed=1), -1])
+    generator.process_ids([*distinct_ids(4, seed=1), -1])
     if first < 11:
         assert generator.truncated == "broken_scores"
-        assert generator.audio_segments[-1].tokens == [*varied(first), *varied(4, seed=1)]
+        assert generator.audio_segments[-1].tokens == [*distinct_ids(first), *distinct_ids(4, seed=1)]
     else:
         assert generator.truncated is None
-        assert generator.audio_segments[-1].tokens == varied(first)
+        assert generator.audio_segments[-1].tokens == distinct_ids(first)
 
 
-def test_a_run_that_never_ends_is_ended(parts) -> None:  # type: ignore[no-untyped-def]
-    generator = generator_for(parts, [plain_segment("it")])
+def test_run_without_end_is_truncated(components) -> None:  # type: ignore[no-untyped-def]
+    generator = generator_for(components, [plain_segment("it")])
     generator.begin_run()
     assert generator.run is not None
     most = generator.run.budget
-    generator.process_ids(varied(most + 10, 3)[:most])
+    generator.process_ids(distinct_ids(most + 10, 3)[:most])
     assert generator.truncated == "no_end_of_speech"
     assert len(generator.audio_segments[-1].tokens) == most
 
@@ -162,12 +160,12 @@ def test_a_run_that_never_ends_is_ended(parts) -> None:  # type: ignore[no-untyp
 # -- context ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_clause_continues_those_before_it(parts) -> None:  # type: ignore[no-untyped-def]
-    generator = generator_for(parts, segments(("Hello, ", Boundary.CLAUSE), ("world.", Boundary.END)))
+def test_clause_continues_previous_clauses(components) -> None:  # type: ignore[no-untyped-def]
+    generator = generator_for(components, segments(("Hello, ", Boundary.CLAUSE), ("world.", Boundary.END)))
     generator.begin_run()
     assert generator.run is not None
     first = list(generator.run.pending_items)
-    generator.process_ids([*varied(12), EOS])
+    generator.process_ids([*distinct_ids(12), EOS])
     generator.begin_run()
     items = generator.run.pending_items
     ids = tokenizer(FAMILY)
@@ -175,13 +173,15 @@ def test_a_clause_continues_those_before_it(parts) -> None:  # type: ignore[no-u
     text = [i for kind, i in items if kind is Kind.TEXT]
     speech = [i for kind, i in items if kind is Kind.SPEECH]
     assert text[prompt:] == [*ids.encode("Hello,"), *ids.encode(" world.")]
-    assert speech == [*generator.request.lm_prompt, *varied(12)]
+    assert speech == [*generator.request.lm_prompt, *distinct_ids(12)]
     assert items[: 1 + prompt] == first[: 1 + prompt]
-    assert len(generator.audio_segments) == 1, "one breath, one stretch of sound"
+    assert len(generator.audio_segments) == 1, "both clauses share one audio segment"
 
 
-def test_old_context_is_forgotten(parts) -> None:  # type: ignore[no-untyped-def]
-    generator = generator_for(parts, segments(*((f"it {n}.", Boundary.SENTENCE) for n in range(12))), context_tokens=30)
+def test_old_context_is_dropped(components) -> None:  # type: ignore[no-untyped-def]
+    generator = generator_for(
+        components, segments(*((f"it {n}.", Boundary.SENTENCE) for n in range(12))), context_tokens=30
+    )
     carried = []
     for n in range(12):
         generator.begin_run()
@@ -189,30 +189,30 @@ def test_old_context_is_forgotten(parts) -> None:  # type: ignore[no-untyped-def
         carried.append(
             sum(kind is Kind.SPEECH for kind, _ in generator.run.pending_items) - len(generator.request.lm_prompt)
         )
-        generator.process_ids([*varied(10, n)[:10], EOS])
+        generator.process_ids([*distinct_ids(10, n)[:10], EOS])
         generator.audio_segments.popleft()
     assert carried[0] == 0
     assert max(carried) <= 30
     assert carried[-1] >= 15
 
 
-def test_interleaved_text_without_stops_is_closed_in_time(parts) -> None:  # type: ignore[no-untyped-def]
+def test_unpunctuated_interleaved_text_is_split(components) -> None:  # type: ignore[no-untyped-def]
     words = segments(*(("hello ", Boundary.WORD) for _ in range(400)))
-    generator = generator_for(parts, words, text_mode=TextMode.INTERLEAVED)
+    generator = generator_for(components, words, text_mode=TextMode.INTERLEAVED)
     runs = 0
     while generator.can_begin_run:
         generator.begin_run()
         runs += 1
         while generator.run is not None:
             last = generator.run.special == EOS and len(generator.drawn) > 150
-            generator.process_ids([EOS if last else varied(500)[len(generator.drawn)]])
+            generator.process_ids([EOS if last else distinct_ids(500)[len(generator.drawn)]])
             assert len(generator.drawn) < 400
         generator.audio_segments.popleft()
     assert runs > 2
     assert generator.truncated is None
 
 
-def test_seeds_of_runs_differ_and_stay_in_range() -> None:
+def test_run_seeds_differ_and_stay_in_range() -> None:
     numbers = product((0, 1, (1 << 63) - 1), range(4), range(3))
     seeds = {derive_seed(seed, run, attempt) for seed, run, attempt in numbers}
     assert len(seeds) == 3 * 4 * 3
@@ -221,7 +221,7 @@ def test_seeds_of_runs_differ_and_stay_in_range() -> None:
 
 
 @pytest.mark.parametrize("name", ["max_utterances", "first_tokens", "stride_chunks", "pages", "lm_tokens", "retries"])
-def test_sizes_that_cannot_work_are_refused(name: str) -> None:
+def test_invalid_sizes_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         StreamingConfig(**{name: -1})
 
@@ -238,35 +238,35 @@ def test_sizes_that_cannot_work_are_refused(name: str) -> None:
 @example(
     texts=["Hello world."] * 2 + ["very long words"], lengths=[97, 120, 62, 1], pace=1.0
 )  # ends at 279.00000000000006
-def test_words_come_in_order_in_time_and_all_of_them(texts: list[str], lengths: list[int], pace: float) -> None:
-    """Whatever the pace was taken for: no word later than its sound, none before what was told, each once."""
-    clock = WordAligner(pace)
+def test_words_are_reported_once_in_order_and_in_time(texts: list[str], lengths: list[int], pace: float) -> None:
+    """At any pace: no word ends after its audio, none starts before reported ones, each is reported once."""
+    aligner = WordAligner(pace)
     total = 0
     expected = 0
     ends = []
     for text, length in zip(texts, lengths, strict=False):
         words = spoken_words(plain_segment(text))
-        clock.start_run(total)
-        clock.add_words(words, total)
+        aligner.start_run(total)
+        aligner.add_words(words, total)
         total += length
         expected += len(words)
-        clock.end_run(total)
+        aligner.end_run(total)
         ends.append(total)
     boundaries = [*range(8, max(9, total - 27), 25)]
     chunks = [Chunk(a, b, b + 3, False) for a, b in zip([0, *boundaries], boundaries, strict=False) if b + 3 <= total]
     last = chunks[-1].end if chunks else 0
-    placed_at = 0.0
-    told = 0
+    previous_end = 0.0
+    reported = 0
     for chunk in [*chunks, Chunk(last, total, total, True)]:
-        for word in clock.take_words(chunk.end, chunk.known, chunk.final):
+        for word in aligner.take_words(chunk.end, chunk.known, chunk.final):
             assert chunk.begin <= word.start <= word.end <= chunk.known
-            assert word.start >= placed_at
-            placed_at = word.end
-            told = told + 1
-    assert told == expected
+            assert word.start >= previous_end
+            previous_end = word.end
+            reported = reported + 1
+    assert reported == expected
 
 
-def test_the_pace_of_a_prompt_is_taken_from_it() -> None:
+def test_pace_is_estimated_from_the_prompt() -> None:
     assert estimate_pace("hello", 12) == pytest.approx(2.0)
     assert estimate_pace("", 12) == estimate_pace("hello", 0) == pytest.approx(25 / 15)
     assert estimate_pace("hello", 10**6) == 4.0

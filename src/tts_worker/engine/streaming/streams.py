@@ -165,7 +165,7 @@ _Inbox = queue.SimpleQueue[Callable[[], object] | None]
 
 
 class ThreadStream(HostStream):
-    """The CPU, on a thread of its own: ``submit`` returns at once.
+    """The CPU, on a separate thread: ``submit`` returns at once.
 
     Entering the stream from another thread blocks until all submitted work is done, which keeps the order.
 

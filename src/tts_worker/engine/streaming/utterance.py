@@ -38,7 +38,7 @@ class Utterance:
         is_decoding: Whether a language model pass is in flight.
         is_rendering: Whether a flow pass is in flight.
         waiting_for_pages: Whether admission refused pages; another utterance will free some.
-        retry_single: Whether a batch with it failed; it runs in a batch of its own until it succeeds.
+        retry_single: Whether a batch with it failed; it runs alone until it succeeds.
         rendered_chunks: Chunks rendered so far.
         in_flight_samples: Samples queued before the vocoder or in it.
         waiting_since_us: Since when an operation has been due; ``None`` if none is.
