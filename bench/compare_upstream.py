@@ -217,18 +217,18 @@ class StreamingEngine(Bench):
         """Return the streamed mel for ``tokens``, concatenated: ``[mel, frames]``."""
         renderer = self.engine.components.renderer
         mels = []
-        original: Callable[..., list[Tensor]] = renderer._frames
+        original: Callable[..., list[Tensor]] = renderer._mel_frames
 
-        def recording(works: Any) -> list[Tensor]:
-            frames = original(works)
+        def recording(requests: Any) -> list[Tensor]:
+            frames = original(requests)
             mels.extend(mel.clone() for mel in frames)
             return frames
 
-        renderer._frames = recording  # type: ignore[method-assign]
+        renderer._mel_frames = recording  # type: ignore[method-assign]
         try:
             self.speak(tokens)
         finally:
-            renderer._frames = original  # type: ignore[method-assign]
+            renderer._mel_frames = original  # type: ignore[method-assign]
         return torch.cat(mels, dim=2)[0].cpu()
 
 

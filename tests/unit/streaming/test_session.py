@@ -55,37 +55,52 @@ async def collect_output(session: LocalSession, *, pause_every: int = 0) -> tupl
     raise AssertionError("the session ended without an end event")
 
 
-async def test_session_over_cosyvoice_behaves_as_specified(worker: Worker) -> None:
-    engine = worker.engines["cosy"]
-    whole = worker.hub.open(QUICK)
-    whole.speak(TEXT)
-    whole.end_text()
-    expected, words, ended = await collect_output(whole)
+async def test_session_reports_words_and_all_text(worker: Worker) -> None:
+    session = worker.hub.open(QUICK)
+    session.speak(TEXT)
+    session.end_text()
+    _, words, ended = await collect_output(session)
     assert ended.outcome in (Outcome.DONE, Outcome.TRUNCATED)
     assert ended.receipt.text_spoken + ended.receipt.text_remaining == TEXT
     assert [word.text for words in words for word in words.words] == TEXT.split()
+    session.close()
+    await until(lambda: worker.engines["cosy"].live_utterances == 0)
+
+
+async def test_pauses_and_single_letters_do_not_change_audio(worker: Worker) -> None:
+    whole = worker.hub.open(QUICK)
+    whole.speak(TEXT)
+    whole.end_text()
+    expected, _, _ = await collect_output(whole)
 
     paused = worker.hub.open(QUICK)
-    for letter in TEXT:  # letter by letter
+    for letter in TEXT:
         paused.speak(letter)
     paused.end_text()
     pcm, _, _ = await collect_output(paused, pause_every=7)
     assert pcm == expected
-
-    stopped = worker.hub.open(SessionOptions())
-    stopped.speak(TEXT)
-    stopped.end_text()
-    async for output in stopped:
-        if isinstance(output, PcmFrame) and output.start_sample >= 4_800:
-            stopped.stop(played_samples=4_800)
-        if isinstance(output, Ended):
-            assert output.outcome is Outcome.STOPPED
-            assert output.receipt.samples_played == 4_800
-            assert output.receipt.text_spoken + output.receipt.text_remaining == TEXT
-            break
-    for session in (whole, paused, stopped):
+    for session in (whole, paused):
         session.close()
-    await until(lambda: engine.live_utterances == 0)
+    await until(lambda: worker.engines["cosy"].live_utterances == 0)
+
+
+async def test_stop_reports_spoken_and_remaining_text(worker: Worker) -> None:
+    session = worker.hub.open(SessionOptions())
+    session.speak(TEXT)
+    session.end_text()
+    ended = None
+    async for output in session:
+        if isinstance(output, PcmFrame) and output.start_sample >= 4_800:
+            session.stop(played_samples=4_800)
+        if isinstance(output, Ended):
+            ended = output
+            break
+    assert ended is not None
+    assert ended.outcome is Outcome.STOPPED
+    assert ended.receipt.samples_played == 4_800
+    assert ended.receipt.text_spoken + ended.receipt.text_remaining == TEXT
+    session.close()
+    await until(lambda: worker.engines["cosy"].live_utterances == 0)
 
 
 async def test_randomly_closed_sessions_leak_nothing(worker: Worker) -> None:
