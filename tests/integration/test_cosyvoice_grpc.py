@@ -1,4 +1,4 @@
-"""CosyVoice's own gRPC service, driven as its published client does: a blocking stub, the whole text, bytes joined."""
+"""CosyVoice's own gRPC service, called like its published client does: with a blocking stub and the whole text."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ def sft(text: str = TEXT, voice: str = "中文女") -> pb.Request:
     return pb.Request(sft_request=pb.sftRequest(spk_id=voice, tts_text=text))
 
 
-def zero_shot(audio: bytes, said: str = "") -> pb.Request:
-    request = pb.zeroshotRequest(tts_text=TEXT, prompt_text=said, prompt_audio=audio)
+def zero_shot(audio: bytes, transcript: str = "") -> pb.Request:
+    request = pb.zeroshotRequest(tts_text=TEXT, prompt_text=transcript, prompt_audio=audio)
     return pb.Request(zero_shot_request=request)
 
 
-async def test_the_published_client_gets_its_sound() -> None:
+async def test_the_published_client_gets_audio() -> None:
     async with cosyvoice() as (worker, address):
         named = await ask(address, sft())
-        assert len(named) > 48_000, "more than a second"
+        assert len(named) > 48_000, "expected more than 1 s"
         plain = await ask(address, sft(voice=""))
-        assert plain != named, "no spk_id is the default voice"
+        assert plain != named, "an empty spk_id must select the default voice"
         instructed = pb.Request(
             instruct_request=pb.instructRequest(tts_text=TEXT, spk_id="中文女", instruct_text="sad")
         )
         with pytest.raises(grpc.RpcError, match="instruct"):
-            await ask(address, instructed)  # never silently without
+            await ask(address, instructed)  # never ignored silently
         await until(lambda: worker.hub.live_sessions == 0)
 
 
@@ -79,7 +79,7 @@ async def test_the_published_client_gets_its_sound() -> None:
         (zero_shot(SECOND), "INVALID_ARGUMENT"),  # no engine here enrols voices
     ],
 )
-async def test_what_cannot_be_said_is_a_status(request_: pb.Request, code: str) -> None:
+async def test_invalid_requests_are_a_status(request_: pb.Request, code: str) -> None:
     async with cosyvoice(server={"max_request_bytes": 4_000_000}) as (worker, address):
         with pytest.raises(grpc.RpcError) as refusal:
             await ask(address, request_)
@@ -87,7 +87,7 @@ async def test_what_cannot_be_said_is_a_status(request_: pb.Request, code: str) 
         await until(lambda: worker.hub.live_sessions == 0)
 
 
-async def test_uploads_that_are_huge_are_refused_before_any_work() -> None:
+async def test_huge_uploads_are_rejected_before_any_work() -> None:
     async with cosyvoice() as (_, address):
         huge = pb.Request(zero_shot_request=pb.zeroshotRequest(tts_text="x", prompt_audio=b"\0" * 3_000_000))
         with pytest.raises(grpc.RpcError) as refusal:
@@ -95,7 +95,7 @@ async def test_uploads_that_are_huge_are_refused_before_any_work() -> None:
         assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
 
 
-async def test_cancelling_frees_the_place_at_once() -> None:
+async def test_cancelling_frees_the_slot_at_once() -> None:
     async with cosyvoice() as (worker, address), dial(address) as channel:
         call = cosyvoice_pb2_grpc.CosyVoiceStub(channel).Inference(sft(TEXT * 200))
         assert (await call.read()).tts_audio
@@ -104,7 +104,7 @@ async def test_cancelling_frees_the_place_at_once() -> None:
         await until(lambda: worker.hub.live_sessions == 0)
 
 
-async def test_a_recording_becomes_a_voice_where_an_engine_can() -> None:
+async def test_a_recording_is_enrolled_once() -> None:
     worker = EnrollingWorker(grpc={"enabled": True, "port": 0, "cosyvoice_port": 0})
     async with join_fleet(worker) as member:
         address = member.cosyvoice_address
@@ -115,11 +115,11 @@ async def test_a_recording_becomes_a_voice_where_an_engine_can() -> None:
             assert await ask(address, zero_shot(LOUD, "希望")) == low
             async with dial(member.address) as channel:
                 worker_protocol = tts_worker_pb2_grpc.TTSServiceStub(channel)
-                told = await worker_protocol.GetCapabilities(tts_worker_pb2.GetCapabilitiesRequest())
-            assert told.capabilities.zero_shot
+                response = await worker_protocol.GetCapabilities(tts_worker_pb2.GetCapabilitiesRequest())
+            assert response.capabilities.zero_shot
             cross = pb.crosslingualRequest(tts_text=TEXT, prompt_audio=LOUD)
             assert await ask(address, pb.Request(cross_lingual_request=cross)) == low
-            assert worker.enroller.transcripts == ["希望", ""], "once, however often it comes"
+            assert worker.enroller.transcripts == ["希望", ""], "each recording must be enrolled once"
             instructed = pb.instructRequest(tts_text=TEXT, instruct_text="low")
             assert await ask(address, pb.Request(instruct_request=instructed)) == low
             with pytest.raises(grpc.RpcError) as refusal:

@@ -1,4 +1,4 @@
-"""CosyVoice's own HTTP routes and those of its public Ray Serve API, over real HTTP, as their clients call them."""
+"""CosyVoice's own HTTP routes and those of its public Ray Serve API, called over real HTTP like their clients do."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ async def enrolling(**sections: Any) -> AsyncIterator[tuple[EnrollingWorker, htt
         yield worker, client
 
 
-async def spoken(worker: Worker, voice: str, text: str = TEXT) -> bytes:
-    """What the voice sounds like, past all HTTP."""
+async def local_pcm(worker: Worker, voice: str, text: str = TEXT) -> bytes:
+    """Synthesize in process, without HTTP."""
     session = worker.hub.open(SessionOptions(voice=voice, realtime=False, raw_chunks=True))
     session.speak(text)
     session.end_text()
@@ -67,13 +67,13 @@ def upload(data: bytes = LOUD, name: str = "prompt_wav") -> dict[str, Any]:
     return {name: (name, data, "application/octet-stream")}
 
 
-# -- CosyVoice's own server -------------------------------------------------------------------------------------------
+# -- CosyVoice's own routes -------------------------------------------------------------------------------------------
 
 
-async def test_a_speaker_by_name_over_get_and_post() -> None:
+async def test_a_named_voice_over_get_and_post() -> None:
     async with enrolling() as (worker, client):
-        expected = await spoken(worker, "tone-low")
-        for method in ("GET", "POST"):  # its published client sends a form with GET
+        expected = await local_pcm(worker, "tone-low")
+        for method in ("GET", "POST"):  # the published client sends a form with GET
             answer = await client.request(method, "/inference_sft", data={"tts_text": TEXT, "spk_id": "tone-low"})
             assert answer.content == expected
             assert answer.headers["content-type"] == "audio/pcm;rate=24000;channels=1"
@@ -82,26 +82,26 @@ async def test_a_speaker_by_name_over_get_and_post() -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_voice")
 
 
-async def test_a_recording_becomes_a_voice_once_and_is_listed_nowhere() -> None:
+async def test_a_recording_is_enrolled_once_and_unlisted() -> None:
     async with enrolling() as (worker, client):
-        high = await spoken(worker, "tone-high")
-        low = await spoken(worker, "tone-low")
-        said = {"tts_text": TEXT, "prompt_text": "what is said in it"}
+        high = await local_pcm(worker, "tone-high")
+        low = await local_pcm(worker, "tone-low")
+        form = {"tts_text": TEXT, "prompt_text": "what is said in it"}
         for method, data, expected in (("GET", LOUD, high), ("POST", LOUD, high), ("POST", QUIET, low)):
-            answer = await client.request(method, "/inference_zero_shot", data=said, files=upload(data))
+            answer = await client.request(method, "/inference_zero_shot", data=form, files=upload(data))
             assert answer.content == expected
         assert worker.enroller.transcripts == ["what is said in it"] * 2
-        # Many at the same time, the same recording in another form: each new one is made once.
+        # Concurrent uploads of the same audio as FLAC are enrolled once.
         flac = recording(kind="FLAC")
         await asyncio.gather(
-            *(client.post("/inference_cross_lingual", data=said, files=upload(flac)) for _ in range(5))
+            *(client.post("/inference_cross_lingual", data=form, files=upload(flac)) for _ in range(5))
         )
         assert worker.enroller.transcripts[2:] == [""]
         listed = (await client.get("/v1/voices")).json()["voices"]
         assert {voice["id"] for voice in listed} == {"tone", "tone-low", "tone-high"}
 
 
-async def test_voices_that_nobody_uses_make_room() -> None:
+async def test_unused_voices_are_evicted() -> None:
     async with enrolling() as (worker, client):
         for level in (0.1, 0.2, 0.3, 0.4, 0.6):
             sent = await client.post(
@@ -109,15 +109,15 @@ async def test_voices_that_nobody_uses_make_room() -> None:
             )
             assert sent.status_code == 200
         enroller = worker.enroller
-        assert set(enroller.tones) == set(enroller.enrolled[2:])  # three are kept
+        assert set(enroller.tones) == set(enroller.enrolled[2:])  # three remain
         assert enroller.forgotten == enroller.enrolled[:2]
-        gone = await client.post("/inference_sft", data={"tts_text": TEXT, "spk_id": enroller.enrolled[0]})
-        assert gone.status_code == 404
+        response = await client.post("/inference_sft", data={"tts_text": TEXT, "spk_id": enroller.enrolled[0]})
+        assert response.status_code == 404
 
 
-async def test_instructions_need_an_engine_that_takes_them() -> None:
+async def test_instructions_need_the_capability() -> None:
     async with enrolling() as (worker, client):
-        low = await spoken(worker, "tone-low")
+        low = await local_pcm(worker, "tone-low")
         answer = await client.post(
             "/inference_instruct", data={"tts_text": TEXT, "spk_id": "tone", "instruct_text": "low"}
         )
@@ -127,8 +127,8 @@ async def test_instructions_need_an_engine_that_takes_them() -> None:
         )
         assert answer.content == low
     async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client:
-        asked = {"tts_text": TEXT, "spk_id": "tone", "instruct_text": "low"}
-        answer = await client.post("/inference_instruct", data=asked)
+        body = {"tts_text": TEXT, "spk_id": "tone", "instruct_text": "low"}
+        answer = await client.post("/inference_instruct", data=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
         assert "instruct" in answer.json()["error"]["message"]
         answer = await client.post("/inference_zero_shot", data={"tts_text": TEXT, "prompt_text": "x"}, files=upload())
@@ -145,7 +145,7 @@ def wav_that_claims(rate_hz: int, channels: int) -> bytes:
 
 BAD_RECORDINGS = {
     "nothing": (b"", 400),
-    "text": (b"this is no sound" * 100, 400),
+    "text": (b"not audio" * 100, 400),
     "half a header": (LOUD[:20], 400),
     "no samples": (LOUD[:44], 400),
     "a tenth of a second": (recording(0.1), 400),
@@ -167,7 +167,7 @@ def not_finite() -> bytes:
 BAD_RECORDINGS["not finite"] = (not_finite(), 400)
 
 
-async def test_bad_uploads_are_answered_with_what_is_wrong() -> None:
+async def test_invalid_recordings_are_rejected_with_a_message() -> None:
     async with enrolling() as (worker, client):
         for name, (data, status) in BAD_RECORDINGS.items():
             answer = await client.post("/inference_cross_lingual", data={"tts_text": TEXT}, files=upload(data))
@@ -179,15 +179,15 @@ async def test_bad_uploads_are_answered_with_what_is_wrong() -> None:
         assert worker.hub.count_sessions("tone") == 0
 
 
-async def test_bad_forms_name_the_field() -> None:
+async def test_invalid_forms_name_the_field() -> None:
     async with enrolling() as (worker, client):
-        said = {"tts_text": TEXT, "prompt_text": "x"}
+        form = {"tts_text": TEXT, "prompt_text": "x"}
         for path, data, files, word in (
             ("/inference_sft", {"tts_text": TEXT}, None, "spk_id"),
             ("/inference_zero_shot", {"tts_text": TEXT}, upload(), "prompt_text"),
-            ("/inference_zero_shot", said, None, "prompt_wav"),
-            ("/inference_zero_shot", {**said, "prompt_wav": "/etc/hostname"}, None, "paths are not opened"),
-            ("/inference_zero_shot", said, {**upload(), **upload(name="more")}, "files"),
+            ("/inference_zero_shot", form, None, "prompt_wav"),
+            ("/inference_zero_shot", {**form, "prompt_wav": "/etc/hostname"}, None, "paths are not opened"),
+            ("/inference_zero_shot", form, {**upload(), **upload(name="more")}, "files"),
             ("/inference_sft", {f"field{i}": "x" for i in range(100)}, upload(), "fields"),
         ):
             answer = await client.post(path, data=data, files=files)
@@ -204,7 +204,7 @@ async def test_bad_forms_name_the_field() -> None:
         assert worker.hub.live_sessions == 0
 
 
-async def test_a_body_without_a_declared_length_is_bounded_too() -> None:
+async def test_a_body_without_content_length_is_limited() -> None:
     async def endless() -> AsyncIterator[bytes]:
         yield b'--x\r\nContent-Disposition: form-data; name="prompt_wav"; filename="a"\r\n\r\n'
         for _ in range(100):
@@ -217,8 +217,8 @@ async def test_a_body_without_a_declared_length_is_bounded_too() -> None:
         assert answer.status_code == 413
 
 
-async def test_a_client_that_leaves_stops_the_work() -> None:
-    """Which would go on for a minute and a half, whoever listens."""
+async def test_a_disconnected_client_stops_the_synthesis() -> None:
+    """The synthesis would take 90 s otherwise."""
     slow = {"engines": {"tone": {"kind": "tone", "cost_per_audio_s": 0.2}}}
     async with serving(**slow, server={"send_timeout_s": 200}) as address:
         host, port = address.split(":")
@@ -238,33 +238,33 @@ async def test_a_client_that_leaves_stops_the_work() -> None:
             await until_live_sessions(address, 0)
 
 
-# -- the public Ray Serve API -----------------------------------------------------------------------------------------
+# -- cosyvoice-ray-serve-api ------------------------------------------------------------------------------------------
 
 
-async def test_tts_in_every_format_whole_and_streamed() -> None:
+async def test_tts_in_every_format() -> None:
     async with enrolling() as (worker, client):
-        pcm = await spoken(worker, "tone-low")
-        asked = {"text": TEXT, "voice_type": "tone-low"}
+        pcm = await local_pcm(worker, "tone-low")
+        body = {"text": TEXT, "voice_type": "tone-low"}
         for path in (f"{BASE}/tts", "/tts"):
-            answer = await client.post(path, json=asked)
+            answer = await client.post(path, json=body)
             assert answer.headers["content-type"] == "audio/mpeg"
-            sound, rate_hz = soundfile.read(io.BytesIO(answer.content))
+            samples, rate_hz = soundfile.read(io.BytesIO(answer.content))
             assert rate_hz == 24_000
-            assert len(sound) / rate_hz == pytest.approx(len(pcm) / 48_000, abs=0.15)
-        streamed = await client.post(f"{BASE}/tts", json={**asked, "stream": True})
+            assert len(samples) / rate_hz == pytest.approx(len(pcm) / 48_000, abs=0.15)
+        streamed = await client.post(f"{BASE}/tts", json={**body, "stream": True})
         assert streamed.content == answer.content
         for stream in (False, True):
-            answer = await client.post(f"{BASE}/tts", json={**asked, "response_format": "pcm", "stream": stream})
+            answer = await client.post(f"{BASE}/tts", json={**body, "response_format": "pcm", "stream": stream})
             assert answer.content == pcm
-        wav = await client.post(f"{BASE}/tts", data={**asked, "response_format": "wav"})  # a form will do too
+        wav = await client.post(f"{BASE}/tts", data={**body, "response_format": "wav"})  # forms work too
         samples, _ = soundfile.read(io.BytesIO(wav.content), dtype="int16")
         assert samples.tobytes() == pcm
-        assert int.from_bytes(wav.content[40:44], "little") == len(pcm)  # a whole file knows its length
+        assert int.from_bytes(wav.content[40:44], "little") == len(pcm)  # the header has the length
 
 
-async def test_voices_from_recordings_in_forms_and_json() -> None:
+async def test_recordings_in_forms_and_json() -> None:
     async with enrolling() as (worker, client):
-        high = await spoken(worker, "tone-high")
+        high = await local_pcm(worker, "tone-high")
         fields = {"text": TEXT, "reference_text": "what is said", "response_format": "pcm", "stream": "true"}
         for path in (f"{BASE}/zero_shot", "/zero_shot_tts", f"{BASE}/cross_lingual", "/cross_lingual_tts"):
             answer = await client.post(path, data=fields, files=upload(name="reference_audio"))
@@ -273,11 +273,11 @@ async def test_voices_from_recordings_in_forms_and_json() -> None:
         for value in (encoded, f"data:audio/wav;base64,{encoded}"):
             answer = await client.post(f"{BASE}/zero_shot", json={**fields, "reference_audio": value})
             assert answer.content == high
-        assert worker.enroller.transcripts == ["what is said", ""]  # cached by content, however it came
+        assert worker.enroller.transcripts == ["what is said", ""]  # cached by content
         answer = await client.post(
             f"{BASE}/instruct", json={"text": TEXT, "instruction": "low", "response_format": "pcm"}
         )
-        assert answer.content == await spoken(worker, "tone-low")
+        assert answer.content == await local_pcm(worker, "tone-low")
         answer = await client.post(
             f"{BASE}/instruct",
             data={"text": TEXT, "instruction": "as you like", "response_format": "pcm"},
@@ -286,14 +286,14 @@ async def test_voices_from_recordings_in_forms_and_json() -> None:
         assert answer.content == high
 
 
-async def test_what_is_wrong_is_said_and_no_path_is_opened(tmp_path: Any) -> None:
+async def test_invalid_fields_are_named_and_no_path_is_opened(tmp_path: Any) -> None:
     secret = tmp_path / "a.wav"
     secret.write_bytes(LOUD)
     async with enrolling() as (worker, client):
         for path, body, status, word in (
             ("/tts", {}, 400, "text"),
             ("/tts", {"text": ""}, 400, "text"),
-            ("/tts", {"text": TEXT, "voice_type": "qwen"}, 404, "qwen"),  # never another voice instead
+            ("/tts", {"text": TEXT, "voice_type": "qwen"}, 404, "qwen"),  # no fallback voice
             ("/tts", {"text": TEXT, "speed": 9}, 400, "speed"),
             ("/tts", {"text": TEXT, "speed": "nan"}, 400, "speed"),
             ("/tts", {"text": TEXT, "response_format": "aiff"}, 400, "response_format"),
@@ -316,7 +316,7 @@ async def test_what_is_wrong_is_said_and_no_path_is_opened(tmp_path: Any) -> Non
         assert worker.hub.live_sessions == 0
 
 
-async def test_healthcheck_says_what_ready_says() -> None:
+async def test_healthcheck_follows_readiness() -> None:
     async with enrolling() as (worker, client):
         for method in ("GET", "POST"):
             answer = await client.request(method, f"{BASE}/healthcheck")

@@ -1,6 +1,6 @@
-"""Ray Serve for real: one cluster on this machine, two replicas behind its proxy, one of them killed, all replaced.
+"""Deployment on a real Ray Serve cluster on this machine: two replicas behind its proxy.
 
-The tests share the cluster and are run in order: what a replica loses in one is there again in the next.
+The tests share the cluster and run in order; each one restores the replicas that it stops.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ serve = pytest.importorskip("ray.serve", reason="needs the extra 'ray'")
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.timeout(400),
-    # Of Ray's own making, in the process that starts it.
+    # Raised by Ray in the process that starts it.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"),
 ]
 
 TEXT = "Hello there, my friend. How are you today? "
-TURN = TEXT * 2
-"""About five seconds."""
+LONG_TEXT = TEXT * 2
+"""About 5 s of audio."""
 
 
 def settings_of(port: int, **sections: Any) -> Settings:
@@ -68,7 +68,7 @@ class Cluster:
     address: str = ""
 
     async def deploy(self, **sections: Any) -> None:
-        """Replace what runs."""
+        """Replace the running deployment."""
         from tts_worker.transports.ray import deploy
 
         self.address = await asyncio.to_thread(deploy, settings_of(self.port, **sections))
@@ -85,16 +85,16 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    from tts_worker.transports import ray as ours
+    from tts_worker.transports import ray as ray_transport
 
     before = set(psutil.Process().children(recursive=True))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     port = free_port()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)  # replicas import these tests
-        ours.connect(settings_of(port).ray)
+        ray_transport.connect(settings_of(port).ray)
     try:
-        yield Cluster(port, ours.deploy(settings_of(port)))
+        yield Cluster(port, ray_transport.deploy(settings_of(port)))
     finally:
         serve.shutdown()
         ray.shutdown()
@@ -108,72 +108,74 @@ def cluster() -> Iterator[Cluster]:
 
 
 @dataclass
-class Talk:
-    """One WebSocket conversation: which replica has it, what came and when."""
+class RecordedCall:
+    """One WebSocket session that records its replica, audio and arrival times."""
 
     socket: ClientConnection
     replica: str
     pcm: bytearray = field(default_factory=bytearray)
-    arrived_s: list[float] = field(default_factory=list)
+    arrivals_s: list[float] = field(default_factory=list)
     ended: dict[str, Any] | None = None
-    lost: bool = False
+    connection_lost: bool = False
 
-    async def speak(self, text: str = TURN) -> None:
+    async def speak(self, text: str = LONG_TEXT) -> None:
         await self.socket.send(json.dumps({"type": "text", "text": text, "end": True}))
 
-    async def listen(self) -> None:
-        """Until the turn is over or the connection is."""
+    async def receive(self) -> None:
+        """Receive until the utterance or the connection ends."""
         try:
             while self.ended is None:
                 message = await self.socket.recv()
                 if isinstance(message, bytes):
                     self.pcm += message
-                    self.arrived_s.append(time.monotonic())
+                    self.arrivals_s.append(time.monotonic())
                 elif (event := json.loads(message))["type"] in ("done", "stopped", "error"):
                     self.ended = event
         except ConnectionClosed:
-            self.lost = True
+            self.connection_lost = True
 
-    async def first_sound(self) -> None:
+    async def wait_first_audio(self) -> None:
         while not isinstance(message := await self.socket.recv(), bytes):
             pass
         self.pcm += message
-        self.arrived_s.append(time.monotonic())
+        self.arrivals_s.append(time.monotonic())
 
     @property
-    def longest_hole_s(self) -> float:
-        """By how much sound came too late for a listener who began 100 ms after the first of it."""
-        first_s = self.arrived_s[0] + 0.1
-        return max(at_s - first_s - index * 0.02 for index, at_s in enumerate(self.arrived_s))
+    def longest_underrun_s(self) -> float:
+        """Longest delay of a frame for playback that starts 100 ms after the first frame."""
+        first_s = self.arrivals_s[0] + 0.1
+        return max(at_s - first_s - index * 0.02 for index, at_s in enumerate(self.arrivals_s))
 
 
 @asynccontextmanager
-async def talking(cluster: Cluster) -> AsyncIterator[Talk]:
+async def open_call(cluster: Cluster) -> AsyncIterator[RecordedCall]:
     async with dial(f"ws://{cluster.host}/v1/stream") as socket:
         ready = json.loads(await socket.recv())
-        yield Talk(socket, ready["session"].partition("-")[0])
+        yield RecordedCall(socket, ready["session"].partition("-")[0])
 
 
-async def talks_on(stack: AsyncExitStack, cluster: Cluster, replicas: int, each: int) -> dict[str, list[Talk]]:
-    """So many conversations on each of so many replicas; Ray decides which one gets which."""
-    found: dict[str, list[Talk]] = {}
+async def calls_per_replica(
+    stack: AsyncExitStack, cluster: Cluster, replicas: int, each: int
+) -> dict[str, list[RecordedCall]]:
+    """Open ``each`` sessions on each of ``replicas`` replicas; Ray selects the replica of a session."""
+    found: dict[str, list[RecordedCall]] = {}
     with anyio.fail_after(200):
         while len(found) < replicas or min(map(len, found.values())) < each:
             try:
                 own = AsyncExitStack()
-                talk = await own.enter_async_context(talking(cluster))
+                call = await own.enter_async_context(open_call(cluster))
             except (OSError, ConnectionClosed):
-                continue  # a replica that is just coming or going
-            if len(found.setdefault(talk.replica, [])) < each:
-                found[talk.replica].append(talk)
+                continue  # a replica is starting or stopping
+            if len(found.setdefault(call.replica, [])) < each:
+                found[call.replica].append(call)
                 stack.push_async_callback(own.aclose)
             else:
                 await own.aclose()
     return found
 
 
-async def expected(text: str) -> bytes:
-    """What a worker in this process says."""
+async def local_pcm(text: str) -> bytes:
+    """Synthesize ``text`` with a worker in this process."""
     async with running_worker(tone_settings()) as worker:
         session = worker.hub.open(SessionOptions(realtime=False))
         session.speak(text)
@@ -195,7 +197,7 @@ def running_replicas() -> int:
 
 async def until_running(replicas: int) -> None:
     with anyio.fail_after(100):
-        while running_replicas() != replicas:  # noqa: ASYNC110  (Ray decides, nothing tells when)
+        while running_replicas() != replicas:  # noqa: ASYNC110  (Ray has no notification)
             await asyncio.sleep(0.05)
 
 
@@ -204,34 +206,34 @@ async def live_sessions(client: httpx.AsyncClient) -> float:
     return float(next(line for line in lines if line.startswith("tts_sessions ")).split()[1])
 
 
-async def test_sessions_spread_over_replicas_and_sound_like_one_worker(cluster: Cluster) -> None:
-    sound = await expected(TEXT)
+async def test_replicas_share_sessions_and_produce_equal_audio(cluster: Cluster) -> None:
+    expected_pcm = await local_pcm(TEXT)
     async with AsyncExitStack() as stack:
-        talks = [talk for some in (await talks_on(stack, cluster, 2, 2)).values() for talk in some]
-        for talk in talks:
-            await talk.speak(TEXT)
-        await asyncio.gather(*(talk.listen() for talk in talks))
-    assert all(talk.ended is not None and talk.ended["type"] == "done" for talk in talks)
-    assert {bytes(talk.pcm) for talk in talks} == {sound}
+        calls = [call for some in (await calls_per_replica(stack, cluster, 2, 2)).values() for call in some]
+        for call in calls:
+            await call.speak(TEXT)
+        await asyncio.gather(*(call.receive() for call in calls))
+    assert all(call.ended is not None and call.ended["type"] == "done" for call in calls)
+    assert {bytes(call.pcm) for call in calls} == {expected_pcm}
 
 
-async def test_every_route_is_there(cluster: Cluster) -> None:
-    sound = await expected(TEXT)
+async def test_routes_work_through_the_proxy(cluster: Cluster) -> None:
+    expected_pcm = await local_pcm(TEXT)
     async with httpx.AsyncClient(base_url=cluster.address, timeout=100) as client:
         assert (await client.get("/health/ready")).status_code == 200
         assert (await client.post("/v1/model/cosyvoice/healthcheck")).json() == {"status": "healthy"}
-        asked = {"input": TEXT, "voice": "tone", "response_format": "pcm"}
-        async with client.stream("POST", "/v1/audio/speech", json=asked) as answer:
+        body = {"input": TEXT, "voice": "tone", "response_format": "pcm"}
+        async with client.stream("POST", "/v1/audio/speech", json=body) as answer:
             chunks = [chunk async for chunk in answer.aiter_raw()]
-        assert b"".join(chunks) == sound
+        assert b"".join(chunks) == expected_pcm
         assert len(chunks) > 3  # streamed through the proxy
-        asked = {"text": TEXT, "voice_type": "tone", "stream": True}
-        mp3 = await client.post("/v1/model/cosyvoice/tts", json=asked)
+        body = {"text": TEXT, "voice_type": "tone", "stream": True}
+        mp3 = await client.post("/v1/model/cosyvoice/tts", json=body)
         samples, rate_hz = soundfile.read(io.BytesIO(mp3.content))
-        assert len(samples) / rate_hz == pytest.approx(len(sound) / 48_000, abs=0.15)
-        said = {"tts_text": TEXT, "spk_id": "tone"}
-        assert (await client.request("GET", "/inference_sft", data=said)).content == sound
-        refused = await client.post("/v1/audio/speech", json={"input": TEXT, "voice": "nobody"})
+        assert len(samples) / rate_hz == pytest.approx(len(expected_pcm) / 48_000, abs=0.15)
+        form_fields = {"tts_text": TEXT, "spk_id": "tone"}
+        assert (await client.request("GET", "/inference_sft", data=form_fields)).content == expected_pcm
+        refused = await client.post("/v1/audio/speech", json={"input": TEXT, "voice": "unknown"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "unknown_voice")
         form = await client.post("/inference_zero_shot", data={"tts_text": TEXT, "prompt_text": "x"}, files={"x": b"x"})
         assert form.status_code == 400
@@ -239,15 +241,15 @@ async def test_every_route_is_there(cluster: Cluster) -> None:
         assert large.status_code == 413
 
 
-@pytest.mark.parametrize("name", [name for name, wanted in BEHAVIOURS.items() if wanted.setup == Setup()])
+@pytest.mark.parametrize("name", [name for name, behaviour in BEHAVIOURS.items() if behaviour.setup == Setup()])
 async def test_behaviour(cluster: Cluster, name: str) -> None:
-    wanted = BEHAVIOURS[name]
-    async with connect(f"ws://{cluster.host}", wanted.setup.client) as client:
-        await wanted.run(BehaviourContext(client, True))
+    behaviour = BEHAVIOURS[name]
+    async with connect(f"ws://{cluster.host}", behaviour.setup.client) as client:
+        await behaviour.run(BehaviourContext(client, True))
 
 
 def test_the_cluster_listens_on_loopback_only(cluster: Cluster) -> None:
-    """Children of this process, and what Ray has detached from it, by their names and their session."""
+    """Checks this process and its children, which include the daemons of Ray."""
     listening = set[tuple[str, str]]()
     for process in {psutil.Process(), *psutil.Process().children(recursive=True)}:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
@@ -264,79 +266,82 @@ async def test_a_client_that_leaves_frees_its_slot(cluster: Cluster) -> None:
     async with httpx.AsyncClient(base_url=cluster.address, timeout=100) as client:
         for path in ("ws", "http"):
             if path == "ws":
-                async with talking(cluster) as talk:
-                    await talk.speak(TURN * 20)
-                    await talk.first_sound()
-                    talk.socket.transport.abort()
+                async with open_call(cluster) as call:
+                    await call.speak(LONG_TEXT * 20)
+                    await call.wait_first_audio()
+                    call.socket.transport.abort()
             else:
-                asked = {"input": TURN * 200, "voice": "tone", "response_format": "pcm"}
-                async with client.stream("POST", "/v1/audio/speech", json=asked) as answer:
+                body = {"input": LONG_TEXT * 200, "voice": "tone", "response_format": "pcm"}
+                async with client.stream("POST", "/v1/audio/speech", json=body) as answer:
                     await anext(answer.aiter_raw())
             zeros = 0
-            with anyio.fail_after(50):  # of a turn of 100 s, for which nothing else would give up
-                while zeros < 12:  # either replica answers
+            with anyio.fail_after(50):  # the utterance takes 100 s, and no other timeout ends it
+                while zeros < 12:  # the proxy asks either replica
                     zeros = 0 if await live_sessions(client) else zeros + 1
 
 
-async def test_a_killed_replica_costs_its_own_sessions_only(cluster: Cluster) -> None:
-    sound = await expected(TURN)
+async def test_a_killed_replica_loses_its_own_sessions_only(cluster: Cluster) -> None:
+    expected_pcm = await local_pcm(LONG_TEXT)
     async with AsyncExitStack() as stack:
-        talks = await talks_on(stack, cluster, 2, 2)
-        everybody = [talk for some in talks.values() for talk in some]
-        stood_still = await stack.enter_async_context(standing_still())
-        for talk in everybody:
-            await talk.speak()
-        await asyncio.gather(*(talk.first_sound() for talk in everybody))
+        calls = await calls_per_replica(stack, cluster, 2, 2)
+        all_calls = [call for some in calls.values() for call in some]
+        stall_s = await stack.enter_async_context(standing_still())
+        for call in all_calls:
+            await call.speak()
+        await asyncio.gather(*(call.wait_first_audio() for call in all_calls))
         names = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
         replica = next(name for name in names if name.startswith("SERVE_REPLICA::"))
         ray.kill(ray.get_actor(replica, namespace="serve"))
-        await asyncio.gather(*(talk.listen() for talk in everybody))
-        fates = {name: {(talk.lost, bytes(talk.pcm) == sound) for talk in some} for name, some in talks.items()}
-        assert sorted(map(sorted, fates.values())) == [[(False, True)], [(True, False)]], fates
-        survivors = [talk for talk in everybody if not talk.lost]
-        # It is 0 where the machine is not busy; here the next replica starts beside what is being said.
-        assert max(talk.longest_hole_s for talk in survivors) < 1.0 + 2 * stood_still()
-        # Another one comes in its place.
-        await talks_on(stack, cluster, 2, 1)
+        await asyncio.gather(*(call.receive() for call in all_calls))
+        results = {
+            name: {(call.connection_lost, bytes(call.pcm) == expected_pcm) for call in some}
+            for name, some in calls.items()
+        }
+        assert sorted(map(sorted, results.values())) == [[(False, True)], [(True, False)]], results
+        survivors = [call for call in all_calls if not call.connection_lost]
+        # 0 on an idle machine; here the replacement replica starts during playback.
+        assert max(call.longest_underrun_s for call in survivors) < 1.0 + 2 * stall_s()
+        # A new replica replaces it.
+        await calls_per_replica(stack, cluster, 2, 1)
 
 
-async def test_an_update_lets_running_turns_end(cluster: Cluster) -> None:
-    sound = await expected(TURN)
+async def test_an_update_finishes_running_utterances(cluster: Cluster) -> None:
+    expected_pcm = await local_pcm(LONG_TEXT)
     async with AsyncExitStack() as stack:
-        talks = [talk for some in (await talks_on(stack, cluster, 2, 1)).values() for talk in some]
-        for talk in talks:
-            await talk.speak()
-        await asyncio.gather(*(talk.first_sound() for talk in talks))
-        listening = [asyncio.create_task(talk.listen()) for talk in talks]
+        calls = [call for some in (await calls_per_replica(stack, cluster, 2, 1)).values() for call in some]
+        for call in calls:
+            await call.speak()
+        await asyncio.gather(*(call.wait_first_audio() for call in calls))
+        receiving = [asyncio.create_task(call.receive()) for call in calls]
         updating = asyncio.create_task(cluster.deploy(session={"frame_ms": 40}))
-        await asyncio.gather(*listening)
-        assert all(bytes(talk.pcm) == sound for talk in talks)
-        for talk in talks:
-            await talk.socket.close()
+        await asyncio.gather(*receiving)
+        assert all(bytes(call.pcm) == expected_pcm for call in calls)
+        for call in calls:
+            await call.socket.close()
         await updating
-        async with talking(cluster) as fresh:
-            assert fresh.replica not in {talk.replica for talk in talks}
+        async with open_call(cluster) as fresh:
+            assert fresh.replica not in {call.replica for call in calls}
             await fresh.speak(TEXT)
-            await fresh.first_sound()
-            assert len(fresh.pcm) == 1_920  # of the new settings
+            await fresh.wait_first_audio()
+            assert len(fresh.pcm) == 1_920  # 40 ms, by the new settings
 
 
-@pytest.mark.parametrize("name", [name for name, wanted in BEHAVIOURS.items() if wanted.setup.sections])
-async def test_behaviour_of_a_worker_with_settings_of_its_own(cluster: Cluster, name: str) -> None:
-    wanted = BEHAVIOURS[name]
-    await cluster.deploy(**wanted.setup.sections, ray={"min_replicas": 1, "max_replicas": 1})
-    async with connect(f"ws://{cluster.host}", wanted.setup.client) as client:
-        await wanted.run(BehaviourContext(client, True))
+@pytest.mark.parametrize("name", [name for name, behaviour in BEHAVIOURS.items() if behaviour.setup.sections])
+async def test_behaviour_with_other_settings(cluster: Cluster, name: str) -> None:
+    behaviour = BEHAVIOURS[name]
+    await cluster.deploy(**behaviour.setup.sections, ray={"min_replicas": 1, "max_replicas": 1})
+    async with connect(f"ws://{cluster.host}", behaviour.setup.client) as client:
+        await behaviour.run(BehaviourContext(client, True))
 
 
 def replica_with(name: str) -> Any:
-    """A replica with the worker of a behaviour."""
+    """Replica class with the faulty worker of a behaviour."""
     from tts_worker.transports.ray import Replica
 
     class FaultyReplica(Replica):
         @staticmethod
         def create_worker(settings: Settings) -> Worker:
-            from tests.behaviour.behaviours import BEHAVIOURS  # in the replica's process: a table cannot be sent there
+            from tests.behaviour.behaviours import BEHAVIOURS  # the table cannot be pickled, so the replica imports it
             from tests.behaviour.transports import FaultyWorker
 
             return FaultyWorker(BEHAVIOURS[name].setup)
@@ -344,30 +349,32 @@ def replica_with(name: str) -> Any:
     return FaultyReplica
 
 
-@pytest.mark.parametrize("name", [name for name, wanted in BEHAVIOURS.items() if wanted.setup.engine is not None])
-async def test_behaviour_of_a_worker_that_fails(cluster: Cluster, name: str) -> None:
-    from tts_worker.transports import ray as ours
+@pytest.mark.parametrize("name", [name for name, behaviour in BEHAVIOURS.items() if behaviour.setup.engine is not None])
+async def test_behaviour_with_a_failing_worker(cluster: Cluster, name: str) -> None:
+    from tts_worker.transports import ray as ray_transport
 
-    wanted = BEHAVIOURS[name]
-    one = ours.application(settings_of(cluster.port, ray={"min_replicas": 1, "max_replicas": 1}), replica_with(name))
-    await asyncio.to_thread(serve.run, one, name=ours.APPLICATION, route_prefix="/")
-    async with connect(f"ws://{cluster.host}", wanted.setup.client) as client:
-        await wanted.run(BehaviourContext(client, True))
+    behaviour = BEHAVIOURS[name]
+    one = ray_transport.application(
+        settings_of(cluster.port, ray={"min_replicas": 1, "max_replicas": 1}), replica_with(name)
+    )
+    await asyncio.to_thread(serve.run, one, name=ray_transport.APPLICATION, route_prefix="/")
+    async with connect(f"ws://{cluster.host}", behaviour.setup.client) as client:
+        await behaviour.run(BehaviourContext(client, True))
 
 
-async def test_more_sessions_bring_more_replicas(cluster: Cluster) -> None:
+async def test_more_sessions_add_replicas(cluster: Cluster) -> None:
     delays = {"look_back_s": 1, "upscale_delay_s": 0, "downscale_delay_s": 0}
     await cluster.deploy(ray={"min_replicas": 1, "max_replicas": 2, "target_sessions": 2, **delays})
     await until_running(1)
     async with AsyncExitStack() as stack:
-        first = await talks_on(stack, cluster, 1, 1)
-        held = await talks_on(stack, cluster, 1, 6)
+        first = await calls_per_replica(stack, cluster, 1, 1)
+        held = await calls_per_replica(stack, cluster, 1, 6)
         assert set(held) >= set(first)
-        await talks_on(stack, cluster, 2, 1)
+        await calls_per_replica(stack, cluster, 2, 1)
         await until_running(2)
 
 
-async def test_the_command_deploys_drains_and_leaves_the_cluster_to_others(cluster: Cluster) -> None:
+async def test_the_command_drains_and_leaves_the_cluster_running(cluster: Cluster) -> None:
     address = ray.get_runtime_context().gcs_address
     words = ["serve", "--ray", "--engine", "tone", "--port", str(cluster.port), "--set", f"ray.address={address}"]
     small = ["--set", "ray.cpus_per_replica=0.1", "--set", "server.drain_s=60"]
@@ -381,13 +388,13 @@ async def test_the_command_deploys_drains_and_leaves_the_cluster_to_others(clust
         assert process.stdout is not None
         assert (await process.stdout.readline()).decode() == f"listening on {cluster.address}\n"
         assert await process.stdout.readline() == b"ready\n"
-        async with talking(cluster) as talk:
-            await talk.speak(TEXT)
-            await talk.first_sound()
+        async with open_call(cluster) as call:
+            await call.speak(TEXT)
+            await call.wait_first_audio()
             process.send_signal(signal.SIGTERM)
-            await talk.listen()
-            assert talk.ended is not None
-            assert talk.ended["type"] == "done"
+            await call.receive()
+            assert call.ended is not None
+            assert call.ended["type"] == "done"
         _, errors = await process.communicate()
         assert process.returncode == 0, errors.decode()[-2_000:]
         assert ray.is_initialized()
@@ -397,7 +404,7 @@ async def test_the_command_deploys_drains_and_leaves_the_cluster_to_others(clust
         await process.wait()
 
 
-def test_rays_own_command_line_gets_the_application(tmp_path: Path) -> None:
+def test_the_application_builder_of_ray_serve(tmp_path: Path) -> None:
     from tts_worker.transports.ray import app
 
     file = tmp_path / "ray.yaml"

@@ -1,4 +1,4 @@
-"""A fleet: workers that register, clients that find them, what is lost and what goes on."""
+"""A fleet: registered workers, worker selection, failover, and outages of the registry."""
 
 from __future__ import annotations
 
@@ -39,37 +39,37 @@ from tts_worker.registry.store import RedisStore
 from tts_worker.types import ControlName, Ended, Outcome, Started
 
 LONG = "This is a rather long story, and it goes on and on. " * 8
-FAST = SessionOptions(realtime=False)
-MUTE = ToneSettings(fault=lambda key, chunk: Fault.HANG)
-"""An engine that never comes to its first sound, however long a test takes to get there."""
-PATIENT = ClientSettings(connect_timeout_s=60.0, audio_timeout_s=60.0)
-"""A client that a busy machine does not make give up."""
+UNPACED = SessionOptions(realtime=False)
+HANGING_ENGINE = ToneSettings(fault=lambda key, chunk: Fault.HANG)
+"""An engine that hangs before its first audio."""
+LONG_TIMEOUTS = ClientSettings(connect_timeout_s=60.0, audio_timeout_s=60.0)
+"""Timeouts that a busy test machine does not exceed."""
 _names = itertools.count()
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Redis that a busy machine lets answer late is not one that does not answer."""
+def long_redis_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow test machine must not look like an unreachable Redis."""
     monkeypatch.setattr("tts_worker.registry.store.TIMEOUT_S", 30.0)
 
 
 @dataclass
-class Member:
+class ProxiedWorker:
     worker: Worker
     fleet: FleetMember
     proxy: Proxy
 
     @property
-    def live(self) -> int:
+    def live_sessions(self) -> int:
         return self.worker.hub.live_sessions
 
-    async def die(self) -> None:
-        """As a process that is killed: every connection is reset; the entry stays until it expires."""
+    async def reset_connections(self) -> None:
+        """Act like a killed process: reset every connection; the entry stays until it expires."""
         await self.proxy.stop()
 
 
 class Fleet:
-    """Workers on one registry, each behind a proxy that a test may break."""
+    """Workers on one registry, each behind a proxy that tests can break."""
 
     def __init__(self, stack: AsyncExitStack, url: str, prefix: str) -> None:
         self.url = url
@@ -84,7 +84,7 @@ class Fleet:
         heartbeat_s: float = 3.0,
         secret: str | None = None,
         **sections: Any,
-    ) -> Member:
+    ) -> ProxiedWorker:
         port = free_port()
         proxy = await self._stack.enter_async_context(run_proxy(f"127.0.0.1:{port}"))
         sections["registry"] = {
@@ -100,20 +100,20 @@ class Fleet:
         member = await self._stack.enter_async_context(join_fleet(worker))
         await member.announce()
         assert name in await self.names()
-        return Member(worker, member, proxy)
+        return ProxiedWorker(worker, member, proxy)
 
     def connect(self, settings: ClientSettings | None = None) -> Client:
-        return connect(f"{self.url}?prefix={self.prefix}", settings or PATIENT)
+        return connect(f"{self.url}?prefix={self.prefix}", settings or LONG_TIMEOUTS)
 
     async def names(self) -> set[str]:
         async with aclosing(WorkerDirectory(RedisStore(self.url), self.prefix)) as directory:
             return {worker.entry.name for worker in await directory.workers()}
 
-    async def listed(self, name: str, there: bool = True) -> None:
-        async def so() -> bool:
-            return (name in await self.names()) is there
+    async def wait_listed(self, name: str, present: bool = True) -> None:
+        async def matches() -> bool:
+            return (name in await self.names()) is present
 
-        await eventually(so)
+        await eventually(matches)
 
 
 @pytest.fixture
@@ -122,60 +122,60 @@ async def fleet() -> AsyncIterator[Fleet]:
         yield Fleet(stack, embedded_redis(), f"t{next(_names)}:")
 
 
-async def opened(client: Client, options: SessionOptions = FAST) -> RecordingClient:
+async def open_recording(client: Client, options: SessionOptions = UNPACED) -> RecordingClient:
     return RecordingClient((await client.open(options)).session)
 
 
-# -- the choice -------------------------------------------------------------------------------------------------------
+# -- worker selection -------------------------------------------------------------------------------------------------
 
 
-async def test_sessions_go_where_there_is_room(fleet: Fleet) -> None:
+async def test_sessions_go_to_workers_with_free_slots(fleet: Fleet) -> None:
     small = await fleet.member("small", session={"max_sessions": 2, "slot_idle_s": 600})
     large = await fleet.member("large", session={"max_sessions": 8})
     async with fleet.connect() as client:
-        recorders = [await opened(client) for _ in range(10)]
-        assert (small.live, large.live) == (2, 8)
+        recorders = [await open_recording(client) for _ in range(10)]
+        assert (small.live_sessions, large.live_sessions) == (2, 8)
         with pytest.raises(OverCapacity):
-            await client.open(FAST)
+            await client.open(UNPACED)
         for recorder in recorders:
             assert (await recorder.synthesize("Hello there.")).outcome is Outcome.DONE
             recorder.session.close()
-        await until(lambda: small.live + large.live == 0)
+        await until(lambda: small.live_sessions + large.live_sessions == 0)
 
 
-async def test_only_a_worker_that_has_the_voice_is_asked(fleet: Fleet) -> None:
+async def test_only_workers_with_the_voice_are_tried(fleet: Fleet) -> None:
     await fleet.member("plain")
     special = await fleet.member("special", voices={"aliases": {"dragon": "tone-low"}})
     async with fleet.connect() as client:
         for _ in range(3):
-            recorder = await opened(client, SessionOptions(voice="dragon", realtime=False))
+            recorder = await open_recording(client, SessionOptions(voice="dragon", realtime=False))
             assert (await recorder.synthesize("Hi.")).outcome is Outcome.DONE
-        assert special.live == 3
+        assert special.live_sessions == 3
         with pytest.raises(UnknownVoice, match="dragon"):
             await client.open(SessionOptions(voice="unicorn"))
 
 
-async def test_a_new_worker_is_found_and_a_draining_one_is_left(fleet: Fleet) -> None:
+async def test_idle_sessions_move_from_a_draining_worker(fleet: Fleet) -> None:
     first = await fleet.member("first", session={"max_sessions": 1, "slot_idle_s": 600})
     async with fleet.connect() as client:
-        recorder = await opened(client)
+        recorder = await open_recording(client)
         second = await fleet.member("second")
-        other = await _open_until(client, lambda: second.live == 1)
+        other = await _open_until(client, lambda: second.live_sessions == 1)
         first.fleet.begin_drain()
         draining = asyncio.create_task(first.worker.hub.drain(60.0))
-        await fleet.listed("first", there=False)
-        await until(lambda: first.live == 0)
-        assert (await recorder.synthesize("It said nothing, so it moved.")).outcome is Outcome.DONE
-        assert second.live == 2
+        await fleet.wait_listed("first", present=False)
+        await until(lambda: first.live_sessions == 0)
+        assert (await recorder.synthesize("It was idle, so it moved.")).outcome is Outcome.DONE
+        assert second.live_sessions == 2
         assert (await other.synthesize("Undisturbed.")).outcome is Outcome.DONE
         await draining
 
 
 async def _open_until(client: Client, arrived: Any) -> RecordingClient:
-    """The client asks the registry again after half a second; until then it knows the full worker only."""
+    """Open a session once the client has refreshed its list of workers, which takes 0.5 s."""
     while True:
         try:
-            recorder = await opened(client)
+            recorder = await open_recording(client)
         except OverCapacity:
             await asyncio.sleep(0.02)
             continue
@@ -184,46 +184,46 @@ async def _open_until(client: Client, arrived: Any) -> RecordingClient:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Addresses of the workers that were asked for a session, one a try."""
+def attempts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Addresses of all attempts to open a session."""
     addresses: list[str] = []
-    begin = GrpcConnector.begin
+    open_stream = GrpcConnector.open_stream
 
-    async def counted(connector: GrpcConnector, options: SessionOptions) -> Any:
+    async def recorded(connector: GrpcConnector, options: SessionOptions) -> Any:
         addresses.append(connector._address)
-        return await begin(connector, options)
+        return await open_stream(connector, options)
 
-    monkeypatch.setattr(GrpcConnector, "begin", counted)
+    monkeypatch.setattr(GrpcConnector, "open_stream", recorded)
     return addresses
 
 
-async def test_a_worker_that_cannot_be_reached_costs_one_try(fleet: Fleet, asked: list[str]) -> None:
+async def test_an_unreachable_worker_costs_one_attempt(fleet: Fleet, attempts: list[str]) -> None:
     dead = await fleet.member("dead")
-    await dead.die()
+    await dead.reset_connections()
     alive = await fleet.member("alive")
     async with fleet.connect() as client:
         for _ in range(4):
-            await opened(client)
-        assert alive.live == 4
-        assert asked.count(dead.proxy.address) == 1
-        assert len(asked) == 5
+            await open_recording(client)
+        assert alive.live_sessions == 4
+        assert attempts.count(dead.proxy.address) == 1
+        assert len(attempts) == 5
 
 
-async def test_a_worker_that_answers_nothing_costs_the_deadline_once(fleet: Fleet, asked: list[str]) -> None:
+async def test_a_hanging_worker_costs_one_connect_timeout(fleet: Fleet, attempts: list[str]) -> None:
     silent = await fleet.member("silent")
     alive = await fleet.member("alive", session={"max_sessions": 1_000})
     silent.proxy.stall()
-    # The deadline is one that the other worker keeps on a busy machine too.
+    # Long enough for the other worker on a busy machine.
     async with fleet.connect(ClientSettings(connect_timeout_s=1.5)) as client:
         for _ in range(6):
-            await opened(client)
-        assert alive.live == 6
-        assert asked.count(silent.proxy.address) == 1
-        assert len(asked) == 7
+            await open_recording(client)
+        assert alive.live_sessions == 6
+        assert attempts.count(silent.proxy.address) == 1
+        assert len(attempts) == 7
 
 
-async def test_nobody_there() -> None:
-    async with connect(f"{embedded_redis()}?prefix=nobody:") as client:
+async def test_an_empty_registry_is_a_connection_loss() -> None:
+    async with connect(f"{embedded_redis()}?prefix=empty:") as client:
         with pytest.raises(ConnectionLost, match="registered"):
             await client.open()
         with pytest.raises(ConnectionLost):
@@ -231,13 +231,13 @@ async def test_nobody_there() -> None:
 
 
 @pytest.mark.parametrize("query", ["networks=everywhere", "networks=10.0.0.0/99"])
-def test_networks_that_make_no_sense(query: str) -> None:
+def test_invalid_networks_are_rejected(query: str) -> None:
     with pytest.raises(InvalidRequest, match="networks"):
         connect(f"redis://127.0.0.1:1?{query}")
 
 
-async def test_workers_of_other_kinds_and_versions_are_not_asked(fleet: Fleet) -> None:
-    await fleet.member("ours", heartbeat_s=300.0)  # nor will it come back while it is looked for
+async def test_workers_of_other_protocol_versions_are_ignored(fleet: Fleet) -> None:
+    await fleet.member("ours", heartbeat_s=300.0)  # not renewed during the test
     async with aclosing(Redis.from_url(fleet.url)) as redis:
         entry = json.loads(await redis.get(f"{fleet.prefix}ours"))
         for version in (0, 2):
@@ -251,7 +251,7 @@ async def test_workers_of_other_kinds_and_versions_are_not_asked(fleet: Fleet) -
 
 @asynccontextmanager
 async def serve_process(*words: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """``tts-worker serve`` with tones. Nothing is left of it, whatever became of the test."""
+    """``tts-worker serve`` with the tone engine; the process is killed after the test."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -273,7 +273,7 @@ async def serve_process(*words: str) -> AsyncIterator[asyncio.subprocess.Process
         await process.communicate()
 
 
-async def test_sigterm_takes_the_entry_back_and_lets_a_turn_end(fleet: Fleet) -> None:
+async def test_sigterm_deletes_the_entry_and_finishes_utterances(fleet: Fleet) -> None:
     settings = {
         "grpc.enabled": "true",
         "grpc.port": "0",
@@ -287,32 +287,32 @@ async def test_sigterm_takes_the_entry_back_and_lets_a_turn_end(fleet: Fleet) ->
         assert process.stdout is not None
         while (line := await process.stdout.readline()) != b"ready\n":
             assert line, "it ended"
-        assert await fleet.names() == {"served"}, "who is ready is there"
-        recorder = await opened(client, SessionOptions())
-        silent = await opened(client)
+        assert await fleet.names() == {"served"}, "a ready worker must be registered"
+        recorder = await open_recording(client, SessionOptions())
+        silent = await open_recording(client)
         key = recorder.session.speak("A turn that may end.")
         recorder.session.end_text()
         await recorder.receive_samples(1, key)
         process.terminate()
-        await fleet.listed("served", there=False)
+        await fleet.wait_listed("served", present=False)
         assert (await recorder.wait_ended(key)).outcome is Outcome.DONE
-        with anyio.fail_after(60):  # it waits for no silent session
+        with anyio.fail_after(60):  # less than drain_s: it does not wait for the idle session
             assert await process.wait() == 0
         assert await silent.next() is None
 
 
-# -- loss -------------------------------------------------------------------------------------------------------------
+# -- failover ---------------------------------------------------------------------------------------------------------
 
 
-async def test_lost_before_the_first_sound_is_said_again_elsewhere(fleet: Fleet) -> None:
-    first = await fleet.member("first", engine=MUTE)
+async def test_a_loss_before_the_first_audio_is_retried_elsewhere(fleet: Fleet) -> None:
+    first = await fleet.member("first", engine=HANGING_ENGINE)
     async with fleet.connect() as client:
-        recorder = await opened(client)
+        recorder = await open_recording(client)
         key = recorder.session.speak("Hello there, ")
         recorder.session.flush()
         await recorder.wait_started()
         second = await fleet.member("second")
-        await first.die()
+        await first.reset_connections()
         recorder.session.speak("my friend.")
         recorder.session.end_text()
         waiting = recorder.session.speak("And the next.")
@@ -321,23 +321,23 @@ async def test_lost_before_the_first_sound_is_said_again_elsewhere(fleet: Fleet)
         assert (ended.outcome, ended.receipt.text_spoken) == (Outcome.DONE, "Hello there, my friend.")
         assert (await recorder.wait_ended(waiting)).receipt.text_spoken == "And the next."
         assert [item.key for item in recorder.log if isinstance(item, Started)] == [key, waiting]
-        assert second.live == 1
+        assert second.live_sessions == 1
         assert (await recorder.synthesize("Still here.")).outcome is Outcome.DONE
 
 
-async def test_a_loss_in_the_middle_is_told_and_disturbs_nobody_else(fleet: Fleet) -> None:
+async def test_a_loss_during_audio_is_an_error_of_that_session_only(fleet: Fleet) -> None:
     first = await fleet.member("first", session={"max_sessions": 1, "slot_idle_s": 600})
     async with fleet.connect() as client:
-        recorder = await opened(client, SessionOptions())
+        recorder = await open_recording(client, SessionOptions())
         key = recorder.session.speak(LONG)
         await recorder.receive_samples(5_000, key)
         second = await fleet.member("second")
-        other = await _open_until(client, lambda: second.live == 1)
+        other = await _open_until(client, lambda: second.live_sessions == 1)
         whole = other.pcm[(await other.synthesize("Undisturbed by that. " * 3)).key]
         other.session.speak("Undisturbed by that. " * 3)
         other.session.end_text()
         going_on = await other.receive_samples(5_000)
-        await first.die()
+        await first.reset_connections()
         ended = await recorder.wait_ended(key)
         assert ended.error is not None
         assert (ended.error.code, ended.error.retryable) == (ErrorCode.CONNECTION_LOST, True)
@@ -347,26 +347,26 @@ async def test_a_loss_in_the_middle_is_told_and_disturbs_nobody_else(fleet: Flee
         assert other.pcm[going_on] == whole
 
 
-async def test_a_paused_session_is_paused_on_the_next_worker_too(fleet: Fleet) -> None:
-    first = await fleet.member("first", engine=MUTE)
+async def test_a_paused_session_stays_paused_after_failover(fleet: Fleet) -> None:
+    first = await fleet.member("first", engine=HANGING_ENGINE)
     async with fleet.connect() as client:
-        recorder = await opened(client)
+        recorder = await open_recording(client)
         key = recorder.session.speak("Held back.")
         recorder.session.end_text()
         recorder.session.pause()
         assert (await recorder.wait_acknowledged(ControlName.PAUSE)).applied
         second = await fleet.member("second")
-        await first.die()
-        await until(lambda: second.live == 1)
+        await first.reset_connections()
+        await until(lambda: second.live_sessions == 1)
         recorder.session.resume()
         assert (await recorder.wait_acknowledged(ControlName.RESUME)).applied
         assert (await recorder.wait_ended(key)).outcome is Outcome.DONE
 
 
-async def test_a_stop_while_nobody_is_there_is_confirmed(fleet: Fleet) -> None:
-    only = await fleet.member("only", engine=MUTE)
+async def test_a_stop_without_any_worker_is_confirmed(fleet: Fleet) -> None:
+    only = await fleet.member("only", engine=HANGING_ENGINE)
     async with fleet.connect() as client:
-        recorder = await opened(client)
+        recorder = await open_recording(client)
         key = recorder.session.speak("Never heard.")
         await recorder.wait_started()
         only.proxy.stall()
@@ -377,24 +377,24 @@ async def test_a_stop_while_nobody_is_there_is_confirmed(fleet: Fleet) -> None:
         assert ended.receipt.text_remaining == "Never heard."
 
 
-async def test_no_other_worker_is_a_loss(fleet: Fleet) -> None:
-    only = await fleet.member("only", engine=MUTE)
+async def test_without_another_worker_the_session_fails(fleet: Fleet) -> None:
+    only = await fleet.member("only", engine=HANGING_ENGINE)
     async with fleet.connect() as client:
-        recorder = await opened(client)
+        recorder = await open_recording(client)
         key = recorder.session.speak("Never heard.")
         recorder.session.end_text()
         await recorder.wait_started()
-        await only.die()
+        await only.reset_connections()
         ended = await recorder.wait_ended(key)
         assert ended.error is not None
         assert (ended.error.code, ended.receipt.samples_sent) == (ErrorCode.CONNECTION_LOST, 0)
         assert await recorder.next() is None, "the session is over"
 
 
-async def test_closing_while_a_worker_is_looked_for(fleet: Fleet) -> None:
-    only = await fleet.member("only", engine=MUTE)
+async def test_closing_during_failover_stops_the_utterance(fleet: Fleet) -> None:
+    only = await fleet.member("only", engine=HANGING_ENGINE)
     async with fleet.connect() as client:
-        recorder = await opened(client)
+        recorder = await open_recording(client)
         key = recorder.session.speak("Never heard.")
         await recorder.wait_started()
         only.proxy.stall()
@@ -406,43 +406,45 @@ async def test_closing_while_a_worker_is_looked_for(fleet: Fleet) -> None:
         assert recorder.ends[key].outcome is Outcome.STOPPED
 
 
-# -- the registry goes away -------------------------------------------------------------------------------------------
+# -- outages of the registry ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(REAL_REDIS is None, reason="Debian's redis-server is not installed")
-async def test_redis_may_go_away_and_come_back() -> None:
-    async with real_redis(password="a-password-that-nobody-may-see") as redis, AsyncExitStack() as stack:
+async def test_sessions_survive_a_redis_outage() -> None:
+    async with real_redis(password="a-password-that-must-not-leak") as redis, AsyncExitStack() as stack:
         fleet = Fleet(stack, redis.url, "worker:")
         member = await fleet.member("one")
         async with fleet.connect() as client:
-            recorder = await opened(client)
+            recorder = await open_recording(client)
             await redis.kill()
             assert (await recorder.synthesize("Running sessions go on.")).outcome is Outcome.DONE
-            assert (await (await opened(client)).synthesize("And new ones begin.")).outcome is Outcome.DONE
-            async with fleet.connect() as stranger:
+            assert (await (await open_recording(client)).synthesize("And new ones begin.")).outcome is Outcome.DONE
+            async with fleet.connect() as new_client:
                 with pytest.raises(TTSWorkerError) as lost:
-                    await stranger.open()
+                    await new_client.open()
             assert lost.value.code is ErrorCode.CONNECTION_LOST
             assert "a-password" not in lost.value.message
             await redis.start()
-            await fleet.listed("one")
+            await fleet.wait_listed("one")
         assert member.worker.hub.ready
 
 
-async def test_a_registry_that_hangs_delays_no_session(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_registry_delays_no_session(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tts_worker.client.fleet._CACHE_TTL_S", 0.0)
     await fleet.member("one")
     async with AsyncExitStack() as stack:
         registry = await stack.enter_async_context(run_proxy(fleet.url.removeprefix("redis://")))
-        client = await stack.enter_async_context(connect(f"redis://{registry.address}?prefix={fleet.prefix}", PATIENT))
-        (await opened(client)).session.close()
+        client = await stack.enter_async_context(
+            connect(f"redis://{registry.address}?prefix={fleet.prefix}", LONG_TIMEOUTS)
+        )
+        (await open_recording(client)).session.close()
         registry.stall()
-        with anyio.fail_after(20.0):  # less than a registry has to answer here
+        with anyio.fail_after(20.0):  # less than the Redis timeout of 30 s
             for _ in range(5):
-                assert (await (await opened(client)).synthesize("Hi.")).outcome is Outcome.DONE
+                assert (await (await open_recording(client)).synthesize("Hi.")).outcome is Outcome.DONE
 
 
-# -- who gets the API key ---------------------------------------------------------------------------------------------
+# -- API keys ---------------------------------------------------------------------------------------------------------
 
 KEY = "correct-horse-battery"
 SECRET = "a secret of this fleet"
@@ -451,32 +453,32 @@ SECRET = "a secret of this fleet"
 async def test_a_key_is_not_sent_over_an_unsigned_registry(fleet: Fleet) -> None:
     await fleet.member("one")
     with pytest.raises(ConfigError, match=r"registry\.secret"):
-        fleet.connect(replace(PATIENT, api_key=KEY))
+        fleet.connect(replace(LONG_TIMEOUTS, api_key=KEY))
     async with fleet.connect() as client:
-        assert (await (await opened(client)).synthesize("Without a key it works.")).outcome is Outcome.DONE
+        assert (await (await open_recording(client)).synthesize("Without a key it works.")).outcome is Outcome.DONE
 
 
 async def test_a_key_is_sent_to_a_worker_with_a_signed_entry(fleet: Fleet) -> None:
     await fleet.member("one", server={"api_keys": [KEY]}, secret=SECRET)
-    async with fleet.connect(replace(PATIENT, api_key=KEY, registry_secret=SECRET)) as client:
-        assert (await (await opened(client)).synthesize("Hello.")).outcome is Outcome.DONE
+    async with fleet.connect(replace(LONG_TIMEOUTS, api_key=KEY, registry_secret=SECRET)) as client:
+        assert (await (await open_recording(client)).synthesize("Hello.")).outcome is Outcome.DONE
 
 
-async def test_a_forged_worker_is_never_dialled(fleet: Fleet) -> None:
+async def test_a_forged_entry_is_never_connected_to(fleet: Fleet) -> None:
     real = await fleet.member("real", server={"api_keys": [KEY]}, secret=SECRET)
     async with run_proxy("127.0.0.1:1") as thief, Redis.from_url(fleet.url) as redis:
         entry = json.loads(await redis.get(f"{fleet.prefix}real"))
         forged = {**entry, "name": "thief", "addr": f"grpc://{thief.address}"}
         await redis.set(f"{fleet.prefix}thief", json.dumps(forged))
-        async with fleet.connect(replace(PATIENT, api_key=KEY, registry_secret=SECRET)) as client:
+        async with fleet.connect(replace(LONG_TIMEOUTS, api_key=KEY, registry_secret=SECRET)) as client:
             for _ in range(5):
-                await opened(client)
-            assert real.live == 5
+                await open_recording(client)
+            assert real.live_sessions == 5
         assert thief.connections == 0
 
 
 async def test_the_secret_may_come_from_the_environment(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     await fleet.member("one", server={"api_keys": [KEY]}, secret=SECRET)
     monkeypatch.setenv("TTS_WORKER_REGISTRY__SECRET", SECRET)
-    async with fleet.connect(replace(PATIENT, api_key=KEY)) as client:
-        assert (await (await opened(client)).synthesize("Hello.")).outcome is Outcome.DONE
+    async with fleet.connect(replace(LONG_TIMEOUTS, api_key=KEY)) as client:
+        assert (await (await open_recording(client)).synthesize("Hello.")).outcome is Outcome.DONE

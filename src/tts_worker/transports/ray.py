@@ -146,7 +146,7 @@ def _bind_node_to_loopback() -> None:
 
     On Linux, Ray listens on every interface, because other nodes may join. Its single-node mode, meant for macOS and
     Windows, uses the node address 127.0.0.1 and binds its servers to it. The environment variable configures the
-    processes that Ray starts; this process has read it already, hence the module attribute.
+    processes that Ray starts; this process has read it already, so its attribute is set too.
     """
     from ray._private import ray_constants
 
