@@ -51,6 +51,7 @@ class TTSService:
     # -- sessions -----------------------------------------------------------------------------------------------------
 
     async def StartSession(self, request: pb.StartSessionRequest, context: Context) -> pb.StartSessionResponse:
+        """Start a session, loading its model if necessary."""
         try:
             start_options = parse_start_options(request.options, self._config.stream_format)
             session = await self._start(request, start_options, caller_identity(context))
@@ -76,6 +77,7 @@ class TTSService:
         return await self.sessions.start(request.session_id, owner, options, start_options.stream_format)
 
     async def EndSession(self, request: pb.EndSessionRequest, context: Context) -> pb.EndSessionResponse:
+        """End a session of this caller."""
         try:
             self.sessions.end(request.session_id, caller_identity(context))
         except TTSWorkerError:
@@ -85,6 +87,7 @@ class TTSService:
     # -- synthesis ----------------------------------------------------------------------------------------------------
 
     async def Synthesize(self, requests: AsyncIterator[pb.TextChunk], context: Context) -> None:
+        """Synthesize one utterance: read text chunks and write audio frames until the final one."""
         try:
             first = await anext(aiter(requests), None)
             if first is None:
@@ -125,6 +128,7 @@ class TTSService:
     # -- control ------------------------------------------------------------------------------------------------------
 
     async def Control(self, request: pb.ControlRequest, context: Context) -> pb.ControlResponse:
+        """Pause, resume or stop the running utterances of a session."""
         began_s = time.perf_counter()
         try:
             session = self.sessions.get(request.session_id, caller_identity(context))
@@ -164,6 +168,7 @@ class TTSService:
     # -- models -------------------------------------------------------------------------------------------------------
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
+        """List the models of the settings."""
         return pb.ListModelsResponse(
             models=[
                 pb.ModelInfo(
@@ -179,6 +184,7 @@ class TTSService:
         )
 
     async def LoadModel(self, request: pb.LoadModelRequest, context: Context) -> pb.LoadModelResponse:
+        """Load a model and wait for it."""
         began_s = time.perf_counter()
         try:
             with admin_action("load_model", request.model_id):
@@ -188,6 +194,7 @@ class TTSService:
         return pb.LoadModelResponse(success=True, load_duration_ms=int(1000 * (time.perf_counter() - began_s)))
 
     async def UnloadModel(self, request: pb.UnloadModelRequest, context: Context) -> pb.UnloadModelResponse:
+        """Unload a model that no session uses."""
         try:
             with admin_action("unload_model", request.model_id):
                 unloaded = await self._models.unload(request.model_id)
@@ -197,6 +204,7 @@ class TTSService:
         return pb.UnloadModelResponse(success=True, unloaded=unloaded, message=message)
 
     async def GetCapabilities(self, request: pb.GetCapabilitiesRequest, context: Context) -> pb.GetCapabilitiesResponse:
+        """Report the capabilities and the load of the worker."""
         hub = self._hub
         infos = list({voice.engine: voice.info for voice in hub.voices}.values())
         return pb.GetCapabilitiesResponse(
