@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ from tests.integration.test_session import to_end
 from tests.unit.cosyvoice.bundles import tiny
 from tests.unit.cosyvoice.test_enrol import SAID, speech, wav
 from tts_worker.app import Worker, running_worker
+from tts_worker.audio.decode import Recording
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.engine.tone import ToneEngine
 from tts_worker.errors import (
@@ -268,18 +270,41 @@ def test_a_preload_list_beyond_the_cap_is_refused() -> None:
 # -- voices from recordings -------------------------------------------------------------------------------------------
 
 
-async def test_who_stops_waiting_for_a_voice_does_not_end_it_and_too_many_are_refused() -> None:
-    enroller = ToneEnroller()
+class BlockedEnroller(ToneEnroller):
+    """Waits for ``unblocked`` before it enrols a voice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unblocked = threading.Event()
+
+    def enrol(self, name: str, recording: Recording, transcript: str) -> None:
+        assert self.unblocked.wait(60)
+        super().enrol(name, recording, transcript)
+
+
+async def test_a_cancelled_caller_does_not_cancel_an_enrolment() -> None:
+    enroller = BlockedEnroller()
+    enrolment = Enrolment(enroller)
+    cancelled = asyncio.create_task(enrolment.voice_of(wav(speech(2)), "one"))
+    await until(lambda: enrolment.pending)
+    waiting = asyncio.create_task(enrolment.voice_of(wav(speech(2)), "one"))
+    cancelled.cancel()
+    enroller.unblocked.set()
+    name = (await waiting).name
+    assert name == voice_name(wav(speech(2)), "one")
+    assert enroller.enrolled == [name]
+    enrolment.close()
+
+
+async def test_pending_enrolments_are_limited() -> None:
+    enroller = BlockedEnroller()
     enrolment = Enrolment(enroller, max_pending=1)
     first = asyncio.create_task(enrolment.voice_of(wav(speech(2)), "one"))
-    second = asyncio.create_task(enrolment.voice_of(wav(speech(2)), "one"))
     await until(lambda: enrolment.pending)
     with pytest.raises(OverCapacity):
         await enrolment.voice_of(wav(speech(2)), "another")
-    first.cancel()
-    name = (await second).name
-    assert name == voice_name(wav(speech(2)), "one")
-    assert enroller.enrolled == [name]
+    enroller.unblocked.set()
+    await first
     enrolment.close()
 
 
