@@ -1,12 +1,10 @@
-"""Cartesia's compatibility API: ``/tts/websocket``, ``POST /tts/bytes`` and ``/tts/sse``, and the voices, so that its
-clients work with another base URL.
+"""Cartesia-compatible API: ``/tts/websocket``, ``POST /tts/bytes``, ``POST /tts/sse`` and the voices.
 
-Source of the shapes: Cartesia's public API reference, as its Python SDK, LiveKit's and pipecat's clients send and read
-them. Owns field names, formats and the order of messages; the contexts of a socket are ``contexts``' work. Fields that
-mean nothing here (``model_id``, emotion, volume, pronunciation dictionaries) are accepted and ignored.
+Message formats follow Cartesia's public API reference as its Python SDK, LiveKit and pipecat use it. Fields that have
+no meaning here (``model_id``, emotion, volume, pronunciation dictionaries) are accepted and ignored.
 
-A context is one session. A flush ends an utterance of it and the text that follows begins the next one, so that
-``flush_done`` comes exactly behind the sound it is about.
+A context is one session. A flush ends an utterance and later text starts the next one, so ``flush_done`` follows
+exactly after the audio it refers to.
 """
 
 from __future__ import annotations
@@ -31,17 +29,17 @@ from tts_worker.transports.responses import LiveStream
 from tts_worker.types import SAMPLE_RATE_HZ, Ended, Output, PcmFrame, UtteranceKey, Words
 
 _MAX_UTTERANCES = 8
-"""Utterances of one context that may wait; flushes beyond that are answered together."""
+"""Queued utterances of one context; flushes beyond that are answered together."""
 
 _MAX_CANCELLED = 256
-"""Cancelled contexts that are remembered, so that text which crossed the cancel on its way does not revive them."""
+"""Cancelled contexts to remember, so text sent before the client's cancel does not reopen them."""
 
 
 # -- one context ------------------------------------------------------------------------------------------------------
 
 
-class _Speech:
-    """The sound of a context as messages, and what was written of it."""
+class _CartesiaEncoder:
+    """Writes the text of a context to its session and encodes the audio and events as messages."""
 
     def __init__(self, name: str | None, rendering: Rendering, *, timestamps: bool) -> None:
         self.finished = False
@@ -49,14 +47,22 @@ class _Speech:
         self._rendering = rendering
         self._timestamps = timestamps
         self._utterances: deque[UtteranceKey] = deque()  # not yet ended
-        self._complete: set[UtteranceKey] = set()  # no more text comes for them
-        self._flushes: dict[UtteranceKey, int] = {}  # how many are answered when it ends
+        self._complete: set[UtteranceKey] = set()  # utterances whose text is complete
+        self._flushes: dict[UtteranceKey, int] = {}  # number of flushes to answer when the utterance ends
         self._flush_id = 0
-        self._before_samples = 0  # sound of the utterances that have ended
+        self._ended_samples = 0  # audio of the utterances that have ended
         self._last: UtteranceKey | None = None
 
-    def write(self, session: LocalSession, text: str, *, flush: bool, hurry: bool, end: bool) -> None:
-        """``hurry``: speak what is there, without ending the utterance. Raises what ``speak`` raises."""
+    def write(self, session: LocalSession, text: str, *, flush: bool, speak_now: bool, end: bool) -> None:
+        """Write text to the session. Raises the errors of ``LocalSession.speak``.
+
+        Args:
+            session: The session of the context.
+            text: Text to append.
+            flush: End the utterance and answer with ``flush_done``.
+            speak_now: Speak the text so far without ending the utterance.
+            end: End the context.
+        """
         key = self._speak(session, text)
         if end:
             self._last = key
@@ -65,10 +71,10 @@ class _Speech:
             self._flushes[key] = self._flushes.get(key, 0) + 1
             if len(self._utterances) <= _MAX_UTTERANCES:
                 self._end(session, key)
-                self._speak(session, "")  # there is always one being written, so that a silent writer times out
+                self._speak(session, "")  # starts the next utterance: the idle timeout applies to open utterances
             else:
                 session.flush()
-        elif hurry:
+        elif speak_now:
             session.flush()
 
     def _speak(self, session: LocalSession, text: str) -> UtteranceKey:
@@ -91,24 +97,24 @@ class _Speech:
 
     def _ended(self, ended: Ended) -> Iterator[Message]:
         self._utterances.popleft()
-        self._before_samples += ended.receipt.samples_sent
+        self._ended_samples += ended.receipt.samples_sent
         if (error := failure(ended)) is not None:
             self.finished = True
             yield vendor.error_message(error, self._name)
             return
-        last = ended.key == self._last or ended.key not in self._complete  # or its writer fell silent for too long
+        is_last = ended.key == self._last or ended.key not in self._complete  # incomplete: ended by the idle timeout
         self._complete.discard(ended.key)
-        if last:
+        if is_last:
             yield from self._rest()
         for _ in range(self._flushes.pop(ended.key, 0)):
             self._flush_id += 1
             yield self._message("flush_done", flush_done=True, flush_id=self._flush_id)
-        if last:
+        if is_last:
             self.finished = True
             yield self._done()
 
     def end(self) -> Iterator[Message]:
-        """The last messages of a text that is spoken by itself, without utterances that ``write`` began."""
+        """Return the last messages of a single text that was not written with ``write``."""
         yield from self._rest()
         yield self._done()
 
@@ -125,7 +131,7 @@ class _Speech:
 
     def _times(self, item: Words) -> dict[str, list[str] | list[float]]:
         def seconds(sample: int) -> float:
-            return round((self._before_samples + sample) / SAMPLE_RATE_HZ, 4)
+            return round((self._ended_samples + sample) / SAMPLE_RATE_HZ, 4)
 
         return {
             "words": [word.text for word in item.words],
@@ -140,12 +146,12 @@ class _Speech:
 # -- one connection ---------------------------------------------------------------------------------------------------
 
 
-class _Conversation:
-    """The dialect on one socket."""
+class _CartesiaProtocol:
+    """The messages of one socket."""
 
     def __init__(self, socket: ContextSocket) -> None:
         self._socket = socket
-        self._cancelled: dict[str, None] = {}  # in the order in which they were
+        self._cancelled: dict[str, None] = {}  # ordered, oldest first
         socket.protocol = self
 
     def context_of(self, data: Message) -> str | None:
@@ -157,35 +163,37 @@ class _Conversation:
 
     def handle_message(self, data: Message) -> None:
         if data.get("cancel"):
-            self._cancel(vendor.checked(vendor.CANCEL, data).context_id)
+            self._cancel(vendor.validate(vendor.CANCEL, data).context_id)
             return
-        message = vendor.checked(vendor.CONTINUATION, data)
+        message = vendor.validate(vendor.CONTINUATION, data)
         self._socket.check_text(message.transcript)
         if message.context_id in self._cancelled:
             return
         context = self._socket.contexts.get(message.context_id)
         if context is None:
-            context = self._open(message, vendor.checked(vendor.REQUEST, data))
-        speech = context.encoder
-        assert isinstance(speech, _Speech)
+            context = self._open(message, vendor.validate(vendor.GENERATION_REQUEST, data))
+        encoder = context.encoder
+        assert isinstance(encoder, _CartesiaEncoder)
         context.run_command(
-            lambda session: speech.write(
+            lambda session: encoder.write(
                 session,
                 message.transcript,
                 flush=bool(message.flush),
-                hurry=message.max_buffer_delay_ms == 0,
+                speak_now=message.max_buffer_delay_ms == 0,
                 end=not (message.flush if message.more is None else message.more),
             )
         )
 
-    def _open(self, message: vendor.Continuation, wanted: vendor.Request) -> SpeechContext:
-        if wanted.output_format.container != "raw":
-            raise InvalidRequest("output_format.container: a socket carries raw sound only")
-        speech = _Speech(message.context_id, wanted.output_format.rendering(), timestamps=bool(message.add_timestamps))
-        return self._socket.open(message.context_id, wanted.options(), speech)
+    def _open(self, message: vendor.Continuation, generation: vendor.GenerationRequest) -> SpeechContext:
+        if generation.output_format.container != "raw":
+            raise InvalidRequest("output_format.container: a socket supports raw audio only")
+        encoder = _CartesiaEncoder(
+            message.context_id, generation.output_format.rendering(), timestamps=bool(message.add_timestamps)
+        )
+        return self._socket.open(message.context_id, generation.options(), encoder)
 
     def _cancel(self, name: str) -> None:
-        """Nothing follows of that context, not even a ``done``, as the vendor has it."""
+        """Cancel a context. Nothing more is sent of it, not even ``done``, as the vendor specifies."""
         self._cancelled[name] = None
         if len(self._cancelled) > _MAX_CANCELLED:
             del self._cancelled[next(iter(self._cancelled))]
@@ -195,25 +203,28 @@ class _Conversation:
 # -- server-sent events -----------------------------------------------------------------------------------------------
 
 
-async def _events(hub: SessionHub, wanted: vendor.Request, rendering: Rendering) -> AsyncGenerator[bytes, None]:
-    """The messages of one text as events. An error after the first of them is the last event.
+async def _events(
+    hub: SessionHub, generation: vendor.GenerationRequest, rendering: Rendering
+) -> AsyncGenerator[bytes, None]:
+    """Yield the messages of one text as events. An error after the first event is the last event.
 
-    Raises what ``synthesize`` raises, as long as there was no event.
+    Raises:
+        TTSWorkerError: An error of ``synthesize`` before the first event.
     """
-    speech = _Speech(wanted.context_id, rendering, timestamps=bool(wanted.add_timestamps))
-    begun = False
+    encoder = _CartesiaEncoder(generation.context_id, rendering, timestamps=bool(generation.add_timestamps))
+    has_sent = False
     try:
-        async with aclosing(synthesize(hub, wanted.options(), wanted.transcript)) as items:
+        async with aclosing(synthesize(hub, generation.options(), generation.transcript)) as items:
             async for item in items:
-                for message in speech.messages(item):
-                    begun = True
+                for message in encoder.messages(item):
+                    has_sent = True
                     yield _event(message)
-        for message in speech.end():
+        for message in encoder.end():
             yield _event(message)
     except TTSWorkerError as error:
-        if not begun:
+        if not has_sent:
             raise
-        yield _event(vendor.error_message(error.info, wanted.context_id))
+        yield _event(vendor.error_message(error.info, generation.context_id))
 
 
 def _event(message: Message) -> bytes:
@@ -224,60 +235,61 @@ def _event(message: Message) -> bytes:
 
 
 def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> APIRouter:
-    """The vendor's routes over ``hub``."""
+    """Return Cartesia's routes."""
     routes = APIRouter()
 
     @routes.websocket("/tts/websocket")
     async def contexts(websocket: WebSocket) -> None:
         socket = ContextSocket(websocket, hub, limits)
-        _Conversation(socket)
+        _CartesiaProtocol(socket)
         await socket.run()
 
-    async def read(request: Request) -> tuple[vendor.Request, Rendering]:
-        wanted: vendor.Request = vendor.checked(vendor.REQUEST, wire.parse_object(await request.body(), "body"))
-        if len(wanted.transcript) > max_input_chars:
+    async def read(request: Request) -> tuple[vendor.GenerationRequest, Rendering]:
+        body = wire.parse_object(await request.body(), "body")
+        generation: vendor.GenerationRequest = vendor.validate(vendor.GENERATION_REQUEST, body)
+        if len(generation.transcript) > max_input_chars:
             raise TextTooLong(f"transcript may have at most {max_input_chars} characters")
-        return wanted, wanted.output_format.rendering()
+        return generation, generation.output_format.rendering()
 
-    @routes.post("/tts/bytes", summary="Text to speech as Cartesia's clients ask for it, streamed")
+    @routes.post("/tts/bytes", summary="Text to speech for Cartesia clients, streamed")
     async def speech(request: Request) -> Response:
         try:
-            wanted, rendering = await read(request)
+            generation, rendering = await read(request)
         except TTSWorkerError as error:
             return vendor.error_response(error.info)
         return LiveStream(
-            download(hub, wanted.options(), wanted.transcript, rendering),
+            download(hub, generation.options(), generation.transcript, rendering),
             rendering.content_type,
-            {"x-sample-rate": str(wanted.output_format.sample_rate), "x-synthetic": "true"},
+            {"x-sample-rate": str(generation.output_format.sample_rate), "x-synthetic": "true"},
             send_timeout_s=limits.send_timeout_s,
             make_error_response=vendor.error_response,
         )
 
-    @routes.post("/tts/sse", summary="The same as server-sent events, with times of words")
+    @routes.post("/tts/sse", summary="Text to speech as server-sent events, with word timestamps")
     async def events(request: Request) -> Response:
         try:
-            wanted, rendering = await read(request)
-            if wanted.output_format.container != "raw":
-                raise InvalidRequest("output_format.container: events carry raw audio only")
+            generation, rendering = await read(request)
+            if generation.output_format.container != "raw":
+                raise InvalidRequest("output_format.container: events support raw audio only")
         except TTSWorkerError as error:
             return vendor.error_response(error.info)
         return LiveStream(
-            _events(hub, wanted, rendering),
+            _events(hub, generation, rendering),
             "text/event-stream",
             {"x-synthetic": "true"},
             send_timeout_s=limits.send_timeout_s,
             make_error_response=vendor.error_response,
         )
 
-    @routes.get("/voices", summary="The voices as Cartesia's clients list them")
+    @routes.get("/voices", summary="List the voices for Cartesia clients")
     async def voices(request: Request) -> Response:
         try:
-            query: vendor.VoiceQuery = vendor.checked(vendor.VOICE_QUERY, dict(request.query_params))
+            query: vendor.VoiceQuery = vendor.validate(vendor.VOICE_QUERY, dict(request.query_params))
             return JSONResponse(_listed_voices(hub, query))
         except TTSWorkerError as error:
             return vendor.error_response(error.info)
 
-    @routes.get("/voices/{voice}", summary="One of them")
+    @routes.get("/voices/{voice}", summary="Describe a voice for Cartesia clients")
     async def voice(voice: str) -> Response:
         try:
             return JSONResponse(vendor.voice_json(hub.voices.get(voice)))

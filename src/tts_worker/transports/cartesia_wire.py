@@ -1,8 +1,7 @@
-"""Cartesia's messages: how requests are read, how sound is encoded and how errors look.
+"""Cartesia's request models, raw audio encodings, voices and errors.
 
-Source of the shapes: Cartesia's public API reference, as its Python SDK, LiveKit's and pipecat's clients send and read
-them. The one place that knows the vendor's field names for input; it knows no session and no socket. Fields that mean
-nothing here (``model_id``, emotion, volume, pronunciation dictionaries) are accepted and ignored.
+Message formats follow Cartesia's public API reference as its Python SDK, LiveKit and pipecat use it. Fields that have
+no meaning here (``model_id``, emotion, volume, pronunciation dictionaries) are accepted and ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tts_worker.voices import Voice
 
 Message = dict[str, Any]
 
-_PACE = MappingProxyType({"slow": 0.8, "normal": 1.0, "fast": 1.25})
+_NAMED_SPEEDS = MappingProxyType({"slow": 0.8, "normal": 1.0, "fast": 1.25})
 
 
 class _Model(BaseModel):
@@ -44,11 +43,15 @@ class _Format(_Model):
     sample_rate: int = Field(ge=8_000, le=48_000)
 
     def rendering(self) -> Rendering:
-        """Raises InvalidRequest for what does not go together."""
+        """Open an encoder.
+
+        Raises:
+            InvalidRequest: The container does not support the encoding.
+        """
         if self.container == "raw":
-            return Rendering(_Raw(self.encoding, self.sample_rate), self.sample_rate)
+            return Rendering(_RawEncoder(self.encoding, self.sample_rate), self.sample_rate)
         if self.container == "wav" and self.encoding != "pcm_s16le":
-            raise InvalidRequest("output_format: container wav goes with encoding pcm_s16le")
+            raise InvalidRequest("output_format: container wav requires encoding pcm_s16le")
         return Rendering(open_encoder(AudioFormat(self.container), self.sample_rate), self.sample_rate)
 
 
@@ -57,25 +60,23 @@ class _GenerationConfig(_Model):
 
 
 def _voice_object(value: Any) -> Any:
-    """Newer versions of the API name a voice by its id alone."""
+    """Convert a plain ID, as newer API versions send it, to a voice object."""
     return {"id": value} if isinstance(value, str) else value
 
 
-def _no_phonemes(value: bool | None) -> bool | None:
+def _reject_phonemes(value: bool | None) -> bool | None:
     if value:
-        raise InvalidRequest("add_phoneme_timestamps: there are times of words only (add_timestamps)")
+        raise InvalidRequest("add_phoneme_timestamps is not supported: use add_timestamps for word timestamps")
     return value
 
 
-class _Timed(_Model):
-    """Which times are asked for."""
-
+class _TimestampOptions(_Model):
     add_timestamps: bool | None = None
-    add_phoneme_timestamps: Annotated[bool | None, AfterValidator(_no_phonemes)] = None
+    add_phoneme_timestamps: Annotated[bool | None, AfterValidator(_reject_phonemes)] = None
 
 
-class Request(_Timed):
-    """What a generation needs to know: the first message of a context, and the body of the HTTP routes."""
+class GenerationRequest(_TimestampOptions):
+    """The first message of a context, and the body of the HTTP routes."""
 
     transcript: str
     context_id: str | None = Field(None, max_length=128)
@@ -88,11 +89,11 @@ class Request(_Timed):
     max_buffer_delay_ms: int | None = None
 
     def options(self) -> SessionOptions:
-        asked = self.generation_config.speed if self.generation_config is not None else None
-        speed = asked if asked is not None else _PACE[self.speed or "normal"]
+        """Convert to session options."""
+        speed = self.generation_config.speed if self.generation_config is not None else None
         return SessionOptions(
             voice=self.voice.id,
-            speed=speed,
+            speed=speed if speed is not None else _NAMED_SPEEDS[self.speed or "normal"],
             language=self.language or self.locale,
             realtime=False,
             raw_chunks=True,
@@ -100,8 +101,8 @@ class Request(_Timed):
         )
 
 
-class Continuation(_Timed):
-    """Every message with text. ``continue`` False ends the context."""
+class Continuation(_TimestampOptions):
+    """A message with text. ``continue`` False ends the context."""
 
     context_id: str = Field(min_length=1, max_length=128)
     transcript: str
@@ -111,12 +112,14 @@ class Continuation(_Timed):
 
 
 class Cancel(_Model):
+    """Cancels a context."""
+
     context_id: str = Field(min_length=1, max_length=128)
     cancel: Literal[True]
 
 
 class VoiceQuery(BaseModel):
-    """Of ``GET /voices``."""
+    """Query parameters of ``GET /voices``."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -128,14 +131,14 @@ class VoiceQuery(BaseModel):
     is_owner: bool | None = None
 
 
-REQUEST = TypeAdapter(Request)
+GENERATION_REQUEST = TypeAdapter(GenerationRequest)
 CONTINUATION = TypeAdapter(Continuation)
 CANCEL = TypeAdapter(Cancel)
 VOICE_QUERY = TypeAdapter(VoiceQuery)
 
 _GENDERS = MappingProxyType({"female": "feminine", "male": "masculine", "neutral": "gender_neutral"})
 _CREATED_AT = "1970-01-01T00:00:00Z"
-"""A voice has no such time, and the vendor's clients demand one."""
+"""Required by the vendor's clients; the worker's voices have no creation time."""
 
 
 _ENCODINGS: Mapping[str, Callable[[bytes], bytes]] = MappingProxyType(
@@ -148,8 +151,8 @@ _ENCODINGS: Mapping[str, Callable[[bytes], bytes]] = MappingProxyType(
 )
 
 
-class _Raw:
-    """``container: raw``: nothing but samples, at any rate."""
+class _RawEncoder:
+    """``container: raw``: bare samples at any rate."""
 
     def __init__(self, encoding: str, rate_hz: int) -> None:
         self.content_type = f"audio/pcm;rate={rate_hz};encoding={encoding};channels=1"
@@ -162,7 +165,12 @@ class _Raw:
         return b""
 
 
-def checked(adapter: TypeAdapter[Any], data: Message) -> Any:
+def validate(adapter: TypeAdapter[Any], data: Message) -> Any:
+    """Validate a message or query.
+
+    Raises:
+        InvalidRequest: Names the invalid field.
+    """
     try:
         return adapter.validate_python(data)
     except ValidationError as error:
@@ -170,19 +178,19 @@ def checked(adapter: TypeAdapter[Any], data: Message) -> Any:
 
 
 def gender_of(voice: Voice) -> str | None:
-    """In the vendor's words; None where the voicepack does not say."""
+    """Return the gender in the vendor's terms, or None if the voicepack does not state it."""
     return _GENDERS.get(voice.gender or "")
 
 
 def voice_json(voice: Voice) -> Message:
-    """A voice as the vendor lists it."""
+    """Encode a voice."""
     return {
         "id": voice.name,
         "name": voice.name,
         "tagline": "",
         "description": voice.description,
         "language": voice.languages[0].split("-")[0],
-        "locales": [{"locale": tag, "is_native": place == 0} for place, tag in enumerate(voice.languages)],
+        "locales": [{"locale": tag, "is_native": index == 0} for index, tag in enumerate(voice.languages)],
         "gender": gender_of(voice),
         "access": "public",
         "visibility": "all",
@@ -192,15 +200,15 @@ def voice_json(voice: Voice) -> Message:
 
 
 def error_message(error: ErrorInfo, context: str | None) -> Message:
-    """An error on the socket. ``error`` is what older clients read, ``title`` and ``message`` newer ones.
+    """Encode an error for the socket.
 
-    ``done`` stays False: LiveKit's client looks at it before it looks at ``type``, and would take a speech that broke
-    off for one that ended well.
+    ``done`` stays False: LiveKit's client checks it before ``type`` and would treat the failed speech as complete.
     """
     return {"type": "error", "done": False, "context_id": context, **error_fields(error)}
 
 
 def error_fields(error: ErrorInfo) -> Message:
+    """Encode an error: ``error`` for older clients, ``title`` and ``message`` for newer ones."""
     title = error.code.value.replace("_", " ").capitalize()
     return {
         "status_code": HTTP_STATUS[error.code],
@@ -213,7 +221,7 @@ def error_fields(error: ErrorInfo) -> Message:
 
 
 def error_response(error: ErrorInfo, status: int | None = None) -> Response:
-    """An error as the vendor's HTTP API answers it. ``status``: None takes the status of the error's code."""
+    """Build an error response of the vendor's HTTP API. ``status``: None uses the status of the error's code."""
     headers = {} if error.retry_after_s is None else {"Retry-After": str(max(1, round(error.retry_after_s)))}
     status = HTTP_STATUS[error.code] if status is None else status
     return JSONResponse({**error_fields(error), "status_code": status}, status, headers)

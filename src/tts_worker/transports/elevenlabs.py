@@ -1,9 +1,7 @@
-"""ElevenLabs' compatibility API: text-to-speech over ``multi-stream-input``, ``stream-input`` and HTTP, and the
-lists of voices and models, so that its clients work with another base URL.
+"""ElevenLabs-compatible API: ``multi-stream-input``, ``stream-input``, HTTP routes, voices and models.
 
-Source of the shapes: the vendor's public API reference, as its Python SDK, LiveKit's and pipecat's clients send and
-read them. Owns field names, formats and what closing a context means; the contexts of a socket are ``contexts``' work.
-Fields that mean nothing here (``model_id``, stability, chunk schedules, dictionaries, SSML) are accepted and ignored.
+Message formats follow the vendor's public API reference as its Python SDK, LiveKit and pipecat use it. Fields that have
+no meaning here (``model_id``, stability, chunk schedules, dictionaries, SSML) are accepted and ignored.
 """
 
 from __future__ import annotations
@@ -34,27 +32,37 @@ _SENTENCE_END = re.compile(r"""[.!?…]["')\]”’]*$""")
 # -- one context ------------------------------------------------------------------------------------------------------
 
 
-class _Speech:
-    """The audio of a context as messages, with the times of its characters.
+class _ElevenLabsEncoder:
+    """Writes the text of a context to its session and encodes the audio with character timestamps.
 
-    ``by_sentence`` (``auto_mode``): a message is a whole sentence, so one that follows another without a space is not
-    its continuation (pipecat sends them so).
+    Args:
+        name: The context's name; empty for none.
+        rendering: Encodes the audio.
+        clock: Computes the character timestamps.
+        by_sentence: Messages are whole sentences (``auto_mode``). They are separated by a space if the client does not
+            send one, as pipecat does not.
+
+    Attributes:
+        finished: The last message was returned.
+        audio_sent: Some audio was sent.
+        text_complete: The text was ended.
+        after_bare_flush: The last message was a flush without text.
     """
 
     def __init__(self, name: str, rendering: Rendering, clock: CharacterClock, *, by_sentence: bool) -> None:
         self.finished = False
-        self.heard = False  # some of its sound was sent
-        self.closing = False  # its writer is done
-        self.bare_flush = False  # the last message was a flush without text
+        self.audio_sent = False
+        self.text_complete = False
+        self.after_bare_flush = False
         self._id = {"contextId": name} if name else {}
         self._rendering = rendering
         self._clock = clock
         self._decoder = TextDecoder()
         self._by_sentence = by_sentence
-        self._tail = ""  # of the text that was written
+        self._tail = ""  # end of the text written so far
 
     def write(self, session: LocalSession, text: str, *, flush: bool) -> None:
-        """Raises what ``speak`` raises."""
+        """Write text to the session. Raises the errors of ``LocalSession.speak``."""
         if self._by_sentence and text[:1].isalnum() and _SENTENCE_END.search(self._tail):
             text = f" {text}"
         session.speak(text)
@@ -64,40 +72,47 @@ class _Speech:
             session.flush()
 
     def end(self, session: LocalSession) -> None:
+        """End the text."""
         session.end_text()
 
     def messages(self, item: Output) -> Iterator[Message]:
-        if isinstance(item, PcmFrame):
-            if data := self._rendering.process(item.pcm):
-                yield self._audio(data)
-        elif isinstance(item, Words):
-            self._clock.add(item.words)
-        elif isinstance(item, Ended):
-            self.finished = True
-            if (error := failure(item)) is not None:
-                yield {**self._id, **vendor.error_fields(error)}
-                return
-            self._clock.finish()
-            rest = self._rendering.finish()
-            if rest or self._clock.has_times:
-                yield self._audio(rest)
-            yield self.final()
+        """Encode an output of the session."""
+        match item:
+            case PcmFrame():
+                if data := self._rendering.process(item.pcm):
+                    yield self._audio(data)
+            case Words():
+                self._clock.add(item.words)
+            case Ended():
+                yield from self._ended(item)
+
+    def _ended(self, ended: Ended) -> Iterator[Message]:
+        self.finished = True
+        if (error := failure(ended)) is not None:
+            yield {**self._id, **vendor.error_fields(error)}
+            return
+        self._clock.finish()
+        rest = self._rendering.finish()
+        if rest or self._clock.has_times:
+            yield self._audio(rest)
+        yield self.final()
 
     def _audio(self, data: bytes) -> Message:
-        self.heard = True
+        self.audio_sent = True
         times = self._clock.take()
         encoded = base64.b64encode(data).decode()
         return {**self._id, "audio": encoded, "isFinal": None, "alignment": times, "normalizedAlignment": times}
 
     def final(self) -> Message:
+        """Return the last message of the context."""
         return {**self._id, "audio": None, "isFinal": True}
 
 
 # -- one connection ---------------------------------------------------------------------------------------------------
 
 
-class _Conversation:
-    """The dialect on one socket. ``single``: ``stream-input``, which is one context and ends with it."""
+class _ElevenLabsProtocol:
+    """The messages of one socket. ``single``: ``stream-input``, a connection with one unnamed context."""
 
     def __init__(self, socket: ContextSocket, voice: str, query: vendor.Query, *, single: bool) -> None:
         self._socket = socket
@@ -107,18 +122,18 @@ class _Conversation:
         socket.protocol = self
 
     def context_of(self, data: Message) -> str | None:
-        """No name is a name too, once such a context is there."""
+        """Return the named context; the unnamed one only if it is open."""
         if self._single:
-            return vendor.ONLY if vendor.ONLY in self._socket.contexts else None
-        name = data.get("context_id") or data.get("contextId") or vendor.ONLY
-        return name if isinstance(name, str) and (name or vendor.ONLY in self._socket.contexts) else None
+            return vendor.UNNAMED if vendor.UNNAMED in self._socket.contexts else None
+        name = data.get("context_id") or data.get("contextId") or vendor.UNNAMED
+        return name if isinstance(name, str) and (name or vendor.UNNAMED in self._socket.contexts) else None
 
     def error(self, error: ErrorInfo, context: str | None) -> Message:
         return {**({"contextId": context} if context else {}), **vendor.error_fields(error)}
 
     def handle_message(self, data: Message) -> None:
-        message: vendor.Input = vendor.checked(vendor.INPUT, data)
-        name = vendor.ONLY if self._single else message.name
+        message: vendor.Input = vendor.validate(vendor.INPUT, data)
+        name = vendor.UNNAMED if self._single else message.name
         if message.close_socket:
             self._close_socket()
         elif message.close_context:
@@ -132,41 +147,44 @@ class _Conversation:
         text = message.text or ""
         self._socket.check_text(text)
         context = self._socket.contexts.get(name)
-        if context is not None and self._speech(context).closing:
+        if context is not None and self._encoder(context).text_complete:
             if self._single:
-                return  # it has ended its text already
-            self._socket.drop(name, "reopened")  # the same name is a new context, says the vendor
+                return  # the text has already ended
+            self._socket.drop(name, "reopened")  # per the vendor's reference a reused name is a new context
             context = None
         if context is None:
             if not text and not self._single:
-                return  # keeps the connection alive, or flushes what is over
+                return  # a keep-alive, or a flush of a context that has ended
             context = self._open(name, message)
             if self._single:
                 self._socket.finish()  # the connection ends with its context
-            text = "" if text == " " else text  # that is how a context is opened
-        speech = self._speech(context)
+            text = "" if text == " " else text  # a single space opens a context
+        encoder = self._encoder(context)
         flush = bool(message.flush)
-        speech.bare_flush = flush and not text.strip()
-        context.run_command(lambda session: speech.write(session, text, flush=flush))
+        encoder.after_bare_flush = flush and not text.strip()
+        context.run_command(lambda session: encoder.write(session, text, flush=flush))
         if self._single and not message.text and not flush:
             self._end(context)
 
     def _open(self, name: str, message: vendor.Input) -> SpeechContext:
         clock = CharacterClock(per_message=not self._query.sync_alignment)
-        speech = _Speech(name, self._query.rendering(), clock, by_sentence=self._query.auto_mode)
-        return self._socket.open(name, self._query.options(self._voice, message.voice_settings), speech)
+        encoder = _ElevenLabsEncoder(name, self._query.rendering(), clock, by_sentence=self._query.auto_mode)
+        return self._socket.open(name, self._query.options(self._voice, message.voice_settings), encoder)
 
     def _close_context(self, name: str) -> None:
-        """One message means two things: the end of the text, and an interruption. What was flushed is still heard, says
-        the vendor, so it is the end if a flush went before it; but LiveKit flushes every sentence and interrupts with
-        the same message. Who is being heard and did not flush without text, or closes twice, interrupts."""
+        """Handle ``close_context``, which means either the end of the text or an interruption.
+
+        Per the vendor's reference flushed text is still spoken, so a close after a flush would be the end of the text.
+        LiveKit, however, flushes every sentence and interrupts with the same message. A close is therefore an
+        interruption if audio was sent and the last message was not a flush without text, or if it is the second one.
+        """
         context = self._socket.contexts.get(name)
         if context is None:
             return
-        speech = self._speech(context)
-        if speech.closing or (speech.heard and not speech.bare_flush):
+        encoder = self._encoder(context)
+        if encoder.text_complete or (encoder.audio_sent and not encoder.after_bare_flush):
             self._socket.drop(name, "interrupted")
-            self._socket.reply(speech.final())
+            self._socket.reply(encoder.final())
         else:
             self._end(context)
 
@@ -176,24 +194,24 @@ class _Conversation:
         self._socket.finish()
 
     def _end(self, context: SpeechContext) -> None:
-        speech = self._speech(context)
-        if not speech.closing:
-            speech.closing = True
-            context.run_command(speech.end)
+        encoder = self._encoder(context)
+        if not encoder.text_complete:
+            encoder.text_complete = True
+            context.run_command(encoder.end)
 
     @staticmethod
-    def _speech(context: SpeechContext) -> _Speech:
-        assert isinstance(context.encoder, _Speech)
+    def _encoder(context: SpeechContext) -> _ElevenLabsEncoder:
+        assert isinstance(context.encoder, _ElevenLabsEncoder)
         return context.encoder
 
 
-# -- audio with times over HTTP ---------------------------------------------------------------------------------------
+# -- audio with timestamps over HTTP ----------------------------------------------------------------------------------
 
 
 async def _timed_audio(
     hub: SessionHub, options: SessionOptions, text: str, rendering: Rendering
 ) -> AsyncGenerator[tuple[bytes, CharacterTimes | None], None]:
-    """Encoded audio, each chunk with the characters that were not told before. Raises what ``synthesize`` raises."""
+    """Yield encoded audio, each chunk with the new character timestamps. Raises the errors of ``synthesize``."""
     clock = CharacterClock(per_message=False)
     decoder = TextDecoder()
     clock.text = decoder.feed(text) + decoder.end()
@@ -215,7 +233,7 @@ def _timed_fields(times: CharacterTimes | None) -> Message:
 
 
 async def _as_lines(timed: AsyncGenerator[tuple[bytes, CharacterTimes | None], None]) -> AsyncGenerator[bytes, None]:
-    """One JSON object a line for each chunk."""
+    """Encode each chunk as one line of JSON."""
     async with aclosing(timed):
         async for data, times in timed:
             line = {"audio_base64": base64.b64encode(data).decode(), **_timed_fields(times)}
@@ -223,22 +241,22 @@ async def _as_lines(timed: AsyncGenerator[tuple[bytes, CharacterTimes | None], N
 
 
 async def _as_document(timed: AsyncGenerator[tuple[bytes, CharacterTimes | None], None]) -> AsyncGenerator[bytes, None]:
-    """One JSON object for all of it, written as the audio is made: only the times are kept until the end."""
+    """Encode the audio as one JSON object, streamed: only the timestamps are buffered until the end."""
     head = b'{"audio_base64":"'
     rest = b""
-    whole: CharacterTimes = {"chars": [], "charStartTimesMs": [], "charDurationsMs": []}
+    all_times: CharacterTimes = {"chars": [], "charStartTimesMs": [], "charDurationsMs": []}
     async with aclosing(timed):
         async for data, times in timed:
             if times is not None:
-                whole["chars"] += times["chars"]
-                whole["charStartTimesMs"] += times["charStartTimesMs"]
-                whole["charDurationsMs"] += times["charDurationsMs"]
+                all_times["chars"] += times["chars"]
+                all_times["charStartTimesMs"] += times["charStartTimesMs"]
+                all_times["charDurationsMs"] += times["charDurationsMs"]
             rest += data
-            if ready := len(rest) // 3 * 3:  # base64 has no padding in between
+            if ready := len(rest) // 3 * 3:  # only whole groups of 3 bytes: base64 padding is allowed at the end only
                 yield head + base64.b64encode(rest[:ready])
                 head = b""
                 rest = rest[ready:]
-    tail = wire.dumps(_timed_fields(whole if whole["chars"] else None))
+    tail = wire.dumps(_timed_fields(all_times if all_times["chars"] else None))
     yield head + base64.b64encode(rest) + b'",' + tail[1:].encode()
 
 
@@ -246,22 +264,26 @@ async def _as_document(timed: AsyncGenerator[tuple[bytes, CharacterTimes | None]
 
 
 def voices_response(hub: SessionHub) -> Response:
-    """``GET /v1/voices``."""
+    """Answer ``GET /v1/voices``."""
     return JSONResponse({"voices": [vendor.voice_json(voice) for voice in hub.voices]})
 
 
 def voice_response(hub: SessionHub, name: str) -> Response:
-    """``GET /v1/voices/{name}``. Raises UnknownVoice."""
+    """Answer ``GET /v1/voices/{name}``.
+
+    Raises:
+        UnknownVoice: No voice has that name.
+    """
     return JSONResponse(vendor.voice_json(hub.voices.get(name)))
 
 
 def models_response(hub: SessionHub, *, max_input_chars: int) -> Response:
-    """``GET /v1/models``."""
+    """Answer ``GET /v1/models``."""
     return JSONResponse(vendor.models_json(hub.voices, max_input_chars=max_input_chars))
 
 
 def prefixed_router(hub: SessionHub, limits: SocketLimits, *, prefix: str, max_input_chars: int) -> APIRouter:
-    """All of the vendor's routes under ``prefix``, also those whose paths other APIs share."""
+    """Return all of ElevenLabs' routes under ``prefix``, including those whose paths other APIs share."""
     routes = APIRouter(prefix=prefix, include_in_schema=False)
     routes.include_router(router(hub, limits, max_input_chars=max_input_chars))
 
@@ -281,32 +303,32 @@ def prefixed_router(hub: SessionHub, limits: SocketLimits, *, prefix: str, max_i
 
 
 def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> APIRouter:
-    """The routes over ``hub`` whose paths are the vendor's alone."""
+    """Return the routes whose paths no other API shares."""
     routes = APIRouter()
     speech_path = "/v1/text-to-speech/{voice}"
 
-    async def converse(websocket: WebSocket, voice: str, *, single: bool) -> None:
+    async def serve_socket(websocket: WebSocket, voice: str, *, single: bool) -> None:
         try:
-            hub.voices.get(voice)  # unknown: 404 to the handshake
-            query = vendor.query_of(websocket.query_params)
+            hub.voices.get(voice)  # an unknown voice rejects the handshake with 404
+            query = vendor.parse_query(websocket.query_params)
         except TTSWorkerError as error:
             await websocket.send_denial_response(vendor.error_response(error.info))
             return
         socket = ContextSocket(websocket, hub, limits)
-        _Conversation(socket, voice, query, single=single)
+        _ElevenLabsProtocol(socket, voice, query, single=single)
         await socket.run()
 
     @routes.websocket(f"{speech_path}/multi-stream-input")
     async def multi_stream_input(websocket: WebSocket, voice: str) -> None:
-        await converse(websocket, voice, single=False)
+        await serve_socket(websocket, voice, single=False)
 
     @routes.websocket(f"{speech_path}/stream-input")
     async def stream_input(websocket: WebSocket, voice: str) -> None:
-        await converse(websocket, voice, single=True)
+        await serve_socket(websocket, voice, single=True)
 
     async def read(request: Request, voice: str) -> tuple[SessionOptions, str, Rendering]:
-        query = vendor.query_of(request.query_params)
-        body: vendor.Body = vendor.checked(vendor.BODY, wire.parse_object(await request.body(), "body"))
+        query = vendor.parse_query(request.query_params)
+        body: vendor.Body = vendor.validate(vendor.BODY, wire.parse_object(await request.body(), "body"))
         if len(body.text) > max_input_chars:
             raise TextTooLong(f"text may have at most {max_input_chars} characters")
         query = query.model_copy(update=body.model_dump(include={"language_code", "seed"}, exclude_none=True))
@@ -319,7 +341,7 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
             chunks, content_type, headers, send_timeout_s=timeout_s, make_error_response=vendor.error_response
         )
 
-    @routes.post(speech_path, summary="Text to speech as ElevenLabs' clients ask for it, streamed")
+    @routes.post(speech_path, summary="Text to speech for ElevenLabs clients, streamed")
     @routes.post(f"{speech_path}/stream", include_in_schema=False)
     async def speech(request: Request, voice: str) -> Response:
         try:
@@ -328,7 +350,7 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
             return vendor.error_response(error.info)
         return streamed(download(hub, options, text, rendering), rendering.content_type)
 
-    @routes.post(f"{speech_path}/with-timestamps", summary="The same in one JSON object, with times of characters")
+    @routes.post(f"{speech_path}/with-timestamps", summary="Text to speech as JSON, with character timestamps")
     async def speech_with_times(request: Request, voice: str) -> Response:
         try:
             timed = _timed_audio(hub, *await read(request, voice))
@@ -336,7 +358,7 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
             return vendor.error_response(error.info)
         return streamed(_as_document(timed), "application/json")
 
-    @routes.post(f"{speech_path}/stream/with-timestamps", summary="The same as lines of JSON, streamed")
+    @routes.post(f"{speech_path}/stream/with-timestamps", summary="Text to speech as JSON lines, streamed")
     async def stream_with_times(request: Request, voice: str) -> Response:
         try:
             timed = _timed_audio(hub, *await read(request, voice))
@@ -344,17 +366,17 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
             return vendor.error_response(error.info)
         return streamed(_as_lines(timed), "application/x-ndjson")
 
-    @routes.get("/v2/voices", summary="The voices as ElevenLabs' clients search them")
+    @routes.get("/v2/voices", summary="Search the voices for ElevenLabs clients")
     async def search_voices(request: Request) -> Response:
         try:
-            return JSONResponse(_found_voices(hub, vendor.voice_query_of(request.query_params)))
+            return JSONResponse(_matching_voices(hub, vendor.parse_voice_query(request.query_params)))
         except TTSWorkerError as error:
             return vendor.error_response(error.info)
 
     return routes
 
 
-def _found_voices(hub: SessionHub, query: vendor.VoiceQuery) -> Message:
+def _matching_voices(hub: SessionHub, query: vendor.VoiceQuery) -> Message:
     voices = voice_pages.search(hub.voices, query.search)
     if query.voice_ids is not None:
         voices = [voice for voice in voices if voice.name in query.voice_ids]

@@ -1,8 +1,7 @@
-"""ElevenLabs' messages: how requests are read, which formats there are and how errors look.
+"""ElevenLabs' request models, output formats, voices, models and errors.
 
-Source of the shapes: the vendor's public API reference, as its Python SDK, LiveKit's and pipecat's clients send and
-read them. The one place that knows the vendor's field names for input; it knows no session and no socket. Fields that
-mean nothing here (``model_id``, stability, chunk schedules, dictionaries, SSML) are accepted and ignored.
+Message formats follow the vendor's public API reference as its Python SDK, LiveKit and pipecat use it. Fields that have
+no meaning here (``model_id``, stability, chunk schedules, dictionaries, SSML) are accepted and ignored.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from tts_worker.voices import Voice
 Message = dict[str, Any]
 
 _FORMAT = re.compile(r"(pcm|mp3|ulaw|alaw|opus|wav)_(\d{4,5})(_\d+)?")
-_FAMILIES = MappingProxyType({"ulaw": "mulaw"})  # where our name differs
+_AUDIO_FORMATS = MappingProxyType({"ulaw": "mulaw"})  # the vendor's name: ours
 
-ONLY = ""
-"""The name of a context whose client gave none."""
+UNNAMED = ""
+"""The context of messages that name none."""
 
 
 class _Model(BaseModel):
@@ -42,7 +41,7 @@ class VoiceSettings(_Model):
 
 
 class Query(BaseModel):
-    """Of both sockets and of the HTTP routes."""
+    """Query parameters of the sockets and the HTTP routes."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -54,15 +53,20 @@ class Query(BaseModel):
     auto_mode: bool = False
 
     def rendering(self) -> Rendering:
-        """Raises InvalidRequest for a format that there is not."""
+        """Open an encoder.
+
+        Raises:
+            InvalidRequest: The format is not supported.
+        """
         parts = _FORMAT.fullmatch(self.output_format)
         if parts is None:
-            raise InvalidRequest("output_format: ask for pcm_24000, mp3_44100_128, ulaw_8000 or the like")
-        family = _FAMILIES.get(parts[1], parts[1])
+            raise InvalidRequest("output_format: use a format such as pcm_24000, mp3_44100_128 or ulaw_8000")
+        audio_format = AudioFormat(_AUDIO_FORMATS.get(parts[1], parts[1]))
         rate_hz = int(parts[2])
-        return Rendering(open_encoder(AudioFormat(family), rate_hz), rate_hz)
+        return Rendering(open_encoder(audio_format, rate_hz), rate_hz)
 
     def options(self, voice: str, settings: VoiceSettings | None) -> SessionOptions:
+        """Convert to session options."""
         speed = settings.speed if settings is not None else None
         return SessionOptions(
             voice=voice,
@@ -76,7 +80,7 @@ class Query(BaseModel):
 
 
 class Input(_Model):
-    """A message of either socket. ``contextId`` is what the vendor's own schema calls ``context_id``."""
+    """A message of either socket. The vendor's schema also calls ``context_id`` ``contextId``."""
 
     text: str | None = None
     context_id: str | None = Field(None, max_length=128)
@@ -88,11 +92,11 @@ class Input(_Model):
 
     @property
     def name(self) -> str:
-        return self.context_id or self.camel_id or ONLY
+        return self.context_id or self.camel_id or UNNAMED
 
 
 class Body(_Model):
-    """Of the HTTP routes."""
+    """Body of the HTTP routes."""
 
     text: str
     voice_settings: VoiceSettings | None = None
@@ -101,7 +105,7 @@ class Body(_Model):
 
 
 class VoiceQuery(BaseModel):
-    """Of ``GET /v2/voices``. Filters by what a worker does not know of a voice are ignored."""
+    """Query parameters of ``GET /v2/voices``. Filters on properties that voices here do not have are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -119,28 +123,43 @@ QUERY = TypeAdapter(Query)
 VOICE_QUERY = TypeAdapter(VoiceQuery)
 
 
-def checked(adapter: TypeAdapter[Any], data: object) -> Any:
+def validate(adapter: TypeAdapter[Any], data: object) -> Any:
+    """Validate a message, body or query.
+
+    Raises:
+        InvalidRequest: Names the invalid field.
+    """
     try:
         return adapter.validate_python(data)
     except ValidationError as error:
         raise InvalidRequest(wire.explain(error)) from None
 
 
-def query_of(params: QueryParams) -> Query:
-    query = checked(QUERY, dict(params))
+def parse_query(params: QueryParams) -> Query:
+    """Parse the query parameters of a socket or HTTP route.
+
+    Raises:
+        InvalidRequest: A parameter is invalid or the output format is not supported.
+    """
+    query = validate(QUERY, dict(params))
     assert isinstance(query, Query)
-    query.rendering()  # a format that there is not is refused before anything begins
+    query.rendering()  # reject an unsupported format before a socket is accepted
     return query
 
 
-def voice_query_of(params: QueryParams) -> VoiceQuery:
-    query = checked(VOICE_QUERY, {**params, "voice_ids": params.getlist("voice_ids") or None})
+def parse_voice_query(params: QueryParams) -> VoiceQuery:
+    """Parse the query parameters of ``GET /v2/voices``.
+
+    Raises:
+        InvalidRequest: A parameter is invalid.
+    """
+    query = validate(VOICE_QUERY, {**params, "voice_ids": params.getlist("voice_ids") or None})
     assert isinstance(query, VoiceQuery)
     return query
 
 
 def voice_json(voice: Voice) -> Message:
-    """A voice as the vendor lists it. What a worker does not have (samples, tiers, sharing) is left out."""
+    """Encode a voice, without the fields that have no meaning here (samples, tiers, sharing)."""
     labels = {"language": voice.languages[0], "gender": voice.gender}
     return {
         "voice_id": voice.name,
@@ -155,7 +174,7 @@ def voice_json(voice: Voice) -> Message:
 
 
 def models_json(voices: Iterable[Voice], *, max_input_chars: int) -> list[Message]:
-    """The engines as the vendor lists its models, with the languages of all their voices."""
+    """Encode the engines as models, with the languages of all their voices."""
     languages: dict[str, dict[str, None]] = {}
     for voice in voices:
         languages.setdefault(voice.engine, {}).update(dict.fromkeys(voice.languages))
@@ -179,7 +198,7 @@ def models_json(voices: Iterable[Voice], *, max_input_chars: int) -> list[Messag
 
 
 def alignment_in_seconds(times: CharacterTimes | None) -> Message | None:
-    """The times of characters as the HTTP routes give them; they count from the beginning of the audio."""
+    """Encode character timestamps for the HTTP routes, in seconds from the start of the audio."""
     if times is None:
         return None
     starts_ms = times["charStartTimesMs"]
@@ -194,12 +213,12 @@ def alignment_in_seconds(times: CharacterTimes | None) -> Message | None:
 
 
 def error_fields(error: ErrorInfo) -> Message:
-    """LiveKit shows ``error`` to its user, the vendor's SDK ``message``."""
+    """Encode an error: LiveKit reads ``error``, the vendor's SDK ``message``."""
     return {"error": error.message, "message": error.message, "code": error.code.value}
 
 
 def error_response(error: ErrorInfo, status: int | None = None) -> Response:
-    """An error as the vendor's HTTP API answers it. ``status``: None takes the status of the error's code."""
+    """Build an error response of the vendor's HTTP API. ``status``: None uses the status of the error's code."""
     headers = {} if error.retry_after_s is None else {"Retry-After": str(max(1, round(error.retry_after_s)))}
     detail = {"status": error.code.value, "message": error.message}
     return JSONResponse({"detail": detail}, HTTP_STATUS[error.code] if status is None else status, headers)

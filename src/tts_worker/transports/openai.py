@@ -1,7 +1,7 @@
-"""OpenAI's speech API: ``POST /v1/audio/speech`` and ``GET /v1/models``, so that its SDKs work with another base URL.
+"""OpenAI-compatible API: ``POST /v1/audio/speech`` and ``GET /v1/models``.
 
-Source of the shapes: OpenAI's public API reference, as its Python SDK sends and reads them. Fields we do not know are
-ignored. Beyond the standard: ``seed``, ``language``, ``lexicon``, ``sample_rate``. ``aac`` is not offered.
+Message formats follow OpenAI's public API reference as its Python SDK uses it. Unknown fields are ignored. Extensions:
+``seed``, ``language``, ``lexicon``, ``sample_rate``. ``aac`` is not supported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tts_worker.transports.responses import LiveStream, error_response
 from tts_worker.types import SAMPLE_RATE_HZ
 
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
-"""Model names that OpenAI's clients send by default. The voice decides what speaks; these names choose nothing."""
+"""Model names that OpenAI's clients send by default. They select nothing: the voice determines the engine."""
 
 OPENAI_VOICES = frozenset(
     (
@@ -40,18 +40,22 @@ OPENAI_VOICES = frozenset(
         *("marin", "nova", "onyx", "sage", "shimmer", "verse"),
     )
 )
-"""Voice names that OpenAI's clients send; some accept no others. The default voice speaks them, unless a voice or an
-alias has the name."""
+"""Voice names that OpenAI's clients send; some accept no others. They select the default voice unless a voice or alias
+has the name."""
 
 _BAD_REQUEST = frozenset({ErrorCode.TEXT_TOO_LONG, ErrorCode.UNSPEAKABLE_TEXT})
-"""OpenAI answers 400 to input that is empty or too long, and its SDKs raise BadRequestError for 400 alone."""
+"""Errors answered with 400, as OpenAI does: its SDKs raise BadRequestError for 400 only."""
 
 
 class VoiceId(BaseModel):
+    """A voice named by an object."""
+
     id: str
 
 
 class SpeechRequest(BaseModel):
+    """Body of ``POST /v1/audio/speech``."""
+
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     model: str = Field("tts-1", max_length=128)
@@ -74,32 +78,39 @@ class SpeechRequest(BaseModel):
 def router(
     hub: SessionHub, *, max_input_chars: int, send_timeout_s: float, voice_names: Collection[str] = OPENAI_VOICES
 ) -> APIRouter:
-    """The routes over ``hub``. ``voice_names``: spoken by the default voice where no voice or alias has the name."""
+    """Return OpenAI's routes.
+
+    Args:
+        hub: The session hub.
+        max_input_chars: Limit on the input text.
+        send_timeout_s: How long a client may read nothing.
+        voice_names: Names that select the default voice if no voice or alias has them.
+    """
     routes = APIRouter()
 
     @routes.post("/v1/audio/speech", summary="Text to speech, streamed", openapi_extra=_body_schema())
     async def speech(request: Request) -> Response:
         body = await request.body()
         try:
-            wanted = _with_known_voice(_parse(body), hub, voice_names)
-            if len(wanted.input) > max_input_chars:
+            speech_request = _resolve_voice(_parse(body), hub, voice_names)
+            if len(speech_request.input) > max_input_chars:
                 raise TextTooLong(f"input may have at most {max_input_chars} characters")
-            _check_model(wanted, hub)
-            rate_hz = _rate_hz(wanted)
-            rendering = Rendering(open_encoder(AudioFormat(wanted.response_format), rate_hz), rate_hz)
+            _check_model(speech_request, hub)
+            rate_hz = _rate_hz(speech_request)
+            rendering = Rendering(open_encoder(AudioFormat(speech_request.response_format), rate_hz), rate_hz)
         except TTSWorkerError as error:
-            return _refusal(error.info)
-        sound = download(hub, _options(wanted), wanted.input, rendering)
-        sse = wanted.stream_format == "sse"
+            return _error_response(error.info)
+        audio = download(hub, _options(speech_request), speech_request.input, rendering)
+        use_sse = speech_request.stream_format == "sse"
         return LiveStream(
-            _as_events(sound, wanted) if sse else sound,
-            "text/event-stream" if sse else rendering.content_type,
+            _as_events(audio, speech_request) if use_sse else audio,
+            "text/event-stream" if use_sse else rendering.content_type,
             {"x-sample-rate": str(rate_hz), "x-synthetic": "true"},
             send_timeout_s=send_timeout_s,
-            make_error_response=_refusal,
+            make_error_response=_error_response,
         )
 
-    @routes.get("/v1/models/{name}", summary="One of the models")
+    @routes.get("/v1/models/{name}", summary="Describe a model")
     async def model(name: str) -> Response:
         if name not in _model_names(hub):
             raise _unknown_model(name)
@@ -109,7 +120,7 @@ def router(
 
 
 def models_response(hub: SessionHub) -> Response:
-    """``GET /v1/models``."""
+    """Answer ``GET /v1/models``."""
     return JSONResponse({"object": "list", "data": [_model(name) for name in _model_names(hub)]})
 
 
@@ -122,10 +133,10 @@ def _model(name: str) -> dict[str, Any]:
 
 
 def _unknown_model(name: str) -> UnknownModel:
-    return UnknownModel(f'there is no model "{name[:64]}"; GET /v1/models lists them')
+    return UnknownModel(f'unknown model "{name[:64]}"; GET /v1/models lists the models')
 
 
-def _refusal(error: ErrorInfo) -> Response:
+def _error_response(error: ErrorInfo) -> Response:
     return error_response(error, 400 if error.code in _BAD_REQUEST else None)
 
 
@@ -149,62 +160,69 @@ def _parse(body: bytes) -> SpeechRequest:
         raise InvalidRequest(wire.explain(error)) from None
 
 
-def _with_known_voice(wanted: SpeechRequest, hub: SessionHub, voice_names: Collection[str]) -> SpeechRequest:
-    """The request with the default voice in place of one of ``voice_names`` that no voice or alias has."""
-    if wanted.voice_name not in voice_names:
-        return wanted
+def _resolve_voice(request: SpeechRequest, hub: SessionHub, voice_names: Collection[str]) -> SpeechRequest:
+    """Replace one of ``voice_names`` by the default voice if no voice or alias has the name."""
+    if request.voice_name not in voice_names:
+        return request
     try:
-        hub.voices.get(wanted.voice_name)
+        hub.voices.get(request.voice_name)
     except UnknownVoice:
-        return wanted.model_copy(update={"voice": None})
-    return wanted
+        return request.model_copy(update={"voice": None})
+    return request
 
 
-def _check_model(wanted: SpeechRequest, hub: SessionHub) -> None:
-    """A model that names an engine must be the voice's engine; the voice is checked when the session opens."""
-    if wanted.model in OPENAI_MODELS:
+def _check_model(request: SpeechRequest, hub: SessionHub) -> None:
+    """Check that a model naming an engine is the voice's engine.
+
+    Raises:
+        UnknownModel: No engine has that name.
+        UnknownVoice: No voice has that name.
+        InvalidRequest: The voice belongs to another engine.
+    """
+    if request.model in OPENAI_MODELS:
         return
-    if wanted.model not in {voice.engine for voice in hub.voices}:
-        raise _unknown_model(wanted.model)
-    voice = hub.voices.get(wanted.voice_name)
-    if voice.engine != wanted.model:
-        raise InvalidRequest(f"voice {voice.name} belongs to model {voice.engine}, not {wanted.model}")
+    if request.model not in {voice.engine for voice in hub.voices}:
+        raise _unknown_model(request.model)
+    voice = hub.voices.get(request.voice_name)
+    if voice.engine != request.model:
+        raise InvalidRequest(f"voice {voice.name} belongs to model {voice.engine}, not {request.model}")
 
 
-def _rate_hz(wanted: SpeechRequest) -> int:
-    if wanted.sample_rate is not None:
-        return wanted.sample_rate
-    return 8_000 if wanted.response_format in ("mulaw", "alaw") else SAMPLE_RATE_HZ
+def _rate_hz(request: SpeechRequest) -> int:
+    if request.sample_rate is not None:
+        return request.sample_rate
+    return 8_000 if request.response_format in ("mulaw", "alaw") else SAMPLE_RATE_HZ
 
 
-def _options(wanted: SpeechRequest) -> SessionOptions:
+def _options(request: SpeechRequest) -> SessionOptions:
     return SessionOptions(
-        voice=wanted.voice_name,
-        speed=wanted.speed,
-        seed=wanted.seed,
-        language=wanted.language,
-        instruct=wanted.instructions,
-        lexicon=wanted.lexicon,
+        voice=request.voice_name,
+        speed=request.speed,
+        seed=request.seed,
+        language=request.language,
+        instruct=request.instructions,
+        lexicon=request.lexicon,
         realtime=False,
         raw_chunks=True,
     )
 
 
-async def _as_events(sound: AsyncGenerator[bytes, None], wanted: SpeechRequest) -> AsyncGenerator[bytes, None]:
-    """``stream_format: "sse"``. Usage is counted in what there is to count: characters in, encoded bytes out."""
-    sent = 0
+async def _as_events(audio: AsyncGenerator[bytes, None], request: SpeechRequest) -> AsyncGenerator[bytes, None]:
+    """Encode audio for ``stream_format: "sse"``. Usage counts characters as input and encoded bytes as output."""
+    input_chars = len(request.input)
+    sent_bytes = 0
     try:
-        async for data in sound:
-            sent += len(data)
+        async for data in audio:
+            sent_bytes += len(data)
             yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
-        usage = {"input_tokens": len(wanted.input), "output_tokens": sent, "total_tokens": len(wanted.input) + sent}
+        usage = {"input_tokens": input_chars, "output_tokens": sent_bytes, "total_tokens": input_chars + sent_bytes}
         yield _event({"type": "speech.audio.done", "usage": usage})
     except TTSWorkerError as error:
-        if sent == 0:
-            raise  # nothing was sent: an ordinary error response
+        if sent_bytes == 0:
+            raise  # nothing was sent yet: becomes an error response
         yield _event({"type": "error", "error": wire.error_json(error.info)})
     finally:
-        await sound.aclose()
+        await audio.aclose()
 
 
 def _event(data: dict[str, Any]) -> bytes:
