@@ -281,6 +281,11 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
             make_error_response=vendor.error_response,
         )
 
+    _add_voice_routes(routes, hub)
+    return routes
+
+
+def _add_voice_routes(routes: APIRouter, hub: SessionHub) -> None:
     @routes.get("/voices", summary="List the voices for Cartesia clients")
     async def voices(request: Request) -> Response:
         try:
@@ -295,8 +300,6 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
             return JSONResponse(vendor.voice_json(hub.voices.get(voice)))
         except TTSWorkerError as error:
             return vendor.error_response(error.info)
-
-    return routes
 
 
 def _listed_voices(hub: SessionHub, query: vendor.VoiceQuery) -> Message:

@@ -26,6 +26,7 @@ from tts_worker.transports.rendering import Rendering, download, failure, synthe
 from tts_worker.transports.responses import LiveStream
 from tts_worker.types import Ended, Output, PcmFrame, Words
 
+_SPEECH_PATH = "/v1/text-to-speech/{voice}"
 _SENTENCE_END = re.compile(r"""[.!?…]["')\]”’]*$""")
 
 
@@ -305,26 +306,8 @@ def prefixed_router(hub: SessionHub, limits: SocketLimits, *, prefix: str, max_i
 def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> APIRouter:
     """Return the routes whose paths no other API shares."""
     routes = APIRouter()
-    speech_path = "/v1/text-to-speech/{voice}"
-
-    async def serve_socket(websocket: WebSocket, voice: str, *, single: bool) -> None:
-        try:
-            hub.voices.get(voice)  # an unknown voice rejects the handshake with 404
-            query = vendor.parse_query(websocket.query_params)
-        except TTSWorkerError as error:
-            await websocket.send_denial_response(vendor.error_response(error.info))
-            return
-        socket = ContextSocket(websocket, hub, limits)
-        _ElevenLabsProtocol(socket, voice, query, single=single)
-        await socket.run()
-
-    @routes.websocket(f"{speech_path}/multi-stream-input")
-    async def multi_stream_input(websocket: WebSocket, voice: str) -> None:
-        await serve_socket(websocket, voice, single=False)
-
-    @routes.websocket(f"{speech_path}/stream-input")
-    async def stream_input(websocket: WebSocket, voice: str) -> None:
-        await serve_socket(websocket, voice, single=True)
+    _add_sockets(routes, hub, limits)
+    _add_voice_search(routes, hub)
 
     async def read(request: Request, voice: str) -> tuple[SessionOptions, str, Rendering]:
         query = vendor.parse_query(request.query_params)
@@ -341,8 +324,8 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
             chunks, content_type, headers, send_timeout_s=timeout_s, make_error_response=vendor.error_response
         )
 
-    @routes.post(speech_path, summary="Text to speech for ElevenLabs clients, streamed")
-    @routes.post(f"{speech_path}/stream", include_in_schema=False)
+    @routes.post(_SPEECH_PATH, summary="Text to speech for ElevenLabs clients, streamed")
+    @routes.post(f"{_SPEECH_PATH}/stream", include_in_schema=False)
     async def speech(request: Request, voice: str) -> Response:
         try:
             options, text, rendering = await read(request, voice)
@@ -350,7 +333,7 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
             return vendor.error_response(error.info)
         return streamed(download(hub, options, text, rendering), rendering.content_type)
 
-    @routes.post(f"{speech_path}/with-timestamps", summary="Text to speech as JSON, with character timestamps")
+    @routes.post(f"{_SPEECH_PATH}/with-timestamps", summary="Text to speech as JSON, with character timestamps")
     async def speech_with_times(request: Request, voice: str) -> Response:
         try:
             timed = _timed_audio(hub, *await read(request, voice))
@@ -358,7 +341,7 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
             return vendor.error_response(error.info)
         return streamed(_as_document(timed), "application/json")
 
-    @routes.post(f"{speech_path}/stream/with-timestamps", summary="Text to speech as JSON lines, streamed")
+    @routes.post(f"{_SPEECH_PATH}/stream/with-timestamps", summary="Text to speech as JSON lines, streamed")
     async def stream_with_times(request: Request, voice: str) -> Response:
         try:
             timed = _timed_audio(hub, *await read(request, voice))
@@ -366,14 +349,37 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
             return vendor.error_response(error.info)
         return streamed(_as_lines(timed), "application/x-ndjson")
 
+    return routes
+
+
+def _add_sockets(routes: APIRouter, hub: SessionHub, limits: SocketLimits) -> None:
+    async def serve_socket(websocket: WebSocket, voice: str, *, single: bool) -> None:
+        try:
+            hub.voices.get(voice)  # an unknown voice rejects the handshake with 404
+            query = vendor.parse_query(websocket.query_params)
+        except TTSWorkerError as error:
+            await websocket.send_denial_response(vendor.error_response(error.info))
+            return
+        socket = ContextSocket(websocket, hub, limits)
+        _ElevenLabsProtocol(socket, voice, query, single=single)
+        await socket.run()
+
+    @routes.websocket(f"{_SPEECH_PATH}/multi-stream-input")
+    async def multi_stream_input(websocket: WebSocket, voice: str) -> None:
+        await serve_socket(websocket, voice, single=False)
+
+    @routes.websocket(f"{_SPEECH_PATH}/stream-input")
+    async def stream_input(websocket: WebSocket, voice: str) -> None:
+        await serve_socket(websocket, voice, single=True)
+
+
+def _add_voice_search(routes: APIRouter, hub: SessionHub) -> None:
     @routes.get("/v2/voices", summary="Search the voices for ElevenLabs clients")
     async def search_voices(request: Request) -> Response:
         try:
             return JSONResponse(_matching_voices(hub, vendor.parse_voice_query(request.query_params)))
         except TTSWorkerError as error:
             return vendor.error_response(error.info)
-
-    return routes
 
 
 def _matching_voices(hub: SessionHub, query: vendor.VoiceQuery) -> Message:
