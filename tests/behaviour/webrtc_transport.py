@@ -19,7 +19,7 @@ import numpy as np
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosedError
 
-from tests.integration.listener import Listener, offered
+from tests.integration.webrtc_client import AiortcClient, post_offer
 from tts_worker.client import ClientSettings, OpenedSession, SessionOptions, json_messages
 from tts_worker.client.connection import WorkerConnection
 from tts_worker.errors import as_exception
@@ -53,11 +53,11 @@ class TrackSocket:
     """A WebRTC peer with the interface of a WebSocket: ``recv`` returns messages and PCM in playback order."""
 
     def __init__(self) -> None:
-        self.listener = Listener()
-        self.listener.on_message = self._on_message
-        self.listener.on_frame = self._on_frame
-        self.listener.channel.on("close", self._lose)
-        self.listener.connection.on("connectionstatechange", self._on_state)
+        self.client = AiortcClient()
+        self.client.on_message = self._on_message
+        self.client.on_frame = self._on_frame
+        self.client.channel.on("close", self._lose)
+        self.client.connection.on("connectionstatechange", self._on_state)
         self._inbox: deque[str | bytes] = deque()
         self._utterances: deque[_Utterance] = deque()
         self._quiet_frames = 0
@@ -77,18 +77,18 @@ class TrackSocket:
     async def send(self, raw: str) -> None:
         if self._is_lost:
             raise ConnectionClosedError(None, None)
-        self.listener.channel.send(raw)
+        self.client.channel.send(raw)
 
     async def close(self) -> None:
         self._lose()
-        await self.listener.close()
+        await self.client.close()
 
     def _lose(self) -> None:
         self._is_lost = True
         self._arrived.set()
 
     def _on_state(self) -> None:
-        if self.listener.connection.connectionState in ("closed", "failed"):
+        if self.client.connection.connectionState in ("closed", "failed"):
             self._lose()
 
     def _deliver(self, *items: str | bytes) -> None:
@@ -179,12 +179,12 @@ class WebRtcClient:
         return OpenedSession(await connection.begin(options, self._settings.audio_timeout_s), connection_reused=False)
 
     async def _join(self, socket: TrackSocket) -> None:
-        answer = await offered(self._address, await socket.listener.offer())
+        answer = await post_offer(self._address, await socket.client.offer())
         if answer.status_code != httpx.codes.OK:
             info = json_messages.parse_error(answer.json()["error"])
             after = answer.headers.get("Retry-After")
             raise as_exception(replace(info, retry_after_s=None if after is None else float(after)))
-        await socket.listener.accept(answer.json()["sdp"])
+        await socket.client.accept(answer.json()["sdp"])
 
     async def close(self) -> None:
         for connection in self._connections:

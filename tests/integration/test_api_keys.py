@@ -92,7 +92,7 @@ async def test_only_admin_keys_load_and_unload_models(tmp_path: Path, caplog: py
         ]
 
 
-async def test_a_key_has_no_more_than_its_sessions(tmp_path: Path) -> None:
+async def test_max_sessions_bounds_sessions_of_a_key(tmp_path: Path) -> None:
     file = key_file(tmp_path, max_sessions=1)
     async with (
         serving(server={"key_file": str(file)}) as address,
@@ -145,7 +145,7 @@ async def test_requests_per_minute_over_http(tmp_path: Path) -> None:
         assert (await speak(client, OPERATOR)).status_code == 200
 
 
-async def test_a_changed_key_file_is_read_without_a_restart(tmp_path: Path) -> None:
+async def test_changed_key_file_is_reloaded(tmp_path: Path) -> None:
     file = key_file(tmp_path)
     async with (
         serving(server={"key_file": str(file)}) as address,
@@ -159,7 +159,7 @@ async def test_a_changed_key_file_is_read_without_a_restart(tmp_path: Path) -> N
         assert (await speak(client, APP)).status_code == 401
 
 
-async def test_sighup_reads_the_key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sighup_reloads_the_key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tts_worker.transports.keys._RELOAD_INTERVAL_S", 3_600.0)
     file = key_file(tmp_path)
     async with (
@@ -186,7 +186,7 @@ async def test_keys_of_the_file_are_redacted_from_logs(tmp_path: Path) -> None:
         assert "sent [redacted], then [redacted]" in line
 
 
-async def test_a_damaged_key_file_leaves_the_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_invalid_key_file_keeps_the_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = key_file(tmp_path)
     async with (
         serving(server={"key_file": str(file)}) as address,
@@ -203,7 +203,7 @@ async def _until_status(client: httpx.AsyncClient, key: str, status: int) -> Non
         pass
 
 
-async def test_wrong_keys_are_logged_counted_and_never_shown(caplog: pytest.LogCaptureFixture) -> None:
+async def test_wrong_keys_are_counted_and_never_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with (
         serving(server={"api_keys": [APP]}) as address,
         httpx.AsyncClient(base_url=f"http://{address}") as client,
@@ -221,7 +221,7 @@ async def test_wrong_keys_are_logged_counted_and_never_shown(caplog: pytest.LogC
     assert APP not in caplog.text
 
 
-async def test_many_wrong_keys_are_refused_late(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_wrong_keys_delay_the_response(monkeypatch: pytest.MonkeyPatch) -> None:
     delays: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -241,7 +241,7 @@ async def test_many_wrong_keys_are_refused_late(monkeypatch: pytest.MonkeyPatch)
     assert len(delays) == 5, "after a minute it begins anew"
 
 
-def test_a_rate_refills_evenly() -> None:
+def test_request_rate_refills_evenly() -> None:
     now_s = 0.0
     ring = KeyRing([ApiKey(name="app", key=APP, requests_per_minute=60)], clock=lambda: now_s)  # type: ignore[arg-type]
 
@@ -259,7 +259,7 @@ def test_a_rate_refills_evenly() -> None:
     assert taken() == 10
 
 
-async def test_an_empty_key_file_admits_no_caller(tmp_path: Path) -> None:
+async def test_empty_key_file_admits_no_caller(tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     file.write_text("keys: []")
     async with (
@@ -278,7 +278,7 @@ async def test_an_empty_key_file_admits_no_caller(tmp_path: Path) -> None:
         ("keys: [{name: a, key: long-enough-1, scopes: [everything]}]", "scopes"),
     ],
 )
-def test_a_wrong_key_file_is_a_config_error(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_key_file_is_config_error(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "keys.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=message) as error:
@@ -287,7 +287,7 @@ def test_a_wrong_key_file_is_a_config_error(tmp_path: Path, text: str, message: 
     assert "secret" not in str(error.value)
 
 
-def test_a_key_file_counts_as_authentication(tmp_path: Path) -> None:
+def test_key_file_counts_as_authentication(tmp_path: Path) -> None:
     settings = load_settings(flags={"server": {"host": "0.0.0.0", "key_file": str(key_file(tmp_path))}})
     assert settings.server.needs_key
 
@@ -316,7 +316,7 @@ async def test_grpc_over_tls(tmp_path: Path) -> None:
             await rig.stub.GetCapabilities(pb.GetCapabilitiesRequest())
 
 
-async def test_the_client_speaks_over_grpcs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_connects_over_grpcs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cert, key = certificate(tmp_path)
     trusted = grpc.ssl_channel_credentials(cert.read_bytes())
     monkeypatch.setattr("grpc.ssl_channel_credentials", lambda: trusted)
@@ -330,13 +330,13 @@ async def test_the_client_speaks_over_grpcs(tmp_path: Path, monkeypatch: pytest.
         assert await session.next() is not None
 
 
-async def test_a_missing_tls_file_is_named(tmp_path: Path) -> None:
+async def test_missing_tls_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing\.pem"):
         async with running_grpc_worker(grpc={"tls_certificate": str(tmp_path / "missing.pem")}):
             pass
 
 
-async def test_a_request_leaves_no_caller_behind(tmp_path: Path) -> None:
+async def test_caller_is_reset_after_a_request(tmp_path: Path) -> None:
     async with serving(server={"key_file": str(key_file(tmp_path))}) as address:
         async with dial(address, additional_headers=bearer(APP)) as client:
             await client.until("ready")

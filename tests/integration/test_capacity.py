@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from tests.conftest import serving, tone_settings, until
 from tests.integration.grpc_worker import LONG, TEXT, GrpcWorker, running_grpc_worker, say
 from tests.integration.test_session import to_end
-from tests.integration.test_websocket import PATIENT
+from tests.integration.test_websocket import LONG_TIMEOUTS
 from tests.integration.test_websocket import dial as dial_socket
 from tts_worker.app import running_worker
 from tts_worker.client import ClientSettings, SessionOptions, connect
@@ -122,12 +122,12 @@ async def test_idle_sockets_do_not_block_a_caller() -> None:
 
 
 async def test_a_turn_without_a_slot_reports_its_text() -> None:
-    settings = {**PATIENT, "session": {**PATIENT["session"], "max_sessions": 1, **AT_ONCE}}
+    settings = {**LONG_TIMEOUTS, "session": {**LONG_TIMEOUTS["session"], "max_sessions": 1, **AT_ONCE}}
     async with serving(**settings) as address, dial_socket(address) as silent:
         await silent.until("ready")
         async with dial_socket(address) as speaking:
             await speaking.send(type="text", text=TEXT * 20)
-            await speaking.until_sound()
+            await speaking.until_audio()
             await silent.send(type="text", text="I have something ", context="a")
             refused = await silent.until("error")
             assert (refused["code"], refused["retryable"], refused["retry_after_s"]) == ("over_capacity", True, 1.0)

@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.conftest import serving, tone_settings
 from tests.fakes.enroller import serving_worker
-from tests.integration.test_websocket import PATIENT, until_live_sessions
+from tests.integration.test_websocket import LONG_TIMEOUTS, until_live_sessions
 from tts_worker.app import running_worker
 
 with warnings.catch_warnings():
@@ -63,7 +63,7 @@ class Client:
         if not any((message["type"], message["context_id"]) == ("done", context) for message in self.log):
             await self.until("done", context)
 
-    def sound(self, context: str) -> bytes:
+    def pcm(self, context: str) -> bytes:
         chunks = [m for m in self.log if m["type"] == "chunk" and m["context_id"] == context]
         return b"".join(base64.b64decode(m["data"]) for m in chunks)
 
@@ -90,7 +90,7 @@ async def sdk(address: str) -> AsyncIterator[Any]:
         yield client
 
 
-async def test_the_vendors_sdk_speaks_with_many_contexts_at_once() -> None:
+async def test_sdk_streams_many_contexts_concurrently() -> None:
     async with serving() as address, sdk(address) as client, client.tts.websocket_connect() as connection:
 
         async def speak(voice: str) -> tuple[bytes, list[str]]:
@@ -116,7 +116,7 @@ async def test_the_vendors_sdk_speaks_with_many_contexts_at_once() -> None:
         assert len(spoken[0][0]) // 2 >= SAMPLES
 
 
-async def test_the_vendors_sdk_hears_of_flushes_and_cancels() -> None:
+async def test_sdk_flushes_and_cancels() -> None:
     async with serving() as address, sdk(address) as client, client.tts.websocket_connect() as connection:
         context = connection.context(model_id="sonic-3", voice="tone", output_format=FORMAT, add_timestamps=True)
         await context.push("One two. ")
@@ -141,7 +141,7 @@ async def test_the_vendors_sdk_hears_of_flushes_and_cancels() -> None:
 
 
 @pytest.mark.parametrize("container", ["raw", "wav", "mp3"])
-async def test_the_vendors_sdk_downloads(container: str) -> None:
+async def test_sdk_downloads_every_container(container: str) -> None:
     async with serving() as address, sdk(address) as client:
         answer = await client.tts.generate(
             model_id="sonic-3", transcript=TEXT, voice={"id": "tone"}, output_format={**FORMAT, "container": container}
@@ -157,7 +157,7 @@ SPEECH: dict[str, Any] = {"model_id": "sonic-3", "transcript": TEXT, "voice": {"
 
 
 @pytest.mark.parametrize("encoding", ["pcm_s16le", "pcm_f32le", "pcm_mulaw"])
-async def test_the_sdk_streams_server_sent_events(encoding: str) -> None:
+async def test_sdk_streams_server_sent_events(encoding: str) -> None:
     wanted = {**SPEECH, "output_format": {**FORMAT, "encoding": encoding}}
     async with serving() as address, sdk(address) as client:
         events = [event async for event in await client.tts.sse(**wanted, add_timestamps=True, context_id="a")]
@@ -175,7 +175,7 @@ async def test_the_sdk_streams_server_sent_events(encoding: str) -> None:
         await until_live_sessions(address, 0)
 
 
-async def test_server_sent_events_refuse_with_the_vendors_errors() -> None:
+async def test_sse_rejections_use_vendor_errors() -> None:
     async with serving() as address, sdk(address) as client:
         for fields, kind, code in (
             ({"voice": "unknown"}, cartesia_sdk.NotFoundError, "unknown_voice"),
@@ -188,9 +188,9 @@ async def test_server_sent_events_refuse_with_the_vendors_errors() -> None:
             assert refused.value.body["error_code"] == code
 
 
-async def test_a_failure_in_server_sent_events_is_their_last_event() -> None:
+async def test_sse_failure_is_the_last_event() -> None:
     async with (
-        running_worker(tone_settings(**PATIENT)) as worker,
+        running_worker(tone_settings(**LONG_TIMEOUTS)) as worker,
         serving_worker(worker) as address,
         sdk(address) as client,
     ):
@@ -202,7 +202,7 @@ async def test_a_failure_in_server_sent_events_is_their_last_event() -> None:
         assert (rest[-1].type, rest[-1].error_code, rest[-1].status_code) == ("error", "draining", 503)
 
 
-async def test_phoneme_times_are_refused_on_the_socket() -> None:
+async def test_phoneme_timestamps_are_rejected() -> None:
     async with serving() as address, dial(address) as client:
         await client.say("a", add_phoneme_timestamps=True)
         error = await client.until("error", "a")
@@ -212,7 +212,7 @@ async def test_phoneme_times_are_refused_on_the_socket() -> None:
         await client.until("done", "b")
 
 
-async def test_the_sdk_lists_and_gets_voices() -> None:
+async def test_sdk_lists_and_gets_voices() -> None:
     async with serving() as address, sdk(address) as client:
         assert [voice.id async for voice in client.voices.list()] == ["tone", "tone-low", "tone-high"]
         assert [voice.id async for voice in client.voices.list(limit=1)] == ["tone", "tone-low", "tone-high"]
@@ -246,7 +246,7 @@ async def plugin(address: str, **options: Any) -> AsyncIterator[Any]:
             await tts.aclose()
 
 
-async def test_livekits_plugin_streams_with_word_times() -> None:
+async def test_livekit_plugin_streams_with_word_timestamps() -> None:
     async with serving() as address, plugin(address) as tts:
         for _ in range(2):  # the second on the same socket
             async with tts.stream() as stream:
@@ -263,7 +263,7 @@ async def test_livekits_plugin_streams_with_word_times() -> None:
         await until_live_sessions(address, 0)
 
 
-async def test_livekits_plugin_interrupts_by_closing_and_everything_is_free() -> None:
+async def test_livekit_interruption_frees_the_session() -> None:
     async with serving() as address, plugin(address) as tts:
         stream = tts.stream()
         stream.push_text(LONG)
@@ -277,7 +277,7 @@ async def test_livekits_plugin_interrupts_by_closing_and_everything_is_free() ->
         await until_live_sessions(address, 0)
 
 
-async def test_livekits_plugin_downloads_and_is_told_what_is_wrong() -> None:
+async def test_livekit_plugin_downloads_and_raises_errors() -> None:
     from livekit.agents import APIConnectOptions, APIError, APIStatusError
 
     once = APIConnectOptions(max_retry=0)
@@ -307,18 +307,18 @@ async def test_every_encoding_at_every_rate() -> None:
                 await client.say(name, "Yes.", output_format={**FORMAT, "encoding": encoding, "sample_rate": rate})
         for _ in range(24):
             await client.until("done")
-        seconds = len(client.sound("pcm_s16le-24000")) / 48_000
+        seconds = len(client.pcm("pcm_s16le-24000")) / 48_000
         for encoding, size in bytes_per_sample.items():
             for rate in (8_000, 22_050, 48_000):
-                assert len(client.sound(f"{encoding}-{rate}")) / size / rate == pytest.approx(seconds, abs=0.001)
-        pcm = np.frombuffer(client.sound("pcm_s16le-24000"), "<i2")
-        assert np.allclose(np.frombuffer(client.sound("pcm_f32le-24000"), "<f4") * 32_768, pcm, atol=0.01)
+                assert len(client.pcm(f"{encoding}-{rate}")) / size / rate == pytest.approx(seconds, abs=0.001)
+        pcm = np.frombuffer(client.pcm("pcm_s16le-24000"), "<i2")
+        assert np.allclose(np.frombuffer(client.pcm("pcm_f32le-24000"), "<f4") * 32_768, pcm, atol=0.01)
 
 
 # -- contexts ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_cancel_disturbs_nobody_else_and_nothing_follows() -> None:
+async def test_cancel_ends_only_its_context() -> None:
     async with serving() as address, dial(address) as client:
         await client.say("kept", LONG)
         await client.say("stopped", LONG, **OPEN)
@@ -328,16 +328,16 @@ async def test_a_cancel_disturbs_nobody_else_and_nothing_follows() -> None:
         await client.say("stopped", "Text that crossed the cancel on its way.")
         await client.say("after", "Yes.")
         await client.until("done", "after")
-        said = len(client.sound("stopped"))
+        said = len(client.pcm("stopped"))
         await client.until_done("kept")
-        assert len(client.sound("stopped")) == said
+        assert len(client.pcm("stopped")) == said
         await client.say("alone", LONG)
         await client.until("done", "alone")
-        assert client.sound("kept") == client.sound("alone")
+        assert client.pcm("kept") == client.pcm("alone")
         assert not [m for m in client.log if m["type"] == "error"]
 
 
-async def test_contexts_take_turns_and_word_times_never_come_late() -> None:
+async def test_contexts_interleave_and_words_precede_audio() -> None:
     async with serving() as address, dial(address) as client:
         for name in ("a", "b"):
             await client.say(name, LONG[:800], add_timestamps=True)
@@ -354,7 +354,7 @@ async def test_contexts_take_turns_and_word_times_never_come_late() -> None:
                 assert message["word_timestamps"]["start"][0] >= heard_s - 0.001
 
 
-async def test_continuations_join_and_a_flush_of_nothing_is_answered() -> None:
+async def test_continuations_join_and_empty_flush_is_answered() -> None:
     async with serving() as address, dial(address) as client:
         await client.say("whole")
         await client.until("done")
@@ -362,7 +362,7 @@ async def test_continuations_join_and_a_flush_of_nothing_is_answered() -> None:
             await client.say("cut", piece, **OPEN)
         await client.say("cut", "", **{"continue": False})
         await client.until("done")
-        assert client.sound("cut") == client.sound("whole")
+        assert client.pcm("cut") == client.pcm("whole")
         await client.say("flushed", "", flush=True, **OPEN)
         assert (await client.until("flush_done"))["flush_id"] == 1
         for _ in range(40):  # more than may wait
@@ -372,13 +372,13 @@ async def test_continuations_join_and_a_flush_of_nothing_is_answered() -> None:
         assert [m["flush_id"] for m in client.log if m["type"] == "flush_done"] == list(range(1, 42))
 
 
-async def test_max_buffer_delay_bounds_how_long_text_waits() -> None:
+async def test_max_buffer_delay_flushes_unpunctuated_text() -> None:
     async with serving(session={"flush_after_ms": 0}) as address, dial(address) as client:
         await client.say("a", "I would like to book a table for two ", max_buffer_delay_ms=20, **OPEN)
         await client.until("chunk", "a")
 
 
-async def test_a_silent_writer_does_not_hold_a_session_for_ever() -> None:
+async def test_idle_context_ends_after_timeout() -> None:
     async with serving(session={"text_idle_timeout_s": 0.2}) as address, dial(address) as client:
         await client.say("a", "One. ", flush=True, **OPEN)
         await client.until("done", "a")
@@ -403,7 +403,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-async def test_wrong_messages_are_answered_and_the_socket_stays_usable() -> None:
+async def test_invalid_messages_keep_the_socket_usable() -> None:
     async with serving(session={"max_message_chars": 3_000}) as address, dial(address) as client:
         await client.say("fine", LONG)
         for what, fields, place in WRONG:
@@ -423,7 +423,7 @@ async def test_wrong_messages_are_answered_and_the_socket_stays_usable() -> None
         await client.until_done("fine")
 
 
-async def test_over_capacity_is_an_error_of_that_context_only() -> None:
+async def test_over_capacity_fails_only_its_context() -> None:
     async with serving(session={"max_sessions": 1, "slot_idle_s": 600}) as address, dial(address) as client:
         await client.say("first", **OPEN)
         await client.until("chunk", "first")
@@ -436,7 +436,7 @@ async def test_over_capacity_is_an_error_of_that_context_only() -> None:
         await client.until("done", "second")
 
 
-async def test_keys_in_header_or_url_and_no_origin_of_others() -> None:
+async def test_key_in_header_or_url_and_foreign_origin() -> None:
     async with serving(server={"api_keys": ["a-long-secret"]}) as address:
         for options in ({"additional_headers": {"X-API-Key": "a-long-secret"}}, {"query": "&api_key=a-long-secret"}):
             async with dial(address, **options) as client:
@@ -453,8 +453,8 @@ async def test_keys_in_header_or_url_and_no_origin_of_others() -> None:
 # -- clients that misbehave -------------------------------------------------------------------------------------------
 
 
-async def test_a_dropped_socket_frees_every_context_within_100_ms() -> None:
-    async with serving(**PATIENT) as address:
+async def test_dropped_socket_frees_every_context_soon() -> None:
+    async with serving(**LONG_TIMEOUTS) as address:
         took_s = []
         for _ in range(3):
             async with dial(address) as client:
@@ -469,7 +469,7 @@ async def test_a_dropped_socket_frees_every_context_within_100_ms() -> None:
         assert min(took_s) < 1.0
 
 
-async def test_a_reader_that_stops_is_cut_off_and_holds_nothing() -> None:
+async def test_client_that_stops_reading_is_disconnected() -> None:
     async with (
         serving(server={"send_timeout_s": 0.4}) as address,
         connect(f"ws://{address}/tts/websocket", compression=None, max_queue=1, open_timeout=60) as socket,

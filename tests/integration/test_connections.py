@@ -19,21 +19,21 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.conftest import serving, until
-from tests.integration.test_http import serving_held
-from tests.integration.test_websocket import PATIENT, dial, metric
+from tests.integration.test_http import serving_stalled_engine
+from tests.integration.test_websocket import LONG_TIMEOUTS, dial, metric
 
 HEALTH = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 SPEECH = b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
 
 
-class Plain:
+class TcpClient:
     """A TCP connection to the server."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
 
-    async def all(self) -> bytes:
+    async def read_all(self) -> bytes:
         """What the server sends until it closes."""
         try:
             return await self.reader.read()
@@ -50,10 +50,10 @@ class Plain:
 
 
 @asynccontextmanager
-async def plain(address: str, data: bytes = b"") -> AsyncIterator[Plain]:
+async def open_tcp(address: str, data: bytes = b"") -> AsyncIterator[TcpClient]:
     host, port = address.rsplit(":", 1)
     reader, writer = await asyncio.open_connection(host, int(port))
-    client = Plain(reader, writer)
+    client = TcpClient(reader, writer)
     try:
         if data:
             await client.send(data)
@@ -93,25 +93,25 @@ async def closed(address: str, reason: str) -> float:
 
 
 async def test_pipelined_requests_get_one_response() -> None:
-    async with serving() as address, plain(address, HEALTH * 50) as client:
-        assert (await client.all()).count(b"HTTP/1.1 200") == 1
+    async with serving() as address, open_tcp(address, HEALTH * 50) as client:
+        assert (await client.read_all()).count(b"HTTP/1.1 200") == 1
 
 
 async def test_request_sent_before_response_is_dropped() -> None:
     body = json.dumps({"input": "Hello there, my friend.", "response_format": "pcm"}).encode()
     speech = SPEECH.replace(b"1000", str(len(body)).encode()) + body
-    async with serving_held(chunks=1) as (address, go_on), plain(address, speech) as client:
+    async with serving_stalled_engine(chunks=1) as (address, resume), open_tcp(address, speech) as client:
         await client.reader.readuntil(b"\r\n\r\n")
         await client.send(HEALTH)
         await until_connections(address, "active", 2)  # this answer comes after what was sent before
-        go_on.set()
-        rest = await client.all()
+        resume.set()
+        rest = await client.read_all()
         assert b"HTTP/1.1" not in rest
         assert rest.endswith(b"0\r\n\r\n")
 
 
-async def test_requests_one_after_another_share_a_connection() -> None:
-    async with serving() as address, plain(address) as client:
+async def test_sequential_requests_share_a_connection() -> None:
+    async with serving() as address, open_tcp(address) as client:
         for _ in range(3):
             await client.send(b"\r\n" + HEALTH)
             assert b" 200 " in await client.reader.readuntil(b"\r\n\r\n")
@@ -130,10 +130,10 @@ async def test_requests_one_after_another_share_a_connection() -> None:
     ],
     ids=["long", "many", "many-complete", "path", "handshake", "noise"],
 )
-async def test_head_out_of_bounds_is_refused(data: bytes, status: int) -> None:
-    async with serving() as address, plain(address) as client:
+async def test_oversized_request_head_is_rejected(data: bytes, status: int) -> None:
+    async with serving() as address, open_tcp(address) as client:
         sending = asyncio.create_task(client.send(data))
-        response = await client.all()
+        response = await client.read_all()
         await sending
         assert status_of(response) == status
         assert code_of(response) == "invalid_request"
@@ -141,47 +141,47 @@ async def test_head_out_of_bounds_is_refused(data: bytes, status: int) -> None:
         assert await closed(address, reason) == 1
 
 
-async def test_head_in_single_bytes_is_understood() -> None:
-    async with serving() as address, plain(address) as client:
+async def test_request_head_in_single_bytes_is_parsed() -> None:
+    async with serving() as address, open_tcp(address) as client:
         for byte in HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"):
             await client.send(bytes([byte]))
-        assert status_of(await client.all()) == 200
+        assert status_of(await client.read_all()) == 200
 
 
 # -- deadlines --------------------------------------------------------------------------------------------------------
 
 
 async def test_silent_connection_is_closed() -> None:
-    async with serving(server={"header_timeout_s": 0.2}) as address, plain(address) as client:
-        assert await client.all() == b""
+    async with serving(server={"header_timeout_s": 0.2}) as address, open_tcp(address) as client:
+        assert await client.read_all() == b""
         assert await closed(address, "header_timeout") == 1
 
 
 async def test_slow_head_is_answered_408() -> None:
-    async with serving(server={"header_timeout_s": 0.2}) as address, plain(address, HEALTH[:-2]) as client:
-        response = await client.all()
+    async with serving(server={"header_timeout_s": 0.2}) as address, open_tcp(address, HEALTH[:-2]) as client:
+        response = await client.read_all()
         assert (status_of(response), code_of(response)) == (408, "deadline_exceeded")
 
 
 async def test_slow_body_is_answered_408() -> None:
-    async with serving(server={"body_timeout_s": 0.2}) as address, plain(address, SPEECH + b"{") as client:
-        response = await client.all()
+    async with serving(server={"body_timeout_s": 0.2}) as address, open_tcp(address, SPEECH + b"{") as client:
+        response = await client.read_all()
         assert (status_of(response), code_of(response)) == (408, "deadline_exceeded")
         assert await closed(address, "body_timeout") == 1
 
 
-async def test_body_that_is_refused_does_not_cut_off_the_answer() -> None:
+async def test_rejected_body_does_not_destroy_the_response() -> None:
     size = 20_000_000
     head = SPEECH.replace(b"1000", str(size).encode())
-    async with serving() as address, plain(address, head) as client:
+    async with serving() as address, open_tcp(address, head) as client:
         sending = asyncio.create_task(client.send(b"a" * 2_000_000))
-        assert status_of(await client.all()) == 413
+        assert status_of(await client.read_all()) == 413
         await sending
 
 
-async def test_leaving_mid_body_logs_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+async def test_disconnect_mid_body_logs_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as address:
-        async with plain(address, SPEECH + b"{"):
+        async with open_tcp(address, SPEECH + b"{"):
             await until_connections(address, "active", 2)  # this one and the one that asks
         await until_connections(address, "active", 1)
     assert not [record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR]
@@ -197,14 +197,17 @@ async def until_connections(address: str, state: str, count: int) -> None:
 
 # -- a full worker ----------------------------------------------------------------------------------------------------
 
-FULL: dict[str, Any] = {**PATIENT, "server": {**PATIENT["server"], "max_connections": 8, "header_timeout_s": 600}}
+FULL: dict[str, Any] = {
+    **LONG_TIMEOUTS,
+    "server": {**LONG_TIMEOUTS["server"], "max_connections": 8, "header_timeout_s": 600},
+}
 
 
-async def test_waiting_connections_make_way() -> None:
+async def test_new_connection_evicts_longest_waiting() -> None:
     async with serving(**FULL) as address, AsyncExitStack() as stack:
-        silent = [await stack.enter_async_context(plain(address)) for _ in range(8)]
+        silent = [await stack.enter_async_context(open_tcp(address)) for _ in range(8)]
         await until_connections(address, "waiting", 7)  # the one that asks has taken the place of the first
-        assert await silent[0].all() == b""
+        assert await silent[0].read_all() == b""
         assert await closed(address, "evicted") >= 1
 
 
@@ -219,10 +222,10 @@ async def test_full_worker_answers_health_probes(caplog: pytest.LogCaptureFixtur
                 refused = await http.get("/v1/voices", headers={"Connection": "close"})
                 assert refused.status_code == 503
                 assert refused.json()["error"]["code"] == "over_capacity"
-        silent = [await stack.enter_async_context(plain(address)) for _ in range(20)]
-        async with plain(address, HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")) as probe:
-            assert status_of(await probe.all()) == 200
-        assert await silent[0].all() == b""
+        silent = [await stack.enter_async_context(open_tcp(address)) for _ in range(20)]
+        async with open_tcp(address, HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")) as probe:
+            assert status_of(await probe.read_all()) == 200
+        assert await silent[0].read_all() == b""
         await clients[0].send(type="ping", id=1)
         await clients[0].until("pong")
     full = [record for record in caplog.records if "connections are taken" in record.getMessage()]
@@ -237,21 +240,21 @@ async def test_full_worker_answers_health_probes(caplog: pytest.LogCaptureFixtur
     [(frame(1, b"{", final=False) + frame(0, final=False) * 50_000, "fragments"), (frame(9, b"x") * 20_000, "pings")],
     ids=["fragments", "pings"],
 )
-async def test_flood_of_frames_is_cut_off(flood: bytes, reason: str) -> None:
-    async with serving() as address, plain(address, upgrade()) as client:
+async def test_frame_flood_closes_the_connection(flood: bytes, reason: str) -> None:
+    async with serving() as address, open_tcp(address, upgrade()) as client:
         await client.reader.readuntil(b"\r\n\r\n")
         sending = asyncio.create_task(client.send(flood))
-        received = await client.all()
+        received = await client.read_all()
         await sending
         assert re.search(b"\x88.\x03\xf0too many|\x88.\x03\xf0a message may have", received, re.DOTALL)
         assert await closed(address, reason) == 1
 
 
-async def test_burst_leaves_other_clients_their_turn() -> None:
+async def test_burst_does_not_delay_other_clients() -> None:
     """A ping that arrives while a burst is handled is answered before the burst has been."""
     burst = frame(1, b'{"type":"flush"}') * 4_000 + frame(1, b'{"type":"ping","id":"last"}')
     order: list[str] = []
-    async with serving() as address, dial(address) as other, plain(address, upgrade()) as flooding:
+    async with serving() as address, dial(address) as other, open_tcp(address, upgrade()) as flooding:
         await other.until("ready")
         await flooding.reader.readuntil(b"\r\n\r\n")
 
@@ -304,8 +307,8 @@ async def test_long_messages_count_by_size() -> None:
 
 async def test_bodies_are_bounded_together() -> None:
     async with serving(server={"max_buffered_bytes": 2_000}) as address, AsyncExitStack() as stack:
-        holding = await stack.enter_async_context(plain(address, SPEECH + b"a" * 999))
-        other = await stack.enter_async_context(plain(address, SPEECH + b"a" * 999))
+        holding = await stack.enter_async_context(open_tcp(address, SPEECH + b"a" * 999))
+        other = await stack.enter_async_context(open_tcp(address, SPEECH + b"a" * 999))
         await until_connections(address, "active", 3)
         async with httpx.AsyncClient(base_url=f"http://{address}") as http:
             refused = await http.post("/v1/audio/speech", content=b"b" * 500)
@@ -318,7 +321,7 @@ async def test_bodies_are_bounded_together() -> None:
             assert (await http.post("/v1/audio/speech", json={"input": "Hello."})).status_code == 200
 
 
-async def test_handshake_refusal_is_still_an_http_answer() -> None:
+async def test_handshake_rejection_is_an_http_response() -> None:
     async with serving() as address:
         with pytest.raises(InvalidStatus) as refused:
             async with connect(f"ws://{address}/v1/stream?voice=none"):
@@ -326,12 +329,12 @@ async def test_handshake_refusal_is_still_an_http_answer() -> None:
         assert refused.value.response.status_code == 404
 
 
-async def test_never_reading_client_holds_no_memory_of_requests() -> None:
+async def test_pipelined_flood_is_discarded() -> None:
     """All of a flood of requests but the first is discarded, however much of it is sent."""
-    async with serving() as address, plain(address) as client:
+    async with serving() as address, open_tcp(address) as client:
         sending = asyncio.create_task(client.send(HEALTH * 20_000))
         await until(sending.done)
-        assert (await client.all()).count(b"HTTP/1.1 200") <= 1
+        assert (await client.read_all()).count(b"HTTP/1.1 200") <= 1
 
 
 # -- names and disks --------------------------------------------------------------------------------------------------
@@ -370,7 +373,7 @@ async def test_long_context_name_is_not_repeated() -> None:
         assert len(await client.recv()) < 1_000
 
 
-async def test_full_disk_refuses_an_upload(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_full_disk_rejects_uploads(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

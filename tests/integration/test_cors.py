@@ -34,7 +34,7 @@ def listed(answer: httpx.Response, header: str) -> set[str]:
 
 
 @pytest.mark.parametrize("path", ["/v1/audio/speech", "/tts/sse", "/v1/text-to-speech/tone/stream", "/v1/voices"])
-async def test_a_preflight_needs_no_key(path: str) -> None:
+async def test_preflight_needs_no_key(path: str) -> None:
     async with client_of() as http:
         answer = await http.options(path, headers=preflight(headers="authorization,content-type"))
         assert (answer.status_code, answer.content) == (204, b"")
@@ -51,7 +51,7 @@ async def test_a_preflight_needs_no_key(path: str) -> None:
         *("openai-organization", "x-stainless-os", "x-stainless-retry-count", "x-fern-language"),
     ],
 )
-async def test_a_preflight_allows_what_sdks_send(header: str) -> None:
+async def test_preflight_allows_sdk_headers(header: str) -> None:
     async with client_of() as http:
         answer = await http.options("/v1/audio/speech", headers=preflight(headers=f"x-other, {header}"))
         assert listed(answer, "access-control-allow-headers") == {header.lower()}
@@ -68,7 +68,7 @@ async def test_credentials_and_wildcards_are_never_allowed() -> None:
             assert "*" not in "".join(value for name, value in answer.headers.items() if name.startswith("access-"))
 
 
-async def test_an_allowed_page_may_read_every_answer() -> None:
+async def test_allowed_page_may_read_every_response() -> None:
     async with client_of() as http:
         own = {"Origin": ORIGIN, "Authorization": f"Bearer {KEY}"}
         for answer, status in (
@@ -84,7 +84,7 @@ async def test_an_allowed_page_may_read_every_answer() -> None:
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "https://app.example.evil", "http://app.example", "null"])
-async def test_other_origins_are_refused_and_may_read_nothing(origin: str) -> None:
+async def test_other_origins_are_rejected_without_cors_headers(origin: str) -> None:
     async with client_of() as http:
         for answer in (
             await http.options("/v1/audio/speech", headers=preflight(origin)),
@@ -102,17 +102,17 @@ async def test_requests_without_an_origin_have_no_cors_headers() -> None:
         assert "origin" in listed(answer, "vary"), "a cache must not give this to a page"
 
 
-async def test_options_that_are_no_preflight_need_the_key() -> None:
+async def test_plain_options_request_needs_key() -> None:
     async with client_of() as http:
         assert (await http.options("/v1/voices", headers={"Origin": ORIGIN})).status_code == 401
 
 
 @pytest.mark.parametrize("origin", ["*", "app.example", "https://app.example/page", "https://", "https://*.example"])
-def test_an_allowed_origin_must_be_an_origin(origin: str) -> None:
+def test_invalid_allowed_origin_is_config_error(origin: str) -> None:
     with pytest.raises(ConfigError, match=r"server\.allowed_origins"):
         tone_settings(server={"allowed_origins": [origin]})
 
 
-def test_ports_slashes_and_app_schemes_are_origins() -> None:
+def test_allowed_origins_accept_ports_and_schemes() -> None:
     origins = ("https://app.example:8443", "http://localhost:3000/", "tauri://localhost", "http://[::1]:3000")
     assert tone_settings(server={"allowed_origins": origins}).server.allowed_origins == origins

@@ -21,7 +21,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.conftest import serving
-from tests.integration.test_websocket import PATIENT, until_live_sessions
+from tests.integration.test_websocket import LONG_TIMEOUTS, until_live_sessions
 from tts_worker.transports.character_times import CharacterClock
 from tts_worker.types import Word
 
@@ -62,14 +62,16 @@ class Client:
             if message.get(field) and (context is None or message.get("contextId") == context):
                 return message
 
-    def of(self, context: str | None) -> list[dict[str, Any]]:
+    def messages(self, context: str | None) -> list[dict[str, Any]]:
         return [message for message in self.log if message.get("contextId") == context]
 
-    def sound(self, context: str | None = None) -> bytes:
-        return b"".join(base64.b64decode(message["audio"]) for message in self.of(context) if message.get("audio"))
+    def pcm(self, context: str | None = None) -> bytes:
+        return b"".join(
+            base64.b64decode(message["audio"]) for message in self.messages(context) if message.get("audio")
+        )
 
     def text(self, context: str | None = None) -> str:
-        return "".join("".join(m["alignment"]["chars"]) for m in self.of(context) if m.get("alignment"))
+        return "".join("".join(m["alignment"]["chars"]) for m in self.messages(context) if m.get("alignment"))
 
 
 @asynccontextmanager
@@ -103,7 +105,7 @@ async def spoken(stream: Any) -> tuple[int, list[Any]]:
     return samples, words
 
 
-async def test_livekits_plugin_streams_many_contexts_on_one_socket_with_word_times() -> None:
+async def test_livekit_plugin_streams_concurrent_contexts() -> None:
     async with serving() as address, plugin(address) as tts:
 
         async def turn() -> tuple[int, list[Any]]:
@@ -125,7 +127,7 @@ async def test_livekits_plugin_streams_many_contexts_on_one_socket_with_word_tim
 
 
 @pytest.mark.parametrize("encoding", ["mp3_22050_32", "mp3_44100_128", "pcm_16000", "opus_48000_64"])
-async def test_livekits_plugin_decodes_every_format(encoding: str) -> None:
+async def test_livekit_plugin_decodes_every_format(encoding: str) -> None:
     async with serving() as address, plugin(address, encoding=encoding) as tts:
         async with tts.stream() as stream:
             stream.push_text(TEXT)
@@ -134,7 +136,7 @@ async def test_livekits_plugin_decodes_every_format(encoding: str) -> None:
         assert samples / tts.sample_rate == pytest.approx(SAMPLES / 24_000, abs=0.8)
 
 
-async def test_livekits_plugin_interrupts_and_the_session_ends_at_once() -> None:
+async def test_livekit_interruption_ends_only_its_session() -> None:
     async with serving() as address, plugin(address) as tts:
         stream, other = tts.stream(), tts.stream()
         for each in (stream, other):
@@ -150,7 +152,7 @@ async def test_livekits_plugin_interrupts_and_the_session_ends_at_once() -> None
         await other.aclose()
 
 
-async def test_livekits_plugin_downloads_lists_voices_and_is_told_what_is_wrong() -> None:
+async def test_livekit_plugin_downloads_and_raises_errors() -> None:
     from livekit.agents import APIConnectOptions, APIStatusError
 
     once = APIConnectOptions(max_retry=0)
@@ -172,7 +174,7 @@ async def test_livekits_plugin_downloads_lists_voices_and_is_told_what_is_wrong(
 # -- the vendor's SDK -------------------------------------------------------------------------------------------------
 
 
-async def test_the_vendors_sdk_downloads_every_family_of_formats() -> None:
+async def test_sdk_downloads_every_format_family() -> None:
     async with serving() as address, httpx.AsyncClient(timeout=60) as http:
         client = elevenlabs_client.AsyncElevenLabs(api_key="any key", base_url=f"http://{address}", httpx_client=http)
         speech = client.text_to_speech
@@ -219,7 +221,7 @@ def times_of(alignment: Any, text: str) -> list[float]:
 
 
 @PREFIXES
-async def test_the_sdk_converts_with_timestamps(prefix: str) -> None:
+async def test_sdk_converts_with_timestamps(prefix: str) -> None:
     async with serving() as address, sdk(address, prefix) as client:
         speech = client.text_to_speech
         whole = await speech.convert_with_timestamps("tone", text=TEXT, output_format="pcm_24000")
@@ -232,7 +234,7 @@ async def test_the_sdk_converts_with_timestamps(prefix: str) -> None:
 
 
 @PREFIXES
-async def test_the_sdk_streams_with_timestamps(prefix: str) -> None:
+async def test_sdk_streams_with_timestamps(prefix: str) -> None:
     async with serving() as address, sdk(address, prefix) as client:
         ask = {"voice_id": "tone", "text": LONG[:400], "output_format": "pcm_24000"}
         chunks = [chunk async for chunk in client.text_to_speech.stream_with_timestamps(**ask)]
@@ -247,7 +249,7 @@ async def test_the_sdk_streams_with_timestamps(prefix: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mp3_44100_128", "opus_48000_64", "wav_24000"])
-async def test_timestamps_come_with_every_format(name: str) -> None:
+async def test_every_format_has_timestamps(name: str) -> None:
     async with serving() as address, sdk(address) as client:
         whole = await client.text_to_speech.convert_with_timestamps("tone", text=TEXT, output_format=name)
         samples, rate_hz = soundfile.read(io.BytesIO(base64.b64decode(whole.audio_base_64)))
@@ -255,7 +257,7 @@ async def test_timestamps_come_with_every_format(name: str) -> None:
         times_of(whole.alignment, TEXT)
 
 
-async def test_timestamp_routes_refuse_with_the_vendors_errors() -> None:
+async def test_timestamp_route_rejections_use_vendor_errors() -> None:
     async with serving() as address, sdk(address) as client:
         for fields, status, code in (
             ({"voice_id": "unknown"}, 404, "unknown_voice"),
@@ -273,7 +275,7 @@ async def test_timestamp_routes_refuse_with_the_vendors_errors() -> None:
             assert refused.value.status_code == status
 
 
-async def test_a_client_that_leaves_a_timestamp_stream_frees_its_session() -> None:
+async def test_disconnect_from_timestamp_stream_frees_session() -> None:
     async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as http:
         path = "/v1/text-to-speech/tone/stream/with-timestamps?output_format=pcm_24000"
         async with http.stream("POST", path, json={"text": LONG * 9}) as answer:
@@ -282,7 +284,7 @@ async def test_a_client_that_leaves_a_timestamp_stream_frees_its_session() -> No
 
 
 @PREFIXES
-async def test_the_sdk_searches_voices(prefix: str) -> None:
+async def test_sdk_searches_voices(prefix: str) -> None:
     async with serving() as address, sdk(address, prefix) as client:
         found = await client.voices.search()
         assert [voice.voice_id for voice in found.voices] == ["tone", "tone-low", "tone-high"]
@@ -301,7 +303,7 @@ async def test_the_sdk_searches_voices(prefix: str) -> None:
 
 
 @PREFIXES
-async def test_the_sdk_gets_voices_and_models(prefix: str) -> None:
+async def test_sdk_gets_voices_and_models(prefix: str) -> None:
     async with serving() as address, sdk(address, prefix) as client:
         assert {voice.voice_id for voice in (await client.voices.get_all()).voices} == {"tone", "tone-low", "tone-high"}
         voice = await client.voices.get("tone-low")
@@ -316,7 +318,7 @@ async def test_the_sdk_gets_voices_and_models(prefix: str) -> None:
         assert models[0].maximum_text_length_per_request == 20_000
 
 
-async def test_the_prefix_serves_the_sockets_too() -> None:
+async def test_prefix_serves_sockets() -> None:
     async with serving(server={"api_keys": ["a-long-secret"]}) as address:
         url = f"ws://{address}/elevenlabs/v1/text-to-speech/tone/stream-input?xi_api_key=a-long-secret"
         async with connect(url, compression=None, max_size=None, open_timeout=60) as socket:
@@ -330,7 +332,7 @@ async def test_the_prefix_serves_the_sockets_too() -> None:
 # -- contexts ---------------------------------------------------------------------------------------------------------
 
 
-async def test_times_of_characters_tile_the_text_and_both_readings_of_them_agree() -> None:
+async def test_character_times_agree_in_both_references() -> None:
     text = "  **Twenty** dollars,\tor $20 – *very* fine.  "
     async with serving() as address:
         starts = []
@@ -344,7 +346,7 @@ async def test_times_of_characters_tile_the_text_and_both_readings_of_them_agree
                 await client.until("isFinal")
                 assert client.text("a") == text
                 clock_ms, found = 0, []
-                for message in client.of("a"):
+                for message in client.messages("a"):
                     if (times := message.get("alignment")) is None:
                         continue
                     ends = map(sum, zip(times["charStartTimesMs"], times["charDurationsMs"], strict=True))
@@ -354,7 +356,7 @@ async def test_times_of_characters_tile_the_text_and_both_readings_of_them_agree
         assert starts[0] == starts[1] == sorted(starts[0])
 
 
-async def test_closing_a_context_ends_it_or_interrupts_it() -> None:
+async def test_close_context_ends_or_interrupts() -> None:
     async with serving() as address, dial(address) as client:
         await client.say("kept", LONG)
         for name in ("flushed", "barely flushed"):  # closed before anything was heard, or after a flush: the end
@@ -365,7 +367,7 @@ async def test_closing_a_context_ends_it_or_interrupts_it() -> None:
                 await client.until("audio", name)
             await client.send(name, close_context=True)
             await client.until("isFinal", name)
-            assert len(client.sound(name)) // 2 >= SAMPLES
+            assert len(client.pcm(name)) // 2 >= SAMPLES
         await client.send("stopped", text=LONG + " ", flush=True)
         await client.until("audio", "stopped")
         await client.send("stopped", close_context=True)
@@ -375,22 +377,22 @@ async def test_closing_a_context_ends_it_or_interrupts_it() -> None:
         await client.until("audio", "twice")
         await client.send("twice", close_context=True)
         await client.until("isFinal", "twice")
-        assert len(client.sound("twice")) // 2 < 24 * 60 * 1_500
+        assert len(client.pcm("twice")) // 2 < 24 * 60 * 1_500
         await client.send("kept", close_context=True)
         await client.until("isFinal", "kept")
-        assert len(client.sound("kept")) > len(client.sound("stopped"))
-        assert client.of("stopped")[-1]["isFinal"], "nothing follows"
+        assert len(client.pcm("kept")) > len(client.pcm("stopped"))
+        assert client.messages("stopped")[-1]["isFinal"], "nothing follows"
         assert client.text("kept") == LONG
         await until_live_sessions(address, 0)
 
 
-async def test_a_name_is_free_again_and_keep_alives_open_nothing() -> None:
+async def test_names_are_reusable_and_keep_alives_open_nothing() -> None:
     async with serving() as address, dial(address) as client:
         for _ in range(2):
             await client.say("a")
             await client.send("a", close_context=True)
             await client.until("isFinal", "a")
-        assert len(client.sound("a")) // 2 >= 2 * SAMPLES
+        assert len(client.pcm("a")) // 2 >= 2 * SAMPLES
         await client.send(text="")
         await client.send("a", text="")
         await client.send("a", flush=True)
@@ -403,7 +405,7 @@ async def test_a_name_is_free_again_and_keep_alives_open_nothing() -> None:
         assert not [message for message in client.log if message.get("error")]
 
 
-async def test_closing_the_socket_lets_everything_be_heard_first() -> None:
+async def test_close_socket_completes_all_contexts() -> None:
     async with serving() as address, dial(address) as client:
         for name in ("a", "b"):
             await client.say(name)
@@ -412,10 +414,10 @@ async def test_closing_the_socket_lets_everything_be_heard_first() -> None:
             await client.until("never")
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1000
-        assert all(len(client.sound(name)) // 2 >= SAMPLES for name in ("a", "b"))
+        assert all(len(client.pcm(name)) // 2 >= SAMPLES for name in ("a", "b"))
 
 
-async def test_one_stream_on_one_socket() -> None:
+async def test_stream_input_ends_with_its_context() -> None:
     async with serving() as address, dial(address, "tone-low/stream-input") as client:
         await client.send(
             text=" ", voice_settings={"stability": 0.5}, generation_config={"chunk_length_schedule": [50]}
@@ -428,11 +430,11 @@ async def test_one_stream_on_one_socket() -> None:
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1000
         assert client.log[-1] == {"audio": None, "isFinal": True}
-        assert len(client.sound()) // 2 >= SAMPLES
+        assert len(client.pcm()) // 2 >= SAMPLES
         assert client.text().split() == TEXT.split()
 
 
-async def test_unpunctuated_text_is_spoken_when_the_writer_is_silent() -> None:
+async def test_unpunctuated_text_is_spoken_after_a_pause() -> None:
     async with serving(session={"flush_after_ms": 20}) as address, dial(address) as client:
         await client.send("a", text="I would like to book a table for two ")
         await client.until("audio", "a")
@@ -450,14 +452,14 @@ async def test_auto_mode_separates_sentences(auto_mode: bool) -> None:
         assert client.text("a") == (expected if auto_mode else expected.replace('" W', '"W'))
 
 
-async def test_a_context_that_nobody_writes_ends() -> None:
+async def test_idle_context_ends_after_timeout() -> None:
     async with serving() as address, dial(address, query="&inactivity_timeout=0.2") as client:
         await client.send("a", text=" ")
         await client.until("isFinal", "a")
         await until_live_sessions(address, 0)
 
 
-async def test_every_slot_is_open_to_contexts_which_are_calls() -> None:
+async def test_contexts_may_use_every_slot() -> None:
     async with serving(session={"max_sessions": 4, "slot_idle_s": 600}) as address, dial(address) as client:
         names = ["a", "b", "c", "d"]
         for name in names:  # downloads would get three of four slots
@@ -469,7 +471,7 @@ async def test_every_slot_is_open_to_contexts_which_are_calls() -> None:
 # -- what is wrong ----------------------------------------------------------------------------------------------------
 
 
-async def test_wrong_messages_are_answered_and_the_socket_stays_usable() -> None:
+async def test_invalid_messages_keep_the_socket_usable() -> None:
     async with (
         serving(session={"max_message_chars": 3_000, "max_sessions": 2, "slot_idle_s": 600}) as address,
         dial(address) as client,
@@ -500,7 +502,7 @@ async def test_wrong_messages_are_answered_and_the_socket_stays_usable() -> None
         assert client.text("fine") == LONG
 
 
-async def test_what_the_handshake_refuses() -> None:
+async def test_invalid_handshakes_are_rejected() -> None:
     async with serving(server={"api_keys": ["a-long-secret"]}) as address:
         key = {"additional_headers": {"xi-api-key": "a-long-secret"}}
         async with dial(address, **key), dial(address, query="&xi_api_key=a-long-secret"):
@@ -517,8 +519,8 @@ async def test_what_the_handshake_refuses() -> None:
             assert refused.value.response.status_code == status
 
 
-async def test_a_dropped_socket_frees_every_context() -> None:
-    async with serving(**PATIENT) as address, dial(address) as client:
+async def test_dropped_socket_frees_every_context() -> None:
+    async with serving(**LONG_TIMEOUTS) as address, dial(address) as client:
         for name in ("a", "b", "c"):
             await client.say(name, LONG)
             await client.until("audio", name)
@@ -531,7 +533,7 @@ async def test_a_dropped_socket_frees_every_context() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.text(max_size=40), st.lists(st.integers(0, 40), max_size=12), st.booleans(), st.data())
-def test_every_character_is_told_once_in_order(
+def test_every_character_is_timed_once_in_order(
     text: str, cuts: list[int], per_message: bool, data: st.DataObject
 ) -> None:
     clock = CharacterClock(per_message=per_message)

@@ -37,26 +37,26 @@ async def http(address: str, **options: Any) -> AsyncIterator[httpx.AsyncClient]
 
 
 @asynccontextmanager
-async def serving_held(chunks: int) -> AsyncIterator[tuple[str, threading.Event]]:
+async def serving_stalled_engine(chunks: int) -> AsyncIterator[tuple[str, threading.Event]]:
     """A server whose engine makes so many chunks of sound and then none until the event is set."""
-    go_on = threading.Event()
+    resume = threading.Event()
     made = itertools.count()
 
     def spend(seconds: float) -> None:
         if next(made) >= chunks:
-            go_on.wait(60)
+            resume.wait(60)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tts_worker.engine.tone._wait_out", spend)
         async with serving() as address:
             try:
-                yield address, go_on
+                yield address, resume
             finally:
-                go_on.set()
+                resume.set()
 
 
 @asynccontextmanager
-async def asked(
+async def open_speech(
     address: str, text: str, **options: Any
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A plain socket on which speech was asked for."""
@@ -89,9 +89,7 @@ async def test_health_metrics_voices_models() -> None:
         assert "/v1/audio/speech" in schema["paths"]
 
 
-async def test_a_worker_whose_engine_is_lost_asks_to_be_replaced(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_lost_engine_fails_liveness(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     over = httpx.ASGITransport(create_application(worker))
     async with httpx.AsyncClient(transport=over, base_url="http://localhost") as client:
         assert (await client.get("/health/live")).status_code == 200
@@ -100,7 +98,7 @@ async def test_a_worker_whose_engine_is_lost_asks_to_be_replaced(
         assert (answer.status_code, answer.json()) == (503, {"status": "lost"})
 
 
-async def test_the_openai_sdk_gets_every_format() -> None:
+async def test_openai_sdk_decodes_every_format() -> None:
     async with serving() as address:
         client = openai.AsyncOpenAI(api_key="any", base_url=f"http://{address}/v1", max_retries=0)
         async with client:
@@ -125,7 +123,7 @@ async def openai_sdk(address: str, **options: Any) -> AsyncIterator[openai.Async
         yield client
 
 
-async def test_the_openai_sdk_retrieves_a_model() -> None:
+async def test_openai_sdk_retrieves_a_model() -> None:
     async with serving() as address, openai_sdk(address) as client:
         for name in ("tone", "tts-1"):
             model = await client.models.retrieve(name)
@@ -136,13 +134,13 @@ async def test_the_openai_sdk_retrieves_a_model() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "🎉🎉", "a" * 20_001], ids=["empty", "unspeakable", "too long"])
-async def test_the_openai_sdk_maps_wrong_input_to_bad_request(text: str) -> None:
+async def test_openai_sdk_maps_invalid_input_to_bad_request(text: str) -> None:
     async with serving() as address, openai_sdk(address) as client:
         with pytest.raises(openai.BadRequestError):
             await client.audio.speech.create(**speech(input=text))
 
 
-async def test_openai_voice_names_speak_with_the_default_voice() -> None:
+async def test_openai_voice_names_select_default_voice() -> None:
     async with (
         serving(voices={"default": "tone-low", "aliases": {"nova": "tone-high"}}) as address,
         openai_sdk(address) as client,
@@ -161,15 +159,15 @@ async def test_openai_voice_names_speak_with_the_default_voice() -> None:
         assert {voice["id"] for voice in voices} == {"tone", "tone-low", "tone-high"}
 
 
-async def test_openai_voice_names_can_be_switched_off() -> None:
+async def test_openai_voice_names_can_be_disabled() -> None:
     async with serving(voices={"openai_names": False}) as address, openai_sdk(address) as client:
         with pytest.raises(openai.NotFoundError) as refused:
             await client.audio.speech.create(**speech(voice="alloy"))
         assert refused.value.code == "unknown_voice"
 
 
-async def test_the_openai_sdk_streams_and_sse_ends_with_done() -> None:
-    async with serving_held(3) as (address, go_on):
+async def test_openai_sdk_streams_and_sse_ends_with_done() -> None:
+    async with serving_stalled_engine(3) as (address, resume):
         client = openai.AsyncOpenAI(api_key="any", base_url=f"http://{address}/v1", max_retries=0)
         wanted = speech(response_format="pcm")
         async with client, client.audio.speech.with_streaming_response.create(**wanted) as answer:
@@ -178,7 +176,7 @@ async def test_the_openai_sdk_streams_and_sse_ends_with_done() -> None:
             chunks = []
             async for chunk in answer.iter_bytes():
                 chunks.append(chunk)
-                go_on.set()  # the rest is made when the beginning was heard
+                resume.set()  # the rest is made when the beginning was heard
         async with http(address) as plain:
             answer = await plain.post("/v1/audio/speech", json=speech(response_format="pcm", stream_format="sse"))
             assert answer.headers["content-type"].startswith("text/event-stream")
@@ -189,7 +187,7 @@ async def test_the_openai_sdk_streams_and_sse_ends_with_done() -> None:
             assert events[-1]["usage"]["input_tokens"] == len(TEXT)
 
 
-async def test_sample_rates_are_declared_and_true() -> None:
+async def test_sample_rates_match_their_headers() -> None:
     async with serving() as address, http(address) as client:
         lengths = {}
         for rate in (8_000, 16_000, 24_000, 48_000):
@@ -202,7 +200,7 @@ async def test_sample_rates_are_declared_and_true() -> None:
         assert len(mulaw.content) / 8_000 == pytest.approx(lengths[8_000], abs=0.01)
 
 
-async def test_the_same_seed_gives_the_same_bytes() -> None:
+async def test_same_seed_gives_same_bytes() -> None:
     async with serving() as address, http(address) as client:
         answers = [
             (await client.post("/v1/audio/speech", json=speech(response_format="pcm", seed=seed))).content
@@ -240,7 +238,7 @@ BAD_REQUESTS: list[tuple[Any, int, str]] = [
 ]
 
 
-async def test_bad_requests_get_a_clear_typed_error() -> None:
+async def test_bad_requests_get_typed_errors() -> None:
     async with serving() as address, http(address) as client:
         for body, status, code in BAD_REQUESTS:
             content = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -255,7 +253,7 @@ async def test_bad_requests_get_a_clear_typed_error() -> None:
         assert await until_live_sessions(address, 0) == 0
 
 
-async def test_lone_surrogates_in_json_are_spoken_around() -> None:
+async def test_lone_surrogates_in_input_are_skipped() -> None:
     async with serving() as address, http(address) as client:
         body = b'{"model": "tts-1", "voice": "tone", "response_format": "pcm", "input": "Hello \\ud83d there."}'
         answer = await client.post("/v1/audio/speech", content=body)
@@ -263,7 +261,7 @@ async def test_lone_surrogates_in_json_are_spoken_around() -> None:
         assert len(answer.content) > 10_000
 
 
-async def test_a_body_without_a_declared_length_is_bounded() -> None:
+async def test_body_of_undeclared_length_is_bounded() -> None:
     async def endless() -> AsyncIterator[bytes]:
         for _ in range(64):
             yield b" " * 65_536
@@ -273,7 +271,7 @@ async def test_a_body_without_a_declared_length_is_bounded() -> None:
         assert answer.status_code == 413
 
 
-async def test_over_capacity_is_503_with_retry_after_at_once() -> None:
+async def test_over_capacity_is_503_with_retry_after() -> None:
     async with (
         serving(session={"max_sessions": 1, "slot_idle_s": 600}) as address,
         http(address) as client,
@@ -293,27 +291,27 @@ async def test_over_capacity_is_503_with_retry_after_at_once() -> None:
 
 
 @pytest.mark.parametrize("read_first", [False, True], ids=["before the first byte", "while streaming"])
-async def test_a_client_that_leaves_frees_its_slot(read_first: bool) -> None:
+async def test_disconnect_frees_the_slot(read_first: bool) -> None:
     # Nothing is made and nothing is sent when the client leaves: the worker hears of it from its leaving alone.
     async with (
-        serving_held(3 if read_first else 0) as (address, go_on),
-        asked(address, "many words " * 900) as (reader, writer),
+        serving_stalled_engine(3 if read_first else 0) as (address, resume),
+        open_speech(address, "many words " * 900) as (reader, writer),
     ):
         if read_first:
             await reader.readexactly(1_000)
         await until_live_sessions(address, 1)
         writer.transport.abort()
         await until_live_sessions(address, 0)
-        assert not go_on.is_set()
+        assert not resume.is_set()
         assert await metric(address, 'tts_engine_faults_total{engine="tone"}') == 0, "it did not fail either"
 
 
-async def test_the_slot_of_a_client_that_left_is_free_within_100_ms() -> None:
+async def test_disconnect_frees_the_slot_within_100_ms() -> None:
     slow = {"engines": {"tone": {"kind": "tone", "cost_per_audio_s": 5.0}}}  # nothing is sent that could fail
     async with running_worker(tone_settings(**slow)) as worker, serving_worker(worker) as address:
         took_s = []
         for _ in range(10):
-            async with asked(address, "many words " * 900) as (_, writer):
+            async with open_speech(address, "many words " * 900) as (_, writer):
                 await until(lambda: worker.hub.live_sessions == 1)
                 writer.transport.abort()
                 left_s = time.monotonic()
@@ -322,10 +320,10 @@ async def test_the_slot_of_a_client_that_left_is_free_within_100_ms() -> None:
         assert min(took_s) < 0.1, "a machine that stands still does not do so every time"
 
 
-async def test_a_reader_that_stops_reading_is_cut_off() -> None:
+async def test_client_that_stops_reading_is_disconnected() -> None:
     async with (
         serving(server={"send_timeout_s": 0.5}) as address,
-        asked(address, "many words " * 1_800, limit=1_024) as (reader, _),
+        open_speech(address, "many words " * 1_800, limit=1_024) as (reader, _),
     ):
         await reader.readexactly(1_000)  # the sound has begun, and no more of it is taken
         assert await metric(address, "tts_buffered_seconds") <= 1.6

@@ -114,18 +114,18 @@ async def test_session_end_is_one_event(caplog: pytest.LogCaptureFixture) -> Non
     assert 0 < event["first_audio_ms"] < event["duration_s"] * 1000
 
 
-async def test_session_end_says_the_error_code(caplog: pytest.LogCaptureFixture) -> None:
+async def test_session_end_names_outcome_and_reason(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tts_worker")
     async with serving(session={"text_idle_timeout_s": 60}) as address, dial(address) as client:
         await client.send(type="text", text=SPOKEN)
-        await client.until_sound()
+        await client.until_audio()
     await until(lambda: ended(caplog))
     (event,) = ended(caplog)
     assert (event["outcome"], event["reason"]) == ("stopped", "disconnected")
 
 
 @pytest.mark.parametrize("sane", ["a", "2f1e-77:b.c_d", "x" * 128])
-async def test_request_id_of_the_caller_returns(sane: str) -> None:
+async def test_request_id_of_client_is_returned(sane: str) -> None:
     async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}") as http:
         for path in ("/v1/voices", "/nothing", "/health/live"):
             assert (await http.get(path, headers={"x-request-id": sane})).headers["x-request-id"] == sane
@@ -134,7 +134,7 @@ async def test_request_id_of_the_caller_returns(sane: str) -> None:
 
 
 @pytest.mark.parametrize("wild", ["", "-a", "a b", "a\tb", "x" * 129, "é".encode().decode("latin-1")])
-async def test_wild_request_id_is_replaced(wild: str) -> None:
+async def test_malformed_request_id_is_replaced(wild: str) -> None:
     async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}") as http:
         answer = await http.get("/v1/voices", headers={"x-request-id": wild.encode("latin-1")})
         assert re.fullmatch("[0-9a-f]{16}", answer.headers["x-request-id"])

@@ -35,14 +35,14 @@ async def plugin(address: str, **options: Any) -> AsyncIterator[Any]:
 
 @pytest.mark.parametrize("model", ["tts-1", "gpt-4o-mini-tts"])  # a plain body, and server-sent events
 @pytest.mark.parametrize("response_format", ["mp3", "pcm", "wav", "opus"])
-async def test_the_plugin_hears_every_format(model: str, response_format: str) -> None:
+async def test_plugin_decodes_every_format(model: str, response_format: str) -> None:
     async with serving() as address, plugin(address, model=model, response_format=response_format) as tts:
         frame = await tts.synthesize(TEXT).collect()
         assert frame.samples_per_channel / frame.sample_rate == pytest.approx(SAMPLES / 24_000, abs=0.3)
         await until_live_sessions(address, 0)
 
 
-async def test_an_interruption_frees_the_session_and_errors_have_a_status() -> None:
+async def test_interruption_frees_session_and_errors_have_status() -> None:
     from livekit.agents import APIConnectOptions, APIStatusError
 
     async with serving() as address, plugin(address, response_format="pcm") as tts:

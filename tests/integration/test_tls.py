@@ -17,7 +17,7 @@ from cryptography.x509.oid import NameOID
 
 import tts_worker
 from tests.conftest import serving
-from tests.integration.test_connections import plain
+from tests.integration.test_connections import open_tcp
 from tts_worker.errors import ConfigError, ConnectionLost
 from tts_worker.types import Ended, Outcome, PcmFrame
 
@@ -59,7 +59,7 @@ async def test_https_answers_with_the_certificate(tmp_path: Path) -> None:
                 await http.get(f"{address}/health/ready")
 
 
-async def test_client_speaks_over_wss_with_a_private_ca(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_connects_over_wss_with_private_ca(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     crt, key = certificate(tmp_path)
     both = tmp_path / "both.pem"
     both.write_bytes(crt.read_bytes() + key.read_bytes())
@@ -85,11 +85,11 @@ async def test_client_speaks_over_wss_with_a_private_ca(tmp_path: Path, monkeypa
 async def test_silent_tls_handshake_is_closed(tmp_path: Path) -> None:
     crt, key = certificate(tmp_path)
     server = {"tls_certificate": str(crt), "tls_key": str(key), "header_timeout_s": 0.2}
-    async with serving(server=server) as address, plain(address.removeprefix("https://")) as client:
-        assert await client.all() == b""
+    async with serving(server=server) as address, open_tcp(address.removeprefix("https://")) as client:
+        assert await client.read_all() == b""
 
 
-async def test_certificate_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+async def test_unusable_certificate_is_config_error(tmp_path: Path) -> None:
     crt, _ = certificate(tmp_path)
     (tmp_path / "other").mkdir()
     _, other = certificate(tmp_path / "other")

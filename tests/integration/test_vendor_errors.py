@@ -65,13 +65,13 @@ def shape(body: dict[str, Any]) -> str:
         ("/voices/unknown", {}, "cartesia"),
     ],
 )
-async def test_not_found_has_the_asking_vendors_shape(path: str, headers: dict[str, str], expected: str) -> None:
+async def test_not_found_uses_the_clients_format(path: str, headers: dict[str, str], expected: str) -> None:
     async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as http:
         answer = await http.get(path, headers=headers)
         assert (answer.status_code, shape(answer.json())) == (404, expected)
 
 
-async def test_a_wrong_key_has_the_asking_vendors_shape() -> None:
+async def test_wrong_key_uses_the_clients_format() -> None:
     async with serving(server={"api_keys": ["a-long-secret"]}) as address, sdks(address, "wrong") as clients:
         for_openai, for_cartesia, for_elevenlabs = clients
         with pytest.raises(openai.AuthenticationError) as refused:
@@ -99,14 +99,14 @@ async def test_sdk_methods_without_a_route_raise_not_found() -> None:
         assert refused.value.body["detail"]["message"]
 
 
-async def test_models_are_listed_in_openais_shape_by_default() -> None:
+async def test_models_use_openai_format_by_default() -> None:
     async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as http:
         assert (await http.get("/v1/models")).json()["object"] == "list"
         assert isinstance((await http.get("/v1/models", headers=ELEVENLABS)).json(), list)
         assert isinstance((await http.get("/elevenlabs/v1/models")).json(), list)
 
 
-async def test_a_voice_is_shown_in_the_workers_own_shape_by_default() -> None:
+async def test_voice_uses_worker_format_by_default() -> None:
     async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as http:
         listed = {voice["id"]: voice for voice in (await http.get("/v1/voices")).json()["voices"]}
         assert (await http.get("/v1/voices/tone-low")).json() == listed["tone-low"]

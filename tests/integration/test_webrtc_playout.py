@@ -26,7 +26,7 @@ def play(late_s: list[float]) -> tuple[list[float], list[int], TrackClock]:
     return sent_s, stamps, clock
 
 
-def test_ten_minutes_drift_by_less_than_5_ms_on_a_loaded_loop() -> None:
+def test_ten_minutes_drift_by_less_than_5_ms() -> None:
     chance = np.random.default_rng(1)
     late_s = np.minimum(chance.exponential(0.003, 30_000), 0.018)
     sent_s, stamps, clock = play([0.0, *late_s.tolist()])
@@ -40,7 +40,7 @@ def test_ten_minutes_drift_by_less_than_5_ms_on_a_loaded_loop() -> None:
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.floats(0, 0.5), max_size=60))
-def test_stamps_increase_by_whole_frames_and_follow_time_through_any_stall(late_s: list[float]) -> None:
+def test_timestamps_follow_time_through_stalls(late_s: list[float]) -> None:
     sent_s, stamps, clock = play([0.0, *late_s])
     steps = np.diff(stamps)
     assert (steps > 0).all()
@@ -51,7 +51,7 @@ def test_stamps_increase_by_whole_frames_and_follow_time_through_any_stall(late_
     assert stamps[-1] // TRACK_FRAME_SAMPLES == len(late_s) + clock.skipped_frames
 
 
-def test_a_short_delay_is_caught_up_and_a_long_one_given_up() -> None:
+def test_short_delay_is_caught_up_and_long_one_skipped() -> None:
     _, stamps, clock = play([0.0, 0.030, 0.0, 0.0])
     assert np.diff(stamps).tolist() == [TRACK_FRAME_SAMPLES] * 3
     assert clock.skipped_frames == 0
@@ -77,7 +77,7 @@ def drained(playout: Playout) -> bytes:
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 20), st.integers(0, 479), st.data())
-def test_all_sound_is_played_once_in_order_whatever_pauses(frames: int, rest: int, data: st.DataObject) -> None:
+def test_all_audio_is_played_once_in_order(frames: int, rest: int, data: st.DataObject) -> None:
     sound = tone(480 * frames + rest)
     pieces = [sound[i : i + 960] for i in range(0, len(sound), 960)]
     playout = Playout()
@@ -112,7 +112,7 @@ def test_all_sound_is_played_once_in_order_whatever_pauses(frames: int, rest: in
 
 
 @pytest.mark.parametrize("how", ["stop", "pause", "underrun"])
-def test_sound_that_breaks_off_does_not_click(how: str) -> None:
+def test_interrupted_audio_does_not_click(how: str) -> None:
     playout = Playout()
     for _ in range(3):
         playout.push(tone(480))
@@ -130,7 +130,7 @@ def test_sound_that_breaks_off_does_not_click(how: str) -> None:
         assert (playout.hold() if how == "pause" else playout.take()) is None
 
 
-def test_nothing_of_a_stopped_utterance_is_in_the_next() -> None:
+def test_stopped_audio_does_not_leak_into_next_utterance() -> None:
     playout = Playout()
     playout.push(tone(480))
     playout.push(tone(480))

@@ -23,7 +23,7 @@ from tts_worker.text.lexicon import Lexicon
 TEXT = "Hello there, my friend. How are you today?"
 LONG = TEXT * 20  # nobody is so slow that a command comes after its end
 
-PATIENT: dict[str, Any] = {
+LONG_TIMEOUTS: dict[str, Any] = {
     "server": {"send_timeout_s": 600, "heartbeat_s": 600},
     "session": {"text_idle_timeout_s": 600, "pause_timeout_s": 600},
 }
@@ -56,7 +56,7 @@ class Client:
         while True:
             await self.next()
 
-    async def until_sound(self) -> bytes:
+    async def until_audio(self) -> bytes:
         while not isinstance(item := await self.next(), bytes):
             pass
         return item
@@ -76,7 +76,7 @@ async def dial(address: str, path: str = "/v1/stream", **options: Any) -> AsyncI
         yield Client(socket)
 
 
-async def test_one_turn_from_ready_to_done() -> None:
+async def test_utterance_from_ready_to_done() -> None:
     async with serving() as address, dial(address) as client:
         ready = await client.until("ready")
         assert (ready["sample_rate"], ready["format"], ready["channels"]) == (24_000, "pcm_s16le", 1)
@@ -90,7 +90,7 @@ async def test_one_turn_from_ready_to_done() -> None:
         assert all(TEXT[w["start_char"] : w["end_char"]] == w["text"] for w in words)
 
 
-async def test_any_cut_of_the_text_sounds_the_same() -> None:
+async def test_text_fragmentation_does_not_change_audio() -> None:
     text = "Naïve café – 🎉 **bold** 3.14, 你好. Done 👩‍👩‍👧 ok."
     units = text.encode("utf-16-le", "surrogatepass")
 
@@ -109,10 +109,10 @@ async def test_any_cut_of_the_text_sounds_the_same() -> None:
         assert await say(cut) == whole
 
 
-async def test_pause_resume_stop_and_a_new_turn() -> None:
+async def test_pause_resume_stop_and_next_utterance() -> None:
     async with serving() as address, dial(address) as client:
         await client.send(type="text", text=LONG, end=True)
-        await client.until_sound()
+        await client.until_audio()
         await client.send(type="pause")
         paused = await client.until("paused")
         assert paused["applied"]
@@ -122,7 +122,7 @@ async def test_pause_resume_stop_and_a_new_turn() -> None:
         before = client.pcm
         await client.send(type="resume")
         assert (await client.until("resumed"))["applied"]
-        await client.until_sound()
+        await client.until_audio()
         await client.send(type="stop", played_samples=len(before) // 2, reason="barge-in")
         stopped = await client.until("stopped")
         sent = len(client.pcm) // 2
@@ -136,7 +136,7 @@ async def test_pause_resume_stop_and_a_new_turn() -> None:
         await client.until("done")
 
 
-async def test_commands_without_an_utterance_are_acknowledged_and_change_nothing() -> None:
+async def test_commands_without_utterance_change_nothing() -> None:
     async with serving() as address, dial(address) as client:
         await client.until("ready")
         for command, answer in (("pause", "paused"), ("resume", "resumed"), ("stop", "stopped"), ("clear", "stopped")):
@@ -150,11 +150,11 @@ async def test_commands_without_an_utterance_are_acknowledged_and_change_nothing
         assert (await client.until("pong"))["id"] == 7
 
 
-async def test_flush_speaks_what_is_there() -> None:
+async def test_flush_speaks_incomplete_sentence() -> None:
     async with serving() as address, dial(address) as client:
         await client.send(type="text", text="an unfinished sent")
         await client.send(type="flush")
-        await client.until_sound()
+        await client.until_audio()
         await client.send(type="text", text=" ence.", end=True)
         assert (await client.until("done"))["text_spoken"] == "an unfinished sent ence."
 
@@ -177,7 +177,7 @@ async def test_start_configures_the_session() -> None:
         await client.until("done")
 
 
-async def test_start_while_speaking_takes_effect_on_the_next_turn() -> None:
+async def test_start_while_speaking_applies_to_next_utterance() -> None:
     async with serving() as address, dial(address, "/v1/stream?realtime=false") as client:
         await client.send(type="text", text=TEXT)
         await client.until("started")
@@ -190,10 +190,10 @@ async def test_start_while_speaking_takes_effect_on_the_next_turn() -> None:
         await client.until("done")
 
 
-async def test_text_that_lags_behind_a_stop_does_not_revive_the_turn() -> None:
+async def test_late_text_of_stopped_context_is_dropped() -> None:
     async with serving() as address, dial(address) as client:
         await client.send(type="text", text=TEXT, context="a")
-        await client.until_sound()
+        await client.until_audio()
         await client.send(type="stop")
         for _ in range(5):
             await client.send(type="text", text="late words of the old turn. ", context="a")
@@ -235,7 +235,7 @@ BAD_MESSAGES: list[tuple[str | bytes, str]] = [
 ]
 
 
-async def test_bad_messages_are_rejected_and_nothing_is_lost() -> None:
+async def test_bad_messages_are_rejected() -> None:
     async with serving() as address, dial(address) as client:
         await client.until("ready")
         for message, code in BAD_MESSAGES:
@@ -262,7 +262,7 @@ async def test_bad_messages_are_rejected_and_nothing_is_lost() -> None:
     ],
     ids=["no-space", "no-stop", "emoji", "control", "bidi", "surrogates", "markup", "markers"],
 )
-async def test_hostile_text_is_met_well(text: str) -> None:
+async def test_hostile_text_keeps_session_usable(text: str) -> None:
     async with serving() as address, dial(address, "/v1/stream?realtime=false") as client:
         began_s = time.process_time()  # a machine that is busy with other things is not busy with this text
         await client.send(type="text", text=text, end=True)
@@ -280,7 +280,7 @@ async def test_hostile_text_is_met_well(text: str) -> None:
         assert (await client.until("done"))["text_spoken"] == "Still here."
 
 
-async def test_a_message_of_a_megabyte_closes_with_1009() -> None:
+async def test_oversized_message_closes_with_1009() -> None:
     async with serving() as address:
         async with dial(address) as client:
             await client.until("ready")
@@ -303,7 +303,7 @@ async def test_a_message_of_a_megabyte_closes_with_1009() -> None:
         ("/v1/nothing", 403),
     ],
 )
-async def test_a_wrong_handshake_is_refused(path: str, status: int) -> None:
+async def test_invalid_handshake_is_rejected(path: str, status: int) -> None:
     async with serving() as address:
         with pytest.raises(InvalidStatus) as refused:
             async with dial(address, path):
@@ -311,7 +311,7 @@ async def test_a_wrong_handshake_is_refused(path: str, status: int) -> None:
         assert refused.value.response.status_code == status
 
 
-async def test_over_capacity_is_503_at_once_and_frees_again() -> None:
+async def test_over_capacity_is_503_within_50_ms() -> None:
     async with serving(session={"max_sessions": 1, "slot_idle_s": 600}) as address:
         async with dial(address) as client:
             await client.until("ready")
@@ -352,7 +352,7 @@ async def test_keys_and_origins_are_checked() -> None:
             await client.until("ready")
 
 
-async def test_a_client_that_stops_reading_is_controlled_and_then_cut_off() -> None:
+async def test_client_that_stops_reading_is_disconnected() -> None:
     async with (
         serving(server={"send_timeout_s": 1.0}, session={"max_sessions": 4}) as address,
         not_reading(address) as writer,
@@ -393,10 +393,10 @@ def masked(message: dict[str, Any]) -> bytes:
 
 
 @pytest.mark.parametrize("point", range(8))
-async def test_a_client_that_vanishes_frees_its_slot(point: int) -> None:
+async def test_vanished_client_frees_its_slot(point: int) -> None:
     """Killed at eight points; RST, no close frame."""
     path = "/v1/stream?realtime=false" if point % 2 else "/v1/stream"
-    async with serving(**PATIENT) as address, dial(address, path) as client:
+    async with serving(**LONG_TIMEOUTS) as address, dial(address, path) as client:
         if point >= 1:
             await client.until("ready")
         if point >= 2:
@@ -405,7 +405,7 @@ async def test_a_client_that_vanishes_frees_its_slot(point: int) -> None:
             await client.until("started")
         if point >= 4:
             await client.send(type="text", text="nce. " * 100)
-            await client.until_sound()
+            await client.until_audio()
         if point == 5:
             await client.send(type="pause")
             await client.until("paused")
@@ -431,7 +431,7 @@ async def until_live_sessions(address: str, wanted: int) -> float:
     return live
 
 
-async def test_a_drain_closes_what_is_left(serve_tone: Serving) -> None:
+async def test_drain_closes_open_connections_with_1012(serve_tone: Serving) -> None:
     """With a code that says: come back to another worker."""
     async with AsyncExitStack() as stack:
         async with serve_tone(server={"drain_s": 0.1}) as address:
@@ -443,17 +443,17 @@ async def test_a_drain_closes_what_is_left(serve_tone: Serving) -> None:
         assert closed.value.rcvd.code == 1012
 
 
-async def test_start_sets_when_unpunctuated_text_is_spoken() -> None:
+async def test_start_sets_flush_after_ms() -> None:
     async with serving(session={"flush_after_ms": 0}) as address, dial(address) as client:
         await client.send(type="start", flush_after_ms=-1)
         error = await client.until("rejected")
         assert (error["code"], error["message"]) == ("invalid_request", "flush_after_ms must be 0 to 60000")
         await client.send(type="start", realtime=False, flush_after_ms=20)
         await client.send(type="text", text="I would like to book a table for two ")
-        await client.until_sound()
+        await client.until_audio()
 
 
-async def test_start_while_speaking_sets_the_flush_of_the_next_turn() -> None:
+async def test_start_while_speaking_sets_next_flush_after_ms() -> None:
     async with serving(session={"flush_after_ms": 0}) as address, dial(address, "/v1/stream?realtime=false") as client:
         await client.send(type="text", text=TEXT)
         await client.until("started")
@@ -464,10 +464,10 @@ async def test_start_while_speaking_sets_the_flush_of_the_next_turn() -> None:
         await client.send(type="end")
         await client.until("done")
         await client.send(type="text", text="I would like to book a table for two ")
-        await client.until_sound()
+        await client.until_audio()
 
 
-async def test_a_large_lexicon_is_built_away_from_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_lexicon_is_built_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     builders: list[threading.Thread] = []
     build = Lexicon.from_mapping
 

@@ -6,7 +6,7 @@ from tests.conftest import serving
 from tests.integration.test_websocket import TEXT, dial
 
 
-async def test_answers_say_the_name_of_the_utterance() -> None:
+async def test_events_carry_the_context_name() -> None:
     async with serving() as address, dial(address, "/v1/stream?realtime=false") as client:
         await client.send(type="text", text=TEXT, context="a", end=True)
         await client.send(type="text", text="Second.", context="b", end=True)
@@ -20,11 +20,11 @@ async def test_answers_say_the_name_of_the_utterance() -> None:
         assert (await client.until("rejected"))["context"] == "c"
 
 
-async def test_a_receipt_is_not_lost_when_a_start_follows_the_stop_at_once() -> None:
+async def test_start_after_stop_keeps_playback_report() -> None:
     async with serving() as address, dial(address) as client:
         await client.until("ready")
         await client.send(type="text", text=TEXT, context="a")
-        await client.until_sound()
+        await client.until_audio()
         await client.send(type="stop")
         await client.send(type="start", voice="tone-low")
         await client.send(type="text", text="New.", context="b", end=True)

@@ -18,7 +18,7 @@ from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.mediastreams import MediaStreamError
 
 
-class Listener:
+class AiortcClient:
     """``log``: what the data channel said. ``sound``: what the track played, mono at 48 kHz, and when each frame came.
 
     ``stamps``: the time stamps of the frames. ``arrived``: packets of sound so far; on a good network the frame of each
@@ -31,8 +31,8 @@ class Listener:
         self.channel = self.connection.createDataChannel("tts")
         self.log: list[dict[str, Any]] = []
         self.frames: list[np.ndarray[Any, Any]] = []
-        self.stamps: list[int] = []
-        self.arrived = 0
+        self.timestamps: list[int] = []
+        self.arrived_packets = 0
         self.on_message: Callable[[str], None] = lambda raw: None
         self.on_frame: Callable[[np.ndarray[Any, Any]], None] = lambda frame: None
         self._changed = asyncio.Event()
@@ -51,7 +51,7 @@ class Listener:
         take = receiver._handle_rtp_packet
 
         async def counted(packet: Any, arrival_time_ms: int) -> None:
-            self.arrived += 1
+            self.arrived_packets += 1
             await take(packet, arrival_time_ms=arrival_time_ms)
 
         receiver._handle_rtp_packet = counted
@@ -62,7 +62,7 @@ class Listener:
             while True:
                 frame = await track.recv()
                 self.frames.append(frame.to_ndarray().reshape(-1, 2)[:, 0])
-                self.stamps.append(frame.pts)
+                self.timestamps.append(frame.pts)
                 self.on_frame(self.frames[-1])
                 self._changed.set()
         except MediaStreamError:
@@ -84,20 +84,20 @@ class Listener:
                 self._changed.clear()
                 await self._changed.wait()
 
-    async def told(self, kind: str, count: int = 1) -> dict[str, Any]:
+    async def until_message(self, kind: str, count: int = 1) -> dict[str, Any]:
         """The ``count``-th message of that type."""
-        await self.until(lambda: len(self.of(kind)) >= count)
-        return self.of(kind)[count - 1]
+        await self.until(lambda: len(self.messages(kind)) >= count)
+        return self.messages(kind)[count - 1]
 
-    def of(self, kind: str) -> list[dict[str, Any]]:
+    def messages(self, kind: str) -> list[dict[str, Any]]:
         return [message for message in self.log if message["type"] == kind]
 
     @property
-    def sound(self) -> np.ndarray[Any, Any]:
+    def audio(self) -> np.ndarray[Any, Any]:
         return np.concatenate(self.frames) if self.frames else np.zeros(0, np.int16)
 
     @property
-    def loud(self) -> list[bool]:
+    def audible(self) -> list[bool]:
         """Whether each frame has sound."""
         return [bool(np.abs(frame).max() > 200) for frame in self.frames]
 
@@ -109,40 +109,40 @@ class Listener:
                 task.cancel()
 
 
-async def offered(address: str, sdp: str, **session: Any) -> httpx.Response:
+async def post_offer(address: str, sdp: str, **session: Any) -> httpx.Response:
     async with httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as http:
         return await http.post("/webrtc/offer", json={"sdp": sdp, "type": "offer", "session": session})
 
 
 @asynccontextmanager
-async def unconnected() -> AsyncIterator[Listener]:
-    """A listener that has not said a word yet, and is closed in the end."""
-    listener = Listener()
+async def unconnected_client() -> AsyncIterator[AiortcClient]:
+    """A client that has not said a word yet, and is closed in the end."""
+    client = AiortcClient()
     try:
-        yield listener
+        yield client
     finally:
-        await listener.close()
+        await client.close()
 
 
 @asynccontextmanager
-async def listening(address: str, **session: Any) -> AsyncIterator[Listener]:
-    """A connected listener whose session is ready."""
-    async with unconnected() as listener:
-        answer = await offered(address, await listener.offer(), **session)
+async def connected_client(address: str, **session: Any) -> AsyncIterator[AiortcClient]:
+    """A connected client whose session is ready."""
+    async with unconnected_client() as client:
+        answer = await post_offer(address, await client.offer(), **session)
         assert answer.status_code == 200, answer.text
-        await listener.accept(answer.json()["sdp"])
-        await listener.told("ready")
-        yield listener
+        await client.accept(answer.json()["sdp"])
+        await client.until_message("ready")
+        yield client
 
 
-def bad_network(listener: Listener, *, loss: float, late_packets: int, seed: int) -> None:
-    """From now on packets to this listener's ears are lost, late and out of order.
+def impair_network(client: AiortcClient, *, loss: float, late_packets: int, seed: int) -> None:
+    """From now on packets to this client's ears are lost, late and out of order.
 
     A packet that comes late comes when so many others have come (one leaves every 20 ms): what happens to the sound is
     then the same on a machine that is busy.
     """
     chance = random.Random(seed)
-    transport = listener.connection.getReceivers()[0].transport
+    transport = client.connection.getReceivers()[0].transport
     arrive = transport._handle_rtp_data
     numbers = itertools.count()
     on_the_way: list[tuple[int, int, bytes]] = []  # with which packet it arrives, and its own number
