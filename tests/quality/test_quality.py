@@ -111,6 +111,6 @@ def test_word_times_match_the_recognizer(judge: Judge, spoken: list[Speech]) -> 
                 ours[block.a : block.a + block.size], recognized[block.b : block.b + block.size], strict=True
             ):
                 errors_s.append(abs(word.start_sample / SAMPLE_RATE_HZ - other.start_s))
-    assert len(errors_s) >= 0.8 * word_count, "too few words were recognised to judge their times"
+    assert len(errors_s) >= 0.8 * word_count, "too few words were recognized to measure their times"
     assert float(np.median(errors_s)) <= MAX_WORD_ERROR_S
     assert float(np.percentile(errors_s, 95)) <= 3 * MAX_WORD_ERROR_S
