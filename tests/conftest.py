@@ -1,4 +1,4 @@
-"""Fixtures that many tests share: a worker with the tone engine, and a real server on a real port."""
+"""Shared fixtures: a worker with the tone engine, and a server on a real port."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from hypothesis import settings as examples
 from tts_worker.app import Worker, running_worker, serve
 from tts_worker.settings import Settings, load_settings
 
-# How long an example takes says how busy the machine is, not whether what it shows is right. What takes too long for
-# anybody is ended by pytest-timeout.
+# The duration of an example depends on the load of the machine; pytest-timeout ends hanging examples.
 examples.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 examples.load_profile("any machine")
 
@@ -25,14 +24,14 @@ TONE: dict[str, Any] = {"engines": {"tone": {"kind": "tone"}}}
 
 
 def tone_settings(**sections: Any) -> Settings:
-    """Settings with the tone engine; ``session={"max_sessions": 2}`` and the like on top."""
+    """Settings with the tone engine, and further sections such as ``session={"max_sessions": 2}``."""
     return load_settings(flags={**TONE, **sections})
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-    """Let the event loop run until ``condition`` holds; fails when it never does."""
+    """Run the event loop until ``condition`` holds; fail at the time limit."""
     with anyio.fail_after(timeout_s):
-        while not condition():  # noqa: ASYNC110  (other threads bring about what is waited for, nothing signals it)
+        while not condition():  # noqa: ASYNC110  (other threads change the condition without a signal)
             await asyncio.sleep(0)
 
 
@@ -44,8 +43,7 @@ async def worker() -> AsyncIterator[Worker]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_collection_per_worker() -> Iterator[None]:
-    """A worker that starts collects garbage and freezes the heap once; hundreds of them in one process with everything
-    imported would take a minute for that."""
+    """Skip the garbage collection at worker start, which would take a minute over hundreds of workers."""
     heap = SimpleNamespace(collect=lambda: 0, freeze=lambda: None, unfreeze=lambda: None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tts_worker.app.gc", heap)
@@ -57,7 +55,7 @@ Serving = Callable[..., AbstractAsyncContextManager[str]]
 
 @asynccontextmanager
 async def serving(**sections: Any) -> AsyncIterator[str]:
-    """A real server, ready, on a free port of loopback; yields ``host:port``."""
+    """Run a server on a free port of loopback; yield its ``host:port`` when it is ready."""
     server = {"port": 0, **sections.pop("server", {})}
     ready = asyncio.Event()
     address = ""

@@ -1,4 +1,4 @@
-"""Clocks: what a busy machine adds to the time that things take, and a loop whose time passes at once."""
+"""Clocks for tests: the stall time of the event loop, and an event loop with virtual time."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from typing import Any
 
 
 @asynccontextmanager
-async def standing_still() -> AsyncIterator[Callable[[], float]]:
-    """How long the event loop had no turn in that time, though it wanted one (s): the machine's part in being late."""
+async def measure_stalls() -> AsyncIterator[Callable[[], float]]:
+    """Measure stalls; the yielded function returns the seconds for which a busy machine delayed the event loop."""
     clock = asyncio.get_running_loop().time
-    lost_s = 0.0
-    woken_s = clock()
+    stalled_s = 0.0
+    woke_at_s = clock()
 
     async def watch() -> None:
-        nonlocal lost_s, woken_s
+        nonlocal stalled_s, woke_at_s
         while True:
             await asyncio.sleep(0.01)
             now_s = clock()
-            lost_s += max(0.0, now_s - woken_s - 0.01)
-            woken_s = now_s
+            stalled_s += max(0.0, now_s - woke_at_s - 0.01)
+            woke_at_s = now_s
 
     watching = asyncio.create_task(watch())
     try:
-        yield lambda: lost_s + max(0.0, clock() - woken_s - 0.01)
+        yield lambda: stalled_s + max(0.0, clock() - woke_at_s - 0.01)
     finally:
         watching.cancel()
-        lost_s += max(0.0, clock() - woken_s - 0.01)
-        woken_s = float("inf")
+        stalled_s += max(0.0, clock() - woke_at_s - 0.01)
+        woke_at_s = float("inf")
 
 
-class _Jumping(selectors.DefaultSelector):
-    """Waits for nothing: the time that a wait would take passes at once."""
+class _VirtualSelector(selectors.DefaultSelector):
+    """A selector that advances virtual time instead of waiting."""
 
     now_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
-            raise RuntimeError("the test waits for something that never comes")
+            raise RuntimeError("the test waits for an event that cannot occur")
         self.now_s += max(0.0, timeout)
         return super().select(0)
 
@@ -49,15 +49,15 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """An event loop whose timers fire in order without waiting. For code that uses neither sockets nor threads."""
 
     def __init__(self) -> None:
-        self._jumping = _Jumping()
-        super().__init__(self._jumping)
+        self._virtual_selector = _VirtualSelector()
+        super().__init__(self._virtual_selector)
 
     def time(self) -> float:
-        return self._jumping.now_s
+        return self._virtual_selector.now_s
 
 
-def in_virtual_time(main: Coroutine[Any, Any, None]) -> None:
-    """Run ``main`` on a loop of its own whose seconds take no time."""
+def run_in_virtual_time(main: Coroutine[Any, Any, None]) -> None:
+    """Run ``main`` on a new ``VirtualTimeLoop``."""
     loop = VirtualTimeLoop()
     try:
         loop.run_until_complete(main)

@@ -1,4 +1,4 @@
-"""An engine that a test plays by hand: it obeys the protocol and remembers everything."""
+"""An engine that a test steps manually; it checks the engine protocol and logs every command."""
 
 from __future__ import annotations
 
@@ -27,29 +27,31 @@ SAMPLES_PER_CHAR = 100
 
 
 def pcm_of(key: UtteranceKey, start: int, end: int) -> bytes:
-    """What utterance ``key`` sounds like between two samples: every sample of every utterance is distinguishable."""
+    """The PCM of an utterance between two positions; samples of different utterances and positions differ."""
     base = key.generation * 7_919
     return struct.pack(f"<{end - start}h", *(((base + i * 31) % 60_000) - 30_000 for i in range(start, end)))
 
 
 @dataclass
-class Played:
+class UtteranceState:
+    """An utterance in the engine; counts are samples."""
+
     credit: int
     granted: int
-    made: int = 0
+    generated: int = 0
     emitted: int = 0
     words: list[WordTiming] = field(default_factory=list)
-    ended: bool = False
-    held: bool = False
-    done: bool = False
-    cancelled: bool = False
+    is_text_ended: bool = False
+    is_held: bool = False
+    is_done: bool = False
+    is_cancelled: bool = False
 
 
-class HandEngine:
-    """``take(commands)`` then ``emit(key, n)`` / ``finish(key)``: the test decides when."""
+class ManualEngine:
+    """Takes commands with ``take`` and emits one chunk per call of ``emit``."""
 
     def __init__(self) -> None:
-        self.utterances: dict[UtteranceKey, Played] = {}
+        self.utterances: dict[UtteranceKey, UtteranceState] = {}
         self.log: list[Command] = []
 
     def take(self, commands: list[Command]) -> None:
@@ -57,54 +59,58 @@ class HandEngine:
             self.log.append(command)
             if isinstance(command, Open):
                 assert command.key not in self.utterances, "opened twice"
-                self.utterances[command.key] = Played(command.credit_samples, command.credit_samples)
-                continue
-            played = self.utterances[command.key]
-            assert not played.cancelled, f"{command} after Cancel"
-            if isinstance(command, Text):
-                assert not played.ended, "text after EndText"
-                self._say(played, command.segment)
-            elif isinstance(command, EndText):
-                assert not played.ended, "ended twice"
-                played.ended = True
-            elif isinstance(command, Credit):
-                assert command.samples > 0
-                assert not played.done, "credit after Done"
-                played.credit += command.samples
-                played.granted += command.samples
-            elif isinstance(command, Hold):
-                assert not played.held
-                played.held = True
-            elif isinstance(command, Release):
-                assert played.held
-                played.held = False
-            elif isinstance(command, Cancel):
-                played.cancelled = True
+                self.utterances[command.key] = UtteranceState(command.credit_samples, command.credit_samples)
+            else:
+                state = self.utterances[command.key]
+                assert not state.is_cancelled, f"{command} after Cancel"
+                self._update(state, command)
 
-    def _say(self, played: Played, segment: Segment) -> None:
+    def _update(self, state: UtteranceState, command: Command) -> None:
+        match command:
+            case Text():
+                assert not state.is_text_ended, "text after EndText"
+                self._generate(state, command.segment)
+            case EndText():
+                assert not state.is_text_ended, "text ended twice"
+                state.is_text_ended = True
+            case Credit():
+                assert command.samples > 0
+                assert not state.is_done, "credit after Done"
+                state.credit += command.samples
+                state.granted += command.samples
+            case Hold():
+                assert not state.is_held
+                state.is_held = True
+            case Release():
+                assert state.is_held
+                state.is_held = False
+            case Cancel():
+                state.is_cancelled = True
+
+    def _generate(self, state: UtteranceState, segment: Segment) -> None:
         samples = len(segment.text) * SAMPLES_PER_CHAR
         span = segment.spans[0]
-        played.words.append(WordTiming(span.start, span.end, played.made, played.made + samples))
-        played.made += samples
+        state.words.append(WordTiming(span.start, span.end, state.generated, state.generated + samples))
+        state.generated += samples
 
     def live(self) -> list[UtteranceKey]:
-        return [k for k, p in self.utterances.items() if not p.done and not p.cancelled]
+        return [k for k, s in self.utterances.items() if not s.is_done and not s.is_cancelled]
 
     def emit(self, key: UtteranceKey, samples: int) -> Event | None:
-        """The next chunk of at most ``samples``, or Done when everything was said, or None if it may not emit."""
-        played = self.utterances[key]
-        if played.held:
+        """Return a chunk of at most ``samples``, Done after the last one, or None if nothing may be emitted."""
+        state = self.utterances[key]
+        if state.is_held:
             return None
-        if played.ended and played.emitted == played.made:
-            played.done = True
+        if state.is_text_ended and state.emitted == state.generated:
+            state.is_done = True
             return Done(key)
-        samples = min(samples, played.credit, played.made - played.emitted)
+        samples = min(samples, state.credit, state.generated - state.emitted)
         if samples == 0:
             return None
-        start = played.emitted
-        end = played.emitted + samples
-        played.emitted = end
-        played.credit -= samples
-        assert played.emitted <= played.granted
-        words = tuple(w for w in played.words if start <= w.start_sample < end)
+        start = state.emitted
+        end = state.emitted + samples
+        state.emitted = end
+        state.credit -= samples
+        assert state.emitted <= state.granted
+        words = tuple(w for w in state.words if start <= w.start_sample < end)
         return Audio(key, pcm_of(key, start, end), ChunkMeta(0, 0, 0, start, 0.0), words)

@@ -1,4 +1,4 @@
-"""A worker whose tone engine enrols voices: a recording becomes one of its tones, chosen by how loud it is."""
+"""A worker with a tone engine that enrols voices: the level of a recording selects one of its tones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ from tts_worker.types import Command, Open, SynthesisParams
 
 @dataclass
 class ToneEnroller:
-    """Voice name -> tone. ``enrolled`` and ``forgotten`` list names in order, ``transcripts`` the texts."""
+    """Maps enrolled voices to tones.
+
+    Attributes:
+        tones: Voice name -> tone.
+        enrolled: Names in the order of enrolment.
+        transcripts: Their transcripts.
+        forgotten: Evicted names in order.
+    """
 
     tones: dict[str, str] = field(default_factory=dict)
     enrolled: list[str] = field(default_factory=list)
@@ -42,7 +49,7 @@ class ToneEnroller:
 
 
 class EnrollingToneEngine(ToneEngine):
-    """Also speaks with enrolled voices and follows the instruction "low"."""
+    """A tone engine with enrolled voices and the instruction "low"."""
 
     def __init__(self, enroller: ToneEnroller) -> None:
         super().__init__()
@@ -74,8 +81,8 @@ class EnrollingWorker(Worker):
 
 @asynccontextmanager
 async def serving_worker(worker: Worker) -> AsyncIterator[str]:
-    """Start ``worker`` and serve it on a free port of loopback; yields ``host:port``."""
-    # A test that fails may leave a connection open: the server does not wait for its end for ever.
+    """Start ``worker`` and serve it on a free port of loopback; yield its ``host:port``."""
+    # A failing test may leave a connection open, so the shutdown needs a time limit.
     config = uvicorn.Config(
         create_application(worker),
         port=0,

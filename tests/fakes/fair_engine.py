@@ -1,4 +1,4 @@
-"""The scheduler with an engine whose steps cost what they are told to, under a simulated clock."""
+"""The scheduler with a simulated clock and an engine with fixed step costs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Stream:
         return self.chunks is not None and self.chunks_made >= self.chunks
 
     def play(self, now_us: int) -> None:
-        """What the listener took by ``now_us``; counts the moments at which there was nothing to take."""
+        """Take the audio that is played by ``now_us``; count underruns."""
         if self.first_audio_us is None:
             return
         output = self.output
@@ -72,7 +72,7 @@ class Stream:
         return Job(output.key, output.lead_at_samples(now_us), self._waiting_since_us, started, self.paced)
 
     def serve(self, now_us: int) -> int:
-        """One step; returns when it ends."""
+        """Run one step; return its end time."""
         waited_from_us = self.arrives_us if self._served_us is None else self._served_us
         self.longest_wait_us = max(self.longest_wait_us, now_us - waited_from_us)
         self._steps += 1
@@ -80,7 +80,7 @@ class Stream:
         self.busy_us += self.step_us
         if self._steps >= self.first_steps:
             samples = self.chunk_ms * SAMPLE_RATE_HZ // 1000
-            self.output.rendered_samples += samples  # all that the scheduler looks at
+            self.output.rendered_samples += samples  # the scheduler reads nothing else
             self.output.emitted_samples += samples
             self.chunks_made += 1
             self._waiting_since_us = None
@@ -91,7 +91,7 @@ class Stream:
 
 
 def run(streams: Sequence[Stream], until_us: int) -> Sequence[Stream]:
-    """Serve ``streams`` until then, or until all have ended."""
+    """Schedule ``streams`` until ``until_us``, or until all have ended."""
     scheduler = Scheduler()
     now_us = 0
     by_key = {stream.output.key: stream for stream in streams}

@@ -1,4 +1,4 @@
-"""Redis servers on loopback for tests: the real one where it is installed, and the embedded one."""
+"""Redis servers on loopback: an installed Redis, if any, and an embedded one."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ REAL_REDIS = shutil.which("redis-server")
 
 @cache
 def embedded_redis() -> str:
-    """The URL of one that all tests share; use a prefix of your own. It ends with the process."""
-    # Left to itself it looks for a port from the same number on in every process: of several that run tests at the same
-    # time, all but one would use a server that goes away with that one.
+    """The URL of a server shared by all tests of this process; each test uses a separate key prefix."""
+    # By default the port search starts at the same number in every process: parallel test processes would share one
+    # server, which ends with the process that started it.
     server = ValkeyServer(port=free_port())
     server.start(timeout=60.0)
     return server.connection_url
 
 
 async def eventually(condition: Callable[[], Awaitable[object]], timeout_s: float = 60.0) -> None:
-    """Until ``condition`` holds; fails when it never does."""
+    """Wait until ``condition`` holds; fail at the time limit."""
     with anyio.fail_after(timeout_s):
-        while not await condition():  # noqa: ASYNC110  (another process, nothing signals it)
+        while not await condition():  # noqa: ASYNC110  (another process changes it without a signal)
             await asyncio.sleep(0.005)
 
 
@@ -40,8 +40,10 @@ _ports = iter(random.SystemRandom().sample(range(20_000, 32_000), 12_000))
 
 
 def free_port() -> int:
-    """One that nobody listens on, and another one every time. It lies below those that the system itself hands out, so
-    no client's connection takes it before whoever asked for it listens."""
+    """A free port, a different one on every call.
+
+    It is below the ephemeral ports, so no client connection can take it before the caller listens on it.
+    """
     for port in _ports:
         try:
             with socket.create_server(("127.0.0.1", port)):
@@ -52,7 +54,7 @@ def free_port() -> int:
 
 
 class RedisProcess:
-    """The real thing, which can go away and come back. ``password``: what clients must know."""
+    """A Redis server that can be killed and restarted. ``password`` is required from clients."""
 
     def __init__(self, password: str | None = None) -> None:
         assert REAL_REDIS is not None
@@ -63,11 +65,11 @@ class RedisProcess:
         self._folder = tempfile.mkdtemp(prefix="tts-worker-redis-")
 
     async def start(self) -> None:
-        words = [str(REAL_REDIS), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._folder]
-        words += ["--save", "", "--appendonly", "no"]
+        command = [str(REAL_REDIS), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._folder]
+        command += ["--save", "", "--appendonly", "no"]
         if self._password is not None:
-            words += ["--requirepass", self._password]
-        self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL)  # noqa: ASYNC220  (milliseconds)
+            command += ["--requirepass", self._password]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # noqa: ASYNC220  (milliseconds)
         client = Redis.from_url(self.url)
         try:
             await eventually(lambda: _answers(client))

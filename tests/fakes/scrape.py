@@ -1,4 +1,4 @@
-"""Metrics as Prometheus reads them."""
+"""Parsing of the metrics endpoint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 def scraped(text: str | bytes, name: str, **labels: str) -> float:
-    """Sum of the samples of that name that have these labels; 0 without any."""
+    """The sum of the samples of a metric with these labels; 0 if there are none."""
     text = text.decode() if isinstance(text, bytes) else text
     return sum(
         sample.value

@@ -1,7 +1,6 @@
-"""The whole core under a simulated clock: machines, pacers and an engine, without threads, sleeping or asyncio.
+"""Session machines, pacers and an engine under a simulated clock, without threads, sleeping or asyncio.
 
-Listeners take sound in real time of the simulation; while the engine spends a step's cost, the listeners go on. What
-comes out is what a listener would have heard.
+Listeners play audio in simulated real time, also while an engine step runs.
 """
 
 from __future__ import annotations
@@ -33,7 +32,13 @@ class Listener:
 
 @dataclass
 class Simulation:
-    """``streams``: (start in seconds, text). ``cost_per_audio_s``: engine time per second of sound."""
+    """A simulation of several streams.
+
+    Attributes:
+        streams: Start time in seconds and text of each stream.
+        cost_per_audio_s: Engine time per second of audio.
+        policy: Picks the next job; None selects the default scheduler.
+    """
 
     streams: Sequence[tuple[float, str]]
     cost_per_audio_s: float

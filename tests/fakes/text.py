@@ -1,4 +1,4 @@
-"""A text source that is simple enough to reason about: every word is a segment of its own."""
+"""A text source with one segment per word."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tts_worker.types import Boundary, Segment, Span
 
 
 class WordText:
-    """Segments end at spaces. Ranges tile the text; text without letters gives no segment."""
+    """Splits segments at spaces. Their ranges tile the text; text without letters gives no segment."""
 
     def __init__(self) -> None:
         self.source = ""

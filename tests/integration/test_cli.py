@@ -72,7 +72,7 @@ def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (["hi", "--voice", "missing"], 2, 'no voice "missing"'),
+        (["hi", "--voice", "missing"], 2, 'unknown voice "missing"'),
         (["hi", "--speed", "9"], 2, "speed must be"),
         (["hi", "--seed", "-1"], 2, "seed must be 0"),
         (["hi", "--file", "x"], 2, "not both"),
@@ -80,7 +80,7 @@ def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
         (["hi", "--out", "speech.doc"], 2, "must end in"),
         (["hi", "--json", "--out", "-"], 2, "standard output"),
         (["hi", "--lexicon", "no.yaml"], 2, "no.yaml cannot be read"),
-        (["hi", "--set", "session.leadms=3"], 2, "session.leadms: there is no such setting"),
+        (["hi", "--set", "session.leadms=3"], 2, "session.leadms: unknown setting"),
         (["hi", "--set", "nonsense"], 2, "KEY=VALUE"),
         (["hi", "--config", "no.yaml"], 2, "no.yaml cannot be read"),
         (["🎉"], 1, "nothing in this text that can be spoken"),
@@ -263,7 +263,7 @@ def test_broken_drain_still_ends_the_process(action: str, limit_s: float, code: 
 def test_set_value_with_trailing_colon_is_a_string(capsys: pytest.CaptureFixture[str]) -> None:
     """YAML would parse a mapping; mappings need braces here."""
     assert main(["serve", *TONE, "--set", "registry.prefix=tts:worker:", "--set", "registry.url=redis://x/0"]) == 2
-    assert "registry.url: a registered worker is reached over gRPC" in error_of(capsys), "the prefix was fine"
+    assert "registry.url: clients reach a registered worker over gRPC" in error_of(capsys), "the prefix was fine"
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert findings["[cosyvoice]"]["status"] == "ok"
     assert {"[gpu]", "[livekit]", "[grpc]"} <= set(findings)
     assert main(["doctor", "--set", "server.prt=1"]) == 1
-    assert "server.prt: there is no such setting" in capsys.readouterr().out
+    assert "server.prt: unknown setting" in capsys.readouterr().out
 
 
 def bench(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, float]:

@@ -33,7 +33,7 @@ from websockets.exceptions import ConnectionClosed
 from tests.behaviour.behaviours import BEHAVIOURS, BehaviourContext
 from tests.behaviour.transports import Setup
 from tests.conftest import tone_settings
-from tests.fakes.clock import standing_still
+from tests.fakes.clock import measure_stalls
 from tts_worker.app import Worker, running_worker
 from tts_worker.client import connect
 from tts_worker.errors import ConfigError
@@ -285,7 +285,7 @@ async def test_a_killed_replica_loses_its_own_sessions_only(cluster: Cluster) ->
     async with AsyncExitStack() as stack:
         calls = await calls_per_replica(stack, cluster, 2, 2)
         all_calls = [call for some in calls.values() for call in some]
-        stall_s = await stack.enter_async_context(standing_still())
+        stall_s = await stack.enter_async_context(measure_stalls())
         for call in all_calls:
             await call.speak()
         await asyncio.gather(*(call.wait_first_audio() for call in all_calls))

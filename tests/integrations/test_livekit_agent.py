@@ -15,7 +15,7 @@ from livekit.agents.voice.agent_session import SessionConnectOptions
 from tests.behaviour.recording_client import RecordingClient
 from tests.behaviour.transports import faulty_worker, serve_setup
 from tests.conftest import until
-from tests.fakes.clock import standing_still
+from tests.fakes.clock import measure_stalls
 from tests.fakes.livekit_agent import run_agent
 from tests.fakes.proxy import run_proxy
 from tests.integrations.test_livekit import BRISK, connect_plugin, delivered_samples, serve_plugin
@@ -60,12 +60,12 @@ async def test_interruption_cuts_the_transcript_at_playback() -> None:
         await until(lambda: len(harness.transcript.text.split()) >= 3)
         shown = harness.transcript.text
         played_before_s = harness.speaker.position_s
-        async with standing_still() as stood_still:
+        async with measure_stalls() as stalled_s:
             harness.vad.start_speech()
             await reply
         played_s = len(harness.speaker.played[0]) / 48_000
         assert harness.speaker.interrupted == [True]
-        assert played_s - played_before_s < 0.5 + stood_still(), "playback continued after the interruption"
+        assert played_s - played_before_s < 0.5 + stalled_s(), "playback continued after the interruption"
         text, interrupted = harness.turns[0]
         assert interrupted
         assert LONG.startswith(text.rstrip())

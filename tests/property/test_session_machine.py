@@ -1,4 +1,4 @@
-"""What a session promises, over random interleavings of commands, engine events and reads."""
+"""Invariants of the session machine under random interleavings of commands, engine events and polls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fakes.engine import HandEngine, pcm_of
+from tests.fakes.engine import ManualEngine, pcm_of
 from tests.fakes.text import WordText
 from tts_worker.errors import ErrorCode, ErrorInfo, SessionClosed, TTSWorkerError
 from tts_worker.session.machine import MachineConfig, SessionMachine, State
@@ -55,8 +55,8 @@ actions = st.one_of(
 
 
 @dataclass
-class Seen:
-    """What the client got of one utterance."""
+class Received:
+    """What the client received of one utterance."""
 
     pcm: bytes = b""
     frames: int = 0
@@ -65,77 +65,82 @@ class Seen:
 
 
 class Driver:
-    """Plays both sides of a machine and checks every promise at every step."""
+    """Drives both sides of a machine and checks the invariants after every step."""
 
     def __init__(self, config: MachineConfig = CONFIG) -> None:
         self.config = config
         self.machine = SessionMachine("s", SynthesisParams("v"), lambda params: WordText(), config)
-        self.engine = HandEngine()
+        self.engine = ManualEngine()
         self.text_in: dict[UtteranceKey, str] = {}
-        self.seen: dict[UtteranceKey, Seen] = {}
+        self.received: dict[UtteranceKey, Received] = {}
         self.retired: set[UtteranceKey] = set()
         self.failed: set[UtteranceKey] = set()
         self.pauses = 0
 
     def do(self, action: tuple) -> None:
         before = self.machine.state
-        name = action[0]
         try:
-            if name == "speak":
-                key = self.machine.speak(action[1])
-                self.text_in[key] = self.text_in.get(key, "") + action[1]
-                self.seen.setdefault(key, Seen())
-            elif name == "end":
-                self.machine.end_text()
-            elif name == "flush":
-                self.machine.flush()
-            elif name == "flush_words":
-                self.machine.flush_words()
-            elif name == "read":
-                self.machine.read_more()
-            elif name == "pause":
-                self.machine.pause()
-                assert self.machine.state in (State.PAUSED, State.IDLE)
-            elif name == "resume":
-                self.machine.resume()
-                assert self.machine.state in (State.SPEAKING, State.IDLE)
-            elif name == "stop":
-                self.retire()
-                self.machine.stop("test", action[1])
-                assert self.machine.state is State.IDLE
-            elif name == "emit":
-                self.emit(action[1], action[2])
-            elif name == "fail":
-                self.fail(action[1])
-            elif name == "stale":
-                self.stale(action[1])
-            elif name == "poll":
-                for _ in range(action[1]):
-                    self.poll()
+            self._apply(action)
         except TTSWorkerError:
             assert self.machine.state is before, "an illegal command changed the state"
         self.engine.take(self.machine.take_commands())
 
+    def _apply(self, action: tuple) -> None:
+        match action:
+            case ("speak", text):
+                key = self.machine.speak(text)
+                self.text_in[key] = self.text_in.get(key, "") + text
+                self.received.setdefault(key, Received())
+            case ("end",):
+                self.machine.end_text()
+            case ("flush",):
+                self.machine.flush()
+            case ("flush_words",):
+                self.machine.flush_words()
+            case ("read",):
+                self.machine.read_more()
+            case ("pause",):
+                self.machine.pause()
+                assert self.machine.state in (State.PAUSED, State.IDLE)
+            case ("resume",):
+                self.machine.resume()
+                assert self.machine.state in (State.SPEAKING, State.IDLE)
+            case ("stop", played_samples):
+                self.retire()
+                self.machine.stop("test", played_samples)
+                assert self.machine.state is State.IDLE
+            case ("emit", index, samples):
+                self.emit(index, samples)
+            case ("fail", index):
+                self.fail(index)
+            case ("stale", generation):
+                self.stale(generation)
+            case ("poll", count):
+                for _ in range(count):
+                    self.poll()
+            case _:
+                raise AssertionError(action)
+
     def retire(self) -> None:
         self.retired |= {utterance.key for utterance in self.machine._utterances}
 
-    def emit(self, which: int, samples: int) -> None:
+    def emit(self, index: int, samples: int) -> None:
         live = self.engine.live()
         if live:
-            event = self.engine.emit(live[which % len(live)], samples)
+            event = self.engine.emit(live[index % len(live)], samples)
             if event is not None:
                 self.machine.on_engine(event)
 
-    def fail(self, which: int) -> None:
-        live = [k for k in self.engine.live() if not self.engine.utterances[k].held]
+    def fail(self, index: int) -> None:
+        live = [k for k in self.engine.live() if not self.engine.utterances[k].is_held]
         if live:
-            key = live[which % len(live)]
-            self.engine.utterances[key].done = True
+            key = live[index % len(live)]
+            self.engine.utterances[key].is_done = True
             self.failed.add(key)
             self.machine.on_engine(Failed(key, ErrorInfo(ErrorCode.SYNTHESIS_FAILED, "no", True)))
 
     def stale(self, generation: int) -> None:
-        """The engine had not heard of the end yet."""
+        """Deliver audio of a retired utterance, as an engine does before it processes the Cancel."""
         key = UtteranceKey("s", generation)
         if key in self.retired:
             self.machine.on_engine(Audio(key, b"\x01\x02" * 50, ChunkMeta(0, 0, 0, 0, 0.0)))
@@ -147,43 +152,43 @@ class Driver:
             return False
         if isinstance(item, Acknowledged):
             return True
-        seen = self.seen[item.key]
+        received = self.received[item.key]
         if isinstance(item, PcmFrame):
-            assert not paused, "a frame left while paused"
-            assert item.key not in self.retired, "a frame of an old generation left"
-            assert seen.ended is None, "a frame after the end"
-            assert item.index == seen.frames
-            assert item.start_sample == len(seen.pcm) // 2, "a hole or a repeat"
+            assert not paused, "a frame was sent while paused"
+            assert item.key not in self.retired, "a frame of a retired utterance was sent"
+            assert received.ended is None, "a frame after the end"
+            assert item.index == received.frames
+            assert item.start_sample == len(received.pcm) // 2, "missing or repeated samples"
             assert 0 < item.samples <= (self.config.frame_samples or 10**9)
             for word in self.engine.utterances[item.key].words:
                 if word.start_sample < item.start_sample + item.samples:
-                    assert word.start_sample in seen.words, "a word later than its sound"
-            seen.frames += 1
-            seen.pcm += item.pcm
+                    assert word.start_sample in received.words, "a word later than its audio"
+            received.frames += 1
+            received.pcm += item.pcm
         elif isinstance(item, Words):
             assert item.key not in self.retired
             for word in item.words:
                 assert word.text == self.text_in[item.key][word.start_char : word.end_char]
-                assert not seen.words or word.start_sample >= seen.words[-1]
-                seen.words.append(word.start_sample)
+                assert not received.words or word.start_sample >= received.words[-1]
+                received.words.append(word.start_sample)
         elif isinstance(item, Ended):
-            assert seen.ended is None, "two terminal events"
-            seen.ended = item
-            self.check_receipt(item, seen)
+            assert received.ended is None, "two terminal events"
+            received.ended = item
+            self.check_receipt(item, received)
         else:
             assert isinstance(item, Started)
         return True
 
-    def check_receipt(self, item: Ended, seen: Seen) -> None:
+    def check_receipt(self, item: Ended, received: Received) -> None:
         receipt = item.receipt
         assert receipt.text_spoken + receipt.text_remaining == self.text_in[item.key]
-        assert receipt.samples_sent == len(seen.pcm) // 2
+        assert receipt.samples_sent == len(received.pcm) // 2
         assert receipt.samples_sent <= receipt.samples_generated
         assert receipt.samples_played is None or receipt.samples_played <= receipt.samples_sent
         assert all(w.end_char <= len(receipt.text_spoken) for w in receipt.words)
         if item.outcome is Outcome.DONE:
-            made = self.engine.utterances[item.key].made if item.key in self.engine.utterances else 0
-            assert receipt.samples_sent == made, "finished before all sound was delivered"
+            generated = self.engine.utterances[item.key].generated if item.key in self.engine.utterances else 0
+            assert receipt.samples_sent == generated, "ended before all audio was sent"
             assert receipt.text_remaining == ""
         if item.outcome is Outcome.ERROR:
             assert item.key in self.failed
@@ -192,7 +197,7 @@ class Driver:
         assert self.machine.current != item.key
 
     def drain(self) -> None:
-        """Let everything come to its end."""
+        """Run until all utterances have ended."""
         if self.machine.state is State.PAUSED:
             self.do(("resume",))
         if self.machine.writing is not None:
@@ -210,19 +215,19 @@ class Driver:
             self.engine.take(self.machine.take_commands())
             if not progress:
                 return
-        raise AssertionError("never came to an end")
+        raise AssertionError("the session did not drain")
 
     def check_credit(self) -> None:
-        for key, played in self.engine.utterances.items():
-            seen = self.seen[key]
-            assert played.granted - played.emitted == played.credit
+        for key, state in self.engine.utterances.items():
+            received = self.received[key]
+            assert state.granted - state.emitted == state.credit
             if key not in self.failed:
-                assert played.emitted - len(seen.pcm) // 2 <= self.config.window_samples, "too far ahead"
+                assert state.emitted - len(received.pcm) // 2 <= self.config.window_samples, "the window is exceeded"
 
 
 @settings(deadline=None, max_examples=400)
 @given(st.lists(actions, max_size=60), st.sampled_from([160, None]))
-def test_every_promise_over_random_interleavings(script: list[tuple], frame_samples: int | None) -> None:
+def test_invariants_hold_for_random_interleavings(script: list[tuple], frame_samples: int | None) -> None:
     driver = Driver(MachineConfig(**{**_fields(CONFIG), "frame_samples": frame_samples}))
     for action in script:
         driver.do(action)
@@ -230,15 +235,15 @@ def test_every_promise_over_random_interleavings(script: list[tuple], frame_samp
     driver.drain()
     driver.check_credit()
     assert driver.machine.state is State.IDLE
-    assert not driver.engine.live(), "an utterance was left on the engine"
-    for key, seen in driver.seen.items():
-        assert seen.ended is not None, f"{key} never ended"
-        assert seen.pcm == pcm_of(key, 0, len(seen.pcm) // 2), "sound was changed, lost or repeated"
+    assert not driver.engine.live(), "an utterance remains on the engine"
+    for key, received in driver.received.items():
+        assert received.ended is not None, f"{key} never ended"
+        assert received.pcm == pcm_of(key, 0, len(received.pcm) // 2), "samples were changed, lost or repeated"
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(actions, max_size=40))
-def test_close_ends_everything_and_frees_the_engine(script: list[tuple]) -> None:
+def test_close_ends_all_utterances_and_frees_the_engine(script: list[tuple]) -> None:
     driver = Driver()
     for action in script:
         driver.do(action)
@@ -249,7 +254,7 @@ def test_close_ends_everything_and_frees_the_engine(script: list[tuple]) -> None
     while driver.poll():
         pass
     assert not driver.engine.live()
-    assert all(seen.ended is not None for seen in driver.seen.values())
+    assert all(received.ended is not None for received in driver.received.values())
     before = len(driver.engine.log)
     for call in (driver.machine.pause, driver.machine.resume, driver.machine.stop, driver.machine.end_text):
         with pytest.raises(SessionClosed):
@@ -264,12 +269,12 @@ def test_close_ends_everything_and_frees_the_engine(script: list[tuple]) -> None
     st.text(alphabet="ab c", min_size=1, max_size=40),
     st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=8),
 )
-def test_pauses_change_no_byte(text: str, pauses: list[tuple[int, int]]) -> None:
+def test_pauses_do_not_change_the_audio(text: str, pauses: list[tuple[int, int]]) -> None:
     def run(pauses: list[tuple[int, int]]) -> bytes:
         driver = Driver()
         key = driver.machine.speak(text)
         driver.text_in[key] = text
-        driver.seen[key] = Seen()
+        driver.received[key] = Received()
         driver.machine.end_text()
         driver.engine.take(driver.machine.take_commands())
         for polls, steps in pauses:
@@ -277,14 +282,14 @@ def test_pauses_change_no_byte(text: str, pauses: list[tuple[int, int]]) -> None
                 driver.do(("emit", 0, 130))
                 driver.do(("poll", 1))
             driver.do(("pause",))
-            held = {k: p.emitted for k, p in driver.engine.utterances.items()}
+            emitted = {k: p.emitted for k, p in driver.engine.utterances.items()}
             for _ in range(steps):
                 driver.do(("emit", 0, 130))
                 driver.do(("poll", 1))
-            assert held == {k: p.emitted for k, p in driver.engine.utterances.items()}, "worked while paused"
+            assert emitted == {k: p.emitted for k, p in driver.engine.utterances.items()}, "audio while paused"
             driver.do(("resume",))
         driver.drain()
-        return driver.seen[key].pcm
+        return driver.received[key].pcm
 
     assert run(pauses) == run([])
 

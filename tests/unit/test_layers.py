@@ -1,4 +1,4 @@
-"""The house stays the house: who may import whom, and what only some rooms may know."""
+"""The layering of the package: which modules may import which, and where some libraries are allowed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "tts_worker"
 
-# Lowest first. A module belongs to the longest name that it begins with, and imports from its own row and those below.
+# Lowest first. A module belongs to the row with its longest matching prefix and may import from that row and below.
 ROWS: tuple[tuple[str, ...], ...] = (
     ("types", "errors", "callers", "__init__"),
     ("voices", "text", "audio", "metrics", "logs", "settings", "voicepack"),
@@ -33,24 +33,33 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("models", "session"),
     ("transports", "registry", "adapter"),
     ("app", "fleet"),
-    ("client", "transports.ray"),  # "local:" builds a worker in this process, Ray Serve one in each of its own
+    ("client", "transports.ray"),  # both create workers: "local:" in this process, Ray Serve in its replicas
     ("integrations",),
     ("cli", "__main__", "commands", "benchmarks", "parity", "voicepack.commands"),
 )
 PURE = ROWS[2]
-"""No clock, no thread, no event loop, no tensor."""
+"""Modules without a clock, thread, event loop or tensor."""
 
 EXTRAS = (
-    *("torch", "tokenizers", "safetensors", "onnx", "wetext"),
-    *("livekit", "pipecat", "aiortc", "grpc", "redis", "ray"),
+    "torch",
+    "tokenizers",
+    "safetensors",
+    "onnx",
+    "wetext",
+    "livekit",
+    "pipecat",
+    "aiortc",
+    "grpc",
+    "redis",
+    "ray",
 )
-"""Third-party packages that the base install does not have."""
+"""Third-party packages that are not in the base install."""
 
 
 @dataclass(frozen=True)
 class Import:
     importer: str  # without "tts_worker."
-    imported: str  # with it, if it is ours
+    imported: str  # with "tts_worker." for modules of this package
     line: int
     at_module_level: bool
 
@@ -106,24 +115,24 @@ def _row(module: str) -> int:
         for prefix in names
         if module == prefix or module.startswith(f"{prefix}.")
     ]
-    assert candidates, f"{module} has no place in the house: give it one in ROWS"
+    assert candidates, f"{module} belongs to no layer: add it to ROWS"
     return max(candidates)[1]
 
 
-def _where(found: Import) -> str:
+def _describe(found: Import) -> str:
     return f"{found.importer}:{found.line} imports {found.imported}"
 
 
-def test_rows_import_only_what_is_below() -> None:
+def test_layers_import_only_lower_layers() -> None:
     ours = [f for f in _imports() if f.imported.startswith("tts_worker.") and f.importer != "__init__"]
-    wrong = [_where(f) for f in ours if _row(f.imported.removeprefix("tts_worker.")) > _row(f.importer)]
+    wrong = [_describe(f) for f in ours if _row(f.imported.removeprefix("tts_worker.")) > _row(f.importer)]
     assert not wrong, "\n".join(wrong)
     assert len(ours) > 300
 
 
-def test_engines_know_no_session_and_sessions_no_engine() -> None:
+def test_sessions_and_engines_do_not_import_each_other() -> None:
     wrong = [
-        _where(found)
+        _describe(found)
         for found in _imports()
         if (found.importer.startswith("engine") and found.imported.startswith("tts_worker.session"))
         or (found.importer.startswith("session") and found.imported.startswith("tts_worker.engine"))
@@ -132,35 +141,35 @@ def test_engines_know_no_session_and_sessions_no_engine() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_pure_row_is_pure() -> None:
+def test_pure_modules_import_no_io() -> None:
     impure = {"asyncio", "time", "threading", "torch", "socket", "random", "datetime"}
     wrong = [
-        _where(found)
+        _describe(found)
         for found in _imports()
         if found.importer.startswith(PURE) and found.imported.split(".")[0] in impure
     ]
     assert not wrong, "\n".join(wrong)
 
 
-def test_asyncio_in_the_engine_row_is_the_loops_alone() -> None:
+def test_only_the_engine_loop_uses_asyncio_in_engines() -> None:
     users = {found.importer for found in _imports() if found.imported == "asyncio"}
     assert {user for user in users if user.startswith("engine")} == {"engine.loop"}
 
 
-def test_torch_stays_in_the_engine_and_its_tools() -> None:
+def test_torch_is_imported_only_by_engines_and_tools() -> None:
     allowed = ("engine", "parity", "commands.bench_engine", "commands.doctor", "commands.export", "benchmarks.engine")
     wrong = [
-        _where(found)
+        _describe(found)
         for found in _imports()
         if found.imported.split(".")[0] == "torch" and not found.importer.startswith(allowed)
     ]
     assert not wrong, "\n".join(wrong)
 
 
-def test_cosyvoice_runs_on_a_bare_pytorch_machine() -> None:
+def test_cosyvoice_needs_only_numpy_torch_and_tokenizers() -> None:
     allowed = {*sys.stdlib_module_names, "numpy", "torch", "tokenizers", "tts_worker"}
     wrong = [
-        _where(found)
+        _describe(found)
         for found in _imports()
         if found.importer.startswith(("engine.cosyvoice", "engine.streaming"))
         and found.at_module_level
@@ -169,8 +178,8 @@ def test_cosyvoice_runs_on_a_bare_pytorch_machine() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_nothing_reads_the_clock_of_the_wall() -> None:
-    """Durations come from a monotonic clock; ``time.time`` jumps."""
+def test_wall_clock_is_used_only_by_the_registry() -> None:
+    """Durations must come from a monotonic clock; ``time.time`` can jump."""
     wrong = [
         f"{name}:{node.lineno}"
         for name, path in _modules().items()
@@ -184,7 +193,7 @@ BASE_MODULES = ("app", "adapter", "cli", "transports.http", "client", "session.h
 
 
 @pytest.mark.parametrize("module", [*BASE_MODULES, "commands.say", "commands.serve", "commands.doctor"])
-def test_the_base_install_needs_no_extra(module: str) -> None:
+def test_base_install_needs_no_extra(module: str) -> None:
     block = (
         "import sys\n"
         "class Block:\n"

@@ -109,8 +109,8 @@ def test_a_replaced_section_of_the_file_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("server: {prt: 1}", "server.prt: there is no such setting"),
-        ("serve: {}", "serve: there is no such setting"),
+        ("server: {prt: 1}", "server.prt: unknown setting"),
+        ("serve: {}", "serve: unknown setting"),
         ("server: {port: many}", "server.port"),
         ("server: {port: 70000}", "server.port"),
         ("server: {host: 0.0.0.0}", "set api_keys"),
@@ -119,7 +119,7 @@ def test_a_replaced_section_of_the_file_is_not_there(tmp_path: Path) -> None:
         ("engines: {}", "engines"),
         ("engines: {a: {kind: magic}}", "engines.a"),
         ("engines: {a: {kind: hibari, threads: 0}}", "threads"),
-        ("- a list", "must hold a mapping"),
+        ("- a list", "must contain a mapping"),
         ("a: [", "not valid YAML at line"),
         ("!!python/object/apply:os.system ['true']", "not valid YAML"),
     ],
@@ -159,9 +159,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("TTS_WORKER_SERVR__PORT", "1", "TTS_WORKER_SERVR__PORT sets nothing"),
+        ("TTS_WORKER_SERVR__PORT", "1", "TTS_WORKER_SERVR__PORT: unknown setting"),
         ("TTS_WORKER_SERVER__PORT", "many", "server.port"),
-        ("TTS_WORKER_ENGINES", "{not json", "cannot be read"),
+        ("TTS_WORKER_ENGINES", "{not json", "cannot be parsed"),
     ],
 )
 def test_a_wrong_environment_is_refused_by_name(

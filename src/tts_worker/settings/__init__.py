@@ -1,7 +1,7 @@
-"""Every setting, in one tree: YAML file < environment < command-line flags.
+"""The settings, as one tree: YAML file < environment < command-line flags.
 
-Read once, in ``app.py`` or ``cli.py``; everybody else gets the part they need. A wrong value is a ConfigError whose
-message names the key. Environment: ``TTS_WORKER_SERVER__PORT=9000`` sets ``server.port``.
+They are read once, by ``app`` or ``cli``. An invalid value is a ConfigError that names the key. Environment:
+``TTS_WORKER_SERVER__PORT=9000`` sets ``server.port``.
 """
 
 from tts_worker.settings.engines import (

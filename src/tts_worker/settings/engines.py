@@ -1,4 +1,4 @@
-"""The settings of an engine, by its kind. A new engine adds its class and its place in ``EngineSettings``."""
+"""Engine settings by kind. A new engine adds a class and an entry in ``EngineSettings``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,20 @@ class ToneEngineSettings(Section):
 
 
 class CosyVoiceEngineSettings(Section):
-    """``bundle``: the model directory; ``voices``: stored voices (default: inside it). ``device``: ``auto`` is CUDA
-    where there is one. ``half``: bfloat16 for the language model and the flow (default: on CUDA). ``threads``: of the
-    CPU, None takes all cores but one. ``backend``: what runs flow estimator and vocoder; ``onnx`` takes the graphs that
-    ``tts-worker export onnx`` wrote. ``memory_gb``: for the past of all that is being spoken. The others are those of
-    ``tts_worker.engine.streaming.config.StreamingConfig``; None takes what suits the device."""
+    """Settings of a CosyVoice engine.
+
+    Attributes not listed here are those of ``tts_worker.engine.streaming.config.StreamingConfig``; None selects a value
+    for the device.
+
+    Attributes:
+        bundle: The model directory.
+        voices: Directory of stored voices; None selects the one in the bundle.
+        device: ``auto`` selects CUDA if available.
+        half: bfloat16 for the language model and the flow; None enables it on CUDA.
+        threads: CPU threads; None uses all cores but one.
+        backend: Runs the flow estimator and the vocoder; ``onnx`` uses the graphs of ``tts-worker export onnx``.
+        memory_gb: Memory for the caches of all utterances.
+    """
 
     kind: Literal["cosyvoice"] = "cosyvoice"
     bundle: Path

@@ -5,7 +5,7 @@
       - {name: operator, sha256: 5e88...42d8, scopes: [speak, enrol, admin]}
       - {name: prometheus, key: another-random-string, scopes: []}
 
-Owns the shape of the file and of a key; ``transports.keys`` compares what callers offer.
+``transports.keys`` checks the keys of callers against it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ from tts_worker.settings.sections import MIN_KEY_CHARS, Section
 
 
 class ApiKey(Section):
-    """``key`` in clear, or its ``sha256`` in hexadecimal. ``scopes``: what it may do; none allows reading only."""
+    """An API key.
+
+    Attributes:
+        name: Name in logs and metrics.
+        key: The key in clear text; exclusive with ``sha256``.
+        sha256: The SHA-256 of the key in hexadecimal.
+        scopes: Permissions; an empty set allows reading only.
+        max_sessions: Sessions that may be open at the same time; None for no limit.
+        requests_per_minute: Rate limit; None for no limit.
+    """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")
     key: SecretStr | None = None
@@ -34,7 +43,7 @@ class ApiKey(Section):
     @model_validator(mode="after")
     def _one_form(self) -> ApiKey:
         if (self.key is None) == (self.sha256 is None):
-            raise ValueError("give either key or sha256")
+            raise ValueError("set either key or sha256")
         if self.key is not None and len(self.key.get_secret_value()) < MIN_KEY_CHARS:
             raise ValueError(f"a key needs at least {MIN_KEY_CHARS} characters")
         return self
@@ -59,7 +68,7 @@ class _KeyFile(Section):
 
 
 def read_key_file(file: Path) -> tuple[ApiKey, ...]:
-    """The keys of a file. Raises ConfigError, which names the place and never a key."""
+    """Read the keys of a file. Raises ConfigError, which names the entry and never contains a key."""
     try:
         return _KeyFile.model_validate(read_yaml(file)).keys
     except ValidationError as error:
@@ -67,7 +76,7 @@ def read_key_file(file: Path) -> tuple[ApiKey, ...]:
 
 
 def plain_keys(keys: tuple[str, ...]) -> tuple[ApiKey, ...]:
-    """Keys of ``server.api_keys``: they may do everything and have no quota."""
+    """Convert ``server.api_keys`` to keys with all scopes and no quota."""
     return tuple(
         ApiKey(name=f"api-key-{number}", key=SecretStr(key), scopes=ALL_SCOPES) for number, key in enumerate(keys, 1)
     )

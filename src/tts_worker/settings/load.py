@@ -1,4 +1,4 @@
-"""Settings from a YAML file, the environment and flags; what is wrong is a ConfigError that names the key."""
+"""Loads settings from a YAML file, the environment and flags; a ConfigError names the invalid key."""
 
 from __future__ import annotations
 
@@ -16,23 +16,34 @@ from tts_worker.settings.engines import ENGINE_KINDS
 from tts_worker.settings.tree import ENV_PREFIX, Settings
 
 _CLIENT_VARIABLES = frozenset({"TTS_WORKER_URL", "TTS_WORKER_API_KEY"})
-"""What clients of a worker read; no settings."""
+"""Environment variables of clients, which are not settings."""
 
 _PATHS = (
-    *(("server", "tls_certificate"), ("server", "tls_key"), ("server", "key_file")),
-    *(("grpc", "tls_certificate"), ("grpc", "tls_key")),
-    *(("voices", "directory"), ("text", "lexicon_file"), ("engines", "*", "bundle"), ("engines", "*", "voices")),
+    ("server", "tls_certificate"),
+    ("server", "tls_key"),
+    ("server", "key_file"),
+    ("grpc", "tls_certificate"),
+    ("grpc", "tls_key"),
+    ("voices", "directory"),
+    ("text", "lexicon_file"),
+    ("engines", "*", "bundle"),
+    ("engines", "*", "voices"),
 )
-"""Settings that are paths: in a file they are relative to that file."""
+"""Settings that are paths. In a file they are relative to that file."""
 
 
 def load_settings(
     file: Path | None = None, flags: Mapping[str, Any] | None = None, replaced: Collection[str] = ()
 ) -> Settings:
-    """The settings from ``file`` (YAML), then the environment, then ``flags`` (a nested mapping). Sections are merged;
-    those in ``replaced`` are not taken from the file at all.
+    """Load settings from a YAML file, the environment and flags, in increasing priority. Sections are merged.
 
-    Raises ConfigError: the file is missing or no YAML, a key is unknown, a value is wrong; the message names the key.
+    Args:
+        file: The YAML file, if any.
+        flags: A nested mapping.
+        replaced: Sections that are not read from the file.
+
+    Raises:
+        ConfigError: The file is missing or not YAML, a key is unknown or a value invalid; the message names the key.
     """
     from_file = read_yaml(file) if file is not None else {}
     from_file = {section: values for section, values in from_file.items() if section not in replaced}
@@ -58,7 +69,7 @@ def load_settings(
     except ValidationError as error:
         raise ConfigError(explain(error, file)) from None
     except SettingsError as error:
-        raise ConfigError(f"the environment holds a setting that cannot be read: {error}") from None
+        raise ConfigError(f"a setting in the environment cannot be parsed: {error}") from None
 
 
 def _make_absolute(section: object, path: Sequence[str], base: Path) -> None:
@@ -73,7 +84,7 @@ def _make_absolute(section: object, path: Sequence[str], base: Path) -> None:
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds. Raises ConfigError naming file, line and column."""
+    """Read a YAML file that holds a mapping. Raises ConfigError naming file, line and column."""
     try:
         data = yaml.safe_load(file.read_text("utf-8"))
     except yaml.YAMLError as error:
@@ -87,31 +98,32 @@ def read_yaml(file: Path) -> dict[str, Any]:
     if data is None:
         return {}
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise ConfigError(f"{file} must hold a mapping of settings, such as 'server: {{port: 8080}}'")
+        raise ConfigError(f"{file} must contain a mapping, such as 'server: {{port: 8080}}'")
     return data
 
 
 def _check_environment() -> None:
-    """A misspelt variable is an error like a misspelt key: else it is the setting that silently does nothing."""
+    """Reject misspelt environment variables, as misspelt keys are."""
     for name in os.environ:
         if name.upper().startswith(ENV_PREFIX) and name.upper() not in _CLIENT_VARIABLES:
             section = name[len(ENV_PREFIX) :].split("__")[0].lower()
             if section not in Settings.model_fields:
-                raise ConfigError(f"the environment variable {name} sets nothing: there is no setting {section!r}")
+                raise ConfigError(f"environment variable {name}: unknown setting {section!r}")
 
 
 def explain(error: ValidationError, file: Path | None) -> str:
-    """What is wrong, with the names of the keys."""
+    """Describe the invalid settings by key."""
     lines = []
-    for problem in error.errors():
-        key = ".".join(str(part) for part in problem["loc"]) or "(top level)"
-        if problem["type"] == "extra_forbidden":
-            message = "there is no such setting"
-        elif problem["type"] == "union_tag_not_found":
-            key = f"{key}.kind"
-            message = f"an engine needs a kind: {', '.join(ENGINE_KINDS)}"
-        else:
-            message = problem["msg"].removeprefix("Value error, ")
+    for details in error.errors():
+        key = ".".join(str(part) for part in details["loc"]) or "(top level)"
+        match details["type"]:
+            case "extra_forbidden":
+                message = "unknown setting"
+            case "union_tag_not_found":
+                key = f"{key}.kind"
+                message = f"required; one of {', '.join(ENGINE_KINDS)}"
+            case _:
+                message = details["msg"].removeprefix("Value error, ")
         lines.append(f"{key}: {message}")
     where = f" ({file}, environment, flags)" if file is not None else ""
-    return f"wrong settings{where}: " + "; ".join(lines)
+    return f"invalid settings{where}: " + "; ".join(lines)

@@ -1,4 +1,4 @@
-"""The sections of the settings: their keys, bounds and defaults. They know nothing of files and environment."""
+"""The sections of the settings: keys, bounds and defaults."""
 
 from __future__ import annotations
 
@@ -33,14 +33,18 @@ class Section(BaseModel):
 
 
 class ServerSettings(Section):
-    """Where the server listens and what it accepts. Sizes are checked before any work is done.
+    """The HTTP server: address, authentication and limits. Sizes are checked before a request is processed.
 
-    ``api_keys`` may do everything; ``key_file`` holds keys with names, scopes and quotas, and is read again when it
-    changes. ``max_buffered_bytes``: request bodies held at the same time, all requests together. ``max_connections``:
-    fewer where the process may not open so many descriptors. ``header_timeout_s`` and ``body_timeout_s``: until the
-    head and the body of a request have arrived. ``tls_certificate``: a PEM file with the certificate and its chain;
-    with it the server speaks HTTPS only. ``tls_key``: the PEM file of its private key; None where that is in the same
-    file."""
+    Attributes:
+        api_keys: Keys with all scopes.
+        key_file: A file of keys with names, scopes and quotas; reloaded when it changes.
+        max_buffered_bytes: Request bodies in memory, over all requests.
+        max_connections: Limit of connections; lower if the process may not open as many file descriptors.
+        header_timeout_s: Time limit for the head of a request.
+        body_timeout_s: Time limit for the body of a request.
+        tls_certificate: PEM file of the certificate and its chain; the server then speaks HTTPS only.
+        tls_key: PEM file of the private key; None if it is in the certificate file.
+    """
 
     host: str = "127.0.0.1"
     port: int = Field(8080, ge=0, le=65_535)
@@ -66,20 +70,20 @@ class ServerSettings(Section):
     @field_validator("allowed_origins")
     @classmethod
     def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
-        """A wildcard would match nothing: origins are compared, and a page with a path has the origin without it."""
+        """Reject wildcards and paths, which would match no origin."""
         for origin in origins:
             if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#@*\s]+/?", origin):
-                raise ValueError(f"{origin!r} is no origin of a page, such as https://app.example.com")
+                raise ValueError(f"{origin!r} is not an origin, such as https://app.example.com")
         return origins
 
     @model_validator(mode="after")
     def _guard(self) -> ServerSettings:
         if self.tls_key is not None and self.tls_certificate is None:
-            raise ValueError("tls_key goes with tls_certificate")
+            raise ValueError("tls_key requires tls_certificate")
         if not self.needs_key and not self.allow_unauthenticated and not is_loopback(self.host):
             raise ValueError(
                 f"host {self.host} is reachable from outside: set api_keys or key_file, or allow_unauthenticated: true "
-                "if something in front of the worker checks who calls"
+                "if a proxy in front of the worker authenticates callers"
             )
         if any(len(key.get_secret_value()) < MIN_KEY_CHARS for key in self.api_keys):
             raise ValueError(f"api_keys need at least {MIN_KEY_CHARS} characters each")
@@ -96,13 +100,18 @@ class ServerSettings(Section):
 
 
 class SessionSettings(Section):
-    """Bounds of every session. ``max_sessions``: sessions that may speak at the same time; each holds a slot.
-    ``max_open_sessions``: sessions that may be open, silent ones included; None allows 16 for each slot. A session that
-    has been silent for ``slot_idle_s`` gives its slot to a new caller that needs it, stays open, and takes a slot again
-    when its next utterance begins. ``end_idle_s``: at ``max_open_sessions`` a session that has been silent for so long
-    ends. ``lead_ms``: how far ahead of real time sound is sent; ``window_ms``: how far the engine
-    may be ahead of that. ``flush_after_ms``: silence of the writer after which words without punctuation are spoken;
-    0 waits for punctuation."""
+    """Admission and bounds of sessions.
+
+    Attributes:
+        max_sessions: Slots: sessions that may speak at the same time.
+        max_open_sessions: Sessions that may be open, idle ones included; None allows 16 per slot.
+        slot_idle_s: A session that has been idle for this long may lose its slot to a new caller. It stays open and
+            takes a slot again when its next utterance begins.
+        end_idle_s: At ``max_open_sessions`` a new session closes one that has been idle for this long.
+        lead_ms: Playout lead: audio sent ahead of playback.
+        window_ms: Audio generated ahead of what was sent.
+        flush_after_ms: Text pause after which words without punctuation are spoken; 0 waits for punctuation.
+    """
 
     max_sessions: int = Field(64, ge=1, le=100_000)
     max_open_sessions: int | None = Field(None, ge=1, le=1_000_000)
@@ -127,13 +136,19 @@ class SessionSettings(Section):
 
     @property
     def open_limit(self) -> int:
-        """How many sessions may be open."""
+        """Number of sessions that may be open."""
         return 16 * self.max_sessions if self.max_open_sessions is None else self.max_open_sessions
 
 
 class GrpcModelSettings(Section):
-    """A model id for clients that have fixed ones. ``engine``: a name in ``engines``; ``voice``: None takes its first;
-    ``family, languages``: what the model is listed with, None and empty for what its engine says."""
+    """An additional model id, for clients with fixed model ids.
+
+    Attributes:
+        engine: A name in ``engines``.
+        voice: Its voice; None selects the first voice of the engine.
+        family: Family in the model list; None selects the kind of the engine.
+        languages: Languages in the model list; empty for those of the engine.
+    """
 
     engine: str
     voice: str | None = None
@@ -142,10 +157,18 @@ class GrpcModelSettings(Section):
 
 
 class GrpcSettings(Section):
-    """The gRPC servers. API keys are those of ``server``. ``sample_rate_hz, frame_ms``: what a client gets that asks
-    for nothing. ``pause_timeout_s``: None takes the session's. ``session_idle_s``: a session that nobody uses ends.
-    ``cosyvoice_port``: also serve CosyVoice's own gRPC service there (its clients' default is 50000).
-    ``tls_certificate, tls_key``: PEM files as in ``server``."""
+    """The gRPC servers. API keys are those of ``server``.
+
+    Attributes:
+        cosyvoice_port: Port of the service of CosyVoice's own gRPC clients, which default to 50000; None disables it.
+        tls_certificate: PEM file, as in ``server``.
+        tls_key: PEM file, as in ``server``.
+        sample_rate_hz: Default sample rate.
+        frame_ms: Default frame size.
+        pause_timeout_s: None selects ``session.pause_timeout_s``.
+        session_idle_s: An unused session ends after this time.
+        models: Additional model ids.
+    """
 
     enabled: bool = False
     host: str = "127.0.0.1"
@@ -162,7 +185,7 @@ class GrpcSettings(Section):
     @model_validator(mode="after")
     def _check_tls(self) -> GrpcSettings:
         if self.tls_key is not None and self.tls_certificate is None:
-            raise ValueError("tls_key goes with tls_certificate")
+            raise ValueError("tls_key requires tls_certificate")
         return self
 
 
@@ -175,9 +198,13 @@ class IceServerSettings(Section):
 
 
 class WebRtcSettings(Section):
-    """``POST /webrtc/offer``, which needs the extra "webrtc". ``connect_timeout_s``: from the answer to a connection;
-    ``silence_timeout_s``: a connected peer that sends no reports for so long has vanished. ``ice_servers``: None needed
-    where clients reach the worker's own addresses."""
+    """``POST /webrtc/offer``, which needs the extra "webrtc".
+
+    Attributes:
+        connect_timeout_s: Time limit from the answer to the connection.
+        silence_timeout_s: A connected peer without reports for this long is closed.
+        ice_servers: STUN and TURN servers; not needed if clients can reach the worker's addresses.
+    """
 
     enabled: bool = True
     max_peers: int = Field(32, ge=1, le=10_000)
@@ -187,11 +214,16 @@ class WebRtcSettings(Section):
 
 
 class RegistrySettings(Section):
-    """Where the worker tells that it is there. ``url``: a Redis, None registers nowhere. ``name``: None is made of the
-    host's name and the port. ``address``: ``host:port`` that clients reach the gRPC server at, None where the address
-    it listens on will do. ``heartbeat_s``: a worker that is lost is gone from the list after this and a second.
-    ``secret``: shared by the workers and clients of a fleet; entries are signed with it, and clients send their API key
-    only to workers whose entry is."""
+    """Registration of the worker for discovery.
+
+    Attributes:
+        url: A Redis URL; None disables registration.
+        name: Name of the worker; None derives it from the host name and the port.
+        address: ``host:port`` of the gRPC server for clients; None selects the listening address.
+        heartbeat_s: Interval of the heartbeat; the entry of a lost worker expires one second after this time.
+        secret: Shared by the workers and clients of a fleet. Entries are signed with it, and clients send their API
+            key only to workers with a signed entry.
+    """
 
     url: SecretStr | None = None
     prefix: str = Field("worker:", min_length=1, max_length=64)
@@ -202,10 +234,14 @@ class RegistrySettings(Section):
 
 
 class RaySettings(Section):
-    """``serve --ray``: replicas of this worker behind one address. ``address``: of a cluster that runs (``auto`` finds
-    it), None begins one on this machine. ``gpus_per_replica``: a share, so 0.5 puts two on a GPU. Between
-    ``min_replicas`` and ``max_replicas`` there are as many as keep ``target_sessions`` in each (None: 70 % of
-    ``session.max_sessions``)."""
+    """``serve --ray``: replicas of this worker behind one address.
+
+    Attributes:
+        address: Address of a running cluster (``auto`` finds it); None starts one on this machine.
+        target_sessions: Sessions per replica at which the number of replicas is scaled, between ``min_replicas`` and
+            ``max_replicas``; None selects 70 % of ``session.max_sessions``.
+        gpus_per_replica: Share of a GPU; 0.5 puts two replicas on one.
+    """
 
     address: str | None = None
     min_replicas: int = Field(1, ge=1, le=1_000)
@@ -225,9 +261,13 @@ class RaySettings(Section):
 
 
 class TextSettings(Section):
-    """How text is read unless the session says otherwise. ``lexicon``: word -> spelling or /phonemes/. ``normalise``:
-    write numbers and dates out before the voice sees them; None: where the extra "normalise" is installed and the
-    engine does not do it by itself."""
+    """Defaults of text processing; sessions may override them.
+
+    Attributes:
+        normalise: Expand numbers and dates before synthesis; None enables it if the extra "normalise" is installed and
+            the engine does not do it itself.
+        lexicon: Word -> spelling or /phonemes/.
+    """
 
     markdown: bool = True
     urls: UrlMode = UrlMode.DROP
@@ -237,10 +277,15 @@ class TextSettings(Section):
 
 
 class VoiceSettings(Section):
-    """``default``: voice of requests that name none; None takes the first engine's first voice. ``aliases``: other
-    names for voices, so that a client with fixed names can be served on purpose. ``directory``: voice packs; None takes
-    those of the package. ``openai_names``: the OpenAI API
-    accepts OpenAI's own voice names (alloy, nova, ...) and speaks them with the default voice; an alias goes first."""
+    """Voices.
+
+    Attributes:
+        default: Voice of requests without one; None selects the first voice of the first engine.
+        directory: Voice packs; None selects those of the package.
+        aliases: Alternative name -> voice, for clients with fixed voice names.
+        openai_names: The OpenAI API accepts OpenAI's voice names (alloy, nova, ...) and maps them to the default voice,
+            unless an alias has the name.
+    """
 
     default: str | None = None
     directory: Path | None = None
@@ -249,11 +294,18 @@ class VoiceSettings(Section):
 
 
 class ModelSettings(Section):
-    """Which engines are in memory. ``preload``: loaded at the start (the default first); None loads all of ``engines``
-    and keeps them for ever. ``default``: always there; None takes the first of ``preload`` or of ``engines``.
-    ``on_demand``: a session for an engine that is not loaded loads it and waits ``load_wait_s`` at most. An engine that
-    is not used, not the default and ``min_residency_s`` old goes after ``ttl_s`` (None: never), or when another needs
-    its place under ``resident_cap``."""
+    """Loading and eviction of engines.
+
+    An unused engine that is not the default is evicted after ``ttl_s``, or when another engine needs its place under
+    ``resident_cap``, but not before ``min_residency_s``.
+
+    Attributes:
+        preload: Engines loaded at start, the default first; None loads all ``engines`` and never evicts them.
+        default: The engine that is always loaded; None selects the first of ``preload``, else of ``engines``.
+        on_demand: A session for an unloaded engine loads it and waits up to ``load_wait_s``.
+        ttl_s: None never evicts unused engines.
+        resident_cap: Engines that may be loaded; None for no limit.
+    """
 
     preload: tuple[str, ...] | None = None
     default: str | None = None

@@ -1,4 +1,4 @@
-"""All sections together, and what one section may demand of another."""
+"""The settings tree, and checks across its sections."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _default_engines() -> dict[str, HibariEngineSettings | ToneEngineSettings | 
 
 
 class Settings(BaseSettings):
-    """The settings of a worker. ``engines``: what runs in this process, by name."""
+    """The settings of a worker. ``engines`` maps names to the engines of this process."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX,
@@ -62,7 +62,7 @@ class Settings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _default_kinds(cls, data: Any) -> Any:
-        """A key of the default engine that is set alone says nothing of its kind, which is known."""
+        """Fill in the kind of the default engine, so that single keys of it can be set."""
         engines = data.get("engines") if isinstance(data, dict) else None
         if not isinstance(engines, dict):
             return data
@@ -79,10 +79,10 @@ class Settings(BaseSettings):
         for key, names in (("preload", models.preload or ()), ("default", (models.default,))):
             for name in names:
                 if name is not None and name not in self.engines:
-                    raise ValueError(f"models.{key}: there is no engine {name!r}; there are: {', '.join(self.engines)}")
+                    raise ValueError(f"models.{key}: unknown engine {name!r}; configured: {', '.join(self.engines)}")
         preloaded = {self.default_engine, *(models.preload or ())}
         if models.preload is not None and models.resident_cap is not None and len(preloaded) > models.resident_cap:
-            raise ValueError(f"models.preload has more than models.resident_cap = {models.resident_cap} engines")
+            raise ValueError(f"models.preload exceeds models.resident_cap = {models.resident_cap} engines")
         return self
 
     @property
@@ -95,7 +95,7 @@ class Settings(BaseSettings):
 
     @property
     def default_engine(self) -> str:
-        """The engine that is always there."""
+        """The engine that is always loaded."""
         return self.models.default or (self.models.preload or tuple(self.engines))[0]
 
     @model_validator(mode="after")
@@ -105,15 +105,15 @@ class Settings(BaseSettings):
         if grpc.enabled and not is_loopback(grpc.host) and not server.needs_key and not server.allow_unauthenticated:
             raise ValueError(
                 f"grpc.host {grpc.host} is reachable from outside: set server.api_keys, or "
-                "server.allow_unauthenticated: true if something in front of the worker checks who calls"
+                "server.allow_unauthenticated: true if a proxy in front of the worker authenticates callers"
             )
         for name, model in grpc.models.items():
             if model.engine not in self.engines:
-                raise ValueError(f"grpc.models.{name}.engine: there is no engine {model.engine!r} in engines")
+                raise ValueError(f"grpc.models.{name}.engine: unknown engine {model.engine!r}")
         if self.registry.url is not None and not grpc.enabled:
-            raise ValueError("registry.url: a registered worker is reached over gRPC: set grpc.enabled: true")
+            raise ValueError("registry.url: clients reach a registered worker over gRPC: set grpc.enabled: true")
         if self.registry.url is not None and grpc.tls_certificate is not None:
-            raise ValueError("registry.url: clients that use the registry dial gRPC without TLS: unset grpc.tls_*")
+            raise ValueError("registry.url: clients of the registry use gRPC without TLS: unset grpc.tls_*")
         if self.registry.url is not None and self.registry.address is None and grpc.host in ("0.0.0.0", "::"):
-            raise ValueError("registry.address: say where clients reach this worker, such as 10.0.0.5:7002")
+            raise ValueError("registry.address: set the address for clients, such as 10.0.0.5:7002")
         return self

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.behaviour.recording_client import RecordingClient
-from tests.fakes.engine import HandEngine
+from tests.fakes.engine import ManualEngine
 from tests.fakes.text import WordText
 from tts_worker.client.link import RemoteConfig
 from tts_worker.client.remote import RemoteSession
@@ -74,7 +74,7 @@ class SimulatedWorker:
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
-        self.engine = HandEngine()
+        self.engine = ManualEngine()
         config = MachineConfig(window_samples=1_000, credit_quantum_samples=200, frame_samples=100)
         self.machine = SessionMachine("far", PARAMS, lambda params: WordText(), config)
         self.contexts: dict[UtteranceKey, str] = {}
@@ -119,8 +119,8 @@ class SimulatedWorker:
         if live:
             key = live[0]
             event: Any = self.engine.emit(key, samples)
-            if fail and not self.engine.utterances[key].done:
-                self.engine.utterances[key].done = True
+            if fail and not self.engine.utterances[key].is_done:
+                self.engine.utterances[key].is_done = True
                 event = Failed(key, SynthesisFailed("requested by the test").info)
             if event is not None:
                 self.machine.on_engine(event)

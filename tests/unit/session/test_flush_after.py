@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.clock import in_virtual_time
+from tests.fakes.clock import run_in_virtual_time
 from tts_worker.session.machine import SessionMachine
 from tts_worker.session.session import LocalSession, SessionTimeouts
 from tts_worker.text.pipeline import TextPipeline
@@ -53,7 +53,7 @@ def begin(flush_after_s: float = 0.4) -> tuple[LocalSession, RecordingEngine]:
 def virtual(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     @wraps(test)
     def run() -> None:
-        in_virtual_time(test())
+        run_in_virtual_time(test())
 
     del run.__wrapped__  # pytest-asyncio would run it on a loop of its own
     return run

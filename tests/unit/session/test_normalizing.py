@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fakes.clock import in_virtual_time
+from tests.fakes.clock import run_in_virtual_time
 from tests.unit.session.test_flush_after import RecordingEngine, virtual
 from tts_worker.errors import ErrorCode, ErrorInfo
 from tts_worker.session.normalizing import NormalizingPort, SegmentNormalizer
@@ -233,7 +233,7 @@ def test_no_interleaving_loses_or_reorders_text(steps: list[str]) -> None:
                 assert places in ([], [len(commands) - 1])
         port.unsubscribe("s")
 
-    in_virtual_time(play())
+    run_in_virtual_time(play())
 
 
 @pytest.mark.parametrize("text", ["", "5", "boom"])
