@@ -145,8 +145,8 @@ async def test_pause_and_resume_change_no_sample() -> None:
         await server.start("b", **FAST)
         whole = await say(server, TEXT, session="b")
         call = await server.speak(TEXT, session="a").begin()
-        for at in (1, 9, 20):  # of 100, so audio is left even if a command is late
-            await call.read_frames(at)
+        for frame_count in (1, 9, 20):  # of 100, so audio is left even if a command is late
+            await call.read_frames(frame_count)
             paused = await server.control(pb.PAUSE, "a")
             assert (paused.success, paused.applied, paused.state) == (True, True, "paused")
             sent = paused.emitted_samples // 960

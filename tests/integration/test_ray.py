@@ -100,8 +100,8 @@ def cluster() -> Iterator[Cluster]:
         ray.shutdown()
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        left = set(psutil.Process().children(recursive=True)) - before
-        _, alive = psutil.wait_procs(left, timeout=60)
+        leftover = set(psutil.Process().children(recursive=True)) - before
+        _, alive = psutil.wait_procs(leftover, timeout=60)
         for process in alive:
             process.kill()
         assert not alive

@@ -16,7 +16,13 @@ from typing import Protocol
 import anyio
 
 from tts_worker.errors import IllegalCommand, NotReady, OverCapacity, TTSWorkerError, UnknownModel, error_info
-from tts_worker.models.policy import EvictionRules, ResidentModel, evictable_in_s, expired, select_victims
+from tts_worker.models.policy import (
+    EvictionRules,
+    ResidentModel,
+    seconds_until_evictable,
+    select_expired,
+    select_victims,
+)
 
 log = logging.getLogger(__name__)
 
@@ -244,7 +250,7 @@ class ModelManager:
         if victims is None:
             raise OverCapacity(
                 f"cannot load {model.name}: {len(resident)} models are loaded and none can be evicted yet",
-                retry_after_s=max(_RETRY_AFTER_S, evictable_in_s(resident, rules, now_s) or 0.0),
+                retry_after_s=max(_RETRY_AFTER_S, seconds_until_evictable(resident, rules, now_s) or 0.0),
             )
         model.has_slot = True
         unloads.extend(self._begin_unload(self._models[name], "made_room") for name in victims)
@@ -295,7 +301,7 @@ class ModelManager:
 
     def evict_idle(self) -> tuple[str, ...]:
         """Start unloading the models whose idle time has expired. Returns their names."""
-        names = expired([self._describe(m) for m in self._resident_models()], self._config.rules, self._clock())
+        names = select_expired([self._describe(m) for m in self._resident_models()], self._config.rules, self._clock())
         for name in names:
             self._begin_unload(self._models[name], "idle")
         return names

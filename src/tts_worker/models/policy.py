@@ -44,16 +44,16 @@ class ResidentModel:
     pinned: bool = False
 
 
-def evictable(model: ResidentModel, rules: EvictionRules, now_s: float) -> bool:
+def is_evictable(model: ResidentModel, rules: EvictionRules, now_s: float) -> bool:
     """Whether the model may be evicted."""
     return not model.references and not model.pinned and now_s - model.loaded_at_s >= rules.min_residency_s
 
 
-def expired(models: Iterable[ResidentModel], rules: EvictionRules, now_s: float) -> tuple[str, ...]:
+def select_expired(models: Iterable[ResidentModel], rules: EvictionRules, now_s: float) -> tuple[str, ...]:
     """Names of the evictable models that were idle for ``ttl_s``, longest idle first."""
     if rules.ttl_s is None:
         return ()
-    idle = [m for m in models if evictable(m, rules, now_s) and now_s - m.used_at_s >= rules.ttl_s]
+    idle = [m for m in models if is_evictable(m, rules, now_s) and now_s - m.used_at_s >= rules.ttl_s]
     return tuple(model.name for model in _longest_idle_first(idle))
 
 
@@ -70,11 +70,11 @@ def select_victims(
     excess = len(models) + incoming - rules.resident_cap
     if excess <= 0:
         return ()
-    candidates = _longest_idle_first(m for m in models if evictable(m, rules, now_s))
+    candidates = _longest_idle_first(m for m in models if is_evictable(m, rules, now_s))
     return tuple(m.name for m in candidates[:excess]) if len(candidates) >= excess else None
 
 
-def evictable_in_s(models: Sequence[ResidentModel], rules: EvictionRules, now_s: float) -> float | None:
+def seconds_until_evictable(models: Sequence[ResidentModel], rules: EvictionRules, now_s: float) -> float | None:
     """Time until the first unpinned model has reached ``min_residency_s``; None if all are pinned."""
     waits = [max(0.0, m.loaded_at_s + rules.min_residency_s - now_s) for m in models if not m.pinned]
     return min(waits, default=None)

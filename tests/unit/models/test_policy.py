@@ -5,7 +5,14 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tts_worker.models.policy import EvictionRules, ResidentModel, evictable, evictable_in_s, expired, select_victims
+from tts_worker.models.policy import (
+    EvictionRules,
+    ResidentModel,
+    is_evictable,
+    seconds_until_evictable,
+    select_expired,
+    select_victims,
+)
 
 MODELS = st.lists(
     st.builds(
@@ -30,7 +37,7 @@ def by_name(models: list[ResidentModel], names: tuple[str, ...]) -> list[Residen
 def test_protected_models_are_never_selected(
     models: list[ResidentModel], rules: EvictionRules, now_s: int, incoming: int
 ) -> None:
-    for name in (*expired(models, rules, now_s), *(select_victims(models, incoming, rules, now_s) or ())):
+    for name in (*select_expired(models, rules, now_s), *(select_victims(models, incoming, rules, now_s) or ())):
         (model,) = by_name(models, (name,))
         assert model.references == 0
         assert not model.pinned
@@ -42,10 +49,10 @@ def test_protected_models_are_never_selected(
 def test_exactly_the_evictable_idle_models_expire(
     models: list[ResidentModel], rules: EvictionRules, now_s: int
 ) -> None:
-    victims = set(expired(models, rules, now_s))
+    victims = set(select_expired(models, rules, now_s))
     for model in models:
         idle_too_long = rules.ttl_s is not None and now_s - model.used_at_s >= rules.ttl_s
-        assert (model.name in victims) == (idle_too_long and evictable(model, rules, now_s))
+        assert (model.name in victims) == (idle_too_long and is_evictable(model, rules, now_s))
 
 
 @settings(deadline=None)
@@ -54,7 +61,7 @@ def test_eviction_frees_exactly_the_excess(
     models: list[ResidentModel], rules: EvictionRules, now_s: int, incoming: int
 ) -> None:
     victims = select_victims(models, incoming, rules, now_s)
-    free = [model for model in models if evictable(model, rules, now_s)]
+    free = [model for model in models if is_evictable(model, rules, now_s)]
     if victims is None:
         assert rules.resident_cap is not None
         assert len(models) - len(free) + incoming > rules.resident_cap
@@ -75,12 +82,12 @@ def test_eviction_frees_exactly_the_excess(
 def test_a_model_is_evictable_after_the_returned_time(
     models: list[ResidentModel], rules: EvictionRules, now_s: int
 ) -> None:
-    wait_s = evictable_in_s(models, rules, now_s)
+    wait_s = seconds_until_evictable(models, rules, now_s)
     if wait_s is None:
         assert all(model.pinned for model in models)
         return
     idle = [ResidentModel(m.name, m.loaded_at_s, m.used_at_s, 0, m.pinned) for m in models]
-    assert any(evictable(model, rules, now_s + wait_s) for model in idle)
+    assert any(is_evictable(model, rules, now_s + wait_s) for model in idle)
 
 
 def test_default_rules_follow_the_worker_protocol() -> None:
