@@ -130,6 +130,11 @@ def test_segments_tile_the_text(
     assert [segment.start for segment in segments] == [0, *(segment.end for segment in segments)][: len(segments)]
     for segment in segments:
         assert segment.end <= len(text)
+        if not segment.spans:  # marks a flush after the last word
+            assert options.by_word
+            assert segment.boundary is Boundary.FLUSH
+            assert segment.start == segment.end
+            continue
         assert any(char.isalnum() for char in segment.text) or any(span.phonemes for span in segment.spans)
         place = segment.start
         for span in segment.spans:

@@ -35,7 +35,7 @@ class SegmenterOptions:
         clause_chars: Largest minimum size for a cut at a comma.
         first_max_chars: Maximum size of the first segment; text without punctuation is cut at a space.
         max_chars: Maximum size of the other segments.
-        by_word: Make every word a segment; only the maxima apply.
+        by_word: Make every word a segment; only the maxima apply. A flush after the last word is an empty segment.
 
     Raises:
         InvalidRequest: The sizes do not increase from 1, or ``first_max_chars`` is below 20.
@@ -110,6 +110,7 @@ class Segmenter:
         self._units: list[_Unit] = []
         self._size = 0
         self._start = 0  # of the current segment, in the original text
+        self._last_boundary: Boundary | None = None
         self._has_speech = False
         self._cut: _Cut | None = None
         self._last_space = 0  # units before the last space
@@ -138,11 +139,14 @@ class Segmenter:
     def finish(self, boundary: Boundary, end: int) -> None:
         """Emit all pending text (FLUSH or END). The segment ranges to ``end``, the length of the original text."""
         self._emit(len(self._units), boundary, end)
+        if boundary is Boundary.FLUSH:
+            self._mark_flush()
 
     def finish_words(self) -> None:
         """Emit the complete words. A word that may still grow stays, with the text that carries no speech."""
         length = self._complete_length()
         if not self._has_speech_before(length):
+            self._mark_flush()
             return
         cut = self._cut
         ends_sentence = cut is not None and cut.length <= length and cut.boundary is Boundary.SENTENCE
@@ -343,6 +347,11 @@ class Segmenter:
             self._emit(len(self._units), Boundary.FORCED, self._units[-1].end)
         self._append(unit)
 
+    def _mark_flush(self) -> None:
+        """Emit an empty segment if the words so far were emitted before it was known that a pause follows."""
+        if self._options.by_word and self._last_boundary in (Boundary.WORD, Boundary.FORCED):
+            self._push_segment((), self._start, Boundary.FLUSH)
+
     def _end_word(self, boundary: Boundary = Boundary.WORD) -> None:
         if self._has_speech:
             self._emit(len(self._units), boundary, self._units[-1].end)
@@ -363,11 +372,15 @@ class Segmenter:
         self._last_space = self._last_clause = 0
         if any(unit.is_audible for unit in units):
             spans = _spans(units, strip=not self._options.by_word)
-            self.ready.append(Segment(self.count, spans, self._start, end, boundary))
-            self.count += 1
-            self._start = end
+            self._push_segment(spans, end, boundary)
         for unit in rest:
             self._add(unit)
+
+    def _push_segment(self, spans: tuple[Span, ...], end: int, boundary: Boundary) -> None:
+        self.ready.append(Segment(self.count, spans, self._start, end, boundary))
+        self.count += 1
+        self._start = end
+        self._last_boundary = boundary
 
 
 def _first_word(units: list[_Unit]) -> int:

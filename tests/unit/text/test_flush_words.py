@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.pipeline import TextOptions, TextPipeline
-from tts_worker.types import Boundary
+from tts_worker.types import Boundary, Segment
 
 CASES = [
     ("I would like to book a table", "I would like to book a"),
@@ -98,9 +99,31 @@ def test_flush_words_never_splits_a_word(words: list[str], pauses: list[int], op
         segments += pipeline.feed(text[start:end])
         segments += pipeline.flush_words()
     segments += pipeline.end()
-    spoken = " ".join(segment.text.strip() for segment in segments)
+    spoken = " ".join(segment.text.strip() for segment in segments if segment.spans)
     if "你" in text:  # words of such scripts are single characters
         spoken = spoken.replace(" ", "")
         expected = expected.replace(" ", "")
     assert spoken == expected
     assert [segment.start for segment in segments] == [0, *(segment.end for segment in segments)][: len(segments)]
+
+
+@pytest.mark.parametrize("flush", [TextPipeline.flush_words, TextPipeline.flush])
+def test_by_word_marks_a_flush_once(flush: Callable[[TextPipeline], list[Segment]]) -> None:
+    pipeline = TextPipeline(TextOptions(by_word=True))
+    pipeline.feed("Hello you ")
+    assert flush(pipeline) == [Segment(2, (), 9, 9, Boundary.FLUSH)]
+    assert flush(pipeline) == []
+    assert [segment.text.strip() for segment in pipeline.feed("and me ")] == ["and", "me"]
+
+
+def test_by_word_marks_a_flush_before_half_a_word() -> None:
+    pipeline = TextPipeline(TextOptions(by_word=True))
+    pipeline.feed("Hello yo")
+    assert [segment.spans for segment in pipeline.flush_words()] == [()]
+    assert [segment.text for segment in pipeline.feed("u ")] == [" you"]
+
+
+def test_by_word_flush_of_half_a_word_needs_no_mark() -> None:
+    pipeline = TextPipeline(TextOptions(by_word=True))
+    pipeline.feed("Hello yo")
+    assert [(segment.text, segment.boundary) for segment in pipeline.flush()] == [(" yo", Boundary.FLUSH)]

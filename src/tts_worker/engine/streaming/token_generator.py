@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tts_worker.engine.cosyvoice.chunks import Interleave, InterleaveRule, Kind
 from tts_worker.engine.cosyvoice.compat import SILENT_TOKENS, Compat, SilenceFilter
@@ -120,10 +120,24 @@ class TokenGenerator:
     def add_text(self, segment: Segment) -> None:
         """Add the next text segment. Unspeakable text is skipped."""
         self.has_text = True
-        if self.truncated is None and is_speakable(segment):
+        if self.truncated is not None:
+            return
+        if is_speakable(segment):
             self.has_speakable_text = True
             self._text_segments.append(segment)
             self._feed_interleaved()
+        elif segment.boundary is Boundary.FLUSH and self._interleaved:
+            self._flush_words()
+
+    def _flush_words(self) -> None:
+        """Speak all received words without waiting for the next one: close the audio segment after them."""
+        if self._text_segments:
+            self._text_segments[-1] = replace(self._text_segments[-1], boundary=Boundary.FLUSH)
+        elif self.run is not None:
+            self._run_closes_segment = True
+            self._feed_interleaved()
+        elif (audio_segment := self._open_audio_segment()) is not None:
+            audio_segment.is_closed = audio_segment.is_complete = True
 
     def end_text(self) -> None:
         """End the text."""
