@@ -72,7 +72,8 @@ class Segment:
     """Text that is ready to be synthesized.
 
     The ranges ``[start, end)`` of consecutive segments tile the original text from 0: text removed by a filter belongs
-    to the segment after it. Only unspoken text may follow the last segment.
+    to the segment after it. Only unspoken text may follow the last segment. Where an engine takes text word by word, a
+    flush after the last word is a segment without spans.
     """
 
     index: int
