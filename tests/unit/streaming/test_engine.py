@@ -113,22 +113,22 @@ def test_interleaved_audio_equals_offline_audio(family: str) -> None:
 def test_flush_speaks_all_interleaved_words(family: str, steps: int) -> None:
     words = segments(*((word, Boundary.WORD) for word in ("Hello", " world", " and", " you")))
     config = settings(text_mode=TextMode.INTERLEAVED)
-    whole = speak(engine(family, config), words)
+    whole = synthesize(engine(family, config), words)
     subject = engine(family, config)
     subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
     for segment in words:
         subject.handle(Text(KEY, segment))
-    heard = {KEY: EngineOutput()}
+    outputs = {KEY: EngineOutput()}
     for step in range(steps):
-        heard[KEY].audio += [event for event in subject.step(step / 100) if isinstance(event, Audio)]
+        outputs[KEY].audio += [event for event in subject.step(step / 100) if isinstance(event, Audio)]
     subject.handle(Text(KEY, Segment(len(words), (), words[-1].end, words[-1].end, Boundary.FLUSH)))
-    hear(subject, heard)
-    assert heard[KEY].pcm == whole.pcm
-    assert not heard[KEY].ends
+    run_until_idle(subject, outputs)
+    assert outputs[KEY].pcm == whole.pcm
+    assert not outputs[KEY].ends
     subject.handle(EndText(KEY))
-    hear(subject, heard)
-    assert heard[KEY].pcm == whole.pcm
-    assert heard[KEY].ends == whole.ends
+    run_until_idle(subject, outputs)
+    assert outputs[KEY].pcm == whole.pcm
+    assert outputs[KEY].ends == whole.ends
 
 
 @pytest.mark.parametrize(
