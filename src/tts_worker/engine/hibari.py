@@ -1,8 +1,7 @@
-"""The embedded CPU voice: hibari-tts behind the ``Engine`` protocol, many utterances on one thread.
+"""The CPU voice: hibari-tts behind the ``Engine`` protocol, serving many utterances on one thread.
 
-Owns the utterances: whose turn it is, what of their text is next, the pauses between segments, and the credit. A step
-is one piece of work of some milliseconds: reading a piece of text, the network for one phrase with its first sound, or
-a second of vocoding. Must not know sessions, sockets or how sound is made inside a phrase.
+A step does one unit of work of a few milliseconds: phonemizing a batch of text, running the network for one phrase and
+rendering its first audio, or rendering one second of audio.
 """
 
 from __future__ import annotations
@@ -66,97 +65,112 @@ _PAUSE_MS: dict[Boundary, int] = {
     Boundary.SENTENCE: 280,
     Boundary.PARAGRAPH: 450,
 }
-"""From the end of the speech of one segment to the beginning of the next, at normal pace; where a text was only cut
-(WORD, FORCED) there is no more than the quiet that phrases keep anyway."""
+"""Silence between the speech of two segments at normal speed.
 
-_KEPT_QUIET_SAMPLES = PRE_ROLL_SAMPLES + POST_ROLL_SAMPLES
-_LONGEST_SLICE_SAMPLES = SAMPLE_RATE_HZ // 2
-_SHORTEST_SLICE_SAMPLES = SAMPLE_RATE_HZ // 10
-_MOST_OPEN_PHRASES = 8
-_MOST_OPEN_UNPACED_PHRASES = 4
-"""Phrases of paced and of unpaced utterances whose spectra (up to 12 MB each) are in memory at a time; beyond that,
-begun ones are finished first. Counted apart, so that no call waits for the phrase of a download."""
+A forced cut (WORD, FORCED) adds none beyond what phrases retain.
+"""
+
+_RETAINED_SILENCE_SAMPLES = PRE_ROLL_SAMPLES + POST_ROLL_SAMPLES
+_MAX_CHUNK_SAMPLES = SAMPLE_RATE_HZ // 2
+_MIN_CHUNK_SAMPLES = SAMPLE_RATE_HZ // 10
+_MAX_OPEN_PHRASES = 8
+_MAX_OPEN_UNPACED_PHRASES = 4
+"""Limits of phrases with spectra in memory (up to 12 MB each), for paced and for unpaced utterances.
+
+At the limit, open phrases are finished first. Separate limits keep downloads from blocking the phrases of calls.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class HibariSettings:
-    """``max_utterances`` at a time; ``threads`` of the network (one is fastest for a voice this small)."""
+    """Settings of the CPU voice.
+
+    Attributes:
+        max_utterances: Utterances served at a time.
+        threads: Threads of the network; one is fastest for a model this small.
+    """
 
     max_utterances: int = 64
     threads: int = 1
 
 
 class _Utterance:
-    """Text on its way to sound: segments -> reading (phrases of one segment) -> phrase -> speech -> output buffer."""
+    """State of an utterance.
+
+    Segments are phonemized to phrases one by one; each phrase is synthesized in blocks into the output buffer.
+    """
 
     def __init__(self, command: Open) -> None:
         self.params: SynthesisParams = command.params
         self.output = OutputBuffer(command.key, command.credit_samples, paced=command.paced, buffered=command.buffered)
         self.segments: deque[Segment] = deque()
         self.segment: Segment | None = None
-        self.reading: Iterator[Phrase | None] | None = None
-        self.phrase: Phrase | None = None
-        self.phrases_begun = 0  # of this segment
-        self.speech: PhraseSynthesis | None = None
-        self.pause_samples = 0  # before the next sound, if there is one
-        self.read_ms = 0.0  # spent on the next phrase so far
-        self.said_until_char = 0  # words before this have been told
-        self.text_seen = False
-        self.ended = False
-        self.held = False
+        self.phrases: Iterator[Phrase | None] | None = None  # the remaining phrases of the segment
+        self.next_phrase: Phrase | None = None
+        self.started_phrases = 0  # of this segment
+        self.synthesis: PhraseSynthesis | None = None
+        self.pause_samples = 0  # silence before the next audio, if any follows
+        self.phonemize_ms = 0.0  # spent on the next phrase so far
+        self.timed_until_char = 0  # words before this have been reported
+        self.has_text = False
+        self.text_ended = False
+        self.is_held = False
         self.waiting_since_us: int | None = None
 
     @property
-    def can_read(self) -> bool:
-        return self.phrase is None and self.speech is None and (self.reading is not None or bool(self.segments))
+    def can_phonemize(self) -> bool:
+        return self.next_phrase is None and self.synthesis is None and (self.phrases is not None or bool(self.segments))
 
     @property
-    def can_begin(self) -> bool:
-        """There is a phrase to say, and the listener has room for more than is waiting already."""
-        return self.phrase is not None and self.output.credit_samples > self.output.waiting_samples
+    def can_start_phrase(self) -> bool:
+        """Whether a phrase is ready and the credit exceeds the audio that already waits for it."""
+        return self.next_phrase is not None and self.output.credit_samples > self.output.waiting_samples
 
     @property
     def has_synthesis(self) -> bool:
-        return not self.held and (self.speech is not None or self.can_read or self.can_begin)
+        return not self.is_held and (self.synthesis is not None or self.can_phonemize or self.can_start_phrase)
 
     @property
     def can_emit(self) -> bool:
-        """Whether it is worth sending: a listener's every 20 ms need not become a chunk of their own."""
+        """Whether a chunk can be emitted. Small credits are coalesced to chunks of 100 ms while audio is on its way."""
         output = self.output
-        if self.held or not output.can_emit:
+        if self.is_held or not output.can_emit:
             return False
-        enough = min(output.waiting_samples, _SHORTEST_SLICE_SAMPLES)
-        on_the_way = output.emitted_samples - output.taken_samples
-        return output.credit_samples >= enough or on_the_way < _SHORTEST_SLICE_SAMPLES
+        min_samples = min(output.waiting_samples, _MIN_CHUNK_SAMPLES)
+        in_transit_samples = output.emitted_samples - output.taken_samples
+        return output.credit_samples >= min_samples or in_transit_samples < _MIN_CHUNK_SAMPLES
 
     @property
     def finished(self) -> bool:
-        said = not self.segments and self.reading is None and self.phrase is None and self.speech is None
-        return self.ended and said and not self.held and self.output.waiting_samples == 0
+        is_rendered = not self.segments and self.phrases is None and self.next_phrase is None and self.synthesis is None
+        return self.text_ended and is_rendered and not self.is_held and self.output.waiting_samples == 0
 
-    def pause(self, boundary: Boundary) -> None:
-        """The quiet that ``boundary`` asks for before whatever comes next."""
+    def add_pause(self, boundary: Boundary) -> None:
+        """Insert the silence of ``boundary`` before the next audio, unless nothing has been rendered."""
         if self.output.rendered_samples:
-            wanted = _PAUSE_MS.get(boundary, 0) * SAMPLE_RATE_HZ / 1000 / self.params.speed
-            self.pause_samples = max(self.pause_samples, round(wanted) - _KEPT_QUIET_SAMPLES)
+            pause = _PAUSE_MS.get(boundary, 0) * SAMPLE_RATE_HZ / 1000 / self.params.speed
+            self.pause_samples = max(self.pause_samples, round(pause) - _RETAINED_SILENCE_SAMPLES)
 
 
 class HibariEngine:
-    """See the module. Loading takes a third of a second, ``warm_up`` about one (it loads the dictionaries).
+    """Synthesizes English speech on the CPU.
 
-    Raises EngineFault if the voice is not installed or not the one this version was made for. Utterances end with
-    Failed for an unknown voice, a language or pace the voice does not have, or text without a sound it could make.
-    Words that make no sound ("你好" in an English voice, a lone dash) have no time; the others have measured ones.
-    ``SynthesisParams.instruct`` has no effect: the voice has one style.
+    Loading takes a third of a second and ``warm_up`` about one (it loads the dictionaries). An utterance fails for an
+    unknown voice, an unsupported language or speed, or text that gives no audio. Words without audio ("你好" in an
+    English voice, a dash) have no timestamp; the others have measured ones. ``SynthesisParams.instruct`` has no effect:
+    the voice has one style.
+
+    Raises:
+        EngineFault: The voice is not installed, or its model does not match this release.
     """
 
     def __init__(self, settings: HibariSettings | None = None, model: HibariModel | None = None) -> None:
         self._settings = settings or HibariSettings()
         self._model = model or HibariModel(threads=self._settings.threads)
         self._utterances: dict[UtteranceKey, _Utterance] = {}
-        self._refused: list[Failed] = []
+        self._rejections: list[Failed] = []
         self._scheduler = Scheduler()
-        self._sent_only = False  # the last step made nothing new
+        self._emitted_only = False  # the last step synthesized nothing
         self.info = EngineInfo(
             name="hibari",
             voices=(VOICE,),
@@ -170,7 +184,7 @@ class HibariEngine:
 
     @property
     def live(self) -> int:
-        """Utterances that hold anything."""
+        """Number of utterances that hold resources."""
         return len(self._utterances)
 
     # -- commands -----------------------------------------------------------------------------------------------------
@@ -182,21 +196,22 @@ class HibariEngine:
         utterance = self._utterances.get(command.key)
         if utterance is None:
             return
-        if isinstance(command, Text):
-            utterance.segments.append(command.segment)
-            utterance.text_seen = True
-        elif isinstance(command, EndText):
-            utterance.ended = True
-        elif isinstance(command, Credit):
-            utterance.output.grant(command.samples)
-        elif isinstance(command, Hold):
-            utterance.held = True
-            if utterance.speech is not None:
-                utterance.speech.suspend()  # nobody knows how long a pause lasts
-        elif isinstance(command, Release):
-            utterance.held = False
-        elif isinstance(command, Cancel):
-            del self._utterances[command.key]
+        match command:
+            case Text():
+                utterance.segments.append(command.segment)
+                utterance.has_text = True
+            case EndText():
+                utterance.text_ended = True
+            case Credit():
+                utterance.output.grant(command.samples)
+            case Hold():
+                utterance.is_held = True
+                if utterance.synthesis is not None:
+                    utterance.synthesis.suspend()  # a pause may last long; the spectra can be predicted again
+            case Release():
+                utterance.is_held = False
+            case Cancel():
+                del self._utterances[command.key]
 
     def _open(self, command: Open) -> None:
         try:
@@ -207,7 +222,7 @@ class HibariEngine:
             if not command.paced and unpaced >= unpaced_share(self._settings.max_utterances):
                 raise OverCapacity("every utterance slot for downloads is taken; try again in a moment")
         except TTSWorkerError as error:
-            self._refused.append(Failed(command.key, error.info))
+            self._rejections.append(Failed(command.key, error.info))
         else:
             self._utterances[command.key] = _Utterance(command)
 
@@ -215,22 +230,22 @@ class HibariEngine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._refused) or any(
+        return bool(self._rejections) or any(
             utterance.has_synthesis or utterance.can_emit or utterance.finished
             for utterance in self._utterances.values()
         )
 
     def step(self, now_s: float) -> Sequence[Event]:
-        events: list[Event] = [*self._refused]
-        self._refused.clear()
+        events: list[Event] = [*self._rejections]
+        self._rejections.clear()
         for utterance in list(self._utterances.values()):
             if utterance.can_emit:
                 events += _emit(utterance)
             if utterance.finished:
                 events.append(self._finish(utterance))
-        # What is ready leaves before anything new is made, but sending alone never fills two steps in a row.
-        self._sent_only = bool(events) and not self._sent_only
-        if not self._sent_only:
+        # Ready audio is emitted before new work, but two consecutive steps never only emit.
+        self._emitted_only = bool(events) and not self._emitted_only
+        if not self._emitted_only:
             urgent = self._most_urgent(int(now_s * 1e6))
             if urgent is not None:
                 events += self._serve(urgent)
@@ -238,44 +253,46 @@ class HibariEngine:
 
     def _most_urgent(self, now_us: int) -> _Utterance | None:
         jobs = []
-        for utterance in (*self._waiting(paced=True), *self._waiting(paced=False)):
+        for utterance in (*self._candidates(paced=True), *self._candidates(paced=False)):
             if utterance.waiting_since_us is None:
                 utterance.waiting_since_us = now_us
             output = utterance.output
-            lead_samples, started = output.lead_at_samples(now_us), output.emitted_samples > 0
-            jobs.append(Job(output.key, lead_samples, utterance.waiting_since_us, started, output.paced))
+            lead_samples = output.lead_at_samples(now_us)
+            has_started = output.emitted_samples > 0
+            jobs.append(Job(output.key, lead_samples, utterance.waiting_since_us, has_started, output.paced))
         job = self._scheduler.pick(jobs, now_us)
         return None if job is None else self._utterances[job.key]
 
-    def _waiting(self, *, paced: bool) -> list[_Utterance]:
-        """The utterances of a class that could use a step."""
-        waiting = [u for u in self._utterances.values() if u.output.paced is paced and u.has_synthesis]
-        open_phrases = [u for u in waiting if u.speech is not None and not u.speech.suspended]
-        most = _MOST_OPEN_PHRASES if paced else _MOST_OPEN_UNPACED_PHRASES
-        return waiting if len(open_phrases) < most else open_phrases
+    def _candidates(self, *, paced: bool) -> list[_Utterance]:
+        """Return the paced or the unpaced utterances that can use a step."""
+        candidates = [u for u in self._utterances.values() if u.output.paced is paced and u.has_synthesis]
+        open_phrases = [u for u in candidates if u.synthesis is not None and not u.synthesis.suspended]
+        limit = _MAX_OPEN_PHRASES if paced else _MAX_OPEN_UNPACED_PHRASES
+        return candidates if len(open_phrases) < limit else open_phrases
 
     def _serve(self, utterance: _Utterance) -> list[Event]:
-        """One piece of work for an utterance, and what it lets go."""
+        """Do one unit of work for an utterance and emit its audio."""
         try:
             self._advance(utterance)
         except TTSWorkerError as error:
             return [self._fail(utterance, error)]
         except MemoryError:
-            return [self._fail(utterance, OutOfMemory("there is no memory left for this utterance"))]
-        except Exception as error:  # whatever the reading or the network trips over is this text's fault alone
+            return [self._fail(utterance, OutOfMemory("not enough memory for this utterance"))]
+        except Exception as error:  # an error of the G2P or the network fails only this utterance
             kind = type(error).__name__
-            return [self._fail(utterance, SynthesisFailed(f"the voice could not say a part of the text ({kind})"))]
+            return [self._fail(utterance, SynthesisFailed(f"the voice could not synthesize part of the text ({kind})"))]
         events: list[Event] = [*_emit(utterance)] if utterance.can_emit else []
-        if utterance.output.emitted_samples:  # until then it keeps its place: the first to come is heard first
+        if utterance.output.emitted_samples:  # until its first chunk it keeps its place in the order of arrival
             utterance.waiting_since_us = None
         if utterance.finished:
             events.append(self._finish(utterance))
         return events
 
     def _finish(self, utterance: _Utterance) -> Event:
-        if utterance.text_seen and not utterance.output.rendered_samples:
+        if utterance.has_text and not utterance.output.rendered_samples:
             return self._fail(
-                utterance, UnspeakableText(f'the text holds nothing that the voice "{VOICE}" (English, en) can say')
+                utterance,
+                UnspeakableText(f'the text contains nothing that the voice "{VOICE}" (English, en) can speak'),
             )
         del self._utterances[utterance.output.key]
         return Done(utterance.output.key)
@@ -284,83 +301,92 @@ class HibariEngine:
         del self._utterances[utterance.output.key]
         return Failed(utterance.output.key, error.info)
 
-    # -- from text to sound -------------------------------------------------------------------------------------------
+    # -- synthesis -----------------------------------------------------------------------------------------------------
 
     def _advance(self, utterance: _Utterance) -> None:
-        started, reads = perf_counter(), utterance.can_read
-        if reads:
-            self._read(utterance)
-        read = perf_counter()
-        utterance.read_ms += 1000 * (read - started)
-        if reads and not utterance.output.paced:
-            return  # a call that arrived meanwhile does not wait for the network too
-        if utterance.can_begin:
-            self._begin(utterance)
-        begun = perf_counter()
-        if utterance.speech is not None:
-            self._speak(utterance, utterance.speech, network_ms=1000 * (begun - read), since=begun)
+        start_s = perf_counter()
+        phonemizes = utterance.can_phonemize
+        if phonemizes:
+            self._find_phrase(utterance)
+        phonemized_s = perf_counter()
+        utterance.phonemize_ms += 1000 * (phonemized_s - start_s)
+        if phonemizes and not utterance.output.paced:
+            return  # a call that has arrived in the meantime need not wait for the network as well
+        if utterance.can_start_phrase:
+            self._start_phrase(utterance)
+        predicted_s = perf_counter()
+        if utterance.synthesis is not None:
+            network_ms = 1000 * (predicted_s - phonemized_s)
+            self._render_block(utterance, utterance.synthesis, network_ms=network_ms, start_s=predicted_s)
 
-    def _read(self, utterance: _Utterance) -> None:
-        """Find the next phrase, in one bounded piece of text."""
-        if utterance.reading is None:
+    def _find_phrase(self, utterance: _Utterance) -> None:
+        """Phonemize one bounded batch of text to find the next phrase."""
+        if utterance.phrases is None:
             utterance.segment = utterance.segments.popleft()
-            # Slow speech is long speech: fewer phonemes take the network as much time.
-            most_phonemes = round(MAX_PHONEMES * min(1.0, utterance.params.speed))
-            utterance.reading = self._model.phonemizer.phonemize(utterance.segment, most_phonemes)
-            utterance.phrases_begun = 0
+            # Slow speech is longer: fewer phonemes take the network the same time.
+            max_phonemes = round(MAX_PHONEMES * min(1.0, utterance.params.speed))
+            utterance.phrases = self._model.phonemizer.phonemize(utterance.segment, max_phonemes)
+            utterance.started_phrases = 0
         try:
-            utterance.phrase = next(utterance.reading)
+            utterance.next_phrase = next(utterance.phrases)
         except StopIteration:
-            utterance.reading = None
+            utterance.phrases = None
             if utterance.segment is not None:
-                utterance.pause(utterance.segment.boundary)
+                utterance.add_pause(utterance.segment.boundary)
 
-    def _begin(self, utterance: _Utterance) -> None:
-        phrase, segment = utterance.phrase, utterance.segment
+    def _start_phrase(self, utterance: _Utterance) -> None:
+        phrase = utterance.next_phrase
+        segment = utterance.segment
         if phrase is None or segment is None:
             return
-        # Noise of its own for every phrase: what was said before, and when, changes nothing.
-        seeds = (utterance.params.seed, segment.index, utterance.phrases_begun)
+        # Every phrase has a separate noise generator, so its audio does not depend on earlier text or timing.
+        seeds = (utterance.params.seed, segment.index, utterance.started_phrases)
         noise = np.random.default_rng([seed % (1 << 64) for seed in seeds])
-        utterance.speech = PhraseSynthesis(self._model, phrase, utterance.params.speed, noise)
-        utterance.phrases_begun += 1
-        utterance.phrase = None
+        utterance.synthesis = PhraseSynthesis(self._model, phrase, utterance.params.speed, noise)
+        utterance.started_phrases += 1
+        utterance.next_phrase = None
 
-    def _speak(self, utterance: _Utterance, speech: PhraseSynthesis, network_ms: float, since: float) -> None:
-        """The next block of the phrase, with the pause before it if it is the first."""
-        output, segment = utterance.output, utterance.segment
+    def _render_block(
+        self, utterance: _Utterance, synthesis: PhraseSynthesis, network_ms: float, start_s: float
+    ) -> None:
+        """Render the next block of the phrase, after the pending pause if it is the first."""
+        output = utterance.output
+        segment = utterance.segment
         if segment is None:
             return
-        if speech.total_samples:
-            block = speech.next_block()
+        if synthesis.total_samples:
+            block = synthesis.next_block()
             origin = output.rendered_samples + utterance.pause_samples
             words = [
                 WordTiming(word.start_char, word.end_char, origin + word.start_sample, origin + word.end_sample)
                 for word in block.words
-                if word.start_char >= utterance.said_until_char  # a word cut between phrases is told once
+                if word.start_char >= utterance.timed_until_char  # a word divided between phrases is reported once
             ]
             if words:
-                utterance.said_until_char = words[-1].end_char
-            vocoder_ms = 1000 * (perf_counter() - since)
+                utterance.timed_until_char = words[-1].end_char
+            vocoder_ms = 1000 * (perf_counter() - start_s)
             output.render(
                 silence(utterance.pause_samples) + to_pcm(block.samples),
                 words,
                 text_range=(segment.start, segment.end),
-                wall_ms=utterance.read_ms + network_ms + vocoder_ms,
-                stages_ms=(("text", utterance.read_ms), ("network", network_ms), ("vocoder", vocoder_ms)),
+                wall_ms=utterance.phonemize_ms + network_ms + vocoder_ms,
+                stages_ms=(("text", utterance.phonemize_ms), ("network", network_ms), ("vocoder", vocoder_ms)),
             )
             utterance.pause_samples = 0
-            utterance.read_ms = 0.0
-        if speech.finished:
-            utterance.pause(speech.boundary)
-            utterance.speech = None
+            utterance.phonemize_ms = 0.0
+        if synthesis.finished:
+            utterance.add_pause(synthesis.boundary)
+            utterance.synthesis = None
 
-    # -- life ---------------------------------------------------------------------------------------------------------
+    # -- lifecycle ----------------------------------------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Say something through every path once: both ends of the pace, a short and a long clause, a word that no
-        dictionary has, given phonemes. Raises EngineFault if that fails or is silent."""
-        long_text = "The network allocates for its longest phrase now, " * 3 + "and Zquorblat is a word nobody knows."
+        """Synthesize once through every path: both speed limits, short and long text, an unknown word, given phonemes.
+
+        Raises:
+            EngineFault: Synthesis fails or its output is silent.
+        """
+        long_text = "The network allocates for its longest phrase now, " * 3 + "and Zquorblat is in no dictionary."
         phonemes = Segment(0, (Span("Hello", 0, 5, "həlˈO"),), 0, 5, Boundary.END)
         for speed, segment in (
             (1.0, phonemes),
@@ -372,23 +398,23 @@ class HibariEngine:
             self.handle(Open(key, SynthesisParams(VOICE, speed), credit_samples=60 * SAMPLE_RATE_HZ))
             self.handle(Text(key, segment))
             self.handle(EndText(key))
-            heard = bytearray()
+            pcm = bytearray()
             while (utterance := self._utterances.get(key)) is not None:
                 for event in self._serve(utterance):
                     if isinstance(event, Failed):
                         raise EngineFault(f"the voice cannot speak: {event.error.message}")
                     if isinstance(event, Audio):
-                        heard += event.pcm
-            if not np.any(np.abs(np.frombuffer(bytes(heard), "<i2").astype(np.int32)) > 1000):
+                        pcm += event.pcm
+            if not np.any(np.abs(np.frombuffer(bytes(pcm), "<i2").astype(np.int32)) > 1000):
                 raise EngineFault("the voice is silent; reinstall hibari-tts and onnxruntime")
 
     def close(self) -> None:
         self._utterances.clear()
-        self._refused.clear()
+        self._rejections.clear()
 
 
 def _emit(utterance: _Utterance) -> Iterator[Audio]:
-    while (audio := utterance.output.emit(_LONGEST_SLICE_SAMPLES)) is not None:
+    while (audio := utterance.output.emit(_MAX_CHUNK_SAMPLES)) is not None:
         yield audio
 
 
@@ -397,10 +423,15 @@ def _segment(text: str) -> Segment:
 
 
 def _check(params: SynthesisParams) -> None:
-    """Raises UnknownVoice or InvalidRequest for what this voice cannot do; nothing is replaced in silence."""
+    """Check that the voice supports the parameters; none is replaced silently.
+
+    Raises:
+        UnknownVoice: The voice does not exist.
+        InvalidRequest: Speed or language is not supported.
+    """
     if params.voice != VOICE:
         raise UnknownVoice(f'the CPU voice has no voice "{params.voice}"; it has "{VOICE}"')
     if not (math.isfinite(params.speed) and SPEED_RANGE[0] <= params.speed <= SPEED_RANGE[1]):
         raise InvalidRequest(f"speed must be {SPEED_RANGE[0]:g} to {SPEED_RANGE[1]:g} for this voice")
     if params.language is not None and params.language.replace("_", "-").split("-")[0].lower() != LANGUAGE:
-        raise InvalidRequest(f'the voice "{VOICE}" speaks English (en) only; leave the language out or say "en"')
+        raise InvalidRequest(f'the voice "{VOICE}" speaks English (en) only; omit the language or set it to "en"')

@@ -39,7 +39,7 @@ class OutputBuffer:
         credit_samples: How many samples may be emitted now.
         rendered_samples: Samples rendered so far.
         emitted_samples: Samples emitted so far, at most ``rendered_samples``.
-        taken_samples: Samples that the listener took so far, at most ``emitted_samples``.
+        taken_samples: Samples that the client took so far, at most ``emitted_samples``.
     """
 
     def __init__(self, key: UtteranceKey, credit_samples: int, *, paced: bool = True, buffered: bool = False) -> None:
@@ -58,7 +58,7 @@ class OutputBuffer:
 
     @property
     def lead_samples(self) -> int:
-        """Samples rendered and not yet taken by the listener."""
+        """Samples rendered and not yet taken by the client."""
         return self.rendered_samples - self.taken_samples
 
     def lead_at_samples(self, now_us: int) -> int:
@@ -66,7 +66,7 @@ class OutputBuffer:
 
         A download and a client that buffers take audio long before it is played. Their lead is measured against a
         virtual playhead that starts with the first chunk, moves at the sample rate and stops where there is nothing to
-        play; a reader that takes audio later than that (a paused one) determines the lead itself.
+        play. A client that takes audio later than that (a paused one) determines the lead itself.
         """
         if self.paced and not self.buffered:
             return self.lead_samples
@@ -86,7 +86,7 @@ class OutputBuffer:
         return self.credit_samples > 0 and bool(self._rendered)
 
     def grant(self, samples: int) -> None:
-        """Return the credit of ``samples`` that the listener took."""
+        """Return the credit of ``samples`` that the client took."""
         self.credit_samples += samples
         self.taken_samples += samples
 

@@ -1,16 +1,17 @@
-"""Which utterance the engine serves next: no clock and no tensor, only integers.
+"""Scheduling: which utterance the engine serves next. Integers only, without clock and tensors.
 
-Least slack first, in two classes. Slack is the audio a listener can still play if nothing more is made, in samples.
+The stream with the least slack goes first, in two classes. Slack is the number of samples until underrun if no more
+audio is rendered.
 
-*Paced* streams (calls) are sent at the pace of playback, so their slack is known: a stream that plays has its playout
-lead, a stream that has not begun has what is left of the time in which a first chunk feels immediate. A first chunk may
-be urgent, but never more urgent than a stream close to underrun: a gap in running speech is worse than a late start.
+*Paced* streams (calls) take audio at the pace of playback, so their slack is known: a playing stream has its playout
+lead, and a stream that has not started has the remaining part of its first-audio target. A first chunk may be urgent
+but never precedes a stream close to underrun: a gap in running speech is worse than a late start.
 
-*Unpaced* streams (downloads, most compatibility APIs) take audio as fast as it is made. What they took says nothing
-about when a listener will run out, so they are measured against a virtual playhead, and no unpaced stream goes before a
-paced one. Two rules keep them going: beside paced streams that always need more they still get ``UNPACED_SHARE`` of
-the engine's time, and among themselves the one with the least virtual lead goes first, so that first chunks come first
-and the rest is shared evenly.
+*Unpaced* streams (downloads, most compatibility APIs) take audio as fast as it is rendered, which says nothing about
+their playback. They are measured against a virtual playhead, and no unpaced stream precedes a paced one. Two rules
+guarantee progress: unpaced streams that wait beside paced ones get ``UNPACED_SHARE`` of the engine's time, and among
+unpaced streams the one with the least virtual lead goes first, so first chunks precede others and the rest is shared
+evenly.
 """
 
 from __future__ import annotations
@@ -21,32 +22,35 @@ from dataclasses import dataclass
 from tts_worker.types import SAMPLE_RATE_HZ, UtteranceKey
 
 FIRST_AUDIO_TARGET_SAMPLES = SAMPLE_RATE_HZ // 4
-"""A paced stream that has not begun starts with 250 ms of slack: it overtakes every stream that has more ..."""
+"""A paced stream that has not started has 250 ms of slack and precedes every stream with more."""
 
 FIRST_AUDIO_FLOOR_SAMPLES = 3 * SAMPLE_RATE_HZ // 20
-"""... which runs down to 150 ms and no further: no new stream overtakes one that has less, which is several steps."""
+"""The slack of a waiting first chunk falls to 150 ms (several steps): it never precedes a stream with less."""
 
 UNPACED_LEAD_SAMPLES = 3 * SAMPLE_RATE_HZ
-"""An unpaced stream that is further ahead of its virtual playhead than this is no less urgent: from here on all unpaced
-streams take turns, so that a new download does not stop the others until it has caught up with them."""
+"""Limit of the virtual lead that counts for unpaced streams.
+
+Beyond it they take turns, so that a new download does not stop the others until it has caught up with them.
+"""
 
 UNPACED_SHARE = 1 / 16
-"""Of the engine's time, for unpaced streams that wait beside paced ones: downloads always finish."""
+"""Share of the engine's time for unpaced streams that wait beside paced ones, so that downloads always finish."""
 
-_LONGEST_STEP_US = 250_000
-"""No step is accounted for with more than this: what took longer was a time without work."""
+_MAX_STEP_US = 250_000
+"""A longer interval between two steps includes idle time, so a step is charged with at most this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One utterance that could use a step now: it has text to speak, credit to speak it, and is not held.
+    """An utterance that can use a step: it has text and credit and is not held.
 
     Attributes:
-        lead_samples: Audio made and not yet played, by the listener or, if unpaced, by a virtual playhead.
-        waiting_since_us: Since when it waits: since its last step, or, where no two utterances share a step, for a
-            first chunk since its first text.
+        key: The utterance.
+        lead_samples: Audio rendered and not yet played, by the client or, if unpaced, by a virtual playhead.
+        waiting_since_us: Time of its last step; before its first chunk and where no two utterances share a step, the
+            time of its first text.
         started: Whether it has emitted audio.
-        paced: Whether the listener takes audio at the pace of playback.
+        paced: Whether the client takes audio at the pace of playback.
     """
 
     key: UtteranceKey
@@ -57,12 +61,12 @@ class Job:
 
 
 def slack_samples(job: Job, now_us: int) -> int:
-    """Samples until this listener has an underrun. Source: least-laxity scheduling over playout lead.
+    """Return the samples until underrun; comparable within a class only.
 
-    Comparable within a class only.
+    Source: least-laxity scheduling over the playout lead.
     """
     if not job.paced:
-        # Neither a first chunk nor a stream that fell behind goes before the other: both wait in order of arrival.
+        # A first chunk and a stream without lead are equally urgent and served in order of arrival.
         return min(max(0, job.lead_samples), UNPACED_LEAD_SAMPLES) if job.started else 0
     if job.started:
         return job.lead_samples
@@ -71,35 +75,36 @@ def slack_samples(job: Job, now_us: int) -> int:
 
 
 def by_urgency(jobs: Sequence[Job], now_us: int) -> list[Job]:
-    """All jobs, most urgent first; paced before unpaced.
+    """Sort jobs by urgency, paced before unpaced.
 
-    Ties go to the job that waits longest, then to the smaller key: a total order.
+    Ties are broken by the longer wait, then by the smaller key: a total order.
     """
     return sorted(jobs, key=lambda job: (not job.paced, slack_samples(job, now_us), job.waiting_since_us, job.key))
 
 
-_FIRST_STEP_US = 100_000
-"""What the first step of an unpaced stream is taken to need."""
+_INITIAL_STEP_US = 100_000
+"""Assumed time of the first unpaced step."""
 
 
 class Scheduler:
-    """``by_urgency`` with a minimum share of engine time for unpaced streams.
+    """Orders jobs by urgency with a minimum share of engine time for unpaced streams.
 
-    While a paced stream is served and an unpaced one waits, the share of the elapsed time is owed to the unpaced; once
-    a whole step is owed, an unpaced stream goes first. What a step takes is read off the times given: deterministic.
+    While a paced stream is served and an unpaced one waits, a share of the elapsed time is credited to the unpaced
+    class; when the credit reaches a whole step, an unpaced stream goes first. Step times are derived from the times
+    passed in, so the order is deterministic.
     """
 
     def __init__(self) -> None:
-        self._owed_us = 0.0
-        self._unpaced_step_us = _FIRST_STEP_US  # what the last one took
-        self._served_at_us = 0
-        self._served_paced: bool | None = None  # in the last step; None: no step to account for
+        self._unpaced_credit_us = 0.0
+        self._unpaced_step_us = _INITIAL_STEP_US  # time of the last unpaced step
+        self._last_step_us = 0
+        self._last_was_paced: bool | None = None  # class of the last step; None: nothing to account for
 
     def order(self, jobs: Sequence[Job], now_us: int) -> list[Job]:
-        """All jobs, in the order in which they may be served."""
+        """Return all jobs in the order in which they may be served."""
         self._account(now_us)
         ordered = by_urgency(jobs, now_us)
-        if self._owed_us >= self._unpaced_step_us:
+        if self._unpaced_credit_us >= self._unpaced_step_us:
             first = next((job for job in ordered if not job.paced), None)
             if first is not None:
                 ordered.remove(first)
@@ -107,25 +112,26 @@ class Scheduler:
         return ordered
 
     def _account(self, now_us: int) -> None:
-        elapsed_us = min(max(0, now_us - self._served_at_us), _LONGEST_STEP_US)
-        self._served_at_us = now_us
-        if self._served_paced is True:
-            self._owed_us += elapsed_us * UNPACED_SHARE / (1 - UNPACED_SHARE)
-        elif self._served_paced is False:
+        elapsed_us = min(max(0, now_us - self._last_step_us), _MAX_STEP_US)
+        self._last_step_us = now_us
+        if self._last_was_paced is True:
+            self._unpaced_credit_us += elapsed_us * UNPACED_SHARE / (1 - UNPACED_SHARE)
+        elif self._last_was_paced is False:
             self._unpaced_step_us = elapsed_us
-            self._served_paced = None
+            self._last_was_paced = None
 
     def served(self, job: Job, jobs: Sequence[Job]) -> None:
-        """``job``, one of ``jobs``, gets the step that begins now."""
+        """Record that ``job``, one of ``jobs``, gets the step that starts now."""
         if not job.paced:
-            self._served_paced, self._owed_us = False, 0.0
+            self._last_was_paced = False
+            self._unpaced_credit_us = 0.0
         elif all(other.paced for other in jobs):
-            self._served_paced = None
+            self._last_was_paced = None
         else:
-            self._served_paced = True
+            self._last_was_paced = True
 
     def pick(self, jobs: Sequence[Job], now_us: int) -> Job | None:
-        """The job that gets the next step; None if there is none."""
+        """Choose the job for the next step; None without jobs."""
         ordered = self.order(jobs, now_us)
         if not ordered:
             return None

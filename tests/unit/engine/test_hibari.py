@@ -353,8 +353,8 @@ def test_open_phrases_are_bounded_under_load(hibari_model: HibariModel) -> None:
     max_open = 0
     while engine.has_work:
         driver.step()
-        speeches = [u.speech for u in engine._utterances.values() if u.speech is not None]
-        max_open = max(max_open, sum(not speech.suspended for speech in speeches))
+        syntheses = [u.synthesis for u in engine._utterances.values() if u.synthesis is not None]
+        max_open = max(max_open, sum(not synthesis.suspended for synthesis in syntheses))
     assert 1 < max_open <= 8
     assert all(driver.outputs[key].ends == [Done(key)] for key in keys)
 
@@ -365,11 +365,11 @@ def test_held_utterance_frees_its_spectra(hibari_model: HibariModel) -> None:
     driver.send_text(KEY, segments(("This takes a few seconds to say, but there is an interruption.", Boundary.END)))
     driver.step()
     engine = cast(HibariEngine, driver.engine)
-    speech = engine._utterances[KEY].speech
-    assert speech is not None
-    assert not speech.suspended
+    synthesis = engine._utterances[KEY].synthesis
+    assert synthesis is not None
+    assert not synthesis.suspended
     driver.send(Hold(KEY))
-    assert speech.suspended
+    assert synthesis.suspended
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------

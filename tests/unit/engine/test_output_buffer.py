@@ -9,7 +9,7 @@ from tts_worker.types import UtteranceKey, WordTiming
 KEY = UtteranceKey("s", 1)
 
 
-def sound(start: int, samples: int) -> bytes:
+def pcm(start: int, samples: int) -> bytes:
     return b"".join(((start + i) % 30_000).to_bytes(2, "little") for i in range(samples))
 
 
@@ -25,15 +25,19 @@ def sound(start: int, samples: int) -> bytes:
         max_size=50,
     ),
 )
-def test_credit_is_never_exceeded_and_nothing_is_lost(credit: int, script: list[tuple[str, int]]) -> None:
+def test_audio_stays_within_credit_and_is_complete(credit: int, script: list[tuple[str, int]]) -> None:
     output = OutputBuffer(KEY, credit)
-    granted, out, words_in, words_out, index = credit, b"", [], [], 0
+    granted = credit
+    emitted = b""
+    words_in: list[WordTiming] = []
+    words_out: list[WordTiming] = []
+    index = 0
     for action, n in script:
         if action == "render":
             start = output.rendered_samples
             words = [WordTiming(start, start + 1, start, start + n)] if n else []
             words_in += words
-            output.render(sound(start, n), words)
+            output.render(pcm(start, n), words)
         elif action == "grant":
             output.grant(n)
             granted += n
@@ -44,9 +48,9 @@ def test_credit_is_never_exceeded_and_nothing_is_lost(credit: int, script: list[
                 continue
             assert 0 < audio.samples <= n
             assert audio.meta.index == index
-            assert audio.meta.start_sample == len(out) // 2
+            assert audio.meta.start_sample == len(emitted) // 2
             index += 1
-            out += audio.pcm
+            emitted += audio.pcm
             words_out += audio.words
             assert all(w.start_sample < output.emitted_samples for w in words_out)
             assert [w for w in words_in if w.start_sample < output.emitted_samples] == words_out
@@ -55,31 +59,31 @@ def test_credit_is_never_exceeded_and_nothing_is_lost(credit: int, script: list[
         assert output.waiting_samples == output.rendered_samples - output.emitted_samples
     output.grant(10_000_000)
     while (audio := output.emit(77)) is not None:
-        out += audio.pcm
-    assert out == sound(0, output.rendered_samples)
+        emitted += audio.pcm
+    assert emitted == pcm(0, output.rendered_samples)
 
 
-def test_the_cost_of_a_piece_is_reported_once() -> None:
+def test_render_cost_is_reported_once() -> None:
     output = OutputBuffer(KEY, 1_000)
-    output.render(sound(0, 30), wall_ms=12.5, stages_ms=(("net", 12.5),), text_range=(3, 9))
+    output.render(pcm(0, 30), wall_ms=12.5, stages_ms=(("net", 12.5),), text_range=(3, 9))
     metas = [audio.meta for _ in range(3) if (audio := output.emit(10)) is not None]
     assert [m.wall_ms for m in metas] == [12.5, 0.0, 0.0]
     assert [m.stages_ms for m in metas] == [(("net", 12.5),), (), ()]
     assert {(m.text_start, m.text_end) for m in metas} == {(3, 9)}
 
 
-def test_a_word_without_sound_at_the_end_travels_with_the_last_chunk() -> None:
+def test_trailing_silent_word_is_in_the_last_chunk() -> None:
     output = OutputBuffer(KEY, 1_000)
     silent = WordTiming(5, 6, 20, 20)
-    output.render(sound(0, 20), [WordTiming(0, 4, 0, 20), silent])
+    output.render(pcm(0, 20), [WordTiming(0, 4, 0, 20), silent])
     audio = output.emit(100, last=True)
     assert audio is not None
     assert audio.words[-1] == silent
 
 
-def test_the_lead_counts_what_was_made_and_not_taken() -> None:
+def test_lead_is_rendered_minus_taken_samples() -> None:
     output = OutputBuffer(KEY, 100)
-    output.render(sound(0, 250))
+    output.render(pcm(0, 250))
     output.emit(100)
     assert (output.lead_samples, output.waiting_samples) == (250, 150)
     output.grant(60)
