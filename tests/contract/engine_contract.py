@@ -59,7 +59,7 @@ class EngineCase:
 
 
 def segments(*parts: tuple[str, Boundary]) -> tuple[Segment, ...]:
-    """Build contiguous segments without replacements from pieces of a text."""
+    """Build contiguous segments from consecutive parts of a text, without replacements."""
     result = []
     start = 0
     for index, (text, boundary) in enumerate(parts):
@@ -407,16 +407,16 @@ def open_beyond_capacity_is_rejected(case: EngineCase) -> None:
     driver = EngineDriver(case)
     slots = driver.engine.info.max_utterances
     served = [driver.open(_other_key(number)) for number in range(slots)]
-    refused = driver.open(KEY)
+    rejected = driver.open(KEY)
     driver.send_text(KEY)
     driver.send_text(_other_key(0))
     for number in range(1, slots):
         driver.send(EndText(_other_key(number)))
     driver.drain()
-    (end,) = refused.ends
+    (end,) = rejected.ends
     assert isinstance(end, Failed)
     assert end.error.retryable
-    assert not refused.audio
+    assert not rejected.audio
     assert all([type(e) for e in output.ends] == [Done] for output in served)
     assert served[0].samples > 0
     again = driver.open(UtteranceKey("later", 1))

@@ -127,7 +127,7 @@ class _Utterance:
         return self.next_phrase is not None and self.output.credit_samples > self.output.waiting_samples
 
     @property
-    def has_synthesis(self) -> bool:
+    def can_synthesize(self) -> bool:
         return not self.is_held and (self.synthesis is not None or self.can_phonemize or self.can_start_phrase)
 
     @property
@@ -231,7 +231,7 @@ class HibariEngine:
     @property
     def has_work(self) -> bool:
         return bool(self._rejections) or any(
-            utterance.has_synthesis or utterance.can_emit or utterance.finished
+            utterance.can_synthesize or utterance.can_emit or utterance.finished
             for utterance in self._utterances.values()
         )
 
@@ -265,7 +265,7 @@ class HibariEngine:
 
     def _candidates(self, *, paced: bool) -> list[_Utterance]:
         """Return the paced or the unpaced utterances that can use a step."""
-        candidates = [u for u in self._utterances.values() if u.output.paced is paced and u.has_synthesis]
+        candidates = [u for u in self._utterances.values() if u.output.paced is paced and u.can_synthesize]
         open_phrases = [u for u in candidates if u.synthesis is not None and not u.synthesis.suspended]
         limit = _MAX_OPEN_PHRASES if paced else _MAX_OPEN_UNPACED_PHRASES
         return candidates if len(open_phrases) < limit else open_phrases
@@ -282,7 +282,7 @@ class HibariEngine:
             kind = type(error).__name__
             return [self._fail(utterance, SynthesisFailed(f"the voice could not synthesize part of the text ({kind})"))]
         events: list[Event] = [*_emit(utterance)] if utterance.can_emit else []
-        if utterance.output.emitted_samples:  # until its first chunk it keeps its place in the order of arrival
+        if utterance.output.emitted_samples:  # until its first chunk the order of arrival counts
             utterance.waiting_since_us = None
         if utterance.finished:
             events.append(self._finish(utterance))

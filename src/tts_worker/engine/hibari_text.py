@@ -340,20 +340,20 @@ def _cut_before(text: str, capacity: int) -> int:
 def _text_runs(segment: Segment) -> Iterator[_TextRun]:
     """Join spans without given phonemes: a word may continue in the next span."""
     text = ""
-    begin = 0
-    place = 0
+    start = 0
+    position = 0
     for span in segment.spans:
         if span.phonemes is not None and span.text:
             if text:
-                yield _TextRun(text, begin)
-            yield _TextRun(span.text, place, span.phonemes)
+                yield _TextRun(text, start)
+            yield _TextRun(span.text, position, span.phonemes)
             text = ""
-            begin = place + len(span.text)
+            start = position + len(span.text)
         else:
             text += span.text
-        place += len(span.text)
+        position += len(span.text)
     if text:
-        yield _TextRun(text, begin)
+        yield _TextRun(text, start)
 
 
 def _single_words(runs: Sequence[_TextRun]) -> Iterator[_TextRun]:

@@ -282,7 +282,7 @@ class ToneEngine:
         self._settings.spend(self._settings.cost_per_audio_s * rendered / SAMPLE_RATE_HZ)
         utterance.chunks += 1
         events = self._emit(key, utterance)
-        if output.emitted_samples:  # until its first chunk it keeps its place in the order of arrival
+        if output.emitted_samples:  # until its first chunk the order of arrival counts
             utterance.waiting_since_us = None
         return events
 
