@@ -276,7 +276,7 @@ def main() -> int:
         overlap=args.overlap,
         first_tokens=args.first_tokens,
         smooth_start=False,
-        max_passage_s=int(args.seconds) + 2,
+        max_segment_s=int(args.seconds) + 2,
         max_utterances=4,
     )
     ours = StreamingEngine(options, args.prompt_tokens)

@@ -36,7 +36,7 @@ def cuda_engine(family: str, *, half: bool, graphs: bool, crowd: int = 8) -> Cos
         decode_batch=crowd,
         render_batch=8,
         lm_tokens=512,
-        max_passage_s=6,
+        max_segment_s=6,
     )
     subject = engine(family, config, loaded=loaded, script=lambda key, run: [*range(100 + run, 160 + run), eos])
     subject.warm_up()

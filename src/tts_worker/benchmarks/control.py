@@ -51,7 +51,7 @@ class ControlTimes:
             "stop_max_ms": rounded_ms(max(self.stop_s, default=None)),
             "pause_p99_ms": rounded_ms(percentile(self.pause_s, 99)),
             "resume_p99_ms": rounded_ms(percentile(self.resume_s, 99)),
-            "resume_to_first_sound_p99_ms": rounded_ms(percentile(self.resume_to_first_audio_s, 99)),
+            "resume_to_first_audio_p99_ms": rounded_ms(percentile(self.resume_to_first_audio_s, 99)),
             "frames_after_stop": self.frames_after_stop,
             "frames_in_pause": self.frames_in_pause,
         }

@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
         max_utterances=max(4, args.sessions),
         first_tokens=args.first_tokens,
         stride_chunks=args.stride_chunks,
-        max_passage_s=int(max(lengths_s)) + 2,
+        max_segment_s=int(max(lengths_s)) + 2,
         memory_gb=args.memory_gb,
         smooth_start=args.smooth_start,
     )
@@ -275,10 +275,10 @@ class Bench:
         spoken = [self.speak(forced_tokens(40, n)) for n in range(max(repeats, 3) * 2)]
         firsts = [1000 * one.first_s for one in spoken]
         return {
-            "first_sound_p50_ms": _rounded(percentile(firsts, 50)),
-            "first_sound_p95_ms": _rounded(percentile(firsts, 95)),
-            "first_sound_min_ms": _rounded(min(firsts)),
-            "first_sound_tokens": spoken[0].first_tokens,
+            "first_audio_p50_ms": _rounded(percentile(firsts, 50)),
+            "first_audio_p95_ms": _rounded(percentile(firsts, 95)),
+            "first_audio_min_ms": _rounded(min(firsts)),
+            "first_audio_tokens": spoken[0].first_tokens,
             "first_chunk_audio_ms": _rounded(1000 * spoken[0].first_samples / SAMPLE_RATE_HZ),
         }
 
@@ -363,10 +363,10 @@ class Bench:
         underruns_ms = [1000 * client.underrun_s for client in clients.values()]
         return {
             "sessions": count,
-            "sessions_first_sound_p50_ms": _rounded(percentile(firsts, 50)),
-            "sessions_first_sound_p95_ms": _rounded(percentile(firsts, 95)),
-            "sessions_with_a_hole": sum(underrun_ms > 0 for underrun_ms in underruns_ms),
-            "sessions_hole_p99_ms": _rounded(percentile(underruns_ms, 99)),
+            "sessions_first_audio_p50_ms": _rounded(percentile(firsts, 50)),
+            "sessions_first_audio_p95_ms": _rounded(percentile(firsts, 95)),
+            "sessions_with_underruns": sum(underrun_ms > 0 for underrun_ms in underruns_ms),
+            "sessions_underrun_p99_ms": _rounded(percentile(underruns_ms, 99)),
             "sessions_audio_s_per_s": _rounded(count * seconds / wall_s, 2),
         }
 

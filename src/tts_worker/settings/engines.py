@@ -55,7 +55,7 @@ class CosyVoiceEngineSettings(Section):
     stride_chunks: int | None = Field(None, ge=1, le=8)
     overlap: bool | None = None
     context_tokens: int = Field(250, ge=0, le=2_000)
-    max_passage_s: int = Field(30, ge=4, le=240)
+    max_segment_s: int = Field(30, ge=4, le=240)
     memory_gb: float | None = Field(None, gt=0)
     cached_voices: int = Field(4, ge=1, le=1_000)
     decode_batch: int | None = Field(None, ge=1, le=512)

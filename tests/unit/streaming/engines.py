@@ -99,7 +99,7 @@ def settings(**changes: Any) -> StreamingConfig:
     base: dict[str, Any] = {
         "max_utterances": 10,
         "pages": 60,
-        "max_passage_s": 16,
+        "max_segment_s": 16,
         "lm_tokens": 640,
         "cached_voices": 2,
         "checked": True,

@@ -36,7 +36,7 @@ TEXT = segments(("Hello, ", Boundary.CLAUSE), ("world and you.", Boundary.SENTEN
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_graph_replay_gives_the_same_audio(family: str) -> None:
-    small = {"max_passage_s": 6, "lm_tokens": 512, "decode_batch": 4, "render_batch": 2, "checked": False}
+    small = {"max_segment_s": 6, "lm_tokens": 512, "decode_batch": 4, "render_batch": 2, "checked": False}
     expected = [synthesize(engine(family, settings(**small)), TEXT, key=UtteranceKey("s", n)) for n in range(1)]
     tokens = FakeGraphRunner()
     audio = FakeGraphRunner()
@@ -283,7 +283,7 @@ class FailingCaptureRunner(FakeGraphRunner):
 
 @pytest.mark.parametrize("after", [0, 3])
 def test_failed_capture_falls_back_to_eager(caplog: pytest.LogCaptureFixture, after: int) -> None:
-    small = settings(max_passage_s=6, lm_tokens=512, decode_batch=2, render_batch=1, checked=False)
+    small = settings(max_segment_s=6, lm_tokens=512, decode_batch=2, render_batch=1, checked=False)
     expected = synthesize(engine("cosyvoice3", small), TEXT[:1])
     tokens = FailingCaptureRunner(after)
     audio = FailingCaptureRunner(after)

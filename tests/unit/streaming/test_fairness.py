@@ -100,7 +100,7 @@ def test_downloads_leave_slots_to_calls() -> None:
 
 
 def test_downloads_finish_with_memory_for_one() -> None:
-    driver = EngineDriver(engine(V3, settings(pages=12, max_passage_s=8), script=long_script))
+    driver = EngineDriver(engine(V3, settings(pages=12, max_segment_s=8), script=long_script))
     for key in downloads(3):
         driver.subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES, paced=False))
         driver.subject.handle(Text(key, plain_segment("Hello world and you")))

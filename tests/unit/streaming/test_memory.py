@@ -241,7 +241,7 @@ def test_silent_utterance_does_not_block_others() -> None:
 @pytest.mark.parametrize("runner", [EagerRunner, FakeGraphRunner])
 def test_closed_engine_frees_memory_without_gc(runner: type[Runner]) -> None:
     """A worker freezes its heap at the start, so a reference cycle in it would never be collected."""
-    small = settings(lm_tokens=256, max_passage_s=4, pages=20, decode_batch=1, checked=False)
+    small = settings(lm_tokens=256, max_segment_s=4, pages=20, decode_batch=1, checked=False)
     subject = engine("cosyvoice3", small, runners=(runner(), runner()))
     subject.warm_up()
     memory = (

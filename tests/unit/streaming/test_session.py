@@ -24,7 +24,7 @@ from tts_worker.session.session import LocalSession
 from tts_worker.settings import CosyVoiceEngineSettings, load_settings
 from tts_worker.types import Ended, Outcome, PcmFrame, Words
 
-ENGINE = {"kind": "cosyvoice", "bundle": str(tiny("cosyvoice3")), "memory_gb": 0.1, "threads": 1, "max_passage_s": 8}
+ENGINE = {"kind": "cosyvoice", "bundle": str(tiny("cosyvoice3")), "memory_gb": 0.1, "threads": 1, "max_segment_s": 8}
 TEXT = "Yes. It is."
 QUICK = SessionOptions(realtime=False)
 
@@ -161,7 +161,7 @@ def test_engine_benchmark_needs_minimal_packages() -> None:
     assert done.returncode == 0, done.stderr
     figures, code = done.stdout.splitlines()
     assert code == "0"
-    for name in ("first_sound_p50_ms", "rtf_p50", "flow_ms_per_s", "late_over_early", "sessions_with_a_hole"):
+    for name in ("first_audio_p50_ms", "rtf_p50", "flow_ms_per_s", "late_over_early", "sessions_with_underruns"):
         assert f'"{name}"' in figures
 
 

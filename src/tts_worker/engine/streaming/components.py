@@ -86,7 +86,7 @@ class Components:
             runner=runners[0],
             checked=config.checked,
         )
-        longest_s = int(MAX_PROMPT_S) + config.max_passage_s + 2
+        longest_s = int(MAX_PROMPT_S) + config.max_segment_s + 2
         pool = FlowPool(
             networks.flow,
             slots=2 * config.max_utterances + config.cached_voices,

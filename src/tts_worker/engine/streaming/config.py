@@ -27,7 +27,7 @@ class StreamingConfig:
             and audio always have separate streams.
         stride_chunks: Chunks of the mask computed and sent as one, once the playout lead allows it.
         context_tokens: Speech tokens of earlier clauses that a clause continues.
-        max_passage_s: Longest audio segment (audio between two sentence ends). Attention over the segment makes a late
+        max_segment_s: Longest audio segment (audio between two sentence ends). Attention over the segment makes a late
             chunk more expensive than an early one.
         lm_tokens: Longest sequence of the language model.
         pages: Flow memory in chunks of one second, shared by all utterances and voices.
@@ -48,7 +48,7 @@ class StreamingConfig:
     overlap: bool = False
     stride_chunks: int = 1
     context_tokens: int = 250
-    max_passage_s: int = 30
+    max_segment_s: int = 30
     lm_tokens: int = 3072
     pages: int = 160
     cached_voices: int = 4
@@ -66,7 +66,7 @@ class StreamingConfig:
             "first_tokens": (self.first_tokens, 1),
             "stride_chunks": (self.stride_chunks, 1),
             "context_tokens": (self.context_tokens, 0),
-            "max_passage_s": (self.max_passage_s, 4),
+            "max_segment_s": (self.max_segment_s, 4),
             "lm_tokens": (self.lm_tokens, 128),
             "pages": (self.pages, 4),
             "cached_voices": (self.cached_voices, 1),

@@ -65,7 +65,7 @@ class LoadOptions:
     first_tokens: int = 8
     stride_chunks: int | None = None
     context_tokens: int = 250
-    max_passage_s: int = 30
+    max_segment_s: int = 30
     memory_gb: float | None = None
     cached_voices: int = 4
     decode_batch: int | None = None
@@ -116,7 +116,7 @@ def load_engine(
         first_tokens=options.first_tokens,
         stride_chunks=options.stride_chunks or (1 if cuda or options.backend == "onnx" else 2),
         context_tokens=options.context_tokens,
-        max_passage_s=options.max_passage_s,
+        max_segment_s=options.max_segment_s,
         pages=page_count(networks, options.memory_gb),
         cached_voices=options.cached_voices,
         decode_batch=options.decode_batch or (64 if cuda else 16),

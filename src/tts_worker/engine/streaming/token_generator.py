@@ -245,7 +245,7 @@ class TokenGenerator:
     def _max_tokens(self) -> int:
         """Most speech tokens of an audio segment. With their text they fit into the language model."""
         settings = self._model.settings
-        return min(settings.max_passage_s * self._model.config.token_rate_hz, settings.lm_tokens // 2)
+        return min(settings.max_segment_s * self._model.config.token_rate_hz, settings.lm_tokens // 2)
 
     def _encode(self, audio_segment: AudioSegment, segment: Segment) -> list[int]:
         """Add ``segment`` to the run and return its text ids."""
@@ -387,7 +387,7 @@ class TokenGenerator:
         self._schedule_words(audio_segment)
         if run.done and not self._run_ids and self._can_retry(audio_segment):
             return self._retry_run(audio_segment)
-        max_segment_tokens = self._model.settings.max_passage_s * self._model.config.token_rate_hz
+        max_segment_tokens = self._model.settings.max_segment_s * self._model.config.token_rate_hz
         if run.done and not (run.truncated and not self.script):
             self._end_run(audio_segment)
         elif run.done or len(audio_segment.tokens) >= max_segment_tokens:
