@@ -1,4 +1,4 @@
-"""The TTS worker protocol as a Python class: a consumer may leave in any way it likes."""
+"""The TTS worker protocol as a Python class: streaming, control, and consumers that leave early."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def adapter(worker: Worker) -> TTSWorker:
 
 
 async def settled(worker: Worker) -> None:
-    """Everything is free again: sessions, engine slots, tasks."""
+    """Wait until no sessions, engine slots and tasks remain."""
     await until(lambda: not worker.hub.live_sessions and not worker.engines["tone"].live_utterances)
     await until(lambda: not any("-text" in task.get_name() for task in asyncio.all_tasks()))
 
@@ -49,13 +49,13 @@ async def test_frames_and_state(worker: Worker, adapter: TTSWorker) -> None:
     async for frame in adapter.synthesize_stream(words()):
         states.append(adapter.state)
         frames.append(frame)
-    assert set(states[:-1]) == {WorkerState.SYNTHESIZING}  # with the last frame taken the work is over
+    assert set(states[:-1]) == {WorkerState.SYNTHESIZING}  # idle once the last frame is returned
     assert adapter.state is WorkerState.IDLE
     assert {len(frame) for frame in frames[:-1]} == {960}
     await settled(worker)
 
 
-async def test_chunks_say_where_they_come_from(worker: Worker, adapter: TTSWorker) -> None:
+async def test_chunks_have_metadata(worker: Worker, adapter: TTSWorker) -> None:
     stream = adapter.synthesize_chunks(words())
     position = 0
     index = 0
@@ -79,7 +79,7 @@ async def test_chunks_say_where_they_come_from(worker: Worker, adapter: TTSWorke
 async def test_pause_resume_stop(worker: Worker, adapter: TTSWorker) -> None:
     assert not await adapter.control("PAUSE")
     stream = adapter.synthesize_chunks(endless())
-    for _ in range(30):  # the first words are over
+    for _ in range(30):  # the first words have been played
         await anext(stream)
     assert await adapter.control("PAUSE")
     assert adapter.state is WorkerState.PAUSED
@@ -94,7 +94,7 @@ async def test_pause_resume_stop(worker: Worker, adapter: TTSWorker) -> None:
     assert stream.outcome is Outcome.STOPPED
     assert stream.receipt is not None
     assert stream.receipt.text_spoken
-    # The adapter lives on: the next utterance is whole.
+    # The adapter still works: the next utterance is complete.
     assert len([f async for f in adapter.synthesize_stream(words())]) > 50
     with pytest.raises(InvalidRequest):
         await adapter.control("RELOAD")
@@ -113,14 +113,14 @@ async def test_stop_before_the_first_text(worker: Worker, adapter: TTSWorker) ->
     await settled(worker)
 
 
-async def test_a_consumer_that_breaks_frees_everything(worker: Worker, adapter: TTSWorker) -> None:
+async def test_break_frees_the_session(worker: Worker, adapter: TTSWorker) -> None:
     async for _ in adapter.synthesize_stream(endless()):
         break
     gc.collect()
     await settled(worker)
 
 
-async def test_a_consumer_that_is_cancelled_frees_everything(worker: Worker, adapter: TTSWorker) -> None:
+async def test_cancelled_consumer_frees_the_session(worker: Worker, adapter: TTSWorker) -> None:
     started = asyncio.Event()
 
     async def consume() -> None:
@@ -137,7 +137,7 @@ async def test_a_consumer_that_is_cancelled_frees_everything(worker: Worker, ada
     await settled(worker)
 
 
-async def test_a_consumer_that_crashes_frees_everything(worker: Worker, adapter: TTSWorker) -> None:
+async def test_failing_consumer_frees_the_session(worker: Worker, adapter: TTSWorker) -> None:
     async def consume() -> None:
         async for _ in adapter.synthesize_stream(endless()):
             raise ZeroDivisionError
@@ -148,7 +148,7 @@ async def test_a_consumer_that_crashes_frees_everything(worker: Worker, adapter:
     await settled(worker)
 
 
-async def test_a_writer_that_crashes_reaches_the_consumer(worker: Worker, adapter: TTSWorker) -> None:
+async def test_text_iterator_error_reaches_the_consumer(worker: Worker, adapter: TTSWorker) -> None:
     async def broken() -> AsyncIterator[str]:
         yield "Some words, "
         raise ZeroDivisionError
@@ -159,7 +159,7 @@ async def test_a_writer_that_crashes_reaches_the_consumer(worker: Worker, adapte
     await settled(worker)
 
 
-async def test_streams_of_one_adapter_are_apart(worker: Worker, adapter: TTSWorker) -> None:
+async def test_streams_of_one_adapter_are_isolated(worker: Worker, adapter: TTSWorker) -> None:
     async def pcm(voice: str) -> bytes:
         return b"".join(
             [f async for f in adapter.synthesize_stream(words(), SessionOptions(voice=voice, realtime=False))]
@@ -172,7 +172,7 @@ async def test_streams_of_one_adapter_are_apart(worker: Worker, adapter: TTSWork
     await settled(worker)
 
 
-async def test_models_are_loaded_once_and_not_taken_from_under_a_stream() -> None:
+async def test_models_in_use_are_not_unloaded() -> None:
     async with create_worker(tone_settings()) as adapter:
         await asyncio.gather(*(adapter.load_model("tone") for _ in range(5)))
         with pytest.raises(UnknownModel, match="tone"):

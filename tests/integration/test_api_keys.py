@@ -1,4 +1,4 @@
-"""API keys with names, scopes and quotas, their rotation, wrong keys and the audit log: over real sockets."""
+"""API keys with names, scopes and quotas, key rotation, wrong keys and the audit log, over real sockets."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def speak(client: httpx.AsyncClient, key: str) -> httpx.Response:
     )
 
 
-async def test_scopes_decide_what_a_key_may_do(tmp_path: Path) -> None:
+async def test_scopes_limit_a_key(tmp_path: Path) -> None:
     worker = EnrollingWorker(server={"key_file": str(key_file(tmp_path))})
     form = {"data": {"tts_text": "Hi."}, "files": {"prompt_wav": ("a.wav", wav(speech(2.0)))}}
     async with serving_worker(worker) as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client:
@@ -92,7 +92,7 @@ async def test_only_admin_keys_load_and_unload_models(tmp_path: Path, caplog: py
         ]
 
 
-async def test_max_sessions_bounds_sessions_of_a_key(tmp_path: Path) -> None:
+async def test_max_sessions_limits_a_key(tmp_path: Path) -> None:
     file = key_file(tmp_path, max_sessions=1)
     async with (
         serving(server={"key_file": str(file)}) as address,
@@ -110,7 +110,7 @@ async def test_max_sessions_bounds_sessions_of_a_key(tmp_path: Path) -> None:
             await other.until("ready")
 
 
-async def test_grpc_sessions_count_for_their_key(tmp_path: Path) -> None:
+async def test_grpc_sessions_count_toward_the_key_limit(tmp_path: Path) -> None:
     file = key_file(tmp_path, max_sessions=1)
     async with running_grpc_worker(server={"key_file": str(file)}) as rig:
         start = rig.stub.StartSession

@@ -1,4 +1,4 @@
-"""Silent sessions hold no capacity: over real sockets, WebSocket and gRPC."""
+"""Idle sessions hold no capacity, over WebSocket and gRPC."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tts_worker.transports.grpc import tts_worker_pb2 as pb
 from tts_worker.types import Outcome
 
 AT_ONCE = {"slot_idle_s": 0.000001}
-"""A silent session gives its slot back as soon as another caller needs it."""
+"""An idle session loses its slot as soon as another caller needs it."""
 NEVER = {"slot_idle_s": 600}
 
 CRASHING_CLIENT = """
@@ -45,7 +45,7 @@ sys.stdin.read()
 
 
 async def crash(server: GrpcWorker, sessions: int, mode: str) -> None:
-    """A client that starts sessions and is killed."""
+    """A client process that opens sessions and is killed."""
     client = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", CRASHING_CLIENT, server.member.address, str(sessions), mode),
         stdin=subprocess.PIPE,
@@ -57,7 +57,7 @@ async def crash(server: GrpcWorker, sessions: int, mode: str) -> None:
     await client.wait()
 
 
-async def test_silent_sessions_of_a_killed_grpc_client_free_slots() -> None:
+async def test_idle_sessions_of_a_killed_grpc_client_free_slots() -> None:
     async with running_grpc_worker(session={"max_sessions": 3, **AT_ONCE}) as server:
         await crash(server, 3, "silent")
         for number in range(3):
@@ -77,14 +77,14 @@ async def test_speaking_sessions_of_a_killed_grpc_client_free_slots() -> None:
             assert (await say(server, TEXT, session=f"new-{number}")).frames
 
 
-async def test_a_session_keeps_its_slot_for_a_while_after_a_turn() -> None:
+async def test_session_keeps_its_slot_between_utterances() -> None:
     async with running_grpc_worker(session={"max_sessions": 1, **NEVER}) as server:
         await server.start("first")
         await say(server, TEXT, session="first")
         assert (await server.start("second")).error.code == "over_capacity"
 
 
-async def test_a_grpc_turn_without_a_slot_is_retryable() -> None:
+async def test_grpc_utterance_without_a_slot_is_retryable() -> None:
     async with running_grpc_worker(session={"max_sessions": 1, **AT_ONCE}) as server:
         await server.start("silent")
         await server.start("speaking")
@@ -99,7 +99,7 @@ async def test_a_grpc_turn_without_a_slot_is_retryable() -> None:
         assert (await say(server, TEXT, session="silent")).frames, "the session takes a slot again"
 
 
-async def test_free_slots_count_silent_sessions_as_free() -> None:
+async def test_free_slots_include_idle_sessions() -> None:
     async with running_grpc_worker(session={"max_sessions": 4, **AT_ONCE}) as server:
         await server.start("silent")
         await server.start("speaking")
@@ -121,7 +121,7 @@ async def test_idle_sockets_do_not_block_a_caller() -> None:
             assert (await client.until("done"))["text_spoken"] == TEXT
 
 
-async def test_a_turn_without_a_slot_reports_its_text() -> None:
+async def test_utterance_without_a_slot_reports_its_text() -> None:
     settings = {**LONG_TIMEOUTS, "session": {**LONG_TIMEOUTS["session"], "max_sessions": 1, **AT_ONCE}}
     async with serving(**settings) as address, dial_socket(address) as silent:
         await silent.until("ready")
@@ -164,7 +164,7 @@ async def test_text_and_end_at_once_are_reported_whole() -> None:
         assert (await to_end(silent))[1].outcome is Outcome.DONE
 
 
-async def test_stop_before_the_refusal_ends_the_turn_once() -> None:
+async def test_stop_before_the_refusal_ends_the_utterance_once() -> None:
     async with running_worker(tone_settings(session={"max_sessions": 1, **AT_ONCE})) as worker:
         silent = worker.hub.open()
         speaking = worker.hub.open()
@@ -192,7 +192,7 @@ async def test_sixty_six_prewarmed_clients_do_not_block() -> None:
         assert (await to_end(session))[1].outcome is Outcome.DONE
 
 
-async def test_the_longest_silent_session_ends_at_the_open_limit() -> None:
+async def test_longest_idle_session_ends_at_the_open_limit() -> None:
     limits = {"max_sessions": 1, "max_open_sessions": 2, "end_idle_s": 0.000001, **AT_ONCE}
     async with serving(session=limits) as address, dial_socket(address) as oldest:
         await oldest.until("ready")
@@ -217,7 +217,7 @@ async def test_open_sessions_are_bounded() -> None:
         assert refused.value.response.headers["Retry-After"]
 
 
-async def test_a_failed_turn_gives_the_slot_back() -> None:
+async def test_failed_utterance_frees_the_slot() -> None:
     async with running_worker(tone_settings(session={"max_sessions": 1, "max_utterance_chars": 10, **NEVER})) as worker:
         session = worker.hub.open()
         with pytest.raises(Exception, match="at most 10 characters"):

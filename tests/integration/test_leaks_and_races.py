@@ -1,4 +1,4 @@
-"""What ten thousand dropped calls leave behind (nothing), and what a thousand STOPs let through (nothing)."""
+"""Ten thousand dropped calls leak nothing, and no old audio follows a thousand STOPs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tts_worker.session.hub import SessionOptions
 from tts_worker.settings import Settings, load_settings
 from tts_worker.types import PcmFrame
 
-pytestmark = pytest.mark.timeout(600)  # so many calls take half a minute of a processor, and that of several when busy
+pytestmark = pytest.mark.timeout(600)  # the calls take 30 s of CPU time
 
 TEXT = "Hello there, my friend. How are you today? I am well, thank you for asking."
 
 
 async def call(worker: Worker, rng: random.Random) -> None:
-    """A call that ends at a random point in a random way."""
+    """Run a call that ends at a random point in a random way."""
     way = rng.randrange(4)
     point = rng.randrange(12)
-    if way == 0:  # the program drops the iterator
+    if way == 0:  # drop the iterator
         async for _ in TTSWorker(worker).synthesize_stream(letters(rng)):
             if (point := point - 1) < 0:
                 break
@@ -78,20 +78,20 @@ def held() -> tuple[int, int, int]:
     [(tone_settings(session={"max_sessions": 256}), 10_000), (load_settings(), 1_000)],
     ids=["tone", "cpu voice"],
 )
-async def test_dropped_calls_leave_nothing(settings: Settings, number: int) -> None:
+async def test_dropped_calls_leak_nothing(settings: Settings, number: int) -> None:
     process = psutil.Process(os.getpid())
     async with running_worker(settings) as worker:
-        await calls(worker, max(500, number // 10), seed=1)  # caches and arenas fill once
+        await calls(worker, max(500, number // 10), seed=1)  # fills caches and memory arenas
         before = held()
         memory_bytes = process.memory_info().rss
         await calls(worker, number, seed=2)
-        # A thread or a socket may still be on its way out, now or when it was counted first.
+        # A thread or socket may still be closing, now or at the first count.
         await until(lambda: all(now <= then for now, then in zip(held(), before, strict=True)))
         assert process.memory_info().rss - memory_bytes < 20e6
         assert sum(1 for _ in worker.hub.voices) > 0
 
 
-async def test_a_thousand_stops_in_the_worker_let_nothing_through(worker: Worker) -> None:
+async def test_thousand_stops_in_process_send_no_old_audio(worker: Worker) -> None:
     rng = random.Random(3)
     session = worker.hub.open(SessionOptions(realtime=False))
     for _ in range(1_000):
@@ -105,8 +105,8 @@ async def test_a_thousand_stops_in_the_worker_let_nothing_through(worker: Worker
     session.close()
 
 
-async def test_stops_over_sockets_let_nothing_through() -> None:
-    """Every sound after `stopped` is the beginning of the new utterance, byte for byte."""
+async def test_stops_over_sockets_send_no_old_audio() -> None:
+    """All audio after `stopped` is the beginning of the new utterance, byte for byte."""
     async with serving() as address:
         async with dial(address, "/v1/stream?realtime=false") as client:
             await client.send(type="text", text=TEXT, end=True)
@@ -133,7 +133,7 @@ async def _races(address: str, expected: bytes, races: int, seed: int) -> None:
 
 
 async def _listen(client: Client, messages: int) -> bytes:
-    """The sound since `started`, of at most so many messages; none may come before it."""
+    """Return the audio of a limited number of messages since `started`; none may precede it."""
     started = False
     heard = b""
     for _ in range(messages + 1):

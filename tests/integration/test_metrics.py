@@ -1,4 +1,4 @@
-"""``/metrics`` as Prometheus parses it: types, names, labels, and what is measured."""
+"""``/metrics`` as Prometheus parses it: types, names, labels and values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 TEXT = "Hello there, my friend."
 
 
-async def test_every_family_follows_the_conventions() -> None:
+async def test_metrics_follow_the_prometheus_conventions() -> None:
     async with serving() as address, dial(address) as client, httpx.AsyncClient(base_url=f"http://{address}") as http:
         await client.send(type="text", text=TEXT, end=True)
         await client.until("done")
@@ -72,7 +72,7 @@ async def test_slots_in_use_are_exported() -> None:
         silent.close()
 
 
-async def test_first_audio_leaves_out_the_writers_time() -> None:
+async def test_first_audio_excludes_time_without_text() -> None:
     writers_time_s = 1.0
     async with running_worker(tone_settings(session={"flush_after_ms": 0})) as worker:
         session = worker.hub.open(SessionOptions(realtime=False))
@@ -86,7 +86,7 @@ async def test_first_audio_leaves_out_the_writers_time() -> None:
         assert scraped(text, "tts_first_audio_seconds_sum") < writers_time_s
 
 
-async def test_first_audio_leaves_out_the_turn_before(worker: Worker) -> None:
+async def test_first_audio_excludes_the_previous_utterance(worker: Worker) -> None:
     session = worker.hub.open(SessionOptions(realtime=True))
     session.speak("A first turn that takes a second or so to play.")
     session.end_text()
@@ -100,7 +100,7 @@ async def test_first_audio_leaves_out_the_turn_before(worker: Worker) -> None:
     assert scraped(text, "tts_first_audio_seconds_sum") < played_s
 
 
-async def test_an_unloaded_engine_leaves_no_counters(worker: Worker) -> None:
+async def test_unloaded_engine_has_no_counters(worker: Worker) -> None:
     name = "tone"
     assert scraped(worker.metrics.render(), "tts_model_resident", model=name) == 1
     await worker.unload(name)

@@ -1,4 +1,4 @@
-"""Several engines in one worker: loaded when a session wants them, given up when none does, never a silent fallback."""
+"""Several engines in one worker: loading on demand, eviction, voice routing and enrolment."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DEMAND = {"preload": ["a"], "on_demand": True, "resident_cap": 2, "min_residency
 
 
 class NamedTone(ToneEngine):
-    """A tone engine with voices of its own name."""
+    """A tone engine with voices named after it."""
 
     def __init__(self, name: str, languages: tuple[str, ...]) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ LANGUAGES = {"a": ("en",), "b": ("en", "de"), "c": ("zh",)}
 
 
 class ManyWorker(Worker):
-    """Engines a, b and c; ``hold`` keeps them from coming up, ``broken`` from ever doing so."""
+    """Engines a, b and c; those in ``hold`` do not finish loading, those in ``broken`` fail."""
 
     def __init__(self, **models: Any) -> None:
         engines = {name: {"kind": "tone"} for name in LANGUAGES}
@@ -102,7 +102,7 @@ def fast(**options: Any) -> SessionOptions:
 
 
 async def spoken(worker: Worker, options: SessionOptions) -> str:
-    """The voice that spoke."""
+    """Speak and return the voice used."""
     session = await worker.hub.admit(options)
     session.speak(TEXT)
     session.end_text()
@@ -112,7 +112,7 @@ async def spoken(worker: Worker, options: SessionOptions) -> str:
     return session.params.voice
 
 
-async def test_a_session_brings_about_that_its_model_is_loaded() -> None:
+async def test_session_loads_its_model() -> None:
     async with many() as worker:
         assert worker.models.resident == ("a",)
         assert {voice.name for voice in worker.hub.voices} >= {"a-one", "b-one", "c-two"}
@@ -126,7 +126,7 @@ async def test_a_session_brings_about_that_its_model_is_loaded() -> None:
             await worker.hub.admit(fast(model="d"))
 
 
-async def test_a_session_that_cannot_wait_is_told_to_come_back() -> None:
+async def test_session_that_cannot_wait_gets_retry_after() -> None:
     async with many() as worker:
         with pytest.raises(NotReady, match="being loaded") as refused:
             worker.hub.open(fast(voice="b-one"))
@@ -135,7 +135,7 @@ async def test_a_session_that_cannot_wait_is_told_to_come_back() -> None:
         worker.hub.open(fast(voice="b-one")).close()
 
 
-async def test_language_and_capability_choose_the_voice_and_nothing_else_does() -> None:
+async def test_language_and_capability_choose_the_voice() -> None:
     async with many() as worker:
         assert await spoken(worker, fast()) == "a-one"
         assert await spoken(worker, fast(language="en-GB")) == "a-one"
@@ -153,7 +153,7 @@ async def test_language_and_capability_choose_the_voice_and_nothing_else_does() 
         assert worker.hub.live_sessions == 0
 
 
-async def test_what_speaks_is_not_taken_away() -> None:
+async def test_model_in_use_is_not_evicted() -> None:
     async with many(ttl_s=1) as worker:
         session = await worker.hub.admit(fast(voice="b-one"))
         with pytest.raises(IllegalCommand, match="in use by 1 sessions"):
@@ -170,8 +170,8 @@ async def test_what_speaks_is_not_taken_away() -> None:
         assert worker.models.state("b") is ModelState.COLD
 
 
-async def test_sessions_loads_and_unloads_at_the_same_time() -> None:
-    """Each session speaks to its end or is refused with an error that says to come back; nothing else ever happens."""
+async def test_concurrent_sessions_loads_and_unloads() -> None:
+    """Every session either finishes or is rejected with a retryable error."""
     async with many() as worker:
         said = 0
 
@@ -195,13 +195,13 @@ async def test_sessions_loads_and_unloads_at_the_same_time() -> None:
                 worker.models.evict_idle()
 
         await asyncio.gather(*(talk(number) for number in range(12)), meddle(), meddle())
-        assert said >= 16  # those of the default at least
+        assert said >= 16  # at least those of the default engine
         assert worker.hub.live_sessions == 0
         assert set(worker.models.resident) == set(worker.engines) <= {"a", "b", "c"}
         assert len(worker.engines) <= 2
 
 
-async def test_http_and_websocket_wait_for_the_model_for_a_bounded_time() -> None:
+async def test_http_and_websocket_wait_bounded_for_a_model() -> None:
     worker = ManyWorker(load_wait_s=0.05)
     async with serving_worker(worker) as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client:
         asked = {"input": TEXT, "voice": "b-one", "response_format": "pcm"}
@@ -220,7 +220,7 @@ async def test_http_and_websocket_wait_for_the_model_for_a_bounded_time() -> Non
         assert 'tts_model_load_seconds_count{model="b"} 1.0' in scraped
 
 
-async def test_a_model_that_cannot_be_loaded_is_a_retryable_refusal_without_details() -> None:
+async def test_load_failure_is_retryable_without_details() -> None:
     async with many() as worker:
         worker.broken.add("b")
         for _ in range(2):
@@ -233,7 +233,7 @@ async def test_a_model_that_cannot_be_loaded_is_a_retryable_refusal_without_deta
         assert worker.hub.ready
 
 
-async def test_a_worker_that_ends_while_it_loads_leaves_nothing() -> None:
+async def test_worker_stopped_while_loading_leaks_nothing() -> None:
     worker = ManyWorker()
     await worker.start()
     worker.hold.clear()
@@ -254,12 +254,12 @@ async def test_a_worker_that_ends_while_it_loads_leaves_nothing() -> None:
         ({"keep": 3}, "models.keep"),
     ],
 )
-def test_wrong_settings_name_the_key(models: dict[str, Any], word: str) -> None:
+def test_invalid_model_settings_name_the_key(models: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         load_settings(flags={"engines": {"tone": {"kind": "tone"}}, "models": models})
 
 
-def test_a_preload_list_beyond_the_cap_is_refused() -> None:
+def test_preload_beyond_the_cap_is_rejected() -> None:
     engines = {name: {"kind": "tone"} for name in "abcd"}
     with pytest.raises(ConfigError, match="resident_cap"):
         load_settings(flags={"engines": engines, "models": {"preload": list("abcd")}})
@@ -282,7 +282,7 @@ class BlockedEnroller(ToneEnroller):
         super().enrol(name, recording, transcript)
 
 
-async def test_a_cancelled_caller_does_not_cancel_an_enrolment() -> None:
+async def test_cancelled_caller_does_not_cancel_the_enrolment() -> None:
     enroller = BlockedEnroller()
     enrolment = Enrolment(enroller)
     cancelled = asyncio.create_task(enrolment.voice_of(wav(speech(2)), "one"))
@@ -308,7 +308,7 @@ async def test_pending_enrolments_are_limited() -> None:
     enrolment.close()
 
 
-async def test_voices_in_use_are_kept_beyond_the_limit() -> None:
+async def test_voices_in_use_are_not_evicted() -> None:
     enroller = ToneEnroller()
     enrolment = Enrolment(enroller, max_unused=1)
     names = [(await enrolment.voice_of(wav(speech(2)), text)).name for text in ("one",)]
@@ -319,9 +319,9 @@ async def test_voices_in_use_are_kept_beyond_the_limit() -> None:
     enrolment.close()
 
 
-@pytest.mark.timeout(400)  # real networks, small as they are, on however few cores
-async def test_cosyvoice_learns_a_voice_and_speaks_with_it() -> None:
-    """The real thing on a tiny model: beside another engine, loaded for the session, its voice gone with it."""
+@pytest.mark.timeout(400)  # runs neural networks on few cores
+async def test_cosyvoice_enrols_a_voice_and_uses_it() -> None:
+    """A tiny CosyVoice model beside another engine is loaded for a session; its voice is removed with it."""
     engines = {
         "tone": {"kind": "tone"},
         "cosy": {

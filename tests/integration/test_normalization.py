@@ -1,4 +1,4 @@
-"""Numbers and dates on their way to an engine: on by default where it helps, in the language of the text."""
+"""Text normalization in a worker: its default, language and word offsets."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tts_worker.voices import VoiceCatalog
 ASKED = SessionOptions(realtime=False, normalise=True)
 
 
-async def test_normalization_that_is_off_cannot_be_asked_for() -> None:
+async def test_disabled_normalization_cannot_be_requested() -> None:
     async with running_worker(tone_settings(text={"normalise": False})) as worker:
         with pytest.raises(InvalidRequest, match="normalization is disabled"):
             worker.hub.open(ASKED)
         assert worker.hub.live_sessions == 0
 
 
-async def test_numbers_are_written_out_and_words_keep_their_places(worker: Worker) -> None:
+async def test_numbers_are_expanded_and_words_keep_their_offsets(worker: Worker) -> None:
     pytest.importorskip("wetext", reason='needs the extra "normalise"')
     plain, _ = await say(worker, "I paid $100.")
     written, _ = await say(worker, "I paid one hundred dollars.")
@@ -40,7 +40,7 @@ async def test_numbers_are_written_out_and_words_keep_their_places(worker: Worke
 
 
 class Recorder:
-    """An engine with the languages of CosyVoice that notes the text it is given."""
+    """An engine with the languages of CosyVoice that records its text."""
 
     def __init__(self, *, reads_numbers: bool = False) -> None:
         self.ready = True
@@ -81,11 +81,11 @@ async def said_by(engine: Recorder, normalizer: SegmentNormalizer, text: str, la
         ("zh", "10:30。", "十点三十分。"),
     ],
 )
-async def test_numbers_are_read_in_the_language_of_the_text(language: str | None, text: str, said: str) -> None:
+async def test_numbers_are_expanded_in_the_text_language(language: str | None, text: str, said: str) -> None:
     pytest.importorskip("wetext", reason='needs the extra "normalise"')
     assert await said_by(Recorder(), SegmentNormalizer(load_normalizer()), text, language) == said
 
 
-async def test_an_engine_that_reads_numbers_gets_them_as_they_stand() -> None:
+async def test_engine_that_reads_numbers_gets_unnormalized_text() -> None:
     normalizer = SegmentNormalizer(lambda text, language: "rewritten")
     assert await said_by(Recorder(reads_numbers=True), normalizer, "I paid $100.") == "I paid $100."

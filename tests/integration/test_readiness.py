@@ -1,4 +1,4 @@
-"""Readiness and enrolment while a second engine still loads: over real HTTP and gRPC."""
+"""Readiness and enrolment while a second engine is loading, over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tts_worker.transports.grpc import cosyvoice_pb2_grpc
 
 
 class TwoEngines(Worker):
-    """Engine "plain" loads at once; "enroller", which can enrol voices, when ``go_on`` is set."""
+    """Engine "plain" loads at once; "enroller", which can enrol voices, loads when ``go_on`` is set."""
 
     def __init__(self, *, has_enroller: bool = True, broken: bool = False, **models: object) -> None:
         self.has_enroller = has_enroller
@@ -63,7 +63,7 @@ class TwoEngines(Worker):
 
 @asynccontextmanager
 async def serving(worker: Worker) -> AsyncIterator[httpx.AsyncClient]:
-    """``worker`` on a real port, from before it starts."""
+    """Serve ``worker`` on a real port before it starts."""
     application = create_application(worker)
     config = uvicorn.Config(application, port=0, log_config=None, lifespan="off", timeout_graceful_shutdown=30)
     config.load()
@@ -107,7 +107,7 @@ async def test_grpc_health_waits_for_every_engine() -> None:
             pass
 
 
-async def test_a_preloaded_engine_that_fails_does_not_block_readiness() -> None:
+async def test_failed_preload_does_not_block_readiness() -> None:
     worker = TwoEngines(broken=True, preload=["plain", "enroller"])
     async with serving(worker):
         assert not worker.hub.ready
@@ -115,7 +115,7 @@ async def test_a_preloaded_engine_that_fails_does_not_block_readiness() -> None:
         await until(lambda: worker.hub.ready)
 
 
-async def test_an_engine_loaded_on_demand_is_not_waited_for() -> None:
+async def test_on_demand_engine_does_not_block_readiness() -> None:
     worker = TwoEngines(preload=["plain"], on_demand=True)
     async with serving(worker) as client:
         await until(lambda: worker.hub.ready)
@@ -159,7 +159,7 @@ async def test_grpc_enrolment_is_unavailable_while_the_engine_loads() -> None:
             assert dict(refused.value.trailing_metadata() or ())["tts-retryable"] == "true"
 
 
-async def test_enrolment_without_any_such_engine_is_a_400() -> None:
+async def test_enrolment_without_a_capable_engine_is_400() -> None:
     worker = TwoEngines(has_enroller=False)
     async with serving(worker) as client:
         data = {"tts_text": "Hi.", "prompt_text": SAID}
@@ -167,7 +167,7 @@ async def test_enrolment_without_any_such_engine_is_a_400() -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
 
 
-async def test_enrolment_names_an_engine_that_cannot() -> None:
+async def test_enrolment_with_an_incapable_engine_is_rejected() -> None:
     worker = TwoEngines()
     async with serving(worker):
         with pytest.raises(InvalidRequest):

@@ -1,4 +1,4 @@
-"""Local sessions on a real engine thread: what the machine promises, with clocks."""
+"""Local sessions on a real engine thread: control, timeouts, admission, drain and faults."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def until(session: LocalSession, kind: type[Output]) -> Output:
     return item
 
 
-async def test_text_becomes_sound_and_the_receipt_says_so(worker: Worker) -> None:
+async def test_text_is_spoken_and_reported(worker: Worker) -> None:
     pcm, ended = await say(worker, TEXT)
     assert ended.outcome is Outcome.DONE
     assert ended.receipt.samples_sent == len(pcm) // 2 > 24_000
@@ -58,13 +58,13 @@ async def test_text_becomes_sound_and_the_receipt_says_so(worker: Worker) -> Non
 
 
 @pytest.mark.parametrize("text", ["", "   ", "🎉🎉", "***", "```\ncode\n```"])
-async def test_nothing_to_say_ends_at_once_and_well(worker: Worker, text: str) -> None:
+async def test_unspeakable_text_ends_without_error(worker: Worker, text: str) -> None:
     pcm, ended = await say(worker, text)
     assert (pcm, ended.outcome, ended.receipt.reason) == (b"", Outcome.DONE, "nothing_to_speak")
     assert ended.receipt.text_spoken + ended.receipt.text_remaining == text
 
 
-async def test_pause_frees_the_engine_and_resume_changes_no_byte(worker: Worker) -> None:
+async def test_pause_frees_the_engine_without_losing_audio(worker: Worker) -> None:
     expected, _ = await say(worker, TEXT)
     engine = worker.engines["tone"]
     session = worker.hub.open(FAST)
@@ -81,7 +81,7 @@ async def test_pause_frees_the_engine_and_resume_changes_no_byte(worker: Worker)
         assert ack.applied
         assert ack.position_samples == len(got) // 2
         assert session.poll() is None
-        # Another utterance passes through the engine; the paused one took no step meanwhile.
+        # Another utterance runs; the paused one takes no engine step meanwhile.
         before = engine.stats.steps
         await say(worker, "a")
         assert engine.stats.steps - before <= 3
@@ -92,8 +92,8 @@ async def test_pause_frees_the_engine_and_resume_changes_no_byte(worker: Worker)
     session.close()
 
 
-async def test_no_old_frame_after_stop_in_many_races(worker: Worker) -> None:
-    """STOP and a new turn at once, at every stage of the old one."""
+async def test_no_old_frame_after_stop(worker: Worker) -> None:
+    """STOP and a new utterance at every stage of the old one."""
     session = worker.hub.open(FAST)
     for turn in range(300):
         old = session.speak("Some words to be cut off at some point, whatever it is. ")
@@ -147,7 +147,7 @@ async def test_paced_audio_keeps_the_playout_lead(worker: Worker) -> None:
     session.close()
 
 
-async def test_a_pause_that_nobody_resumes_ends_by_itself(worker: Worker) -> None:
+async def test_pause_timeout_ends_the_utterance(worker: Worker) -> None:
     session = worker.hub.open(SessionOptions(pause_timeout_s=0.05))
     session.speak(TEXT)
     session.pause()
@@ -158,7 +158,7 @@ async def test_a_pause_that_nobody_resumes_ends_by_itself(worker: Worker) -> Non
     session.close()
 
 
-async def test_a_writer_that_falls_silent_ends_the_utterance_where_it_is(worker: Worker) -> None:
+async def test_text_idle_timeout_ends_the_utterance(worker: Worker) -> None:
     session = worker.hub.open(SessionOptions(realtime=False, text_idle_timeout_s=0.05))
     session.speak("Said this and then")
     _, ended = await to_end(session)
@@ -167,7 +167,7 @@ async def test_a_writer_that_falls_silent_ends_the_utterance_where_it_is(worker:
     session.close()
 
 
-async def test_utterances_follow_each_other_and_all_end(worker: Worker) -> None:
+async def test_queued_utterances_all_end(worker: Worker) -> None:
     session = worker.hub.open(FAST)
     keys = []
     for i in range(5):
@@ -182,7 +182,7 @@ async def test_utterances_follow_each_other_and_all_end(worker: Worker) -> None:
     session.close()
 
 
-async def test_closing_frees_everything_and_ends_the_iteration(worker: Worker) -> None:
+async def test_close_frees_the_session_and_ends_the_iteration(worker: Worker) -> None:
     session = worker.hub.open(FAST)
     session.speak(TEXT * 20)
     await until(session, PcmFrame)
@@ -194,7 +194,7 @@ async def test_closing_frees_everything_and_ends_the_iteration(worker: Worker) -
     assert kinds == [Ended]
 
 
-async def test_every_voice_name_is_checked(worker: Worker) -> None:
+async def test_unknown_voice_names_are_rejected(worker: Worker) -> None:
     with pytest.raises(UnknownVoice, match="tone-high"):
         worker.hub.open(SessionOptions(voice="tone-hihg"))
     with pytest.raises(InvalidRequest, match="speed"):
@@ -206,7 +206,7 @@ async def test_every_voice_name_is_checked(worker: Worker) -> None:
     assert worker.hub.live_sessions == 0
 
 
-async def test_over_capacity_is_refused_and_recovers() -> None:
+async def test_over_capacity_recovers() -> None:
     async with running_worker(tone_settings(session={"max_sessions": 2, "slot_idle_s": 600})) as worker:
         first = worker.hub.open()
         second = worker.hub.open()
@@ -220,7 +220,7 @@ async def test_over_capacity_is_refused_and_recovers() -> None:
         replacement.close()
 
 
-async def test_drain_lets_turns_end_and_takes_no_new_ones(worker: Worker) -> None:
+async def test_drain_finishes_utterances_and_opens_no_session(worker: Worker) -> None:
     session = worker.hub.open(FAST)
     session.speak(TEXT)
     session.end_text()
@@ -235,7 +235,7 @@ async def test_drain_lets_turns_end_and_takes_no_new_ones(worker: Worker) -> Non
     await draining
 
 
-async def test_a_drain_waits_for_nobody_who_says_nothing(worker: Worker) -> None:
+async def test_drain_closes_idle_sessions(worker: Worker) -> None:
     silent = worker.hub.open(FAST)
     speaking = worker.hub.open(FAST)
     speaking.speak(TEXT)
@@ -249,7 +249,7 @@ async def test_a_drain_waits_for_nobody_who_says_nothing(worker: Worker) -> None
     await draining
 
 
-async def test_an_engine_fault_reaches_the_client_and_turns_readiness_off() -> None:
+async def test_engine_fault_reaches_the_client_and_readiness() -> None:
     settings = ToneSettings(fault=lambda key, chunk: Fault.RAISE if chunk == 3 else None)
     engine = EngineLoop(lambda: ToneEngine(settings), restart_backoff_s=(600.0, 600.0))
     await engine.start()
@@ -271,7 +271,7 @@ async def test_an_engine_fault_reaches_the_client_and_turns_readiness_off() -> N
         await engine.stop()
 
 
-async def test_metrics_count_what_happened(worker: Worker) -> None:
+async def test_metrics_count_utterances(worker: Worker) -> None:
     await say(worker, TEXT)
     session = worker.hub.open(FAST)
     session.speak(TEXT)

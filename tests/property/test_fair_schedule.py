@@ -1,4 +1,4 @@
-"""Downloads take what calls leave: as properties of the scheduler, for any costs of a step."""
+"""Scheduling of downloads beside calls, as properties over step costs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_downloads_delay_a_first_chunk_by_one_step(
     run([*downloads(count, download_us, chunk_ms), call], arrives_us + SECOND_US)
     idle_us = first_steps * step_us
     assert call.first_audio_us is not None
-    # The step that was running, and the share of downloads while the call was served.
+    # The running step, and the share of downloads while the call was scheduled.
     assert call.first_audio_us - arrives_us <= idle_us * (1 + 2 * UNPACED_SHARE) + max(download_us, 1_000)
     assert call.first_audio_us - arrives_us <= 2 * idle_us + max(download_us, 1_000)
 
@@ -73,7 +73,7 @@ def test_first_bytes_of_downloads_come_in_one_round(count: int, step_us: int, ch
 def test_downloads_progress_beside_calls_beyond_capacity(
     calls: int, count: int, call_us: int, download_us: int
 ) -> None:
-    # Each chunk is worth less time than it costs: every call always wants more.
+    # Each chunk costs more time than it plays: every call always needs more audio.
     talking = [Stream(f"call{i:02}", True, call_us, max(1, call_us // 2_000)) for i in range(calls)]
     pool = downloads(count, download_us, 1_000)
     settled_us = 2 * SECOND_US
@@ -86,18 +86,18 @@ def test_downloads_progress_beside_calls_beyond_capacity(
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 10), st.integers(1, 10), st.integers(2_000, 10_000))
-def test_a_newcomer_stops_no_download_for_long(older: int, newer: int, step_us: int) -> None:
+def test_new_call_delays_downloads_briefly(older: int, newer: int, step_us: int) -> None:
     pool = downloads(older, step_us, 500)
     late = [Stream(f"late{i:02}", False, step_us, 500, SECOND_US) for i in range(newer)]
     run([*pool, *late], SECOND_US + 20 * (older + newer) * step_us)
-    # What a newcomer may catch up (3 s of audio, 6 steps and the first), and a round of all.
+    # The catch-up of a new call (3 s of audio, 6 steps and the first), and one round of all streams.
     bound_us = (8 * newer + older + newer) * step_us
     assert max(download.longest_wait_us for download in pool) <= bound_us
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(2, 40), st.integers(5_000, 30_000), st.integers(1, 4))
-def test_a_burst_is_served_in_order_of_arrival(count: int, step_us: int, first_steps: int) -> None:
+def test_burst_is_served_in_order_of_arrival(count: int, step_us: int, first_steps: int) -> None:
     burst = [Stream(f"s{i:03}", True, step_us, 200, i, first_steps, chunks=20) for i in range(count)]
     run(burst, 20 * count * first_steps * step_us)
     starts = [stream.started_us for stream in burst]
@@ -118,7 +118,7 @@ def test_calls_beside_buffering_clients_have_no_underrun(
     step_us = max(1, chunk_ms * 1_000 * load_percent // 100 // calls)
     talking = [Stream(f"call{i:02}", True, step_us, chunk_ms) for i in range(calls)]
     clients = [Stream(f"client{i:02}", True, buffering_us, 1_000, buffers=True) for i in range(buffering)]
-    # Together below capacity, as far as the clients play in real time.
+    # The load is below capacity if clients play in real time.
     assume(load_percent / 100 + buffering * buffering_us / SECOND_US <= 0.8)
     run([*clients, *talking], 4 * SECOND_US)
     assert [call.underruns for call in talking] == [0] * calls

@@ -1,4 +1,4 @@
-"""Least slack first keeps every listener in sound where first-in-first-out, on the same load, does not."""
+"""Least-slack-first scheduling avoids underruns under a load at which first-in-first-out does not."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Policy = Callable[[Sequence[Job], int], Job | None]
 
 
 def first_come(jobs: Sequence[Job], now_us: int) -> Job | None:
-    """First in, first out: what most servers do, and our yardstick."""
+    """First in, first out: the baseline."""
     return min(jobs, key=lambda job: (job.waiting_since_us, job.key), default=None)
 
 
 def simulate(policy: Policy | None, within_s: float) -> Simulation:
-    """32 calls that begin within ``within_s``; half speak in short clauses, half in long ones."""
+    """32 calls that start within ``within_s``, half with short clauses and half with long ones."""
     per_clause_s = {SHORT: 0.48, LONG: 3.12}
     streams = []
     for i in range(STREAMS):
@@ -36,17 +36,17 @@ def simulate(policy: Policy | None, within_s: float) -> Simulation:
 
 
 @pytest.mark.parametrize("within_s", [0.0, 2.0, 10.0])
-def test_32_streams_at_95_percent_of_capacity_have_no_hole(within_s: float) -> None:
+def test_32_streams_at_95_percent_load_have_no_underrun(within_s: float) -> None:
     ours = simulate(None, within_s)
     assert all(listener.outcome is Outcome.DONE for listener in ours.listeners)
     assert sum(listener.pacer.underruns for listener in ours.listeners) == 0
-    # The engine really was that busy, and nobody bought continuity with a late beginning or an endless lead.
+    # The engine was as busy as stated, and neither a late start nor a long lead avoided the underruns.
     assert ours.busy_s / SECONDS_EACH >= 0.9
     assert max(listener.first_audio_s or 99.0 for listener in ours.listeners) <= 2.5
     assert max(listener.longest_lead_s for listener in ours.listeners) <= 1.5 + 0.08 + 0.005
 
 
-def test_first_come_first_served_fails_the_same_load() -> None:
+def test_first_come_first_served_underruns_at_that_load() -> None:
     fifo = simulate(first_come, within_s=2.0)
     ours = simulate(None, within_s=2.0)
     assert sum(listener.pacer.underruns for listener in fifo.listeners) >= 10

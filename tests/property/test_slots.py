@@ -1,4 +1,4 @@
-"""Admission as a state machine: whatever sessions do, slots are never exceeded and never wasted."""
+"""Invariants of the slot table."""
 
 from __future__ import annotations
 

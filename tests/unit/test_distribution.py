@@ -1,4 +1,4 @@
-"""What is in the wheel and in the source distribution, built by the build backend itself."""
+"""Content of the wheel and of the source distribution, built by the build backend."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_wheel_holds_voice_packs_configs_and_pages(wheel: Path) -> None:
 
 
 def test_installed_wheel_finds_its_voices_and_configs(wheel: Path, tmp_path: Path) -> None:
-    """Unpacked far from the clone: the voice has its description and lexicon, and a configuration is found by name."""
+    """Outside of the clone the voice has its description and lexicon, and a configuration is found by name."""
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = (
         "from pathlib import Path\n"

@@ -1,4 +1,4 @@
-"""Settings: a wrong one is refused by name, in a file, in the environment and in a flag alike."""
+"""Settings from files, the environment and flags; invalid ones are rejected by name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def written(tmp_path: Path, text: str) -> Path:
     return file
 
 
-def test_flags_go_before_environment_goes_before_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precedence_is_flags_environment_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(tmp_path, "server: {port: 1, drain_s: 1, heartbeat_s: 1}")
     monkeypatch.setenv("TTS_WORKER_SERVER__PORT", "2")
     monkeypatch.setenv("TTS_WORKER_SERVER__DRAIN_S", "2")
@@ -37,14 +37,14 @@ def test_flags_go_before_environment_goes_before_file(tmp_path: Path, monkeypatc
     assert (server.port, server.drain_s, server.heartbeat_s) == (3, 2.0, 1.0)
 
 
-def test_the_default_is_the_cpu_voice_on_loopback() -> None:
+def test_default_is_the_cpu_voice_on_loopback() -> None:
     settings = load_settings()
     assert [engine.kind for engine in settings.engines.values()] == ["hibari"]
     assert is_loopback(settings.server.host)
 
 
 @pytest.mark.parametrize("file", sorted((REPOSITORY / "configs").glob("*.yaml")), ids=lambda file: file.name)
-def test_every_config_in_the_repository_is_valid(file: Path) -> None:
+def test_configs_of_the_repository_are_valid(file: Path) -> None:
     assert isinstance(load_settings(file), Settings)
 
 
@@ -53,13 +53,13 @@ SECTIONS = [name for name, value in load_settings() if isinstance(value, BaseMod
 
 
 def uncommented() -> dict[str, Any]:
-    """configs/worker.yaml with the keys that it shows in comments."""
+    """configs/worker.yaml including its commented keys."""
     text = re.sub(r"(?m)^( *)# ( *\w+:)", r"\1\2", CONFIG.read_text("utf-8"))
     shown: dict[str, Any] = yaml.safe_load(text)
     return shown
 
 
-def test_default_config_says_the_defaults() -> None:
+def test_default_config_matches_the_defaults() -> None:
     shown = yaml.safe_load(CONFIG.read_text("utf-8"))
     default = load_settings().model_dump(mode="json")
     for section in SECTIONS:
@@ -71,7 +71,7 @@ def test_default_config_says_the_defaults() -> None:
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_default_config_shows_every_setting(section: str) -> None:
-    """configs/worker.yaml is the reference of the settings, some of them as comments."""
+    """configs/worker.yaml documents every setting, some in comments."""
     assert set(uncommented()[section]) == set(getattr(load_settings(), section).model_dump())
 
 
@@ -99,7 +99,7 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
     assert settings.text.lexicon_file == Path("/absolute/lexicon.yaml")
 
 
-def test_a_replaced_section_of_the_file_is_not_there(tmp_path: Path) -> None:
+def test_replaced_section_of_the_file_is_ignored(tmp_path: Path) -> None:
     file = written(tmp_path, "engines: {a: {kind: tone}}\nserver: {port: 1}")
     tone = {"engines": {"b": {"kind": "tone"}}}
     assert set(load_settings(file, tone).engines) == {"a", "b"}
@@ -124,7 +124,7 @@ def test_a_replaced_section_of_the_file_is_not_there(tmp_path: Path) -> None:
         ("!!python/object/apply:os.system ['true']", "not valid YAML"),
     ],
 )
-def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_file_is_rejected_by_key(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load_settings(written(tmp_path, text))
     assert message in refused.value.message
@@ -143,12 +143,12 @@ def test_one_key_of_a_configured_engine_keeps_its_kind(tmp_path: Path) -> None:
     assert (settings.engines["hibari"].kind, settings.engines["hibari"].max_utterances) == ("tone", 5)
 
 
-def test_an_engine_without_a_kind_is_refused_by_name() -> None:
+def test_engine_without_kind_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"engines\.fast\.kind: .*hibari, tone, cosyvoice"):
         load_settings(flags={"engines": {"fast": {"max_utterances": 128}}})
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml cannot be read"):
         load_settings(tmp_path / "none.yaml")
     (tmp_path / "latin.yaml").write_bytes(b"log_level: \xff")
@@ -164,7 +164,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ("TTS_WORKER_ENGINES", "{not json", "cannot be parsed"),
     ],
 )
-def test_a_wrong_environment_is_refused_by_name(
+def test_invalid_environment_is_rejected_by_name(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -173,13 +173,13 @@ def test_a_wrong_environment_is_refused_by_name(
     assert message in refused.value.message
 
 
-def test_what_clients_read_is_no_wrong_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_variables_are_not_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TTS_WORKER_URL", "ws://127.0.0.1:8080")
     monkeypatch.setenv("TTS_WORKER_API_KEY", "not-a-setting")
     load_settings()
 
 
-def test_keys_are_not_shown(tmp_path: Path) -> None:
+def test_repr_hides_keys(tmp_path: Path) -> None:
     settings = load_settings(flags={"server": {"api_keys": ["open-sesame"]}})
     assert "open-sesame" not in repr(settings)
     assert settings.server.keys == ("open-sesame",)

@@ -1,4 +1,4 @@
-"""What README and docs tell readers to paste: Python compiles and imports, shell parses, commands and flags exist."""
+"""Code blocks in README and docs: Python compiles and imports, shell parses, commands and flags exist."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Snippet(NamedTuple):
 
 
 def snippets(*languages: str) -> list[object]:
-    """Every fenced block in one of ``languages``, as a pytest parameter that is named by page and line."""
+    """The fenced blocks in one of ``languages`` as pytest parameters named by page and line."""
     found = []
     for page in PAGES:
         text = page.read_text("utf-8")
@@ -47,7 +47,7 @@ def snippets(*languages: str) -> list[object]:
 
 
 def pasted(snippet: Snippet) -> list[ast.AST]:
-    """The block as syntax, and every comment in it that is code when its mark is taken away."""
+    """Parse the block and every comment in it that is code."""
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
     trees = [compile(snippet.text, f"{snippet.page}:{snippet.line}", "exec", flags, dont_inherit=True)]
     for comment in re.findall(r"(?m)^\s*# (\S.*)$", snippet.text):
@@ -59,7 +59,7 @@ def pasted(snippet: Snippet) -> list[ast.AST]:
 
 
 def top_level_names(module: str) -> set[str]:
-    """What can be imported from ``module``; read, not imported, since an integration needs its framework."""
+    """Names defined in ``module``, read without importing it because an integration needs its framework."""
     found = importlib.util.find_spec(module)
     assert found is not None, f"there is no module {module}"
     assert found.origin is not None

@@ -1,4 +1,4 @@
-"""Voices: what is asked for is what speaks, or an error; and a voicepack is data."""
+"""The voice catalog and voice packs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pack(directory: Path, text: str, family: str = "fake", name: str = "ann") ->
     return directory
 
 
-def test_a_name_is_that_voice_or_an_error() -> None:
+def test_unknown_voice_name_is_an_error() -> None:
     catalog = VoiceCatalog(aliases={"alloy": "ann"})
     with pytest.raises(UnknownVoice, match="no engine"):
         catalog.get(None)
@@ -42,7 +42,7 @@ def test_a_name_is_that_voice_or_an_error() -> None:
         catalog.get("ann")
 
 
-def test_two_engines_cannot_have_the_same_voice() -> None:
+def test_duplicate_voice_of_two_engines_is_rejected() -> None:
     catalog = VoiceCatalog()
     catalog.add("one", "fake", info("ann"))
     with pytest.raises(ConfigError, match=r"engines\.two: engine one already has a voice named ann"):
@@ -58,14 +58,14 @@ def test_two_engines_cannot_have_the_same_voice() -> None:
         ({"aliases": {"ann": "ann"}}, r"voices\.aliases\.ann: a voice already has that name"),
     ],
 )
-def test_settings_that_name_no_voice_are_refused(options: dict[str, object], message: str) -> None:
+def test_settings_with_unknown_voices_are_rejected(options: dict[str, object], message: str) -> None:
     catalog = VoiceCatalog(**options)  # type: ignore[arg-type]
     catalog.add("one", "fake", info("ann"))
     with pytest.raises(ConfigError, match=message):
         catalog.check()
 
 
-def test_a_voicepack_tells_about_its_voice(tmp_path: Path) -> None:
+def test_voice_pack_describes_its_voice(tmp_path: Path) -> None:
     pack(tmp_path, "name: ann\nfamily: fake\ndescription: kind\nlanguages: [de]\nlexicon: {SQL: sequel}\n")
     catalog = VoiceCatalog(read_voicepacks(tmp_path))
     catalog.add("one", "fake", info("ann"))
@@ -78,7 +78,7 @@ def test_names_in_any_script(tmp_path: Path) -> None:
     assert [found.name for found in packs] == ["小雨"]
 
 
-def test_the_repositorys_voicepacks_are_valid() -> None:
+def test_voice_packs_of_the_repository_are_valid() -> None:
     assert {found.name for found in read_voicepacks(REPOSITORY / "voicepacks")} >= {"heart", "tone"}
 
 
@@ -98,21 +98,21 @@ def test_the_repositorys_voicepacks_are_valid() -> None:
         ("#" + "x" * (2 << 20), "larger than"),
     ],
 )
-def test_a_wrong_voicepack_is_refused_by_file_and_key(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_voice_pack_is_rejected_by_file_and_key(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read_voicepacks(pack(tmp_path, text))
     assert "metadata.yaml" in refused.value.message
     assert message in refused.value.message
 
 
-def test_a_pack_cannot_be_changed() -> None:
+def test_voice_pack_is_immutable() -> None:
     with pytest.raises(ValueError, match="frozen"):
         VoicePack(name="ann", family="fake").name = "bob"  # type: ignore[misc]
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
 @pytest.mark.parametrize("kind", ["device", "fifo", "folder"])
-def test_metadata_that_is_no_regular_file_is_refused(tmp_path: Path, kind: str) -> None:
+def test_metadata_must_be_a_regular_file(tmp_path: Path, kind: str) -> None:
     file = pack(tmp_path, "") / "fake" / "ann" / "metadata.yaml"
     file.unlink()
     match kind:

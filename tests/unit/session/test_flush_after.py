@@ -1,4 +1,4 @@
-"""A writer that is silent: after ``flush_after_s`` its complete words are spoken, later its last word."""
+"""``flush_after_s``: complete words are spoken after a text pause, the last word later."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OBSERVER: Any = SimpleNamespace(
 
 
 class RecordingEngine:
-    """Notes what it is asked to speak, and when."""
+    """Records the text to speak and its time."""
 
     def __init__(self) -> None:
         self.spoken: list[tuple[float, str]] = []
@@ -55,12 +55,12 @@ def virtual(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]
     def run() -> None:
         run_in_virtual_time(test())
 
-    del run.__wrapped__  # pytest-asyncio would run it on a loop of its own
+    del run.__wrapped__  # else pytest-asyncio would run it on its own loop
     return run
 
 
 @virtual
-async def test_words_without_punctuation_are_spoken() -> None:
+async def test_unpunctuated_words_are_flushed() -> None:
     session, engine = begin()
     session.speak("I would like to book a table for two ")
     await asyncio.sleep(0.39)
@@ -71,7 +71,7 @@ async def test_words_without_punctuation_are_spoken() -> None:
 
 
 @virtual
-async def test_a_writer_that_goes_on_is_not_interrupted() -> None:
+async def test_steady_text_is_not_flushed_early() -> None:
     session, engine = begin()
     for _ in range(10):
         session.speak("word ")
@@ -83,7 +83,7 @@ async def test_a_writer_that_goes_on_is_not_interrupted() -> None:
 
 
 @virtual
-async def test_a_word_in_two_halves_stays_one_word() -> None:
+async def test_split_word_is_not_flushed_in_halves() -> None:
     session, engine = begin()
     session.speak("I say hel")
     await asyncio.sleep(1.0)
@@ -94,7 +94,7 @@ async def test_a_word_in_two_halves_stays_one_word() -> None:
 
 
 @virtual
-async def test_a_last_word_is_spoken_after_a_longer_silence() -> None:
+async def test_last_word_is_flushed_after_a_longer_pause() -> None:
     session, engine = begin()
     session.speak("only this and then")
     await asyncio.sleep(10)
@@ -103,7 +103,7 @@ async def test_a_last_word_is_spoken_after_a_longer_silence() -> None:
 
 
 @virtual
-async def test_unfinished_markup_is_spoken_after_a_longer_silence() -> None:
+async def test_unfinished_markup_is_flushed_after_a_longer_pause() -> None:
     session, engine = begin()
     session.speak("look at [the docs")
     await asyncio.sleep(10)
@@ -112,7 +112,7 @@ async def test_unfinished_markup_is_spoken_after_a_longer_silence() -> None:
 
 
 @virtual
-async def test_zero_waits_for_punctuation() -> None:
+async def test_zero_disables_the_flush() -> None:
     session, engine = begin(flush_after_s=0)
     session.speak("I would like to book a table for two ")
     await asyncio.sleep(200)
@@ -121,7 +121,7 @@ async def test_zero_waits_for_punctuation() -> None:
 
 
 @virtual
-async def test_text_waits_while_audio_is_left_to_play() -> None:
+async def test_no_flush_while_audio_is_buffered() -> None:
     session, engine = begin()
     key = session.speak("First this. And then some ")
     engine.send(Audio(key, bytes(48_000), ChunkMeta(0, 0, 11, 0, 1.0)))  # one second
@@ -136,7 +136,7 @@ async def test_text_waits_while_audio_is_left_to_play() -> None:
 
 
 @virtual
-async def test_nothing_is_flushed_while_paused() -> None:
+async def test_no_flush_while_paused() -> None:
     session, engine = begin()
     session.speak("some words ")
     session.pause()
@@ -149,7 +149,7 @@ async def test_nothing_is_flushed_while_paused() -> None:
 
 
 @virtual
-async def test_a_stop_leaves_nothing_to_flush() -> None:
+async def test_stop_cancels_the_flush() -> None:
     session, engine = begin()
     key = session.speak("some words ")
     session.stop()
@@ -161,7 +161,7 @@ async def test_a_stop_leaves_nothing_to_flush() -> None:
 
 
 @virtual
-async def test_a_flushed_utterance_goes_on_and_ends() -> None:
+async def test_flushed_utterance_accepts_more_text() -> None:
     session, engine = begin()
     session.speak("some words ")
     await asyncio.sleep(1)

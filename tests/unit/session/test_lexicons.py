@@ -1,4 +1,4 @@
-"""Lexicons of sessions: built once for each content, on a thread where the caller can wait."""
+"""The lexicon cache: one lexicon per content, built on a thread if the caller can wait."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tts_worker.session.lexicons import LexiconCache
 from tts_worker.text.lexicon import MAX_LEXICON_CHARS, Lexicon
 
 
-async def test_equal_entries_are_built_once() -> None:
+async def test_equal_entries_share_one_lexicon() -> None:
     cache = LexiconCache()
     first = await cache.prepare({"nginx": "engine x"})
     assert cache.get({"nginx": "engine x"}) is first
     assert cache.get({"nginx": "engine ex"}) is not first
 
 
-async def test_a_lexicon_is_built_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_prepare_builds_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
     build = Lexicon.from_mapping
 
@@ -31,7 +31,7 @@ async def test_a_lexicon_is_built_on_a_thread(monkeypatch: pytest.MonkeyPatch) -
     assert threads != [threading.main_thread()]
 
 
-async def test_what_was_read_on_a_thread_is_found_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_prepared_lexicon_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = LexiconCache()
     await cache.prepare_from(lambda: None)
     await cache.prepare_from(lambda: {"nginx": "engine x"})
@@ -39,7 +39,7 @@ async def test_what_was_read_on_a_thread_is_found_later(monkeypatch: pytest.Monk
     assert len(cache.get({"nginx": "engine x"})) == 1
 
 
-def test_old_lexicons_are_forgotten() -> None:
+def test_least_recent_lexicon_is_evicted() -> None:
     cache = LexiconCache()
     first = cache.get({"a": "b"})
     for number in range(16):
@@ -48,12 +48,12 @@ def test_old_lexicons_are_forgotten() -> None:
 
 
 @pytest.mark.parametrize("entries", [{"a": 5}, {"a": {1, 2}}, {"a": float("nan")}])
-async def test_a_bad_entry_is_named(entries: dict[str, object]) -> None:
+async def test_invalid_entry_is_named(entries: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest, match=r"lexicon\['a'\]"):
         await LexiconCache().prepare(entries)
 
 
-def test_the_size_of_a_lexicon_is_bounded() -> None:
+def test_lexicon_size_is_limited() -> None:
     entries = {f"word{number}": "x" * 200 for number in range(MAX_LEXICON_CHARS // 200)}
     with pytest.raises(InvalidRequest, match="at most 200000 characters"):
         LexiconCache().get(entries)

@@ -1,4 +1,4 @@
-"""Normalization on its way to the engine: in order, off the event loop, overtaken by STOP, bounded in time."""
+"""Normalization before the engine: order, threading, STOP and the time limit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PARAMS = SynthesisParams("v")
 
 
 class ManualExecutor(Executor):
-    """Work is done when the test says so."""
+    """An executor that a test steps manually."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
@@ -83,7 +83,7 @@ def texts(commands: list[Command]) -> list[str]:
 
 
 @virtual
-async def test_segments_are_written_out_in_their_language() -> None:
+async def test_segments_are_normalized_in_their_language() -> None:
     port, engine, executor = begin()
     for text in ("take 5", "我有5元"):
         port.post(said(KEY, text))
@@ -92,7 +92,7 @@ async def test_segments_are_written_out_in_their_language() -> None:
 
 
 @virtual
-async def test_segments_keep_their_order_and_the_end_comes_last() -> None:
+async def test_segments_keep_their_order_before_end_of_text() -> None:
     port, engine, executor = begin()
     for command in (said(KEY, "take 5"), said(KEY, "plain"), EndText(KEY), Open(NEXT, PARAMS, 1), said(NEXT, "next")):
         port.post(command)
@@ -103,7 +103,7 @@ async def test_segments_keep_their_order_and_the_end_comes_last() -> None:
 
 
 @virtual
-async def test_one_segment_of_a_session_waits_on_the_thread() -> None:
+async def test_one_segment_per_session_is_on_the_thread() -> None:
     port, _, executor = begin()
     for _ in range(10):
         port.post(said(KEY, "take 5"))
@@ -111,7 +111,7 @@ async def test_one_segment_of_a_session_waits_on_the_thread() -> None:
 
 
 @virtual
-async def test_a_stop_overtakes_and_drops_what_waits() -> None:
+async def test_stop_overtakes_and_drops_queued_segments() -> None:
     port, engine, executor = begin()
     port.post(said(KEY, "take 5"))
     port.post(said(KEY, "and 5"))
@@ -126,7 +126,7 @@ async def test_a_stop_overtakes_and_drops_what_waits() -> None:
 
 
 @virtual
-async def test_pause_does_not_wait_for_text() -> None:
+async def test_pause_overtakes_queued_segments() -> None:
     port, engine, _ = begin()
     port.post(said(KEY, "take 5"))
     port.post(Hold(KEY))
@@ -134,7 +134,7 @@ async def test_pause_does_not_wait_for_text() -> None:
 
 
 @virtual
-async def test_a_failed_utterance_needs_no_more_text() -> None:
+async def test_failed_utterance_drops_queued_segments() -> None:
     port, engine, executor = begin()
     for _ in range(3):
         port.post(said(KEY, "take 5"))
@@ -144,7 +144,7 @@ async def test_a_failed_utterance_needs_no_more_text() -> None:
 
 
 @virtual
-async def test_a_late_segment_is_spoken_as_it_stands() -> None:
+async def test_segment_over_the_time_limit_is_unnormalized() -> None:
     port, engine, executor = begin()
     port.post(said(KEY, "take 5"))
     port.post(said(KEY, "then"))
@@ -155,7 +155,7 @@ async def test_a_late_segment_is_spoken_as_it_stands() -> None:
 
 
 @virtual
-async def test_a_failing_rule_leaves_the_text_as_it_stands() -> None:
+async def test_normalizer_error_leaves_the_text_unchanged() -> None:
     port, engine, executor = begin()
     port.post(said(KEY, "boom 5"))
     await executor.work()
@@ -163,7 +163,7 @@ async def test_a_failing_rule_leaves_the_text_as_it_stands() -> None:
 
 
 @virtual
-async def test_an_engine_that_reads_numbers_gets_the_text_at_once() -> None:
+async def test_engine_that_reads_numbers_gets_raw_text() -> None:
     port, engine, executor = begin(normalized=False)
     port.post(said(KEY, "take 5"))
     assert texts(engine.commands) == ["take 5"]
@@ -171,7 +171,7 @@ async def test_an_engine_that_reads_numbers_gets_the_text_at_once() -> None:
 
 
 @virtual
-async def test_a_closed_session_leaves_nothing_behind() -> None:
+async def test_unsubscribe_drops_all_state() -> None:
     port, engine, executor = begin()
     port.post(said(KEY, "take 5"))
     port.unsubscribe("s")
@@ -183,7 +183,7 @@ STEPS = st.lists(st.sampled_from(("text", "plain", "end", "stop", "work", "wait"
 
 
 @given(STEPS)
-def test_no_interleaving_loses_or_reorders_text(steps: list[str]) -> None:
+def test_text_is_never_lost_or_reordered(steps: list[str]) -> None:
     async def play() -> None:
         engine = RecordingEngine()
         executor = ManualExecutor()
@@ -237,7 +237,7 @@ def test_no_interleaving_loses_or_reorders_text(steps: list[str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "5", "boom"])
-async def test_the_thread_ends_with_the_worker(text: str) -> None:
+async def test_close_ends_the_thread(text: str) -> None:
     normalizer = SegmentNormalizer(spell)
     normalizer.prepare()
     normalizer.close()

@@ -1,4 +1,4 @@
-"""The pacer bounds the lead, counts holes, and forgives the gaps that nobody hears as holes."""
+"""The pacer: bounded lead, counted underruns, expected gaps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tts_worker.session.pacer import Pacer
 RATE = 1_000
 
 
-def test_the_first_frames_fill_the_lead_and_then_follow_the_clock() -> None:
+def test_first_frames_fill_the_lead_then_follow_the_clock() -> None:
     pacer = Pacer(RATE, lead_s=0.06)
     now_s = 10.0
     left_at = []
@@ -19,11 +19,11 @@ def test_the_first_frames_fill_the_lead_and_then_follow_the_clock() -> None:
         now_s = max(now_s, pacer.due_at_s(20, now_s))
         left_at.append(now_s)
         pacer.record_sent(20, now_s)
-    assert left_at[:3] == [10.0] * 3  # 60 ms of sound
+    assert left_at[:3] == [10.0] * 3  # 60 ms of audio
     assert left_at[3:] == pytest.approx([10.02, 10.04, 10.06, 10.08, 10.10])
 
 
-def test_without_a_lead_everything_is_due_at_once() -> None:
+def test_unpaced_frames_are_always_due() -> None:
     pacer = Pacer(RATE, lead_s=None)
     for _ in range(100):
         pacer.record_sent(20, 5.0)
@@ -31,7 +31,7 @@ def test_without_a_lead_everything_is_due_at_once() -> None:
     assert pacer.lead_at_s(5.0) == pytest.approx(2.0)
 
 
-def test_a_late_frame_is_an_underrun_as_long_as_the_silence_was() -> None:
+def test_late_frame_counts_the_gap_as_underrun() -> None:
     pacer = Pacer(RATE, lead_s=0.06)
     assert pacer.record_sent(100, 0.0) == 0.0
     assert pacer.record_sent(100, 0.25) == pytest.approx(0.15)
@@ -40,7 +40,7 @@ def test_a_late_frame_is_an_underrun_as_long_as_the_silence_was() -> None:
 
 
 @pytest.mark.parametrize("gap", ["expect_gap", "drop"])
-def test_silence_after_an_end_a_pause_or_a_stop_is_no_underrun(gap: str) -> None:
+def test_expected_gap_is_not_an_underrun(gap: str) -> None:
     pacer = Pacer(RATE, lead_s=0.06)
     pacer.record_sent(100, 0.0)
     pacer.expect_gap() if gap == "expect_gap" else pacer.drop()
@@ -48,8 +48,8 @@ def test_silence_after_an_end_a_pause_or_a_stop_is_no_underrun(gap: str) -> None
     assert pacer.underruns == 0
 
 
-def test_what_was_sent_before_a_pause_still_counts_towards_the_lead() -> None:
-    """A listener that holds its buffer while paused must not be given a second lead on top."""
+def test_audio_sent_before_a_pause_counts_toward_the_lead() -> None:
+    """A client that keeps its buffer while paused must not receive a second lead."""
     pacer = Pacer(RATE, lead_s=0.06)
     pacer.record_sent(60, 0.0)
     pacer.expect_gap()
@@ -58,7 +58,7 @@ def test_what_was_sent_before_a_pause_still_counts_towards_the_lead() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 80), st.floats(0, 0.3)), max_size=60), st.floats(0.0, 0.5))
-def test_the_lead_never_exceeds_its_bound(frames: list[tuple[int, float]], lead_s: float) -> None:
+def test_lead_never_exceeds_its_bound(frames: list[tuple[int, float]], lead_s: float) -> None:
     pacer = Pacer(RATE, lead_s)
     now_s = 0.0
     for samples, late_s in frames:

@@ -1,4 +1,4 @@
-"""A long or costly text is read in portions: between two of them the event loop has its turn."""
+"""Long or costly text is read in portions that yield to the event loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PORTION_S = 0.004
 
 
 class SlowText(TextPipeline):
-    """Every portion takes longer than a turn may."""
+    """Every portion exceeds the time limit."""
 
     def feed(self, delta: str | bytes) -> list[Segment]:
         began_s = time.perf_counter()
@@ -24,7 +24,7 @@ class SlowText(TextPipeline):
         return super().feed(delta)
 
 
-async def test_reading_gives_way_after_each_costly_portion() -> None:
+async def test_reading_yields_after_each_costly_portion() -> None:
     config = MachineConfig(read_chars=10)
     machine = SessionMachine("s", SynthesisParams("v"), lambda params: SlowText(), config)
     engine = RecordingEngine()
@@ -35,6 +35,6 @@ async def test_reading_gives_way_after_each_costly_portion() -> None:
     while machine.has_unread_text:
         await asyncio.sleep(0)
         turns += 1
-    assert turns >= 20  # 24 portions, the first of them before the loop had a turn
+    assert turns >= 20  # 24 portions, the first of them before the loop continued
     assert isinstance(engine.commands[-1], EndText)
     session.close()

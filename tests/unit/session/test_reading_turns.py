@@ -1,4 +1,4 @@
-"""Long texts of many sessions hold up the event loop by one portion at a time."""
+"""Long texts of many sessions delay the event loop by one portion at a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 from tts_worker.session.reading import ReadScheduler
 
 
-async def test_one_portion_is_read_per_turn() -> None:
+async def test_one_portion_is_read_per_loop_iteration() -> None:
     turns = ReadScheduler(asyncio.get_running_loop())
     read: list[str] = []
     for name in "abcdef":
@@ -28,7 +28,7 @@ async def test_calls_do_not_wait_behind_downloads() -> None:
     assert read == ["call", "d1", "d2", "d3"]
 
 
-async def test_a_text_that_is_not_over_waits_for_its_next_turn() -> None:
+async def test_unfinished_text_is_rescheduled() -> None:
     turns = ReadScheduler(asyncio.get_running_loop())
     read: list[str] = []
 
