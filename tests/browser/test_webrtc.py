@@ -485,7 +485,7 @@ async def test_webrtc_page_obeys_its_content_policy(caller: Browser, address: st
 
 
 @pytest.mark.quality
-@pytest.mark.skipif(judging.why_absent() is not None, reason=str(judging.why_absent()))
+@pytest.mark.skipif(judging.missing_reason() is not None, reason=str(judging.missing_reason()))
 async def test_recogniser_reads_the_text_back(caller: Browser) -> None:
     text = "The quick brown fox jumps over the lazy dog."
     async with (
