@@ -1,4 +1,4 @@
-"""WebRTC over real sockets, aiortc on both ends: a turn, control, bad networks, bad offers, peers that vanish."""
+"""WebRTC over real sockets with aiortc: utterances, control, packet loss, invalid offers, vanished peers."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ with warnings.catch_warnings():
 
 TEXT = "Hello there, my friend. How are you today?"
 LONG = "This is a rather long story, and it goes on and on. " * 20
-SOUND_S = 0.06 * len("".join(TEXT.split()))  # the tone engine: 60 ms a character
+AUDIO_S = 0.06 * len("".join(TEXT.split()))  # the tone engine: 60 ms a character
 END_FRAMES = 10
-"""So long a silence is the end of what was said: between sentences there are 6 frames of it."""
+"""Silent frames that mark the end of the speech; between sentences there are 6."""
 
 
-def pitch_hz(sound: np.ndarray[Any, Any]) -> float:
-    spectrum = np.abs(np.fft.rfft(sound * np.hanning(len(sound))))
-    return float(np.argmax(spectrum) * 48_000 / len(sound))
+def pitch_hz(audio: np.ndarray[Any, Any]) -> float:
+    spectrum = np.abs(np.fft.rfft(audio * np.hanning(len(audio))))
+    return float(np.argmax(spectrum) * 48_000 / len(audio))
 
 
 @pytest.fixture
 async def address() -> AsyncIterator[str]:
-    async with serving() as listening_on:
-        yield listening_on
+    async with serving() as server_address:
+        yield server_address
 
 
-# -- what must work ---------------------------------------------------------------------------------------------------
+# -- utterances and control -------------------------------------------------------------------------------------------
 
 
 async def test_utterance_audio_and_events(address: str) -> None:
@@ -50,11 +50,11 @@ async def test_utterance_audio_and_events(address: str) -> None:
         client.send(type="end", context="turn")
         done = await client.until_message("done")
         assert (done["text_spoken"], done["text_remaining"], done["context"]) == (TEXT, "", "turn")
-        assert done["samples_sent"] == round(24_000 * SOUND_S)
+        assert done["samples_sent"] == round(24_000 * AUDIO_S)
         words = [word["text"] for message in client.messages("words") for word in message["words"]]
         assert words == TEXT.split()
         await client.until(lambda: any(client.audible) and not any(client.audible[-END_FRAMES:]))
-        assert sum(client.audible) * 0.02 == pytest.approx(SOUND_S, abs=0.3)
+        assert sum(client.audible) * 0.02 == pytest.approx(AUDIO_S, abs=0.3)
         loud = [frame for frame, loud in zip(client.frames, client.audible, strict=True) if loud]
         async with connected_client(address, voice="tone-low") as other:
             other.send(type="text", text=TEXT, end=True)
@@ -71,11 +71,11 @@ async def test_pause_resume_stop_and_next_utterance(address: str) -> None:
         client.send(type="pause")
         paused = await client.until_message("paused")
         assert paused["applied"]
-        known = len(client.frames)  # what was sent before is heard first, however long that takes
+        known = len(client.frames)  # frames sent before the pause arrive first
         await client.until(lambda: len(client.frames) > known + 25 and not any(client.audible[-END_FRAMES:]))
         quiet = len(client.frames)
         await client.until(lambda: len(client.frames) > quiet + 10)
-        assert not any(client.audible[quiet:]), "silence goes on, so the time stamps do"
+        assert not any(client.audible[quiet:]), "silence continues during the pause"
         client.send(type="resume")
         await client.until_message("resumed")
         await client.until(lambda: sum(client.audible[quiet:]) > 5)
@@ -87,7 +87,7 @@ async def test_pause_resume_stop_and_next_utterance(address: str) -> None:
         await client.until_message("done")
         steps = np.diff(client.timestamps)
         assert (steps > 0).all(), "through the flush and the pause"
-        assert (steps % 960 == 0).all()  # a machine that is too busy gives frames up, but not their time
+        assert (steps % 960 == 0).all()  # an overloaded sender skips frames together with their time
         client.send(type="ping", id=7)
         assert (await client.until_message("pong"))["id"] == 7
         client.send(type="close")
@@ -98,10 +98,10 @@ async def test_pause_is_acknowledged_with_full_playout(address: str) -> None:
     async with connected_client(address) as client:
         client.send(type="text", text=LONG, end=True)
         for count in range(1, 4):
-            heard = len(client.frames)
-            await client.until(lambda: any(client.audible[heard:]))  # noqa: B023
+            received = len(client.frames)
+            await client.until(lambda: any(client.audible[received:]))  # noqa: B023
             for _ in range(3):
-                client.send(type="ping")  # whatever is said, the worker looks for sound as well
+                client.send(type="ping")  # handling a message also refills the playout
             client.send(type="pause")
             assert (await client.until_message("paused", count))["applied"]
             client.send(type="resume")
@@ -109,10 +109,12 @@ async def test_pause_is_acknowledged_with_full_playout(address: str) -> None:
 
 
 async def test_stop_leaves_only_the_jitter_buffer(address: str) -> None:
-    """Counted in frames of 20 ms, by what had arrived at the client: the rest is his own buffer. The answer to a ping
-    that goes before the STOP says when the worker heard of both, however long they took to him."""
+    """Counted in frames of 20 ms that arrived at the client, which excludes its own jitter buffer.
+
+    The pong to a ping sent before the STOP marks when the worker received both, independent of the network delay.
+    """
     async with connected_client(address) as client:
-        arrived: dict[str, int] = {}  # packets of sound before the last message of that kind
+        arrived: dict[str, int] = {}  # audio packets received before the last message of each type
         client.on_message = lambda raw: arrived.update({json.loads(raw)["type"]: client.arrived_packets})
         for turn in range(3):
             before = len(client.frames)
@@ -123,7 +125,7 @@ async def test_stop_leaves_only_the_jitter_buffer(address: str) -> None:
             await client.until_message("stopped", turn + 1)
             await client.until(lambda: len(client.frames) > arrived["stopped"] + 25)
             assert sum(client.audible[arrived["pong"] :]) <= 8
-            # What left after the answer: sound fades within 5 ms, and the codec's memory of it rings in the next frame.
+            # Frames sent after the acknowledgement: the fade of 5 ms, and the decay of the codec's state in the next.
             assert sum(client.audible[arrived["stopped"] :]) <= 2
 
 
@@ -134,24 +136,24 @@ async def test_start_changes_voice_and_bad_messages_are_rejected(address: str) -
         for raw in ("not JSON", "[]", '{"type": "dance"}', '{"type": "text"}', b"\0\1"):
             client.channel.send(raw)
         assert (await client.until_message("rejected", 5))["code"] == "invalid_request"
-        client.send(type="start", voice="nobody")
+        client.send(type="start", voice="unknown")
         assert (await client.until_message("rejected", 6))["code"] == "unknown_voice"
-        began_s = asyncio.get_running_loop().time()
-        client.send(type="text", text=TEXT, end=True, tomorrow=1)
+        start_s = asyncio.get_running_loop().time()
+        client.send(type="text", text=TEXT, end=True, unknown_field=1)
         assert (await client.until_message("started"))["voice"] == "tone-low"
         await client.until_message("done")
-        took_s = asyncio.get_running_loop().time() - began_s
-        assert took_s > 0.9 * SOUND_S, "at the pace of playback, whatever was asked for"
+        elapsed_s = asyncio.get_running_loop().time() - start_s
+        assert elapsed_s > 0.9 * AUDIO_S, "paced in real time, although lead_ms asks for more"
 
 
 async def test_lone_surrogates_leave_the_peer_usable(address: str) -> None:
-    half = "\ud83d"
+    surrogate = "\ud83d"
     async with connected_client(address) as client:
-        client.send(type="ping", id=half)
-        client.send(type="text", text="Hello.", context=half)
-        client.send(type=half)
+        client.send(type="ping", id=surrogate)
+        client.send(type="text", text="Hello.", context=surrogate)
+        client.send(type=surrogate)
         assert (await client.until_message("rejected", 3))["code"] == "invalid_request"
-        client.send(type="text", text=f"Hello {half}there.", end=True)
+        client.send(type="text", text=f"Hello {surrogate}there.", end=True)
         assert (await client.until_message("done"))["text_remaining"] == ""
 
 
@@ -185,18 +187,18 @@ async def test_long_playback_report_omits_its_texts(address: str) -> None:
 
 async def test_speech_survives_loss_and_jitter(address: str) -> None:
     async with connected_client(address) as client:
-        # With this seed aiortc's jitter buffer gives up a quarter at the worst, wherever in the losses speech begins.
+        # With this seed aiortc's jitter buffer drops at most a quarter, wherever in the loss pattern the speech starts.
         impair_network(client, loss=0.05, late_packets=2, seed=12)
         client.send(type="text", text=TEXT, end=True)
         await client.until_message("done")
         await client.until(lambda: any(client.audible) and not any(client.audible[-15:]))
-        assert sum(client.audible) * 0.02 > 0.6 * SOUND_S
-        heard = len(client.frames)
+        assert sum(client.audible) * 0.02 > 0.6 * AUDIO_S
+        received = len(client.frames)
         steps = np.diff(client.timestamps)
         assert (steps > 0).all()
         assert (steps % 960 == 0).all()
         client.send(type="text", text=LONG)
-        await client.until(lambda: sum(client.audible[heard:]) > 10)
+        await client.until(lambda: sum(client.audible[received:]) > 10)
         client.send(type="stop")
         await client.until_message("stopped")
 
@@ -213,7 +215,7 @@ async def test_closing_client_frees_its_session(address: str) -> None:
 async def test_vanished_client_frees_its_session() -> None:
     async with serving(webrtc={"silence_timeout_s": 2}) as address, connected_client(address) as client:
         transport = client.connection.getReceivers()[0].transport.transport
-        await transport._connection.close()  # its sockets are gone, and it says nothing
+        await transport._connection.close()  # closes the sockets without a message
         await until_live_sessions(address, 0)
 
 
@@ -231,19 +233,19 @@ async def test_unconnected_peer_counts_against_max_peers() -> None:
 
 
 async def test_peer_that_never_connects_is_closed() -> None:
-    # Nobody connects here: in so short a time a busy machine might not.
+    # No client connects in this test: on a busy machine it might not within this timeout.
     async with serving(webrtc={"connect_timeout_s": 0.3, "max_peers": 1}) as address, unconnected_client() as client:
         sdp = await client.offer()
         assert (await post_offer(address, sdp)).status_code == 200
         await until_live_sessions(address, 0)
-        with anyio.fail_after(60):  # its sockets are closed before its place is free
+        with anyio.fail_after(60):  # the sockets are closed before the slot is free
             while (again := await post_offer(address, sdp)).status_code == 503:
                 pass
         assert again.status_code == 200
         await until_live_sessions(address, 0)
 
 
-# -- offers that cannot be answered -----------------------------------------------------------------------------------
+# -- invalid offers ---------------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -256,23 +258,23 @@ async def test_invalid_offers_are_422_and_hold_no_session(address: str) -> None:
     async with real_offer() as sdp:
         lines = sdp.splitlines(keepends=True)
         audio_only = sdp[: sdp.index("m=application")].replace("BUNDLE 0 1", "BUNDLE 0")
-        bad = {
+        invalid = {
             "empty": "",
             "garbage": "\0\1garbage" * 100,
             "half": sdp[: len(sdp) // 2],
             "no fingerprint": "".join(line for line in lines if "fingerprint" not in line),
             "no ICE": "".join(line for line in lines if "ice-" not in line),
             "no data channel": audio_only,
-            "sends and takes nothing": sdp.replace("a=recvonly", "a=sendonly"),
+            "sends but receives nothing": sdp.replace("a=recvonly", "a=sendonly"),
             "no Opus": sdp.replace("opus/48000/2", "speex/48000/2").replace("PCM", "XXX"),
             "shuffled": "".join(reversed(lines)),
         }
-        for name, offer in bad.items():
+        for name, offer in invalid.items():
             answer = await post_offer(address, offer)
             assert answer.status_code == 422, name
             assert answer.json()["error"]["code"] == "invalid_request"
         assert await metric(address, "tts_sessions") == 0
-        assert (await post_offer(address, sdp, voice="nobody")).status_code == 404
+        assert (await post_offer(address, sdp, voice="unknown")).status_code == 404
         assert (await post_offer(address, sdp, speed="fast")).status_code == 422
         assert await metric(address, "tts_sessions") == 0
 

@@ -1,4 +1,4 @@
-"""A WebRTC client without a browser: aiortc on the other end, with an ear and a hand on the network."""
+"""A WebRTC client based on aiortc that records audio and events and can impair its network."""
 
 from __future__ import annotations
 
@@ -19,11 +19,16 @@ from aiortc.mediastreams import MediaStreamError
 
 
 class AiortcClient:
-    """``log``: what the data channel said. ``sound``: what the track played, mono at 48 kHz, and when each frame came.
+    """A WebRTC peer with a data channel and a received audio track.
 
-    ``stamps``: the time stamps of the frames. ``arrived``: packets of sound so far; on a good network the frame of each
-    is heard, in order, so ``frames[arrived:]`` are those that were still to come. ``on_message``, ``on_frame``: who is
-    told as they come.
+    Attributes:
+        log: Messages of the data channel.
+        frames: Decoded frames of the track, mono at 48 kHz.
+        timestamps: Timestamps of the frames.
+        arrived_packets: RTP packets received so far. Without packet loss each becomes a frame, in order, so
+            ``frames[arrived_packets:]`` are the frames of later packets.
+        on_message: Called with each raw message.
+        on_frame: Called with each frame.
     """
 
     def __init__(self) -> None:
@@ -48,16 +53,16 @@ class AiortcClient:
 
     def _on_track(self, track: Any) -> None:
         (receiver,) = self.connection.getReceivers()
-        take = receiver._handle_rtp_packet
+        handle_packet = receiver._handle_rtp_packet
 
-        async def counted(packet: Any, arrival_time_ms: int) -> None:
+        async def count_packet(packet: Any, arrival_time_ms: int) -> None:
             self.arrived_packets += 1
-            await take(packet, arrival_time_ms=arrival_time_ms)
+            await handle_packet(packet, arrival_time_ms=arrival_time_ms)
 
-        receiver._handle_rtp_packet = counted
-        self._tasks.append(asyncio.create_task(self._listen(track)))
+        receiver._handle_rtp_packet = count_packet
+        self._tasks.append(asyncio.create_task(self._receive(track)))
 
-    async def _listen(self, track: Any) -> None:
+    async def _receive(self, track: Any) -> None:
         try:
             while True:
                 frame = await track.recv()
@@ -85,7 +90,7 @@ class AiortcClient:
                 await self._changed.wait()
 
     async def until_message(self, kind: str, count: int = 1) -> dict[str, Any]:
-        """The ``count``-th message of that type."""
+        """Wait for the ``count``-th message of a type."""
         await self.until(lambda: len(self.messages(kind)) >= count)
         return self.messages(kind)[count - 1]
 
@@ -98,7 +103,7 @@ class AiortcClient:
 
     @property
     def audible(self) -> list[bool]:
-        """Whether each frame has sound."""
+        """Whether each frame is audible."""
         return [bool(np.abs(frame).max() > 200) for frame in self.frames]
 
     async def close(self) -> None:
@@ -116,7 +121,7 @@ async def post_offer(address: str, sdp: str, **session: Any) -> httpx.Response:
 
 @asynccontextmanager
 async def unconnected_client() -> AsyncIterator[AiortcClient]:
-    """A client that has not said a word yet, and is closed in the end."""
+    """A client without a connection; closed at the end."""
     client = AiortcClient()
     try:
         yield client
@@ -126,7 +131,7 @@ async def unconnected_client() -> AsyncIterator[AiortcClient]:
 
 @asynccontextmanager
 async def connected_client(address: str, **session: Any) -> AsyncIterator[AiortcClient]:
-    """A connected client whose session is ready."""
+    """A connected client with a ready session."""
     async with unconnected_client() as client:
         answer = await post_offer(address, await client.offer(), **session)
         assert answer.status_code == 200, answer.text
@@ -136,22 +141,21 @@ async def connected_client(address: str, **session: Any) -> AsyncIterator[Aiortc
 
 
 def impair_network(client: AiortcClient, *, loss: float, late_packets: int, seed: int) -> None:
-    """From now on packets to this client's ears are lost, late and out of order.
+    """Drop, delay and reorder the packets to this client.
 
-    A packet that comes late comes when so many others have come (one leaves every 20 ms): what happens to the sound is
-    then the same on a machine that is busy.
+    Delays are counted in packets (one is sent every 20 ms) instead of time, so machine load does not change the result.
     """
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     transport = client.connection.getReceivers()[0].transport
-    arrive = transport._handle_rtp_data
+    deliver = transport._handle_rtp_data
     numbers = itertools.count()
-    on_the_way: list[tuple[int, int, bytes]] = []  # with which packet it arrives, and its own number
+    in_flight: list[tuple[int, int, bytes]] = []  # number of the packet with which it arrives, own number, data
 
     async def handle(data: bytes, arrival_time_ms: int) -> None:
         number = next(numbers)
-        if chance.random() >= loss:
-            heapq.heappush(on_the_way, (number + chance.randint(0, late_packets), number, data))
-        while on_the_way and on_the_way[0][0] <= number:
-            await arrive(heapq.heappop(on_the_way)[2], arrival_time_ms=arrival_time_ms)
+        if rng.random() >= loss:
+            heapq.heappush(in_flight, (number + rng.randint(0, late_packets), number, data))
+        while in_flight and in_flight[0][0] <= number:
+            await deliver(heapq.heappop(in_flight)[2], arrival_time_ms=arrival_time_ms)
 
     transport._handle_rtp_data = handle
