@@ -1,7 +1,7 @@
 """Speak, pause, resume and interrupt through the Python client.
 
 tts-worker serve &
-python examples/client.py                            # or: ws://worker.example:8080, or local: for no server at all
+python examples/client.py                            # or: ws://worker.example:8080, or local: to run without a server
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ STORY = "Once upon a time there was a voice that could be interrupted, and it kn
 
 async def main(url: str) -> None:
     async with tts_worker.connect(url) as client, client.session() as session:
-        for token in STORY.split(" "):  # as a language model writes
+        for token in STORY.split(" "):  # as a language model streams it
             session.speak(token + " ")
         session.end_text()
 
-        heard_samples = 0
+        played_samples = 0
         async for item in session:
             if isinstance(item, Started):
                 print(f"voice: {item.params.voice}")
             elif isinstance(item, Words):
                 print(" ".join(word.text for word in item.words), end=" ", flush=True)
             elif isinstance(item, PcmFrame):  # 20 ms of s16le mono: play it
-                before = heard_samples
-                heard_samples = heard_samples + item.samples
-                if before < session.sample_rate_hz <= heard_samples:
-                    session.pause()  # after a second of sound; the very next sample comes after resume()
-                elif before < 2 * session.sample_rate_hz <= heard_samples:
-                    session.stop("interrupted", played_samples=heard_samples)  # returns at once; the receipt follows
+                before = played_samples
+                played_samples = played_samples + item.samples
+                if before < session.sample_rate_hz <= played_samples:
+                    session.pause()  # after one second of audio; resume() continues with the very next sample
+                elif before < 2 * session.sample_rate_hz <= played_samples:
+                    session.stop("interrupted", played_samples=played_samples)  # returns at once; the report follows
             elif isinstance(item, Acknowledged):
                 print(f"[{item.command.value} at {item.position_samples / session.sample_rate_hz:.2f} s]", end=" ")
                 if item.command is ControlName.PAUSE:
                     session.resume()
             elif isinstance(item, Ended):
-                print(f"\n{item.outcome.value}: {len(item.receipt.text_spoken)} of {len(STORY)} characters were heard")
+                print(f"\n{item.outcome.value}: {len(item.receipt.text_spoken)} of {len(STORY)} characters were spoken")
                 break
 
 

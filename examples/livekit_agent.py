@@ -1,11 +1,11 @@
-"""A voice agent on LiveKit that speaks through a tts-worker.
+"""A LiveKit voice agent that uses a tts-worker for speech synthesis.
 
     pip install ".[livekit]"
-    tts-worker serve &                          # the worker: here or on any other machine (TTS_WORKER_URL)
+    tts-worker serve &                          # the worker, on this or another machine (TTS_WORKER_URL)
     python examples/livekit_agent.py console    # talk to it in the terminal, or: dev, start
 
-Speech recognition and the language model are LiveKit's (LIVEKIT_URL, LIVEKIT_API_KEY, LIVEKIT_API_SECRET); put your own
-into ``build_session``.
+Speech recognition and the language model run on LiveKit Cloud (LIVEKIT_URL, LIVEKIT_API_KEY, LIVEKIT_API_SECRET);
+replace them in ``build_session``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def build_session(voice: tts_worker.TTS) -> AgentSession:
         stt=inference.STT("deepgram/nova-3"),
         llm=inference.LLM("openai/gpt-4.1-mini"),
         tts=voice,
-        # The transcript follows the word times of the worker, and an interrupted answer is cut at the word heard.
+        # The transcript follows the worker's word timestamps; an interrupted answer is cut at the word played.
         use_tts_aligned_transcript=True,
     )
 
@@ -50,7 +50,7 @@ async def entrypoint(context: JobContext) -> None:
     voice: tts_worker.TTS = context.proc.userdata["voice"]
     session = build_session(voice)
     await session.start(Assistant(), room=context.room)
-    voice.attach(session)  # a false interruption pauses the worker, and it goes on with the very next sample
+    voice.attach(session)  # after a false interruption the worker resumes with the very next sample
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""OpenAI's SDK, unmodified, on a tts-worker: only the base URL is another.
+"""Unmodified OpenAI SDK with a tts-worker: only the base URL differs.
 
 pip install openai
 tts-worker serve &
@@ -21,7 +21,7 @@ def main(path: str, text: str, url: str) -> None:
     ) as response:
         size = 0
         with open(path, "wb") as file:
-            for chunk in response.iter_bytes():  # the first bytes come long before the last
+            for chunk in response.iter_bytes():  # streams while the audio is generated
                 size += file.write(chunk)
     print(f"{path}: {size} bytes in the voice {voice}")
 

@@ -1,8 +1,8 @@
-"""Drive a fleet as an orchestrator does. Run it as it is: ``python examples/orchestrator.py``.
+"""Use a fleet of workers as an orchestrator does: ``python examples/orchestrator.py``.
 
-Needs ``pip install ".[fleet]"``. Starts Redis and two workers on this machine, then shows both ways to use
-them: the TTS worker protocol over gRPC, as orchestrators already speak it (sessions, frames of 48 kHz, barge-in with
-PAUSE and STOP), and this package's own client, which finds a worker by itself and goes on when one is lost.
+Needs ``pip install ".[fleet]"``. Starts Redis and two workers on this machine, then uses them in both ways: the TTS
+worker protocol over gRPC (sessions, 48 kHz frames, barge-in with PAUSE and STOP), and this package's own client, which
+selects a worker and fails over to another one.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ ENGINE = sys.argv[1] if len(sys.argv) > 1 else "cpu"
 async def main() -> None:
     async with fleet() as redis:
         await talk_to_one_worker(await least_loaded(redis))
-        await let_the_client_choose(redis)
+        await use_the_client(redis)
 
 
 @asynccontextmanager
 async def fleet() -> AsyncIterator[str]:
-    """``tts-worker up`` in a process of its own; yields the URL of its Redis."""
+    """Run ``tts-worker up`` as a process; yields the URL of its Redis."""
     command = [sys.executable, "-m", "tts_worker", "up", "--port", "0", "--engine", ENGINE]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
@@ -54,7 +54,7 @@ async def fleet() -> AsyncIterator[str]:
 
 
 async def least_loaded(redis: str) -> str:
-    """The registry, as a router reads it."""
+    """Read the registry as a router does; return the address of the least loaded worker."""
     directory = WorkerDirectory(RedisStore(redis))
     workers = await directory.workers()
     await directory.aclose()
@@ -63,7 +63,7 @@ async def least_loaded(redis: str) -> str:
 
 
 async def talk_to_one_worker(address: str) -> None:
-    """One session: a turn that is heard to its end, and one that is interrupted."""
+    """One session with a complete turn and an interrupted one."""
     async with grpc.aio.insecure_channel(address) as channel:
         worker = tts_worker_pb2_grpc.TTSServiceStub(channel)
         await worker.StartSession(pb.StartSessionRequest(session_id="caller-1"))
@@ -73,31 +73,31 @@ async def talk_to_one_worker(address: str) -> None:
         print(f"a turn: {len(frames)} frames of {len(frames[0].audio_data)} bytes, {seconds:.1f} s of speech")
 
         call = worker.Synthesize(chunks(REPLY))
-        heard = 0
+        frame_count = 0
         async for frame in call:
-            heard += 1
-            if heard == 60:  # 1.2 s: somebody begins to speak
+            frame_count += 1
+            if frame_count == 60:  # after 1.2 s the user begins to speak
                 await worker.Control(pb.ControlRequest(session_id="caller-1", command=pb.PAUSE))
                 answer = await worker.Control(
                     pb.ControlRequest(session_id="caller-1", command=pb.STOP, played_ms=1_150, reason="barge_in")
                 )
-                print(f'interrupted: was heard: "{answer.spoken_text}"')
-                print(f'             still unsaid: "{answer.remaining_text}"')
+                print(f'interrupted: spoken:    "{answer.spoken_text}"')
+                print(f'             remaining: "{answer.remaining_text}"')
             if frame.is_final:
                 break
         await worker.EndSession(pb.EndSessionRequest(session_id="caller-1"))
 
 
 async def chunks(text: str) -> AsyncIterator[pb.TextChunk]:
-    """Text as a language model writes it: word by word."""
+    """Stream text word by word, as a language model does."""
     for word in text.split(" "):
         yield pb.TextChunk(session_id="caller-1", text=f"{word} ")
 
 
-async def let_the_client_choose(redis: str) -> None:
-    """The same without gRPC in sight, and on whichever worker has room."""
-    as_fast_as_made = SessionOptions(realtime=False)  # an agent leaves this out
-    async with tts_worker.connect(redis) as client, client.session(as_fast_as_made) as session:
+async def use_the_client(redis: str) -> None:
+    """The same with the Python client, which selects the worker."""
+    unpaced = SessionOptions(realtime=False)  # an agent keeps the default
+    async with tts_worker.connect(redis) as client, client.session(unpaced) as session:
         session.speak(REPLY)
         session.end_text()
         samples = 0

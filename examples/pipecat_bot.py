@@ -1,11 +1,11 @@
-"""A pipecat bot that speaks through a tts-worker, in a terminal: type a line, it answers; its voice goes to a WAV file.
+"""A pipecat bot in a terminal that uses a tts-worker: it echoes each line you type and writes its voice to a WAV file.
 
     pip install ".[pipecat]"
-    tts-worker serve &                               # the worker: here or elsewhere (TTS_WORKER_URL)
+    tts-worker serve &                               # the worker, on this or another machine (TTS_WORKER_URL)
     python examples/pipecat_bot.py answers.wav
 
-It echoes what you type, so it needs no account anywhere. In a real bot a language model takes the place of ``Echo`` and
-a transport (WebRTC, telephony) that of ``WavFile`` and the keyboard; the line with ``TTSWorkerTTSService`` stays.
+It needs no account. In a real bot a language model replaces ``Echo`` and a transport (WebRTC, telephony) replaces
+``WavFile`` and the keyboard; the line with ``TTSWorkerTTSService`` stays.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tts_worker.integrations.pipecat import TTSWorkerTTSService
 
 
 class Echo(FrameProcessor):
-    """Where a language model would be."""
+    """Placeholder for a language model."""
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         await super().process_frame(frame, direction)
@@ -50,7 +50,7 @@ class Echo(FrameProcessor):
 
 
 class WavFile(FrameProcessor):
-    """Where the transport would be: keeps the sound, shows the words as they are spoken."""
+    """Placeholder for a transport: writes the audio to a file and prints the words as they are spoken."""
 
     def __init__(self, path: Path, rate_hz: int) -> None:
         super().__init__()

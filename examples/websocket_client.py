@@ -1,4 +1,4 @@
-"""The protocol without our client: a raw WebSocket, JSON out, JSON and sound in. Any language can do the same.
+"""The WebSocket protocol without a client library: JSON out, JSON and PCM in. Any language can do the same.
 
 pip install websockets
 tts-worker serve &
@@ -16,12 +16,12 @@ from websockets.asyncio.client import connect
 
 
 async def main(path: str, text: str, url: str) -> None:
-    # realtime=false: a file wants its sound as fast as it is made. Leave it out when you play while it streams.
+    # realtime=false sends audio as fast as it is generated, for a file. Leave it out to play while it streams.
     async with connect(f"{url}/v1/stream?realtime=false", compression=None) as socket:
         ready = json.loads(await socket.recv())
         with wave.open(path, "wb") as file:
             file.setparams((1, 2, ready["sample_rate"], 0, "NONE", ""))
-            for word in text.split(" "):  # text may come in any pieces
+            for word in text.split(" "):  # text may be split anywhere
                 await socket.send(json.dumps({"type": "text", "text": word + " "}))
             await socket.send(json.dumps({"type": "end"}))
             async for message in socket:

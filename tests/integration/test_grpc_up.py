@@ -36,7 +36,7 @@ async def test_the_orchestrator_example_runs() -> None:
         assert process.returncode == 0, output
     assert "registered: ['worker-1', 'worker-2']" in output
     assert "frames of 1920 bytes" in output
-    assert 'was heard: "Of course.' in output
+    assert 'interrupted: spoken:    "Of course.' in output
     assert "done" in output.splitlines()[-2]
     assert output.splitlines()[-1] == "the fleet has drained"
 
