@@ -16,7 +16,7 @@ from tts_worker.cli import main
 from tts_worker.engine.tensor_files import read_safetensors, write_safetensors
 from tts_worker.errors import BundleError, InvalidRequest
 from tts_worker.parity import Check, ParityReport, Status, run_parity
-from tts_worker.parity.compare import Bench, Golden
+from tts_worker.parity.compare import CheckList, Golden
 
 pytestmark = pytest.mark.timeout(400)  # a whole run of every stage is half a minute of work where two share a core
 
@@ -123,7 +123,7 @@ def test_what_no_stage_knows_fails(folder: Path) -> None:
     assert found == {
         ("new_stage", ""): "no stage knows this file",
         ("notes.txt", ""): "no stage knows this file",
-        ("flow_estimator", "surprise"): "nothing compares this tensor",
+        ("flow_estimator", "surprise"): "no stage compares this tensor",
     }
 
 
@@ -135,7 +135,9 @@ def test_a_listed_file_that_is_missing_fails(folder: Path) -> None:
     listed = {"flow_estimator": {"tensors": shapes}, "flow_cfm": {"tensors": {}}}
     (folder / "manifest.json").write_text(json.dumps(listed))
 
-    assert [(check.name, check.note) for check in failures(folder)] == [("flow_cfm", "listed, but not there")]
+    assert [(check.name, check.note) for check in failures(folder)] == [
+        ("flow_cfm", "listed in the manifest, but missing")
+    ]
     rewrite(folder / "flow_estimator.safetensors", time_in=None, time_emb=None)
     assert "flow_estimator" in {check.name for check in failures(folder)}
 
@@ -149,7 +151,7 @@ def test_other_shapes_and_damaged_files_fail_alone(folder: Path) -> None:
     found = {check.file: check.note for check in failures(folder)}
     assert found["flow_estimator"] == "shape [2, 80, 60], expected [2, 80, 59]"
     assert "hift.safetensors" in found["hift"]
-    assert found["flow_cfm"] == "nothing compares this tensor"
+    assert found["flow_cfm"] == "no stage compares this tensor"
     assert "could not be compared" in found["silent_tokens"]
 
 
@@ -186,11 +188,11 @@ def test_long_waves_are_judged_by_their_distance(tmp_path: Path) -> None:
     wave = torch.sin(torch.arange(2000) / 9)
     write_safetensors(tmp_path / "x.safetensors", {"long": wave, "short": wave[:500], "silent": wave * 0}, {})
     golden = Golden(tmp_path / "x.safetensors")
-    bench = Bench(1000)
+    checks = CheckList(1000)
 
     def verdict(key: str, got: Tensor) -> Status:
-        bench.wave(golden, key, got)
-        return bench.checks[-1].status
+        checks.wave(golden, key, got)
+        return checks.entries[-1].status
 
     assert verdict("long", wave + 0.003) is Status.PASS  # 47 dB
     assert verdict("long", wave + 0.005) is Status.FAIL  # 43 dB
@@ -201,4 +203,4 @@ def test_long_waves_are_judged_by_their_distance(tmp_path: Path) -> None:
     assert verdict("silent", wave * 0) is Status.PASS
     assert verdict("silent", wave * 1e-6) is Status.FAIL
     assert golden.unused == []
-    json.loads(ParityReport("x", tuple(bench.checks)).to_json())  # also with infinite distances
+    json.loads(ParityReport("x", tuple(checks.entries)).to_json())  # also with infinite distances

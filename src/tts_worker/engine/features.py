@@ -1,8 +1,7 @@
-"""What speech models hear: resampling and the three spectrograms that prompts go through, number for number.
+"""Audio features of prompts: resampling and three log spectrograms.
 
-Owns the signal processing, each step in the order and precision of the library that the models were trained with, so
-that log features agree to about 1e-5. All sound is float32 in [-1, 1], one channel, ``[1, samples]``.
-It must not know files, models or what the features are for.
+Every step follows the order and precision of the library with which the models were trained, so that log features agree
+to about 1e-5. Audio is float32 in [-1, 1], mono, ``[1, samples]``.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ WHISPER_RATE_HZ = 16_000
 
 
 class SincResampler:
-    """Windowed-sinc polyphase resampling as torchaudio's default: Hann window, 6 zero crossings, roll-off 0.99.
+    """Windowed-sinc polyphase resampling with torchaudio's defaults: Hann window, 6 zero crossings, roll-off 0.99.
 
-    https://ccrma.stanford.edu/~jos/resample/ (theory of ideal bandlimited interpolation).
+    Theory: https://ccrma.stanford.edu/~jos/resample/
     """
 
     def __init__(self, source_hz: int, target_hz: int, crossings: int = 6, rolloff: float = 0.99) -> None:
@@ -37,20 +36,20 @@ class SincResampler:
         kernel = torch.where(t == 0, torch.ones((), dtype=t.dtype), t.sin() / t) * window * (cutoff / self.source)
         self.kernel = kernel.float()[:, None]  # [target, 1, taps]
 
-    def __call__(self, sound: Tensor) -> Tensor:
+    def __call__(self, audio: Tensor) -> Tensor:
         """``[1, n] -> [1, ceil(n * target / source)]``."""
         if self.source == self.target:
-            return sound
-        samples = sound.shape[1]
-        padded = F.pad(sound, (self.width, self.width + self.source))
+            return audio
+        samples = audio.shape[1]
+        padded = F.pad(audio, (self.width, self.width + self.source))
         out = F.conv1d(padded[:, None], self.kernel, stride=self.source)  # [1, target, m]
-        # float32 on purpose: the length is rounded where torchaudio rounds it
+        # float32 as in torchaudio, whose rounding determines the length
         length = int(torch.ceil(torch.as_tensor(self.target * samples / self.source)))
         return out.transpose(1, 2).reshape(1, -1)[:, :length]
 
 
 def slaney_filters(rate_hz: int, n_fft: int, bins: int, low_hz: float, high_hz: float | None) -> Tensor:
-    """Triangular filters on Slaney's mel scale with equal area, as in librosa: ``[bins, n_fft // 2 + 1]``."""
+    """Equal-area triangular filters on Slaney's mel scale, as in librosa: ``[bins, n_fft // 2 + 1]``."""
     linear_hz = 200.0 / 3
     knee_hz = 1000.0
     log_step = math.log(6.4) / 27.0
@@ -70,7 +69,7 @@ def slaney_filters(rate_hz: int, n_fft: int, bins: int, low_hz: float, high_hz: 
 
 
 class MelSpectrogram:
-    """Log mel magnitudes, frames aligned with hops (HiFi-GAN's form): the acoustic features of the flow."""
+    """Log mel magnitudes with frames aligned to hops, as in HiFi-GAN: the acoustic features of the flow."""
 
     def __init__(
         self, rate_hz: int, n_fft: int, window: int, hop: int, bins: int, low_hz: float, high_hz: float | None
@@ -82,13 +81,13 @@ class MelSpectrogram:
 
     @property
     def least_samples(self) -> int:
-        """Sound must be longer than what is mirrored at its ends."""
+        """Shortest input: reflect padding needs more samples than it adds on a side."""
         return (self.n_fft - self.hop) // 2 + 1
 
-    def __call__(self, sound: Tensor) -> Tensor:
+    def __call__(self, audio: Tensor) -> Tensor:
         """``[1, n] -> [1, n // hop, bins]``, natural logarithm, floor 1e-5."""
         pad = (self.n_fft - self.hop) // 2
-        padded = F.pad(sound[:, None], (pad, pad), mode="reflect")[:, 0]
+        padded = F.pad(audio[:, None], (pad, pad), mode="reflect")[:, 0]
         spectrum = torch.stft(
             padded,
             self.n_fft,
@@ -103,7 +102,7 @@ class MelSpectrogram:
 
 
 class WhisperMel:
-    """Whisper's log mel, without its padding to 30 s: what the speech tokenizer reads. 16 kHz."""
+    """Whisper's log mel spectrogram without the padding to 30 s: input of the speech tokenizer. 16 kHz."""
 
     n_fft = 400
     hop = 160
@@ -113,19 +112,24 @@ class WhisperMel:
         self.filters = slaney_filters(WHISPER_RATE_HZ, self.n_fft, bins, 0, None)
         self.window = torch.hann_window(self.n_fft)
 
-    def __call__(self, sound: Tensor) -> Tensor:
+    def __call__(self, audio: Tensor) -> Tensor:
         """``[1, n] -> [1, bins, n // hop]``, about -1..1."""
-        spectrum = torch.stft(sound, self.n_fft, self.hop, window=self.window, return_complex=True)
+        spectrum = torch.stft(audio, self.n_fft, self.hop, window=self.window, return_complex=True)
         power = spectrum[..., :-1].abs() ** 2
         log = torch.clamp(self.filters @ power, min=1e-10).log10()
         return (torch.maximum(log, log.max() - 8.0) + 4.0) / 4.0
 
 
 class KaldiFbank:
-    """Kaldi's log mel filter bank with its default options and no dither: what the speaker encoder reads. 16 kHz.
+    """Kaldi's log mel filter bank with default options and no dither: input of the speaker encoder. 16 kHz.
 
-    25 ms windows every 10 ms that lie wholly inside the sound, mean removed, pre-emphasis 0.97, Povey window.
+    25 ms windows every 10 ms (complete windows only), mean removed, pre-emphasis 0.97, Povey window.
     https://kaldi-asr.org/doc/feat.html
+
+    Args:
+        bins: Number of mel bands.
+        fft_dtype: float64 agrees on all processors to about 1e-4, even in bands that hold only the rounding error of a
+            float32 transform. float32 equals Kaldi, but only on the same processor.
     """
 
     window = 400
@@ -134,10 +138,6 @@ class KaldiFbank:
     low_hz = 20.0
 
     def __init__(self, bins: int = 80, fft_dtype: torch.dtype = torch.float64) -> None:
-        """``fft_dtype``: float64 gives the same on every processor to about 1e-4, even in bands that are nothing but
-        the rounding error of a float32 transform; float32 is what Kaldi's users have, equal to theirs on their
-        processor only."""
-
         def to_mel(hz: float) -> float:
             return 1127.0 * math.log(1.0 + hz / 700.0)
 
@@ -151,7 +151,7 @@ class KaldiFbank:
         hz = WHISPER_RATE_HZ / self.n_fft * torch.arange(self.n_fft // 2)
         mel = (1127.0 * (1.0 + hz / 700.0).log())[None]
         triangles = torch.minimum((mel - left) / (centre - left), (right - mel) / (right - centre)).clamp(min=0)
-        self.filters = F.pad(triangles, (0, 1))  # [bins, n_fft / 2 + 1]; nothing at the Nyquist frequency
+        self.filters = F.pad(triangles, (0, 1))  # [bins, n_fft / 2 + 1]; zero at the Nyquist frequency
         self.fft_dtype = fft_dtype
         hann = torch.hann_window(self.window, periodic=False)
         self.povey = hann.to(fft_dtype).pow(0.85).float()
@@ -160,9 +160,9 @@ class KaldiFbank:
     def least_samples(self) -> int:
         return self.window
 
-    def __call__(self, sound: Tensor) -> Tensor:
+    def __call__(self, audio: Tensor) -> Tensor:
         """``[1, n] -> [1 + (n - 400) // 160, bins]``, natural logarithm."""
-        frames = sound[0].unfold(0, self.window, self.hop)  # [T, window]
+        frames = audio[0].unfold(0, self.window, self.hop)  # [T, window]
         frames = frames - frames.mean(dim=1, keepdim=True)
         before = F.pad(frames[None], (1, 0), mode="replicate")[0, :, :-1]
         frames = (frames - 0.97 * before) * self.povey

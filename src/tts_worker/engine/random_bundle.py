@@ -1,7 +1,6 @@
-"""Model directories with random weights: the official layout and shapes, sane activations, noise for a voice.
+"""Model directories with random weights in the official layout, with realistic activations; the output is noise.
 
-For tests, benchmarks and whoever wants to see the machinery without the 2 GB download. Owns the sizes, the YAML text
-and the scale of each kind of weight. It must not know the networks' code, only their keys and shapes.
+For tests, benchmarks and trials without the 2 GB download.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from tts_worker.engine.cosyvoice.weights import PARTS, expected_shapes
 from tts_worker.errors import BundleError, ConfigError
 from tts_worker.voicepack.onnx_file import speaker_encoder, speech_tokenizer
 
-LOGIT_STD = 3.5  # a nucleus of some ids, as trained weights have; flat logits would make sampling look slow
-LOUDNESS = 0.0  # log magnitude that the vocoder's spectrum is centred at: loud enough to hear, far from clipping
+LOGIT_STD = 3.5  # gives a nucleus of some ids, like trained weights; flat logits would slow down sampling
+LOUDNESS = 0.0  # mean log magnitude of the vocoder's spectrum: audible and far from clipping
 PITCH_HZ = 150.0
 PITCH_SPREAD_HZ = 30.0
 
 
 @dataclass(frozen=True)
 class Size:
-    """Widths and depths. ``text_rows`` None: as many as the small tokenizer needs."""
+    """Widths and depths. ``text_rows``: None for as many as the small tokenizer needs."""
 
     hidden: int
     ffn: int
@@ -55,11 +54,18 @@ SIZES = {
 
 
 def write_random_bundle(path: str | Path, family: str, size: str = "tiny", seed: int = 0) -> Bundle:
-    """Write a model directory of ``family`` (``cosyvoice2``, ``cosyvoice3``), ``size`` ``full``, ``mid`` or ``tiny``.
+    """Write a model directory with random weights. The same arguments give the same files.
 
-    The same arguments give the same files. ``full`` takes about 2.6 GB of disk (v3: 3.5) and as much memory as its
-    largest file. Raises ConfigError for another family or size, or a directory that holds something; BundleError if the
-    disk refuses.
+    Args:
+        path: A new or empty directory.
+        family: ``cosyvoice2`` or ``cosyvoice3``.
+        size: ``full``, ``mid`` or ``tiny``. ``full`` takes about 2.6 GB of disk (v3: 3.5) and as much memory as its
+            largest file.
+        seed: Seed of the weights.
+
+    Raises:
+        ConfigError: Unknown family or size, or the directory is not empty.
+        BundleError: A file cannot be written.
     """
     path = Path(path)
     if family not in (V2, V3):
@@ -67,11 +73,11 @@ def write_random_bundle(path: str | Path, family: str, size: str = "tiny", seed:
     if size not in SIZES:
         raise ConfigError(f"size: must be one of: {', '.join(SIZES)}")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ConfigError(f"{path}: is there already; random weights are only written where nothing is")
+        raise ConfigError(f"{path}: exists already; random weights are only written to a new or empty directory")
     generator = torch.Generator().manual_seed(seed)
     try:
         (path / TEXT_MODEL_DIR).mkdir(parents=True)
-        (path / RANDOM_WEIGHTS_MARKER).write_text("The weights in this directory are random: it speaks noise.\n")
+        (path / RANDOM_WEIGHTS_MARKER).write_text("The weights in this directory are random: the output is noise.\n")
         _write_text_model(path / TEXT_MODEL_DIR, family, SIZES[size])
         (path / f"{family}.yaml").write_text(_yaml(family, SIZES[size]), "utf-8")
         (path / "configuration.json").write_text('{"framework": "Pytorch", "task": "text-to-speech"}\n')
@@ -85,14 +91,14 @@ def write_random_bundle(path: str | Path, family: str, size: str = "tiny", seed:
 
 
 def _write_prompt_models(bundle: Bundle, generator: torch.Generator) -> None:
-    """Stand-ins with the calls of the real ones, and one speaker."""
+    """Write prompt models with the real inputs and outputs, and one speaker."""
     config = bundle.config
     spk = config.flow.spk_embed
     fbank_bins = 80
     whisper_bins = 128
     encoder = torch.randn(fbank_bins, spk, generator=generator) / fbank_bins**0.5
     bundle.campplus.write_bytes(speaker_encoder(encoder.numpy().tobytes(), fbank_bins, spk))
-    codes = torch.randn(1, whisper_bins, 4, generator=generator) * 300  # scores of some thousands, then modulo
+    codes = torch.randn(1, whisper_bins, 4, generator=generator) * 300  # scores of a few thousand, taken modulo
     bundle.speech_tokenizer.write_bytes(speech_tokenizer(codes.numpy().tobytes(), whisper_bins, config.flow.vocab))
     torch.save({"random": {"embedding": torch.randn(1, spk, generator=generator)}}, bundle.speaker_info)
 
@@ -108,14 +114,14 @@ def _weights(bundle: Bundle, part: str, generator: torch.Generator) -> dict[str,
         else:
             weights[key] = _tensor(key, shape, generator)
     for key, value in weights.items():
-        if key.endswith("original0"):  # the gain that makes the direction the weight itself
+        if key.endswith("original0"):  # this gain makes the weight equal to its direction
             direction = weights[key.removesuffix("0") + "1"]
             value.copy_(direction.flatten(1).norm(dim=1).reshape(value.shape))
     return weights
 
 
 def _tensor(key: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Fan-in scaled, so that activations keep their size; what multiplies or ends a branch is neither 0 nor large."""
+    """A weight scaled by its fan-in, so that activations keep their magnitude; gains are near 1."""
     name = key.rpartition(".")[2]
     noise = torch.empty(shape).normal_(generator=generator)
     if key == "conv_post.bias":
@@ -124,7 +130,7 @@ def _tensor(key: str, shape: tuple[int, ...], generator: torch.Generator) -> Ten
     if key == "f0_predictor.classifier.bias":
         return torch.full(shape, PITCH_HZ)
     if name == "alpha" or (name == "weight" and len(shape) == 1):
-        return noise.mul_(0.05).add_(1.0)  # norms, and Snake's frequencies, which must not reach 0
+        return noise.mul_(0.05).add_(1.0)  # norms, and the frequencies of Snake, which must not be 0
     if len(shape) == 1 or "pos_bias" in name:
         return noise.mul_(0.02)
     if key.endswith(("embed_tokens.weight", "speech_embedding.weight", "llm_embedding.weight")):
@@ -140,17 +146,17 @@ def _tensor(key: str, shape: tuple[int, ...], generator: torch.Generator) -> Ten
 
 
 def _write_text_model(directory: Path, family: str, size: Size) -> None:
-    """A byte-level BPE of our own making: every byte, and the pairs that English is made of."""
+    """Write a byte-level BPE tokenizer: all bytes and some frequent English merges."""
     symbols = [*_byte_symbols()]
     vocab = {symbol: i for i, symbol in enumerate(sorted(symbols))}
     merges = []
-    for word in _PIECES.split():
-        whole = word[0]
+    for word in _WORDS.split():
+        prefix = word[0]
         for letter in word[1:]:
-            if whole + letter not in vocab:
-                vocab[whole + letter] = len(vocab)
-                merges.append(f"{whole} {letter}")
-            whole += letter
+            if prefix + letter not in vocab:
+                vocab[prefix + letter] = len(vocab)
+                merges.append(f"{prefix} {letter}")
+            prefix += letter
     base = special_tokens(family)[:3]
     total = len(vocab) + len(special_tokens(family))
     config = {
@@ -176,14 +182,14 @@ def _write_text_model(directory: Path, family: str, size: Size) -> None:
     (directory / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]), "utf-8")
 
 
-_PIECES = """
+_WORDS = """
 Ġthe Ġand Ġto Ġof Ġyou Ġit Ġis Ġhello Ġworld ing ed er ion ent st th he in re on at en or es ou ll ly Ġa Ġs Ġw Ġc Ġb
 Ġm Ġf Ġd Ġp Hello The
 """
 
 
 def _byte_symbols() -> list[str]:
-    """The 256 printable characters that stand for bytes in GPT-2's and Qwen's vocabularies."""
+    """The 256 printable characters that represent bytes in the vocabularies of GPT-2 and Qwen."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     return [*map(chr, plain), *(chr(256 + i) for i in range(256 - len(plain)))]
 

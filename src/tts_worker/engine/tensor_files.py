@@ -1,7 +1,6 @@
-"""Tensors on disk: safetensors (own reader and writer, memory-mapped) and PyTorch files without their pickled code.
+"""Tensor files: memory-mapped safetensors, and PyTorch files without running pickled code.
 
-Owns the two formats and what can be wrong with a file as a file. It must not know which tensors a model wants, nor
-which engine asks. Every problem is a BundleError that names the file.
+Every problem with a file raises BundleError and names the file.
 """
 
 from __future__ import annotations
@@ -37,27 +36,28 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a ``.safetensors`` or ``.pt`` file, on the CPU, backed by the file where the format allows.
+    """Read all tensors of a ``.safetensors`` or ``.pt`` file to the CPU, memory-mapped where the format allows.
 
-    Raises BundleError: missing, cut off, not of its format, holding code or anything but tensors by name.
+    Raises:
+        BundleError: The file is missing, truncated, malformed, or contains code or anything but named tensors.
     """
     if path.suffix == ".safetensors":
         return read_safetensors(path)[0]
     loaded = read_pickled(path)
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise BundleError(f"{path}: holds something else than tensors by name; expected a state dict")
+        raise BundleError(f"{path}: contains something other than named tensors; expected a state dict")
     if not all(isinstance(key, str) for key in loaded):
-        raise BundleError(f"{path}: has keys that are not texts; expected a state dict")
+        raise BundleError(f"{path}: has keys that are not strings; expected a state dict")
     return {key: value.detach() for key, value in loaded.items()}
 
 
 def read_pickled(path: Path) -> Any:
-    """What ``torch.save`` wrote, as far as it is tensors and plain containers. Code in the file is refused, not run."""
+    """Read tensors and plain containers written by ``torch.save``. Code in the file is refused, not run."""
     _must_be_file(path)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's advice is for whoever wrote the file
-            # mmap works on the zip format only, which is what torch has written since 1.6.
+            warnings.simplefilter("ignore")  # torch's warnings address the author of the file
+            # mmap needs the zip format, which torch writes since 1.6.
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
             _must_be_dense(loaded, path)
             return loaded
@@ -65,38 +65,40 @@ def read_pickled(path: Path) -> Any:
         raise
     except pickle.UnpicklingError:
         raise BundleError(
-            f"{path}: holds code or objects that are not tensors, or is not a PyTorch file; it was not run. "
-            "Only load weights from where you trust, or get the file as .safetensors"
+            f"{path}: contains code or objects that are not tensors, or is not a PyTorch file; it was not run. "
+            "Load weights from a trusted source, or get the file as .safetensors"
         ) from None
     except MemoryError:
         raise
-    except Exception as error:  # torch raises whatever its zip and pickle readers stumble over
-        raise BundleError(f"{path}: cannot be read ({type(error).__name__}); it is cut off or damaged") from None
+    except Exception as error:  # torch's zip and pickle readers raise many types
+        raise BundleError(f"{path}: cannot be read ({type(error).__name__}); it is truncated or damaged") from None
 
 
 def _must_be_dense(loaded: object, path: Path) -> None:
-    """Refuse a tensor that claims more values than the file holds: stride 0 makes gigabytes of four bytes, and the
-    first copy of it takes them. Containers may share parts, so each is looked at once."""
-    ahead = [loaded]
-    seen = set[int]()
-    while ahead:
-        one = ahead.pop()
-        if id(one) in seen:
+    """Refuse a tensor with more values than its storage.
+
+    With stride 0 four bytes become gigabytes at the first copy. Containers may share elements, so each is visited once.
+    """
+    pending = [loaded]
+    visited = set[int]()
+    while pending:
+        value = pending.pop()
+        if id(value) in visited:
             continue
-        seen.add(id(one))
-        if isinstance(one, Mapping):
-            ahead += one.values()
-        elif isinstance(one, (list, tuple, set, frozenset)):
-            ahead += one
-        elif isinstance(one, Tensor):
-            if one.layout is not torch.strided or one.is_quantized:
-                raise BundleError(f"{path}: holds a tensor that is sparse or quantized; expected plain numbers")
-            if one.numel() * one.element_size() > one.untyped_storage().nbytes():
-                raise BundleError(f"{path}: holds a tensor of shape {tuple(one.shape)} that its data do not fill")
+        visited.add(id(value))
+        if isinstance(value, Mapping):
+            pending += value.values()
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            pending += value
+        elif isinstance(value, Tensor):
+            if value.layout is not torch.strided or value.is_quantized:
+                raise BundleError(f"{path}: contains a sparse or quantized tensor; expected dense numbers")
+            if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+                raise BundleError(f"{path}: contains a tensor of shape {tuple(value.shape)} with too little data")
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file, memory-mapped copy-on-write. Raises BundleError."""
+    """Read tensors and metadata of a safetensors file, memory-mapped copy-on-write. Raises BundleError."""
     _must_be_file(path)
     size_bytes = path.stat().st_size
     with path.open("rb") as file:
@@ -106,16 +108,16 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     data = torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c"))
     tensors = {}
     for name, entry in header.entries.items():
-        piece = data[entry.start : entry.end]
+        raw = data[entry.start : entry.end]
         dtype = DTYPES[entry.dtype]
         if entry.start % dtype.itemsize:
-            piece = piece.clone()  # a foreign writer did not align it
-        tensors[name] = piece.view(dtype).reshape(entry.shape)
+            raw = raw.clone()  # not aligned by its writer
+        tensors[name] = raw.view(dtype).reshape(entry.shape)
     return tensors, header.metadata
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write ``tensors`` so that either the whole file appears or nothing does. Bytes depend on the arguments alone."""
+    """Write a safetensors file atomically. The bytes depend on the arguments only. Raises BundleError."""
     ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
     header = encode_header({name: (NAMES[t.dtype], tuple(t.shape)) for name, t in ordered.items()}, metadata)
     write_atomically(path, (header, *map(tensor_bytes, ordered.values())))
@@ -127,13 +129,17 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
-def write_atomically(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
-    """Raises BundleError if the disk refuses; nothing half-written stays under the name."""
+def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file through a temporary name, so that it is complete or missing.
+
+    Raises:
+        BundleError: The file cannot be written.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with partial.open("wb") as file:
-            for piece in pieces:
-                file.write(piece)
+            for part in parts:
+                file.write(part)
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
@@ -141,7 +147,7 @@ def write_atomically(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
 
 
 def finite_range(tensor: Tensor) -> tuple[float, float]:
-    """Smallest and largest value; NaN where there is a NaN. One pass, no copy."""
+    """Smallest and largest value, NaN if any value is NaN. One pass, no copy."""
     if not tensor.numel():
         return 0.0, 0.0
     low, high = torch.aminmax(tensor)

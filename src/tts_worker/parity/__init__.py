@@ -1,4 +1,4 @@
-"""Proof, stage by stage, that our networks give the reference's numbers: ``run_parity(bundle_dir, golden_dir)``."""
+"""Compares the networks with reference outputs, stage by stage: ``run_parity(bundle_dir, golden_dir)``."""
 
 from tts_worker.parity.report import Check, ParityReport, Status
 from tts_worker.parity.runner import run_parity

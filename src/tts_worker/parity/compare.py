@@ -1,7 +1,7 @@
-"""Golden files and how our numbers are held against them.
+"""Golden files and the comparison with them.
 
-A ``Golden`` remembers which of its tensors were used, so that nothing is skipped in silence; a ``Bench`` collects the
-checks. Limits are those of the project's promise. It must not know networks or stages.
+``Golden`` tracks which of its tensors were compared, so that none is skipped silently; ``CheckList`` collects the
+results.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from torch import Tensor
 from tts_worker.engine.tensor_files import read_safetensors
 from tts_worker.parity.report import Check, Status
 
-SCORES = MEL = FEATURES = 1e-4  # log-probabilities, mu and mel, front-end features
+# Largest absolute differences: log-probabilities, mu and mel, front-end features
+SCORES = 1e-4
+MEL = 1e-4
+FEATURES = 1e-4
 PITCH_HZ = 1e-3
 DECODE = 1e-5
 SHORT_WAVE = 1e-3
@@ -27,7 +30,7 @@ SHORT_WAVE_S = 1.0
 
 
 class Golden:
-    """One golden file: tensors and what its header says (``meta``)."""
+    """One golden file: tensors and the JSON of its header (``meta``)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,11 +50,11 @@ class Golden:
         return iter(self._tensors)
 
     def peek(self, key: str) -> Tensor:
-        """A tensor that is not thereby compared."""
+        """Read a tensor without counting it as compared."""
         return self._tensors[key]
 
     def ids(self, key: str) -> tuple[int, ...]:
-        """A tensor of ids as a tuple; empty if it is not there."""
+        """Read a tensor of ids as a tuple; empty if it is missing."""
         return tuple(self[key].flatten().tolist()) if key in self else ()
 
     @property
@@ -59,68 +62,70 @@ class Golden:
         return sorted(self._unused)
 
 
-class Bench:
-    """Collects checks. ``rate_hz`` tells short waves from long ones."""
+class CheckList:
+    """Collects checks. ``rate_hz`` separates short waveforms from long ones."""
 
     def __init__(self, rate_hz: int) -> None:
         self.rate_hz = rate_hz
-        self.checks: list[Check] = []
+        self.entries: list[Check] = []
 
-    def add(self, file: str, name: str, good: bool, note: str = "") -> None:
-        self.checks.append(Check(file, name, Status.PASS if good else Status.FAIL, note=note))
+    def add(self, file: str, name: str, passed: bool, note: str = "") -> None:
+        self.entries.append(Check(file, name, Status.PASS if passed else Status.FAIL, note=note))
 
     def info(self, file: str, name: str, note: str) -> None:
-        """Not binding, for this reason."""
-        self.checks.append(Check(file, name, Status.INFO, note=note))
+        """Add a result that is not binding, with the reason."""
+        self.entries.append(Check(file, name, Status.INFO, note=note))
 
     def fail(self, file: str, name: str, note: str) -> None:
-        self.checks.append(Check(file, name, Status.FAIL, note=note))
+        self.entries.append(Check(file, name, Status.FAIL, note=note))
 
     def equal(self, file: str, name: str, got: object, expected: object) -> None:
-        """Ids, sizes, schedules: identical or wrong."""
+        """Compare ids, sizes or schedules for equality."""
         note = "" if got == expected else _difference(got, expected)
-        self.checks.append(Check(file, name, Status.FAIL if note else Status.PASS, note=note or "identical"))
+        self.entries.append(Check(file, name, Status.FAIL if note else Status.PASS, note=note or "identical"))
 
     def ids(self, golden: Golden, key: str, got: Sequence[int]) -> None:
         self.equal(golden.name, key, list(got), golden[key].flatten().tolist())
 
     def close(self, golden: Golden, key: str, got: Tensor, limit: float, unit: str = "") -> None:
-        """Largest absolute difference to a golden tensor. Equal infinities count as equal."""
+        """Compare by the largest absolute difference. Equal infinities count as equal."""
         self.measure(golden.name, key, got, golden[key], limit, unit)
 
-    def nearest(self, golden: Golden, key: str, ways: Sequence[Tensor], limit: float) -> None:
-        """The nearest of several sound ways to compute a tensor, where the processor decides which is the golden's."""
+    def nearest(self, golden: Golden, key: str, candidates: Sequence[Tensor], limit: float) -> None:
+        """Compare the nearest of several valid results, where the reference's choice depends on the processor."""
         expected = golden[key]
-        self.close(golden, key, min(ways, key=lambda way: _largest(way, expected)), limit)
+        self.close(golden, key, min(candidates, key=lambda candidate: _largest(candidate, expected)), limit)
 
     def measure(self, file: str, name: str, got: Tensor, expected: Tensor, limit: float, unit: str = "") -> None:
         if got.shape != expected.shape:
             return self.fail(file, name, f"shape {list(got.shape)}, expected {list(expected.shape)}")
         error = _largest(got, expected)
-        good = error <= limit  # NaN is not
-        self.checks.append(Check(file, name, Status.PASS if good else Status.FAIL, error, limit, unit))
+        passed = error <= limit  # False for NaN
+        self.entries.append(Check(file, name, Status.PASS if passed else Status.FAIL, error, limit, unit))
 
     def wave(self, golden: Golden, key: str, got: Tensor) -> None:
-        """A short wave by its largest difference, a long one by its distance from the difference in dB: phase amplifies
-        rounding with time."""
+        """Compare a short waveform by its largest difference, a long one by its signal-to-difference ratio in dB.
+
+        The accumulated phase amplifies rounding errors with time.
+        """
         expected = golden[key].flatten()
         got = got.detach().cpu().flatten()
         if got.shape != expected.shape or len(expected) < SHORT_WAVE_S * self.rate_hz:
             return self.measure(golden.name, key, got, expected, SHORT_WAVE)
         noise = float((got.double() - expected.double()).square().sum())
         signal = float(expected.double().square().sum())
-        ratio_db = math.inf if noise == 0 else 10 * math.log10(max(signal, 1e-300) / noise)  # of NaN it is NaN: fails
+        ratio_db = math.inf if noise == 0 else 10 * math.log10(max(signal, 1e-300) / noise)  # NaN stays NaN and fails
         status = Status.PASS if ratio_db > LONG_WAVE_DB else Status.FAIL
-        self.checks.append(Check(golden.name, key, status, ratio_db, LONG_WAVE_DB, "dB"))
+        self.entries.append(Check(golden.name, key, status, ratio_db, LONG_WAVE_DB, "dB"))
 
     def finish(self, golden: Golden) -> None:
-        """What no stage looked at is a failure, not a silence."""
+        """Fail every tensor of the file that no stage compared."""
         for key in golden.unused:
-            self.fail(golden.name, key, "nothing compares this tensor")
+            self.fail(golden.name, key, "no stage compares this tensor")
 
 
 def _largest(got: Tensor, expected: Tensor) -> float:
-    """The largest difference, infinite between other shapes, NaN where there is one."""
+    """Largest absolute difference; infinite for different shapes, NaN if a value is NaN."""
     if got.shape != expected.shape:
         return math.inf
     got = got.detach().cpu().double()

@@ -1,4 +1,4 @@
-"""Flow stages: encoder or look-ahead, estimator, solver, whole inference."""
+"""Flow stages: encoder or look-ahead layer, estimator, ODE solver, complete inference."""
 
 from __future__ import annotations
 
@@ -16,30 +16,34 @@ from tts_worker.engine.cosyvoice.flow.blocks import chunk_mask
 from tts_worker.engine.cosyvoice.flow.encoder import EncoderPast, relative_sinusoids
 from tts_worker.engine.cosyvoice.flow.model import Flow
 from tts_worker.engine.cosyvoice.kv import Memory, NoPast
-from tts_worker.parity.compare import FEATURES, MEL, Bench, Golden
+from tts_worker.parity.compare import FEATURES, MEL, CheckList, Golden
 
 EXACT = 1e-6
-NOISE = 1e-5  # torch draws it in last bits differently where a processor has no wide vectors
+NOISE = 1e-5  # the last bits of torch's generator depend on the processor's vector width
 
 
 @contextmanager
 def outputs_of(module: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, Tensor]]:
-    """What the submodules at ``paths`` return while the block runs."""
-    seen: dict[str, Tensor] = {}
+    """Record the outputs of the submodules at ``paths`` while the block runs."""
+    outputs: dict[str, Tensor] = {}
 
-    def keep(path: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        return lambda _module, _inputs, output: seen.update({path: output.clone()})  # before it is changed in place
+    def record(path: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        return lambda _module, _inputs, output: outputs.update({path: output.clone()})  # later changed in place
 
-    handles = [module.get_submodule(path).register_forward_hook(keep(path)) for path in paths]
+    handles = [module.get_submodule(path).register_forward_hook(record(path)) for path in paths]
     try:
-        yield seen
+        yield outputs
     finally:
         for handle in handles:
             handle.remove()
 
 
 def run_estimator(flow: Flow, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, t: Tensor, chunked: bool) -> Tensor:
-    """Velocity ``[N, mel, T]`` for inputs ``[N, mel, T]``, ``spk [N, mel]``, ``t [N]``."""
+    """Run the estimator on whole sequences.
+
+    Returns:
+        Velocity ``[N, mel, T]`` for ``x``, ``mu`` and ``cond`` ``[N, mel, T]``, ``spk [N, mel]``, ``t [N]``.
+    """
     x, mu, cond = (y.transpose(1, 2) for y in (x, mu, cond))
     frames = x.shape[1]
     start = torch.zeros(len(x), dtype=torch.long)
@@ -55,25 +59,25 @@ def whole_past(flow: Flow) -> Memory | EncoderPast:
     return EncoderPast(NoPast(flow.encoder.token_sites.tails), NoPast(flow.encoder.frame_sites.tails))
 
 
-def check_encoder(bench: Bench, golden: Golden, flow: Flow) -> None:
+def check_encoder(checks: CheckList, golden: Golden, flow: Flow) -> None:
     tokens = golden["token"].long()
     ahead = flow.dims.lookahead_tokens
     ids = tokens.clamp(min=0)
     if "embedded" in golden:
-        bench.close(golden, "embedded", flow.input_embedding(ids), EXACT)
+        checks.close(golden, "embedded", flow.input_embedding(ids), EXACT)
     if "spk_in" in golden:
-        bench.close(golden, "spk_out", flow.speaker(golden["spk_in"]), FEATURES)
+        checks.close(golden, "spk_out", flow.speaker(golden["spk_in"]), FEATURES)
     if flow.dims.encoder is not None:
         encoder = flow.encoder
         embedded = encoder.embed(flow.input_embedding(ids))
         if "embed_out" in golden:
-            bench.close(golden, "embed_out", embedded, FEATURES)
+            checks.close(golden, "embed_out", embedded, FEATURES)
         if "pos_emb" in golden:
             table = relative_sinusoids(tokens.shape[1], flow.dims.encoder.output_size)[None]
-            bench.close(golden, "pos_emb", table, FEATURES)
+            checks.close(golden, "pos_emb", table, FEATURES)
         if "lookahead_out" in golden:
             seen = encoder.pre_lookahead_layer(F.pad(embedded, (0, 0, 0, ahead)), NoPast(encoder.token_sites.tails))
-            bench.close(golden, "lookahead_out", seen, FEATURES)
+            checks.close(golden, "lookahead_out", seen, FEATURES)
     for key in golden:
         if not (found := re.fullmatch(r"(h|mu)_final([01])(?:_stream([01]))?", key)):
             continue
@@ -93,12 +97,12 @@ def check_encoder(bench: Bench, golden: Golden, flow: Flow) -> None:
             )
         else:
             got = flow.mu(given, known, start, known * 0 + span, span, chunked, past)
-        bench.close(golden, key, got, MEL)
+        checks.close(golden, key, got, MEL)
 
 
-def check_estimator(bench: Bench, golden: Golden, flow: Flow) -> None:
+def check_estimator(checks: CheckList, golden: Golden, flow: Flow) -> None:
     if "time_in" in golden:
-        bench.close(golden, "time_emb", flow.estimator.time_embedding(golden["time_in"]), FEATURES)
+        checks.close(golden, "time_emb", flow.estimator.time_embedding(golden["time_in"]), FEATURES)
     for key in golden:
         if found := re.fullmatch(r"(out|input_embed)_(\d+)(?:_stream([01]))?", key):
             what = found.group(1)
@@ -107,21 +111,21 @@ def check_estimator(bench: Bench, golden: Golden, flow: Flow) -> None:
             x, mu, spk, cond, t = (golden[f"{name}_{size}"] for name in ("x", "mu", "spks", "cond", "t"))
             with outputs_of(flow.estimator, ["input_embed"] if what == "input_embed" else []) as seen:
                 got = run_estimator(flow, x, mu, spk, cond, t, chunked)
-            bench.close(golden, key, seen.get("input_embed", got), MEL)
+            checks.close(golden, key, seen.get("input_embed", got), MEL)
 
 
-def check_solver(bench: Bench, golden: Golden, flow: Flow) -> None:
+def check_solver(checks: CheckList, golden: Golden, flow: Flow) -> None:
     noise = flow.noise.T[None]  # [1, mel, NOISE_FRAMES]
     if "t_dt" in golden:
-        bench.close(golden, "t_dt", flow.times, EXACT)
+        checks.close(golden, "t_dt", flow.times, EXACT)
     if "t_span" in golden:
         ends = torch.cat([torch.zeros(1), flow.times[:, 0] + flow.times[:, 1]])
-        bench.close(golden, "t_span", ends, EXACT)
+        checks.close(golden, "t_span", ends, EXACT)
     for key in golden:
         if found := re.fullmatch(r"noise_(first|last)_(\d+)_frames", key):
             count = int(found.group(2))
             part = noise[:, :, :count] if found.group(1) == "first" else noise[:, :, -count:]
-            bench.close(golden, key, part, NOISE)
+            checks.close(golden, key, part, NOISE)
         if found := re.fullmatch(r"out_stream([01])", key):
             mu = golden["mu"].transpose(1, 2)
             spk = golden["spks"]
@@ -131,16 +135,16 @@ def check_solver(bench: Bench, golden: Golden, flow: Flow) -> None:
             chunk = flow.chunk_frames * int(found.group(1))
             mask = chunk_mask(start, start + frames, frames, frames, chunk)
             got = flow.solve(mu, spk, cond, start, mask, flow.no_past())
-            bench.close(golden, key, got.transpose(1, 2), MEL)
+            checks.close(golden, key, got.transpose(1, 2), MEL)
     if "noise_shape" in golden.meta:
-        bench.equal(golden.name, "noise_shape", list(noise.shape), golden.meta["noise_shape"])
+        checks.equal(golden.name, "noise_shape", list(noise.shape), golden.meta["noise_shape"])
     if digest := golden.meta.get("noise_sha256"):
         same = hashlib.sha256(noise.contiguous().numpy().tobytes()).hexdigest() == digest
-        note = "identical" if same else "differs in last bits, as on another processor"
-        bench.info(golden.name, "noise_sha256", note)
+        note = "identical" if same else "differs in the last bits, which depend on the processor"
+        checks.info(golden.name, "noise_sha256", note)
 
 
-def check_inference(bench: Bench, golden: Golden, flow: Flow) -> None:
+def check_inference(checks: CheckList, golden: Golden, flow: Flow) -> None:
     spk = flow.speaker(golden["embedding"])
     for key in golden:
         if not (found := re.fullmatch(r"mel_(noprompt_)?(\d+)_stream([01])_final([01])", key)):
@@ -156,4 +160,4 @@ def check_inference(bench: Bench, golden: Golden, flow: Flow) -> None:
         chunked = found.group(3) == "1"
         final = found.group(4) == "1"
         got = flow.mel(tokens, lengths, mel, frames, spk, chunked=chunked, final=final)[:, mel.shape[1] :]
-        bench.close(golden, key, got.transpose(1, 2), MEL)
+        checks.close(golden, key, got.transpose(1, 2), MEL)

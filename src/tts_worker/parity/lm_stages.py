@@ -1,4 +1,4 @@
-"""Language model stages: inputs and scores, free sampling, interleaved text, single draws, the silence filter."""
+"""Language model stages: inputs and scores, free sampling, interleaved text, single draws, silence filter."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tts_worker.engine.cosyvoice.chunks import Draw, Item, Kind
 from tts_worker.engine.cosyvoice.compat import SILENT_TOKENS, Compat, SilenceFilter
@@ -16,7 +17,7 @@ from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.offline.pipeline import MAX_RATIO, MIN_RATIO, OfflinePipeline, TokenDecoder
 from tts_worker.engine.offline.reference import nucleus, reference_draw
 from tts_worker.errors import SynthesisFailed
-from tts_worker.parity.compare import SCORES, Bench, Golden
+from tts_worker.parity.compare import SCORES, CheckList, Golden
 
 EXACT = 1e-6  # copied rows
 
@@ -26,8 +27,8 @@ def label(item: Item) -> str:
     return f"{kind.value}{i}" if kind in (Kind.TEXT, Kind.SPEECH) else kind.value
 
 
-def check_llm(bench: Bench, golden: Golden, networks: Networks) -> None:
-    """Teacher forcing: the assembled input, then the scores given to the sampler at each step."""
+def check_llm(checks: CheckList, golden: Golden, networks: Networks) -> None:
+    """Compare the assembled input and, with teacher forcing, the scores of each step."""
     dims = networks.config.lm
     meta = golden.meta
     text = golden.ids("text")
@@ -43,8 +44,8 @@ def check_llm(bench: Bench, golden: Golden, networks: Networks) -> None:
         ("eos", dims.eos_id),
     ):
         if name in meta:
-            bench.equal(golden.name, name, value, meta[name])
-    bench.close(golden, "lm_input", decoding.embed(items), EXACT)
+            checks.equal(golden.name, name, value, meta[name])
+    checks.close(golden, "lm_input", decoding.embed(items), EXACT)
     rows = []
     for step in range(len(golden["logp"])):
         scores = decoding.feed(items)
@@ -53,11 +54,11 @@ def check_llm(bench: Bench, golden: Golden, networks: Networks) -> None:
         rows.append(scores)
         if step < len(forced):
             items = [(Kind.SPEECH, forced[step])]
-    bench.close(golden, "logp", torch.cat(rows), SCORES)
+    checks.close(golden, "logp", torch.cat(rows), SCORES)
 
 
-def check_free_run(bench: Bench, golden: Golden, networks: Networks) -> None:
-    """Ids that the reference drew after ``torch.manual_seed``."""
+def check_free_run(checks: CheckList, golden: Golden, networks: Networks) -> None:
+    """Compare ids drawn after ``torch.manual_seed``."""
     for key in golden:
         if not (found := re.fullmatch(r"(.*?)seed(\d+)", key)):
             continue
@@ -73,99 +74,140 @@ def check_free_run(bench: Bench, golden: Golden, networks: Networks) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             got = list(TokenDecoder(networks, Compat.reference(), seed, capacity).decode(request))
-        bench.ids(golden, key, got)
+        checks.ids(golden, key, got)
 
 
-def check_bistream(bench: Bench, golden: Golden, networks: Networks, prompt_end: int | None) -> None:
-    """Interleaved text: the order of everything, the scores, and where the reference gives up."""
-    compat = Compat.reference()
+def check_bistream(checks: CheckList, golden: Golden, networks: Networks, prompt_end: int | None) -> None:
+    """Compare interleaved decoding: the schedule, the scores, and the token at which the reference fails."""
     dims = networks.config.lm
     meta = golden.meta
     name = golden.name
-    request = Request((), torch.zeros(0), golden.ids("prompt_text"), golden.ids("prompt_speech_token"))
-    machine = OfflinePipeline(networks, compat).interleave(request, prompt_end)
-    text = iter(golden.ids("text"))
-    drawn = iter(golden.ids("sampler_ids"))
-    decoding = TokenDecoder(networks, compat, 0, sum(len(e[1]) for e in meta["schedule"] if e[0] == "forward") + 64)
-    schedule: list[list[Any]] = []
-    scores = []
-    inputs = []
-    decoded = []
-    emitted = []
-    error = None
-    pulled = 0
-    count = 0
-    past = 0
-    while not machine.done:
-        if machine.wants_text:
-            token = next(text, None)
-            pulled += token is not None
-            machine.end() if token is None else machine.push(token)
-            continue
-        if pulled:
-            schedule.append(["text_in", pulled])
-            pulled = 0
-        items, how = machine.feed()
-        schedule.append(["forward", [label(item) for item in items], past, past + len(items)])
-        past += len(items)
-        if past > decoding._pool.max_tokens:
-            break
-        inputs.append(decoding.embed(items))
-        row = decoding.feed(items)
-        token = dims.fill_id
-        if how is not Draw.FORCED_FILL:
-            if how is Draw.MIDDLE:
-                row[:, dims.speech_tokens] = -torch.inf
-            scores.append(row)
-            decoded.append(count)
-            given = next(drawn, None)
-            if given is None:
-                break
-            token = given
-        count += 1
-        try:
-            sounds = machine.take(token)
-        except SynthesisFailed as failure:
-            error = failure.message
-            break
-        if sounds:
-            schedule.append(["emit", token])
-            emitted.append(token)
-    bench.equal(name, "schedule", schedule, meta["schedule"])
-    bench.equal(name, "ids all drawn", next(drawn, None), None)
-    if error is None:
-        bench.equal(name, "text all read", next(text, None), None)
-    wrong = re.search(r"\d+", meta.get("error") or "")
-    bench.equal(name, "error", error and re.findall(r"\d+", error)[0], wrong and wrong.group())
+    run = _BistreamRun(golden, networks, prompt_end)
+    run.run()
+    checks.equal(name, "schedule", run.schedule, meta["schedule"])
+    checks.equal(name, "ids all drawn", next(run.sampler_ids, None), None)
+    if run.error is None:
+        checks.equal(name, "text all read", next(run.text_ids, None), None)
+    expected_error = re.search(r"\d+", meta.get("error") or "")
+    got_error = run.error and re.findall(r"\d+", run.error)[0]
+    checks.equal(name, "error", got_error, expected_error and expected_error.group())
     for key, value in (("eos", dims.eos_id), ("fill", dims.fill_id)):
         if key in meta:
-            bench.equal(name, key, value, meta[key])
-    for key, ids in (("emitted", emitted), ("decoded_len_at_sample", decoded)):
+            checks.equal(name, key, value, meta[key])
+    for key, ids in (("emitted", run.emitted), ("decoded_len_at_sample", run.sampled_at)):
         if key in golden:
-            bench.ids(golden, key, ids)
-    all_scores = torch.cat(scores)
+            checks.ids(golden, key, ids)
+    _check_bistream_scores(checks, golden, torch.cat(run.scores))
+    if "all_inputs" in golden:
+        checks.close(golden, "all_inputs", torch.cat(run.inputs, dim=1), EXACT)
+
+
+class _BistreamRun:
+    """Replays interleaved decoding with the token ids that the reference sampled.
+
+    Attributes:
+        text_ids: Text tokens not read yet.
+        sampler_ids: Sampled ids not used yet.
+        schedule: Text reads, forward passes and emitted tokens, in the format of the golden file.
+        scores: Scores of every sampled step, ``[1, speech ids]`` each.
+        inputs: Input embeddings of every forward pass.
+        sampled_at: Number of decoded tokens at every sampled step.
+        emitted: Emitted speech tokens.
+        error: Message of the error at which decoding failed.
+    """
+
+    def __init__(self, golden: Golden, networks: Networks, prompt_end: int | None) -> None:
+        compat = Compat.reference()
+        request = Request((), torch.zeros(0), golden.ids("prompt_text"), golden.ids("prompt_speech_token"))
+        capacity = sum(len(event[1]) for event in golden.meta["schedule"] if event[0] == "forward") + 64
+        self._dims = networks.config.lm
+        self._interleaver = OfflinePipeline(networks, compat).interleave(request, prompt_end)
+        self._decoder = TokenDecoder(networks, compat, 0, capacity)
+        self._read_count = 0
+        self._decoded_count = 0
+        self._past_tokens = 0
+        self.text_ids = iter(golden.ids("text"))
+        self.sampler_ids = iter(golden.ids("sampler_ids"))
+        self.schedule: list[list[Any]] = []
+        self.scores: list[Tensor] = []
+        self.inputs: list[Tensor] = []
+        self.sampled_at: list[int] = []
+        self.emitted: list[int] = []
+        self.error: str | None = None
+
+    def run(self) -> None:
+        """Decode to the end, or to the point where the golden file ends."""
+        while not self._interleaver.done:
+            if self._interleaver.wants_text:
+                self._read_text()
+            elif not self._decode_token():
+                return
+
+    def _read_text(self) -> None:
+        token = next(self.text_ids, None)
+        if token is None:
+            self._interleaver.end()
+        else:
+            self._read_count += 1
+            self._interleaver.push(token)
+
+    def _decode_token(self) -> bool:
+        """Run one forward pass and take its token; False at the end of the golden file or at an error."""
+        if self._read_count:
+            self.schedule.append(["text_in", self._read_count])
+            self._read_count = 0
+        items, draw = self._interleaver.feed()
+        end = self._past_tokens + len(items)
+        self.schedule.append(["forward", [label(item) for item in items], self._past_tokens, end])
+        self._past_tokens = end
+        if end > self._decoder._pool.max_tokens:
+            return False
+        self.inputs.append(self._decoder.embed(items))
+        token = self._next_token(self._decoder.feed(items), draw)
+        if token is None:
+            return False
+        self._decoded_count += 1
+        try:
+            is_speech = self._interleaver.take(token)
+        except SynthesisFailed as failure:
+            self.error = failure.message
+            return False
+        if is_speech:
+            self.schedule.append(["emit", token])
+            self.emitted.append(token)
+        return True
+
+    def _next_token(self, scores: Tensor, draw: Draw) -> int | None:
+        if draw is Draw.FORCED_FILL:
+            return self._dims.fill_id
+        if draw is Draw.MIDDLE:
+            scores[:, self._dims.speech_tokens] = -torch.inf
+        self.scores.append(scores)
+        self.sampled_at.append(self._decoded_count)
+        return next(self.sampler_ids, None)
+
+
+def _check_bistream_scores(checks: CheckList, golden: Golden, all_scores: Tensor) -> None:
     if "logp_first" in golden:
-        bench.close(golden, "logp_first", all_scores[: len(golden["logp_first"])], SCORES)
+        checks.close(golden, "logp_first", all_scores[: len(golden["logp_first"])], SCORES)
     if "logp_last" in golden:
-        bench.close(golden, "logp_last", all_scores[len(all_scores) - len(golden["logp_last"]) :], SCORES)
+        checks.close(golden, "logp_last", all_scores[len(all_scores) - len(golden["logp_last"]) :], SCORES)
     if "top_val" in golden:
         values = golden["top_val"]
-        bench.close(golden, "top_val", all_scores.topk(values.shape[1], dim=-1).values, SCORES)
-        # Neighbours closer than the limit may change places, so ids are held by the score that we give them.
-        bench.measure(name, "top_idx", all_scores.gather(1, golden["top_idx"]), values, SCORES)
-    if "all_inputs" in golden:
-        bench.close(golden, "all_inputs", torch.cat(inputs, dim=1), EXACT)
+        checks.close(golden, "top_val", all_scores.topk(values.shape[1], dim=-1).values, SCORES)
+        # Scores closer than the limit may be ordered differently, so ids are compared by their scores here.
+        checks.measure(golden.name, "top_idx", all_scores.gather(1, golden["top_idx"]), values, SCORES)
 
 
-def check_sampling(bench: Bench, golden: Golden, networks: Networks) -> None:
-    """Candidate sets and single draws."""
+def check_sampling(checks: CheckList, golden: Golden, networks: Networks) -> None:
+    """Compare nucleus candidates and single draws."""
     rule = networks.config.sampling
     table = golden["logp"]
     for i in range(len(table)):
         if f"cand_idx_{i}" in golden:
             ids, probs = nucleus(table[i], rule)
-            bench.ids(golden, f"cand_idx_{i}", ids.tolist())
-            bench.close(golden, f"cand_prob_{i}", probs, EXACT)
+            checks.ids(golden, f"cand_idx_{i}", ids.tolist())
+            checks.close(golden, f"cand_prob_{i}", probs, EXACT)
     got = []
     expected = []
     for case in golden.meta["cases"]:
@@ -180,16 +222,17 @@ def check_sampling(bench: Bench, golden: Golden, networks: Networks) -> None:
         repeated = history[-rule.window :].count(first) >= rule.repeats
         got.append([first, drawn, [first] if repeated else []])
         expected.append([case["nucleus"], case["ras"], case.get("masked_after", [])])
-    bench.equal(golden.name, f"{len(got)} draws", got, expected)
+    checks.equal(golden.name, f"{len(got)} draws", got, expected)
 
 
-def check_silence(bench: Bench, path: Path, networks: Networks) -> None:
-    """Which silent tokens are dropped before the flow."""
-    given: dict[str, Any] = json.loads(path.read_text("utf-8"))
+def check_silence(checks: CheckList, path: Path, networks: Networks) -> None:
+    """Compare which silent tokens are dropped before the flow."""
+    goldens: dict[str, Any] = json.loads(path.read_text("utf-8"))
     silent = SILENT_TOKENS[networks.config.family]
     limit = Compat().silence_limit_tokens
-    bench.equal(path.stem, "silent_tokens", sorted(silent), sorted(given["silent_tokens"]))
-    bench.equal(path.stem, "max_silent", limit, given["max_silent"])
-    for i, case in enumerate(given["cases"]):
-        keep = SilenceFilter(silent, limit)
-        bench.equal(path.stem, f"case {i}", [t for t in case["llm_tokens"] if keep.accepts(t)], case["kept"])
+    checks.equal(path.stem, "silent_tokens", sorted(silent), sorted(goldens["silent_tokens"]))
+    checks.equal(path.stem, "max_silent", limit, goldens["max_silent"])
+    for i, case in enumerate(goldens["cases"]):
+        silence_filter = SilenceFilter(silent, limit)
+        accepted = [token for token in case["llm_tokens"] if silence_filter.accepts(token)]
+        checks.equal(path.stem, f"case {i}", accepted, case["kept"])

@@ -1,7 +1,4 @@
-"""What a parity run found: one ``Check`` per tensor or fact, and the verdict over all of them.
-
-Plain data, standard library only. It must not know how anything is computed or compared.
-"""
+"""Result of a parity run: one ``Check`` per tensor or fact, and the overall verdict. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from enum import Enum
 
 
 class Status(str, Enum):
-    """``info``: looked at, not binding, and said so."""
+    """Result of a check. ``info``: compared, but not binding."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -21,8 +18,17 @@ class Status(str, Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison. ``error`` is the largest (for ``unit`` ``dB`` the smallest tolerable) against ``limit``, None
-    where there is nothing to measure; ``note`` says why a check failed or is not binding."""
+    """One comparison.
+
+    Attributes:
+        file: Golden file.
+        name: Tensor or fact.
+        status: Result.
+        error: Measured difference (for ``unit`` dB, the measured ratio); None if nothing is measured.
+        limit: Largest allowed error (for dB, the smallest allowed ratio).
+        unit: Unit of ``error`` and ``limit``.
+        note: Why the check failed or is not binding.
+    """
 
     file: str
     name: str
@@ -35,7 +41,7 @@ class Check:
 
 @dataclass(frozen=True)
 class ParityReport:
-    """Every check of a run. Passes if nothing failed and something binding was compared."""
+    """All checks of a run. Passes if nothing failed and at least one binding check passed."""
 
     family: str
     checks: tuple[Check, ...]
@@ -53,13 +59,13 @@ class ParityReport:
         return sum(check.status is status for check in self.checks)
 
     def to_json(self) -> str:
-        """One JSON object; numbers that are not finite become texts."""
+        """Format as one JSON object; non-finite numbers become strings."""
         rows = [{**asdict(c), "status": c.status.value, "error": _plain(c.error)} for c in self.checks]
         counts = {status.value: self.count(status) for status in Status}
         return json.dumps({"family": self.family, "passed": self.passed, **counts, "checks": rows}, allow_nan=False)
 
     def lines(self, *, every: bool = True) -> Iterable[str]:
-        """The table for people: one line per check (or only what failed), then the verdict."""
+        """Format as a table: one line per check (with ``every=False`` only failures), then the verdict."""
         wide = max((len(f"{c.file}/{c.name}") for c in self.checks), default=0)
         for check in self.checks:
             if every or check.status is Status.FAIL:

@@ -1,5 +1,5 @@
-"""Model directories and voices as files: formats that are read without executing anything, and how they get here.
+"""Model directories and voices as files: downloads, format readers that never run code, and the commands on them.
 
-The modules of formats (hyperyaml, safetensors, onnx_file) and of transfers (manifest, pull) need the standard library
-only and know no model. ``commands`` is what the command line calls; it alone knows the engine.
+The format modules (hyperyaml, safetensors_header, onnx_file) and the download modules (manifest, pull) need the
+standard library only. Only ``commands`` uses the engine.
 """

@@ -1,7 +1,6 @@
-"""What ``tts-worker voicepack`` and ``tts-worker voice`` do, without their arguments and printing.
+"""Implementation of ``tts-worker voicepack`` and ``tts-worker voice``, without argument parsing and output.
 
-Owns the steps from a request on the command line to files on the disk. The only module of this package that knows the
-engine, which it imports when it is needed: a machine without torch can still pull.
+The engine is imported late, so that ``pull`` works without torch.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("fp32", "bf16")
 Step = Callable[[str], None]
-"""Told the file that comes next."""
+"""Called with the name of the file that is processed next."""
 
 
 def open_bundle(path: Path, *, rl: bool = False) -> Bundle:
-    """Raises BundleError, or MissingExtra where torch is not installed."""
+    """Open a model directory. Raises BundleError, or MissingExtra if torch is not installed."""
     need_torch()
     from tts_worker.engine.cosyvoice.bundle import Bundle
 
@@ -35,16 +34,23 @@ def open_bundle(path: Path, *, rl: bool = False) -> Bundle:
 
 
 def need_torch() -> None:
-    """Raises MissingExtra where torch is not installed."""
+    """Raise MissingExtra if torch is not installed."""
     if find_spec("torch") is None:
         raise MissingExtra("CosyVoice", "cosyvoice")
 
 
 def check(path: Path, name: str | None = None, *, hashes: bool = True, step: Step | None = None) -> Report:
-    """Everything that is wrong with the model directory ``path``: its own sense, and the published files.
+    """Check a model directory for consistency and compare it with the published files.
 
-    ``name`` claims that it is that published model: then a wrong size or a wrong hash of weights is an error. Without
-    it only files of a published size are compared, and the report notes which of them are verified.
+    Args:
+        path: Model directory.
+        name: Published model that the directory must match: a wrong size or weight hash is then an error. Without it,
+            only files of a published size are compared, and the report notes which are verified.
+        hashes: Whether to compute hashes.
+        step: Progress callback.
+
+    Returns:
+        All problems found.
     """
     bundle = open_bundle(path)
     problems = list(bundle.validate().problems)
@@ -76,10 +82,20 @@ def _compare(path: Path, file: ModelFile, model: PublishedModel, *, strict: bool
 
 
 def convert(path: Path, out: Path, precision: str = "fp32", *, step: Step | None = None) -> Report:
-    """Write the model directory ``path`` to ``out`` (which may be the same) with its weights as safetensors.
+    """Convert the weights of a model directory to safetensors and copy all other files.
 
-    ``bf16`` halves the language model and the flow; the vocoder, whose phases need it, stays in fp32. Everything else
-    is copied. Returns the report of the result. Raises BundleError, ConfigError for another precision.
+    Args:
+        path: Model directory.
+        out: Target directory; may be ``path``.
+        precision: ``fp32`` or ``bf16``. The vocoder stays in fp32, which its phase accumulation needs.
+        step: Progress callback.
+
+    Returns:
+        The report of the result.
+
+    Raises:
+        BundleError: The source is invalid or the target cannot be written.
+        ConfigError: Unknown precision.
     """
     if precision not in PRECISIONS:
         raise ConfigError(f"dtype: must be one of: {', '.join(PRECISIONS)}")
@@ -87,7 +103,7 @@ def convert(path: Path, out: Path, precision: str = "fp32", *, step: Step | None
     from tts_worker.engine.cosyvoice.weights import OPTIONAL_KEYS, PARTS
     from tts_worker.engine.tensor_files import DTYPES, write_safetensors
 
-    bundle.validate().raise_if_bad()  # all of it, before the first file is written
+    bundle.validate().raise_if_bad()  # before the first file is written
     tuned = open_bundle(path, rl=True)
     sources = [(part, bundle) for part in PARTS]
     if tuned.weight_file("llm").is_file():
@@ -99,15 +115,15 @@ def convert(path: Path, out: Path, precision: str = "fp32", *, step: Step | None
             step(target.name)
         dtype = DTYPES["BF16" if precision == "bf16" and part != "hift" else "F32"]
         weights = source.load_weights(part, dtype)
-        learned = {key: tensor for key, tensor in weights.items() if key not in OPTIONAL_KEYS}
-        write_safetensors(target, learned, {"format": "pt"})
+        required = {key: tensor for key, tensor in weights.items() if key not in OPTIONAL_KEYS}
+        write_safetensors(target, required, {"format": "pt"})
     if out.resolve() != path.resolve():
         _copy_rest(path, out)
     return open_bundle(out).validate()
 
 
 def _copy_rest(path: Path, out: Path) -> None:
-    """The configuration, the tokenizer, the prompt models and the voices; never weights in another form."""
+    """Copy the configuration, tokenizer, prompt models and voices, but no weights in other formats."""
     names = ("*.yaml", "*.json", "*.txt", "*.onnx", "spk2info.pt", "*/*.json", "*/*.txt", f"{VOICES_DIR}/*/voice.*")
     try:
         for file in sorted(file for name in names for file in path.glob(name)):
@@ -119,7 +135,7 @@ def _copy_rest(path: Path, out: Path) -> None:
 
 
 def random_bundle(path: Path, family: str, size: str = "tiny", seed: int = 0) -> None:
-    """A model directory with random weights that makes noise. Raises ConfigError, BundleError, MissingExtra."""
+    """Write a model directory with random weights. Raises ConfigError, BundleError, MissingExtra."""
     need_torch()
     from tts_worker.engine.random_bundle import write_random_bundle
 
@@ -129,9 +145,12 @@ def random_bundle(path: Path, family: str, size: str = "tiny", seed: int = 0) ->
 def add_voice(
     bundle_path: Path, root: Path, name: str, audio: Path | bytes, text: str, *, replace: bool = False
 ) -> Voice:
-    """Enrol a voice from a recording and its transcript and store it below ``root``.
+    """Enroll a voice from a recording and its transcript and store it below ``root``.
 
-    Raises InvalidRequest in plain words if the recording or the name will not do, BundleError, MissingExtra.
+    Raises:
+        InvalidRequest: The recording or the name is not accepted; the message says why.
+        BundleError: The model is invalid or the voice cannot be written.
+        MissingExtra: torch is not installed.
     """
     bundle = open_bundle(bundle_path)
     from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
@@ -154,6 +173,6 @@ def import_speakers(bundle_path: Path, root: Path, file: Path | None = None, *, 
 
 
 def report_json(report: Report) -> str:
-    """A report for machines."""
+    """Format a report as JSON."""
     problems = [{"file": p.file, "what": p.what, "fatal": p.fatal} for p in report.problems]
     return json.dumps({"path": str(report.path), "ok": report.ok, "problems": problems}, indent=2)

@@ -1,7 +1,7 @@
-"""hyperpyyaml's dialect read as data: whatever a tag names, nothing is imported, called, opened or seeded.
+"""Reader for hyperpyyaml files as data: no tag imports, calls, opens or seeds anything.
 
-Owns ``!ref`` and ``!copy`` with their arithmetic, by an own parser over numbers. ``!new: !name: !apply: !module:
-!include:`` stay what they are: a ``Tagged`` value. It must not know what any key means.
+``!ref`` and ``!copy`` are resolved, including their arithmetic. ``!new:``, ``!name:``, ``!apply:``, ``!module:`` and
+``!include:`` remain ``Tagged`` values.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NoReturn
 from tts_worker.errors import BundleError
 from tts_worker.voicepack.yaml_reader import MAX_DEPTH, Tagged, Value, read_yaml
 
-MAX_STRING_CHARS = 4096  # of a text that references build
+MAX_STRING_CHARS = 4096  # of a string built from references
 MAX_NUMBER = 1 << 63
 MAX_TERMS = 256
 MAX_EXPONENT = 64
@@ -23,9 +23,14 @@ _TOKEN = re.compile(r"\s*(\*\*|//|[-+*/%()]|[0-9]+\.?[0-9]*(?:[eE][-+]?[0-9]+)?|
 
 
 def load_hyperyaml(text: str, source: str) -> dict[str, Value]:
-    """The top-level mapping of ``text``, references resolved, keys that begin with ``__`` left out.
+    """Parse the top-level mapping of ``text`` and resolve references; keys that begin with ``__`` are left out.
 
-    Raises BundleError naming ``source`` and the line or key for everything that is not plain data or not supported.
+    Args:
+        text: File content.
+        source: File name for error messages.
+
+    Raises:
+        BundleError: The text is malformed or uses unsupported YAML; names ``source`` and the line or key.
     """
     root = read_yaml(text, source)
     resolver = _Resolver(root, source)
@@ -36,15 +41,20 @@ def load_hyperyaml(text: str, source: str) -> dict[str, Value]:
 
 
 class _Resolver:
-    """Replaces references. What is referred to is resolved once and shared, so nothing can blow up."""
+    """Replaces references. Each target is resolved once and shared, so the result cannot grow exponentially."""
 
     def __init__(self, root: Mapping[str, Value], source: str) -> None:
         self.root = dict(root)
         self.source = source
-        self.known: dict[str, Value] = {}
+        self.resolved: dict[str, Value] = {}
 
     def resolve(self, value: Value, trail: tuple[str, ...]) -> Value:
-        """``trail``: the top-level key that is being read, then the references followed to get here."""
+        """Resolve all references in ``value``.
+
+        Args:
+            value: Parsed value.
+            trail: The current top-level key, then the references followed so far.
+        """
         if isinstance(value, Tagged):
             if value.tag in ("!ref", "!copy"):
                 return self._reference(value.value, trail)
@@ -70,11 +80,11 @@ class _Resolver:
         for match in _REFERENCE.finditer(expression):
             part = self._lookup(match[1], trail)
             if isinstance(part, (Tagged, dict, list, tuple)):
-                self._fail(trail, f"<{match[1][:80]}> is not a number or a text and cannot be part of one")
+                self._fail(trail, f"<{match[1][:80]}> is not a number or a string and cannot be part of one")
             text = f"{text}{expression[at : match.start()]}{part}"
             at = match.end()
             if len(text) > MAX_STRING_CHARS:
-                self._fail(trail, f"references make a text of more than {MAX_STRING_CHARS} characters")
+                self._fail(trail, f"references build a string of more than {MAX_STRING_CHARS} characters")
         text += expression[at:]
         try:
             return _Arithmetic(text).value()
@@ -84,10 +94,10 @@ class _Resolver:
             return text
 
     def _lookup(self, name: str, trail: tuple[str, ...]) -> Value:
-        if name in self.known:
-            return self.known[name]
+        if name in self.resolved:
+            return self.resolved[name]
         if name in trail[1:]:
-            self._fail(trail, f"the reference <{name[:80]}> goes round in a circle")
+            self._fail(trail, f"the reference <{name[:80]}> is circular")
         if len(trail) > MAX_DEPTH:
             self._fail(trail, "references are chained too deeply")
         inner = (*trail, name)
@@ -98,15 +108,19 @@ class _Resolver:
             if isinstance(found, Tagged):
                 found = found.value
             if not isinstance(found, dict) or part not in found:
-                self._fail(trail, f"the reference <{name[:80]}> names a key that is not there")
+                self._fail(trail, f"the reference <{name[:80]}> names a missing key")
             found = found[part]
-        self.known[name] = self.resolve(found, inner)
-        return self.known[name]
+        self.resolved[name] = self.resolve(found, inner)
+        return self.resolved[name]
 
 
 class _Arithmetic:
-    """``+ - * / // % **`` and brackets over numbers. Raises ValueError where the text is not arithmetic, and
-    ArithmeticError where the result is no number one could use."""
+    """Evaluates ``+ - * / // % **`` and parentheses over numbers.
+
+    Raises:
+        ValueError: The text is not arithmetic.
+        ArithmeticError: The result is undefined or out of range.
+    """
 
     def __init__(self, text: str) -> None:
         text = text.rstrip()

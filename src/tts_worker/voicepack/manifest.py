@@ -1,8 +1,7 @@
-"""The published model directories: files, sizes, SHA-256 and where to get them.
+"""Manifest of the published model directories: files, sizes, SHA-256 hashes and URLs.
 
-Owns the facts and the verdict on a file: *verified* (size and hash are the published ones), *unknown* (no hash is
-recorded, or another one: small files change between revisions), or wrong (another size). It opens files to hash them
-and knows no network.
+A file is *verified* (size and hash match), *unknown* (the hash differs or is not recorded: small files change between
+revisions), or of *wrong size*.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ BLOCK_BYTES = 1 << 20
 
 
 class Need(Enum):
-    """Whether the worker needs a file."""
+    """When a file is downloaded."""
 
     ALWAYS = "always"
     ON_REQUEST = "on request"  # the reinforcement-tuned language model
@@ -39,7 +38,7 @@ class ModelFile:
     need: Need = Need.ALWAYS
 
     def judge(self, file: Path, progress: Callable[[int], None] | None = None) -> Verdict:
-        """Compare ``file`` with the record. ``progress`` is told the bytes hashed so far."""
+        """Compare ``file`` with the manifest. ``progress`` is called with the number of bytes hashed so far."""
         if file.stat().st_size != self.size_bytes:
             return Verdict.WRONG_SIZE
         known = self.sha256 is not None and sha256_of(file, progress) == self.sha256
@@ -48,7 +47,7 @@ class ModelFile:
 
 @dataclass(frozen=True)
 class PublishedModel:
-    """``urls``: by source, with ``{path}`` for the file."""
+    """A published model directory. ``urls``: URL templates by source, with ``{path}`` for the file."""
 
     name: str
     folder: str
@@ -57,7 +56,7 @@ class PublishedModel:
 
     @property
     def weights(self) -> tuple[ModelFile, ...]:
-        """Files that cannot change without being another model; their hash must be the recorded one."""
+        """Weight files; their hash must match the manifest."""
         return tuple(file for file in self.files if file.path.endswith((".pt", ".onnx")))
 
 
@@ -74,15 +73,15 @@ def sha256_of(file: Path, progress: Callable[[int], None] | None = None) -> str:
 
 
 def published(name: str) -> PublishedModel:
-    """Raises UnknownModel."""
+    """Return the manifest entry of a model. Raises UnknownModel."""
     for model in PUBLISHED:
         if model.name == name:
             return model
     raise UnknownModel(f"there is no published model {name[:64]!r}; there are: {', '.join(m.name for m in PUBLISHED)}")
 
 
-# model.safetensors of the text model is left out: llm.pt holds the tuned weights of every tensor in it. The published
-# estimator ONNX is left out, too: it lacks the mask and the caches that streaming needs.
+# Not listed: model.safetensors of the text model, since llm.pt holds the tuned weights of all its tensors, and the
+# published estimator ONNX, which lacks the mask and the caches that streaming needs.
 _TEXT_MODEL = (
     ModelFile("CosyVoice-BlankEN/config.json", 659, "168aa1bd401abc3bc262ba15ba4e499627a8b4e006e9d050b47c22de20660185"),
     ModelFile(

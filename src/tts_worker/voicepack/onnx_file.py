@@ -1,7 +1,7 @@
-"""ONNX files as bytes: is one whole, and a writer for the small stand-ins that random model directories carry.
+"""ONNX files without the onnx package: a completeness check, and a writer for the small models of random bundles.
 
-An ONNX file is one protobuf message (https://onnx.ai/onnx/repo-docs/IR.html); both directions need a few field
-numbers of ``onnx.proto`` and no library. It must not know what the models compute.
+An ONNX file is one protobuf message (https://onnx.ai/onnx/repo-docs/IR.html); only a few field numbers of
+``onnx.proto`` are needed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ MAX_FIELDS = 1000
 
 
 def check_onnx(path: Path) -> str | None:
-    """What is wrong with the file, None if its outermost message is complete and has a graph. Reads a few bytes."""
+    """Check that the outermost message is complete and has a graph; reads a few bytes only.
+
+    Returns:
+        The problem, or None.
+    """
     if not path.is_file():
         return "is missing"
     size_bytes = path.stat().st_size
@@ -40,7 +44,7 @@ def check_onnx(path: Path) -> str | None:
 
 
 def _read_varint(file: BinaryIO) -> int | None:
-    """A protobuf varint, None at the end of the file or if it is longer than 64 bits."""
+    """Read a protobuf varint; None at the end of the file or if it is longer than 64 bits."""
     value = 0
     for shift in range(0, 70, 7):
         byte = file.read(1)
@@ -59,9 +63,14 @@ INT64 = 7
 
 
 def speaker_encoder(weights: bytes, mel_bins: int, size: int) -> bytes:
-    """A stand-in with the call signature of CAM++: float ``[B, T, mel_bins]`` -> float ``[B, size]``.
+    """Build a model with the signature of CAM++: float ``[B, T, mel_bins]`` -> float ``[B, size]``.
 
-    ``weights``: float32 ``[mel_bins, size]``, row-major; the mean deviation over time goes through them.
+    It multiplies the mean absolute value over time by the weights.
+
+    Args:
+        weights: float32 ``[mel_bins, size]``, row-major.
+        mel_bins: Input bands.
+        size: Embedding size.
     """
     nodes = [
         _node("Abs", ["input"], ["deviation"]),
@@ -77,8 +86,16 @@ def speaker_encoder(weights: bytes, mel_bins: int, size: int) -> bytes:
 
 
 def speech_tokenizer(weights: bytes, mel_bins: int, codes: int) -> bytes:
-    """A stand-in with the call signature of the speech tokenizer: float ``[1, mel_bins, T]`` and int32 ``[1]`` ->
-    int32 ids ``[1, ceil(T / 4)]`` in ``[0, codes)``. ``weights``: float32 ``[1, mel_bins, 4]``."""
+    """Build a model with the signature of the speech tokenizer.
+
+    Inputs are float ``[1, mel_bins, T]`` and int32 ``[1]``; the output is int32 ids ``[1, ceil(T / 4)]`` in
+    ``[0, codes)``.
+
+    Args:
+        weights: float32 ``[1, mel_bins, 4]``.
+        mel_bins: Input bands.
+        codes: Number of ids.
+    """
     nodes = [
         _node("Conv", ["feats", "weights"], ["score"], _ints("strides", [4]), _ints("pads", [1, 2])),
         _node("Abs", ["score"], ["size"]),

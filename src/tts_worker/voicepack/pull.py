@@ -1,8 +1,7 @@
-"""Downloads of published model directories: resumed where they stopped, checked before they count.
+"""Resumable, verified downloads of published model directories.
 
-Owns one file's way from a URL into its place: a ``.part`` beside it, HTTP ranges, size and SHA-256, then the name. A
-file under its own name is whole; whoever reads a half-pulled directory sees missing files, never broken ones.
-It must not know what a model is; the manifest says which files there are.
+A file is downloaded to ``NAME.part`` with HTTP ranges, its size and SHA-256 are checked, and it is renamed. An
+interrupted download leaves missing files, never incomplete ones.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ BLOCK_BYTES = 1 << 20
 TIMEOUT_S = 30.0
 OPEN_TIMEOUT_S = 60.0
 MIN_BYTES_PER_S = 4_096
-"""A server that sends less over ``TIMEOUT_S``, or in a connection, might never end."""
-FRUITLESS_TRIES = 3
-"""So many connections in a row may end without enough bytes before a file is given up."""
+"""Minimum average rate over ``TIMEOUT_S`` or a connection; a slower server is given up."""
+MAX_FAILED_ATTEMPTS = 3
+"""Consecutive connections below the minimum rate after which the download of a file fails."""
 
 _clock = time.monotonic
 
 
 @dataclass(frozen=True)
 class Progress:
-    """``file`` of the model, bytes that lie on the disk of it, and its size."""
+    """Progress of one file: name, bytes on disk, and total size."""
 
     file: str
     done_bytes: int
@@ -58,11 +57,23 @@ def pull(
     base_url: str | None = None,
     progress: Listener | None = None,
 ) -> Report:
-    """Bring the published model ``name`` into the directory ``dest``. What is there and verified is not fetched again.
+    """Download the published model ``name`` to ``dest``. Verified files are kept; a repeated call resumes.
 
-    ``rl``: also the reinforcement-tuned language model. ``base_url``: a mirror with the same paths, in place of
-    ``source``. The report notes files whose hash is not recorded. Raises UnknownModel, ConfigError (source, URL),
-    BundleError for what cannot be fetched or is not what was published; calling again goes on where it stopped.
+    Args:
+        name: Published model.
+        dest: Target directory.
+        source: Key of the model's URLs.
+        rl: Also download the reinforcement-tuned language model.
+        base_url: Mirror with the same paths, instead of ``source``.
+        progress: Progress callback.
+
+    Returns:
+        A report that notes files without a matching recorded hash.
+
+    Raises:
+        UnknownModel: There is no such model.
+        ConfigError: The source or URL is invalid.
+        BundleError: A file cannot be downloaded or written, or differs from the published one.
     """
     return pull_model(published(name), dest, source, rl=rl, base_url=base_url, progress=progress)
 
@@ -82,34 +93,35 @@ def pull_model(
     template = model.urls[source] if base_url is None else f"{base_url.rstrip('/')}/{{path}}"
     if urllib.parse.urlsplit(template).scheme not in ("http", "https"):
         raise ConfigError("base_url: must begin with https:// or http://")
-    wanted = [file for file in model.files if rl or file.need is Need.ALWAYS]
+    files = [file for file in model.files if rl or file.need is Need.ALWAYS]
     problems = []
     try:
         dest.mkdir(parents=True, exist_ok=True)
-        _must_have_room(dest, wanted)
-        for file in wanted:
+        _check_disk_space(dest, files)
+        for file in files:
             url = template.format(path=urllib.parse.quote(file.path))
             verdict = _fetch(file, dest / file.path, url, file in model.weights, progress or (lambda _: None))
             if verdict is Verdict.UNKNOWN:
                 problems.append(Problem(file.path, "its hash is not the recorded one: another revision", fatal=False))
     except OSError as error:
         raise BundleError(
-            f"{dest}: cannot be written ({error.strerror or error}); free some room and pull again"
+            f"{dest}: cannot be written ({error.strerror or error}); free disk space and pull again"
         ) from None
     return Report(dest, tuple(problems))
 
 
-def _must_have_room(dest: Path, wanted: list[ModelFile]) -> None:
-    missing = 0
-    for file in wanted:
-        for there in (dest / file.path, _part(dest / file.path)):
-            if there.is_file():
-                missing -= min(there.stat().st_size, file.size_bytes)
+def _check_disk_space(dest: Path, files: list[ModelFile]) -> None:
+    missing_bytes = 0
+    for file in files:
+        for existing in (dest / file.path, _part(dest / file.path)):
+            if existing.is_file():
+                missing_bytes -= min(existing.stat().st_size, file.size_bytes)
                 break
-        missing += file.size_bytes
-    free = shutil.disk_usage(dest).free
-    if missing > free:
-        raise BundleError(f"{dest}: needs {missing / 1e9:.1f} GB more, but the disk has {free / 1e9:.1f} GB left")
+        missing_bytes += file.size_bytes
+    free_bytes = shutil.disk_usage(dest).free
+    if missing_bytes > free_bytes:
+        needed_gb = missing_bytes / 1e9
+        raise BundleError(f"{dest}: needs {needed_gb:.1f} GB more, but the disk has {free_bytes / 1e9:.1f} GB left")
 
 
 def _part(target: Path) -> Path:
@@ -117,111 +129,112 @@ def _part(target: Path) -> Path:
 
 
 def _fetch(file: ModelFile, target: Path, url: str, strict: bool, progress: Listener) -> Verdict:
-    """Make ``target`` the published file. ``strict``: only the recorded hash will do."""
+    """Download ``target`` unless it is complete. ``strict``: the hash must match the recorded one."""
 
-    def tell(done_bytes: int) -> None:
+    def report(done_bytes: int) -> None:
         progress(Progress(file.path, done_bytes, file.size_bytes))
 
     if target.is_file():
-        verdict = file.judge(target, tell)
+        verdict = file.judge(target, report)
         if verdict is Verdict.VERIFIED or (verdict is Verdict.UNKNOWN and not strict):
-            tell(file.size_bytes)
+            report(file.size_bytes)
             return verdict
     part = _part(target)
     part.parent.mkdir(parents=True, exist_ok=True)
     for attempt in ("resumed", "fresh"):
         if attempt == "fresh":
             part.unlink(missing_ok=True)
-        _download(url, part, file.size_bytes, tell)
+        _download(url, part, file.size_bytes, report)
         verdict = file.judge(part)
         if verdict is Verdict.VERIFIED or (verdict is Verdict.UNKNOWN and (not strict or file.sha256 is None)):
             part.replace(target)
             return verdict
     part.unlink(missing_ok=True)
-    found = "another size" if verdict is Verdict.WRONG_SIZE else "another SHA-256"
-    raise BundleError(
-        f"{file.path}: what {urllib.parse.urlsplit(_shown(url)).netloc} sends has {found} than what was published"
-    )
+    difference = "size" if verdict is Verdict.WRONG_SIZE else "SHA-256"
+    host = urllib.parse.urlsplit(_redacted(url)).netloc
+    raise BundleError(f"{file.path}: the {difference} of the file from {host} differs from the published one")
 
 
-class _Broken(Exception):
-    """The connection could not be made or did not last. Not the disk's fault."""
+class _ConnectionFailed(Exception):
+    """The connection could not be made or was lost; not an error of the disk."""
 
 
-def _download(url: str, part: Path, size_bytes: int, tell: Callable[[int], None]) -> None:
-    """Fill ``part`` up to ``size_bytes``, going on where it ends as long as every few connections bring enough."""
+def _download(url: str, part: Path, size_bytes: int, report: Callable[[int], None]) -> None:
+    """Fill ``part`` up to ``size_bytes``, resuming after lost connections."""
     if part.is_file() and part.stat().st_size > size_bytes:
         part.unlink()
-    fruitless = 0
-    while (have := part.stat().st_size if part.is_file() else 0) < size_bytes:
+    failed_attempts = 0
+    while (start_bytes := part.stat().st_size if part.is_file() else 0) < size_bytes:
         problem = "the connection ended early"
         began_s = _clock()
         try:
-            _transfer(url, part, have, size_bytes, tell)
-        except _Broken as error:
+            _transfer(url, part, start_bytes, size_bytes, report)
+        except _ConnectionFailed as error:
             problem = str(error)
-        now = part.stat().st_size if part.is_file() else 0
-        enough = now > have and now - have >= MIN_BYTES_PER_S * (_clock() - began_s)
-        fruitless = 0 if enough else fruitless + 1
-        if fruitless >= FRUITLESS_TRIES:
-            raise BundleError(f"{_shown(url)}: {problem}; pull again to go on where this stopped")
+        received_bytes = (part.stat().st_size if part.is_file() else 0) - start_bytes
+        is_sufficient = received_bytes > 0 and received_bytes >= MIN_BYTES_PER_S * (_clock() - began_s)
+        failed_attempts = 0 if is_sufficient else failed_attempts + 1
+        if failed_attempts >= MAX_FAILED_ATTEMPTS:
+            raise BundleError(f"{_redacted(url)}: {problem}; pull again to resume")
 
 
-def _transfer(url: str, part: Path, have: int, size_bytes: int, tell: Callable[[int], None]) -> None:
+def _transfer(url: str, part: Path, start_bytes: int, size_bytes: int, report: Callable[[int], None]) -> None:
     request = _request(url)
-    if have:
-        request.add_header("Range", f"bytes={have}-")
+    if start_bytes:
+        request.add_header("Range", f"bytes={start_bytes}-")
     try:
         response = _open(request)
     except urllib.error.HTTPError as error:
         error.close()
-        answered = f"the server answers {error.code} {_plain(error.reason)}"
+        status = f"the server answers {error.code} {_printable(error.reason)}"
         if error.code in (408, 425, 429) or error.code >= 500:
-            raise _Broken(answered) from None
-        if error.code == 416:  # the file on the server ends where ours does, too early
-            raise BundleError(f"{_shown(url)}: ends after {have} bytes; {size_bytes} were published") from None
-        raise BundleError(f"{_shown(url)}: {answered}") from None
+            raise _ConnectionFailed(status) from None
+        if error.code == 416:  # the server's file is shorter than the published one
+            problem = f"ends after {start_bytes} bytes; {size_bytes} were published"
+            raise BundleError(f"{_redacted(url)}: {problem}") from None
+        raise BundleError(f"{_redacted(url)}: {status}") from None
     except urllib.error.URLError as error:
-        raise _Broken(_plain(error.reason)) from None
+        raise _ConnectionFailed(_printable(error.reason)) from None
     except (OSError, http.client.HTTPException) as error:
-        raise _Broken(_plain(error) or type(error).__name__) from None
+        raise _ConnectionFailed(_printable(error) or type(error).__name__) from None
     with response:
-        resumed = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-        done = have if resumed else 0
-        with part.open("ab" if resumed else "wb") as out:
-            window_s = _clock()
-            window_bytes = done
-            # One byte beyond the size is enough to see that it is wrong: a server without end fills no disk.
-            while block := _read(response, min(BLOCK_BYTES, size_bytes + 1 - done)):
+        content_range = response.headers.get("Content-Range", "")
+        is_resumed = response.status == 206 and content_range.startswith(f"bytes {start_bytes}-")
+        done_bytes = start_bytes if is_resumed else 0
+        with part.open("ab" if is_resumed else "wb") as out:
+            window_began_s = _clock()
+            window_start_bytes = done_bytes
+            # One byte beyond the size shows that it is wrong, so an endless response cannot fill the disk.
+            while block := _read(response, min(BLOCK_BYTES, size_bytes + 1 - done_bytes)):
                 out.write(block)
-                done += len(block)
-                tell(min(done, size_bytes))
-                spent_s = _clock() - window_s
-                if spent_s >= TIMEOUT_S:
-                    if done - window_bytes < MIN_BYTES_PER_S * spent_s:
-                        raise _Broken(f"the server sends less than {MIN_BYTES_PER_S} bytes a second")
-                    window_s = _clock()
-                    window_bytes = done
+                done_bytes += len(block)
+                report(min(done_bytes, size_bytes))
+                window_s = _clock() - window_began_s
+                if window_s >= TIMEOUT_S:
+                    if done_bytes - window_start_bytes < MIN_BYTES_PER_S * window_s:
+                        raise _ConnectionFailed(f"the server sends less than {MIN_BYTES_PER_S} bytes per second")
+                    window_began_s = _clock()
+                    window_start_bytes = done_bytes
 
 
 def _request(url: str) -> urllib.request.Request:
-    """A request in which a user and a password of the URL are a header, that a redirect does not take along."""
+    """Build a request that sends credentials of the URL as a header, which redirects do not forward."""
     parts = urllib.parse.urlsplit(url)
-    at = parts.netloc.rpartition("@")
+    userinfo, at_sign, host = parts.netloc.rpartition("@")
     request = urllib.request.Request(
-        parts._replace(netloc=at[2]).geturl(), headers={"User-Agent": "tts-worker", "Accept-Encoding": "identity"}
+        parts._replace(netloc=host).geturl(), headers={"User-Agent": "tts-worker", "Accept-Encoding": "identity"}
     )
-    if at[1]:
-        credentials = urllib.parse.unquote(at[0]).encode()
+    if at_sign:
+        credentials = urllib.parse.unquote(userinfo).encode()
         request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(credentials).decode()}")
     return request
 
 
 def _open(request: urllib.request.Request) -> Any:
-    """The response, once its header is there. A socket's timeout starts anew with every byte, so a server that drips
-    its header is given up here; the thread that waits for it ends with the process.
+    """Open the response and wait for its header.
 
-    Raises what urllib raises, and TimeoutError.
+    A socket timeout restarts with every byte, so a server that sends its header slowly needs a deadline of its own; the
+    waiting daemon thread ends with the process. Raises urllib's errors and TimeoutError.
     """
     answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -235,33 +248,33 @@ def _open(request: urllib.request.Request) -> Any:
     try:
         response = answer.get(timeout=OPEN_TIMEOUT_S)
     except queue.Empty:
-        raise TimeoutError(f"no complete answer within {OPEN_TIMEOUT_S:g} s") from None
+        raise TimeoutError(f"no complete response header within {OPEN_TIMEOUT_S:g} s") from None
     if isinstance(response, Exception):
         raise response
     return response
 
 
 def _read(response: Any, size_bytes: int) -> bytes:
-    """What has arrived, at most ``size_bytes``: waiting for all of them would hide how slowly they come."""
+    """Read the available bytes, at most ``size_bytes``; waiting for more would hide a slow server."""
     try:
         return bytes(response.read1(size_bytes))
     except (OSError, http.client.HTTPException) as error:
-        raise _Broken(_plain(error) or type(error).__name__) from None
+        raise _ConnectionFailed(_printable(error) or type(error).__name__) from None
 
 
-def _shown(url: str) -> str:
-    """A URL for messages: without user, password, query and fragment, which may hold secrets."""
+def _redacted(url: str) -> str:
+    """A URL for messages, without user, password, query and fragment, which may hold secrets."""
     parts = urllib.parse.urlsplit(url)
-    return _plain(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl())
+    return _printable(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl())
 
 
-def _plain(text: object) -> str:
-    """Text of a server for a terminal: one line without control characters."""
+def _printable(text: object) -> str:
+    """Text of a server as one line without control characters."""
     return "".join(character if character.isprintable() else "?" for character in str(text)[:200])
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """HTTP and HTTPS with redirects and proxies, and no other scheme: a redirect cannot lead to a local file."""
+    """An opener for HTTP and HTTPS only, with redirects and proxies, so that a redirect cannot read a local file."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler,

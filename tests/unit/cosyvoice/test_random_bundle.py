@@ -117,7 +117,7 @@ def test_a_voice_can_be_enrolled_and_asked_for_in_every_mode(bundle: Bundle) -> 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
 
-    with pytest.raises(ConfigError, match="only written where nothing is"):
+    with pytest.raises(ConfigError, match="only written to a new or empty directory"):
         write_random_bundle(tmp_path, "cosyvoice2")
     assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]
 

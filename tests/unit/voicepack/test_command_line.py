@@ -50,7 +50,7 @@ def test_a_random_directory_is_made_checked_converted_and_spoken_with(lines, tmp
     converted = tmp_path / "converted"
 
     assert lines("voicepack", "random", noise, "--family", family, "--seed", 3)[1].endswith(
-        "speaks noise, not speech\n"
+        "the output is noise, not speech\n"
     )
     assert lines("voicepack", "check", noise)[:2] == (0, f"{noise}: complete and sound\n")
     assert lines("voice", "import", "--bundle", noise)[:2] == (0, f"{noise}/voices/random\n")
@@ -90,7 +90,7 @@ def test_wrong_requests_say_what_there_is(lines, tmp_path: Path) -> None:  # typ
     for args, message in (
         (["voicepack", "random", tmp_path / "x", "--family", "cosyvoice1"], "family: must be cosyvoice2 or cosyvoice3"),
         (["voicepack", "random", tmp_path / "x", "--size", "huge"], "size: must be one of: full, mid, tiny"),
-        (["voicepack", "random", tiny("cosyvoice2")], "is there already"),
+        (["voicepack", "random", tiny("cosyvoice2")], "exists already"),
         (["voicepack", "pull", "cosyvoice9"], "there are: cosyvoice2-0.5b, cosyvoice3-0.5b"),
         (["voicepack", "pull", "cosyvoice2-0.5b", "--base-url", "ftp://x"], "must begin with https://"),
         (["voicepack", "check", tmp_path / "no"], "get one with: tts-worker voicepack pull"),
