@@ -110,6 +110,18 @@ def test_say_speaks_a_pipe_while_text_arrives() -> None:
     assert len(rest) > 24_000
 
 
+def test_say_speaks_unpunctuated_text_while_its_writer_pauses() -> None:
+    command = [*PROGRAM, "say", "--flush-after-ms", "20", "--out", "-", "--quiet", *TONE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as say:
+        assert say.stdin is not None
+        assert say.stdout is not None
+        say.stdin.write(b"I would like to book a table for two ")
+        say.stdin.flush()
+        assert len(say.stdout.read(24_000)) == 24_000
+        say.communicate(timeout=60)
+    assert say.returncode == 0
+
+
 @pytest.fixture
 def player(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only player on PATH: a script called aplay."""

@@ -164,6 +164,15 @@ async def test_token_mode_produces_the_same_audio() -> None:
             assert "".join(word.text for word in bot.down.of(TTSTextFrame)).replace(" ", "") == REPLY.replace(" ", "")
 
 
+async def test_unpunctuated_text_is_spoken_while_the_model_pauses() -> None:
+    async with serve_setup(Setup()) as address:
+        mode = TextAggregationMode.TOKEN
+        service = TTSWorkerTTSService(f"ws://{address}", text_aggregation_mode=mode, flush_after_ms=20)
+        async with run_pipeline(service) as bot:
+            await bot.write("I would like to book a table for two ", end=False)
+            await bot.wait_samples(10_000)
+
+
 async def test_interruption_drops_the_rest_of_the_turn() -> None:
     async with serve_setup(Setup()) as address, run_pipeline(TTSWorkerTTSService(f"ws://{address}")) as bot:
         story = "This is a long story that goes on and on. " * 5

@@ -48,6 +48,13 @@ def test_configs_of_the_repository_are_valid(file: Path) -> None:
     assert isinstance(load_settings(file), Settings)
 
 
+def test_orchestrator_config_ends_a_pause_soon() -> None:
+    """The orchestrator that this config serves never resumes, and waits for audio of the pause before it stops."""
+    grpc = load_settings(REPOSITORY / "configs" / "orchestrator.yaml").grpc
+    assert grpc.pause_timeout_s is not None
+    assert grpc.pause_timeout_s <= 0.25
+
+
 CONFIG = REPOSITORY / "configs" / "worker.yaml"
 SECTIONS = [name for name, value in load_settings() if isinstance(value, BaseModel)]
 
