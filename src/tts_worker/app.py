@@ -223,14 +223,14 @@ def _hub_config(settings: Settings) -> HubConfig:
     )
 
 
-def _normalizer(wanted: bool | None) -> SegmentNormalizer | None:
+def _normalizer(enabled: bool | None) -> SegmentNormalizer | None:
     """The normalizer; None if disabled, or if optional and not installed. Raises MissingExtra."""
-    if wanted is False:
+    if enabled is False:
         return None
     try:
         return SegmentNormalizer(load_normalizer())
     except MissingExtra:
-        if wanted:
+        if enabled:
             raise
         return None
 
@@ -428,13 +428,8 @@ async def serve(
         TTSWorkerError: An engine failed to start.
     """
     worker = Worker(settings)
-    host = settings.server.host
-    port = settings.server.port
     tls = _tls_context(settings.server)
-    try:
-        listener = socket.create_server((host, port), family=_family(host), backlog=1024)
-    except OSError as error:
-        raise ConfigError(f"server.port: cannot listen on {host}:{port}: {error.strerror}") from None
+    listener = _listen(settings.server)
     loop = asyncio.get_running_loop()
     drained: set[asyncio.Task[None]] = set()
     members: list[FleetMember] = []
@@ -476,7 +471,8 @@ async def serve(
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     stack = AsyncExitStack()
     try:
-        on_listening(f"{'http' if tls is None else 'https'}://{_url_host(host)}:{listener.getsockname()[1]}")
+        scheme = "http" if tls is None else "https"
+        on_listening(f"{scheme}://{_url_host(settings.server.host)}:{listener.getsockname()[1]}")
         if settings.grpc.enabled:
             members.append(await stack.enter_async_context(_join_fleet(worker)))
             scheme = "grpc" if settings.grpc.tls_certificate is None else "grpcs"
@@ -497,6 +493,14 @@ async def serve(
         await worker.stop()
         await stack.aclose()
         await asyncio.wait({serving})
+
+
+def _listen(server: ServerSettings) -> socket.socket:
+    """Open the listening socket. Raises ConfigError if the port is taken."""
+    try:
+        return socket.create_server((server.host, server.port), family=_family(server.host), backlog=1024)
+    except OSError as error:
+        raise ConfigError(f"server.port: cannot listen on {server.host}:{server.port}: {error.strerror}") from None
 
 
 def _log_start(worker: Worker) -> None:

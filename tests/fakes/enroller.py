@@ -54,12 +54,12 @@ class EnrollingToneEngine(ToneEngine):
     def __init__(self, enroller: ToneEnroller) -> None:
         super().__init__()
         self._enroller = enroller
-        self.asked: list[SynthesisParams] = []
+        self.received_params: list[SynthesisParams] = []
         self.info = replace(self.info, capabilities=("instruct",))
 
     def handle(self, command: Command) -> None:
         if isinstance(command, Open):
-            self.asked.append(command.params)
+            self.received_params.append(command.params)
             voice = self._enroller.tones.get(command.params.voice, command.params.voice)
             if command.params.instruct == "low":
                 voice = "tone-low"

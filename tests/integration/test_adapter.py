@@ -59,17 +59,17 @@ async def test_chunks_have_metadata(worker: Worker, adapter: TTSWorker) -> None:
     stream = adapter.synthesize_chunks(words())
     position = 0
     index = 0
-    said = []
+    spoken = []
     async for chunk in stream:
         assert (chunk.index, chunk.start_sample) == (index, position)
         assert chunk.end_sample == position + len(chunk.pcm) // 2
         assert 0 <= chunk.text_start < chunk.text_end <= len(TEXT) + 1
         for word in chunk.words:
             assert chunk.start_sample <= word.start_sample < chunk.end_sample
-            said.append(word.text)
+            spoken.append(word.text)
         position = chunk.end_sample
         index = index + 1
-    assert said == TEXT.split()
+    assert spoken == TEXT.split()
     assert stream.outcome is Outcome.DONE
     assert stream.receipt is not None
     assert stream.receipt.text_spoken == TEXT + " "
@@ -189,4 +189,4 @@ async def test_models_in_use_are_not_unloaded() -> None:
         await adapter.load_model("tone")
         assert [frame async for frame in adapter.synthesize_stream(words())]
         with pytest.raises(UnknownVoice):
-            adapter.synthesize_chunks(words(), SessionOptions(voice="nobody"))
+            adapter.synthesize_chunks(words(), SessionOptions(voice="missing"))

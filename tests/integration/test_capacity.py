@@ -113,9 +113,9 @@ async def test_idle_sockets_do_not_block_a_caller() -> None:
         idle = [await stack.enter_async_context(dial_socket(address)) for _ in range(10)]
         for client in idle:
             await client.until("ready")
-        async with dial_socket(address) as newcomer:
-            await newcomer.send(type="text", text=TEXT, end=True)
-            assert (await newcomer.until("done"))["text_spoken"] == TEXT
+        async with dial_socket(address) as other:
+            await other.send(type="text", text=TEXT, end=True)
+            assert (await other.until("done"))["text_spoken"] == TEXT
         for client in idle:
             await client.send(type="text", text=TEXT, end=True)
             assert (await client.until("done"))["text_spoken"] == TEXT

@@ -27,9 +27,9 @@ TEXT = "Hello there, my friend. How are you today? I am well, thank you for aski
 
 async def call(worker: Worker, rng: random.Random) -> None:
     """Run a call that ends at a random point in a random way."""
-    way = rng.randrange(4)
+    ending = rng.randrange(4)
     point = rng.randrange(12)
-    if way == 0:  # drop the iterator
+    if ending == 0:  # drops the iterator
         async for _ in TTSWorker(worker).synthesize_stream(letters(rng)):
             if (point := point - 1) < 0:
                 break
@@ -41,9 +41,9 @@ async def call(worker: Worker, rng: random.Random) -> None:
             if rng.random() < 0.3:
                 await asyncio.sleep(0)
             session.poll()
-        if way == 1:
+        if ending == 1:
             session.pause()
-        elif way == 2:
+        elif ending == 2:
             session.stop()
             session.speak(TEXT)
         else:
@@ -121,8 +121,8 @@ async def _races(address: str, expected: bytes, races: int, seed: int) -> None:
         await client.until("ready")
         for _ in range(races):
             await client.send(type="text", text=TEXT, end=rng.random() < 0.5)
-            heard = await _listen(client, rng.randrange(8))
-            assert expected.startswith(heard)
+            received = await _receive(client, rng.randrange(8))
+            assert expected.startswith(received)
             if rng.random() < 0.3:
                 await client.send(type="pause")
             await client.send(type="stop")
@@ -132,17 +132,17 @@ async def _races(address: str, expected: bytes, races: int, seed: int) -> None:
                     break
 
 
-async def _listen(client: Client, messages: int) -> bytes:
+async def _receive(client: Client, messages: int) -> bytes:
     """Return the audio of a limited number of messages since `started`; none may precede it."""
     started = False
-    heard = b""
+    received = b""
     for _ in range(messages + 1):
         message = await client.next()
         if isinstance(message, bytes):
             assert started
-            heard += message
+            received += message
         elif message["type"] == "started":
             started = True
         elif message["type"] == "done":
             break
-    return heard
+    return received

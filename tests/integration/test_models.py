@@ -173,19 +173,19 @@ async def test_model_in_use_is_not_evicted() -> None:
 async def test_concurrent_sessions_loads_and_unloads() -> None:
     """Every session either finishes or is rejected with a retryable error."""
     async with many() as worker:
-        said = 0
+        completed = 0
 
-        async def talk(number: int) -> None:
-            nonlocal said
+        async def speak_repeatedly(number: int) -> None:
+            nonlocal completed
             name = "abc"[number % 3]
             for _ in range(4):
                 try:
                     assert await spoken(worker, fast(voice=f"{name}-one", seed=number)) == f"{name}-one"
-                    said += 1
+                    completed += 1
                 except (NotReady, OverCapacity):
                     await asyncio.sleep(0)
 
-        async def meddle() -> None:
+        async def unload_and_load() -> None:
             for name in "bcbcbc":
                 for call in (worker.load, worker.unload):
                     try:
@@ -194,8 +194,8 @@ async def test_concurrent_sessions_loads_and_unloads() -> None:
                         await asyncio.sleep(0)
                 worker.models.evict_idle()
 
-        await asyncio.gather(*(talk(number) for number in range(12)), meddle(), meddle())
-        assert said >= 16  # at least those of the default engine
+        await asyncio.gather(*(speak_repeatedly(number) for number in range(12)), unload_and_load(), unload_and_load())
+        assert completed >= 16  # at least those of the default engine
         assert worker.hub.live_sessions == 0
         assert set(worker.models.resident) == set(worker.engines) <= {"a", "b", "c"}
         assert len(worker.engines) <= 2
@@ -204,14 +204,14 @@ async def test_concurrent_sessions_loads_and_unloads() -> None:
 async def test_http_and_websocket_wait_bounded_for_a_model() -> None:
     worker = ManyWorker(load_wait_s=0.05)
     async with serving_worker(worker) as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client:
-        asked = {"input": TEXT, "voice": "b-one", "response_format": "pcm"}
+        request = {"input": TEXT, "voice": "b-one", "response_format": "pcm"}
         worker.hold.clear()
-        late = await client.post("/v1/audio/speech", json=asked)
+        late = await client.post("/v1/audio/speech", json=request)
         assert (late.status_code, late.json()["error"]["code"]) == (503, "not_ready")
         assert late.headers["retry-after"] == "2"
         worker.hold.set()
         await worker.load("b")
-        answer = await client.post("/v1/audio/speech", json=asked)
+        answer = await client.post("/v1/audio/speech", json=request)
         assert (answer.status_code, len(answer.content) > 1_000) == (200, True)
         async with connect(f"ws://{address}/v1/stream?voice=b-two") as socket:
             assert json.loads(await socket.recv())["voice"] == "b-two"

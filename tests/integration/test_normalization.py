@@ -39,7 +39,7 @@ async def test_numbers_are_expanded_and_words_keep_their_offsets(worker: Worker)
     assert {word.text for word in ended.receipt.words} == {"I", "paid", "$100."}
 
 
-class Recorder:
+class RecordingEngine:
     """An engine with the languages of CosyVoice that records its text."""
 
     def __init__(self, *, reads_numbers: bool = False) -> None:
@@ -48,32 +48,34 @@ class Recorder:
         self.stats = SimpleNamespace(busy_s=0.0, audio_s=0.0)
         languages = ("zh", "en", "ja", "ko", "yue")
         self.info = EngineInfo("cosyvoice", ("v",), languages, Alignment.ESTIMATED, 4, reads_numbers=reads_numbers)
-        self.said: asyncio.Queue[str] = asyncio.Queue()
+        self.texts: asyncio.Queue[str] = asyncio.Queue()
 
     def post(self, command: Command) -> None:
         if isinstance(command, Text):
-            self.said.put_nowait(command.segment.text)
+            self.texts.put_nowait(command.segment.text)
 
     def subscribe(self, session: str, callback: Callable[[Event], None]) -> None: ...
 
     def unsubscribe(self, session: str) -> None: ...
 
 
-async def said_by(engine: Recorder, normalizer: SegmentNormalizer, text: str, language: str | None = None) -> str:
+async def first_text_of(
+    engine: RecordingEngine, normalizer: SegmentNormalizer, text: str, language: str | None = None
+) -> str:
     hub = SessionHub(VoiceCatalog(), Metrics(), HubConfig(normalizer=normalizer))
     hub.add_engine("cosy", "cosyvoice", engine)
     session = hub.open(SessionOptions(language=language))
     try:
         session.speak(text)
         session.end_text()
-        return await engine.said.get()
+        return await engine.texts.get()
     finally:
         session.close()
         normalizer.close()
 
 
 @pytest.mark.parametrize(
-    ("language", "text", "said"),
+    ("language", "text", "expected"),
     [
         (None, "I paid $100 at 10:30.", "I paid one hundred dollars at ten thirty."),
         (None, "10:30.", "ten thirty."),
@@ -81,11 +83,11 @@ async def said_by(engine: Recorder, normalizer: SegmentNormalizer, text: str, la
         ("zh", "10:30。", "十点三十分。"),
     ],
 )
-async def test_numbers_are_expanded_in_the_text_language(language: str | None, text: str, said: str) -> None:
+async def test_numbers_are_expanded_in_the_text_language(language: str | None, text: str, expected: str) -> None:
     pytest.importorskip("wetext", reason='needs the extra "normalise"')
-    assert await said_by(Recorder(), SegmentNormalizer(load_normalizer()), text, language) == said
+    assert await first_text_of(RecordingEngine(), SegmentNormalizer(load_normalizer()), text, language) == expected
 
 
 async def test_engine_that_reads_numbers_gets_unnormalized_text() -> None:
     normalizer = SegmentNormalizer(lambda text, language: "rewritten")
-    assert await said_by(Recorder(reads_numbers=True), normalizer, "I paid $100.") == "I paid $100."
+    assert await first_text_of(RecordingEngine(reads_numbers=True), normalizer, "I paid $100.") == "I paid $100."

@@ -126,24 +126,24 @@ async def test_paced_audio_keeps_the_playout_lead(worker: Worker) -> None:
     session.end_text()
     loop = asyncio.get_running_loop()
     # Use the session's own clock reading of each frame: a machine stall after it does not make the next frame early.
-    left: list[tuple[int, float]] = []
+    sent: list[tuple[int, float]] = []
     record_sent = session.pacer.record_sent
 
     def record(samples: int, now_s: float) -> float:
-        left.append((samples, now_s))
+        sent.append((samples, now_s))
         return record_sent(samples, now_s)
 
     session.pacer.record_sent = record  # type: ignore[method-assign]
     total = 0
     while total < 24_000:
-        asked_s = loop.time()
+        requested_s = loop.time()
         item = await session.next()
         if isinstance(item, PcmFrame):
-            left_s = left[-1][1]
-            assert asked_s <= left_s <= loop.time()
+            sent_at_s = sent[-1][1]
+            assert requested_s <= sent_at_s <= loop.time()
             total += item.samples
-            assert total == sum(samples for samples, _ in left)
-            assert total / 24_000 - (left_s - left[0][1]) <= 0.040 + 0.002
+            assert total == sum(samples for samples, _ in sent)
+            assert total / 24_000 - (sent_at_s - sent[0][1]) <= 0.040 + 0.002
     session.close()
 
 

@@ -109,6 +109,11 @@ class Driver:
                 self.retire()
                 self.machine.stop("test", played_samples)
                 assert self.machine.state is State.IDLE
+            case _:
+                self._apply_engine_or_client(action)
+
+    def _apply_engine_or_client(self, action: tuple) -> None:
+        match action:
             case ("emit", index, samples):
                 self.emit(index, samples)
             case ("fail", index):

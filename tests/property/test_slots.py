@@ -1,4 +1,4 @@
-"""Invariants of the slot table."""
+"""Admission as a state machine: slots are never exceeded and never wasted."""
 
 from __future__ import annotations
 

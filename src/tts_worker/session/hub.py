@@ -500,18 +500,18 @@ class SessionHub:
 
         return make_text
 
-    def _port(self, engine: HubEngine, asked: bool | None) -> EnginePort:
+    def _port(self, engine: HubEngine, requested: bool | None) -> EnginePort:
         """The port to ``engine``, through text normalization if requested. Raises InvalidRequest."""
-        wanted = self.config.normalise if asked is None else asked
+        enabled = self.config.normalise if requested is None else requested
         normalizer = self.config.normalizer
-        if normalizer is None and wanted:
+        if normalizer is None and enabled:
             raise InvalidRequest("text normalization is disabled or not installed (setting text.normalise)")
-        if normalizer is None or wanted is False:
+        if normalizer is None or enabled is False:
             return engine
 
         def detector_of(params: SynthesisParams) -> LanguageDetector | None:
             voice = self.voices.get(params.voice)
-            if wanted is None and voice.info.reads_numbers:
+            if enabled is None and voice.info.reads_numbers:
                 return None
             return LanguageDetector(voice.languages, params.language)
 
@@ -597,8 +597,9 @@ class SessionHub:
         return bool(self._sessions)
 
 
-def _first(names: Iterable[str], wanted: str | None) -> str | None:
-    return next((name for name in names if wanted in (None, name)), None)
+def _first(names: Iterable[str], requested: str | None) -> str | None:
+    """The requested name if it is among ``names``; without one the first of them."""
+    return next((name for name in names if requested in (None, name)), None)
 
 
 def _voice_request(options: SessionOptions) -> VoiceRequest:

@@ -22,11 +22,11 @@ async def test_prepare_builds_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> No
     threads: list[threading.Thread] = []
     build = Lexicon.from_mapping
 
-    def noted(data: object) -> Lexicon:
+    def recording(data: object) -> Lexicon:
         threads.append(threading.current_thread())
         return build(data)
 
-    monkeypatch.setattr(Lexicon, "from_mapping", noted)
+    monkeypatch.setattr(Lexicon, "from_mapping", recording)
     await LexiconCache().prepare({"nginx": "engine x"})
     assert threads != [threading.main_thread()]
 

@@ -52,8 +52,8 @@ class ManualExecutor(Executor):
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(call())
-            except Exception as problem:
-                future.set_exception(problem)
+            except Exception as error:
+                future.set_exception(error)
         for _ in range(3):
             await asyncio.sleep(0)
 
@@ -64,7 +64,7 @@ def spell(text: str, language: str | None) -> str:
     return text.replace("5", {"en": "five", "zh": "五"}.get(language or "", "5"))
 
 
-def said(key: UtteranceKey, text: str, index: int = 0) -> Text:
+def text_of(key: UtteranceKey, text: str, index: int = 0) -> Text:
     return Text(key, Segment(index, (Span(text, 0, len(text)),), 0, len(text), Boundary.FLUSH))
 
 
@@ -86,7 +86,7 @@ def texts(commands: list[Command]) -> list[str]:
 async def test_segments_are_normalized_in_their_language() -> None:
     port, engine, executor = begin()
     for text in ("take 5", "我有5元"):
-        port.post(said(KEY, text))
+        port.post(text_of(KEY, text))
         await executor.work()
     assert texts(engine.commands) == ["take five", "我有五元"]
 
@@ -94,7 +94,13 @@ async def test_segments_are_normalized_in_their_language() -> None:
 @virtual
 async def test_segments_keep_their_order_before_end_of_text() -> None:
     port, engine, executor = begin()
-    for command in (said(KEY, "take 5"), said(KEY, "plain"), EndText(KEY), Open(NEXT, PARAMS, 1), said(NEXT, "next")):
+    for command in (
+        text_of(KEY, "take 5"),
+        text_of(KEY, "plain"),
+        EndText(KEY),
+        Open(NEXT, PARAMS, 1),
+        text_of(NEXT, "next"),
+    ):
         port.post(command)
     assert texts(engine.commands) == []
     await executor.work()
@@ -106,19 +112,19 @@ async def test_segments_keep_their_order_before_end_of_text() -> None:
 async def test_one_segment_per_session_is_on_the_thread() -> None:
     port, _, executor = begin()
     for _ in range(10):
-        port.post(said(KEY, "take 5"))
+        port.post(text_of(KEY, "take 5"))
     assert len(executor.waiting) == 1
 
 
 @virtual
 async def test_stop_overtakes_and_drops_queued_segments() -> None:
     port, engine, executor = begin()
-    port.post(said(KEY, "take 5"))
-    port.post(said(KEY, "and 5"))
+    port.post(text_of(KEY, "take 5"))
+    port.post(text_of(KEY, "and 5"))
     port.post(Cancel(KEY))
     assert engine.commands[-1] == Cancel(KEY)
     port.post(Open(NEXT, PARAMS, 1))
-    port.post(said(NEXT, "new 5"))
+    port.post(text_of(NEXT, "new 5"))
     await executor.work()
     assert texts(engine.commands) == []
     await executor.work()
@@ -128,7 +134,7 @@ async def test_stop_overtakes_and_drops_queued_segments() -> None:
 @virtual
 async def test_pause_overtakes_queued_segments() -> None:
     port, engine, _ = begin()
-    port.post(said(KEY, "take 5"))
+    port.post(text_of(KEY, "take 5"))
     port.post(Hold(KEY))
     assert engine.commands[-1] == Hold(KEY)
 
@@ -137,7 +143,7 @@ async def test_pause_overtakes_queued_segments() -> None:
 async def test_failed_utterance_drops_queued_segments() -> None:
     port, engine, executor = begin()
     for _ in range(3):
-        port.post(said(KEY, "take 5"))
+        port.post(text_of(KEY, "take 5"))
     engine.send(Failed(KEY, ErrorInfo(ErrorCode.SYNTHESIS_FAILED, "no")))
     await executor.work()
     assert (texts(engine.commands), executor.waiting) == ([], [])
@@ -146,8 +152,8 @@ async def test_failed_utterance_drops_queued_segments() -> None:
 @virtual
 async def test_segment_over_the_time_limit_is_unnormalized() -> None:
     port, engine, executor = begin()
-    port.post(said(KEY, "take 5"))
-    port.post(said(KEY, "then"))
+    port.post(text_of(KEY, "take 5"))
+    port.post(text_of(KEY, "then"))
     await asyncio.sleep(1.01)
     assert texts(engine.commands) == ["take 5", "then"]
     await executor.work()
@@ -157,7 +163,7 @@ async def test_segment_over_the_time_limit_is_unnormalized() -> None:
 @virtual
 async def test_normalizer_error_leaves_the_text_unchanged() -> None:
     port, engine, executor = begin()
-    port.post(said(KEY, "boom 5"))
+    port.post(text_of(KEY, "boom 5"))
     await executor.work()
     assert texts(engine.commands) == ["boom 5"]
 
@@ -165,7 +171,7 @@ async def test_normalizer_error_leaves_the_text_unchanged() -> None:
 @virtual
 async def test_engine_that_reads_numbers_gets_raw_text() -> None:
     port, engine, executor = begin(normalized=False)
-    port.post(said(KEY, "take 5"))
+    port.post(text_of(KEY, "take 5"))
     assert texts(engine.commands) == ["take 5"]
     assert executor.waiting == []
 
@@ -173,7 +179,7 @@ async def test_engine_that_reads_numbers_gets_raw_text() -> None:
 @virtual
 async def test_unsubscribe_drops_all_state() -> None:
     port, engine, executor = begin()
-    port.post(said(KEY, "take 5"))
+    port.post(text_of(KEY, "take 5"))
     port.unsubscribe("s")
     await executor.work()
     assert texts(engine.commands) == []
@@ -207,7 +213,7 @@ def test_text_is_never_lost_or_reordered(steps: list[str]) -> None:
             if step in ("text", "plain"):
                 number += 1
                 sent[generation].append(number)
-                port.post(said(key, "take 5" if step == "text" else "word", number))
+                port.post(text_of(key, "take 5" if step == "text" else "word", number))
             elif step == "end":
                 port.post(EndText(key))
                 renew()
@@ -242,4 +248,4 @@ async def test_close_ends_the_thread(text: str) -> None:
     normalizer.prepare()
     normalizer.close()
     with pytest.raises(RuntimeError, match="shutdown"):
-        normalizer.submit(said(KEY, text).segment, "en")
+        normalizer.submit(text_of(KEY, text).segment, "en")
