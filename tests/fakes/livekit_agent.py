@@ -64,7 +64,7 @@ class FakeVAD(vad.VAD):
         return self.streams[-1]
 
     def start_speech(self, speech_s: float = 1.0) -> None:
-        """Report a user who has been speaking for ``speech_s``."""
+        """Report user speech that has lasted for ``speech_s`` seconds."""
         self._emit(vad.VADEventType.START_OF_SPEECH, speech_s, 0.0, speaking=True)
         self._emit(vad.VADEventType.INFERENCE_DONE, speech_s, 0.0, speaking=True)
 

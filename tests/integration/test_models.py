@@ -342,9 +342,9 @@ async def test_cosyvoice_enrols_a_voice_and_uses_it() -> None:
         assert await worker.hub.enrol(wav(speech(4)), SAID, engine="cosy") == name
         assert await spoken(worker, fast(voice=name, seed=3)) == name
         assert await spoken(worker, fast(voice=name, instruct="Softly.", needs=("instruct",))) == name
-        sound_only = await worker.hub.enrol(wav(speech(4)))
-        assert sound_only != name
-        assert await spoken(worker, fast(voice=sound_only, seed=3)) == sound_only
+        without_transcript = await worker.hub.enrol(wav(speech(4)))
+        assert without_transcript != name
+        assert await spoken(worker, fast(voice=without_transcript, seed=3)) == without_transcript
         for audio, word in ((wav(speech(1)), "3 to 30 s"), (b"RIFF", "cannot be read"), (b"", "empty")):
             with pytest.raises(InvalidRequest, match=word):
                 await worker.hub.enrol(audio)

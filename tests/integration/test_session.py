@@ -96,26 +96,26 @@ async def test_no_old_frame_after_stop(worker: Worker) -> None:
     """STOP and a new utterance at every stage of the old one."""
     session = worker.hub.open(FAST)
     for turn in range(300):
-        old = session.speak("Some words to be cut off at some point, whatever it is. ")
+        old = session.speak("Some words to be cut off at some point, at any point. ")
         for _ in range(turn % 7):
             await asyncio.sleep(0)
             session.poll()
         session.stop()
         new = session.speak("New.")
         session.end_text()
-        heard_stop = False
+        is_stopped = False
         while True:
             item = await session.next()
             assert item is not None
             if isinstance(item, Ended) and item.key == old:
-                heard_stop = True
+                is_stopped = True
                 assert item.outcome is Outcome.STOPPED
             elif isinstance(item, Ended):
                 assert (item.key, item.outcome) == (new, Outcome.DONE)
                 break
-            if heard_stop and isinstance(item, PcmFrame | Words):
+            if is_stopped and isinstance(item, PcmFrame | Words):
                 assert item.key == new
-        assert heard_stop
+        assert is_stopped
     session.close()
     assert worker.engines["tone"].live_utterances == 0
 
