@@ -170,6 +170,15 @@ async def test_slow_body_is_answered_408() -> None:
         assert await closed(address, "body_timeout") == 1
 
 
+async def test_websocket_has_no_body_timeout(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(server={"body_timeout_s": 0.1}) as address, dial(address) as client:
+        await client.send(type="text", text="Hello there.", end=True)  # paced: longer than the timeout
+        await client.until("done")
+        async with httpx.AsyncClient(base_url=f"http://{address}") as http:
+            assert "body_timeout" not in (await http.get("/metrics")).text
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
 async def test_rejected_body_does_not_destroy_the_response() -> None:
     size = 20_000_000
     head = SPEECH.replace(b"1000", str(size).encode())

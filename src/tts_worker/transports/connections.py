@@ -420,12 +420,13 @@ class HttpProtocol(H11Protocol):
             return b""
         self._connection.set_active(True)
         super().data_received(head)
+        protocol = self.transport.get_protocol()
+        if protocol is not self:  # upgraded to a WebSocket
+            if rest and not self.transport.is_closing():
+                cast(asyncio.Protocol, protocol).data_received(rest)
+            return b""
         if self.conn.their_state is h11.SEND_BODY:
             self._arm(self._limits.body_timeout_s, self._on_body_timeout)
-        protocol = self.transport.get_protocol()
-        if protocol is not self and rest and not self.transport.is_closing():  # upgraded to a WebSocket
-            cast(asyncio.Protocol, protocol).data_received(rest)
-            return b""
         return rest
 
     def _check_head(self, head: bytes) -> bool:
