@@ -62,7 +62,7 @@ def reference(request: pytest.FixtureRequest) -> Reference:
     return Reference(request.param, tensors, meta["texts"], bundle, PromptFrontend(bundle, reference=True))
 
 
-def test_every_recorded_feature_of_a_prompt(reference: Reference) -> None:
+def test_prompt_features_match_the_reference(reference: Reference) -> None:
     frontend = reference.frontend
     seen = 0
     for name in PROMPTS:
@@ -85,7 +85,7 @@ def test_every_recorded_feature_of_a_prompt(reference: Reference) -> None:
     assert seen == len([key for key in reference.tensors if key.startswith("prompt_")]) - len(PROMPTS)
 
 
-def test_the_complete_input_of_zero_shot(reference: Reference) -> None:
+def test_zero_shot_inputs_match_the_reference(reference: Reference) -> None:
     features = reference.frontend.prompt(reference.prompt("prompt_24k"))
     tokenizer = TextTokenizer.from_bundle(reference.bundle)
     lengths = {"text": 0, "prompt_text": 0}
@@ -106,7 +106,7 @@ def test_the_complete_input_of_zero_shot(reference: Reference) -> None:
     assert recorded == {*lengths, *(f"{key}_len" for key in lengths), "llm_embedding", "flow_embedding"}
 
 
-def test_the_complete_input_of_voice_conversion(reference: Reference) -> None:
+def test_voice_conversion_inputs_match_the_reference(reference: Reference) -> None:
     features = reference.frontend.prompt(reference.prompt("prompt_24k"), trim=False)
     source = reference.frontend.tokens(reference.prompt("prompt_44k1_stereo"))
 
@@ -118,7 +118,7 @@ def test_the_complete_input_of_voice_conversion(reference: Reference) -> None:
     assert len(features.mel) == 2 * len(features.tokens) - 1  # the reference's own quirk
 
 
-def test_speakers_saved_by_the_reference_become_voices(reference: Reference) -> None:
+def test_reference_speakers_become_voices(reference: Reference) -> None:
     voices = bundled_voices(GOLDEN[reference.family] / "spk2info_with_zero_shot.pt", reference.bundle.config)
     saved = voices["my_zero_shot_spk"]
     speaker = voices["tiny_spk"]
@@ -131,7 +131,7 @@ def test_speakers_saved_by_the_reference_become_voices(reference: Reference) -> 
     assert (speaker.tokens.size, speaker.mel.shape) == (0, (0, 80))
 
 
-def test_our_own_resampler_gives_nearly_the_same_features(reference: Reference) -> None:
+def test_default_resampler_gives_close_features(reference: Reference) -> None:
     ours = PromptFrontend(reference.bundle)
     prompt = reference.prompt("prompt_44k1_stereo")
 
@@ -147,7 +147,7 @@ def test_our_own_resampler_gives_nearly_the_same_features(reference: Reference) 
     samples=st.integers(1000, 4000),
     share=st.floats(0.02, 0.6),
 )
-def test_the_sinc_resampler_keeps_a_tone(source: int, target: int, samples: int, share: float) -> None:
+def test_sinc_resampler_preserves_a_tone(source: int, target: int, samples: int, share: float) -> None:
     hz = share * min(source, target) / 2
 
     def tone(rate: int, n: int) -> np.ndarray:
@@ -170,9 +170,7 @@ def test_the_sinc_resampler_keeps_a_tone(source: int, target: int, samples: int,
     low=st.floats(0, 300),
     high=st.one_of(st.none(), st.floats(4000, 8000)),
 )
-def test_mel_filters_are_triangles_of_equal_area(
-    rate: int, n_fft: int, bins: int, low: float, high: float | None
-) -> None:
+def test_mel_filters_are_equal_area_triangles(rate: int, n_fft: int, bins: int, low: float, high: float | None) -> None:
     filters = slaney_filters(rate, n_fft, bins, low, high).double()
     hz = torch.linspace(0, rate / 2, n_fft // 2 + 1, dtype=torch.double)
 
@@ -188,7 +186,7 @@ def test_mel_filters_are_triangles_of_equal_area(
 
 @settings(deadline=None, max_examples=15)
 @given(samples=st.integers(2000, 9000), gain=st.floats(0.2, 0.9), seed=st.integers(0, 99))
-def test_features_have_their_lengths_and_follow_the_level(samples: int, gain: float, seed: int) -> None:
+def test_feature_lengths_and_level_response(samples: int, gain: float, seed: int) -> None:
     sound = torch.randn(1, samples, generator=torch.Generator().manual_seed(seed)) * 0.3
     mel = MelSpectrogram(24_000, 1920, 1920, 480, 80, 0, None)
     fbank = KaldiFbank()
@@ -202,19 +200,19 @@ def test_features_have_their_lengths_and_follow_the_level(samples: int, gain: fl
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.01])
-def test_a_sound_too_short_for_the_features_is_said_so(reference: Reference, seconds: float) -> None:
+def test_too_short_audio_is_refused(reference: Reference, seconds: float) -> None:
     with pytest.raises(InvalidRequest, match=r"shorter than 0\.1 s"):
         reference.frontend.prompt(Recording(np.zeros(int(seconds * 24_000), np.float32), 24_000))
 
 
-def test_limits_of_the_speech_tokenizer(reference: Reference) -> None:
+def test_speech_tokenizer_limits(reference: Reference) -> None:
     with pytest.raises(InvalidRequest, match=r"31\.0 s long; at most 30 s"):
         reference.frontend.tokens(Recording(np.zeros(31 * 16_000, np.float32), 16_000))
     with pytest.raises(InvalidRequest, match="sample rate of the audio is 8000 Hz; a prompt needs at least 16000 Hz"):
         reference.frontend.tokens(Recording(np.zeros(8_000, np.float32), 8_000))
 
 
-def test_models_of_another_kind_are_named(reference: Reference, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_wrong_prompt_models_are_refused(reference: Reference, tmp_path) -> None:  # type: ignore[no-untyped-def]
     from tests.unit.cosyvoice.bundles import copy_of
 
     path = copy_of(reference.family, tmp_path)
@@ -230,7 +228,7 @@ def test_models_of_another_kind_are_named(reference: Reference, tmp_path) -> Non
         PromptFrontend(bundle).embedding(reference.prompt("prompt_24k"))
 
 
-def test_what_libsndfile_reads_is_read_the_same(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_recordings_read_like_libsndfile(tmp_path) -> None:  # type: ignore[no-untyped-def]
     tone = (0.3 * np.sin(np.arange(24_000) / 9)).astype(np.float32)
     for kind in ("wav", "flac"):
         soundfile.write(tmp_path / f"x.{kind}", np.stack([tone, -0.5 * tone], axis=1), 24_000, subtype="PCM_24")

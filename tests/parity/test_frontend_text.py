@@ -48,7 +48,7 @@ def tokenizer(request: pytest.FixtureRequest) -> TextTokenizer:
 
 
 @pytest.mark.parametrize("name", ["tiny_v2", "tiny_v3", "qwen2_v2", "qwen2_v3"])
-def test_ids_are_those_of_the_reference(name: str) -> None:
+def test_token_ids_match_the_reference(name: str) -> None:
     expected = golden("tokenizer.json")[name]
     tokenizer = tokenizer_of(name)
 
@@ -65,7 +65,7 @@ texts = st.text(st.characters(codec="utf-8"), max_size=30)
 
 @settings(deadline=None, max_examples=60)
 @given(parts=st.lists(st.one_of(texts, st.sampled_from(special_tokens("cosyvoice3"))), max_size=6))
-def test_what_a_user_writes_never_becomes_a_special_token(tokenizer: TextTokenizer, parts: list[str]) -> None:
+def test_user_text_never_becomes_a_special_token(tokenizer: TextTokenizer, parts: list[str]) -> None:
     text = "".join(parts)
 
     ids = tokenizer.encode(text)
@@ -76,11 +76,11 @@ def test_what_a_user_writes_never_becomes_a_special_token(tokenizer: TextTokeniz
 
 @settings(deadline=None, max_examples=60)
 @given(text=st.text(st.characters(codec="utf-8", max_codepoint=0x2FF), max_size=40))
-def test_bytes_survive_the_round_trip(tokenizer: TextTokenizer, text: str) -> None:
+def test_text_round_trips_through_tokens(tokenizer: TextTokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == unicodedata.normalize("NFC", text)
 
 
-def test_allowed_special_tokens_stand_for_themselves(tokenizer: TextTokenizer) -> None:
+def test_allowed_special_tokens_encode_to_one_id(tokenizer: TextTokenizer) -> None:
     text = f"style{END_OF_PROMPT}words"
 
     ids = tokenizer.encode(text, allow_special=True)
@@ -89,7 +89,7 @@ def test_allowed_special_tokens_stand_for_themselves(tokenizer: TextTokenizer) -
     assert tokenizer.decode(ids) == "stylewords"
 
 
-def test_half_a_surrogate_pair_is_read_as_an_unknown_character(tokenizer: TextTokenizer) -> None:
+def test_lone_surrogate_becomes_a_replacement_character(tokenizer: TextTokenizer) -> None:
     assert tokenizer.encode("a\ud83db") == tokenizer.encode("a\ufffdb")
 
 
@@ -119,14 +119,14 @@ TWO = {"a": 0, "b": 1}
         ),
     ],
 )
-def test_a_vocabulary_that_cannot_be_is_refused(
+def test_malformed_vocabulary_is_refused(
     tmp_path: Path, vocab: object, merges: str, config: object, complaint: str
 ) -> None:
     with pytest.raises(BundleError, match=complaint):
         TextTokenizer(write(tmp_path, vocab, merges, config), "cosyvoice2", 1000)
 
 
-def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path: Path) -> None:
+def test_vocabulary_larger_than_the_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="22 tokens, but the model has 21 embedding rows"):
         TextTokenizer(write(tmp_path, TWO, ""), "cosyvoice2", 21)
     with pytest.raises(BundleError, match=r"vocab\.json: is missing"):
@@ -135,7 +135,7 @@ def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("normaliser", ["none", "wetext"])
 @pytest.mark.parametrize("name", ["tiny_v2", "qwen2_v2"])
-def test_normalised_text_is_that_of_the_reference(name: str, normaliser: str) -> None:
+def test_normalized_text_matches_the_reference(name: str, normaliser: str) -> None:
     """Cases with wetext were recorded with the version that this project uses; the reference pins an older one."""
     tokenizer = tokenizer_of(name)
     rewrite = wetext_rewriter() if normaliser == "wetext" else None
@@ -152,7 +152,7 @@ def test_normalised_text_is_that_of_the_reference(name: str, normaliser: str) ->
         assert normalize_and_split(case["text"], count, enabled=False) == case["frontend_off"]
 
 
-def test_the_parts_of_the_normaliser_are_those_of_the_reference() -> None:
+def test_normalizer_functions_match_the_reference() -> None:
     units = golden("normalize.json")["units"]
 
     assert [[text, spell_out_numbers(text)] for text, _ in units["spell_out_number"]] == units["spell_out_number"]
@@ -204,13 +204,13 @@ def test_number_words_say_the_number(number: int) -> None:
         ("9" * 5000, " ".join(["nine"] * 5000)),
     ],
 )
-def test_number_words_follow_the_reference(text: str, spoken: str) -> None:
+def test_number_words_match_the_reference(text: str, spoken: str) -> None:
     assert spell_out_numbers(text) == spoken
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.text(st.one_of(st.sampled_from('中文。，、！"”.?!;: \n\t12aB-—（）`'), st.characters()), max_size=80))
-def test_any_text_is_split_into_pieces_that_can_be_spoken(text: str) -> None:
+def test_any_text_splits_into_speakable_parts(text: str) -> None:
     pieces = normalize_and_split(text, len)
 
     if text and not ("<|" in text and "|>" in text):
@@ -220,5 +220,5 @@ def test_any_text_is_split_into_pieces_that_can_be_spoken(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["   ", "...", '."', "？”", "，", "\n\n"])
-def test_text_that_normalises_to_nothing_gives_no_piece(text: str) -> None:
+def test_empty_normalized_text_gives_no_part(text: str) -> None:
     assert normalize_and_split(text, len) == []

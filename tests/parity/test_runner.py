@@ -65,7 +65,7 @@ def failures(path: Path, family: str = "cosyvoice2") -> list[Check]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_stage_gives_the_numbers_of_the_reference(family: str) -> None:
+def test_every_stage_matches_the_reference(family: str) -> None:
     report = report_of(family)
 
     assert [
@@ -80,7 +80,7 @@ def test_every_stage_gives_the_numbers_of_the_reference(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_no_tensor_is_passed_over(family: str) -> None:
+def test_every_golden_tensor_is_compared(family: str) -> None:
     """Every result has a line of its own; what has none was an input of one that has."""
     named = {(check.file, check.name) for check in report_of(family).checks}
     for file in GOLDEN[family].glob("flow_*.safetensors"):
@@ -106,7 +106,7 @@ def test_one_changed_number_fails(tmp_path: Path, file: str) -> None:
     assert (file, key) in failed or (file == "bistream_mid_stop_error" and failed)
 
 
-def test_a_nan_in_the_golden_is_no_agreement(folder: Path) -> None:
+def test_nan_in_the_golden_fails(folder: Path) -> None:
     value = read_safetensors(folder / "flow_estimator.safetensors")[0]["time_emb"].clone()
     value[0, 0] = torch.nan
     rewrite(folder / "flow_estimator.safetensors", time_emb=value)
@@ -114,7 +114,7 @@ def test_a_nan_in_the_golden_is_no_agreement(folder: Path) -> None:
     assert [check.name for check in failures(folder)] == ["time_emb"]
 
 
-def test_what_no_stage_knows_fails(folder: Path) -> None:
+def test_unknown_files_and_tensors_fail(folder: Path) -> None:
     shutil.copy(folder / "flow_estimator.safetensors", folder / "new_stage.safetensors")
     (folder / "notes.txt").write_text("hello")
     rewrite(folder / "flow_estimator.safetensors", surprise=torch.zeros(3))
@@ -127,7 +127,7 @@ def test_what_no_stage_knows_fails(folder: Path) -> None:
     }
 
 
-def test_a_listed_file_that_is_missing_fails(folder: Path) -> None:
+def test_missing_listed_file_fails(folder: Path) -> None:
     shapes = {
         key: [list(value.shape), "float32"]
         for key, value in read_safetensors(folder / "flow_estimator.safetensors")[0].items()
@@ -142,7 +142,7 @@ def test_a_listed_file_that_is_missing_fails(folder: Path) -> None:
     assert "flow_estimator" in {check.name for check in failures(folder)}
 
 
-def test_other_shapes_and_damaged_files_fail_alone(folder: Path) -> None:
+def test_damaged_file_fails_alone(folder: Path) -> None:
     rewrite(folder / "flow_estimator.safetensors", out_60_stream1=torch.zeros(2, 80, 59))
     (folder / "hift.safetensors").write_bytes(b"\xff" * 100)
     (folder / "flow_cfm.safetensors").write_bytes((folder / "flow_estimator.safetensors").read_bytes())
@@ -155,11 +155,11 @@ def test_other_shapes_and_damaged_files_fail_alone(folder: Path) -> None:
     assert "could not be compared" in found["silent_tokens"]
 
 
-def test_a_golden_of_the_other_family_fails(folder: Path) -> None:
+def test_golden_of_the_other_family_fails(folder: Path) -> None:
     assert failures(folder, "cosyvoice3")
 
 
-def test_what_is_no_golden_folder_is_refused(tmp_path: Path) -> None:
+def test_missing_golden_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="no such golden folder"):
         run_parity(tiny("cosyvoice2"), tmp_path / "missing")
     with pytest.raises(BundleError, match="no such model directory"):
@@ -167,7 +167,7 @@ def test_what_is_no_golden_folder_is_refused(tmp_path: Path) -> None:
     assert not run_parity(tiny("cosyvoice2"), tmp_path).passed  # nothing compared is nothing proved
 
 
-def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parity_command_prints_the_report(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ["parity", "--bundle", str(tiny("cosyvoice2")), "--golden", str(folder)]
 
     assert main(args) == 0
@@ -184,7 +184,7 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*args[:-1], str(folder / "no")]) == 2
 
 
-def test_long_waves_are_judged_by_their_distance(tmp_path: Path) -> None:
+def test_long_waveforms_are_compared_in_db(tmp_path: Path) -> None:
     wave = torch.sin(torch.arange(2000) / 9)
     write_safetensors(tmp_path / "x.safetensors", {"long": wave, "short": wave[:500], "silent": wave * 0}, {})
     golden = Golden(tmp_path / "x.safetensors")

@@ -32,15 +32,15 @@ def check_onnx(path: Path) -> str | None:
             if tag & 7 == 2:
                 length = _read_varint(file)
                 if length is None or file.tell() + length > size_bytes:
-                    return "was cut off" if fields > 1 else "is not an ONNX file, or was cut off"
+                    return "is truncated" if fields > 1 else "is not an ONNX file, or is truncated"
                 graph = graph or tag >> 3 == 7
                 file.seek(length, 1)
             elif tag & 7 == 0:
                 if _read_varint(file) is None:
-                    return "was cut off"
+                    return "is truncated"
             else:
                 return "is not an ONNX file"
-    return None if graph else "is not an ONNX file, or was cut off"
+    return None if graph else "is not an ONNX file, or is truncated"
 
 
 def _read_varint(file: BinaryIO) -> int | None:

@@ -1,4 +1,4 @@
-"""What is wrong with a directory, as data and as a text for people. It must not know how it was found out."""
+"""Report on the problems of a model directory, as data and as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_EXAMPLES = 5
 
 @dataclass(frozen=True)
 class Problem:
-    """``fatal``: it cannot be served with this; otherwise worth knowing."""
+    """One problem. ``fatal``: the directory cannot be served; otherwise a note."""
 
     file: str
     what: str
@@ -22,7 +22,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that is wrong with a directory. ``str(report)`` is for people."""
+    """All problems of a directory. ``str(report)`` is readable text."""
 
     path: Path
     problems: tuple[Problem, ...]
@@ -32,18 +32,18 @@ class Report:
         return not any(problem.fatal for problem in self.problems)
 
     def __str__(self) -> str:
-        head = f"{self.path}: {'complete and sound' if self.ok else 'cannot be served'}"
+        head = f"{self.path}: {'complete and valid' if self.ok else 'cannot be served'}"
         lines = [f"  {'error' if p.fatal else 'note '}  {p.file}: {p.what}" for p in self.problems]
         return "\n".join([head, *lines])
 
     def raise_if_bad(self) -> None:
-        """Raises BundleError with the whole report if anything is fatal."""
+        """Raise BundleError with the whole report if any problem is fatal."""
         if not self.ok:
             raise BundleError(str(self))
 
 
 def listed(what: str, items: Sequence[str]) -> str:
-    """``what (count): first few; and n more``."""
+    """Format a list as ``what (count): first few; and n more``."""
     shown = "; ".join(item[:160] for item in items[:MAX_EXAMPLES])
     more = f"; and {len(items) - MAX_EXAMPLES} more" if len(items) > MAX_EXAMPLES else ""
     return f"{what} ({len(items)}): {shown}{more}"

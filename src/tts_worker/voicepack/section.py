@@ -1,7 +1,4 @@
-"""Typed access to read YAML or JSON: every wrong or missing value becomes an error that names file and key.
-
-Owns the checks (type, range, allowed words) and the wording. It must not know what a key means.
-"""
+"""Typed access to parsed YAML or JSON: a wrong or missing value raises an error that names the file and the key."""
 
 from __future__ import annotations
 
@@ -11,13 +8,13 @@ from typing import Any, NoReturn
 from tts_worker.errors import BundleError
 from tts_worker.voicepack.yaml_reader import Tagged
 
-MAX_INTEGER = 1 << 24  # no dimension, rate or id of a model comes near; hostile numbers end here
+MAX_INTEGER = 1 << 24  # far above any dimension, rate or id of a model
 
 
 class Section:
-    """A mapping at ``path`` of the file ``source``, with the class name if it carried a tag. ``null`` counts as absent.
+    """The mapping at ``path`` of the file ``source``, with the class name of its tag. ``null`` counts as missing.
 
-    Every method raises BundleError naming the key; a method with a ``default`` takes absence for it.
+    Every method raises BundleError and names the key. A missing key takes the ``default``, if there is one.
     """
 
     def __init__(self, source: str, path: str, value: object) -> None:

@@ -1,8 +1,7 @@
-"""A stored voice: two files in a folder of its name, ``voice.json`` and ``voice.safetensors``, tied by a hash.
+"""Stored voices: a folder ``NAME`` with ``voice.json`` and ``voice.safetensors``, linked by a content hash.
 
-Owns the format and the distrust: names, sizes, shapes, numbers and the hash are checked before anything is used, and
-nothing in a voice can name another file or run code. Needs numpy only, so that any part of the worker can list voices.
-It must not know how a voice is made (the engine enrols) nor what an engine does with it.
+Names, sizes, shapes, values and the hash are checked before use. A voice cannot refer to other files or run code.
+Needs numpy only.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from tts_worker.voicepack.safetensors_header import encode_header, read_header
 FORMAT = 1
 VOICES_DIR = "voices"  # within a model directory, unless another folder is named
 MAX_JSON_BYTES = 64 << 10
-MAX_TENSOR_BYTES = 8 << 20  # 30 s of 100 mel bins and much room
+MAX_TENSOR_BYTES = 8 << 20  # ample for 30 s of 100 mel bins
 MAX_TEXT_CHARS = 4000
 MAX_PROMPT_S = 30.0
-"""Speech tokenizers take no longer prompt, and every synthesis step attends to the whole of it."""
-_MOST = {"prompt_text_ids": 4 * MAX_TEXT_CHARS, "tokens": 3_000, "mel": 6_000, "embedding": 8_192}
-"""Rows of each tensor whatever the model: 30 s of 100 tokens and 200 mel frames a second. ``check`` knows the rates."""
+"""Limit of the speech tokenizers; every synthesis step attends to the whole prompt."""
+_MAX_ROWS = {"prompt_text_ids": 4 * MAX_TEXT_CHARS, "tokens": 3_000, "mel": 6_000, "embedding": 8_192}
+"""Limits for any model: 30 s of 100 tokens and 200 mel frames per second. ``check`` applies the model's own rates."""
 MAX_ABS = 1000.0  # log magnitudes and embeddings are two orders below
 
 _NAME = re.compile(r"\w[\w.-]{0,63}")
@@ -42,11 +41,21 @@ _DTYPES = {"I32": np.dtype("<i4"), "F32": np.dtype("<f4")}
 
 @dataclass(frozen=True)
 class Voice:
-    """What a model needs to speak with a voice. A voice without ``tokens`` has an embedding only (a speaker that the
-    model was tuned for); one without ``prompt_text`` cannot continue its prompt, only borrow its sound.
+    """A voice, as a model needs it.
 
-    ``prompt_text_ids [P]``: the transcript as the language model reads it, prefix included. ``tokens [N]``, ``mel
-    [M, bins]``, ``embedding [spk]``. ``seconds``: of prompt audio; ``gain_db``: what enrolment changed its level by.
+    A voice without ``tokens`` has an embedding only (a speaker for which the model was tuned). One without
+    ``prompt_text`` supports cross-lingual synthesis but not zero-shot continuation of its prompt.
+
+    Attributes:
+        family: Model family.
+        prompt_text: Transcript of the prompt.
+        prompt_text_ids: ``[P]`` transcript tokens with the language model's prefix.
+        tokens: ``[N]`` speech tokens of the prompt.
+        mel: ``[M, bins]`` mel frames of the prompt.
+        embedding: ``[spk]`` speaker embedding.
+        seconds: Duration of the prompt.
+        gain_db: Level correction applied at enrollment.
+        notes: Remarks of the enrollment.
     """
 
     family: str
@@ -61,17 +70,17 @@ class Voice:
 
     @property
     def content_hash(self) -> str:
-        """SHA-256 over everything that shapes the sound, as 64 hex digits. The name is not part of it."""
+        """SHA-256 over everything that affects the audio, as 64 hex digits. The name is not included."""
         digest = hashlib.sha256()
-        told = {"family": self.family, "prompt_text": self.prompt_text}
-        digest.update(json.dumps(told, sort_keys=True).encode())
+        fields = {"family": self.family, "prompt_text": self.prompt_text}
+        digest.update(json.dumps(fields, sort_keys=True).encode())
         for name, array in self.tensors().items():
             digest.update(f"{name}{array.shape}".encode())
             digest.update(array.tobytes())
         return digest.hexdigest()
 
     def tensors(self) -> dict[str, NDArray[Any]]:
-        """By name, little-endian and contiguous."""
+        """All arrays by name, little-endian and contiguous."""
         arrays = (self.prompt_text_ids, self.tokens, self.mel, self.embedding)
         return {
             name: np.ascontiguousarray(array, dtype=_DTYPES[dtype])
@@ -88,41 +97,50 @@ class Voice:
         frames_per_token: int,
         token_rate_hz: int,
     ) -> None:
-        """Raises BundleError if the voice does not fit a model of these sizes, or its prompt is longer than 30 s."""
+        """Check the voice against the sizes of a model.
+
+        Raises:
+            BundleError: The voice does not fit, or its prompt is longer than 30 s.
+        """
         if self.mel.shape[1:] != (mel_bins,) or self.embedding.shape != (spk_size,):
-            raise BundleError("the voice was made for a model of other dimensions; add it again with this model")
+            raise BundleError("the voice was enrolled for a model of other dimensions; add it again with this model")
         for ids, rows in ((self.prompt_text_ids, text_rows), (self.tokens, speech_tokens)):
             if ids.size and not (int(ids.min()) >= 0 and int(ids.max()) < rows):
                 raise BundleError("the voice holds ids that this model does not have; add it again with this model")
         if abs(len(self.mel) - frames_per_token * len(self.tokens)) >= frames_per_token:
-            raise BundleError("the voice's mel and speech tokens are not equally long; add it again")
+            raise BundleError("the voice's mel and speech tokens have different durations; add it again")
         seconds = len(self.mel) / (frames_per_token * token_rate_hz)
-        if seconds > MAX_PROMPT_S + 1.0:  # a rounded-up last second
+        if seconds > MAX_PROMPT_S + 1.0:  # allows for rounding up
             raise BundleError(f"the voice's prompt has {seconds:.0f} s; at most {MAX_PROMPT_S:g} s are used")
 
 
 def voice_folder(root: Path, name: str) -> Path:
-    """``root/name`` for a name that is only a name. Raises InvalidRequest for anything that could lead elsewhere."""
+    """Return ``root/name``. Raises InvalidRequest for a name that could lead out of ``root``."""
     if not _NAME.fullmatch(name):
         raise InvalidRequest("a voice's name has up to 64 letters, digits, _ . or -, and begins with a letter or digit")
     return root / name
 
 
 def stored_voices(root: Path) -> list[str]:
-    """Names of the complete voices below ``root``, sorted."""
+    """List the names of the complete voices below ``root``, sorted."""
     if not root.is_dir():
         return []
     return sorted(path.parent.name for path in root.glob("*/voice.json") if _NAME.fullmatch(path.parent.name))
 
 
 def save_voice(root: Path, name: str, voice: Voice, *, replace: bool = False) -> Path:
-    """Write both files; the JSON comes last and makes the voice complete. Returns the folder.
+    """Write both files, the JSON last, which completes the voice.
 
-    Raises InvalidRequest for a bad name or one that is taken, BundleError if the disk refuses.
+    Returns:
+        The voice's folder.
+
+    Raises:
+        InvalidRequest: The name is invalid or taken.
+        BundleError: A file cannot be written.
     """
     folder = voice_folder(root, name)
     if (folder / "voice.json").exists() and not replace:
-        raise InvalidRequest(f"there is a voice {name!r} already; choose another name or say that it be replaced")
+        raise InvalidRequest(f"there is a voice {name!r} already; choose another name or replace it")
     about = {
         "format": FORMAT,
         "family": voice.family,
@@ -145,7 +163,12 @@ def save_voice(root: Path, name: str, voice: Voice, *, replace: bool = False) ->
 
 
 def load_voice(root: Path, name: str) -> Voice:
-    """Raises UnknownVoice if there is none of that name, BundleError naming the file for one that cannot be trusted."""
+    """Load and check a stored voice.
+
+    Raises:
+        UnknownVoice: There is no voice of that name.
+        BundleError: A file is malformed or does not match the hash.
+    """
     folder = voice_folder(root, name)
     if not (folder / "voice.json").is_file():
         raise UnknownVoice(
@@ -193,18 +216,18 @@ def _read_about(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         fail("is not valid JSON")
     if not isinstance(about, dict) or about.get("format") != FORMAT:
-        fail(f"is not a voice of format {FORMAT}; it may be of a newer version")
+        fail(f"is not a voice of format {FORMAT}; it may come from a newer version")
     if about.keys() != _FIELDS:
         fail(f"must have exactly these keys: {', '.join(sorted(_FIELDS))}")
     texts = (about["family"], about["prompt_text"], about["content_hash"])
     notes = about["notes"]
     if not all(isinstance(text, str) and len(text) <= MAX_TEXT_CHARS for text in texts):
-        fail("has a text that is too long or none")
+        fail("has a text field that is too long or not a string")
     if not isinstance(notes, list) or len(notes) > 20 or not all(isinstance(note, str) for note in notes):
-        fail("has notes that are not a list of texts")
+        fail("has notes that are not a list of strings")
     for key in ("seconds", "gain_db"):
         if isinstance(about[key], bool) or not isinstance(about[key], (int, float)) or not abs(about[key]) < MAX_ABS:
-            fail(f"{key} is not a sensible number")
+            fail(f"{key} is not a number in range")
     return about
 
 
@@ -217,7 +240,7 @@ def _read_arrays(file: Path) -> Mapping[str, NDArray[Any]]:
     with file.open("rb") as stream:
         raw = stream.read(MAX_TENSOR_BYTES + 1)
     if len(raw) > MAX_TENSOR_BYTES:
-        fail(f"is larger than {MAX_TENSOR_BYTES} bytes; that is no voice")
+        fail(f"is larger than {MAX_TENSOR_BYTES} bytes, too large for a voice")
     header = read_header(io.BytesIO(raw), len(raw), str(file))
     if {name: entry.dtype for name, entry in header.entries.items()} != _TENSORS:
         fail(f"must hold exactly these tensors: {', '.join(f'{name} ({dtype})' for name, dtype in _TENSORS.items())}")
@@ -226,9 +249,9 @@ def _read_arrays(file: Path) -> Mapping[str, NDArray[Any]]:
         array = np.frombuffer(raw[entry.start : entry.end], dtype=_DTYPES[entry.dtype]).reshape(entry.shape)
         if array.ndim != (2 if name == "mel" else 1):
             fail(f"{name} has {array.ndim} dimensions")
-        if len(array) > _MOST[name]:
-            fail(f"{name} has {len(array)} rows; a prompt of {MAX_PROMPT_S:g} s has at most {_MOST[name]}")
+        if len(array) > _MAX_ROWS[name]:
+            fail(f"{name} has {len(array)} rows; a prompt of {MAX_PROMPT_S:g} s has at most {_MAX_ROWS[name]}")
         if entry.dtype == "F32" and not bool((np.abs(array) < MAX_ABS).all()):
-            fail(f"{name} holds NaN, infinite or absurd values")
+            fail(f"{name} contains NaN, infinite or out-of-range values")
         arrays[name] = array
     return arrays

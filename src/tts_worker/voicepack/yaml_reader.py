@@ -1,8 +1,8 @@
-"""A small reader for the YAML of model directories: text in, plain data out, line numbers in every complaint.
+"""Reader for the YAML subset of model directories; every error names the line.
 
-Owns the subset that published directories use: block and flow collections, one-line scalars, tags, comments. Anchors,
-aliases, merges and block text are refused, so a small file cannot become a large value.
-It must not know what a tag means (it stays a ``Tagged`` value) nor follow references (hyperyaml.py does).
+Supported are block and flow collections, one-line scalars, tags (as ``Tagged`` values) and comments. Anchors, aliases,
+merge keys and block scalars are refused, so a small file cannot expand to a large value. hyperyaml.py resolves
+references.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ MAX_DEPTH = 64
 
 @dataclass(frozen=True)
 class Tagged:
-    """A value with a tag, e.g. ``!new:cosyvoice.flow.flow.CausalMaskedDiffWithXvec`` and its arguments."""
+    """A value with a tag, such as ``!new:cosyvoice.flow.flow.CausalMaskedDiffWithXvec`` with its arguments."""
 
     tag: str
     value: Value
 
     @property
     def kind(self) -> str:
-        """The last part of the dotted name, e.g. ``CausalMaskedDiffWithXvec``."""
+        """The last component of the dotted name, such as ``CausalMaskedDiffWithXvec``."""
         return self.tag.rpartition(":")[2].rpartition(".")[2]
 
 
@@ -39,7 +39,7 @@ _TAG = re.compile(r"![^\s,\[\]{}]*")
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"\\]|\\.)*\"")
 _KEY = re.compile(rf"""({_QUOTED.pattern}|[^\s\[\]{{}},"'#&*!|>%@`:-][^:#]*|-[^\s:#][^:#]*):(?=\s|$)""")
 _COLON = re.compile(r":(?=[\s,\[\]{}]|$)")
-# A quote only opens where a value can begin; in the middle of a word it is an apostrophe.
+# A quote opens only where a value can begin; within a word it is an apostrophe.
 _PIECE = re.compile(
     rf"(?<![^\s\[{{,:])(?:{_QUOTED.pattern}|(?P<open>[\"']))|(?<!\S)(?P<comment>#)|(?P<bracket>[\[\]{{}}])"
 )
@@ -55,8 +55,8 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", '"': '"', "\\": "\\", "/
 
 
 def read_yaml(text: str, source: str) -> dict[str, Value]:
-    """The top-level mapping of ``text``. Raises BundleError naming ``source`` and the line."""
-    return _Reader(text, source).document()
+    """Parse the top-level mapping of ``text``. Raises BundleError that names ``source`` and the line."""
+    return _YamlParser(text, source).document()
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class _Line:
         return self.text == "-" or self.text.startswith("- ")
 
 
-class _Reader:
+class _YamlParser:
     def __init__(self, text: str, source: str) -> None:
         self.source = source
         if len(text) > MAX_CHARS:
@@ -92,7 +92,7 @@ class _Reader:
         return root
 
     def _logical_lines(self, text: str) -> Iterator[_Line]:
-        """Lines without comments and blanks; a flow collection that spans lines becomes one line."""
+        """Yield lines without comments and blank lines; a flow collection that spans lines is joined."""
         start = 0
         indent = 0
         joined = ""
@@ -114,7 +114,7 @@ class _Reader:
             if not joined:
                 lead = content[: len(content) - len(content.lstrip())]
                 if "\t" in lead:
-                    self.fail(number, "a tab indents this line; YAML wants spaces")
+                    self.fail(number, "this line is indented with a tab; YAML needs spaces")
                 start = number
                 indent = len(lead)
             joined = f"{joined} {stripped}".lstrip()
@@ -142,7 +142,7 @@ class _Reader:
             rest = line.text[1:].lstrip()
             inner = indent + len(line.text) - len(rest)
             if rest.startswith("- ") or (rest[:1] not in "!\"'[{" and _KEY.match(rest)):
-                self.lines[self.at] = _Line(line.number, inner, rest)  # the item's block begins on the dash's line
+                self.lines[self.at] = _Line(line.number, inner, rest)  # the item's block begins on the line of the dash
                 items.append(self._block(inner, depth + 1))
             else:
                 self.at += 1
@@ -166,11 +166,11 @@ class _Reader:
             return None
         line = self.lines[self.at]
         if line.indent > indent:
-            self.fail(line.number, "this line is indented deeper than what it could belong to")
+            self.fail(line.number, "this line is indented deeper than its parent allows")
         return line if line.indent == indent else None
 
     def _value(self, text: str, line: _Line, depth: int) -> Value:
-        """What follows ``key:`` or ``-``: on the same line, or the more deeply indented block below."""
+        """Parse the value after ``key:`` or ``-``: on the same line, or the deeper block below."""
         tag = _TAG.match(text)
         rest = text[tag.end() :].strip() if tag else text
         value: Value = None
@@ -190,11 +190,15 @@ class _Reader:
     def _inline(self, text: str, line: _Line, depth: int) -> Value:
         value, end = self._flow(text, 0, line, depth, "")
         if text[end:].strip():
-            self.fail(line.number, "there is something after the end of the value")
+            self.fail(line.number, "unexpected text after the end of the value")
         return value
 
     def _flow(self, text: str, at: int, line: _Line, depth: int, stop: str) -> tuple[Value, int]:
-        """One value that begins at ``text[at]``; a plain scalar ends at a character of ``stop``. Returns its end."""
+        """Parse one value at ``text[at]``; a plain scalar ends at a character of ``stop``.
+
+        Returns:
+            The value and its end.
+        """
         if depth > MAX_DEPTH:
             self.fail(line.number, "too deeply nested")
         at = _skip_spaces(text, at)
@@ -213,11 +217,11 @@ class _Reader:
         if head in ("&", "*", "|", ">", "%", "@", "`"):
             self.fail(line.number, f"{head!r} (anchors, aliases, block text) is not supported")
         if not stop and (_KEY.match(plain) or plain.startswith("- ")):
-            self.fail(line.number, "a mapping or a list cannot begin in the middle of a line")
+            self.fail(line.number, "a block mapping or list cannot begin in the middle of a line")
         return _plain_scalar(plain), end
 
     def _flow_collection(self, text: str, at: int, line: _Line, depth: int) -> tuple[Value, int]:
-        """``[a, b]`` or ``{k: v}`` whose bracket is at ``text[at]``."""
+        """Parse ``[a, b]`` or ``{k: v}`` with its bracket at ``text[at]``."""
         close = {"[": "]", "{": "}"}[text[at]]
         items: list[Value] = []
         pairs: dict[str, Value] = {}
@@ -237,7 +241,7 @@ class _Reader:
             if text[at : at + 1] == ",":
                 at = _skip_spaces(text, at + 1)
             elif text[at : at + 1] != close:
-                self.fail(line.number, "brackets and commas do not fit together")
+                self.fail(line.number, "brackets and commas do not match")
         return (pairs if close == "}" else items), at + 1
 
     def _unquote(self, text: str, line: _Line) -> str:
@@ -261,7 +265,7 @@ def _skip_spaces(text: str, at: int) -> int:
 
 
 def _plain_scalar(text: str) -> Value:
-    """YAML 1.2 core schema, plus hyperpyyaml's ``(1, 2)`` tuples."""
+    """Parse a scalar of the YAML 1.2 core schema, or hyperpyyaml's tuple ``(1, 2)``."""
     if text in _WORDS:
         return _WORDS[text]
     if _INT.match(text) and len(text) < 64:

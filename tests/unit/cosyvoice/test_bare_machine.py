@@ -25,7 +25,7 @@ NOT_THERE = (
 )
 
 
-def test_the_model_directory_needs_torch_numpy_and_tokenizers_only(tmp_path: Path) -> None:
+def test_bundle_needs_only_torch_numpy_and_tokenizers(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-c", SCRIPT, str(tmp_path / "x"), *NOT_THERE.split()]
 
     done = subprocess.run(command, capture_output=True, text=True, check=False)

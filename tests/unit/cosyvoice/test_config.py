@@ -23,7 +23,7 @@ def config_of(family: str, *changes: tuple[str, str]) -> CosyVoiceConfig:
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_official_dimensions_ask_for_the_official_keys_and_shapes(family: str, part: str) -> None:
+def test_official_dimensions_expect_the_official_keys(family: str, part: str) -> None:
     expected = expected_shapes(official_config(family), part)
 
     assert {key: list(shape) for key, shape in expected.items()} == fullsize()[f"{family}/{part}"]
@@ -31,13 +31,13 @@ def test_official_dimensions_ask_for_the_official_keys_and_shapes(family: str, p
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_tiny_dimensions_ask_for_the_tiny_keys_and_shapes(family: str, part: str) -> None:
+def test_tiny_dimensions_expect_the_tiny_keys(family: str, part: str) -> None:
     saved = torch.load(tiny(family) / f"{part}.pt", weights_only=True)
 
     assert expected_shapes(config_of(family), part) == {key: tuple(value.shape) for key, value in saved.items()}
 
 
-def test_families_differ_where_the_reference_does() -> None:
+def test_families_differ_like_the_reference() -> None:
     v2 = config_of("cosyvoice2")
     v3 = config_of("cosyvoice3")
 
@@ -51,7 +51,7 @@ def test_families_differ_where_the_reference_does() -> None:
     assert v3.flow.unet is None
 
 
-def test_the_older_cosyvoice2_yaml_means_the_same_network() -> None:
+def test_older_cosyvoice2_yaml_gives_the_same_config() -> None:
     older = config_of(
         "cosyvoice2",
         ("qwen_pretrain_path", "model_path"),
@@ -109,7 +109,7 @@ def test_training_sections_are_ignored() -> None:
         ("cosyvoice3", "    estimator:", "    elsewhere:", "flow.decoder.estimator: is missing"),
     ],
 )
-def test_what_cannot_be_is_named_by_key(family: str, old: str, new: str, complaint: str) -> None:
+def test_invalid_value_names_its_key(family: str, old: str, new: str, complaint: str) -> None:
     with pytest.raises(BundleError) as raised:
         config_of(family, (old, new))
 
@@ -128,14 +128,14 @@ def test_what_cannot_be_is_named_by_key(family: str, old: str, new: str, complai
         ("rope_theta", [], "must be a number"),
     ],
 )
-def test_the_text_model_is_checked_too(key: str, value: object, complaint: str) -> None:
+def test_invalid_text_model_config_is_refused(key: str, value: object, complaint: str) -> None:
     qwen = {**qwen_of("cosyvoice2"), key: value}
 
     with pytest.raises(BundleError, match=f"config.json.*{complaint}"):
         CosyVoiceConfig.from_files(yaml_of("cosyvoice2"), qwen, "model.yaml")
 
 
-def test_newer_transformers_nest_the_rotary_base() -> None:
+def test_nested_rope_theta_is_read() -> None:
     qwen = qwen_of("cosyvoice2")
     qwen["rope_parameters"] = {"rope_theta": qwen.pop("rope_theta"), "rope_type": "default"}
 

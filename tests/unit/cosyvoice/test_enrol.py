@@ -73,9 +73,7 @@ def voice(bundle: Bundle, frontend: PromptFrontend) -> Voice:
     return enrol(bundle, frontend, speech(4), SAID)
 
 
-def test_a_good_recording_makes_a_voice_that_fits_its_model(
-    bundle: Bundle, voice: Voice, tokenizer: TextTokenizer
-) -> None:
+def test_good_recording_gives_a_valid_voice(bundle: Bundle, voice: Voice, tokenizer: TextTokenizer) -> None:
     speaker = Speaker(voice, bundle.config, tokenizer)
 
     assert 90 <= len(voice.tokens) <= 101
@@ -87,7 +85,7 @@ def test_a_good_recording_makes_a_voice_that_fits_its_model(
 
 @pytest.mark.parametrize("channels", [1, 2])
 @pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG", "MP3"])
-def test_every_usual_kind_of_file_is_read(
+def test_common_audio_formats_are_read(
     bundle: Bundle, frontend: PromptFrontend, tmp_path: Path, kind: str, channels: int
 ) -> None:
     file = tmp_path / "prompt"
@@ -98,14 +96,14 @@ def test_every_usual_kind_of_file_is_read(
     assert 3.2 <= voice.seconds <= 3.7
 
 
-def test_the_same_recording_makes_the_same_voice(bundle: Bundle, frontend: PromptFrontend, voice: Voice) -> None:
+def test_same_recording_gives_the_same_voice(bundle: Bundle, frontend: PromptFrontend, voice: Voice) -> None:
     assert enrol(bundle, frontend, speech(4), SAID).content_hash == voice.content_hash
     assert enrol(bundle, frontend, speech(4), SAID + " More.").content_hash != voice.content_hash
 
 
 @settings(deadline=None, max_examples=20)
 @given(before_s=st.floats(0, 4), after_s=st.floats(0, 4), level=st.floats(0.02, 0.3))
-def test_silence_at_the_ends_is_cut_but_not_the_speech(before_s: float, after_s: float, level: float) -> None:
+def test_silence_is_trimmed_but_not_speech(before_s: float, after_s: float, level: float) -> None:
     ready, _ = usable_speech(speech(4, level=level, before_s=before_s, after_s=after_s))
 
     assert 3.9 <= ready.seconds <= 4.0 + min(before_s, 0.1) + min(after_s, 0.2) + 0.05
@@ -113,7 +111,7 @@ def test_silence_at_the_ends_is_cut_but_not_the_speech(before_s: float, after_s:
 
 @settings(deadline=None, max_examples=20)
 @given(level=st.floats(0.006, 0.35))
-def test_an_odd_level_is_brought_near_the_usual_one_and_never_clips(level: float) -> None:
+def test_level_is_normalized_without_clipping(level: float) -> None:
     original = speech(3.5, level=level)
 
     ready, gain_db = usable_speech(original)
@@ -146,14 +144,14 @@ def test_an_odd_level_is_brought_near_the_usual_one_and_never_clips(level: float
         (lambda: b"x" * (65 << 20), "65 MiB"),
     ],
 )
-def test_a_bad_recording_is_refused_in_plain_words(
+def test_bad_recording_is_refused(
     bundle: Bundle, frontend: PromptFrontend, audio: Callable[[], bytes], complaint: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=complaint):
         enrol(bundle, frontend, audio(), SAID)
 
 
-def test_a_float_file_with_values_that_are_no_numbers_is_refused() -> None:
+def test_float_file_with_nan_is_refused() -> None:
     samples = speech(4).samples
     samples[1000] = np.nan
     out = io.BytesIO()
@@ -178,13 +176,13 @@ def test_a_float_file_with_values_that_are_no_numbers_is_refused() -> None:
         (speech(10), "Hi.", "does not match the audio"),
     ],
 )
-def test_what_is_doubtful_becomes_a_note(
+def test_doubtful_recording_gets_a_note(
     bundle: Bundle, frontend: PromptFrontend, recording: Recording, text: str, note: str
 ) -> None:
     assert any(note in said for said in enrol(bundle, frontend, recording, text).notes)
 
 
-def test_a_voice_without_transcript_lends_its_sound(bundle: Bundle, voice: Voice, tokenizer: TextTokenizer) -> None:
+def test_voice_without_transcript_is_cross_lingual(bundle: Bundle, voice: Voice, tokenizer: TextTokenizer) -> None:
     mute = replace(voice, prompt_text="", prompt_text_ids=np.zeros(0, np.int32))
     speaker = Speaker(mute, bundle.config, tokenizer)
 
@@ -194,7 +192,7 @@ def test_a_voice_without_transcript_lends_its_sound(bundle: Bundle, voice: Voice
         speaker.request("Hello", mode=Mode.ZERO_SHOT)
 
 
-def test_users_who_come_from_the_reference_may_leave_its_tags_in() -> None:
+def test_transcript_may_contain_the_reference_tags() -> None:
     assert plain_transcript(f"You are a helpful assistant.{END_OF_PROMPT} What\nwas  said. ") == "What was said."
     with pytest.raises(TextTooLong):
         plain_transcript("x" * 1001)
@@ -217,9 +215,7 @@ def spelled(tokenizer: TextTokenizer, ids: tuple[int, ...]) -> str:
 SYSTEM = {"cosyvoice2": "", "cosyvoice3": "You are a helpful assistant.|"}
 
 
-def test_each_mode_gives_the_networks_what_the_reference_gives_them(
-    bundle: Bundle, voice: Voice, tokenizer: TextTokenizer
-) -> None:
+def test_each_mode_builds_the_reference_inputs(bundle: Bundle, voice: Voice, tokenizer: TextTokenizer) -> None:
     speaker = Speaker(voice, bundle.config, tokenizer)
     system = SYSTEM[bundle.config.family]
     tokens = tuple(voice.tokens.tolist())
@@ -244,15 +240,13 @@ def test_each_mode_gives_the_networks_what_the_reference_gives_them(
     "instruction",
     ["Speak softly", f"Speak softly{END_OF_PROMPT}", f"You are a helpful assistant. Speak softly{END_OF_PROMPT}"],
 )
-def test_an_instruction_is_the_same_with_and_without_the_tags(
-    bundle: Bundle, tokenizer: TextTokenizer, instruction: str
-) -> None:
+def test_instruction_is_equal_with_and_without_tags(bundle: Bundle, tokenizer: TextTokenizer, instruction: str) -> None:
     assert instruct_ids(tokenizer, bundle.config, instruction) == instruct_ids(tokenizer, bundle.config, "Speak softly")
 
 
 @settings(deadline=None, max_examples=40)
 @given(text=st.lists(st.sampled_from([END_OF_PROMPT, "<|im_end|>", "[laughter]", "Hello ", "你好", "<|"]), max_size=6))
-def test_what_is_to_be_spoken_cannot_become_an_instruction(
+def test_spoken_text_cannot_become_an_instruction(
     bundle: Bundle, voice: Voice, tokenizer: TextTokenizer, text: list[str]
 ) -> None:
     request = Speaker(voice, bundle.config, tokenizer).request("".join(text))
@@ -261,7 +255,7 @@ def test_what_is_to_be_spoken_cannot_become_an_instruction(
     assert spelled(tokenizer, request.text) == "".join(text)
 
 
-def test_special_tokens_may_be_allowed(bundle: Bundle, voice: Voice, tokenizer: TextTokenizer) -> None:
+def test_special_tokens_can_be_allowed(bundle: Bundle, voice: Voice, tokenizer: TextTokenizer) -> None:
     request = Speaker(voice, bundle.config, tokenizer).request("[laughter]", allow_special=True)
 
     assert request.text == (tokenizer.special_ids["[laughter]"],)
@@ -271,14 +265,14 @@ def test_special_tokens_may_be_allowed(bundle: Bundle, voice: Voice, tokenizer: 
     ("mode", "instruction", "complaint"),
     [(Mode.ZERO_SHOT, "do", "requires an instruction"), (Mode.INSTRUCT, "", "requires")],
 )
-def test_modes_that_contradict_are_refused(
+def test_contradictory_modes_are_refused(
     bundle: Bundle, voice: Voice, tokenizer: TextTokenizer, mode: Mode, instruction: str, complaint: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=complaint):
         Speaker(voice, bundle.config, tokenizer).request("x", mode=mode, instruction=instruction)
 
 
-def test_a_stored_voice_speaks_with_its_own_model_only(
+def test_stored_voice_works_with_its_own_model_only(
     bundle: Bundle, voice: Voice, tokenizer: TextTokenizer, tmp_path: Path
 ) -> None:
     save_voice(tmp_path, "zoe", voice)
@@ -295,7 +289,7 @@ def test_a_stored_voice_speaks_with_its_own_model_only(
         Speaker.load(bundle, tokenizer, tmp_path, "zoë")
 
 
-def test_speakers_of_the_bundle_have_no_prompt(bundle: Bundle, tokenizer: TextTokenizer) -> None:
+def test_bundled_speakers_have_no_prompt(bundle: Bundle, tokenizer: TextTokenizer) -> None:
     speaker = Speaker(bundled_voices(bundle.speaker_info, bundle.config)["tiny_spk"], bundle.config, tokenizer)
 
     assert speaker.mode is Mode.SFT
@@ -315,7 +309,7 @@ def test_speakers_of_the_bundle_have_no_prompt(bundle: Bundle, tokenizer: TextTo
         ({"a": {"embedding": torch.ones(192), "prompt_speech_feat": torch.ones(1, 7)}}, "'a' has an unknown format"),
     ],
 )
-def test_speaker_files_that_make_no_sense_name_the_speaker(
+def test_malformed_speaker_file_names_the_speaker(
     bundle: Bundle, tmp_path: Path, content: object, complaint: str
 ) -> None:
     torch.save(content, tmp_path / "spk2info.pt")

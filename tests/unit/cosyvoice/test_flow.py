@@ -80,9 +80,7 @@ def test_keys_and_shapes_are_the_official_ones(family: str) -> None:
     family=st.sampled_from(FAMILIES),
     shapes=st.lists(st.tuples(st.integers(1, 110), st.integers(0, 60), st.integers(0, 2)), min_size=1, max_size=3),
 )
-def test_streaming_equals_offline_for_sessions_that_start_at_any_time(
-    family: str, shapes: list[tuple[int, int, int]]
-) -> None:
+def test_streaming_equals_offline_for_staggered_sessions(family: str, shapes: list[tuple[int, int, int]]) -> None:
     pool = pool_of(family)
     speeches = [Speech(family, tokens, prompt, seed) for seed, (tokens, prompt, _) in enumerate(shapes)]
     states = [pool.open() for _ in speeches]
@@ -100,7 +98,7 @@ def test_streaming_equals_offline_for_sessions_that_start_at_any_time(
 
 
 @families
-def test_a_voice_computes_its_prompt_once_for_all_who_speak_with_it(family: str) -> None:
+def test_prompt_is_computed_once_per_voice(family: str) -> None:
     pool = pool_of(family)
     speech = Speech(family, 70, 40, seed=5)
     voice = pool.open()
@@ -125,7 +123,7 @@ def test_a_voice_computes_its_prompt_once_for_all_who_speak_with_it(family: str)
     chunked=st.booleans(),
     final=st.booleans(),
 )
-def test_a_batch_equals_its_members(family: str, shapes: list[tuple[int, int]], chunked: bool, final: bool) -> None:
+def test_batch_equals_its_members(family: str, shapes: list[tuple[int, int]], chunked: bool, final: bool) -> None:
     speeches = [Speech(family, tokens, min(prompt, tokens - 3), seed) for seed, (tokens, prompt) in enumerate(shapes)]
     longest = max(s.count for s in speeches)
     most = max(s.prompt.shape[1] for s in speeches)
@@ -144,13 +142,13 @@ def test_a_batch_equals_its_members(family: str, shapes: list[tuple[int, int]], 
 
 
 @families
-def test_full_attention_and_chunks_differ(family: str) -> None:
+def test_full_attention_differs_from_chunks(family: str) -> None:
     speech = Speech(family, 60, 20, seed=1)
     assert apart(speech.offline(chunked=False), speech.offline(chunked=True)) > 1e-2
 
 
 @families
-def test_a_token_beyond_the_look_ahead_changes_nothing_that_was_heard(family: str) -> None:
+def test_tokens_beyond_the_lookahead_change_no_emitted_frame(family: str) -> None:
     speech = Speech(family, 90, 20, seed=2)
     before = speech.offline(final=False)
     speech.tokens[:, 60:] = 11
@@ -160,7 +158,7 @@ def test_a_token_beyond_the_look_ahead_changes_nothing_that_was_heard(family: st
 
 
 @families
-def test_memory_that_runs_out_says_so_and_loses_nothing(family: str) -> None:
+def test_exhausted_pages_raise_and_keep_the_state(family: str) -> None:
     pool = pool_of(family, slots=2, pages=2, max_chunks=2)
     speech = Speech(family, 90, 0, seed=3)
     first = pool.open()
@@ -212,7 +210,7 @@ def test_slots_and_pages_are_conserved(steps: list[int]) -> None:
 FREE_POOL: Callable[[], FlowPool] = lambda: pool_of("cosyvoice3")  # noqa: E731
 
 
-def test_the_solver_starts_from_fixed_noise_and_leaves_the_global_generator_alone() -> None:
+def test_solver_noise_is_fixed_and_uses_no_global_generator() -> None:
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
     made = initial_noise(MEL)
@@ -225,7 +223,7 @@ def test_the_solver_starts_from_fixed_noise_and_leaves_the_global_generator_alon
 
 
 @pytest.mark.parametrize("steps", [1, 3, 10])
-def test_the_solver_goes_from_nought_to_one(steps: int) -> None:
+def test_solver_times_run_from_0_to_1(steps: int) -> None:
     times = solver_times(steps)
     assert times.shape == (steps, 2)
     assert float(times[0, 0]) == 0
@@ -234,7 +232,7 @@ def test_the_solver_goes_from_nought_to_one(steps: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_its_gelu_is_pytorchs(dtype: torch.dtype) -> None:
+def test_gelu_equals_pytorch(dtype: torch.dtype) -> None:
     x = torch.linspace(-12, 12, 4801).to(dtype)
     theirs = torch.nn.functional.gelu(x, approximate="tanh")
     assert torch.allclose(Gelu()(x), theirs, rtol=1e-6 if dtype == torch.float32 else 0, atol=1e-6)

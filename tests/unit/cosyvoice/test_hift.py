@@ -52,7 +52,7 @@ def test_keys_and_shapes_are_the_official_ones(family: str) -> None:
 
 @settings(deadline=None, max_examples=10)
 @given(cuts=pieces, seed=st.integers(0, 9))
-def test_the_causal_vocoder_streams_exactly(cuts: list[int], seed: int) -> None:
+def test_causal_vocoder_streams_exactly(cuts: list[int], seed: int) -> None:
     hift = networks(V3).hift
     mel = a_mel(sum(cuts), seed)
     assert apart(streamed(hift, mel, cuts, hashed(V3, seed)), hift(mel, hashed(V3, seed))[0]) < 1e-5
@@ -60,7 +60,7 @@ def test_the_causal_vocoder_streams_exactly(cuts: list[int], seed: int) -> None:
 
 @settings(deadline=None, max_examples=8)
 @given(cuts=pieces, seed=st.integers(0, 9))
-def test_the_other_vocoder_streams_exactly_if_it_waits_long_enough(cuts: list[int], seed: int) -> None:
+def test_noncausal_vocoder_streams_exactly_with_lookahead(cuts: list[int], seed: int) -> None:
     hift = networks(V2).hift
     mel = a_mel(sum(cuts), seed)
     patch = pytest.MonkeyPatch()
@@ -70,7 +70,7 @@ def test_the_other_vocoder_streams_exactly_if_it_waits_long_enough(cuts: list[in
     assert apart(got, hift(mel, hashed(V2, seed))[0]) < 2e-4
 
 
-def test_the_other_vocoder_stays_nearer_to_one_shot_than_the_reference_does() -> None:
+def test_noncausal_vocoder_is_closer_than_the_reference() -> None:
     hift = networks(V2).hift
     cuts = [30, 20, 25, 40]
     mel = a_mel(sum(cuts), seed=4)
@@ -87,7 +87,7 @@ def test_the_other_vocoder_stays_nearer_to_one_shot_than_the_reference_does() ->
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_no_click_where_chunks_meet(family: str) -> None:
+def test_no_click_at_chunk_boundaries(family: str) -> None:
     """The steepest step of the streamed sound is no steeper than that of the whole."""
     hift = networks(family).hift
     mel = a_mel(90, seed=2)
@@ -97,7 +97,7 @@ def test_no_click_where_chunks_meet(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_batch_equals_its_members(family: str) -> None:
+def test_batch_equals_its_members(family: str) -> None:
     hift = networks(family).hift
     mel = a_mel(40, batch=3)
     both = streamed(hift, mel, [22, 18], hashed(family, 4, 5, 6))
@@ -107,7 +107,7 @@ def test_a_batch_equals_its_members(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_stream_holds_no_more_at_the_end_than_at_the_beginning(family: str) -> None:
+def test_stream_state_does_not_grow(family: str) -> None:
     hift = networks(family).hift
     state = networks(family).hift.start(1)
     emitted = 0
@@ -123,7 +123,7 @@ def test_a_stream_holds_no_more_at_the_end_than_at_the_beginning(family: str) ->
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("normal", [False, True])
-def test_noise_is_where_it_is(family: str, normal: bool) -> None:
+def test_noise_depends_on_position_only(family: str, normal: bool) -> None:
     made = HashedNoise(torch.tensor([3, 8]), normal)
     long = made(torch.tensor([0, 0]), 30_000, 9)
     assert torch.equal(made(torch.tensor([700, 700]), 50, 9), long[:, 700:750])
@@ -140,7 +140,7 @@ def test_noise_is_where_it_is(family: str, normal: bool) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_phase_does_not_coarsen_with_time(family: str) -> None:
+def test_phase_precision_is_constant(family: str) -> None:
     dims = networks(family).config.hift
     pitch = torch.full([1, 4], 211.7)
     frames = 4
@@ -164,7 +164,7 @@ def test_the_phase_does_not_coarsen_with_time(family: str) -> None:
 
 @settings(deadline=None, max_examples=20)
 @given(frames=st.integers(6, 60), sizes=st.sampled_from([(16, 4), (32, 8), (8, 2)]), seed=st.integers(0, 99))
-def test_the_transform_is_torchs(frames: int, sizes: tuple[int, int], seed: int) -> None:
+def test_stft_equals_torch(frames: int, sizes: tuple[int, int], seed: int) -> None:
     n_fft, hop = sizes
     fourier = Fourier(n_fft, hop)
     window = torch.hann_window(n_fft)
@@ -179,7 +179,7 @@ def test_the_transform_is_torchs(frames: int, sizes: tuple[int, int], seed: int)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sound_stays_within_its_limit(family: str) -> None:
+def test_output_stays_within_the_audio_limit(family: str) -> None:
     hift = networks(family).hift
     sound, _ = hift(a_mel(20) + 40, QUIET)
     assert float(sound.abs().max()) == pytest.approx(networks(family).config.hift.audio_limit)

@@ -24,7 +24,7 @@ DIM = 3
     appends=st.lists(st.dictionaries(st.integers(0, 3), st.integers(0, 3), min_size=1), min_size=1, max_size=6),
     seed=st.integers(0, 99),
 )
-def test_each_slot_gives_back_its_own_tokens_in_order(appends: list[dict[int, int]], seed: int) -> None:
+def test_slot_returns_its_tokens_in_order(appends: list[dict[int, int]], seed: int) -> None:
     pool = SlotPool(LAYERS, 4, HEADS, 18, DIM, checked=True)
     written: dict[int, list[torch.Tensor]] = {slot: [] for slot in range(4)}
     for n, batch in enumerate(appends):
@@ -45,7 +45,7 @@ def test_each_slot_gives_back_its_own_tokens_in_order(appends: list[dict[int, in
             assert torch.equal(read[:, row].transpose(1, 2), expected)
 
 
-def test_reading_what_nobody_wrote_is_loud() -> None:
+def test_reading_unwritten_memory_gives_nan() -> None:
     pool = SlotPool(LAYERS, 2, HEADS, 4, DIM, checked=True)
     pool.lengths[0] = 2  # a lie
     one = torch.tensor([0])
@@ -61,7 +61,7 @@ def test_reading_what_nobody_wrote_is_loud() -> None:
 
 
 @pytest.mark.parametrize("slots", [[0], [0, 1]])
-def test_writing_beyond_the_memory_is_loud(slots: list[int]) -> None:
+def test_writing_beyond_a_slot_raises(slots: list[int]) -> None:
     pool = SlotPool(LAYERS, 2, HEADS, 4, DIM)
     where = torch.tensor([[4, 5]] * len(slots))
     new = torch.tensor([2] * len(slots))
@@ -69,7 +69,7 @@ def test_writing_beyond_the_memory_is_loud(slots: list[int]) -> None:
         SlotView(pool, torch.tensor(slots), where, new, 4, noise(len(slots), 2, 2 * HEADS, DIM)).keys_values(0)
 
 
-def test_a_slot_that_was_reset_keeps_no_trace() -> None:
+def test_reset_clears_a_slot() -> None:
     pool = SlotPool(1, 2, HEADS, 4, DIM, checked=True)
     both = torch.tensor([0, 1])
     start = torch.zeros(2, 1, dtype=torch.long)
@@ -83,7 +83,7 @@ def test_a_slot_that_was_reset_keeps_no_trace() -> None:
 
 @settings(deadline=None, max_examples=25)
 @given(order=st.permutations(range(1, 7)), branches=st.integers(1, 2), seed=st.integers(0, 99))
-def test_pages_come_back_in_the_order_of_the_table(order: list[int], branches: int, seed: int) -> None:
+def test_pages_follow_the_table_order(order: list[int], branches: int, seed: int) -> None:
     memory = PagedMemory(3, 2, HEADS, DIM, 2, [], pages=7, slots=2, checked=True)
     rows = slice(1, 1 + branches)
     tables = [order[:3], order[3:]]  # two utterances, three chunks each
@@ -96,7 +96,7 @@ def test_pages_come_back_in_the_order_of_the_table(order: list[int], branches: i
         assert torch.equal(got, torch.cat([new[chunk, which] for chunk in range(3)], dim=2))
 
 
-def test_short_tables_are_filled_with_zeros_and_shared_pages_serve_two() -> None:
+def test_short_page_tables_are_padded_and_pages_shared() -> None:
     memory = PagedMemory(1, 1, HEADS, DIM, 2, [(2, 1)], pages=4, slots=3, checked=True)
     voice = torch.tensor([0])
     prompt = torch.tensor([[1]])
@@ -118,7 +118,7 @@ def test_short_tables_are_filled_with_zeros_and_shared_pages_serve_two() -> None
     assert torch.equal(view.keys_values(0, given)[0][:, :, 2:], torch.zeros(1, HEADS, 2, DIM))
 
 
-def test_without_a_past_there_is_silence() -> None:
+def test_missing_past_is_zero() -> None:
     memory = NoPast([(2, 3)])
     x = noise(1, 2, 4)
     assert torch.equal(memory.left(0, x), torch.cat([torch.zeros(1, 2, 3), x], dim=2))
@@ -127,7 +127,7 @@ def test_without_a_past_there_is_silence() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_memory_keeps_its_own_type(dtype: torch.dtype) -> None:
+def test_cache_keeps_its_dtype(dtype: torch.dtype) -> None:
     memory = PagedMemory(1, 1, HEADS, DIM, 2, [(2, 1)], pages=2, slots=1, dtype=dtype)
     index = torch.tensor([[1]])
     view = memory.view(torch.tensor([0]), index, index)
@@ -138,7 +138,7 @@ def test_memory_keeps_its_own_type(dtype: torch.dtype) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_memory_is_there_when_it_is_touched_and_not_before(dtype: torch.dtype) -> None:
+def test_memory_is_committed_on_first_use(dtype: torch.dtype) -> None:
     """A server reserves gigabytes for what its callers may say."""
 
     def resident_mb() -> float:

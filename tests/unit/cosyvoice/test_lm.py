@@ -49,7 +49,7 @@ def test_keys_and_shapes_are_the_official_ones(family: str) -> None:
 
 @settings(deadline=None, max_examples=12)
 @given(family=st.sampled_from(FAMILIES), cuts=st.lists(st.integers(1, 12), min_size=1, max_size=5))
-def test_any_cutting_of_the_input_gives_the_same_scores(family: str, cuts: list[int]) -> None:
+def test_input_splits_do_not_change_scores(family: str, cuts: list[int]) -> None:
     x = inputs(family, sum(cuts), seed=len(cuts))
     pool = a_pool(family, 2)
     whole = feed(family, pool, 0, x)
@@ -63,7 +63,7 @@ def test_any_cutting_of_the_input_gives_the_same_scores(family: str, cuts: list[
     family=st.sampled_from(FAMILIES),
     turns=st.lists(st.dictionaries(st.integers(0, 4), st.integers(1, 7), min_size=1), min_size=1, max_size=4),
 )
-def test_a_crowd_equals_its_members_alone(family: str, turns: list[dict[int, int]]) -> None:
+def test_batch_equals_single_sequences(family: str, turns: list[dict[int, int]]) -> None:
     crowd = a_pool(family, 5)
     alone = a_pool(family, 5)
     lm = networks(family).lm
@@ -82,7 +82,7 @@ def test_a_crowd_equals_its_members_alone(family: str, turns: list[dict[int, int
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_slot_knows_nothing_of_who_had_it_before(family: str) -> None:
+def test_reused_slot_is_independent(family: str) -> None:
     pool = a_pool(family, 1)
     first = feed(family, pool, 0, inputs(family, 9))
     pool.reset(torch.tensor([0]))
@@ -92,7 +92,7 @@ def test_a_slot_knows_nothing_of_who_had_it_before(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_half_precision_stays_near(family: str) -> None:
+def test_half_precision_stays_close(family: str) -> None:
     lm = networks(family).lm
     dims = networks(family).config.lm
     small = copy.deepcopy(lm).to(torch.bfloat16)
@@ -127,7 +127,7 @@ class Calls(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_step_for_one_token_asks_little_of_pytorch(family: str) -> None:
+def test_decode_step_calls_few_operators(family: str) -> None:
     dims = networks(family).config.lm
     slots = torch.tensor([0])
     one = torch.tensor([1])

@@ -52,7 +52,7 @@ def on_onnx(exported: tuple[str, Path]) -> Networks:
     return run_on_onnx(Networks.load(Bundle.open(tiny(exported[0]))), exported[1])
 
 
-def test_the_graphs_are_valid_and_have_what_streaming_needs(exported: tuple[str, Path]) -> None:
+def test_graphs_are_valid_and_support_streaming(exported: tuple[str, Path]) -> None:
     family, folder = exported
     assert {file.name for file in folder.iterdir()} == NAMES[family]
     for file in folder.iterdir():
@@ -68,7 +68,7 @@ def test_the_graphs_are_valid_and_have_what_streaming_needs(exported: tuple[str,
     assert {"values", "context", "new_keys", "new_values", "new_context"} <= shapes.keys()
 
 
-def test_the_graphs_give_the_numbers_of_pytorch(exported: tuple[str, Path]) -> None:
+def test_graphs_match_pytorch(exported: tuple[str, Path]) -> None:
     family, folder = exported
     differences = compare_onnx(networks(family), folder)
 
@@ -86,9 +86,7 @@ def spoken(of: Networks, **how: bool) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_offline_path_sounds_the_same_on_either_back_end(
-    exported: tuple[str, Path], on_onnx: Networks, stream: bool
-) -> None:
+def test_offline_output_is_equal_on_both_backends(exported: tuple[str, Path], on_onnx: Networks, stream: bool) -> None:
     plain = spoken(networks(exported[0]), stream=stream)
     graphs = spoken(on_onnx, stream=stream)
 
@@ -98,9 +96,7 @@ def test_the_offline_path_sounds_the_same_on_either_back_end(
 
 
 @pytest.mark.parametrize("bucket", [1, 2])
-def test_the_paged_memory_of_the_streaming_engine_serves_either_back_end(
-    exported: tuple[str, Path], on_onnx: Networks, bucket: int
-) -> None:
+def test_paged_memory_works_on_both_backends(exported: tuple[str, Path], on_onnx: Networks, bucket: int) -> None:
     """Utterances of other ages in one batch, pages out of order, a short last chunk; tables as long as they need to be
     (then there may be no mask at all), or batches and tables padded."""
 
@@ -127,7 +123,7 @@ def test_the_paged_memory_of_the_streaming_engine_serves_either_back_end(
     assert max(apart(a, b) for a, b in zip(plain, graphs, strict=True)) < 5e-5
 
 
-def test_graphs_that_are_missing_or_damaged_are_named(exported: tuple[str, Path], tmp_path: Path) -> None:
+def test_missing_or_damaged_graphs_are_reported(exported: tuple[str, Path], tmp_path: Path) -> None:
     builder = RequestBuilder.from_bundle(Bundle.open(tiny(exported[0])))
     with pytest.raises(BundleError, match=r"flow\.estimator\.onnx: is missing; create it with: tts-worker export onnx"):
         OfflineSpeaker.load(builder, backend=Backend.ONNX, graphs=tmp_path)
@@ -149,7 +145,7 @@ def test_graphs_of_other_weights_are_refused(exported: tuple[str, Path]) -> None
         run_on_onnx(Networks.load(Bundle.open(tiny(other))), exported[1])
 
 
-def test_a_graph_that_does_not_check_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graph_that_fails_the_check_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise onnx.checker.ValidationError("bad node")
 
@@ -159,7 +155,7 @@ def test_a_graph_that_does_not_check_is_not_kept(tmp_path: Path, monkeypatch: py
     assert not list(tmp_path.iterdir())
 
 
-def test_sizes_of_the_graphs_do_not_bind_the_batch(exported: tuple[str, Path]) -> None:
+def test_graphs_accept_other_batch_sizes(exported: tuple[str, Path]) -> None:
     """Rows and frames are free: a graph made for two rows of two chunks takes five of thirteen frames."""
     family, folder = exported
     of = networks(family)
@@ -179,7 +175,7 @@ def test_sizes_of_the_graphs_do_not_bind_the_batch(exported: tuple[str, Path]) -
     assert max(apart(a, torch.from_numpy(b)) for a, b in zip(ours, theirs, strict=True)) < 5e-5
 
 
-def test_the_streaming_engine_speaks_on_either_back_end(exported: tuple[str, Path], tmp_path: Path) -> None:
+def test_streaming_engine_runs_on_both_backends(exported: tuple[str, Path], tmp_path: Path) -> None:
     """The setting ``backend`` through the loader of the engine: the same sound, but for the last bits."""
     family, folder = exported
     path = copy_of(family, tmp_path)

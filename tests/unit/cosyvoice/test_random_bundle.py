@@ -31,14 +31,14 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return write_random_bundle(tmp_path_factory.mktemp("random") / "x", request.param, "tiny", seed=3)
 
 
-def test_it_is_sound_and_says_that_it_is_noise(bundle: Bundle) -> None:
+def test_random_bundle_is_valid_and_marked(bundle: Bundle) -> None:
     assert bundle.validate().problems == ()
     assert bundle.has_random_weights
 
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_full_size_has_exactly_the_official_keys_and_shapes(family: str, part: str) -> None:
+def test_full_size_has_the_official_keys_and_shapes(family: str, part: str) -> None:
     text = random_bundle._yaml(family, SIZES["full"])
     config = CosyVoiceConfig.from_files(text, fullsize()[f"{family}/qwen_config"], "full")
 
@@ -48,14 +48,14 @@ def test_full_size_has_exactly_the_official_keys_and_shapes(family: str, part: s
 
 
 @pytest.mark.parametrize("size", ["tiny", "mid"])
-def test_the_networks_accept_it_and_speak(bundle: Bundle, tmp_path: Path, size: str) -> None:
+def test_random_bundle_synthesizes_audio(bundle: Bundle, tmp_path: Path, size: str) -> None:
     family = bundle.config.family
     other = bundle if size == "tiny" else write_random_bundle(tmp_path / "x", family, size)
 
     Networks.load(other)  # the forward check: finite scores and frames, a sound that is neither silent nor clipped
 
 
-def test_logits_have_a_nucleus_and_not_a_plain(bundle: Bundle) -> None:
+def test_random_logits_have_a_nucleus(bundle: Bundle) -> None:
     weights = bundle.load_weights("llm")["llm_decoder.weight"]
     hidden = torch.randn(64, weights.shape[1], generator=torch.Generator().manual_seed(0))
     hidden = hidden / hidden.square().mean(-1, keepdim=True).sqrt()
@@ -67,7 +67,7 @@ def test_logits_have_a_nucleus_and_not_a_plain(bundle: Bundle) -> None:
     assert float(kept.median()) < 600  # flat logits would keep 80 % of 6761
 
 
-def test_the_same_seed_gives_the_same_files(bundle: Bundle, tmp_path: Path) -> None:
+def test_same_seed_gives_the_same_files(bundle: Bundle, tmp_path: Path) -> None:
     again = write_random_bundle(tmp_path / "again", bundle.config.family, "tiny", seed=3)
     other = write_random_bundle(tmp_path / "other", bundle.config.family, "tiny", seed=4)
 
@@ -78,7 +78,7 @@ def test_the_same_seed_gives_the_same_files(bundle: Bundle, tmp_path: Path) -> N
     assert bundle.campplus.read_bytes() == again.campplus.read_bytes()
 
 
-def test_the_text_model_shares_its_embedding_in_the_file(bundle: Bundle) -> None:
+def test_text_model_shares_its_embedding_storage(bundle: Bundle) -> None:
     saved = torch.load(bundle.path / "llm.pt", weights_only=True)
 
     tied = saved["llm.model.lm_head.weight"], saved["llm.model.model.embed_tokens.weight"]
@@ -87,7 +87,7 @@ def test_the_text_model_shares_its_embedding_in_the_file(bundle: Bundle) -> None
 
 @settings(deadline=None, max_examples=30)
 @given(text=st.text(st.characters(codec="utf-8"), max_size=40))
-def test_the_small_vocabulary_reads_any_text(bundle: Bundle, text: str) -> None:
+def test_small_vocabulary_encodes_any_text(bundle: Bundle, text: str) -> None:
     tokenizer = TextTokenizer.from_bundle(bundle)
 
     ids = tokenizer.encode(text)
@@ -96,11 +96,11 @@ def test_the_small_vocabulary_reads_any_text(bundle: Bundle, text: str) -> None:
     assert all(0 <= i < bundle.config.lm.text_vocab for i in ids)
 
 
-def test_pieces_of_english_are_single_tokens(bundle: Bundle) -> None:
+def test_common_english_parts_are_single_tokens(bundle: Bundle) -> None:
     assert len(TextTokenizer.from_bundle(bundle).encode("Hello world, and you")) < 10
 
 
-def test_a_voice_can_be_enrolled_and_asked_for_in_every_mode(bundle: Bundle) -> None:
+def test_random_bundle_enrolls_voices_for_every_mode(bundle: Bundle) -> None:
     rate = 24_000
     sound = 0.1 * np.sin(np.arange(4 * rate) / 30) * (1 + np.sin(np.arange(4 * rate) / 4000))
     voice = enrol(bundle, PromptFrontend(bundle), Recording(sound.astype(np.float32), rate), "hello world")
@@ -114,7 +114,7 @@ def test_a_voice_can_be_enrolled_and_asked_for_in_every_mode(bundle: Bundle) -> 
     assert list(bundled_voices(bundle.speaker_info, bundle.config)) == ["random"]
 
 
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
 
     with pytest.raises(ConfigError, match="only written to a new or empty directory"):
@@ -123,19 +123,19 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("family", "size", "key"), [("cosyvoice1", "tiny", "family"), ("cosyvoice2", "huge", "size")])
-def test_what_cannot_be_written_is_named(tmp_path: Path, family: str, size: str, key: str) -> None:
+def test_invalid_arguments_are_named(tmp_path: Path, family: str, size: str, key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         write_random_bundle(tmp_path / "x", family, size)
 
 
-def test_a_disk_that_refuses_is_our_error(tmp_path: Path) -> None:
+def test_write_error_is_a_bundle_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with pytest.raises(BundleError, match="cannot be written"):
         write_random_bundle(tmp_path / "file" / "x", "cosyvoice2")
 
 
-def test_converted_noise_is_still_called_noise(bundle: Bundle, tmp_path: Path) -> None:
+def test_converted_random_bundle_stays_marked(bundle: Bundle, tmp_path: Path) -> None:
     commands.convert(bundle.path, tmp_path / "converted")
 
     assert Bundle.open(tmp_path / "converted").has_random_weights

@@ -58,7 +58,7 @@ def exact(scores: Tensor, rule: SampleRule, history: list[int]) -> Tensor:
 
 @pytest.mark.parametrize("history", [[], [2], [0, 1, 2, 3]])
 @pytest.mark.parametrize("rule", [RULE, SampleRule(0.6, 3, 4, 0.5), SampleRule(1.0, 8, 10, 1.0)])
-def test_the_distribution_is_that_of_the_rule(rule: SampleRule, history: list[int]) -> None:
+def test_samples_follow_the_rule_distribution(rule: SampleRule, history: list[int]) -> None:
     scores = noise(8, seed=5) * 1.5
     count = 40_000
     drawn, slots = state(list(range(count)), rule, history)
@@ -85,7 +85,7 @@ def test_steps_are_as_independent_as_seeds() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(seeds=st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=6), steps=st.integers(0, 12))
-def test_alone_or_in_a_crowd_the_same(seeds: list[int], steps: int) -> None:
+def test_sampling_is_independent_of_the_batch(seeds: list[int], steps: int) -> None:
     scores = noise(len(seeds), 50, seed=3)
     history = list(range(steps))
     crowd, slots = state(seeds, history=history)
@@ -104,9 +104,7 @@ def test_alone_or_in_a_crowd_the_same(seeds: list[int], steps: int) -> None:
     history=st.lists(st.integers(0, 11), max_size=12),
     flat=st.booleans(),
 )
-def test_only_what_is_allowed_and_no_repeats_where_there_is_a_choice(
-    seed: int, allowed: set[int], history: list[int], flat: bool
-) -> None:
+def test_samples_are_allowed_and_avoid_repeats(seed: int, allowed: set[int], history: list[int], flat: bool) -> None:
     scores = noise(1, 12, seed=seed % 1000) * (0 if flat else 20)
     drawn, slots = state([seed], SampleRule(0.8, 12, 10, 0.1), history)
     mask = torch.zeros(1, 12, dtype=torch.bool)
@@ -118,7 +116,7 @@ def test_only_what_is_allowed_and_no_repeats_where_there_is_a_choice(
         assert token != first
 
 
-def test_what_left_the_window_may_come_again() -> None:
+def test_tokens_outside_the_window_may_repeat() -> None:
     scores = torch.tensor([[30.0, 0.0, 0.0]])
     drawn, slots = state([1])
     tokens = []
@@ -129,7 +127,7 @@ def test_what_left_the_window_may_come_again() -> None:
     assert [i for i, token in enumerate(tokens) if token == 0] == [0, 11, 22]
 
 
-def test_a_hash_of_whole_numbers() -> None:
+def test_hash_equals_splitmix64() -> None:
     """splitmix64's finaliser in Python's own integers: what every device must give."""
 
     def reference(x: int) -> int:
@@ -152,7 +150,7 @@ def test_a_hash_of_whole_numbers() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 10_000), top_p=st.floats(0.05, 1.0), top_k=st.integers(1, 30), sharp=st.floats(0.1, 8))
-def test_the_reference_set_holds_what_the_rule_says(seed: int, top_p: float, top_k: int, sharp: float) -> None:
+def test_reference_nucleus_follows_the_rule(seed: int, top_p: float, top_k: int, sharp: float) -> None:
     scores = noise(20, seed=seed) * sharp
     ids, probs = nucleus(scores, SampleRule(top_p, top_k, 10, 0.1))
     assert len(ids) <= min(top_k, 20)
@@ -162,7 +160,7 @@ def test_the_reference_set_holds_what_the_rule_says(seed: int, top_p: float, top
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_reference_draws_its_own_ids(family: str) -> None:
+def test_reference_draw_reproduces_recorded_ids(family: str) -> None:
     with safe_open(GOLDEN[family] / "sampling.safetensors", "pt") as file:
         scores = file.get_tensor("logp")
         cases = json.loads(file.metadata()["meta"])["cases"]

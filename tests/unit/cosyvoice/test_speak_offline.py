@@ -95,7 +95,7 @@ MODES: dict[str, tuple[str, list[str]]] = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_mode_makes_sound_of_the_length_it_says(say: Say, mode: str) -> None:
+def test_every_mode_reports_its_audio_length(say: Say, mode: str) -> None:
     voice, how = MODES[mode]
     said = say(TEXT, *how, voice=voice)
 
@@ -109,21 +109,21 @@ def test_every_mode_makes_sound_of_the_length_it_says(say: Say, mode: str) -> No
     assert np.abs(said["samples"].astype(int)).max() > 50
 
 
-def test_the_mode_that_suits_a_voice_is_chosen(say: Say) -> None:
+def test_default_mode_depends_on_the_voice(say: Say) -> None:
     assert say(TEXT)["mode"] == "zero-shot"
     assert say(TEXT, voice="mute")["mode"] == "cross-lingual"
     assert say(TEXT, voice="tiny_spk")["mode"] == "sft"
     assert say(TEXT, "--instruct", "Whisper.")["mode"] == "instruct"
 
 
-def test_a_seed_repeats_and_another_differs(say: Say) -> None:
+def test_seed_determines_the_output(say: Say) -> None:
     first, again, other = (say(TEXT, "--seed", seed)["samples"].tolist() for seed in ("7", "7", "8"))
 
     assert first == again
     assert first != other
 
 
-def test_streamed_sound_comes_in_chunks_that_add_up(say: Say) -> None:
+def test_streamed_chunks_add_up(say: Say) -> None:
     said = say("Hello, how are you doing today, and what is the weather like?", "--stream", "--seed", "5")
     chunks = said["chunks"]
 
@@ -136,7 +136,7 @@ def test_streamed_sound_comes_in_chunks_that_add_up(say: Say) -> None:
     assert all(c["chunk_mask"] for c in chunks)
 
 
-def test_under_the_reference_chunks_grow_and_the_last_is_computed_anew(say: Say, tmp_path: Path) -> None:
+def test_reference_chunks_grow_and_the_last_is_recomputed(say: Say, tmp_path: Path) -> None:
     spoken, rate_hz = soundfile.read(GOLDEN["cosyvoice2"] / "prompt_24k.wav")
     soundfile.write(tmp_path / "long.wav", np.tile(spoken, 3), rate_hz)
     chunks = say("--mode", "vc", "--source", str(tmp_path / "long.wav"), "--stream", "--compat", "reference")["chunks"]
@@ -147,7 +147,7 @@ def test_under_the_reference_chunks_grow_and_the_last_is_computed_anew(say: Say,
     assert [chunk["chunk_mask"] for chunk in chunks] == [True, True, True, False]
 
 
-def test_long_text_is_spoken_part_by_part(say: Say) -> None:
+def test_long_text_is_split(say: Say) -> None:
     said = say("All of this is about the weather, which was fine; and then it rained for a day. " * 4)
     parts = [chunk["part"] for chunk in said["chunks"]]
 
@@ -157,7 +157,7 @@ def test_long_text_is_spoken_part_by_part(say: Say) -> None:
     assert said["chunks"][-1]["end_sample"] == len(said["samples"])
 
 
-def test_speed_stretches(say: Say) -> None:
+def test_speed_changes_the_duration(say: Say) -> None:
     plain = say(TEXT, "--seed", "3")
     fast = say(TEXT, "--seed", "3", "--speed", "2")
     frames = plain["chunks"][0]["mel_frames"]
@@ -166,12 +166,12 @@ def test_speed_stretches(say: Say) -> None:
     assert len(fast["samples"]) == frames // 2 * 480
 
 
-def test_text_that_is_still_being_written_is_spoken_too(say: Say) -> None:
+def test_interleaved_text_is_synthesized(say: Say) -> None:
     said = say("Hello, how are you doing today?", "--interleave", "--seed", "4")
     assert said["audio_s"] > 0.2
 
 
-def test_voice_conversion_keeps_the_length_of_the_source(say: Say) -> None:
+def test_voice_conversion_keeps_the_source_length(say: Say) -> None:
     source = GOLDEN["cosyvoice2"] / "prompt_44k1_stereo.wav"
     said = say("--mode", "vc", "--source", str(source))
 
@@ -179,7 +179,7 @@ def test_voice_conversion_keeps_the_length_of_the_source(say: Say) -> None:
     assert abs(said["audio_s"] - soundfile.info(source).duration) < 0.1
 
 
-def test_text_comes_from_a_file_or_a_pipe_as_well(say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_read_from_a_file_or_pipe(say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "text.txt").write_text(TEXT)
     expected = say(TEXT)["samples"].tolist()
     assert say("--file", str(tmp_path / "text.txt"))["samples"].tolist() == expected
@@ -187,7 +187,7 @@ def test_text_comes_from_a_file_or_a_pipe_as_well(say: Say, tmp_path: Path, monk
     assert say()["samples"].tolist() == expected
 
 
-def test_what_cannot_be_is_said_plainly(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_reported(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "never.wav"
     base = ["--bundle", str(bundle), "--out", str(out)]
     anna = [*base, "--voice", "anna"]
@@ -220,13 +220,13 @@ def test_what_cannot_be_is_said_plainly(bundle: Path, tmp_path: Path, capsys: py
     assert not out.exists()  # nothing is left of what was refused
 
 
-def test_no_word_of_the_text_is_in_a_refusal(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_contain_no_user_text(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = refusal(capsys, "--bundle", str(bundle), "--voice", "anna", "--speed", "99", "Geheimnis")
     assert code == 2
     assert "Geheimnis" not in text
 
 
-def test_a_random_directory_says_that_it_is_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_random_bundle_warns_about_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "random"
     write_random_bundle(path, "cosyvoice3")
     assert main(["voice", "import", "--bundle", str(path)]) == 0
@@ -242,14 +242,14 @@ def test_a_random_directory_says_that_it_is_noise(tmp_path: Path, capsys: pytest
     assert json.loads(captured.out)["random_weights"] is True
 
 
-def test_a_special_token_in_the_text_is_text_unless_allowed(say: Say) -> None:
+def test_special_token_is_text_unless_allowed(say: Say) -> None:
     text = "Well [laughter] yes."
     assert (
         say(text, "--seed", "1")["samples"].tolist() != say(text, "--seed", "1", "--allow-special")["samples"].tolist()
     )
 
 
-def test_the_tag_that_the_reference_demands(bundle: Path, say: Say, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reference_mode_requires_the_prompt_tag(bundle: Path, say: Say, capsys: pytest.CaptureFixture[str]) -> None:
     reference = ["--compat", "reference", "--allow-special"]
     tagged = "You are a helpful assistant.<|endofprompt|>Hello."
     assert say(tagged, *reference, "--seed", "1", voice="mute")["audio_s"] > 0
@@ -260,9 +260,7 @@ def test_the_tag_that_the_reference_demands(bundle: Path, say: Say, capsys: pyte
         assert "requires <|endofprompt|> in the text" in text
 
 
-def test_the_reinforced_language_model_is_used_when_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rl_model_is_used_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "random"
     write_random_bundle(path, "cosyvoice3", seed=1)
     write_random_bundle(tmp_path / "tuned", "cosyvoice3", seed=2)

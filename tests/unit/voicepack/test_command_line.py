@@ -45,14 +45,14 @@ def lines(capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_random_directory_is_made_checked_converted_and_spoken_with(lines, tmp_path: Path, family: str) -> None:  # type: ignore[no-untyped-def]
+def test_random_bundle_passes_every_command(lines, tmp_path: Path, family: str) -> None:  # type: ignore[no-untyped-def]
     noise = tmp_path / "noise"
     converted = tmp_path / "converted"
 
     assert lines("voicepack", "random", noise, "--family", family, "--seed", 3)[1].endswith(
         "the output is noise, not speech\n"
     )
-    assert lines("voicepack", "check", noise)[:2] == (0, f"{noise}: complete and sound\n")
+    assert lines("voicepack", "check", noise)[:2] == (0, f"{noise}: complete and valid\n")
     assert lines("voice", "import", "--bundle", noise)[:2] == (0, f"{noise}/voices/random\n")
     assert lines("voicepack", "convert", noise, "--out", converted, "--dtype", "bf16")[0] == 0
     code, out, _ = lines("voicepack", "check", converted, "--json")
@@ -64,7 +64,7 @@ def test_a_random_directory_is_made_checked_converted_and_spoken_with(lines, tmp
     assert soundfile.info(sound).frames > 0
 
 
-def test_what_is_wrong_with_a_directory_is_listed_and_the_exit_code_says_so(lines, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_check_lists_problems_and_sets_the_exit_code(lines, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     path = copy_of("cosyvoice2", tmp_path)
     state = torch.load(path / "flow.pt", weights_only=True)
     state["encoder_proj.weight"][0, 0] = torch.nan
@@ -86,7 +86,7 @@ def test_what_is_wrong_with_a_directory_is_listed_and_the_exit_code_says_so(line
     assert not (path / "onnx").exists()
 
 
-def test_wrong_requests_say_what_there_is(lines, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_wrong_arguments_name_the_alternatives(lines, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     for args, message in (
         (["voicepack", "random", tmp_path / "x", "--family", "cosyvoice1"], "family: must be cosyvoice2 or cosyvoice3"),
         (["voicepack", "random", tmp_path / "x", "--size", "huge"], "size: must be one of: full, mid, tiny"),
@@ -107,7 +107,7 @@ def test_wrong_requests_say_what_there_is(lines, tmp_path: Path) -> None:  # typ
         assert exited.value.code == 2
 
 
-def test_voices_are_added_listed_and_kept(lines, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_voice_add_and_list(lines, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     path = copy_of("cosyvoice3", tmp_path)
     add = ["voice", "add", "anna", "--bundle", path, "--audio", PROMPT, "--text", "What is said in this prompt."]
 
@@ -142,7 +142,7 @@ def test_voices_are_added_listed_and_kept(lines, tmp_path: Path) -> None:  # typ
         ("missing", None, 0, "no such audio file"),
     ],
 )
-def test_a_bad_recording_is_refused_in_plain_words(  # type: ignore[no-untyped-def]
+def test_bad_recording_is_refused(  # type: ignore[no-untyped-def]
     lines, tmp_path: Path, name: str, samples: np.ndarray | None, rate_hz: int, message: str
 ) -> None:
     audio = tmp_path / f"{name}.wav"
@@ -191,12 +191,12 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         thread.join()
 
 
-def test_a_published_model_is_pulled_whole(lines, tmp_path: Path, mirror: str) -> None:  # type: ignore[no-untyped-def]
+def test_pull_downloads_a_published_model(lines, tmp_path: Path, mirror: str) -> None:  # type: ignore[no-untyped-def]
     out = tmp_path / "pulled"
     code, told, err = lines("voicepack", "pull", "tiny2", "--out", out, "--base-url", mirror)
 
     assert code == 0
-    assert told == f"{out}: complete and sound\n"
+    assert told == f"{out}: complete and valid\n"
     assert "flow.pt" in err.splitlines()  # one line a file where there is no terminal
     assert lines("voicepack", "check", out)[0] == 0
     (out / "hift.pt").unlink()
@@ -205,7 +205,7 @@ def test_a_published_model_is_pulled_whole(lines, tmp_path: Path, mirror: str) -
     assert "404" in err
 
 
-def test_without_rich_and_without_a_terminal_progress_is_plain_lines(
+def test_progress_without_terminal_is_plain_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     imported = builtins.__import__
@@ -229,7 +229,7 @@ def test_without_rich_and_without_a_terminal_progress_is_plain_lines(
     assert capsys.readouterr().err == ""
 
 
-def test_on_a_terminal_there_is_a_bar() -> None:
+def test_progress_on_a_terminal_is_a_bar() -> None:
     """Through a real pseudo-terminal: what moves goes to standard error, what counts to standard output."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "tts_worker", "voicepack", "check", str(tiny("cosyvoice2"))]
@@ -244,6 +244,6 @@ def test_on_a_terminal_there_is_a_bar() -> None:
     os.close(ours)
 
     assert process.returncode == 0
-    assert said.endswith("complete and sound\n")
+    assert said.endswith("complete and valid\n")
     assert b"reading the weights" in shown
     assert b"\x1b[" in shown

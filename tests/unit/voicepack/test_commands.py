@@ -20,7 +20,7 @@ from tts_worker.voicepack.voice_file import load_voice, stored_voices
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_converted_directory_holds_the_same_model(tmp_path: Path, family: str) -> None:
+def test_converted_directory_holds_the_same_model(tmp_path: Path, family: str) -> None:
     steps: list[str] = []
 
     report = commands.convert(tiny(family), tmp_path / "out", step=steps.append)
@@ -38,7 +38,7 @@ def test_a_converted_directory_holds_the_same_model(tmp_path: Path, family: str)
         assert all(torch.equal(before[key], after[key]) for key in before)
 
 
-def test_half_precision_spares_the_vocoder(tmp_path: Path) -> None:
+def test_bf16_leaves_the_vocoder_in_fp32(tmp_path: Path) -> None:
     path = copy_of("cosyvoice3", tmp_path)
     state = torch.load(path / "llm.pt", weights_only=True)
     torch.save({key: value * 2 for key, value in state.items()}, path / "llm.rl.pt")
@@ -58,7 +58,7 @@ def test_half_precision_spares_the_vocoder(tmp_path: Path) -> None:
     assert torch.equal(tuned, (state["llm_decoder.weight"] * 2).bfloat16().float())
 
 
-def test_only_sound_weights_are_converted(tmp_path: Path) -> None:
+def test_invalid_weights_are_not_converted(tmp_path: Path) -> None:
     path = copy_of("cosyvoice2", tmp_path)
     (path / "flow.pt").write_bytes(b"cut")
 
@@ -95,9 +95,7 @@ def test_published_files_are_verified(claimed: PublishedModel, tmp_path: Path) -
     assert commands.check(path, hashes=False).problems == ()
 
 
-def test_other_files_are_an_error_only_where_they_claim_to_be_published(
-    claimed: PublishedModel, tmp_path: Path
-) -> None:
+def test_unpublished_files_fail_only_with_a_claimed_name(claimed: PublishedModel, tmp_path: Path) -> None:
     path = copy_of("cosyvoice2", tmp_path)
     state = torch.load(path / "hift.pt", weights_only=True)
     torch.save(dict(list(state.items())[::-1]), path / "hift.pt")
@@ -117,7 +115,7 @@ def test_other_files_are_an_error_only_where_they_claim_to_be_published(
         commands.check(path, "nobody's")
 
 
-def test_reports_are_readable_by_machines(tmp_path: Path) -> None:
+def test_report_is_valid_json(tmp_path: Path) -> None:
     path = copy_of("cosyvoice2", tmp_path)
     (path / "llm.pt").unlink()
 
@@ -129,7 +127,7 @@ def test_reports_are_readable_by_machines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_voice_is_added_from_a_file_and_loads_again(tmp_path: Path, family: str) -> None:
+def test_added_voice_can_be_loaded(tmp_path: Path, family: str) -> None:
     audio = GOLDEN[family] / "prompt_24k.wav"
 
     voice = commands.add_voice(tiny(family), tmp_path, "zoe", audio, "What was said.")
@@ -142,7 +140,7 @@ def test_a_voice_is_added_from_a_file_and_loads_again(tmp_path: Path, family: st
     assert load_voice(tmp_path, "zoe").prompt_text == "Something else."
 
 
-def test_speakers_of_the_reference_are_taken_over(tmp_path: Path) -> None:
+def test_reference_speakers_are_imported(tmp_path: Path) -> None:
     saved = DATA / "golden" / "v3" / "spk2info_with_zero_shot.pt"
 
     names = commands.import_speakers(tiny("cosyvoice3"), tmp_path, saved)
@@ -152,7 +150,7 @@ def test_speakers_of_the_reference_are_taken_over(tmp_path: Path) -> None:
     assert commands.import_speakers(tiny("cosyvoice3"), tmp_path, replace=True) == ["tiny_spk"]
 
 
-def test_without_torch_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(commands, "find_spec", lambda name: None)
 
     for use in (
@@ -163,11 +161,11 @@ def test_without_torch_the_message_says_what_to_install(monkeypatch: pytest.Monk
             use()
 
 
-def test_problems_are_told_on_one_line_each() -> None:
+def test_report_has_one_line_per_problem() -> None:
     report = commands.check(tiny("cosyvoice2"), hashes=False)
     spoiled = replace(report, problems=(manifest_problem("a.pt", True), manifest_problem("b.pt", False)))
 
-    assert str(report).endswith("complete and sound")
+    assert str(report).endswith("complete and valid")
     assert str(spoiled).splitlines()[1:] == ["  error  a.pt: is odd", "  note   b.pt: is odd"]
 
 

@@ -78,7 +78,7 @@ def unpartial(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("family", ["cosyvoice2", "cosyvoice3"])
-def test_the_official_layout_reads_as_hyperpyyaml_reads_it(reference: Callable[[str], Any], family: str) -> None:
+def test_official_yaml_reads_like_hyperpyyaml(reference: Callable[[str], Any], family: str) -> None:
     text = (DATA / f"{family}-tiny" / f"{family}.yaml").read_text("utf-8")
 
     ours = plain(load_hyperyaml(text, family))
@@ -131,7 +131,7 @@ trees = st.recursive(
 @settings(deadline=None, max_examples=60)
 @example(document={"a": "true", "b": ["no", "null"]}, comment=False)
 @given(document=st.dictionaries(words, trees, min_size=1, max_size=5), comment=st.booleans())
-def test_any_tree_of_plain_data_comes_back(document: dict[str, Any], comment: bool) -> None:
+def test_plain_data_round_trips(document: dict[str, Any], comment: bool) -> None:
     text = written(document, 0) + ("   # the end\n" if comment else "\n")
 
     assert load_hyperyaml(text, "tree") == document
@@ -145,7 +145,7 @@ def test_any_tree_of_plain_data_comes_back(document: dict[str, Any], comment: bo
     operator=st.sampled_from(["+", "-", "*", "/", "//", "%", "**"]),
     other=st.sampled_from(["+", "-", "*"]),
 )
-def test_references_compute_as_hyperpyyaml_does(a: int, b: int, c: float, operator: str, other: str) -> None:
+def test_reference_arithmetic_matches_hyperpyyaml(a: int, b: int, c: float, operator: str, other: str) -> None:
     with quiet():
         from hyperpyyaml import load_hyperpyyaml
 
@@ -164,7 +164,7 @@ def test_references_compute_as_hyperpyyaml_does(a: int, b: int, c: float, operat
         assert load_hyperyaml(text, "refs") == load_hyperpyyaml(io.StringIO(text))
 
 
-def test_older_spellings_and_layouts_read_too() -> None:
+def test_older_yaml_layouts_are_read() -> None:
     text = """
 model_path: ''   # an older name
 list:
@@ -217,7 +217,7 @@ def tripwire(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "x: !applyref:tripwire.act {_args: [1], _kwargs: {}}",
     ],
 )
-def test_tags_are_names_and_nothing_runs(tripwire: list[str], monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+def test_tags_run_no_code(tripwire: list[str], monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     monkeypatch.setattr("builtins.open", lambda *arguments: pytest.fail("a file was opened"))
 
     value = load_hyperyaml(line, "hostile")["x"]
@@ -242,7 +242,7 @@ def bomb() -> str:
         ("a: {b: 1, b: 2}", "twice"),
         ("a: [1, 2", "never closed"),
         ("a: 'x", "never closed"),
-        ("a: [1, 2}", "do not fit"),
+        ("a: [1, 2}", "do not match"),
         ("a: {1, 2}", "key: value"),
         ("a: 1\n    b: 2", "deeper"),
         ("a:\n    b: 1\n  c: 2", "fit|deeper"),
@@ -269,7 +269,7 @@ def bomb() -> str:
         ("a: {b: !!set {}} extra", "after the end"),
     ],
 )
-def test_what_is_not_supported_is_refused_with_a_line(text: str, complaint: str) -> None:
+def test_unsupported_yaml_is_refused_with_its_line(text: str, complaint: str) -> None:
     with pytest.raises(BundleError, match=rf"(?s)^model\.yaml.*({complaint})"):
         load_hyperyaml(text, "model.yaml")
 
@@ -292,7 +292,7 @@ def chained(n: int) -> str:
 
 
 @pytest.mark.parametrize("text", [doubling(40), chained(2000), "a: " + "- " * 8000, "a" + " " * 16000 + "b"])
-def test_hostile_text_is_refused_at_once(text: str) -> None:
+def test_hostile_yaml_is_refused_quickly(text: str) -> None:
     started_s = time.thread_time()
 
     with pytest.raises(BundleError):
@@ -301,7 +301,7 @@ def test_hostile_text_is_refused_at_once(text: str) -> None:
     assert time.thread_time() - started_s < AT_ONCE_S
 
 
-def test_what_is_referred_to_twice_is_shared_and_not_copied() -> None:
+def test_repeated_references_are_shared() -> None:
     started_s = time.thread_time()
 
     loaded = load_hyperyaml(sharing(60), "shared")
@@ -314,7 +314,7 @@ def test_what_is_referred_to_twice_is_shared_and_not_copied() -> None:
 
 @settings(deadline=None, max_examples=150)
 @given(st.text(st.sampled_from("ab:-[]{},!<>*&'\"# \n\t.0#|("), max_size=60))
-def test_any_text_is_read_or_refused_with_our_error(text: str) -> None:
+def test_any_text_parses_or_raises_bundle_error(text: str) -> None:
     try:
         loaded = load_hyperyaml(text, "fuzz")
     except BundleError:

@@ -22,7 +22,7 @@ def tokenizer_model() -> bytes:
     return speech_tokenizer((floats(1, 128, 4) * 300).tobytes(), 128, 6561)
 
 
-def test_the_speaker_encoder_stands_in_for_campplus() -> None:
+def test_random_speaker_encoder_has_the_campplus_interface() -> None:
     model = speaker_encoder(floats(80, 192).tobytes(), 80, 192)
     onnx.checker.check_model(model)
     session = onnxruntime.InferenceSession(model)
@@ -35,7 +35,7 @@ def test_the_speaker_encoder_stands_in_for_campplus() -> None:
 
 @settings(deadline=None, max_examples=15)
 @given(frames=st.integers(1, 400))
-def test_the_speech_tokenizer_stands_in_for_the_real_one(frames: int) -> None:
+def test_random_speech_tokenizer_has_the_real_interface(frames: int) -> None:
     session = onnxruntime.InferenceSession(tokenizer_model())
     names = [value.name for value in session.get_inputs()]
     length = np.array([frames], dtype=np.int32)
@@ -48,14 +48,14 @@ def test_the_speech_tokenizer_stands_in_for_the_real_one(frames: int) -> None:
     assert frames < 40 or len(np.unique(ids)) > frames // 8
 
 
-def test_the_tokenizer_is_a_valid_model(tmp_path: Path) -> None:
+def test_random_speech_tokenizer_is_valid_onnx(tmp_path: Path) -> None:
     onnx.checker.check_model(tokenizer_model())
     (tmp_path / "x.onnx").write_bytes(tokenizer_model())
 
     assert check_onnx(tmp_path / "x.onnx") is None
 
 
-def test_models_of_the_onnx_library_are_whole_too(tmp_path: Path) -> None:
+def test_models_of_the_onnx_library_pass_the_check(tmp_path: Path) -> None:
     model = onnx.load_from_string(tokenizer_model())
     model.doc_string = "a text " * 50
     onnx.save(model, str(tmp_path / "x.onnx"))
@@ -65,7 +65,7 @@ def test_models_of_the_onnx_library_are_whole_too(tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(share=st.floats(0, 0.99))
-def test_every_cut_is_noticed(tmp_path_factory: pytest.TempPathFactory, share: float) -> None:
+def test_truncated_onnx_file_is_detected(tmp_path_factory: pytest.TempPathFactory, share: float) -> None:
     file = tmp_path_factory.mktemp("onnx") / "x.onnx"
     file.write_bytes(tokenizer_model()[: int(len(tokenizer_model()) * share)])
 
@@ -75,7 +75,7 @@ def test_every_cut_is_noticed(tmp_path_factory: pytest.TempPathFactory, share: f
 @pytest.mark.parametrize(
     "raw", [b"", b"\x00", b"not a model", b"PK\x03\x04" * 10, b"\xff" * 50, b"\x08\x08", b"\x0a\x02hi"]
 )
-def test_what_is_no_model_is_said_so(tmp_path: Path, raw: bytes) -> None:
+def test_non_onnx_file_is_refused(tmp_path: Path, raw: bytes) -> None:
     (tmp_path / "x.onnx").write_bytes(raw)
 
     assert "ONNX" in (check_onnx(tmp_path / "x.onnx") or "")

@@ -104,7 +104,7 @@ def answer(handler: BaseHTTPRequestHandler, body: bytes | None, start: int, sent
         handler.close_connection = True
 
 
-def test_a_whole_directory_arrives_and_is_not_fetched_twice(server: Server, tmp_path: Path) -> None:
+def test_complete_directory_is_not_downloaded_again(server: Server, tmp_path: Path) -> None:
     seen: list[Progress] = []
 
     report = pull_model(model(), tmp_path / "x", base_url=server.url + "/", progress=seen.append)
@@ -119,13 +119,13 @@ def test_a_whole_directory_arrives_and_is_not_fetched_twice(server: Server, tmp_
     assert len(server.requests) == before
 
 
-def test_the_tuned_language_model_comes_on_request(server: Server, tmp_path: Path) -> None:
+def test_rl_model_is_downloaded_on_request(server: Server, tmp_path: Path) -> None:
     pull_model(model(), tmp_path, base_url=server.url, rl=True)
 
     assert (tmp_path / "llm.rl.pt").read_bytes() == BODIES["llm.rl.pt"]
 
 
-def test_a_connection_that_breaks_is_taken_up_where_it_broke(server: Server, tmp_path: Path) -> None:
+def test_lost_connection_is_resumed(server: Server, tmp_path: Path) -> None:
     def breaks(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
         if path != "flow.pt" or start >= 200_000:
             return False
@@ -142,7 +142,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(server: Server, tmp
     assert sorted(file.name for file in tmp_path.iterdir()) == ["flow.pt", "model.yaml", "text"]
 
 
-def test_a_second_call_goes_on_where_the_first_gave_up(server: Server, tmp_path: Path) -> None:
+def test_second_call_resumes_the_first(server: Server, tmp_path: Path) -> None:
     def dies(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
         if path != "flow.pt":
             return False
@@ -154,7 +154,7 @@ def test_a_second_call_goes_on_where_the_first_gave_up(server: Server, tmp_path:
         pull_model(model(), tmp_path, base_url=server.url)
     assert not (tmp_path / "flow.pt").exists()
     assert (tmp_path / "flow.pt.part").read_bytes() == BODIES["flow.pt"][:100_000]
-    assert len(server.asked("flow.pt")) == 1 + pull_module.FRUITLESS_TRIES
+    assert len(server.asked("flow.pt")) == 1 + pull_module.MAX_FAILED_ATTEMPTS
 
     server.behave = lambda handler, path, start: False
     server.requests.clear()
@@ -164,7 +164,7 @@ def test_a_second_call_goes_on_where_the_first_gave_up(server: Server, tmp_path:
     assert (tmp_path / "flow.pt").read_bytes() == BODIES["flow.pt"]
 
 
-def test_a_server_without_ranges_starts_again(server: Server, tmp_path: Path) -> None:
+def test_server_without_ranges_restarts_the_file(server: Server, tmp_path: Path) -> None:
     def ignores_ranges(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
         answer(handler, BODIES[path], 0)
         return True
@@ -178,7 +178,7 @@ def test_a_server_without_ranges_starts_again(server: Server, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("left_over", [b"not the beginning of it", b"x" * 300_000, b"y" * 256_000])
-def test_a_part_of_something_else_is_noticed_and_fetched_anew(server: Server, tmp_path: Path, left_over: bytes) -> None:
+def test_wrong_partial_file_is_downloaded_again(server: Server, tmp_path: Path, left_over: bytes) -> None:
     (tmp_path / "flow.pt.part").write_bytes(left_over)
 
     pull_model(model(), tmp_path, base_url=server.url)
@@ -186,7 +186,7 @@ def test_a_part_of_something_else_is_noticed_and_fetched_anew(server: Server, tm
     assert (tmp_path / "flow.pt").read_bytes() == BODIES["flow.pt"]
 
 
-def test_a_damaged_file_in_place_is_replaced(server: Server, tmp_path: Path) -> None:
+def test_damaged_file_is_replaced(server: Server, tmp_path: Path) -> None:
     (tmp_path / "flow.pt").write_bytes(BODIES["flow.pt"][:-1] + b"?")
     (tmp_path / "model.yaml").write_bytes(b"cut")
 
@@ -206,9 +206,7 @@ def test_a_damaged_file_in_place_is_replaced(server: Server, tmp_path: Path) -> 
         ("model.yaml", b"rate: 24000 # longer\n", "model.yaml: the size of the file from 127.0.0.1:.* differs"),
     ],
 )
-def test_what_was_not_published_is_refused(
-    server: Server, tmp_path: Path, path: str, body: bytes, complaint: str
-) -> None:
+def test_unpublished_content_is_refused(server: Server, tmp_path: Path, path: str, body: bytes, complaint: str) -> None:
     server.bodies[path] = body
 
     with pytest.raises(BundleError, match=complaint):
@@ -217,7 +215,7 @@ def test_what_was_not_published_is_refused(
     assert not (tmp_path / path).exists()
 
 
-def test_small_files_of_another_revision_and_files_without_a_record_are_noted(server: Server, tmp_path: Path) -> None:
+def test_other_revision_and_unrecorded_hash_are_noted(server: Server, tmp_path: Path) -> None:
     server.bodies["model.yaml"] = b"rate: 48000\n"
     unknown = model(flow__pt={"sha256": None})
 
@@ -232,7 +230,7 @@ def test_small_files_of_another_revision_and_files_without_a_record_are_noted(se
 @pytest.mark.parametrize(
     ("status", "complaint", "tries"), [(404, "answers 404", 1), (403, "answers 403", 1), (503, "answers 503", 3)]
 )
-def test_refusals_are_reported_and_only_passing_ones_tried_again(
+def test_only_transient_http_errors_are_retried(
     server: Server, tmp_path: Path, status: int, complaint: str, tries: int
 ) -> None:
     def refuses(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
@@ -250,7 +248,7 @@ def test_refusals_are_reported_and_only_passing_ones_tried_again(
 
 
 @pytest.mark.parametrize("target", ["file:///etc/hostname", "ftp://127.0.0.1/x"])
-def test_a_redirect_cannot_lead_to_a_file_of_this_machine(server: Server, tmp_path: Path, target: str) -> None:
+def test_redirect_cannot_read_a_local_file(server: Server, tmp_path: Path, target: str) -> None:
     def redirects(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
         handler.send_response(302)
         handler.send_header("Location", target)
@@ -266,7 +264,7 @@ def test_a_redirect_cannot_lead_to_a_file_of_this_machine(server: Server, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_redirects_to_another_address_are_followed(server: Server, tmp_path: Path) -> None:
+def test_redirect_to_another_address_is_followed(server: Server, tmp_path: Path) -> None:
     def redirects(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
         if path.startswith("cdn/"):
             answer(handler, BODIES[path.removeprefix("cdn/")], start)
@@ -284,7 +282,7 @@ def test_redirects_to_another_address_are_followed(server: Server, tmp_path: Pat
     assert server.asked("cdn/flow.pt") == ["bytes=1000-"]
 
 
-def test_a_server_that_never_ends_fills_no_disk(server: Server, tmp_path: Path) -> None:
+def test_endless_response_does_not_fill_the_disk(server: Server, tmp_path: Path) -> None:
     def endless(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
         if path != "model.yaml":
             return False
@@ -306,7 +304,7 @@ def test_a_server_that_never_ends_fills_no_disk(server: Server, tmp_path: Path) 
     assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) == 0
 
 
-def test_no_server_at_all(tmp_path: Path) -> None:
+def test_unreachable_server_is_reported(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"refused|pull again"):
         pull_model(model(), tmp_path, base_url="http://127.0.0.1:1")
 
@@ -325,9 +323,7 @@ class FullDisk:
         self.file.write(block)
 
 
-def test_a_full_disk_is_not_mistaken_for_the_network(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_is_reported(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = Path.open
 
     @contextmanager
@@ -344,21 +340,21 @@ def test_a_full_disk_is_not_mistaken_for_the_network(
     assert server.asked("flow.pt") == [None]
 
 
-def test_a_disk_that_is_too_small_is_said_before_the_first_byte(server: Server, tmp_path: Path) -> None:
+def test_too_little_disk_space_is_reported_before_download(server: Server, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"needs 1000000.0 GB more"):
         pull_model(model(flow__pt={"size_bytes": 10**15}), tmp_path, base_url=server.url)
 
     assert server.requests == []
 
 
-def test_a_file_where_the_directory_should_be(server: Server, tmp_path: Path) -> None:
+def test_file_in_place_of_the_directory_is_refused(server: Server, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"")
 
     with pytest.raises(BundleError, match="cannot be written"):
         pull_model(model(), tmp_path / "x", base_url=server.url)
 
 
-def test_wrong_arguments_are_named(tmp_path: Path) -> None:
+def test_wrong_pull_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownModel, match=r"there are: cosyvoice2-0\.5b, cosyvoice3-0\.5b"):
         pull("cosyvoice9", tmp_path)
     with pytest.raises(ConfigError, match="source"):
@@ -368,7 +364,7 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("published_model", PUBLISHED, ids=lambda m: m.name)
-def test_the_manifest_makes_sense(published_model: PublishedModel) -> None:
+def test_manifest_is_consistent(published_model: PublishedModel) -> None:
     assert published(published_model.name) is published_model
     assert tuple(published_model.urls) == SOURCES
     assert all(url.startswith("https://") and url.endswith("/{path}") for url in published_model.urls.values())
@@ -382,7 +378,7 @@ def test_the_manifest_makes_sense(published_model: PublishedModel) -> None:
     assert {"llm.pt", "flow.pt", "hift.pt", "campplus.onnx"} <= set(paths)
 
 
-def test_verdicts(tmp_path: Path) -> None:
+def test_verdict_depends_on_size_and_hash(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"abc")
     right = hashlib.sha256(b"abc").hexdigest()
 
@@ -400,7 +396,7 @@ def with_password(server: Server) -> str:
 
 
 @pytest.mark.parametrize("status", [404, 503])
-def test_server_text_reaches_no_terminal_as_it_is(server: Server, tmp_path: Path, status: int) -> None:
+def test_server_text_is_sanitized(server: Server, tmp_path: Path, status: int) -> None:
     def escapes(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
         handler.send_response(status, "\x1b[2J\x1b]0;owned\x07")
         handler.send_header("Content-Length", "0")
@@ -413,7 +409,7 @@ def test_server_text_reaches_no_terminal_as_it_is(server: Server, tmp_path: Path
     assert refused.value.message.isprintable()
 
 
-def test_a_garbled_status_line_is_printed_plainly(server: Server, tmp_path: Path) -> None:
+def test_garbled_status_line_is_sanitized(server: Server, tmp_path: Path) -> None:
     def garbles(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
         handler.wfile.write(b"\x1b[2J owned\r\n\r\n")
         handler.close_connection = True
@@ -425,7 +421,7 @@ def test_a_garbled_status_line_is_printed_plainly(server: Server, tmp_path: Path
     assert refused.value.message.isprintable()
 
 
-def test_a_password_in_the_url_is_sent_and_never_shown(server: Server, tmp_path: Path) -> None:
+def test_url_password_is_sent_and_not_printed(server: Server, tmp_path: Path) -> None:
     sent: list[str | None] = []
 
     def refuses(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
@@ -443,7 +439,7 @@ def test_a_password_in_the_url_is_sent_and_never_shown(server: Server, tmp_path:
         assert secret not in refused.value.message
 
 
-def test_a_redirect_takes_no_password_along(server: Server, tmp_path: Path) -> None:
+def test_redirect_does_not_forward_the_password(server: Server, tmp_path: Path) -> None:
     sent: list[str | None] = []
 
     def redirects(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
@@ -470,7 +466,7 @@ def quick_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick_clock")
-def test_a_server_that_drips_is_given_up(server: Server, tmp_path: Path) -> None:
+def test_slow_server_is_given_up(server: Server, tmp_path: Path) -> None:
     hung_up = threading.Event()
 
     def drips(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
@@ -496,7 +492,7 @@ def test_a_server_that_drips_is_given_up(server: Server, tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("quick_clock")
-def test_a_byte_a_connection_is_not_enough(server: Server, tmp_path: Path) -> None:
+def test_one_byte_per_connection_is_given_up(server: Server, tmp_path: Path) -> None:
     def one_byte(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
         answer(handler, server.bodies[path], start, sent=1)
         handler.close_connection = True
@@ -508,9 +504,7 @@ def test_a_byte_a_connection_is_not_enough(server: Server, tmp_path: Path) -> No
     assert len(server.requests) == 3
 
 
-def test_a_server_that_drips_its_header_is_given_up(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_response_header_is_given_up(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pull_module, "OPEN_TIMEOUT_S", 0.2)
     done = threading.Event()
 

@@ -62,7 +62,7 @@ floats = hnp.from_dtype(np.dtype(np.float32), min_value=-999, max_value=999, all
     mel=hnp.arrays(np.float32, st.tuples(st.integers(0, 6), st.integers(1, 5)), elements=floats),
     embedding=hnp.arrays(np.float32, st.integers(0, 9), elements=floats),
 )
-def test_any_voice_comes_back_as_it_was(
+def test_voice_round_trips(
     tmp_path_factory: pytest.TempPathFactory, text: str, ids: Any, mel: Any, embedding: Any
 ) -> None:
     root = tmp_path_factory.mktemp("voices")
@@ -74,7 +74,7 @@ def test_any_voice_comes_back_as_it_was(
     assert load_voice(root, "x").content_hash == saved.content_hash
 
 
-def test_the_hash_is_of_the_content_and_not_of_the_name(tmp_path: Path) -> None:
+def test_content_hash_ignores_the_name(tmp_path: Path) -> None:
     save_voice(tmp_path, "a", voice())
     save_voice(tmp_path, "b", voice())
 
@@ -89,7 +89,7 @@ def test_the_hash_is_of_the_content_and_not_of_the_name(tmp_path: Path) -> None:
         assert changed.content_hash != voice().content_hash
 
 
-def test_names_are_listed_and_taken_names_kept(tmp_path: Path) -> None:
+def test_voices_are_listed_and_not_overwritten(tmp_path: Path) -> None:
     save_voice(tmp_path, "zoe", voice())
     save_voice(tmp_path, "中文女", voice())
     (tmp_path / "half").mkdir()
@@ -106,7 +106,7 @@ def test_names_are_listed_and_taken_names_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_a_name_leads_nowhere_else(tmp_path: Path, name: str) -> None:
+def test_unsafe_voice_name_is_refused(tmp_path: Path, name: str) -> None:
     root = tmp_path / "above" / "voices"
     for use in (voice_folder, load_voice, lambda root, name: save_voice(root, name, voice())):
         with pytest.raises(InvalidRequest, match="name"):
@@ -181,32 +181,32 @@ ONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
         (change_json("format", 2), "not a voice of format"),
         (change_json("weights", "../../../etc/passwd"), "exactly these keys"),
         (drop_key, "exactly these keys"),
-        (change_json("prompt_text", "x" * 5000), "text that is too long"),
-        (change_json("prompt_text", 7), "text that is too long"),
-        (change_json("seconds", "3"), "seconds is not a sensible number"),
-        (change_json("gain_db", 1e308), "gain_db is not a sensible number"),
+        (change_json("prompt_text", "x" * 5000), "text field that is too long"),
+        (change_json("prompt_text", 7), "text field that is too long"),
+        (change_json("seconds", "3"), "seconds is not a number in range"),
+        (change_json("gain_db", 1e308), "gain_db is not a number in range"),
         (change_json("notes", "x"), "notes that are not"),
         (change_json("content_hash", "0" * 64), "hash does not match"),
         (change_json("family", "cosyvoice2"), "hash does not match"),
         (lambda folder: (folder / "voice.safetensors").unlink(), "is missing"),
-        (tensors_are(b""), "cut off"),
-        (tensors_are(pickle.dumps(Code())), "cut off in its header|header of|not accepted"),
-        (zip_bomb, "cut off in its header|not accepted|header"),
-        (tensors_are(struct.pack("<Q", 1 << 40) + b"{}"), "cut off in its header"),
+        (tensors_are(b""), "truncated"),
+        (tensors_are(pickle.dumps(Code())), "truncated in its header|header of|not accepted"),
+        (zip_bomb, "truncated in its header|not accepted|header"),
+        (tensors_are(struct.pack("<Q", 1 << 40) + b"{}"), "truncated in its header"),
         (lambda folder: tensors_are(b"\0" * (9 << 20))(folder), "larger than"),
         (lambda folder: tensors_are(struct.pack("<Q", 8 << 20) + b" " * (8 << 20))(folder), "larger than"),
-        (tensors_are(header({"mel": ONE})), "was cut off or added to"),
+        (tensors_are(header({"mel": ONE})), "is truncated or has extra data"),
         (tensors_are(header({"mel": ONE}) + b"\0" * 4), "exactly these tensors"),
-        (tensors_are(header({"mel": {**ONE, "shape": [1 << 60]}}) + b"\0" * 4), "impossible shape"),
-        (tensors_are(header({"mel": {**ONE, "shape": [2]}}) + b"\0" * 4), "not as long as its data"),
-        (tensors_are(header({"mel": {**ONE, "shape": [-1]}}) + b"\0" * 4), "impossible shape"),
-        (tensors_are(header({"mel": {**ONE, "shape": "x"}}) + b"\0" * 4), "impossible shape"),
+        (tensors_are(header({"mel": {**ONE, "shape": [1 << 60]}}) + b"\0" * 4), "invalid shape"),
+        (tensors_are(header({"mel": {**ONE, "shape": [2]}}) + b"\0" * 4), "does not match its data"),
+        (tensors_are(header({"mel": {**ONE, "shape": [-1]}}) + b"\0" * 4), "invalid shape"),
+        (tensors_are(header({"mel": {**ONE, "shape": "x"}}) + b"\0" * 4), "invalid shape"),
         (tensors_are(header({"mel": {**ONE, "dtype": "F33"}}) + b"\0" * 4), "unsupported number format"),
         (tensors_are(header({"mel": {**ONE, "dtype": ["F32"]}}) + b"\0" * 4), "unsupported number format|describe"),
         (tensors_are(header({"mel": 7}) + b"\0" * 4), "does not describe"),
-        (tensors_are(header({"a\x01b": ONE}) + b"\0" * 4), "impossible name"),
+        (tensors_are(header({"a\x01b": ONE}) + b"\0" * 4), "invalid name"),
         (tensors_are(header({"a": ONE, "b": ONE}) + b"\0" * 8), "overlap"),
-        (tensors_are(header({"a": {**ONE, "data_offsets": [4, 8]}}) + b"\0" * 8), "hole"),
+        (tensors_are(header({"a": {**ONE, "data_offsets": [4, 8]}}) + b"\0" * 8), "gap"),
         (tensors_are(header([1])), "not a table"),
         (tensors_are(header({"__metadata__": {"a": 1}})), "metadata"),
         (tensors_are(struct.pack("<Q", 22) + b'{"a":{"x":1},"a":null}'), "not valid JSON"),
@@ -218,12 +218,12 @@ ONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
         (tensors_are(arrays(prompt_text_ids=np.zeros(1_000_000, np.int32))), "prompt_text_ids has 1000000 rows"),
         (tensors_are(spoiled(float("nan"))), "NaN"),
         (tensors_are(spoiled(float("inf"))), "NaN, infinite"),
-        (tensors_are(spoiled(1e9)), "absurd"),
+        (tensors_are(spoiled(1e9)), "out-of-range"),
         (tensors_are(arrays(tokens=voice().tokens[::-1])), "hash does not match"),
-        (lambda folder: (folder / "voice.safetensors").write_bytes(arrays()[:-1]), "cut off or added to"),
+        (lambda folder: (folder / "voice.safetensors").write_bytes(arrays()[:-1]), "truncated or has extra data"),
     ],
 )
-def test_a_hostile_voice_is_refused_at_once(tmp_path: Path, harm: Callable[[Path], object], complaint: str) -> None:
+def test_hostile_voice_is_refused(tmp_path: Path, harm: Callable[[Path], object], complaint: str) -> None:
     folder = save_voice(tmp_path / "voices", "x", voice())
     harm(folder)
     before = sorted(tmp_path.rglob("*"))
@@ -239,7 +239,7 @@ def test_a_hostile_voice_is_refused_at_once(tmp_path: Path, harm: Callable[[Path
 
 @settings(deadline=None, max_examples=100)
 @given(at=st.integers(0, 10_000), byte=st.integers(0, 255), length=st.integers(0, 10_000), cut=st.booleans())
-def test_any_changed_byte_is_noticed(
+def test_changed_byte_is_detected(
     tmp_path_factory: pytest.TempPathFactory, at: int, byte: int, length: int, cut: bool
 ) -> None:
     root = tmp_path_factory.mktemp("voices")
@@ -268,18 +268,18 @@ def test_any_changed_byte_is_noticed(
         (replace(voice(), tokens=voice().tokens + 6561), "ids that this model does not have"),
         (replace(voice(), tokens=-voice().tokens), "ids that this model does not have"),
         (replace(voice(), prompt_text_ids=np.array([100], np.int32)), "ids that this model does not have"),
-        (replace(voice(), mel=voice().mel[:-2]), "not equally long"),
+        (replace(voice(), mel=voice().mel[:-2]), "different durations"),
         (voice(tokens=40 * 25), "prompt has 40 s"),
     ],
 )
-def test_a_voice_of_another_model_is_told_apart(changed: Voice, complaint: str) -> None:
+def test_voice_of_another_model_is_refused(changed: Voice, complaint: str) -> None:
     voice().check(**SIZES)
     replace(voice(), mel=voice().mel[:-1]).check(**SIZES)  # voice conversion of the reference leaves one frame
     with pytest.raises(BundleError, match=complaint):
         changed.check(**SIZES)
 
 
-def test_a_disk_that_refuses_is_our_error_and_leaves_no_voice(tmp_path: Path) -> None:
+def test_write_error_leaves_no_voice(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"a file where the folder should be")
 
     with pytest.raises(TTSWorkerError, match="cannot be written"):
