@@ -1,4 +1,4 @@
-"""The HTTP server's connections, over plain sockets: deadlines, bounds, a full worker, floods."""
+"""The HTTP server's connections over plain sockets: deadlines, bounds, a full worker, floods."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class TcpClient:
         self.writer = writer
 
     async def read_all(self) -> bytes:
-        """What the server sends until it closes."""
+        """Read until the server closes the connection."""
         try:
             return await self.reader.read()
         except ConnectionError:
             return b""
 
     async def send(self, data: bytes) -> None:
-        """Send, unless the server has had enough."""
+        """Send, ignoring a connection that the server has closed."""
         try:
             self.writer.write(data)
             await self.writer.drain()
@@ -103,7 +103,7 @@ async def test_request_sent_before_response_is_dropped() -> None:
     async with serving_stalled_engine(chunks=1) as (address, resume), open_tcp(address, speech) as client:
         await client.reader.readuntil(b"\r\n\r\n")
         await client.send(HEALTH)
-        await until_connections(address, "active", 2)  # this answer comes after what was sent before
+        await until_connections(address, "active", 2)  # the metrics request is answered after the data sent before
         resume.set()
         rest = await client.read_all()
         assert b"HTTP/1.1" not in rest
@@ -197,10 +197,10 @@ async def test_disconnect_mid_body_logs_no_traceback(caplog: pytest.LogCaptureFi
 
 
 async def until_connections(address: str, state: str, count: int) -> None:
-    async def there() -> bool:
+    async def reached() -> bool:
         return await metric(address, f'tts_connections{{state="{state}"}}') == count
 
-    while not await there():  # noqa: ASYNC110  (the server's counters can only be asked)
+    while not await reached():  # noqa: ASYNC110  (the server's counters can only be polled)
         await asyncio.sleep(0)
 
 
@@ -215,7 +215,7 @@ FULL: dict[str, Any] = {
 async def test_new_connection_evicts_longest_waiting() -> None:
     async with serving(**FULL) as address, AsyncExitStack() as stack:
         silent = [await stack.enter_async_context(open_tcp(address)) for _ in range(8)]
-        await until_connections(address, "waiting", 7)  # the one that asks has taken the place of the first
+        await until_connections(address, "waiting", 7)  # the metrics connection has evicted the first one
         assert await silent[0].read_all() == b""
         assert await closed(address, "evicted") >= 1
 

@@ -1,4 +1,4 @@
-"""Cross-origin requests as a browser makes them, over plain HTTP; ``tests/browser`` does the same with Chromium."""
+"""Cross-origin requests as a browser sends them, over plain HTTP; ``tests/browser`` repeats them in Chromium."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ async def client_of(**server: Any) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def preflight(origin: str = ORIGIN, headers: str = "") -> dict[str, str]:
-    asked = {"Access-Control-Request-Headers": headers} if headers else {}
-    return {"Origin": origin, "Access-Control-Request-Method": "POST", **asked}
+    requested = {"Access-Control-Request-Headers": headers} if headers else {}
+    return {"Origin": origin, "Access-Control-Request-Method": "POST", **requested}
 
 
-def listed(answer: httpx.Response, header: str) -> set[str]:
+def header_names(answer: httpx.Response, header: str) -> set[str]:
     return {name.strip().lower() for name in answer.headers.get(header, "").split(",") if name.strip()}
 
 
@@ -39,9 +39,9 @@ async def test_preflight_needs_no_key(path: str) -> None:
         answer = await http.options(path, headers=preflight(headers="authorization,content-type"))
         assert (answer.status_code, answer.content) == (204, b"")
         assert answer.headers["access-control-allow-origin"] == ORIGIN
-        assert listed(answer, "access-control-allow-methods") >= {"get", "post"}
-        assert listed(answer, "access-control-allow-headers") == {"authorization", "content-type"}
-        assert "origin" in listed(answer, "vary")
+        assert header_names(answer, "access-control-allow-methods") >= {"get", "post"}
+        assert header_names(answer, "access-control-allow-headers") == {"authorization", "content-type"}
+        assert "origin" in header_names(answer, "vary")
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ async def test_preflight_needs_no_key(path: str) -> None:
 async def test_preflight_allows_sdk_headers(header: str) -> None:
     async with client_of() as http:
         answer = await http.options("/v1/audio/speech", headers=preflight(headers=f"x-other, {header}"))
-        assert listed(answer, "access-control-allow-headers") == {header.lower()}
+        assert header_names(answer, "access-control-allow-headers") == {header.lower()}
 
 
 async def test_credentials_and_wildcards_are_never_allowed() -> None:
@@ -70,17 +70,21 @@ async def test_credentials_and_wildcards_are_never_allowed() -> None:
 
 async def test_allowed_page_may_read_every_response() -> None:
     async with client_of() as http:
-        own = {"Origin": ORIGIN, "Authorization": f"Bearer {KEY}"}
+        allowed = {"Origin": ORIGIN, "Authorization": f"Bearer {KEY}"}
         for answer, status in (
-            (await http.post("/v1/audio/speech", json=SPEECH, headers=own), 200),
+            (await http.post("/v1/audio/speech", json=SPEECH, headers=allowed), 200),
             (await http.post("/v1/audio/speech", json=SPEECH, headers={"Origin": ORIGIN}), 401),
-            (await http.get("/v1/nothing", headers=own), 404),
-            (await http.post("/v1/audio/speech", content=b" " * 2_000_000, headers=own), 413),
+            (await http.get("/v1/nothing", headers=allowed), 404),
+            (await http.post("/v1/audio/speech", content=b" " * 2_000_000, headers=allowed), 413),
         ):
             assert answer.status_code == status
             assert answer.headers["access-control-allow-origin"] == ORIGIN
-            assert listed(answer, "access-control-expose-headers") >= {"x-request-id", "x-sample-rate", "retry-after"}
-            assert "origin" in listed(answer, "vary")
+            assert header_names(answer, "access-control-expose-headers") >= {
+                "x-request-id",
+                "x-sample-rate",
+                "retry-after",
+            }
+            assert "origin" in header_names(answer, "vary")
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "https://app.example.evil", "http://app.example", "null"])
@@ -99,7 +103,7 @@ async def test_requests_without_an_origin_have_no_cors_headers() -> None:
         answer = await http.get("/v1/voices", headers={"X-API-Key": KEY})
         assert answer.status_code == 200
         assert not [name for name in answer.headers if name.startswith("access-control-")]
-        assert "origin" in listed(answer, "vary"), "a cache must not give this to a page"
+        assert "origin" in header_names(answer, "vary"), "a cache must not give this to a page"
 
 
 async def test_plain_options_request_needs_key() -> None:

@@ -1,4 +1,4 @@
-"""Health, metrics, voices and OpenAI's speech API over real HTTP, with the real SDK where there is one."""
+"""Health, metrics, voices and OpenAI's speech API over real HTTP, with OpenAI's SDK."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ async def http(address: str, **options: Any) -> AsyncIterator[httpx.AsyncClient]
 
 @asynccontextmanager
 async def serving_stalled_engine(chunks: int) -> AsyncIterator[tuple[str, threading.Event]]:
-    """A server whose engine makes so many chunks of sound and then none until the event is set."""
+    """A server whose engine stalls after ``chunks`` chunks until the event is set."""
     resume = threading.Event()
-    made = itertools.count()
+    chunk_count = itertools.count()
 
-    def spend(seconds: float) -> None:
-        if next(made) >= chunks:
+    def stall(seconds: float) -> None:
+        if next(chunk_count) >= chunks:
             resume.wait(60)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tts_worker.engine.tone._wait_out", spend)
+        patch.setattr("tts_worker.engine.tone._wait_out", stall)
         async with serving() as address:
             try:
                 yield address, resume
@@ -59,7 +59,7 @@ async def serving_stalled_engine(chunks: int) -> AsyncIterator[tuple[str, thread
 async def open_speech(
     address: str, text: str, **options: Any
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A plain socket on which speech was asked for."""
+    """A plain socket on which a speech request was sent."""
     host, port = address.split(":")
     reader, writer = await asyncio.open_connection(host, int(port), **options)
     try:
@@ -90,8 +90,8 @@ async def test_health_metrics_voices_models() -> None:
 
 
 async def test_lost_engine_fails_liveness(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    over = httpx.ASGITransport(create_application(worker))
-    async with httpx.AsyncClient(transport=over, base_url="http://localhost") as client:
+    transport = httpx.ASGITransport(create_application(worker))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         assert (await client.get("/health/live")).status_code == 200
         monkeypatch.setattr(EngineLoop, "lost", True)
         answer = await client.get("/health/live")
@@ -108,11 +108,11 @@ async def test_openai_sdk_decodes_every_format() -> None:
             for name in ("wav", "flac", "mp3", "opus"):
                 answer = await client.audio.speech.create(**speech(response_format=name))
                 data = with_flac_length(answer.content) if name == "flac" else answer.content
-                sound, rate = soundfile.read(io.BytesIO(data))
-                assert rate == 24_000 or name == "opus"
-                assert len(sound) / rate == pytest.approx(len(expected) / 24_000, abs=0.15)
+                audio, rate_hz = soundfile.read(io.BytesIO(data))
+                assert rate_hz == 24_000 or name == "opus"
+                assert len(audio) / rate_hz == pytest.approx(len(expected) / 24_000, abs=0.15)
                 if name in ("wav", "flac"):
-                    assert np.array_equal(sound, expected)
+                    assert np.array_equal(audio, expected)
             assert {model.id async for model in client.models.list()} >= {"tone", "tts-1"}
 
 
@@ -153,7 +153,7 @@ async def test_openai_voice_names_select_default_voice() -> None:
         default = await pcm("tone-low")
         for name in OPENAI_VOICES - {"nova"}:
             assert await pcm(name) == default, name
-        assert await pcm("nova") == await pcm("tone-high"), "voices.aliases goes first"
+        assert await pcm("nova") == await pcm("tone-high"), "voices.aliases takes precedence"
         async with http(address) as plain:
             voices = (await plain.get("/v1/voices")).json()["voices"]
         assert {voice["id"] for voice in voices} == {"tone", "tone-low", "tone-high"}
@@ -169,20 +169,20 @@ async def test_openai_voice_names_can_be_disabled() -> None:
 async def test_openai_sdk_streams_and_sse_ends_with_done() -> None:
     async with serving_stalled_engine(3) as (address, resume):
         client = openai.AsyncOpenAI(api_key="any", base_url=f"http://{address}/v1", max_retries=0)
-        wanted = speech(response_format="pcm")
-        async with client, client.audio.speech.with_streaming_response.create(**wanted) as answer:
+        body = speech(response_format="pcm")
+        async with client, client.audio.speech.with_streaming_response.create(**body) as answer:
             assert answer.headers["x-sample-rate"] == "24000"
             assert answer.headers["x-request-id"]
             chunks = []
             async for chunk in answer.iter_bytes():
                 chunks.append(chunk)
-                resume.set()  # the rest is made when the beginning was heard
+                resume.set()  # the rest is synthesized after the first chunk was received
         async with http(address) as plain:
             answer = await plain.post("/v1/audio/speech", json=speech(response_format="pcm", stream_format="sse"))
             assert answer.headers["content-type"].startswith("text/event-stream")
             events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
-            sound = b"".join(base64.b64decode(e["audio"]) for e in events if e["type"] == "speech.audio.delta")
-            assert sound == b"".join(chunks)
+            pcm = b"".join(base64.b64decode(e["audio"]) for e in events if e["type"] == "speech.audio.delta")
+            assert pcm == b"".join(chunks)
             assert [e["type"] for e in events].count("speech.audio.done") == 1
             assert events[-1]["usage"]["input_tokens"] == len(TEXT)
 
@@ -219,7 +219,7 @@ BAD_REQUESTS: list[tuple[Any, int, str]] = [
     ({"model": "tts-1", "voice": "tone"}, 400, "invalid_request"),
     (speech(input=5), 400, "invalid_request"),
     (speech(input=None), 400, "invalid_request"),
-    (speech(voice="nobody"), 404, "unknown_voice"),
+    (speech(voice="unknown"), 404, "unknown_voice"),
     (speech(voice=["tone"]), 400, "invalid_request"),
     (speech(model="gpt-5"), 404, "unknown_model"),
     (speech(speed="fast"), 400, "invalid_request"),
@@ -278,21 +278,21 @@ async def test_over_capacity_is_503_with_retry_after() -> None:
         dial(address) as other,
     ):
         await other.until("ready")
-        took_s = []
+        elapsed_s = []
         for _ in range(20):
-            began_s = time.monotonic()
+            start_s = time.monotonic()
             answer = await client.post("/v1/audio/speech", json=speech())
-            took_s.append(time.monotonic() - began_s)
+            elapsed_s.append(time.monotonic() - start_s)
             assert answer.status_code == 503
             assert int(answer.headers["retry-after"]) >= 1
             assert answer.json()["error"]["code"] == "over_capacity"
             assert answer.json()["error"]["retryable"] is True
-        assert min(took_s) < 0.05, "a machine that stands still does not do so every time"
+        assert min(elapsed_s) < 0.05, "the minimum excludes stalls of the test machine"
 
 
 @pytest.mark.parametrize("read_first", [False, True], ids=["before the first byte", "while streaming"])
 async def test_disconnect_frees_the_slot(read_first: bool) -> None:
-    # Nothing is made and nothing is sent when the client leaves: the worker hears of it from its leaving alone.
+    # The engine is stalled and nothing is sent when the client disconnects: only the disconnect can free the slot.
     async with (
         serving_stalled_engine(3 if read_first else 0) as (address, resume),
         open_speech(address, "many words " * 900) as (reader, writer),
@@ -303,21 +303,21 @@ async def test_disconnect_frees_the_slot(read_first: bool) -> None:
         writer.transport.abort()
         await until_live_sessions(address, 0)
         assert not resume.is_set()
-        assert await metric(address, 'tts_engine_faults_total{engine="tone"}') == 0, "it did not fail either"
+        assert await metric(address, 'tts_engine_faults_total{engine="tone"}') == 0, "the engine did not fail"
 
 
 async def test_disconnect_frees_the_slot_within_100_ms() -> None:
-    slow = {"engines": {"tone": {"kind": "tone", "cost_per_audio_s": 5.0}}}  # nothing is sent that could fail
+    slow = {"engines": {"tone": {"kind": "tone", "cost_per_audio_s": 5.0}}}  # no send can fail: nothing is sent
     async with running_worker(tone_settings(**slow)) as worker, serving_worker(worker) as address:
-        took_s = []
+        elapsed_s = []
         for _ in range(10):
             async with open_speech(address, "many words " * 900) as (_, writer):
                 await until(lambda: worker.hub.live_sessions == 1)
                 writer.transport.abort()
-                left_s = time.monotonic()
+                disconnected_s = time.monotonic()
                 await until(lambda: worker.hub.live_sessions == 0)
-                took_s.append(time.monotonic() - left_s)
-        assert min(took_s) < 0.1, "a machine that stands still does not do so every time"
+                elapsed_s.append(time.monotonic() - disconnected_s)
+        assert min(elapsed_s) < 0.1, "the minimum excludes stalls of the test machine"
 
 
 async def test_client_that_stops_reading_is_disconnected() -> None:
@@ -325,11 +325,11 @@ async def test_client_that_stops_reading_is_disconnected() -> None:
         serving(server={"send_timeout_s": 0.5}) as address,
         open_speech(address, "many words " * 1_800, limit=1_024) as (reader, _),
     ):
-        await reader.readexactly(1_000)  # the sound has begun, and no more of it is taken
+        await reader.readexactly(1_000)  # the audio has started; the client reads no more of it
         assert await metric(address, "tts_buffered_seconds") <= 1.6
         await until_live_sessions(address, 0)
         received = await reader.read(-1)
-        assert not received.endswith(b"0\r\n\r\n"), "a cut-off stream must not look complete"
+        assert not received.endswith(b"0\r\n\r\n"), "an aborted stream must not look complete"
 
 
 async def test_keys_hosts_and_origins() -> None:

@@ -1,4 +1,4 @@
-"""What a running worker logs: one event per session, request ids, refusals; and never a key or a text."""
+"""Logs of a running worker: one event per session, request IDs, rejections; never a key or spoken text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEADERS = {"X-API-Key": KEY}
 
 @contextmanager
 def logged(tmp_path: Path, *settings: str) -> Iterator[tuple[str, list[str]]]:
-    """A worker in its own process; yields its URL, and its lines of output once the block has ended."""
+    """A worker in its own process. Yields its URL and a list that holds its output once the block has ended."""
     lines: list[str] = []
     words = [word for setting in settings for word in ("--set", setting)]
     command = [sys.executable, "-m", "tts_worker", "serve", "--port", "0", "--engine", "tone", *words]
@@ -50,7 +50,7 @@ def logged(tmp_path: Path, *settings: str) -> Iterator[tuple[str, list[str]]]:
 
 
 async def speak_everywhere(url: str) -> None:
-    """Say the same over every kind of route, with the key in every place where it may be."""
+    """Speak the same text over every kind of route, with the key in every place that is accepted."""
     socket = url.replace("http", "ws")
     async with dial(socket.removeprefix("ws://"), additional_headers=HEADERS) as client:
         await client.send(type="start", lexicon={"marmalade": "marmelade"})

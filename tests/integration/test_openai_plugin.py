@@ -1,4 +1,4 @@
-"""LiveKit's OpenAI plugin against the real server: whatever model it believes in, and interruptions."""
+"""LiveKit's OpenAI plugin against the real server: every model name and format, interruptions, errors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_interruption_frees_session_and_errors_have_status() -> None:
         await stream.__anext__()
         await stream.aclose()
         await until_live_sessions(address, 0)
-        tts.update_options(voice="nobody")
+        tts.update_options(voice="unknown")
         with pytest.raises(APIStatusError) as refused:
             await tts.synthesize(TEXT, conn_options=APIConnectOptions(max_retry=0)).collect()
         assert refused.value.status_code == 404

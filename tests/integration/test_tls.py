@@ -1,4 +1,4 @@
-"""HTTPS and WSS, with a certificate of a private CA made here."""
+"""HTTPS and WSS with a certificate of a private CA."""
 
 from __future__ import annotations
 

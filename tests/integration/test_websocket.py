@@ -1,4 +1,4 @@
-"""``/v1/stream`` over a real socket: the protocol, bad input, and clients that misbehave."""
+"""``/v1/stream`` over a real socket: the protocol, invalid input, and misbehaving clients."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from tests.conftest import Serving, serving
 from tts_worker.text.lexicon import Lexicon
 
 TEXT = "Hello there, my friend. How are you today?"
-LONG = TEXT * 20  # nobody is so slow that a command comes after its end
+LONG = TEXT * 20  # long enough that commands arrive before its end, also on a slow machine
 
 LONG_TIMEOUTS: dict[str, Any] = {
     "server": {"send_timeout_s": 600, "heartbeat_s": 600},
     "session": {"text_idle_timeout_s": 600, "pause_timeout_s": 600},
 }
-"""Settings with which nothing but its leaving ends the sessions of a client that has gone."""
+"""Settings without timeouts: only a disconnect ends a session."""
 
 
 class Client:
-    """A client that keeps sound and events apart, in the order in which they came."""
+    """A client that records audio and events in order."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
@@ -52,7 +52,7 @@ class Client:
         return item
 
     async def until_closed(self) -> None:
-        """Read on until the socket says ConnectionClosed."""
+        """Read until the socket raises ConnectionClosed."""
         while True:
             await self.next()
 
@@ -94,19 +94,19 @@ async def test_text_fragmentation_does_not_change_audio() -> None:
     text = "Naïve café – 🎉 **bold** 3.14, 你好. Done 👩‍👩‍👧 ok."
     units = text.encode("utf-16-le", "surrogatepass")
 
-    async def say(pieces: list[str]) -> bytes:
+    async def speak(fragments: list[str]) -> bytes:
         async with dial(address, "/v1/stream?realtime=false") as client:
-            for piece in pieces:
-                await client.send(type="text", text=piece)
+            for fragment in fragments:
+                await client.send(type="text", text=fragment)
             await client.send(type="end")
             await client.until("done")
             return client.pcm
 
     async with serving() as address:
-        whole = await say([text])
-        # One UTF-16 unit at a time: emoji arrive as two lone surrogates, as from a JavaScript client.
-        cut = [units[i : i + 2].decode("utf-16-le", "surrogatepass") for i in range(0, len(units), 2)]
-        assert await say(cut) == whole
+        expected = await speak([text])
+        # One UTF-16 unit per message: emoji arrive as two lone surrogates, as from a JavaScript client.
+        fragments = [units[i : i + 2].decode("utf-16-le", "surrogatepass") for i in range(0, len(units), 2)]
+        assert await speak(fragments) == expected
 
 
 async def test_pause_resume_stop_and_next_utterance() -> None:
@@ -132,7 +132,7 @@ async def test_pause_resume_stop_and_next_utterance() -> None:
         await client.send(type="text", text="New.", end=True)
         started = await client.until("started")
         assert started["utterance"] == 2
-        assert len(client.pcm) // 2 == sent, "old sound after the acknowledgement"
+        assert len(client.pcm) // 2 == sent, "audio of the stopped utterance after the acknowledgement"
         await client.until("done")
 
 
@@ -169,8 +169,8 @@ async def test_start_configures_the_session() -> None:
         done = await client.until("done")
         assert done["samples_sent"] == 10 * 60 * 24 // 2  # ten letters, twice as fast
         assert done["words"][0]["text"] == "hi"
-        # A wrong start leaves the session as it was.
-        await client.send(type="start", voice="nobody")
+        # An invalid start changes nothing.
+        await client.send(type="start", voice="unknown")
         assert (await client.until("rejected"))["code"] == "unknown_voice"
         await client.send(type="text", text="hi", end=True)
         assert (await client.until("started"))["voice"] == "tone-low"
@@ -196,11 +196,11 @@ async def test_late_text_of_stopped_context_is_dropped() -> None:
         await client.until_audio()
         await client.send(type="stop")
         for _ in range(5):
-            await client.send(type="text", text="late words of the old turn. ", context="a")
+            await client.send(type="text", text="late words of the old utterance. ", context="a")
         await client.send(type="end", context="a")
-        await client.send(type="text", text="New turn.", context="b", end=True)
+        await client.send(type="text", text="New utterance.", context="b", end=True)
         await client.until("stopped")
-        assert (await client.until("done"))["text_spoken"] == "New turn."
+        assert (await client.until("done"))["text_spoken"] == "New utterance."
 
 
 BAD_MESSAGES: list[tuple[str | bytes, str]] = [
@@ -222,7 +222,7 @@ BAD_MESSAGES: list[tuple[str | bytes, str]] = [
     ('{"type": "start", "speed": 99}', "invalid_request"),
     ('{"type": "start", "seed": 1.5}', "invalid_request"),
     ('{"type": "start", "seed": 1e999}', "invalid_request"),
-    ('{"type": "start", "voice": "nobody"}', "unknown_voice"),
+    ('{"type": "start", "voice": "unknown"}', "unknown_voice"),
     ('{"type": "start", "voice": 7}', "invalid_request"),
     ('{"type": "start", "lexicon": {"a": 1}}', "invalid_request"),
     ('{"type": "start", "frame_ms": 0}', "invalid_request"),
@@ -243,7 +243,7 @@ async def test_bad_messages_are_rejected() -> None:
             rejected = await client.until("rejected")
             assert rejected["code"] == code, message[:60]
             assert rejected["message"]
-            assert "aaaa" not in rejected["message"], "text of the user in a message"
+            assert "aaaa" not in rejected["message"], "user text in an error message"
         await client.send(type="text", text=TEXT, end=True)
         assert (await client.until("done"))["text_spoken"] == TEXT
 
@@ -264,7 +264,7 @@ async def test_bad_messages_are_rejected() -> None:
 )
 async def test_hostile_text_keeps_session_usable(text: str) -> None:
     async with serving() as address, dial(address, "/v1/stream?realtime=false") as client:
-        began_s = time.process_time()  # a machine that is busy with other things is not busy with this text
+        start_s = time.process_time()  # CPU time of this process, independent of other load
         await client.send(type="text", text=text, end=True)
         if len(text) < 5_000:
             end = await client.until("done", "error")
@@ -275,7 +275,7 @@ async def test_hostile_text_keeps_session_usable(text: str) -> None:
         await client.until("pong", "error")
         await client.send(type="stop")
         await client.until("stopped", "error")
-        assert time.process_time() - began_s < 10
+        assert time.process_time() - start_s < 10
         await client.send(type="text", text="Still here.", end=True)
         assert (await client.until("done"))["text_spoken"] == "Still here."
 
@@ -295,7 +295,7 @@ async def test_oversized_message_closes_with_1009() -> None:
 @pytest.mark.parametrize(
     ("path", "status"),
     [
-        ("/v1/stream?voice=nobody", 404),
+        ("/v1/stream?voice=unknown", 404),
         ("/v1/stream?needs=word_times,telepathy", 400),
         ("/v1/stream?speed=fast", 400),
         ("/v1/stream?speed=100", 400),
@@ -315,16 +315,16 @@ async def test_over_capacity_is_503_within_50_ms() -> None:
     async with serving(session={"max_sessions": 1, "slot_idle_s": 600}) as address:
         async with dial(address) as client:
             await client.until("ready")
-            took_s = []
+            elapsed_s = []
             for _ in range(20):
-                began_s = time.monotonic()
+                start_s = time.monotonic()
                 with pytest.raises(InvalidStatus) as refused:
                     async with dial(address):
                         pass
-                took_s.append(time.monotonic() - began_s)
+                elapsed_s.append(time.monotonic() - start_s)
                 assert refused.value.response.status_code == 503
                 assert refused.value.response.headers["Retry-After"]
-            assert min(took_s) < 0.05, "a machine that stands still does not do so every time"
+            assert min(elapsed_s) < 0.05, "the minimum excludes stalls of the test machine"
         await until_live_sessions(address, 0)
         async with dial(address) as client:
             await client.until("ready")
@@ -359,7 +359,7 @@ async def test_client_that_stops_reading_is_disconnected() -> None:
     ):
         assert await until_live_sessions(address, 1) == 1
         writer.write(masked({"type": "text", "text": "many words " * 8_000}))
-        # Others are served meanwhile, and the slow one does not pile up sound.
+        # Other clients are served meanwhile, and the slow client buffers a bounded amount of audio.
         async with dial(address, "/v1/stream?realtime=false") as client:
             await client.send(type="text", text=TEXT, end=True)
             await client.until("done")
@@ -369,7 +369,7 @@ async def test_client_that_stops_reading_is_disconnected() -> None:
 
 @asynccontextmanager
 async def not_reading(address: str) -> AsyncIterator[asyncio.StreamWriter]:
-    """A client that has shaken hands and reads nothing more."""
+    """A client that completes the handshake and reads nothing afterwards."""
     host, port = address.split(":")
     slow = socket.create_connection((host, int(port)))
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
@@ -394,7 +394,7 @@ def masked(message: dict[str, Any]) -> bytes:
 
 @pytest.mark.parametrize("point", range(8))
 async def test_vanished_client_frees_its_slot(point: int) -> None:
-    """Killed at eight points; RST, no close frame."""
+    """The connection is reset without a close frame at eight points of an utterance."""
     path = "/v1/stream?realtime=false" if point % 2 else "/v1/stream"
     async with serving(**LONG_TIMEOUTS) as address, dial(address, path) as client:
         if point >= 1:
@@ -425,14 +425,13 @@ async def metric(address: str, name: str) -> float:
 
 
 async def until_live_sessions(address: str, wanted: int) -> float:
-    with anyio.fail_after(60):  # before pytest-timeout, which leaves no time to close anything
+    with anyio.fail_after(60):  # before pytest-timeout, which skips cleanup
         while (live := await metric(address, "tts_sessions")) != wanted:
             pass
     return live
 
 
 async def test_drain_closes_open_connections_with_1012(serve_tone: Serving) -> None:
-    """With a code that says: come back to another worker."""
     async with AsyncExitStack() as stack:
         async with serve_tone(server={"drain_s": 0.1}) as address:
             client = await stack.enter_async_context(dial(address))
@@ -471,12 +470,12 @@ async def test_large_lexicon_is_built_on_a_thread(monkeypatch: pytest.MonkeyPatc
     builders: list[threading.Thread] = []
     build = Lexicon.from_mapping
 
-    def noted(data: object, *, name: str = "lexicon") -> Lexicon:
+    def record_thread(data: object, *, name: str = "lexicon") -> Lexicon:
         builders.append(threading.current_thread())
         return build(data, name=name)
 
     async with serving() as address, dial(address) as client:
-        monkeypatch.setattr(Lexicon, "from_mapping", noted)
+        monkeypatch.setattr(Lexicon, "from_mapping", record_thread)
         await client.until("ready")
         await client.send(type="start", lexicon={f"word{number}": "said" for number in range(5_000)})
         await client.until("ready")

@@ -1,4 +1,4 @@
-"""``/v1/stream``: a client may name its utterances, and every answer about one says that name."""
+"""``/v1/stream``: clients may name their utterances, and events carry that name."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ async def test_events_carry_the_context_name() -> None:
         for _ in range(3):
             await client.until("done")
         named = [(m["type"], m.get("context")) for m in client.log if isinstance(m, dict) and m["type"] != "words"]
-        told = [("started", "a"), ("done", "a"), ("started", "b"), ("done", "b"), ("started", None), ("done", None)]
-        assert [item for item in named if item[0] != "ready"] == told
+        expected = [("started", "a"), ("done", "a"), ("started", "b"), ("done", "b"), ("started", None), ("done", None)]
+        assert [item for item in named if item[0] != "ready"] == expected
         await client.send(type="text", text="a" * 150_000, context="c")
         assert (await client.until("rejected"))["context"] == "c"
 
