@@ -105,7 +105,7 @@ async def test_max_sessions_limits_a_key(tmp_path: Path) -> None:
         assert refused.value.response.status_code == 429
         assert refused.value.response.headers["Retry-After"]
         await held.send(type="start", voice="tone-low")
-        assert (await held.until("ready"))["voice"] == "tone-low", "a session that replaces another is no second one"
+        assert (await held.until("ready"))["voice"] == "tone-low", "a replacing session does not count twice"
         async with dial(address, additional_headers=bearer(OPERATOR)) as other:
             await other.until("ready")
 
@@ -234,18 +234,18 @@ async def test_many_wrong_keys_delay_the_response(monkeypatch: pytest.MonkeyPatc
         await ring.rejection("wrong", "10.0.0.1", "websocket")
     assert delays == [1.0] * 5
     await ring.rejection("wrong", "10.0.0.2", "websocket")
-    assert len(delays) == 5, "another address is not held up"
-    assert ring.authenticate(APP, "websocket") is not None, "nor is a valid key"
+    assert len(delays) == 5, "another address is not delayed"
+    assert ring.authenticate(APP, "websocket") is not None, "a valid key is not delayed"
     now_s = 61.0
     await ring.rejection("wrong", "10.0.0.1", "websocket")
-    assert len(delays) == 5, "after a minute it begins anew"
+    assert len(delays) == 5, "the count restarts after a minute"
 
 
 def test_request_rate_refills_evenly() -> None:
     now_s = 0.0
     ring = KeyRing([ApiKey(name="app", key=APP, requests_per_minute=60)], clock=lambda: now_s)  # type: ignore[arg-type]
 
-    def taken() -> int:
+    def accepted_requests() -> int:
         count = 0
         while True:
             try:
@@ -254,9 +254,9 @@ def test_request_rate_refills_evenly() -> None:
                 return count
             count += 1
 
-    assert taken() == 60
+    assert accepted_requests() == 60
     now_s = 10.0
-    assert taken() == 10
+    assert accepted_requests() == 10
 
 
 async def test_empty_key_file_admits_no_caller(tmp_path: Path) -> None:

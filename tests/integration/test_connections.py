@@ -191,7 +191,7 @@ async def test_rejected_body_does_not_destroy_the_response() -> None:
 async def test_disconnect_mid_body_logs_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as address:
         async with open_tcp(address, SPEECH + b"{"):
-            await until_connections(address, "active", 2)  # this one and the one that asks
+            await until_connections(address, "active", 2)  # this one and that of the metrics request
         await until_connections(address, "active", 1)
     assert not [record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR]
 
@@ -260,7 +260,7 @@ async def test_frame_flood_closes_the_connection(flood: bytes, reason: str) -> N
 
 
 async def test_burst_does_not_delay_other_clients() -> None:
-    """A ping that arrives while a burst is handled is answered before the burst has been."""
+    """A ping received during a burst is answered before the burst is handled completely."""
     burst = frame(1, b'{"type":"flush"}') * 4_000 + frame(1, b'{"type":"ping","id":"last"}')
     order: list[str] = []
     async with serving() as address, dial(address) as other, open_tcp(address, upgrade()) as flooding:
@@ -283,7 +283,7 @@ async def test_burst_does_not_delay_other_clients() -> None:
 
 
 async def until_closed(client: ClientConnection) -> AsyncIterator[str | bytes]:
-    """All messages until the server closes, in order or not."""
+    """Yield all messages until the server closes the connection, gracefully or not."""
     try:
         while True:
             yield await client.recv()
@@ -339,7 +339,7 @@ async def test_handshake_rejection_is_an_http_response() -> None:
 
 
 async def test_pipelined_flood_is_discarded() -> None:
-    """All of a flood of requests but the first is discarded, however much of it is sent."""
+    """All requests of a pipelined flood except the first are discarded."""
     async with serving() as address, open_tcp(address) as client:
         sending = asyncio.create_task(client.send(HEALTH * 20_000))
         await until(sending.done)

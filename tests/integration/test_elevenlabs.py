@@ -1,4 +1,4 @@
-"""ElevenLabs' dialect: LiveKit's plugin, the vendor's SDK and pipecat's reading of times against the real server."""
+"""ElevenLabs-compatible API: LiveKit's plugin, the vendor's SDK and plain clients against the real server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LONG = "This is a rather long story, and it goes on and on. " * 40
 
 
 class Client:
-    """A plain socket that keeps what came, by context."""
+    """A plain WebSocket client that records messages."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
@@ -98,7 +98,8 @@ async def plugin(address: str, **options: Any) -> AsyncIterator[Any]:
 
 
 async def spoken(stream: Any) -> tuple[int, list[Any]]:
-    samples, words = 0, []
+    samples = 0
+    words = []
     async for event in stream:
         samples += event.frame.samples_per_channel
         words += event.frame.userdata.get("lk.timed_transcripts", [])
@@ -108,7 +109,7 @@ async def spoken(stream: Any) -> tuple[int, list[Any]]:
 async def test_livekit_plugin_streams_concurrent_contexts() -> None:
     async with serving() as address, plugin(address) as tts:
 
-        async def turn() -> tuple[int, list[Any]]:
+        async def speak() -> tuple[int, list[Any]]:
             async with tts.stream() as stream:
                 for piece in ("Hello there, ", "my fri", "end. How are", " you today?"):
                     stream.push_text(piece)
@@ -116,13 +117,13 @@ async def test_livekit_plugin_streams_concurrent_contexts() -> None:
                 stream.end_input()
                 return await spoken(stream)
 
-        for samples, words in await asyncio.gather(turn(), turn(), turn()):
+        for samples, words in await asyncio.gather(speak(), speak(), speak()):
             assert samples >= SAMPLES
             assert "".join(words).split() == TEXT.split()
             starts = [word.start_time for word in words]
             assert starts == sorted(starts)
             how = next(word for word in words if word.strip() == "How")
-            assert 18 * 0.06 <= how.start_time <= samples / 24_000, "times count from the beginning of the sound"
+            assert 18 * 0.06 <= how.start_time <= samples / 24_000, "times count from the start of the audio"
         await until_live_sessions(address, 0)
 
 
@@ -138,7 +139,8 @@ async def test_livekit_plugin_decodes_every_format(encoding: str) -> None:
 
 async def test_livekit_interruption_ends_only_its_session() -> None:
     async with serving() as address, plugin(address) as tts:
-        stream, other = tts.stream(), tts.stream()
+        stream = tts.stream()
+        other = tts.stream()
         for each in (stream, other):
             each.push_text(LONG)
             each.flush()
@@ -159,7 +161,7 @@ async def test_livekit_plugin_downloads_and_raises_errors() -> None:
     async with serving() as address, plugin(address) as tts:
         assert (await tts.synthesize(TEXT, conn_options=once).collect()).samples_per_channel >= SAMPLES
         assert {voice.id for voice in await tts.list_voices()} == {"tone", "tone-low", "tone-high"}
-        tts.update_options(voice_id="nobody")
+        tts.update_options(voice_id="unknown")
         with pytest.raises(APIStatusError) as refused:
             await tts.synthesize(TEXT, conn_options=once).collect()
         assert refused.value.status_code == 404
@@ -180,18 +182,18 @@ async def test_sdk_downloads_every_format_family() -> None:
         speech = client.text_to_speech
         lengths_s = []
         for name in ("pcm_24000", "ulaw_8000", "mp3_44100_128", "wav_24000"):
-            ask = speech.stream if name.startswith("pcm") else speech.convert
-            sound = b"".join([chunk async for chunk in ask("tone", text=TEXT, model_id="x", output_format=name)])
+            method = speech.stream if name.startswith("pcm") else speech.convert
+            data = b"".join([chunk async for chunk in method("tone", text=TEXT, model_id="x", output_format=name)])
             if name.startswith(("pcm", "ulaw")):
-                lengths_s.append(len(sound) / (48_000 if name == "pcm_24000" else 8_000))
+                lengths_s.append(len(data) / (48_000 if name == "pcm_24000" else 8_000))
             else:
-                samples, rate_hz = soundfile.read(io.BytesIO(sound))
+                samples, rate_hz = soundfile.read(io.BytesIO(data))
                 lengths_s.append(len(samples) / rate_hz)
         assert max(lengths_s) - min(lengths_s) < 0.15
         for options, status, code in (
             ({"output_format": "pcm_99"}, 400, "invalid_request"),
             ({"voice_settings": {"speed": 9.0}}, 400, "invalid_request"),
-            ({"voice_id": "nobody"}, 404, "unknown_voice"),
+            ({"voice_id": "unknown"}, 404, "unknown_voice"),
         ):
             with pytest.raises(elevenlabs_core.ApiError) as refused:
                 await speech.stream(**{"voice_id": "tone", "text": TEXT, **options}).__anext__()
@@ -211,9 +213,10 @@ PREFIXES = pytest.mark.parametrize("prefix", ["", "/elevenlabs"], ids=["root", "
 
 
 def times_of(alignment: Any, text: str) -> list[float]:
-    """The start times, checked: one pair of times for each character of the text, in order."""
+    """Return the start times after checking that each character of the text has one pair of times, in order."""
     assert "".join(alignment.characters) == text
-    starts, ends = alignment.character_start_times_seconds, alignment.character_end_times_seconds
+    starts = alignment.character_start_times_seconds
+    ends = alignment.character_end_times_seconds
     assert len(starts) == len(ends) == len(text)
     assert starts == sorted(starts)
     assert all(start <= end for start, end in zip(starts, ends, strict=True))
@@ -236,12 +239,12 @@ async def test_sdk_converts_with_timestamps(prefix: str) -> None:
 @PREFIXES
 async def test_sdk_streams_with_timestamps(prefix: str) -> None:
     async with serving() as address, sdk(address, prefix) as client:
-        ask = {"voice_id": "tone", "text": LONG[:400], "output_format": "pcm_24000"}
-        chunks = [chunk async for chunk in client.text_to_speech.stream_with_timestamps(**ask)]
-        whole = await client.text_to_speech.convert_with_timestamps(**ask)
+        arguments = {"voice_id": "tone", "text": LONG[:400], "output_format": "pcm_24000"}
+        chunks = [chunk async for chunk in client.text_to_speech.stream_with_timestamps(**arguments)]
+        whole = await client.text_to_speech.convert_with_timestamps(**arguments)
         assert len(chunks) > 3
-        sound = b"".join(base64.b64decode(chunk.audio_base_64) for chunk in chunks)
-        assert sound == base64.b64decode(whole.audio_base_64)
+        pcm = b"".join(base64.b64decode(chunk.audio_base_64) for chunk in chunks)
+        assert pcm == base64.b64decode(whole.audio_base_64)
         timed = [chunk.alignment for chunk in chunks if chunk.alignment]
         characters = "".join("".join(alignment.characters) for alignment in timed)
         starts = [start for alignment in timed for start in alignment.character_start_times_seconds]
@@ -265,13 +268,13 @@ async def test_timestamp_route_rejections_use_vendor_errors() -> None:
             ({"text": "🎉"}, 422, "unspeakable_text"),
             ({"text": "x" * 20_001}, 413, "text_too_long"),
         ):
-            ask = {"voice_id": "tone", "text": TEXT, **fields}
+            arguments = {"voice_id": "tone", "text": TEXT, **fields}
             with pytest.raises(elevenlabs_core.ApiError) as refused:
-                await client.text_to_speech.convert_with_timestamps(**ask)
+                await client.text_to_speech.convert_with_timestamps(**arguments)
             assert refused.value.status_code == status
             assert refused.value.body["detail"]["status"] == code
             with pytest.raises(elevenlabs_core.ApiError) as refused:
-                await client.text_to_speech.stream_with_timestamps(**ask).__anext__()
+                await client.text_to_speech.stream_with_timestamps(**arguments).__anext__()
             assert refused.value.status_code == status
 
 
@@ -345,7 +348,8 @@ async def test_character_times_agree_in_both_references() -> None:
                 await client.send("a", close_context=True)
                 await client.until("isFinal")
                 assert client.text("a") == text
-                clock_ms, found = 0, []
+                clock_ms = 0
+                found = []
                 for message in client.messages("a"):
                     if (times := message.get("alignment")) is None:
                         continue
@@ -358,11 +362,11 @@ async def test_character_times_agree_in_both_references() -> None:
 
 async def test_close_context_ends_or_interrupts() -> None:
     async with serving() as address, dial(address) as client:
-        await client.say("kept", LONG)
-        for name in ("flushed", "barely flushed"):  # closed before anything was heard, or after a flush: the end
+        await client.say("continuing", LONG)
+        for name in ("flushed", "bare flush"):  # closed before any audio, or after a flush: the text ends
             await client.send(name, text=" ")
             await client.send(name, text=TEXT, flush=name == "flushed")
-            if name == "barely flushed":
+            if name == "bare flush":
                 await client.send(name, text="", flush=True)
                 await client.until("audio", name)
             await client.send(name, close_context=True)
@@ -378,11 +382,11 @@ async def test_close_context_ends_or_interrupts() -> None:
         await client.send("twice", close_context=True)
         await client.until("isFinal", "twice")
         assert len(client.pcm("twice")) // 2 < 24 * 60 * 1_500
-        await client.send("kept", close_context=True)
-        await client.until("isFinal", "kept")
-        assert len(client.pcm("kept")) > len(client.pcm("stopped"))
+        await client.send("continuing", close_context=True)
+        await client.until("isFinal", "continuing")
+        assert len(client.pcm("continuing")) > len(client.pcm("stopped"))
         assert client.messages("stopped")[-1]["isFinal"], "nothing follows"
-        assert client.text("kept") == LONG
+        assert client.text("continuing") == LONG
         await until_live_sessions(address, 0)
 
 
@@ -397,7 +401,7 @@ async def test_names_are_reusable_and_keep_alives_open_nothing() -> None:
         await client.send("a", text="")
         await client.send("a", flush=True)
         await client.send("a", close_context=True)
-        await client.send(text="No name is a name too. ", flush=True)
+        await client.send(text="A context without a name. ", flush=True)
         await client.until("audio")
         await client.send(text="", flush=True)
         await client.send(close_context=True)
@@ -445,7 +449,7 @@ async def test_auto_mode_separates_sentences(auto_mode: bool) -> None:
     async with serving() as address, dial(address, query=f"&auto_mode={str(auto_mode).lower()}") as client:
         for text in ("He sa", 'id "No."', "Why not?", " Be", "cause. ", "Yes."):
             await client.send("a", text=text)
-        await client.send("a", text="", flush=True)  # so that closing is no interruption
+        await client.send("a", text="", flush=True)  # makes close_context the end of the text
         await client.send("a", close_context=True)
         await client.until("isFinal")
         expected = 'He said "No." Why not? Because. Yes.'
@@ -462,13 +466,13 @@ async def test_idle_context_ends_after_timeout() -> None:
 async def test_contexts_may_use_every_slot() -> None:
     async with serving(session={"max_sessions": 4, "slot_idle_s": 600}) as address, dial(address) as client:
         names = ["a", "b", "c", "d"]
-        for name in names:  # downloads would get three of four slots
+        for name in names:  # downloads may use only three of four slots
             await client.say(name, LONG)
         for name in names:
             await client.until("audio", name)
 
 
-# -- what is wrong ----------------------------------------------------------------------------------------------------
+# -- invalid input ----------------------------------------------------------------------------------------------------
 
 
 async def test_invalid_messages_keep_the_socket_usable() -> None:
@@ -477,16 +481,16 @@ async def test_invalid_messages_keep_the_socket_usable() -> None:
         dial(address) as client,
     ):
         await client.say("fine", LONG)
-        wrong: list[dict[str, Any]] = [
+        invalid: list[dict[str, Any]] = [
             {"text": 5},
             {"voice_settings": {"speed": 1.0}},
             {"text": "x", "flush": "yes"},
             {"text": " ", "voice_settings": {"speed": 99.0}},
             {"text": "x" * 3_001},
         ]
-        for message in wrong:
-            await client.send("wrong", **message)
-            error = await client.until("error", "wrong")
+        for message in invalid:
+            await client.send("invalid", **message)
+            error = await client.until("error", "invalid")
             assert error["error"] == error["message"]
             assert "x" * 10 not in error["error"]
         for raw in ("not JSON", "[]", "{}", b"\0\1", '{"context_id": 3, "text": "x"}'):
@@ -497,7 +501,7 @@ async def test_invalid_messages_keep_the_socket_usable() -> None:
         await client.send("third", text=TEXT)
         assert (await client.until("error", "third"))["code"] == "over_capacity"
         for name in ("second", "fine"):
-            await client.send(name, close_context=True, tomorrow=[1])
+            await client.send(name, close_context=True, unknown_field=[1])
             await client.until("isFinal", name)
         assert client.text("fine") == LONG
 
@@ -509,7 +513,7 @@ async def test_invalid_handshakes_are_rejected() -> None:
             pass
         for path, query, options, status in (
             ("tone/multi-stream-input", "", {}, 401),
-            ("nobody/multi-stream-input", "", key, 404),
+            ("unknown/multi-stream-input", "", key, 404),
             ("tone/stream-input", "&output_format=gif", key, 400),
             ("tone/stream-input", "&inactivity_timeout=soon", key, 400),
         ):
@@ -528,7 +532,7 @@ async def test_dropped_socket_frees_every_context() -> None:
         await until_live_sessions(address, 0)
 
 
-# -- times of characters ----------------------------------------------------------------------------------------------
+# -- character times --------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=60)
@@ -538,7 +542,10 @@ def test_every_character_is_timed_once_in_order(
 ) -> None:
     clock = CharacterClock(per_message=per_message)
     edges = sorted({min(cut, len(text)) for cut in cuts})
-    sample, told, base_ms, last_ms = 0, [], 0, 0
+    sample = 0
+    taken = []
+    base_ms = 0
+    last_ms = 0
     words = []
     for start, end in zip(edges[::2], edges[1::2], strict=False):
         begin = sample + data.draw(st.integers(0, 10_000))
@@ -548,12 +555,12 @@ def test_every_character_is_timed_once_in_order(
     for word in words:
         clock.add([word])
         if data.draw(st.booleans()) and (times := clock.take()) is not None:
-            told.append(times)
+            taken.append(times)
     clock.finish()
     if (times := clock.take()) is not None:
-        told.append(times)
-    assert "".join("".join(times["chars"]) for times in told) == (text if edges[1:] and edges[1] else "")
-    for times in told:
+        taken.append(times)
+    assert "".join("".join(times["chars"]) for times in taken) == (text if edges[1:] and edges[1] else "")
+    for times in taken:
         assert len(times["chars"]) == len(times["charStartTimesMs"]) == len(times["charDurationsMs"])
         for start_ms, length_ms in zip(times["charStartTimesMs"], times["charDurationsMs"], strict=True):
             assert length_ms >= 0

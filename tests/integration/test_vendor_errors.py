@@ -1,4 +1,4 @@
-"""Errors of routes that no API owns: in the shape of the vendor whose client asks."""
+"""Errors of unknown and shared routes use the format of the client's vendor."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ with warnings.catch_warnings():
 async def sdks(address: str, key: str = "any key") -> AsyncIterator[tuple[Any, Any, Any]]:
     """The clients of OpenAI, Cartesia and ElevenLabs."""
     async with (
-        openai.AsyncOpenAI(api_key=key, base_url=f"http://{address}/v1", max_retries=0) as first,
-        cartesia_sdk.AsyncCartesia(api_key=key, base_url=f"http://{address}", max_retries=0) as second,
+        openai.AsyncOpenAI(api_key=key, base_url=f"http://{address}/v1", max_retries=0) as openai_client,
+        cartesia_sdk.AsyncCartesia(api_key=key, base_url=f"http://{address}", max_retries=0) as cartesia_client,
         httpx.AsyncClient(timeout=60) as http,
     ):
         yield (
-            first,
-            second,
+            openai_client,
+            cartesia_client,
             elevenlabs_client.AsyncElevenLabs(api_key=key, base_url=f"http://{address}", httpx_client=http),
         )
 
@@ -39,7 +39,7 @@ ELEVENLABS = {"xi-api-key": "any key"}
 CARTESIA = {"cartesia-version": "2025-04-16"}
 
 
-def shape(body: dict[str, Any]) -> str:
+def error_format(body: dict[str, Any]) -> str:
     if "detail" in body:
         assert body["detail"]["message"]
         return "elevenlabs"
@@ -68,7 +68,7 @@ def shape(body: dict[str, Any]) -> str:
 async def test_not_found_uses_the_clients_format(path: str, headers: dict[str, str], expected: str) -> None:
     async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as http:
         answer = await http.get(path, headers=headers)
-        assert (answer.status_code, shape(answer.json())) == (404, expected)
+        assert (answer.status_code, error_format(answer.json())) == (404, expected)
 
 
 async def test_wrong_key_uses_the_clients_format() -> None:
