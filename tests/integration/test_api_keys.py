@@ -99,11 +99,11 @@ async def test_max_sessions_limits_a_key(tmp_path: Path) -> None:
         dial(address, additional_headers=bearer(APP)) as held,
     ):
         await held.until("ready")
-        with pytest.raises(InvalidStatus) as refused:
+        with pytest.raises(InvalidStatus) as exc_info:
             async with dial(address, additional_headers=bearer(APP)):
                 pass
-        assert refused.value.response.status_code == 429
-        assert refused.value.response.headers["Retry-After"]
+        assert exc_info.value.response.status_code == 429
+        assert exc_info.value.response.headers["Retry-After"]
         await held.send(type="start", voice="tone-low")
         assert (await held.until("ready"))["voice"] == "tone-low", "a replacing session does not count twice"
         async with dial(address, additional_headers=bearer(OPERATOR)) as other:
@@ -125,9 +125,9 @@ async def test_requests_per_minute_do_not_delay_controls(tmp_path: Path) -> None
         metadata = (("x-api-key", APP),)
         for _ in range(2):
             await rig.stub.StartSession(pb.StartSessionRequest(session_id="s"), metadata=metadata)
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
+        with pytest.raises(grpc.aio.AioRpcError) as exc_info:
             await rig.stub.StartSession(pb.StartSessionRequest(session_id="t"), metadata=metadata)
-        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert exc_info.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         for _ in range(20):
             assert (
                 await rig.stub.Control(pb.ControlRequest(session_id="s", command=pb.STOP), metadata=metadata)

@@ -150,9 +150,9 @@ async def test_sdk_downloads_every_container(container: str) -> None:
         )
         data = await answer.read()
         assert {"raw": b"\0\0", "wav": b"RIFF", "mp3": b"\xff"}[container][:1] == data[:1] or len(data) > 10_000
-        with pytest.raises(cartesia_sdk.NotFoundError) as refused:
+        with pytest.raises(cartesia_sdk.NotFoundError) as exc_info:
             await client.tts.generate(model_id="sonic-3", transcript=TEXT, voice={"id": "no one"}, output_format=FORMAT)
-        assert refused.value.body["error_code"] == "unknown_voice"
+        assert exc_info.value.body["error_code"] == "unknown_voice"
 
 
 SPEECH: dict[str, Any] = {"model_id": "sonic-3", "transcript": TEXT, "voice": {"mode": "id", "id": "tone"}}
@@ -185,9 +185,9 @@ async def test_sse_rejections_use_vendor_errors() -> None:
             ({"add_phoneme_timestamps": True}, cartesia_sdk.BadRequestError, "invalid_request"),
             ({"transcript": "🎉"}, cartesia_sdk.UnprocessableEntityError, "unspeakable_text"),
         ):
-            with pytest.raises(kind) as refused:
+            with pytest.raises(kind) as exc_info:
                 await client.tts.sse(**{**SPEECH, "output_format": FORMAT, **fields})
-            assert refused.value.body["error_code"] == code
+            assert exc_info.value.body["error_code"] == code
 
 
 async def test_sse_failure_is_the_last_event() -> None:
@@ -225,9 +225,9 @@ async def test_sdk_lists_and_gets_voices() -> None:
         voice = await client.voices.get("tone-low")
         assert (voice.id, voice.name, voice.language) == ("tone-low", "tone-low", "mul")
         assert [(locale.locale, locale.is_native) for locale in voice.locales] == [("mul", True)]
-        with pytest.raises(cartesia_sdk.NotFoundError) as refused:
+        with pytest.raises(cartesia_sdk.NotFoundError) as exc_info:
             await client.voices.get("unknown")
-        assert refused.value.body["error_code"] == "unknown_voice"
+        assert exc_info.value.body["error_code"] == "unknown_voice"
         for wrong in ({"limit": 101}, {"starting_after": "unknown"}):
             with pytest.raises(cartesia_sdk.BadRequestError):
                 await client.voices.list(**wrong)
@@ -288,9 +288,9 @@ async def test_livekit_plugin_downloads_and_raises_errors() -> None:
         frame = await tts.synthesize(TEXT, conn_options=once).collect()
         assert frame.samples_per_channel >= SAMPLES
         tts.update_options(voice="no one")
-        with pytest.raises(APIStatusError) as refused:
+        with pytest.raises(APIStatusError) as exc_info:
             await tts.synthesize(TEXT, conn_options=once).collect()
-        assert refused.value.status_code == 404
+        assert exc_info.value.status_code == 404
         async with tts.stream(conn_options=once) as stream:
             stream.push_text(TEXT)
             stream.end_input()

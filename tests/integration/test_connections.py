@@ -228,9 +228,9 @@ async def test_full_worker_answers_health_probes(caplog: pytest.LogCaptureFixtur
         async with httpx.AsyncClient(base_url=f"http://{address}") as http:
             for _ in range(3):
                 assert (await http.get("/health/live", headers={"Connection": "close"})).status_code == 200
-                refused = await http.get("/v1/voices", headers={"Connection": "close"})
-                assert refused.status_code == 503
-                assert refused.json()["error"]["code"] == "over_capacity"
+                rejection = await http.get("/v1/voices", headers={"Connection": "close"})
+                assert rejection.status_code == 503
+                assert rejection.json()["error"]["code"] == "over_capacity"
         silent = [await stack.enter_async_context(open_tcp(address)) for _ in range(20)]
         async with open_tcp(address, HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")) as probe:
             assert status_of(await probe.read_all()) == 200
@@ -320,9 +320,9 @@ async def test_bodies_are_bounded_together() -> None:
         other = await stack.enter_async_context(open_tcp(address, SPEECH + b"a" * 999))
         await until_connections(address, "active", 3)
         async with httpx.AsyncClient(base_url=f"http://{address}") as http:
-            refused = await http.post("/v1/audio/speech", content=b"b" * 500)
-            assert refused.status_code == 503
-            assert refused.json()["error"]["code"] == "over_capacity"
+            rejection = await http.post("/v1/audio/speech", content=b"b" * 500)
+            assert rejection.status_code == 503
+            assert rejection.json()["error"]["code"] == "over_capacity"
             for client in (holding, other):
                 await client.send(b"a")
                 assert b" 400 " in await client.reader.readuntil(b"\r\n")
@@ -332,10 +332,10 @@ async def test_bodies_are_bounded_together() -> None:
 
 async def test_handshake_rejection_is_an_http_response() -> None:
     async with serving() as address:
-        with pytest.raises(InvalidStatus) as refused:
+        with pytest.raises(InvalidStatus) as exc_info:
             async with connect(f"ws://{address}/v1/stream?voice=none"):
                 pass
-        assert refused.value.response.status_code == 404
+        assert exc_info.value.response.status_code == 404
 
 
 async def test_pipelined_flood_is_discarded() -> None:

@@ -162,15 +162,15 @@ async def test_livekit_plugin_downloads_and_raises_errors() -> None:
         assert (await tts.synthesize(TEXT, conn_options=once).collect()).samples_per_channel >= SAMPLES
         assert {voice.id for voice in await tts.list_voices()} == {"tone", "tone-low", "tone-high"}
         tts.update_options(voice_id="unknown")
-        with pytest.raises(APIStatusError) as refused:
+        with pytest.raises(APIStatusError) as exc_info:
             await tts.synthesize(TEXT, conn_options=once).collect()
-        assert refused.value.status_code == 404
+        assert exc_info.value.status_code == 404
         async with tts.stream(conn_options=once) as stream:
             stream.push_text(TEXT)
             stream.end_input()
-            with pytest.raises(APIStatusError) as refused:
+            with pytest.raises(APIStatusError) as exc_info:
                 await spoken(stream)
-        assert refused.value.status_code == 404
+        assert exc_info.value.status_code == 404
 
 
 # -- the vendor's SDK -------------------------------------------------------------------------------------------------
@@ -195,10 +195,10 @@ async def test_sdk_downloads_every_format_family() -> None:
             ({"voice_settings": {"speed": 9.0}}, 400, "invalid_request"),
             ({"voice_id": "unknown"}, 404, "unknown_voice"),
         ):
-            with pytest.raises(elevenlabs_core.ApiError) as refused:
+            with pytest.raises(elevenlabs_core.ApiError) as exc_info:
                 await speech.stream(**{"voice_id": "tone", "text": TEXT, **options}).__anext__()
-            assert refused.value.status_code == status
-            assert refused.value.body["detail"]["status"] == code
+            assert exc_info.value.status_code == status
+            assert exc_info.value.body["detail"]["status"] == code
 
 
 @asynccontextmanager
@@ -269,13 +269,13 @@ async def test_timestamp_route_rejections_use_vendor_errors() -> None:
             ({"text": "x" * 20_001}, 413, "text_too_long"),
         ):
             arguments = {"voice_id": "tone", "text": TEXT, **fields}
-            with pytest.raises(elevenlabs_core.ApiError) as refused:
+            with pytest.raises(elevenlabs_core.ApiError) as exc_info:
                 await client.text_to_speech.convert_with_timestamps(**arguments)
-            assert refused.value.status_code == status
-            assert refused.value.body["detail"]["status"] == code
-            with pytest.raises(elevenlabs_core.ApiError) as refused:
+            assert exc_info.value.status_code == status
+            assert exc_info.value.body["detail"]["status"] == code
+            with pytest.raises(elevenlabs_core.ApiError) as exc_info:
                 await client.text_to_speech.stream_with_timestamps(**arguments).__anext__()
-            assert refused.value.status_code == status
+            assert exc_info.value.status_code == status
 
 
 async def test_disconnect_from_timestamp_stream_frees_session() -> None:
@@ -300,9 +300,9 @@ async def test_sdk_searches_voices(prefix: str) -> None:
         assert first.has_more
         second = await client.voices.search(page_size=2, next_page_token=first.next_page_token)
         assert [voice.voice_id for voice in second.voices] == ["tone-high"]
-        with pytest.raises(elevenlabs_core.ApiError) as refused:
+        with pytest.raises(elevenlabs_core.ApiError) as exc_info:
             await client.voices.search(page_size=0)
-        assert refused.value.body["detail"]["status"] == "invalid_request"
+        assert exc_info.value.body["detail"]["status"] == "invalid_request"
 
 
 @PREFIXES
@@ -312,9 +312,9 @@ async def test_sdk_gets_voices_and_models(prefix: str) -> None:
         voice = await client.voices.get("tone-low")
         assert (voice.voice_id, voice.name, voice.category) == ("tone-low", "tone-low", "premade")
         assert voice.verified_languages[0].model_id == "tone"
-        with pytest.raises(elevenlabs_core.ApiError) as refused:
+        with pytest.raises(elevenlabs_core.ApiError) as exc_info:
             await client.voices.get("unknown")
-        assert (refused.value.status_code, refused.value.body["detail"]["status"]) == (404, "unknown_voice")
+        assert (exc_info.value.status_code, exc_info.value.body["detail"]["status"]) == (404, "unknown_voice")
         models = await client.models.list()
         assert [(model.model_id, model.can_do_text_to_speech) for model in models] == [("tone", True)]
         assert models[0].languages[0].language_id == "mul"
@@ -517,10 +517,10 @@ async def test_invalid_handshakes_are_rejected() -> None:
             ("tone/stream-input", "&output_format=gif", key, 400),
             ("tone/stream-input", "&inactivity_timeout=soon", key, 400),
         ):
-            with pytest.raises(InvalidStatus) as refused:
+            with pytest.raises(InvalidStatus) as exc_info:
                 async with dial(address, path, query, **options):
                     pass
-            assert refused.value.response.status_code == status
+            assert exc_info.value.response.status_code == status
 
 
 async def test_dropped_socket_frees_every_context() -> None:

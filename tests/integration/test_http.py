@@ -128,9 +128,9 @@ async def test_openai_sdk_retrieves_a_model() -> None:
         for name in ("tone", "tts-1"):
             model = await client.models.retrieve(name)
             assert (model.id, model.object) == (name, "model")
-        with pytest.raises(openai.NotFoundError) as refused:
+        with pytest.raises(openai.NotFoundError) as exc_info:
             await client.models.retrieve("gpt-5")
-        assert refused.value.code == "unknown_model"
+        assert exc_info.value.code == "unknown_model"
 
 
 @pytest.mark.parametrize("text", ["", "🎉🎉", "a" * 20_001], ids=["empty", "unspeakable", "too long"])
@@ -161,9 +161,9 @@ async def test_openai_voice_names_select_default_voice() -> None:
 
 async def test_openai_voice_names_can_be_disabled() -> None:
     async with serving(voices={"openai_names": False}) as address, openai_sdk(address) as client:
-        with pytest.raises(openai.NotFoundError) as refused:
+        with pytest.raises(openai.NotFoundError) as exc_info:
             await client.audio.speech.create(**speech(voice="alloy"))
-        assert refused.value.code == "unknown_voice"
+        assert exc_info.value.code == "unknown_voice"
 
 
 async def test_openai_sdk_streams_and_sse_ends_with_done() -> None:

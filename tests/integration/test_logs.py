@@ -146,10 +146,10 @@ async def test_handshake_returns_request_id() -> None:
         async with connect(f"ws://{address}/v1/stream", additional_headers=headers) as socket:
             assert socket.response is not None
             assert socket.response.headers["x-request-id"] == "call-43"
-        with pytest.raises(InvalidStatus) as refused:
+        with pytest.raises(InvalidStatus) as exc_info:
             async with connect(f"ws://{address}/v1/stream?voice=none", additional_headers=headers):
                 pass
-        assert refused.value.response.headers["x-request-id"] == "call-43"
+        assert exc_info.value.response.headers["x-request-id"] == "call-43"
 
 
 async def test_forbidden_origins_are_logged_once_a_second(caplog: pytest.LogCaptureFixture) -> None:

@@ -51,6 +51,6 @@ async def test_interruption_frees_session_and_errors_have_status() -> None:
         await stream.aclose()
         await until_live_sessions(address, 0)
         tts.update_options(voice="unknown")
-        with pytest.raises(APIStatusError) as refused:
+        with pytest.raises(APIStatusError) as exc_info:
             await tts.synthesize(TEXT, conn_options=APIConnectOptions(max_retry=0)).collect()
-        assert refused.value.status_code == 404
+        assert exc_info.value.status_code == 404

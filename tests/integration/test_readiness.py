@@ -152,11 +152,11 @@ async def test_grpc_enrolment_is_unavailable_while_the_engine_loads() -> None:
             pcm = (speech(2.0, 16_000).samples * 32_767).astype("<i2").tobytes()
             prompt = cv.zeroshotRequest(tts_text="Hi.", prompt_text=SAID, prompt_audio=pcm)
             request = cv.Request(zero_shot_request=prompt)
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
+            with pytest.raises(grpc.aio.AioRpcError) as exc_info:
                 async for _ in cosyvoice_pb2_grpc.CosyVoiceStub(channel).Inference(request):
                     pass
-            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-            assert dict(refused.value.trailing_metadata() or ())["tts-retryable"] == "true"
+            assert exc_info.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert dict(exc_info.value.trailing_metadata() or ())["tts-retryable"] == "true"
 
 
 async def test_enrolment_without_a_capable_engine_is_400() -> None:

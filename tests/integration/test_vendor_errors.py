@@ -74,29 +74,29 @@ async def test_not_found_uses_the_clients_format(path: str, headers: dict[str, s
 async def test_wrong_key_uses_the_clients_format() -> None:
     async with serving(server={"api_keys": ["a-long-secret"]}) as address, sdks(address, "wrong") as clients:
         for_openai, for_cartesia, for_elevenlabs = clients
-        with pytest.raises(openai.AuthenticationError) as refused:
+        with pytest.raises(openai.AuthenticationError) as exc_info:
             await for_openai.models.list()
-        assert refused.value.code == "unauthenticated"
-        with pytest.raises(cartesia_sdk.AuthenticationError) as refused:
+        assert exc_info.value.code == "unauthenticated"
+        with pytest.raises(cartesia_sdk.AuthenticationError) as exc_info:
             await for_cartesia.voices.list()
-        assert refused.value.body["error_code"] == "unauthenticated"
-        with pytest.raises(elevenlabs_core.ApiError) as refused:
+        assert exc_info.value.body["error_code"] == "unauthenticated"
+        with pytest.raises(elevenlabs_core.ApiError) as exc_info:
             await for_elevenlabs.models.list()
-        assert refused.value.status_code == 401
-        assert refused.value.body["detail"]["status"] == "unauthenticated"
+        assert exc_info.value.status_code == 401
+        assert exc_info.value.body["detail"]["status"] == "unauthenticated"
 
 
 async def test_sdk_methods_without_a_route_raise_not_found() -> None:
     async with serving() as address, sdks(address) as (for_openai, for_cartesia, for_elevenlabs):
         with pytest.raises(openai.NotFoundError):
             await for_openai.files.list()
-        with pytest.raises(cartesia_sdk.NotFoundError) as refused:
+        with pytest.raises(cartesia_sdk.NotFoundError) as exc_info:
             await for_cartesia.pronunciation_dicts.list()
-        assert refused.value.body["status_code"] == 404
-        with pytest.raises(elevenlabs_core.ApiError) as refused:
+        assert exc_info.value.body["status_code"] == 404
+        with pytest.raises(elevenlabs_core.ApiError) as exc_info:
             await for_elevenlabs.user.get()
-        assert refused.value.status_code == 404
-        assert refused.value.body["detail"]["message"]
+        assert exc_info.value.status_code == 404
+        assert exc_info.value.body["detail"]["message"]
 
 
 async def test_models_use_openai_format_by_default() -> None:

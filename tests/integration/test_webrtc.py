@@ -224,9 +224,9 @@ async def test_unconnected_peer_counts_against_max_peers() -> None:
         sdp = await client.offer()
         answer = await post_offer(address, sdp)
         assert answer.status_code == 200
-        refused = await post_offer(address, sdp)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "over_capacity")
-        assert refused.headers["retry-after"] == "1"
+        rejection = await post_offer(address, sdp)
+        assert (rejection.status_code, rejection.json()["error"]["code"]) == (503, "over_capacity")
+        assert rejection.headers["retry-after"] == "1"
         assert await metric(address, "tts_sessions") == 1
         await client.accept(answer.json()["sdp"])
         await client.until_message("ready")

@@ -305,10 +305,10 @@ async def test_oversized_message_closes_with_1009() -> None:
 )
 async def test_invalid_handshake_is_rejected(path: str, status: int) -> None:
     async with serving() as address:
-        with pytest.raises(InvalidStatus) as refused:
+        with pytest.raises(InvalidStatus) as exc_info:
             async with dial(address, path):
                 pass
-        assert refused.value.response.status_code == status
+        assert exc_info.value.response.status_code == status
 
 
 async def test_over_capacity_is_503_within_50_ms() -> None:
@@ -318,12 +318,12 @@ async def test_over_capacity_is_503_within_50_ms() -> None:
             elapsed_s = []
             for _ in range(20):
                 start_s = time.monotonic()
-                with pytest.raises(InvalidStatus) as refused:
+                with pytest.raises(InvalidStatus) as exc_info:
                     async with dial(address):
                         pass
                 elapsed_s.append(time.monotonic() - start_s)
-                assert refused.value.response.status_code == 503
-                assert refused.value.response.headers["Retry-After"]
+                assert exc_info.value.response.status_code == 503
+                assert exc_info.value.response.headers["Retry-After"]
             assert min(elapsed_s) < 0.05, "the minimum excludes stalls of the test machine"
         await until_live_sessions(address, 0)
         async with dial(address) as client:
@@ -337,10 +337,10 @@ async def test_keys_and_origins_are_checked() -> None:
             ({"Authorization": "Bearer wrong"}, 401),
             ({"Authorization": "Bearer correct-horse", "Origin": "http://evil.example"}, 403),
         ):
-            with pytest.raises(InvalidStatus) as refused:
+            with pytest.raises(InvalidStatus) as exc_info:
                 async with dial(address, additional_headers=headers):
                     pass
-            assert refused.value.response.status_code == status
+            assert exc_info.value.response.status_code == status
         async with dial(address, additional_headers={"X-API-Key": "correct-horse"}) as client:
             await client.until("ready")
         async with dial(address, subprotocols=["tts-worker", "key.correct-horse"]) as client:

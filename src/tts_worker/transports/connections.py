@@ -181,7 +181,7 @@ class ConnectionTable:
         self.remove(connection)
 
     def update(self, connection: Connection) -> None:
-        """Move a connection whose state has changed."""
+        """Move a connection after a state change."""
         if connection in self._probes or connection not in self._all:
             return
         self._waiting.pop(connection, None)

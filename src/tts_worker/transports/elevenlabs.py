@@ -176,7 +176,7 @@ class _ElevenLabsProtocol:
         """Handle ``close_context``, which means either the end of the text or an interruption.
 
         Per the vendor's reference flushed text is still spoken, so a close after a flush would be the end of the text.
-        LiveKit, however, flushes every sentence and interrupts with the same message. A close is therefore an
+        But LiveKit flushes every sentence and interrupts with the same message. A close is therefore an
         interruption if audio was sent and the last message was not a flush without text, or if it is the second one.
         """
         context = self._socket.contexts.get(name)
@@ -284,7 +284,7 @@ def models_response(hub: SessionHub, *, max_input_chars: int) -> Response:
 
 
 def prefixed_router(hub: SessionHub, limits: SocketLimits, *, prefix: str, max_input_chars: int) -> APIRouter:
-    """Return all of ElevenLabs' routes under ``prefix``, including those whose paths other APIs share."""
+    """Return all of ElevenLabs' routes under ``prefix``, including the paths that other APIs share."""
     routes = APIRouter(prefix=prefix, include_in_schema=False)
     routes.include_router(router(hub, limits, max_input_chars=max_input_chars))
 
@@ -304,7 +304,7 @@ def prefixed_router(hub: SessionHub, limits: SocketLimits, *, prefix: str, max_i
 
 
 def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> APIRouter:
-    """Return the routes whose paths no other API shares."""
+    """Return the routes on paths that no other API shares."""
     routes = APIRouter()
     _add_sockets(routes, hub, limits)
     _add_voice_search(routes, hub)

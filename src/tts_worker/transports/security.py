@@ -57,7 +57,7 @@ class AuthMiddleware:
     Args:
         app: The application.
         keys: Valid API keys; none are required by default.
-        allowed_origins: Origins whose pages may call the worker.
+        allowed_origins: Origins of pages that may call the worker.
         loopback_only: Serve loopback host names only, unless a key is required.
         max_body_bytes: Bound on an HTTP request body, whether its length is declared or not.
         upload_paths: Paths bounded by ``max_upload_bytes`` instead.
