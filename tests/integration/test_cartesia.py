@@ -151,7 +151,7 @@ async def test_sdk_downloads_every_container(container: str) -> None:
         data = await answer.read()
         assert {"raw": b"\0\0", "wav": b"RIFF", "mp3": b"\xff"}[container][:1] == data[:1] or len(data) > 10_000
         with pytest.raises(cartesia_sdk.NotFoundError) as exc_info:
-            await client.tts.generate(model_id="sonic-3", transcript=TEXT, voice={"id": "no one"}, output_format=FORMAT)
+            await client.tts.generate(model_id="sonic-3", transcript=TEXT, voice={"id": "unknown"}, output_format=FORMAT)
         assert exc_info.value.body["error_code"] == "unknown_voice"
 
 
@@ -287,7 +287,7 @@ async def test_livekit_plugin_downloads_and_raises_errors() -> None:
     async with serving() as address, plugin(address) as tts:
         frame = await tts.synthesize(TEXT, conn_options=once).collect()
         assert frame.samples_per_channel >= SAMPLES
-        tts.update_options(voice="no one")
+        tts.update_options(voice="unknown")
         with pytest.raises(APIStatusError) as exc_info:
             await tts.synthesize(TEXT, conn_options=once).collect()
         assert exc_info.value.status_code == 404
@@ -400,7 +400,7 @@ INVALID: list[tuple[str, dict[str, Any], str]] = [
     ("a strange rate", {"output_format": {**FORMAT, "sample_rate": 23_999}}, "sample rate"),
     ("a rate as text", {"output_format": {**FORMAT, "sample_rate": "24000"}}, "output_format.sample_rate"),
     ("a file on a socket", {"output_format": {**FORMAT, "container": "wav"}}, "container"),
-    ("unknown voice", {"voice": {"mode": "id", "id": "no one"}}, "voice"),
+    ("unknown voice", {"voice": {"mode": "id", "id": "unknown"}}, "voice"),
     ("continue is text", {"continue": "yes"}, "continue"),
     ("too fast", {"generation_config": {"speed": 9}}, "speed"),
 ]
