@@ -151,7 +151,9 @@ async def test_sdk_downloads_every_container(container: str) -> None:
         data = await answer.read()
         assert {"raw": b"\0\0", "wav": b"RIFF", "mp3": b"\xff"}[container][:1] == data[:1] or len(data) > 10_000
         with pytest.raises(cartesia_sdk.NotFoundError) as exc_info:
-            await client.tts.generate(model_id="sonic-3", transcript=TEXT, voice={"id": "unknown"}, output_format=FORMAT)
+            await client.tts.generate(
+                model_id="sonic-3", transcript=TEXT, voice={"id": "unknown"}, output_format=FORMAT
+            )
         assert exc_info.value.body["error_code"] == "unknown_voice"
 
 
