@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from playwright.async_api import Browser, Page, expect
 
-from tests.browser.demo_page import PATIENCE_MS, DemoPage
+from tests.browser.demo_page import PATIENCE_MS, RATE_HZ, DemoPage
+from tests.conftest import serving
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="package")]
 
@@ -191,3 +192,15 @@ async def test_page_obeys_its_content_policy(browser: Browser, address: str) -> 
         assert console == []
         refused = await page.evaluate("fetch('data:text/plain,x').then(() => false, () => true)")
         assert refused, "the policy is in force"
+
+
+async def test_unpunctuated_text_is_spoken_while_typing_pauses(browser: Browser) -> None:
+    async with serving(session={"flush_after_ms": 0}) as address, DemoPage.open(browser, address) as demo:
+        await demo.until_state("Ready")
+        await demo.at("flush-after").fill("20")
+        await demo.write("")
+        await demo.at("live").check()
+        await expect(demo.at("text")).to_be_focused()
+        await demo.page.keyboard.type("I would like to book a table for two ")
+        await demo.until_played(RATE_HZ // 2)
+        assert any(message["type"] == "start" and message["flush_after_ms"] == 20 for message in demo.sent)
