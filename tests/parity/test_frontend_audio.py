@@ -187,16 +187,16 @@ def test_mel_filters_are_equal_area_triangles(rate: int, n_fft: int, bins: int, 
 @settings(deadline=None, max_examples=15)
 @given(samples=st.integers(2000, 9000), gain=st.floats(0.2, 0.9), seed=st.integers(0, 99))
 def test_feature_lengths_and_level_response(samples: int, gain: float, seed: int) -> None:
-    sound = torch.randn(1, samples, generator=torch.Generator().manual_seed(seed)) * 0.3
+    audio = torch.randn(1, samples, generator=torch.Generator().manual_seed(seed)) * 0.3
     mel = MelSpectrogram(24_000, 1920, 1920, 480, 80, 0, None)
     fbank = KaldiFbank()
 
-    assert mel(sound).shape == (1, samples // 480, 80)
-    assert WhisperMel()(sound).shape == (1, 128, samples // 160)
-    assert fbank(sound).shape == (1 + (samples - 400) // 160, 80)
+    assert mel(audio).shape == (1, samples // 480, 80)
+    assert WhisperMel()(audio).shape == (1, 128, samples // 160)
+    assert fbank(audio).shape == (1 + (samples - 400) // 160, 80)
     # Log magnitude falls by log(gain), log power by twice that.
-    assert float((mel(sound) - mel(sound * gain) + np.log(gain)).abs().max()) < 0.02
-    assert float((fbank(sound) - fbank(sound * gain) + 2 * np.log(gain)).abs().max()) < 0.02
+    assert float((mel(audio) - mel(audio * gain) + np.log(gain)).abs().max()) < 0.02
+    assert float((fbank(audio) - fbank(audio * gain) + 2 * np.log(gain)).abs().max()) < 0.02
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.01])

@@ -1,4 +1,4 @@
-"""The parity runner: our networks pass, and whatever is wrong with a golden folder fails, loudly."""
+"""The parity runner: the networks pass, and every defect of a golden folder fails."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_every_stage_matches_the_reference(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_golden_tensor_is_compared(family: str) -> None:
-    """Every result has a line of its own; what has none was an input of one that has."""
+    """Every result has its own line; the other tensors are inputs of a result."""
     named = {(check.file, check.name) for check in report_of(family).checks}
     for file in GOLDEN[family].glob("flow_*.safetensors"):
         results = [key for key in read_safetensors(file)[0] if key.startswith(("out_", "mu_f", "mel_", "h_final"))]

@@ -1,9 +1,9 @@
 """Client settings, the ``Connector`` protocol, and the table of URL schemes.
 
 To add a scheme, write a module with ``connector(url, settings)`` that returns a ``Connector`` and add it to
-``SCHEMES``; ``tests/behaviour`` covers it with one more table entry. A network connector combines
-``remote.RemoteSession`` (deadline, terminal events and STOP semantics, identical for all transports) with a
-``link.Link`` of its own.
+``SCHEMES``; ``tests/behaviour`` covers it with one more table entry. Network connectors combine
+``remote.RemoteSession`` (deadline, terminal events and STOP semantics, identical for all transports) with
+their ``link.Link``.
 """
 
 from __future__ import annotations

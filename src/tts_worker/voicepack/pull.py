@@ -233,7 +233,7 @@ def _request(url: str) -> urllib.request.Request:
 def _open(request: urllib.request.Request) -> Any:
     """Open the response and wait for its header.
 
-    A socket timeout restarts with every byte, so a server that sends its header slowly needs a deadline of its own; the
+    A socket timeout restarts with every byte, so a server that sends its header slowly needs a separate deadline; the
     waiting daemon thread ends with the process. Raises urllib's errors and TimeoutError.
     """
     answer: queue.SimpleQueue[Any] = queue.SimpleQueue()

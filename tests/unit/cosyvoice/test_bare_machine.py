@@ -33,7 +33,7 @@ def test_bundle_needs_only_torch_numpy_and_tokenizers(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     results, loaded = done.stdout.splitlines()
     assert loaded == ""
-    sound, tensors, tokens = results.split()
-    assert sound == "True"
+    is_valid, tensors, tokens = results.split()
+    assert is_valid == "True"
     assert int(tensors) > 50
     assert int(tokens) >= 1

@@ -89,7 +89,7 @@ def test_safetensors_are_preferred_over_pt(tmp_path: Path) -> None:
         state.pop("decoder.estimator.rotary_embed.inv_freq", None)
         write_safetensors(path / f"{part}.safetensors", state, {})
         (path / f"{part}.pt").unlink()
-        (path / f"{part}.pt").write_bytes(b"nobody looks here")
+        (path / f"{part}.pt").write_bytes(b"unused")
 
     bundle = Bundle.open(path)
 
@@ -323,14 +323,14 @@ def test_written_file_is_read_by_the_safetensors_library(tmp_path: Path) -> None
         "byte": torch.arange(5, dtype=torch.uint8),
         "one": torch.tensor(3.5),
     }
-    write_safetensors(tmp_path / "ours.safetensors", tensors, {"who": "us"})
+    write_safetensors(tmp_path / "ours.safetensors", tensors, {"writer": "tts-worker"})
     save_file({key: value.contiguous() for key, value in tensors.items()}, tmp_path / "theirs.safetensors")
 
     theirs, metadata = read_safetensors(tmp_path / "theirs.safetensors")
     ours = load_file(tmp_path / "ours.safetensors")
 
     assert metadata == {}
-    assert read_safetensors(tmp_path / "ours.safetensors")[1] == {"who": "us"}
+    assert read_safetensors(tmp_path / "ours.safetensors")[1] == {"writer": "tts-worker"}
     for key, value in tensors.items():
         assert torch.equal(ours[key], value)
         assert torch.equal(theirs[key], value)

@@ -40,11 +40,11 @@ def speech(
     """Syllables of a buzzing voice over faint noise, with near-silence at the ends."""
     t = np.arange(int(seconds * rate_hz)) / rate_hz
     buzz = sum(np.sin(2 * np.pi * 120 * h * t) / h for h in range(1, 20))
-    sound = level * buzz * np.clip(np.sin(2 * np.pi * 3 * t + 0.5) + 0.6, 0.05, None)
+    audio = level * buzz * np.clip(np.sin(2 * np.pi * 3 * t + 0.5) + 0.6, 0.05, None)
     silence = [np.zeros(int(s * rate_hz)) for s in (before_s, after_s)]
-    sound = np.concatenate([silence[0], sound, silence[1]])
-    sound += np.random.default_rng(0).normal(size=len(sound)) * 1e-4
-    return Recording(sound.astype(np.float32), rate_hz)
+    audio = np.concatenate([silence[0], audio, silence[1]])
+    audio += np.random.default_rng(0).normal(size=len(audio)) * 1e-4
+    return Recording(audio.astype(np.float32), rate_hz)
 
 
 def wav(recording: Recording, channels: int = 1, kind: str = "WAV") -> bytes:

@@ -127,7 +127,7 @@ def test_batch_equals_its_members(family: str, shapes: list[tuple[int, int]], ch
     speeches = [Speech(family, tokens, min(prompt, tokens - 3), seed) for seed, (tokens, prompt) in enumerate(shapes)]
     longest = max(s.count for s in speeches)
     most = max(s.prompt.shape[1] for s in speeches)
-    # Whatever stands in the padding must not matter.
+    # The content of the padding must not matter.
     tokens = torch.cat([F.pad(s.tokens, (0, longest - s.count), value=17) for s in speeches])
     prompts = torch.cat([F.pad(s.prompt, (0, 0, 0, most - s.prompt.shape[1]), value=9.0) for s in speeches])
     if final:  # the last tokens' look-ahead is silence, not padding: so is what follows a shorter member

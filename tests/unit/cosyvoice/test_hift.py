@@ -35,8 +35,8 @@ def streamed(hift: Hift, mel: Tensor, cuts: list[int], noise_: HashedNoise | Buf
     state = hift.start(mel.shape[0])
     out = []
     for i, piece in enumerate(mel.split(cuts, dim=2)):
-        sound, state = hift.stream(piece, state, noise_, final=i == len(cuts) - 1)
-        out.append(sound)
+        audio, state = hift.stream(piece, state, noise_, final=i == len(cuts) - 1)
+        out.append(audio)
     return torch.cat(out, dim=1)
 
 
@@ -65,7 +65,7 @@ def test_noncausal_vocoder_streams_exactly_with_lookahead(cuts: list[int], seed:
     mel = a_mel(sum(cuts), seed)
     patch = pytest.MonkeyPatch()
     with patch.context() as patched:
-        patched.setattr(hift_module, "HELD_FRAMES", 21)  # all that a frame's sound depends on to its right
+        patched.setattr(hift_module, "HELD_FRAMES", 21)  # all that a frame's audio depends on to its right
         got = streamed(hift, mel, cuts, hashed(V2, seed))
     assert apart(got, hift(mel, hashed(V2, seed))[0]) < 2e-4
 
@@ -79,8 +79,8 @@ def test_noncausal_vocoder_is_closer_than_the_reference() -> None:
     theirs = []
     state = None
     for i, piece in enumerate(mel.split(cuts, dim=2)):
-        sound, state = reference_fade(hift, piece, state, QUIET, final=i == len(cuts) - 1)
-        theirs.append(sound)
+        audio, state = reference_fade(hift, piece, state, QUIET, final=i == len(cuts) - 1)
+        theirs.append(audio)
     assert isinstance(state, FadeState | None)
     error = float((ours - whole).square().mean())
     assert error < 0.05 * float((torch.cat(theirs, dim=1) - whole).square().mean())
@@ -88,7 +88,7 @@ def test_noncausal_vocoder_is_closer_than_the_reference() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_click_at_chunk_boundaries(family: str) -> None:
-    """The steepest step of the streamed sound is no steeper than that of the whole."""
+    """The steepest step of the streamed audio is no steeper than that of the whole."""
     hift = networks(family).hift
     mel = a_mel(90, seed=2)
     whole = hift(mel, QUIET)[0]
@@ -112,13 +112,13 @@ def test_stream_state_does_not_grow(family: str) -> None:
     state = networks(family).hift.start(1)
     emitted = 0
     for step in range(12):
-        sound, state = hift.stream(a_mel(10, seed=step), state, QUIET, final=False)
-        emitted += sound.shape[1]
+        audio, state = hift.stream(a_mel(10, seed=step), state, QUIET, final=False)
+        emitted += audio.shape[1]
         assert emitted == max(0, 10 * (step + 1) - hift.held) * FRAME
         assert state.cached_mel.shape[2] <= hift.history + hift.held
         assert int(state.start) + state.emitted_frames == emitted // FRAME
-    sound, _ = hift.stream(a_mel(1), state, QUIET, final=True)
-    assert emitted + sound.shape[1] == 121 * FRAME
+    audio, _ = hift.stream(a_mel(1), state, QUIET, final=True)
+    assert emitted + audio.shape[1] == 121 * FRAME
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -169,18 +169,18 @@ def test_stft_equals_torch(frames: int, sizes: tuple[int, int], seed: int) -> No
     fourier = Fourier(n_fft, hop)
     window = torch.hann_window(n_fft)
     fourier.prepare(torch.device("cpu"))
-    sound = noise(2, 1, frames * hop, seed=seed)
-    expected = torch.stft(sound[:, 0], n_fft, hop, n_fft, window, return_complex=True)
-    spectrum = fourier.analyse(sound)
+    audio = noise(2, 1, frames * hop, seed=seed)
+    expected = torch.stft(audio[:, 0], n_fft, hop, n_fft, window, return_complex=True)
+    spectrum = fourier.analyse(audio)
     assert apart(spectrum, torch.cat([expected.real, expected.imag], dim=1)) < 1e-5
     back = fourier.synthesize(expected.abs(), expected.angle())
     assert apart(back, torch.istft(expected, n_fft, hop, n_fft, window)) < 1e-5
-    assert apart(back, sound[:, 0]) < 1e-5
+    assert apart(back, audio[:, 0]) < 1e-5
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_output_stays_within_the_audio_limit(family: str) -> None:
     hift = networks(family).hift
-    sound, _ = hift(a_mel(20) + 40, QUIET)
-    assert float(sound.abs().max()) == pytest.approx(networks(family).config.hift.audio_limit)
-    assert sound.isfinite().all()
+    audio, _ = hift(a_mel(20) + 40, QUIET)
+    assert float(audio.abs().max()) == pytest.approx(networks(family).config.hift.audio_limit)
+    assert audio.isfinite().all()

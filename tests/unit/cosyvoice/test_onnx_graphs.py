@@ -176,7 +176,7 @@ def test_graphs_accept_other_batch_sizes(exported: tuple[str, Path]) -> None:
 
 
 def test_streaming_engine_runs_on_both_backends(exported: tuple[str, Path], tmp_path: Path) -> None:
-    """The setting ``backend`` through the loader of the engine: the same sound, but for the last bits."""
+    """The setting ``backend`` through the loader of the engine: the same audio, but for the last bits."""
     family, folder = exported
     path = copy_of(family, tmp_path)
     shutil.copytree(folder, path / GRAPHS_DIR)

@@ -52,7 +52,7 @@ def test_random_bundle_synthesizes_audio(bundle: Bundle, tmp_path: Path, size: s
     family = bundle.config.family
     other = bundle if size == "tiny" else write_random_bundle(tmp_path / "x", family, size)
 
-    Networks.load(other)  # the forward check: finite scores and frames, a sound that is neither silent nor clipped
+    Networks.load(other)  # the forward check: finite scores and frames, audio that is neither silent nor clipped
 
 
 def test_random_logits_have_a_nucleus(bundle: Bundle) -> None:
@@ -102,8 +102,8 @@ def test_common_english_parts_are_single_tokens(bundle: Bundle) -> None:
 
 def test_random_bundle_enrolls_voices_for_every_mode(bundle: Bundle) -> None:
     rate = 24_000
-    sound = 0.1 * np.sin(np.arange(4 * rate) / 30) * (1 + np.sin(np.arange(4 * rate) / 4000))
-    voice = enrol(bundle, PromptFrontend(bundle), Recording(sound.astype(np.float32), rate), "hello world")
+    audio = 0.1 * np.sin(np.arange(4 * rate) / 30) * (1 + np.sin(np.arange(4 * rate) / 4000))
+    voice = enrol(bundle, PromptFrontend(bundle), Recording(audio.astype(np.float32), rate), "hello world")
     speaker = Speaker(voice, bundle.config, TextTokenizer.from_bundle(bundle))
 
     assert len(voice.tokens) > 90

@@ -62,7 +62,7 @@ Say = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def say(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Say:
-    """Speak with these arguments; what ``--json`` says, with the sound under ``samples``."""
+    """Speak with these arguments; what ``--json`` says, with the PCM under ``samples``."""
 
     def speak(*args: str, voice: str = "anna") -> dict[str, Any]:
         out = tmp_path / "out.wav"
@@ -267,9 +267,9 @@ def test_rl_model_is_used_on_request(tmp_path: Path, capsys: pytest.CaptureFixtu
     shutil.copy(tmp_path / "tuned" / "llm.pt", path / "llm.rl.pt")
     assert main(["voice", "import", "--bundle", str(path)]) == 0
 
-    def sound(*args: str) -> bytes:
+    def pcm(*args: str) -> bytes:
         out = tmp_path / "x.wav"
         assert main(["say", "--bundle", str(path), "--quiet", "--out", str(out), *args, "Hi."]) == 0
         return out.read_bytes()
 
-    assert sound("--rl") != sound()
+    assert pcm("--rl") != pcm()

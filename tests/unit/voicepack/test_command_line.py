@@ -1,4 +1,4 @@
-"""``tts-worker voicepack`` and ``tts-worker voice`` as a person uses them."""
+"""``tts-worker voicepack`` and ``tts-worker voice`` from the command line."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def test_random_bundle_passes_every_command(lines, tmp_path: Path, family: str) 
     assert code == 0
     assert json.loads(out)["ok"] is True
     # Voices go where the model goes, and a bf16 model still speaks.
-    sound = tmp_path / "x.wav"
-    assert lines("say", "--bundle", converted, "--out", sound, "--quiet", "Hi.")[0] == 0
-    assert soundfile.info(sound).frames > 0
+    wav = tmp_path / "x.wav"
+    assert lines("say", "--bundle", converted, "--out", wav, "--quiet", "Hi.")[0] == 0
+    assert soundfile.info(wav).frames > 0
 
 
 def test_check_lists_problems_and_sets_the_exit_code(lines, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -180,8 +180,7 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
     class Server(http.server.ThreadingHTTPServer):
         def handle_error(self, *_: object) -> None:
-            """Whoever was told 404 may hang up before he has read all of it. That is no traceback among the errors of
-            the command, which a test looks at."""
+            """Print no traceback when a client closes the connection early, for example after a 404."""
 
     with Server(("127.0.0.1", 0), partial(Quiet, directory=str(source))) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))

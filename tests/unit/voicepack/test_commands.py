@@ -112,7 +112,7 @@ def test_unpublished_files_fail_only_with_a_claimed_name(claimed: PublishedModel
     assert "configuration.json" in {problem.file for problem in strict.problems if "hash" in problem.what}
     assert lenient.ok
     with pytest.raises(UnknownModel):
-        commands.check(path, "nobody's")
+        commands.check(path, "unknown")
 
 
 def test_report_is_valid_json(tmp_path: Path) -> None:

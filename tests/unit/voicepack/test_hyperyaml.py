@@ -275,7 +275,7 @@ def test_unsupported_yaml_is_refused_with_its_line(text: str, complaint: str) ->
 
 
 AT_ONCE_S = 1
-"""Seconds of work of this thread, so that a machine that stands still does not count; there may be a collection of the
+"""Seconds of work of this thread, so that a stalled machine does not count; there may be a collection of the
 whole heap among it. What is prevented would take hours."""
 
 

@@ -76,7 +76,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
     class Listener(ThreadingHTTPServer):
         def handle_error(self, *_: object) -> None:
-            """Whoever is sent nonsense hangs up; nothing is printed for that, which a later test might find."""
+            """A client closes the connection after a malformed response; that is not printed."""
 
     with Listener(("127.0.0.1", 0), Handler) as httpd:
         state = Server(f"http://127.0.0.1:{httpd.server_port}", dict(BODIES))

@@ -232,7 +232,7 @@ def test_hostile_voice_is_refused(tmp_path: Path, harm: Callable[[Path], object]
     with pytest.raises(BundleError, match=complaint):
         load_voice(tmp_path / "voices", "x")
 
-    # Work of this thread, so that a machine that stands still does not count; the heap may be collected meanwhile.
+    # Work of this thread, so that a stalled machine does not count; the heap may be collected meanwhile.
     assert time.thread_time() - started_s < 1
     assert sorted(tmp_path.rglob("*")) == before
 
