@@ -176,7 +176,9 @@ class WebRtcClient:
             await socket.close()
             raise
         self._connections.append(connection)
-        return OpenedSession(await connection.begin(options, self._settings.audio_timeout_s), connection_reused=False)
+        return OpenedSession(
+            await connection.open_session(options, self._settings.audio_timeout_s), connection_reused=False
+        )
 
     async def _join(self, socket: TrackSocket) -> None:
         answer = await post_offer(self._address, await socket.client.offer())
