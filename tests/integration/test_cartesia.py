@@ -381,6 +381,7 @@ async def test_max_buffer_delay_flushes_unpunctuated_text() -> None:
     async with serving(session={"flush_after_ms": 0}) as address, dial(address) as client:
         await client.say("a", "I would like to book a table for two ", max_buffer_delay_ms=20, **OPEN)
         await client.until("chunk", "a")
+        await client.socket.send(json.dumps({"context_id": "a", "cancel": True}))
 
 
 async def test_idle_context_ends_after_timeout() -> None:

@@ -450,6 +450,8 @@ async def test_start_sets_flush_after_ms() -> None:
         await client.send(type="start", realtime=False, flush_after_ms=20)
         await client.send(type="text", text="I would like to book a table for two ")
         await client.until_audio()
+        await client.send(type="end")
+        await client.until("done")
 
 
 async def test_start_while_speaking_sets_next_flush_after_ms() -> None:

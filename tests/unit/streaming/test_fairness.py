@@ -19,12 +19,12 @@ STEP_S = 0.05
 
 
 def long_script(key: UtteranceKey, run: int) -> Sequence[int]:
-    return [i * 97 % 6000 for i in range(150)] + [6562]
+    return [i * 97 % 6000 for i in range(75)] + [6562]
 
 
 def start(subject: CosyVoiceEngine, key: UtteranceKey, *, paced: bool) -> None:
     subject.handle(Open(key, PROMPTED, 36_000, paced))
-    for _ in range(1 if paced else 20):
+    for _ in range(1 if paced else 8):
         subject.handle(Text(key, plain_segment("Hello world and you")))
     subject.handle(EndText(key))
 
@@ -69,7 +69,7 @@ def test_downloads_do_not_delay_first_chunk_of_a_call(render_batch: int, pages: 
     busy = EngineDriver(engine(V3, config, script=long_script))
     for key in downloads(6):
         start(busy.subject, key, paced=False)
-    for _ in range(60):
+    for _ in range(30):
         busy.step()
     assert busy.samples
     start(busy.subject, CALL, paced=True)
