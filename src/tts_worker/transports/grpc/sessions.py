@@ -207,9 +207,6 @@ class SessionTable:
         """Close sessions without running calls; a drain need not wait for them."""
         self._close([session for session in self._sessions.values() if not session.calls], "drain")
 
-    def close_all(self) -> None:
-        self._close(list(self._sessions.values()), "closed")
-
     def _close(self, sessions: Iterable[WorkerSession], reason: str) -> None:
         for session in sessions:
             session.close(reason)
