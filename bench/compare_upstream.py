@@ -37,7 +37,7 @@ from torch import Tensor
 
 from tts_worker.commands.bench_engine import TEXT, VOICE, Bench, forced_tokens, random_voice
 from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.streaming.load import LoadOptions
+from tts_worker.engine.cosyvoice.loader import LoadOptions
 from tts_worker.types import SAMPLE_RATE_HZ
 
 STUBBED_MODULES = (

@@ -13,7 +13,7 @@ import json
 from statistics import median
 from time import perf_counter
 
-from tts_worker.engine.hibari import VOICE, HibariEngine
+from tts_worker.engine.hibari.engine import VOICE, HibariEngine
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Audio,

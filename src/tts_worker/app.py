@@ -20,8 +20,8 @@ from starlette.types import ASGIApp
 from tts_worker import __version__
 from tts_worker.adapter import TTSWorker
 from tts_worker.engine.base import Engine
+from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
 from tts_worker.engine.loop import EngineLoop
-from tts_worker.engine.streaming.enrolled_voices import EnrolledVoices
 from tts_worker.errors import ConfigError, InvalidRequest, MissingExtra
 from tts_worker.logs import fields
 from tts_worker.metrics import Metrics
@@ -280,7 +280,7 @@ def info_before_loading(name: str, settings: EngineSettings) -> EngineInfo:
     """Describe an engine before it is loaded, well enough to route a session to it."""
     voices: tuple[str, ...] = ()
     if isinstance(settings, HibariEngineSettings):
-        from tts_worker.engine.hibari import LANGUAGE, VOICE
+        from tts_worker.engine.hibari.engine import LANGUAGE, VOICE
 
         voices = (VOICE,)
         languages = (LANGUAGE,)
@@ -297,14 +297,14 @@ def info_before_loading(name: str, settings: EngineSettings) -> EngineInfo:
 
 
 def _hibari(settings: HibariEngineSettings) -> Engine:
-    from tts_worker.engine.hibari import HibariEngine, HibariSettings
+    from tts_worker.engine.hibari.engine import HibariEngine, HibariSettings
 
     return HibariEngine(HibariSettings(max_utterances=settings.max_utterances, threads=settings.threads))
 
 
 def _cosyvoice(settings: CosyVoiceEngineSettings, enrolled: EnrolledVoices | None) -> Engine:
     try:
-        from tts_worker.engine.streaming.load import LoadOptions, load_engine
+        from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

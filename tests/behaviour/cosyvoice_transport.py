@@ -17,11 +17,11 @@ from tests.unit.streaming.engines import bundle, networks, settings, tokenizer, 
 from tts_worker.app import Worker
 from tts_worker.client import Client
 from tts_worker.client.local import LocalConnector
+from tts_worker.engine.cosyvoice.components import Components
+from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
+from tts_worker.engine.cosyvoice.loader import bundle_voices
+from tts_worker.engine.cosyvoice.token_generator import Model
 from tts_worker.engine.loop import EngineLoop
-from tts_worker.engine.streaming.components import Components
-from tts_worker.engine.streaming.engine import CosyVoiceEngine
-from tts_worker.engine.streaming.load import bundle_voices
-from tts_worker.engine.streaming.token_generator import Model
 from tts_worker.engine.tone import Fault
 from tts_worker.errors import SynthesisFailed
 from tts_worker.settings import load_settings

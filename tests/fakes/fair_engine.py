@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tts_worker.engine.output_buffer import OutputBuffer
-from tts_worker.engine.schedule import Job, Scheduler
+from tts_worker.engine.scheduler import Job, Scheduler
 from tts_worker.types import SAMPLE_RATE_HZ, UtteranceKey
 
 WINDOW_SAMPLES = 3 * SAMPLE_RATE_HZ // 2

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tests.fakes.text import WordText
-from tts_worker.engine.schedule import Job
+from tts_worker.engine.scheduler import Job
 from tts_worker.engine.tone import ToneEngine, ToneSettings
 from tts_worker.session.machine import MachineConfig, SessionMachine
 from tts_worker.session.pacer import Pacer

@@ -11,10 +11,10 @@ import torch
 
 from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segments
 from tests.unit.streaming.engines import FAMILIES, PROMPTED, bundle, engine, run_until_idle, settings, synthesize
-from tts_worker.engine.streaming.engine import CosyVoiceEngine
-from tts_worker.engine.streaming.graphs import GraphRunner
-from tts_worker.engine.streaming.load import load_networks
-from tts_worker.engine.streaming.streams import CudaStream
+from tts_worker.engine.cosyvoice.backends.graphs import GraphRunner
+from tts_worker.engine.cosyvoice.backends.streams import CudaStream
+from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
+from tts_worker.engine.cosyvoice.loader import load_networks
 from tts_worker.types import Boundary, Cancel, Done, EndText, Open, SynthesisParams, Text, UtteranceKey
 
 pytestmark = [

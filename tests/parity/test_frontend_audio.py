@@ -20,8 +20,8 @@ from tts_worker.audio.decode import Recording, read_recording
 from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.enrol import bundled_voices
+from tts_worker.engine.cosyvoice.features import KaldiFbank, MelSpectrogram, SincResampler, WhisperMel, slaney_filters
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
-from tts_worker.engine.features import KaldiFbank, MelSpectrogram, SincResampler, WhisperMel, slaney_filters
 from tts_worker.errors import BundleError, InvalidRequest
 
 LIMIT = 1e-4

@@ -13,7 +13,7 @@ from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, tiny
 from torch import Tensor
 
 from tts_worker.cli import main
-from tts_worker.engine.tensor_files import read_safetensors, write_safetensors
+from tts_worker.engine.cosyvoice.tensor_files import read_safetensors, write_safetensors
 from tts_worker.errors import BundleError, InvalidRequest
 from tts_worker.parity import Check, ParityReport, Status, run_parity
 from tts_worker.parity.compare import CheckList, Golden

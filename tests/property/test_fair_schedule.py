@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.fair_engine import Stream, run
-from tts_worker.engine.schedule import UNPACED_SHARE
+from tts_worker.engine.scheduler import UNPACED_SHARE
 
 SECOND_US = 1_000_000
 step_costs = st.integers(1_000, 80_000)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tests.fakes.simulation import Simulation
-from tts_worker.engine.schedule import Job
+from tts_worker.engine.scheduler import Job
 from tts_worker.types import Outcome
 
 STREAMS = 32

@@ -18,9 +18,9 @@ import torch
 
 from tts_worker.benchmarks.stats import Figure, percentile, rss_mb, show
 from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.streaming.engine import CosyVoiceEngine
-from tts_worker.engine.streaming.load import LoadOptions, default_threads, load_engine
-from tts_worker.engine.streaming.utterance import plain_segment
+from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
+from tts_worker.engine.cosyvoice.loader import LoadOptions, default_threads, load_engine
+from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.errors import InvalidRequest, SynthesisFailed
 from tts_worker.types import (
     SAMPLE_RATE_HZ,

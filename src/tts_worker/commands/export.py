@@ -20,8 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     bundle = open_bundle(args.bundle)
+    from tts_worker.engine.cosyvoice.backends.onnx_graphs import compare_onnx, export_onnx
     from tts_worker.engine.cosyvoice.networks import Networks
-    from tts_worker.engine.offline.onnx_graphs import compare_onnx, export_onnx
 
     out: Path = args.out or args.bundle / GRAPHS_DIR
     with Bar() as bar:

@@ -27,7 +27,7 @@ from tts_worker.voicepack.voice_file import VOICES_DIR, stored_voices
 
 if TYPE_CHECKING:
     from tts_worker.engine.cosyvoice.enrol import Speaker
-    from tts_worker.engine.offline.speaker import OfflineSpeaker, RequestBuilder, SpokenChunk
+    from tts_worker.engine.cosyvoice.models.campplus import OfflineSpeaker, RequestBuilder, SpokenChunk
 
 MODES = {"zero-shot": "zero_shot", "cross-lingual": "cross_lingual", "instruct": "instruct2", "sft": "sft"}
 CONVERSION = "vc"
@@ -124,7 +124,7 @@ def _prepare(args: argparse.Namespace, bar: Bar) -> tuple[RequestBuilder, str, S
     bundle = open_bundle(args.bundle, rl=args.rl)
     from tts_worker.engine.cosyvoice.compat import Compat
     from tts_worker.engine.cosyvoice.enrol import Mode
-    from tts_worker.engine.offline.speaker import OfflineOptions, RequestBuilder
+    from tts_worker.engine.cosyvoice.models.campplus import OfflineOptions, RequestBuilder
 
     if bundle.config.sample_rate_hz != SAMPLE_RATE_HZ:
         raise BundleError(f"{bundle.path}: speaks at {bundle.config.sample_rate_hz} Hz; {SAMPLE_RATE_HZ} is supported")
@@ -154,7 +154,7 @@ def _prepare(args: argparse.Namespace, bar: Bar) -> tuple[RequestBuilder, str, S
 
 
 def _load(args: argparse.Namespace, builder: RequestBuilder) -> OfflineSpeaker:
-    from tts_worker.engine.offline.speaker import Backend, OfflineSpeaker
+    from tts_worker.engine.cosyvoice.models.campplus import Backend, OfflineSpeaker
 
     return OfflineSpeaker.load(builder, device=args.device, backend=Backend(args.backend), graphs=args.graphs)
 

@@ -15,7 +15,7 @@ from enum import Enum
 import numpy as np
 
 from tts_worker.engine.output_buffer import OutputBuffer
-from tts_worker.engine.schedule import Job, Scheduler
+from tts_worker.engine.scheduler import Job, Scheduler
 from tts_worker.errors import InvalidRequest, OutOfMemory, SynthesisFailed, UnknownVoice, UnspeakableText
 from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import (

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tts_worker.engine.tensor_files import read_safetensors
+from tts_worker.engine.cosyvoice.tensor_files import read_safetensors
 from tts_worker.parity.report import Check, Status
 
 # Largest absolute differences: log-probabilities, mu and mel, front-end features

@@ -12,10 +12,10 @@ from torch import Tensor
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.compat import Compat
 from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.offline import AudioChunk, OfflinePipeline
 from tts_worker.engine.cosyvoice.request import Request
+from tts_worker.engine.cosyvoice.tensor_files import read_pickled
 from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer
-from tts_worker.engine.offline.pipeline import AudioChunk, OfflinePipeline
-from tts_worker.engine.tensor_files import read_pickled
 from tts_worker.parity.compare import MEL, CheckList, Golden
 from tts_worker.parity.hift_stages import noise_named, seed_of
 

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.flow.blocks import chunk_mask
-from tts_worker.engine.cosyvoice.flow.encoder import EncoderPast, relative_sinusoids
-from tts_worker.engine.cosyvoice.flow.model import Flow
-from tts_worker.engine.cosyvoice.kv import Memory, NoPast
+from tts_worker.engine.cosyvoice.kv_cache import Memory, NoPast
+from tts_worker.engine.cosyvoice.models.blocks import chunk_mask
+from tts_worker.engine.cosyvoice.models.flow import Flow
+from tts_worker.engine.cosyvoice.models.flow_encoder import EncoderPast, relative_sinusoids
 from tts_worker.parity.compare import FEATURES, MEL, CheckList, Golden
 
 EXACT = 1e-6

@@ -15,9 +15,9 @@ from tts_worker.audio.decode import Recording, read_recording
 from tts_worker.engine.cosyvoice.audio_frontend import PromptFeatures, PromptFrontend
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.enrol import bundled_voices
+from tts_worker.engine.cosyvoice.features import WHISPER_RATE_HZ, KaldiFbank
+from tts_worker.engine.cosyvoice.tensor_files import read_pickled
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
-from tts_worker.engine.features import WHISPER_RATE_HZ, KaldiFbank
-from tts_worker.engine.tensor_files import read_pickled
 from tts_worker.errors import MissingExtra
 from tts_worker.parity.compare import FEATURES, CheckList, Golden
 from tts_worker.text.reference_normalizer import normalize, normalize_and_split, wetext_rewriter

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.hift import Hift, Noise
+from tts_worker.engine.cosyvoice.models.hift import Hift, Noise
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.offline.reference import BufferedNoise, DefaultGeneratorNoise, NaturalNoise
+from tts_worker.engine.cosyvoice.reference import BufferedNoise, DefaultGeneratorNoise, NaturalNoise
 from tts_worker.parity.compare import DECODE, FEATURES, PITCH_HZ, SHORT_WAVE, CheckList, Golden
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from tts_worker.engine.cosyvoice.chunks import Draw, Item, Kind
 from tts_worker.engine.cosyvoice.compat import SILENT_TOKENS, Compat, SilenceFilter
 from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.offline import MAX_RATIO, MIN_RATIO, OfflinePipeline, TokenDecoder
+from tts_worker.engine.cosyvoice.reference import nucleus, reference_draw
 from tts_worker.engine.cosyvoice.request import Request
-from tts_worker.engine.offline.pipeline import MAX_RATIO, MIN_RATIO, OfflinePipeline, TokenDecoder
-from tts_worker.engine.offline.reference import nucleus, reference_draw
 from tts_worker.errors import SynthesisFailed
 from tts_worker.parity.compare import SCORES, CheckList, Golden
 

@@ -27,8 +27,8 @@ class ToneEngineSettings(Section):
 class CosyVoiceEngineSettings(Section):
     """Settings of a CosyVoice engine.
 
-    Attributes not listed here are those of ``tts_worker.engine.streaming.config.StreamingConfig``; None selects a value
-    for the device.
+    Attributes not listed here are those of ``tts_worker.engine.cosyvoice.engine_config.StreamingConfig``; None selects
+    a value for the device.
 
     Attributes:
         bundle: The model directory.

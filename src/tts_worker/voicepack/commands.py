@@ -100,8 +100,8 @@ def convert(path: Path, out: Path, precision: str = "fp32", *, step: Step | None
     if precision not in PRECISIONS:
         raise ConfigError(f"dtype: must be one of: {', '.join(PRECISIONS)}")
     bundle = open_bundle(path)
+    from tts_worker.engine.cosyvoice.tensor_files import DTYPES, write_safetensors
     from tts_worker.engine.cosyvoice.weights import OPTIONAL_KEYS, PARTS
-    from tts_worker.engine.tensor_files import DTYPES, write_safetensors
 
     bundle.validate().raise_if_bad()  # before the first file is written
     tuned = open_bundle(path, rl=True)
@@ -137,7 +137,7 @@ def _copy_rest(path: Path, out: Path) -> None:
 def random_bundle(path: Path, family: str, size: str = "tiny", seed: int = 0) -> None:
     """Write a model directory with random weights. Raises ConfigError, BundleError, MissingExtra."""
     need_torch()
-    from tts_worker.engine.random_bundle import write_random_bundle
+    from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
 
     write_random_bundle(path, family, size, seed)
 

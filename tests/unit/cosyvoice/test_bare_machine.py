@@ -13,7 +13,7 @@ import tts_worker.engine.cosyvoice as package
 for module in pkgutil.walk_packages(package.__path__, "tts_worker.engine.cosyvoice."):
     importlib.import_module(module.name)
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
-from tts_worker.engine.random_bundle import write_random_bundle
+from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
 
 bundle = write_random_bundle(sys.argv[1], "cosyvoice3", "tiny")
 print(bundle.validate().ok, len(bundle.load_weights("flow")), len(TextTokenizer.from_bundle(bundle).encode("hello")))

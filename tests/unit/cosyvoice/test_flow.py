@@ -13,9 +13,9 @@ from torch import Tensor
 
 from tests.unit.cosyvoice.bundles import fullsize
 from tests.unit.cosyvoice.networks import FAMILIES, apart, full_config, ids, networks, noise
-from tts_worker.engine.cosyvoice.flow.dit import Gelu
-from tts_worker.engine.cosyvoice.flow.model import NOISE_FRAMES, Flow, initial_noise, solver_times
-from tts_worker.engine.cosyvoice.flow.stream import FlowPool, FlowState
+from tts_worker.engine.cosyvoice.flow_pool import FlowPool, FlowState
+from tts_worker.engine.cosyvoice.models.dit import Gelu
+from tts_worker.engine.cosyvoice.models.flow import NOISE_FRAMES, Flow, initial_noise, solver_times
 from tts_worker.errors import OutOfMemory
 
 CHUNK = 25

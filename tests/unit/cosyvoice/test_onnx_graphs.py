@@ -15,12 +15,8 @@ from tests.contract.engine_contract import EngineCase, EngineDriver, segments
 from tests.unit.cosyvoice.bundles import FAMILIES, copy_of, tiny
 from tests.unit.cosyvoice.networks import apart, networks
 from tts_worker.cli import main
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.flow.stream import FlowPool
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.request import Request
-from tts_worker.engine.offline import onnx_graphs
-from tts_worker.engine.offline.onnx_graphs import (
+from tts_worker.engine.cosyvoice.backends import onnx_graphs
+from tts_worker.engine.cosyvoice.backends.onnx_graphs import (
     ESTIMATOR,
     GRAPHS_DIR,
     VOCODER,
@@ -28,9 +24,13 @@ from tts_worker.engine.offline.onnx_graphs import (
     compare_onnx,
     run_on_onnx,
 )
-from tts_worker.engine.offline.pipeline import OfflinePipeline
-from tts_worker.engine.offline.speaker import Backend, OfflineSpeaker, RequestBuilder
-from tts_worker.engine.streaming.load import LoadOptions, load_engine
+from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.flow_pool import FlowPool
+from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
+from tts_worker.engine.cosyvoice.models.campplus import Backend, OfflineSpeaker, RequestBuilder
+from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.offline import OfflinePipeline
+from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.errors import BundleError, ConfigError
 from tts_worker.types import Boundary, SynthesisParams, UtteranceKey
 

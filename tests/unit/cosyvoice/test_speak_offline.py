@@ -19,9 +19,9 @@ import soundfile
 from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, copy_of
 from tts_worker.cli import main
 from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.models import campplus as speaker
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.offline import speaker
-from tts_worker.engine.random_bundle import write_random_bundle
+from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
 
 SAMPLES_PER_TOKEN = 960
 TEXT = "Hello."

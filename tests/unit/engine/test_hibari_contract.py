@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.engine_contract import CONTRACT, ContractCheck, EngineCase, segments
-from tts_worker.engine.hibari import VOICE, HibariEngine, HibariSettings
-from tts_worker.engine.hibari_model import HibariModel
+from tts_worker.engine.hibari.engine import VOICE, HibariEngine, HibariSettings
+from tts_worker.engine.hibari.model import HibariModel
 from tts_worker.types import Boundary, SynthesisParams
 
 

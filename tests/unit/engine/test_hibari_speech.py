@@ -11,9 +11,9 @@ import pytest
 from tests.unit.engine.test_hibari_text import plain
 from tts_worker.audio.pcm import Floats
 from tts_worker.audio.trim import TrimOptions, speech_range
-from tts_worker.engine.hibari_model import FRAME_SAMPLES, HibariModel, Spectra
-from tts_worker.engine.hibari_speech import POST_ROLL_SAMPLES, PRE_ROLL_SAMPLES, PhraseSynthesis
-from tts_worker.engine.hibari_text import Phrase
+from tts_worker.engine.hibari.model import FRAME_SAMPLES, HibariModel, Spectra
+from tts_worker.engine.hibari.speech import POST_ROLL_SAMPLES, PRE_ROLL_SAMPLES, PhraseSynthesis
+from tts_worker.engine.hibari.text import Phrase
 from tts_worker.errors import SynthesisFailed
 from tts_worker.types import SAMPLE_RATE_HZ, WordTiming
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tts_worker.engine.hibari_model import HibariModel
-from tts_worker.engine.hibari_text import MAX_BATCH_CHARS, MAX_PHONEMES, Phonemizer, Phrase
+from tts_worker.engine.hibari.model import HibariModel
+from tts_worker.engine.hibari.text import MAX_BATCH_CHARS, MAX_PHONEMES, Phonemizer, Phrase
 from tts_worker.types import Boundary, Segment, Span
 
 

@@ -6,8 +6,8 @@ from hibari import dsp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tts_worker.engine.hibari_model import FRAME_SAMPLES, Spectra
-from tts_worker.engine.hibari_vocoder import Vocoder
+from tts_worker.engine.hibari.model import FRAME_SAMPLES, Spectra
+from tts_worker.engine.hibari.vocoder import Vocoder
 
 
 class NoNoise(np.random.Generator):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tts_worker.engine.schedule import (
+from tts_worker.engine.scheduler import (
     FIRST_AUDIO_FLOOR_SAMPLES,
     FIRST_AUDIO_TARGET_SAMPLES,
     UNPACED_LEAD_SAMPLES,

@@ -11,16 +11,16 @@ import torch
 
 from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput
 from tests.unit.cosyvoice.bundles import FAMILIES, tiny
+from tts_worker.engine.cosyvoice.backends.graphs import Runner
+from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams
 from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.components import Components
+from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
+from tts_worker.engine.cosyvoice.engine_config import StreamingConfig
+from tts_worker.engine.cosyvoice.loader import bundle_voices
 from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.token_generator import Model, Script
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
-from tts_worker.engine.streaming.components import Components
-from tts_worker.engine.streaming.config import StreamingConfig
-from tts_worker.engine.streaming.engine import CosyVoiceEngine
-from tts_worker.engine.streaming.graphs import Runner
-from tts_worker.engine.streaming.load import bundle_voices
-from tts_worker.engine.streaming.streams import ExecutionStreams
-from tts_worker.engine.streaming.token_generator import Model, Script
 from tts_worker.types import (
     Audio,
     Cancel,

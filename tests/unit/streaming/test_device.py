@@ -23,12 +23,18 @@ from tests.unit.streaming.engines import (
 )
 from tests.unit.streaming.test_engine import ResourceUsage, assert_pcm_close
 from tts_worker.audio.pcm import to_pcm
+from tts_worker.engine.cosyvoice.backends.graphs import Compute, FakeGraphRunner, Tensors, _CapturedGraph, single_output
+from tts_worker.engine.cosyvoice.backends.streams import (
+    ExecutionStream,
+    ExecutionStreams,
+    HostStream,
+    PendingCopy,
+    TimingEvent,
+)
+from tts_worker.engine.cosyvoice.engine_config import TextMode
+from tts_worker.engine.cosyvoice.loader import load_networks
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.streaming.config import TextMode
-from tts_worker.engine.streaming.graphs import Compute, FakeGraphRunner, Tensors, _CapturedGraph, single_output
-from tts_worker.engine.streaming.load import load_networks
-from tts_worker.engine.streaming.render import MelResampler, to_int16
-from tts_worker.engine.streaming.streams import ExecutionStream, ExecutionStreams, HostStream, PendingCopy, TimingEvent
+from tts_worker.engine.cosyvoice.renderer import MelResampler, to_int16
 from tts_worker.types import Audio, Boundary, Cancel, Done, EndText, Open, Text, UtteranceKey
 
 TEXT = segments(("Hello, ", Boundary.CLAUSE), ("world and you.", Boundary.SENTENCE), (" it is.", Boundary.END))

@@ -27,12 +27,12 @@ from tests.unit.streaming.engines import (
 )
 from tts_worker.audio.pcm import to_pcm
 from tts_worker.engine.cosyvoice.chunks import trimmed_prompt
+from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
+from tts_worker.engine.cosyvoice.engine_config import TextMode
 from tts_worker.engine.cosyvoice.enrol import Speaker
+from tts_worker.engine.cosyvoice.offline import OfflinePipeline
 from tts_worker.engine.cosyvoice.request import Request
-from tts_worker.engine.offline.pipeline import OfflinePipeline
-from tts_worker.engine.streaming.config import TextMode
-from tts_worker.engine.streaming.engine import CosyVoiceEngine
-from tts_worker.engine.streaming.utterance import plain_segment
+from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.types import (
     Audio,

@@ -9,8 +9,8 @@ import pytest
 from tests.contract.engine_contract import PLENTY_SAMPLES
 from tests.unit.streaming.engines import PROMPTED, engine, settings
 from tts_worker.engine.cosyvoice.config import V3
-from tts_worker.engine.streaming.engine import CosyVoiceEngine
-from tts_worker.engine.streaming.utterance import plain_segment
+from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
+from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.errors import ErrorCode
 from tts_worker.types import Audio, Credit, EndText, Failed, Open, Text, UtteranceKey
 

@@ -25,19 +25,19 @@ from tests.unit.streaming.engines import (
     tokenizer,
     voice,
 )
+from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, Runner, Tensors
+from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams, HostStream, PendingCopy
 from tts_worker.engine.cosyvoice.chunks import Item
+from tts_worker.engine.cosyvoice.components import Components
+from tts_worker.engine.cosyvoice.decoder import DecodeRow
+from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
+from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
+from tts_worker.engine.cosyvoice.loader import LoadOptions, bundle_voices, load_engine
 from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.renderer import MelResampler
+from tts_worker.engine.cosyvoice.sequence import plain_segment
+from tts_worker.engine.cosyvoice.token_generator import Model, Script
 from tts_worker.engine.loop import EngineLoop, EngineState
-from tts_worker.engine.streaming.components import Components
-from tts_worker.engine.streaming.config import StreamingConfig, TextMode
-from tts_worker.engine.streaming.decode import DecodeRow
-from tts_worker.engine.streaming.engine import CosyVoiceEngine
-from tts_worker.engine.streaming.graphs import EagerRunner, Runner, Tensors
-from tts_worker.engine.streaming.load import LoadOptions, bundle_voices, load_engine
-from tts_worker.engine.streaming.render import MelResampler
-from tts_worker.engine.streaming.streams import ExecutionStreams, HostStream, PendingCopy
-from tts_worker.engine.streaming.token_generator import Model, Script
-from tts_worker.engine.streaming.utterance import plain_segment
 from tts_worker.errors import ConfigError, EngineFault, ErrorCode
 from tts_worker.types import (
     Audio,
@@ -346,9 +346,9 @@ def test_default_threads_leave_one_core_free(monkeypatch: pytest.MonkeyPatch) ->
     asked: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     monkeypatch.setattr(
-        "tts_worker.engine.streaming.load.os.sched_getaffinity", lambda pid: set(range(6)), raising=False
+        "tts_worker.engine.cosyvoice.loader.os.sched_getaffinity", lambda pid: set(range(6)), raising=False
     )
-    monkeypatch.setattr("tts_worker.engine.streaming.load.os.cpu_count", lambda: 6)
+    monkeypatch.setattr("tts_worker.engine.cosyvoice.loader.os.cpu_count", lambda: 6)
     for threads in (None, 3):
         with pytest.raises(ConfigError, match="memory_gb"):
             load_engine(LoadOptions(bundle("cosyvoice3").path, device="cpu", memory_gb=0.001, threads=threads))

@@ -16,11 +16,11 @@ from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segment
 from tests.unit.streaming.engines import KEY, PROMPTED, bundle, engine, run_until_idle, settings, synthesize, voice
 from tests.unit.streaming.test_engine import ResourceUsage
 from tests.unit.streaming.test_faults import CROWD, synthesize_crowd
+from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, FakeGraphRunner, Runner, Tensors
+from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
+from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
+from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.engine.loop import EngineLoop, EngineState
-from tts_worker.engine.streaming.engine import CosyVoiceEngine
-from tts_worker.engine.streaming.graphs import EagerRunner, FakeGraphRunner, Runner, Tensors
-from tts_worker.engine.streaming.load import LoadOptions, load_engine
-from tts_worker.engine.streaming.utterance import plain_segment
 from tts_worker.errors import ConfigError, ErrorCode
 from tts_worker.types import (
     Audio,

@@ -30,12 +30,18 @@ from tests.unit.streaming.engines import (
 )
 from tests.unit.streaming.test_engine import ResourceUsage
 from tests.unit.streaming.test_faults import CROWD, FailingRunner, assert_outputs_close, crowd_script
-from tts_worker.engine.streaming.engine import CosyVoiceEngine
-from tts_worker.engine.streaming.graphs import EagerRunner, Runner
-from tts_worker.engine.streaming.load import LoadOptions, load_engine
-from tts_worker.engine.streaming.render import FlowOutput, RenderRequest, VocoderOutput
-from tts_worker.engine.streaming.streams import ExecutionStreams, HostStream, StreamFuture, ThreadStream, streams_for
-from tts_worker.engine.streaming.utterance import plain_segment
+from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, Runner
+from tts_worker.engine.cosyvoice.backends.streams import (
+    ExecutionStreams,
+    HostStream,
+    StreamFuture,
+    ThreadStream,
+    streams_for,
+)
+from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
+from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
+from tts_worker.engine.cosyvoice.renderer import FlowOutput, RenderRequest, VocoderOutput
+from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.types import Boundary, Cancel, Done, EndText, Failed, Hold, Open, Release, Text, UtteranceKey
 
 T = TypeVar("T")

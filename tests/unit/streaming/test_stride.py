@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.unit.streaming.engines import FAMILIES, engine, networks, settings, synthesize
 from tts_worker.engine.cosyvoice.chunks import GridPlan
-from tts_worker.engine.cosyvoice.flow.stream import FlowPool
-from tts_worker.engine.streaming.utterance import plain_segment
+from tts_worker.engine.cosyvoice.flow_pool import FlowPool
+from tts_worker.engine.cosyvoice.sequence import plain_segment
 
 CHUNK = 25
 AHEAD = 3

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from tests.contract.engine_contract import segments
 from tests.unit.streaming.engines import KEY, bundle, engine, settings, tokenizer
+from tts_worker.engine.cosyvoice.alignment import WordAligner, estimate_pace
 from tts_worker.engine.cosyvoice.chunks import Chunk, Kind
-from tts_worker.engine.streaming.alignment import WordAligner, estimate_pace
-from tts_worker.engine.streaming.config import StreamingConfig, TextMode
-from tts_worker.engine.streaming.guard import GuardLimits, TokenGuard
-from tts_worker.engine.streaming.token_generator import Model, TokenGenerator, derive_seed
-from tts_worker.engine.streaming.utterance import plain_segment
+from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
+from tts_worker.engine.cosyvoice.guard import GuardLimits, TokenGuard
+from tts_worker.engine.cosyvoice.sequence import plain_segment
+from tts_worker.engine.cosyvoice.token_generator import Model, TokenGenerator, derive_seed
 from tts_worker.errors import ConfigError
 from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import Boundary, Segment, SynthesisParams

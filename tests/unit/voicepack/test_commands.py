@@ -45,7 +45,7 @@ def test_bf16_leaves_the_vocoder_in_fp32(tmp_path: Path) -> None:
 
     assert commands.convert(path, path, "bf16").ok
 
-    from tts_worker.engine.tensor_files import read_tensors
+    from tts_worker.engine.cosyvoice.tensor_files import read_tensors
 
     kinds = {f.name: {str(t.dtype) for t in read_tensors(f).values()} for f in sorted(path.glob("*.safetensors"))}
     assert kinds == {

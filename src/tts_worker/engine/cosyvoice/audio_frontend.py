@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tts_worker.audio.decode import Recording
 from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.features import WHISPER_RATE_HZ, KaldiFbank, MelSpectrogram, SincResampler, WhisperMel
+from tts_worker.engine.cosyvoice.features import WHISPER_RATE_HZ, KaldiFbank, MelSpectrogram, SincResampler, WhisperMel
 from tts_worker.errors import BundleError, InvalidRequest, MissingExtra
 
 MIN_RATE_HZ = 16_000

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.config import V3, YAML_NAMES, CosyVoiceConfig
+from tts_worker.engine.cosyvoice.tensor_files import read_tensors
 from tts_worker.engine.cosyvoice.weights import (
     PARTS,
     Shape,
@@ -28,7 +29,6 @@ from tts_worker.engine.cosyvoice.weights import (
     expected_shapes,
     normalise_keys,
 )
-from tts_worker.engine.tensor_files import read_tensors
 from tts_worker.errors import BundleError
 from tts_worker.voicepack.onnx_file import check_onnx
 from tts_worker.voicepack.report import Problem, Report

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tts_worker.engine.cosyvoice.dims import (
+from tts_worker.engine.cosyvoice.models.dims import (
     DitDims,
     EncoderDims,
     FlowDims,
@@ -18,7 +18,7 @@ from tts_worker.engine.cosyvoice.dims import (
     LookaheadDims,
     UnetDims,
 )
-from tts_worker.engine.cosyvoice.sample import SampleRule
+from tts_worker.engine.cosyvoice.sampler import SampleRule
 from tts_worker.voicepack.hyperyaml import load_hyperyaml
 from tts_worker.voicepack.section import Section
 

@@ -24,8 +24,8 @@ from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.compat import Compat
 from tts_worker.engine.cosyvoice.config import V3, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.request import Request
+from tts_worker.engine.cosyvoice.tensor_files import read_pickled
 from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer
-from tts_worker.engine.tensor_files import read_pickled
 from tts_worker.errors import BundleError, InvalidRequest, TextTooLong
 from tts_worker.voicepack.voice_file import Voice, load_voice
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
-from tts_worker.engine.cosyvoice.flow.model import Flow
-from tts_worker.engine.cosyvoice.hift import HashedNoise, Hift
-from tts_worker.engine.cosyvoice.kv import SlotPool
-from tts_worker.engine.cosyvoice.lm import SpeechLM
+from tts_worker.engine.cosyvoice.kv_cache import SlotPool
+from tts_worker.engine.cosyvoice.models.flow import Flow
+from tts_worker.engine.cosyvoice.models.hift import HashedNoise, Hift
+from tts_worker.engine.cosyvoice.models.qwen2 import SpeechLM
 from tts_worker.errors import BundleError
 
 MAX_ABS_MEL = 100.0  # log magnitudes are in -12..5

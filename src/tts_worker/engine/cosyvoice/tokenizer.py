@@ -92,7 +92,7 @@ class TextTokenizer:
     @property
     def end_of_prompt_id(self) -> int:
         """The id that separates an instruction from the text."""
-        return self.special_ids[END_OF_PROMPT]
+        return int(self.special_ids[END_OF_PROMPT])
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         """Ids of ``text`` without added tokens. Lone surrogates become U+FFFD."""

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
-from tts_worker.engine.cosyvoice.flow.model import Flow
-from tts_worker.engine.cosyvoice.hift import Hift
-from tts_worker.engine.cosyvoice.lm import SpeechLM
-from tts_worker.engine.tensor_files import finite_range
+from tts_worker.engine.cosyvoice.models.flow import Flow
+from tts_worker.engine.cosyvoice.models.hift import Hift
+from tts_worker.engine.cosyvoice.models.qwen2 import SpeechLM
+from tts_worker.engine.cosyvoice.tensor_files import finite_range
 from tts_worker.errors import BundleError
 from tts_worker.voicepack.report import Problem, listed
 

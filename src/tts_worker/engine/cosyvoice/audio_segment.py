@@ -1,0 +1,147 @@
+"""Continuous audio between two sentence ends: speech tokens in, due chunks out.
+
+Holds the tokens, the silence filter, the chunk plan and the words. Everything follows from the tokens alone, never
+from time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from tts_worker.engine.cosyvoice.alignment import WordAligner
+from tts_worker.engine.cosyvoice.chunks import Chunk, GridPlan
+from tts_worker.engine.cosyvoice.compat import SilenceFilter
+from tts_worker.engine.cosyvoice.models.dims import FlowDims
+from tts_worker.engine.cosyvoice.renderer import MelResampler, RenderState
+from tts_worker.types import Segment, WordTiming
+
+
+class AudioSegment:
+    """Tokens, chunks and words of one audio segment.
+
+    Attributes:
+        state: Render state: voice, tokens and network caches.
+        tokens: Speech tokens so far; the list of ``state``.
+        aligner: Estimates word positions.
+        is_closed: Whether no further run of the language model follows.
+        is_complete: Whether the last run is over, so no further token follows.
+        is_rendered: Whether the final chunk is rendered.
+        base_sample: First sample of the segment in the utterance, once its first audio is rendered.
+        rendered_tokens: Tokens that are rendered.
+    """
+
+    def __init__(
+        self,
+        state: RenderState,
+        flow: FlowDims,
+        silence: SilenceFilter,
+        *,
+        pace: float,
+        speed: float,
+        frame_samples: int,
+        stride: int = 1,
+    ) -> None:
+        self.state = state
+        self.tokens = state.tokens
+        self.aligner = WordAligner(pace)
+        self.is_closed = False
+        self.is_complete = False
+        self.is_rendered = False
+        self.base_sample: int | None = None
+        self.rendered_tokens = 0
+        self._speed = speed
+        self._frame_samples = frame_samples
+        self._flow = flow
+        self._silence = silence
+        prompt_tokens = len(state.voice.prompt)
+        self._plan = GridPlan(prompt_tokens, flow.chunk_tokens, flow.lookahead_tokens, stride)
+        self._due: Chunk | None = None
+        self._text_ranges: list[tuple[int, int]] = []
+        self._text_range = (0, 0)
+
+    # -- tokens -------------------------------------------------------------------------------------------------------
+
+    def add(self, token: int) -> None:
+        """Append a drawn speech id, unless it exceeds the limit of silence."""
+        if self._silence.accepts(token):
+            self.tokens.append(token)
+
+    @property
+    def unrendered_tokens(self) -> int:
+        """Tokens that are not rendered yet."""
+        return len(self.tokens) - self.rendered_tokens
+
+    @property
+    def tokens_until_due(self) -> int:
+        """How many more tokens make the first chunk due."""
+        return self._plan.hop(0) + self._flow.lookahead_tokens - len(self.tokens)
+
+    @property
+    def tokens_for_next_chunk(self) -> int:
+        """Unrendered tokens from which the chunk after the due one is due, too."""
+        end = self.rendered_tokens if self._due is None else self._due.end
+        return end - self.rendered_tokens + self._plan.hop(end) + self._flow.lookahead_tokens
+
+    @property
+    def due_chunk(self) -> Chunk | None:
+        """The chunk that can be rendered now."""
+        if self._due is None and not self.is_rendered:
+            self._due = self._plan.next(len(self.tokens), self.is_complete)
+        return self._due
+
+    def mark_rendered(self, chunk: Chunk) -> None:
+        """Record that ``chunk`` is rendered, or empty."""
+        self._due = None
+        self.rendered_tokens = chunk.end
+        self.is_rendered = chunk.final
+
+    def committed_tokens(self) -> int:
+        """Return the number of tokens that may affect rendered audio.
+
+        It depends on the token count, not on what is rendered by now.
+        """
+        settled = self._plan.settled(len(self.tokens))
+        return settled + self._flow.lookahead_tokens if settled else 0
+
+    def truncate(self, length: int) -> None:
+        """Keep the first ``length`` tokens, and all committed ones."""
+        del self.tokens[max(length, self.committed_tokens()) :]
+
+    def rewind(self, start: int) -> None:
+        """Remove the tokens of a run that started at ``start`` and will be drawn again."""
+        del self.tokens[start:]
+        self.aligner.restart_run()
+
+    # -- text ---------------------------------------------------------------------------------------------------------
+
+    def add_text(self, segment: Segment) -> None:
+        """Add a text segment that this audio segment speaks."""
+        self._text_ranges.append((segment.start, segment.end))
+        if len(self._text_ranges) == 1:
+            self._text_range = (segment.start, segment.end)
+
+    def words(self, chunk: Chunk) -> list[WordTiming]:
+        """Return the words that begin in ``chunk``, in samples of the utterance, and update ``text_range``."""
+        aligned = self.aligner.take_words(chunk.end, chunk.known, chunk.final)
+        if aligned:
+            index = bisect_right(self._text_ranges, aligned[-1].start_char, key=lambda span: span[0]) - 1
+            self._text_range = self._text_ranges[max(index, 0)]
+        previous_end = self._sample(chunk.begin)
+        words = []
+        for word in aligned:
+            start = max(previous_end, self._sample(word.start))
+            previous_end = max(start, min(self._sample(word.end), self._sample(chunk.end)))
+            words.append(WordTiming(word.start_char, word.end_char, start, previous_end))
+        return words
+
+    @property
+    def text_range(self) -> tuple[int, int]:
+        """Original characters of the text segment in which the last chunk ends."""
+        return self._text_range
+
+    def _sample(self, token: float) -> int:
+        assert self.base_sample is not None
+        frames = token * self._flow.frames_per_token
+        if self._speed != 1.0:  # whole frames only, so that no word ends after the audio
+            frames = MelResampler.output_frames(int(frames), self._speed)
+        return self.base_sample + int(frames * self._frame_samples)

@@ -1,0 +1,1 @@
+"""How networks are executed: streams, captured graphs, other runtimes."""

@@ -1,0 +1,133 @@
+"""Builds the components of an engine from networks and settings: memory, streams, runners and voices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tts_worker.audio.prompt import MAX_PROMPT_S
+from tts_worker.engine.cosyvoice.backends.graphs import CapturingRunner, EagerRunner, GraphRunner, Runner, single_output
+from tts_worker.engine.cosyvoice.backends.streams import CudaStream, ExecutionStreams, streams_for
+from tts_worker.engine.cosyvoice.decoder import Decoder
+from tts_worker.engine.cosyvoice.engine_config import StreamingConfig
+from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
+from tts_worker.engine.cosyvoice.flow_pool import FlowPool
+from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.renderer import Renderer
+from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.voice_cache import VoiceCache
+from tts_worker.voicepack.voice_file import Voice
+
+PAGE_BUCKET = 8  # chunks; page tables are rounded up to a multiple of it where passes are captured
+
+
+@dataclass
+class Components:
+    """Everything with tensors in it.
+
+    Attributes:
+        networks: The networks.
+        decoder: Slots and decode steps of the language model.
+        renderer: Flow and vocoder.
+        pool: Memory of the flow.
+        voice_cache: Voices and their prepared prompts.
+        streams: Execution streams of the device.
+        runners: Runner of tokens, runner of audio.
+    """
+
+    networks: Networks
+    decoder: Decoder
+    renderer: Renderer
+    pool: FlowPool
+    voice_cache: VoiceCache
+    streams: ExecutionStreams
+    runners: tuple[Runner, Runner]
+
+    @classmethod
+    def build(
+        cls,
+        networks: Networks,
+        tokenizer: TextTokenizer,
+        voices: Mapping[str, Voice],
+        config: StreamingConfig,
+        *,
+        stored: Path | None = None,
+        enrolled: EnrolledVoices | None = None,
+        runners: tuple[Runner, Runner] | None = None,
+        streams: ExecutionStreams | None = None,
+    ) -> Components:
+        """Allocate memory and build all components.
+
+        Args:
+            networks: Loaded networks; their device is used for everything.
+            tokenizer: Text tokenizer of the model.
+            voices: Voices of the model directory, by name.
+            config: Settings of the engine.
+            stored: Directory of stored voices.
+            enrolled: Voices enrolled at run time.
+            runners: Replaces the runners of the device, for tests.
+            streams: Replaces the streams of the device, for tests.
+        """
+        device = networks.flow.noise.device
+        flow = networks.config.flow
+        streams = streams or streams_for(device, overlap=config.overlap)
+        if runners is None:
+            runners = (EagerRunner(), EagerRunner())
+            if config.graphs and isinstance(streams.tokens, CudaStream) and isinstance(streams.flow, CudaStream):
+                runners = (GraphRunner(streams.tokens.cuda_stream), GraphRunner(streams.flow.cuda_stream))
+        decoder = Decoder(
+            networks,
+            slots=config.max_utterances,
+            max_tokens=config.lm_tokens,
+            stream=streams.tokens,
+            runner=runners[0],
+            checked=config.checked,
+        )
+        longest_s = int(MAX_PROMPT_S) + config.max_segment_s + 2
+        pool = FlowPool(
+            networks.flow,
+            slots=2 * config.max_utterances + config.cached_voices,
+            pages=config.pages,
+            max_chunks=-(-longest_s * networks.config.token_rate_hz // flow.chunk_tokens),
+            dtype=networks.flow.time_tables.dtype,
+            checked=config.checked,
+            run=single_output(runners[1]),
+            page_bucket=PAGE_BUCKET if runners[1].fixed_shapes else 1,
+        )
+        voice_cache = VoiceCache(
+            networks.config,
+            tokenizer,
+            voices,
+            stored=stored,
+            first_tokens=config.first_tokens,
+            cached=config.cached_voices,
+            enrolled=enrolled,
+        )
+        renderer = Renderer(networks, pool, streams, runners[1], config.stride_chunks)
+        if device.type == "cuda":  # weights and cleared memory must be in place before other streams use them
+            torch.cuda.synchronize(device)
+        return cls(networks, decoder, renderer, pool, voice_cache, streams, runners)
+
+    def capture(self, config: StreamingConfig) -> None:
+        """Capture all recurring computations, for every batch size. Call it once, after one utterance has run."""
+        for runner in self.runners:
+            if isinstance(runner, CapturingRunner):
+                runner.is_capturing = True
+        if self.runners[0].fixed_shapes:
+            self.decoder.capture_bursts(config.decode_batch)
+        if self.runners[1].fixed_shapes:
+            with self.streams.flow:
+                self.pool.capture_passes(config.render_batch)
+            self.renderer.capture_shapes(config.render_batch)
+        for runner in self.runners:
+            if isinstance(runner, CapturingRunner):
+                runner.is_capturing = False
+
+    def close(self) -> None:
+        """Wait for submitted work and release captured graphs."""
+        self.streams.close()
+        for runner in self.runners:
+            runner.clear()

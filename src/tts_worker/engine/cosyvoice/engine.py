@@ -1,0 +1,456 @@
+"""CosyVoice behind the ``Engine`` protocol: scheduling and fault handling.
+
+A step submits one bounded operation of the utterance with the least slack: prepare its voice, prefill, decode or
+render. On a GPU, tokens and audio overlap, and a step collects finished work. Scheduling never affects what is spoken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from tts_worker.engine.cosyvoice.audio_runner import AudioStage
+from tts_worker.engine.cosyvoice.components import Components
+from tts_worker.engine.cosyvoice.config import V2, V3
+from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
+from tts_worker.engine.cosyvoice.faults import catch_fault, client_error, device_responds
+from tts_worker.engine.cosyvoice.pages import PageAllocator, wake_page_waiters
+from tts_worker.engine.cosyvoice.sequence import NextOp, Utterance, plain_segment
+from tts_worker.engine.cosyvoice.stage import StageFault, StageTimings
+from tts_worker.engine.cosyvoice.token_generator import Model
+from tts_worker.engine.cosyvoice.token_runner import TokenStage
+from tts_worker.engine.cosyvoice.voice_cache import VoiceState
+from tts_worker.engine.scheduler import Job, Scheduler
+from tts_worker.errors import (
+    EngineFault,
+    ErrorInfo,
+    InvalidRequest,
+    OverCapacity,
+    SynthesisFailed,
+    TTSWorkerError,
+    UnknownVoice,
+    UnspeakableText,
+)
+from tts_worker.types import (
+    SAMPLE_RATE_HZ,
+    Alignment,
+    Audio,
+    Cancel,
+    Command,
+    Credit,
+    Done,
+    EndText,
+    EngineInfo,
+    Event,
+    Failed,
+    Hold,
+    Open,
+    Release,
+    SynthesisParams,
+    Text,
+    UtteranceKey,
+    unpaced_share,
+)
+
+SPEED_RANGE = (0.5, 2.0)
+LANGUAGES: dict[str, tuple[str, ...]] = {
+    V2: ("zh", "en", "ja", "ko", "yue"),
+    V3: ("zh", "en", "ja", "ko", "yue", "de", "es", "fr", "it", "ru"),
+}
+
+_MAX_EMIT_SAMPLES = SAMPLE_RATE_HZ // 2
+_WARM_UP = "warm-up"  # session of the warm-up utterance
+_WARM_UP_TOKENS = 60
+_AHEAD_CHUNKS = 2  # unrendered chunks up to which an utterance joins a decode batch
+
+
+class CosyVoiceEngine:
+    """The streaming CosyVoice engine.
+
+    An utterance ends with ``Failed`` for an unknown voice, an unsupported language, speed, seed or instruction, or text
+    without speech, and with ``Done(truncated=...)`` if the language model failed after audio may have been sent. Word
+    times are estimates (alignment.py).
+
+    Args:
+        components: Networks, memory, streams and voices.
+        model: What all utterances share.
+        healthy: Whether the device still works; called after a fault.
+
+    Attributes:
+        components: Networks, memory, streams and voices.
+        timings: Device time of the stages.
+        info: What the engine offers.
+    """
+
+    def __init__(self, components: Components, model: Model, *, healthy: Callable[[], bool] | None = None) -> None:
+        self.components = components
+        self._model = _with_warm_up(model)
+        config = model.config
+        settings = model.settings
+        self.timings = StageTimings()
+        self._utterances: dict[UtteranceKey, Utterance] = {}
+        self._tokens = TokenStage(components, settings.decode_batch, settings.burst_tokens, self.timings)
+        self._pages = PageAllocator(components.pool, components.voice_cache)
+        # Not a bound method: a reference cycle would keep the memory of a closed engine until the next collection.
+        on_pages_freed = partial(wake_page_waiters, self._utterances)
+        self._audio = AudioStage(components, self._pages, settings.render_batch, self.timings, on_pages_freed)
+        self._healthy = healthy or (lambda: device_responds(components.networks.flow.noise.device))
+        self._events: list[Event] = []
+        self._scheduler = Scheduler()
+        self._only_emitted = False  # whether the last step submitted nothing
+        self.info = EngineInfo(
+            name="cosyvoice",
+            voices=components.voice_cache.names,
+            languages=LANGUAGES[config.family],
+            alignment=Alignment.ESTIMATED,
+            max_utterances=settings.max_utterances,
+            sample_rate_hz=config.sample_rate_hz,
+            text_by_word=settings.text_mode is TextMode.INTERLEAVED,
+            speed_range=SPEED_RANGE,
+            device=str(components.networks.flow.noise.device),
+            capabilities=("instruct",),
+            extra=(("family", config.family), ("text_mode", settings.text_mode.value)),
+        )
+
+    @property
+    def settings(self) -> StreamingConfig:
+        return self._model.settings
+
+    @property
+    def active_utterances(self) -> int:
+        """Number of utterances that hold resources."""
+        return len(self._utterances)
+
+    # -- commands -----------------------------------------------------------------------------------------------------
+
+    def handle(self, command: Command) -> None:
+        """Apply a command. Commands for unknown utterances are ignored."""
+        if isinstance(command, Open):
+            self._open(command)
+            return
+        utterance = self._utterances.get(command.key)
+        if utterance is None:
+            return
+        match command:
+            case Text():
+                utterance.generator.add_text(command.segment)
+            case EndText():
+                utterance.generator.end_text()
+            case Credit():
+                utterance.output.grant(command.samples)
+            case Hold():
+                utterance.is_held = True
+            case Release():
+                utterance.is_held = False
+            case Cancel():
+                self._free(utterance)
+
+    def _open(self, command: Open) -> None:
+        try:
+            self._check(command.params)
+            if len(self._utterances) >= self.settings.max_utterances:
+                raise OverCapacity("all utterance slots of the engine are taken; retry in a moment")
+            unpaced = sum(not utterance.paced for utterance in self._utterances.values())
+            if not command.paced and unpaced >= unpaced_share(self.settings.max_utterances):
+                raise OverCapacity("all utterance slots for downloads are taken; retry in a moment")
+        except TTSWorkerError as error:
+            self._events.append(Failed(command.key, error.info))
+        else:
+            self._utterances[command.key] = Utterance(command, self._model, self.components.decoder.acquire())
+
+    def _check(self, params: SynthesisParams) -> None:
+        """Raise UnknownVoice or InvalidRequest for unsupported parameters. No parameter is replaced silently."""
+        names = self.components.voice_cache.names
+        if params.voice not in self.components.voice_cache:
+            raise UnknownVoice(f'unknown voice "{params.voice[:64]}"; available: {", ".join(names[:20]) or "none"}')
+        if not (math.isfinite(params.speed) and SPEED_RANGE[0] <= params.speed <= SPEED_RANGE[1]):
+            raise InvalidRequest(f"speed must be {SPEED_RANGE[0]:g} to {SPEED_RANGE[1]:g}")
+        if not 0 <= params.seed < 1 << 63:
+            raise InvalidRequest("seed must be 0 to 2^63 - 1")
+        if params.language is not None:
+            primary = params.language.replace("_", "-").split("-")[0].lower()
+            if primary not in self.info.languages:
+                known = ", ".join(self.info.languages)
+                raise InvalidRequest(f"this model does not speak {primary[:16]!r}; it speaks {known}")
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        if self._events or self._tokens.is_busy or self._audio.is_busy:
+            return True
+        return any(
+            self._next_op(utterance) is not NextOp.NONE or utterance.can_emit or utterance.is_finished
+            for utterance in self._utterances.values()
+        )
+
+    def _next_op(self, utterance: Utterance) -> NextOp:
+        return utterance.next_op(self.components.voice_cache.needs_prepare)
+
+    def step(self, now_s: float) -> Sequence[Event]:
+        """Run one step and return its events."""
+        self._collect()
+        self._emit()
+        # Emit finished audio before submitting new work, but never only emit in two consecutive steps.
+        self._only_emitted = bool(self._events) and not self._only_emitted
+        if not self._only_emitted:
+            has_vocoder_work = self._audio.has_vocoder_work
+            submitted = self._submit_next(int(now_s * 1e6), render_only=has_vocoder_work)
+            if has_vocoder_work:
+                self._run_guarded(self._audio.vocode)
+            elif not submitted:
+                self._wait()
+            self._collect()
+            self._emit()
+        events = self._events
+        self._events = []
+        return events
+
+    def _submit_next(self, now_us: int, *, render_only: bool) -> bool:
+        """Submit the most urgent operation that fits. Returns True if one was submitted."""
+        submitted = False
+        jobs = self._jobs(now_us)
+        ordered = self._scheduler.order(jobs, now_us)
+        order = [self._utterances[job.key] for job in ordered]
+        for job, utterance in zip(ordered, order, strict=True):
+            op = self._next_op(utterance)
+            if render_only and op is not NextOp.RENDER:
+                continue
+            if op is NextOp.PREPARE_VOICE:
+                self._run_guarded(partial(self._prepare_voice, utterance))
+            elif op is NextOp.RENDER and self._audio.has_capacity:
+                candidates = [
+                    u for u in order if u is utterance or (self._next_op(u) is NextOp.RENDER and not u.retry_single)
+                ]
+                candidates = _may_share(utterance, candidates[candidates.index(utterance) :])
+                self._run_guarded(partial(self._audio.submit, candidates, list(self._utterances.values())))
+            elif op in (NextOp.PREFILL, NextOp.DECODE) and not self._tokens.is_busy:
+                self._run_guarded(partial(self._tokens.submit, utterance, self._batch_candidates(utterance, order)))
+            else:
+                continue
+            self._scheduler.served(job, jobs)
+            utterance.waiting_since_us = None  # even before its first chunk, so that new utterances share a batch
+            submitted = True
+            break
+        return submitted
+
+    def _jobs(self, now_us: int) -> list[Job]:
+        """Return the utterances that have an operation to run."""
+        jobs = []
+        for key, utterance in self._utterances.items():
+            if self._next_op(utterance) is not NextOp.NONE:
+                if utterance.waiting_since_us is None:
+                    utterance.waiting_since_us = now_us
+                output = utterance.output
+                lead_samples = output.lead_at_samples(now_us) + utterance.in_flight_samples
+                started = output.emitted_samples > 0
+                jobs.append(Job(key, lead_samples, utterance.waiting_since_us, started, output.paced))
+        return jobs
+
+    def _batch_candidates(self, urgent: Utterance, order: Sequence[Utterance]) -> list[Utterance]:
+        """Return the utterances that may join a language model batch with ``urgent``: calls before downloads.
+
+        They need credit and few unrendered tokens, but not a scheduled operation.
+        """
+        flow = self._model.config.flow
+        max_tokens = _AHEAD_CHUNKS * flow.chunk_tokens + flow.lookahead_tokens
+        rest = sorted((u for u in self._utterances.values() if u not in order), key=lambda u: not u.paced)
+        sharing = sorted((*order, *rest), key=lambda u: not u.paced)  # stable
+        candidates = [u for u in sharing if u.has_capacity and u.generator.unrendered_tokens < max_tokens]
+        return _may_share(urgent, candidates)
+
+    def _prepare_voice(self, utterance: Utterance) -> None:
+        voice_cache = self.components.voice_cache
+        params = utterance.generator.params
+        try:
+            if utterance.generator.voice is None:
+                voice = voice_cache.acquire(params.voice, self.components.networks.flow, self.components.streams.flow)
+                try:
+                    utterance.generator.set_voice(voice, voice.request(params.instruct))
+                except TTSWorkerError:
+                    voice_cache.release(voice)
+                    raise
+            elif voice_cache.needs_prepare(utterance.generator.voice):
+                self._prepare_prompt(utterance, utterance.generator.voice)
+        except Exception as error:
+            raise StageFault([utterance], error) from error
+
+    def _prepare_prompt(self, utterance: Utterance, voice: VoiceState) -> None:
+        """Compute the next chunk of the prompt if there is memory."""
+        voice_cache = self.components.voice_cache
+        stream = self.components.streams.flow
+        with stream:
+            if self._pages.can_prepare_prompt(utterance, list(self._utterances.values())):
+                voice_cache.prepare(voice, self.components.pool, stream)
+        if not voice_cache.needs_prepare(voice):  # it takes no more pages
+            wake_page_waiters(self._utterances)
+
+    def _collect(self) -> None:
+        """Collect finished work of both stages."""
+        self._run_guarded(partial(self._tokens.collect, block=False))
+        self._run_guarded(partial(self._audio.collect, block=False))
+
+    def _wait(self) -> None:
+        """Wait for the stage that is expected to finish first, and only for it, so that neither stage idles."""
+        busy = [stage for stage in (self._tokens, self._audio) if stage.is_busy]
+        if busy:
+            self._run_guarded(partial(min(busy, key=lambda stage: stage.expected_at_s).collect, block=True))
+
+    def _run_guarded(self, work: Callable[[], object]) -> None:
+        """Run ``work`` and handle its fault, if any."""
+        fault = catch_fault(work)
+        try:
+            if fault is not None:
+                self._handle_fault(fault)
+        finally:
+            del fault  # its traceback refers to this frame: the cycle would keep the tensors of the failed pass
+
+    # -- faults -------------------------------------------------------------------------------------------------------
+
+    def _handle_fault(self, fault: StageFault) -> None:
+        """Fail a single utterance; retry the members of a batch one by one to isolate the fault.
+
+        Raises:
+            EngineFault: The device no longer responds, so its memory cannot be trusted.
+        """
+        cause = fault.cause
+        # Without free memory, the health check would fail for the same reason.
+        is_known = isinstance(cause, TTSWorkerError | MemoryError | torch.OutOfMemoryError)
+        if not is_known and not self._healthy():
+            raise EngineFault(f"the device failed ({type(cause).__name__}) and no longer responds") from cause
+        if isinstance(cause, torch.OutOfMemoryError):
+            while self.components.voice_cache.evict_idle(self.components.pool):
+                pass
+        members = [utterance for utterance in fault.members if not utterance.cancelled]
+        for utterance in members:
+            if len(fault.members) == 1:
+                self._fail(utterance, client_error(cause))
+            else:
+                if fault.recover is not None:
+                    fault.recover(utterance)
+                utterance.retry_single = True
+
+    def _fail(self, utterance: Utterance, error: ErrorInfo) -> None:
+        self._free(utterance)
+        self._events.append(Failed(utterance.output.key, error))
+
+    def _free(self, utterance: Utterance) -> None:
+        """Release everything that an utterance holds. Results in flight are dropped."""
+        del self._utterances[utterance.output.key]
+        utterance.cancelled = True
+        for audio_segment in utterance.generator.audio_segments:
+            self._audio.close(audio_segment.state)
+        self.components.decoder.release(utterance.slot)
+        if utterance.generator.voice is not None:
+            self.components.voice_cache.release(utterance.generator.voice)
+        wake_page_waiters(self._utterances)
+
+    # -- output -------------------------------------------------------------------------------------------------------
+
+    def _emit(self) -> None:
+        for utterance in list(self._utterances.values()):
+            if utterance.generator.drop_empty_segment():
+                wake_page_waiters(self._utterances)
+            if utterance.can_emit and not self._defers_first_chunk(utterance):
+                last = (
+                    utterance.generator.text_ended
+                    and utterance.generator.run is None
+                    and not utterance.generator.audio_segments
+                )
+                self._events += _take_chunks(utterance, last)
+            if utterance.is_finished:
+                self._finish(utterance)
+
+    def _defers_first_chunk(self, utterance: Utterance) -> bool:
+        """Whether the first chunk waits for the second one.
+
+        Under load, a first chunk that is shorter than the time to the second one would cause an underrun.
+        """
+        output = utterance.output
+        if not self.settings.smooth_start or output.emitted_samples or utterance.rendered_chunks != 1:
+            return False
+        if not utterance.generator.audio_segments or not utterance.has_capacity:
+            return False
+        if self._next_op(utterance) is NextOp.NONE and not (
+            utterance.is_decoding or utterance.is_rendering or utterance.in_flight_samples
+        ):
+            return False  # no second chunk will follow
+        flow = self._model.config.flow
+        timings = self.timings
+        others = sum(u.paced or not utterance.paced for u in self._utterances.values()) - 1
+        renders = 1 + others // self.settings.render_batch
+        next_s = flow.chunk_tokens * timings.token_s + renders * timings.chunk_s
+        return output.waiting_samples < next_s * SAMPLE_RATE_HZ
+
+    def _finish(self, utterance: Utterance) -> None:
+        key = utterance.output.key
+        if not utterance.generator.has_text or utterance.output.rendered_samples:
+            self._free(utterance)
+            self._events.append(Done(key, utterance.generator.truncated))
+        elif utterance.generator.has_speakable_text:
+            self._fail(utterance, SynthesisFailed("the model generated no valid speech; try another seed").info)
+        else:
+            self._fail(utterance, UnspeakableText("the text has no letters or digits to speak").info)
+
+    # -- lifecycle ----------------------------------------------------------------------------------------------------
+
+    def warm_up(self) -> None:
+        """Synthesize one sentence with the first voice, then capture graphs.
+
+        Raises:
+            EngineFault: Synthesis failed or is silent.
+        """
+        if not self.info.voices:
+            raise EngineFault("the model has no voices: add one with tts-worker voice add")
+        key = UtteranceKey(_WARM_UP, -1)
+        pcm = bytearray()
+        self.handle(Open(key, SynthesisParams(self.info.voices[0]), credit_samples=60 * SAMPLE_RATE_HZ))
+        self.handle(Text(key, plain_segment("This is a sentence to warm up with.")))
+        self.handle(EndText(key))
+        while self.has_work:
+            for event in self.step(0.0):
+                if isinstance(event, Failed):
+                    raise EngineFault(f"the warm-up failed: {event.error.message}")
+                if isinstance(event, Audio):
+                    pcm += event.pcm
+        if not np.any(np.abs(np.frombuffer(bytes(pcm), "<i2").astype(np.int32)) > 100):
+            raise EngineFault("the warm-up audio is silent: the weights are damaged or belong to another model")
+        self.components.capture(self.settings)
+        self.timings.reset()  # loading and capturing do not count
+
+    def close(self) -> None:
+        """Release all utterances and stop the streams."""
+        for utterance in list(self._utterances.values()):
+            self._free(utterance)
+        self._events.clear()
+        self.components.close()
+
+
+def _may_share(urgent: Utterance, others: list[Utterance]) -> list[Utterance]:
+    """Return the ``others`` that may be in a batch with ``urgent``: no downloads before the first chunk of a call."""
+    return [u for u in others if u.paced] if urgent.awaits_first_audio else others
+
+
+def _take_chunks(utterance: Utterance, last: bool) -> Iterator[Audio]:
+    """Yield the chunks that the credit allows."""
+    while (audio := utterance.output.emit(_MAX_EMIT_SAMPLES, last=last)) is not None:
+        yield audio
+
+
+def _with_warm_up(model: Model) -> Model:
+    """Return ``model`` with a script for the warm-up utterance, which ends with any weights."""
+    speech = model.config.lm.speech_tokens
+    eos = model.config.lm.eos_id
+    original = model.script
+    sentence = (*(i * 97 % speech for i in range(_WARM_UP_TOKENS)), eos)
+
+    def script(key: UtteranceKey, run: int) -> Sequence[int]:
+        if key.session == _WARM_UP:
+            return sentence
+        return original(key, run) if original is not None else ()
+
+    return Model(model.config, model.tokenizer, model.settings, script)

@@ -1,0 +1,208 @@
+"""Builds an engine from a model directory: device, precision, memory and settings."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tts_worker.engine.cosyvoice.backends.onnx_graphs import GRAPHS_DIR, run_on_onnx
+from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.components import Components
+from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
+from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
+from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
+from tts_worker.engine.cosyvoice.enrol import bundled_voices
+from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
+from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.token_generator import Model, Script
+from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.errors import ConfigError
+from tts_worker.voicepack.voice_file import VOICES_DIR, Voice
+
+log = logging.getLogger(__name__)
+
+CPU_MEMORY_GB = 4.0
+CUDA_MEMORY_SHARE = 0.6  # of the memory that is free after loading the weights
+MIN_OVERLAP_THREADS = 3  # with fewer, the two computing threads would starve the event loop
+MIN_PAGES = 12
+MAX_PAGES = 65_536
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """Options of ``load_engine``. ``None`` selects a value for the device.
+
+    Attributes:
+        bundle: Model directory.
+        voices: Directory of stored voices; ``None``: inside the model directory.
+        rl: Use the reinforcement-learned weights.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        half: Run the language model and the flow estimator in bfloat16.
+        threads: PyTorch threads.
+        backend: ``torch``, or ``onnx`` for estimator and vocoder.
+        memory_gb: Memory of the flow cache.
+
+    The other options are those of ``StreamingConfig``.
+    """
+
+    bundle: Path
+    voices: Path | None = None
+    rl: bool = False
+    device: str = "auto"
+    half: bool | None = None
+    threads: int | None = None
+    overlap: bool | None = None
+    backend: str = "torch"
+    graphs: bool = True
+    max_utterances: int | None = None
+    text_mode: str = "clause"
+    first_tokens: int = 8
+    stride_chunks: int | None = None
+    context_tokens: int = 250
+    max_segment_s: int = 30
+    memory_gb: float | None = None
+    cached_voices: int = 4
+    decode_batch: int | None = None
+    render_batch: int | None = None
+    smooth_start: bool = True
+
+
+def load_engine(
+    options: LoadOptions,
+    script: Script | None = None,
+    more_voices: Mapping[str, Voice] | None = None,
+    enrolled: EnrolledVoices | None = None,
+) -> CosyVoiceEngine:
+    """Load an engine. ``warm_up`` must be called before use.
+
+    Args:
+        options: What to load.
+        script: Replaces drawn ids, for benchmarks and tests.
+        more_voices: Voices in addition to those of the model directory, for benchmarks.
+        enrolled: Voices enrolled at run time.
+
+    Raises:
+        BundleError: The model directory is incomplete or damaged.
+        ConfigError: The options contradict each other or the device.
+        MissingExtra: A package for the options is not installed.
+    """
+    device = resolve_device(options.device)
+    if options.threads is not None or device.type == "cpu":
+        torch.set_num_threads(options.threads or default_threads())
+    bundle = Bundle.open(options.bundle, rl=options.rl)
+    if bundle.has_random_weights:
+        log.warning("the weights in %s are random: the audio is noise", options.bundle)
+    tokenizer = TextTokenizer.from_bundle(bundle)
+    cuda = device.type == "cuda"
+    half = cuda if options.half is None else options.half
+    networks = load_networks(bundle, device, half=half)
+    if options.backend == "onnx":
+        if cuda or half:
+            raise ConfigError("backend: onnx runs on the CPU in float32; set device: cpu and half: false")
+        if (options.stride_chunks or 1) > 1:
+            raise ConfigError("backend: onnx computes one chunk at a time; leave stride_chunks at 1")
+        run_on_onnx(networks, options.bundle / GRAPHS_DIR, torch.get_num_threads())
+    config = StreamingConfig(
+        overlap=not cuda
+        and (torch.get_num_threads() >= MIN_OVERLAP_THREADS if options.overlap is None else options.overlap),
+        max_utterances=options.max_utterances or (64 if cuda else 16),
+        text_mode=TextMode(options.text_mode),
+        first_tokens=options.first_tokens,
+        stride_chunks=options.stride_chunks or (1 if cuda or options.backend == "onnx" else 2),
+        context_tokens=options.context_tokens,
+        max_segment_s=options.max_segment_s,
+        pages=page_count(networks, options.memory_gb),
+        cached_voices=options.cached_voices,
+        decode_batch=options.decode_batch or (64 if cuda else 16),
+        render_batch=options.render_batch or (8 if cuda else 1),
+        smooth_start=options.smooth_start,
+        graphs=options.graphs and cuda,
+    )
+    stored = options.voices or options.bundle / VOICES_DIR
+    voices = {**(more_voices or {}), **bundle_voices(bundle)}
+    components = Components.build(networks, tokenizer, voices, config, stored=stored, enrolled=enrolled)
+    return CosyVoiceEngine(components, Model(bundle.config, tokenizer, config, script))
+
+
+def default_threads() -> int:
+    """Return all cores but one, which serves the event loop.
+
+    PyTorch's threads synchronize many times per chunk. One thread too many, on a core that other work uses, raised the
+    first-audio latency from 0.15 s to 10 s.
+    """
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return max(1, cores - 1)
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device called ``name``. Raises ConfigError if it is unavailable."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device: no CUDA device is available; use auto or cpu")
+    return device
+
+
+def load_networks(bundle: Bundle, device: torch.device, *, half: bool) -> Networks:
+    """Load the networks.
+
+    Args:
+        bundle: Model directory.
+        device: Where to load them.
+        half: Run the language model and the flow estimator in bfloat16. RMS norms, scores, solver state, encoder and
+            vocoder stay in float32, the pitch in float64.
+    """
+    networks = Networks.load(bundle, device=device, lm_dtype=torch.bfloat16 if half else torch.float32)
+    if half:
+        networks.flow.estimator.to(torch.bfloat16)
+        networks.flow.time_tables = networks.flow.time_tables.to(torch.bfloat16)
+    return networks
+
+
+def bundle_voices(bundle: Bundle) -> dict[str, Voice]:
+    """Return the voices of the model directory, by name."""
+    return bundled_voices(bundle.speaker_info, bundle.config) if bundle.speaker_info.is_file() else {}
+
+
+def page_bytes(config: CosyVoiceConfig, dtype: torch.dtype) -> int:
+    """Return the size of one page.
+
+    A page holds keys and values of one chunk: of all estimator layers in all guided solver steps, and of the encoder.
+    """
+    flow = config.flow
+    frames = flow.chunk_tokens * flow.frames_per_token
+    values = 0
+    if flow.unet is not None:
+        values = (flow.unet.mid_blocks + 2) * flow.unet.blocks * flow.unet.heads * flow.unet.head_dim
+    elif flow.dit is not None:
+        values = flow.dit.depth * flow.dit.heads * flow.dit.head_dim
+    values *= (2 * flow.steps - 1) * frames
+    if flow.encoder is not None:
+        values += flow.encoder.output_size * (flow.encoder.layers * flow.chunk_tokens + flow.encoder.up_layers * frames)
+    return 2 * values * dtype.itemsize
+
+
+def page_count(networks: Networks, memory_gb: float | None) -> int:
+    """Return how many pages fit into the memory. Raises ConfigError if they are too few for one utterance."""
+    each = page_bytes(networks.config, networks.flow.time_tables.dtype)
+    device = networks.flow.noise.device
+    if memory_gb is not None:
+        budget = memory_gb * 1e9
+    elif device.type == "cuda":
+        budget = torch.cuda.mem_get_info(device)[0] * CUDA_MEMORY_SHARE
+    else:
+        budget = CPU_MEMORY_GB * 1e9
+    pages = min(int(budget / each), MAX_PAGES)
+    if pages < MIN_PAGES:
+        raise ConfigError(
+            f"memory_gb: {budget / 1e9:.1f} GB hold {pages} s of audio; this model needs at least "
+            f"{MIN_PAGES * each / 1e9:.1f} GB"
+        )
+    return pages

@@ -1,0 +1,104 @@
+"""Building blocks of the flow networks: chunk mask, attention over a past, causal convolution, look-ahead layer.
+
+Batches are ``[N, T, C]``. ``N`` is branches x utterances, branch-major (classifier-free guidance runs two branches per
+utterance); start positions are per utterance, ``[B]``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tts_worker.engine.cosyvoice.kv_cache import Memory
+from tts_worker.engine.cosyvoice.models.dims import LookaheadDims
+from tts_worker.engine.cosyvoice.models.fuse import fuse_linear
+
+
+def chunk_mask(start: Tensor, total: Tensor, span: int, context: int, chunk: int) -> Tensor:
+    """Attention mask ``[B, 1, span, context]``, True where a query attends to a key.
+
+    Queries ``start [B] + 0..span`` see every key before the end of their chunk and before ``total [B]``; with
+    ``chunk`` 0 they see all keys before ``total``.
+    """
+    end = total[:, None]  # [B, 1]
+    if chunk:
+        query = start[:, None] + torch.arange(span, device=start.device)  # [B, T]
+        end = torch.minimum((query // chunk + 1) * chunk, end)
+    return (torch.arange(context, device=start.device) < end[:, :, None])[:, None].expand(-1, -1, span, -1)
+
+
+def sinusoid(t: Tensor, dim: int, scale: float = 1000.0) -> Tensor:
+    """Sinusoidal time embedding: ``t [S]`` in 0..1 to ``[S, dim]``, sines first.
+
+    The rates are computed in float64: ``exp`` differs in the last bit between CPUs, and one float32 bit in a rate
+    changes the sine by 1e-4.
+    """
+    rates = torch.exp(torch.arange(dim // 2, device=t.device).double() * -(math.log(10000) / (dim // 2 - 1)))
+    angle = scale * t[:, None] * rates.float()
+    return torch.cat([angle.sin(), angle.cos()], dim=-1)
+
+
+def attend(qkv: Tensor, mask: Tensor | None, site: int, memory: Memory) -> Tensor:
+    """Attention of ``qkv [N, T, 3, H, d]`` over the past and the new positions: ``[N, T, H*d]``."""
+    qkv = qkv.permute(2, 0, 3, 1, 4)  # [3, N, H, T, d], a view
+    k, v = memory.keys_values(site, qkv[1:])  # [N, H, L, d]
+    return F.scaled_dot_product_attention(qkv[0], k, v, mask).transpose(1, 2).flatten(2)
+
+
+class FusedAttention(nn.Module):
+    """Attention whose query, key and value projections are separate in the file and fused by ``prepare``."""
+
+    to_q: nn.Linear
+    to_k: nn.Linear
+    to_v: nn.Linear
+    to_qkv: nn.Linear
+
+    def prepare(self) -> None:
+        self.to_qkv = fuse_linear(self.to_q, self.to_k, self.to_v)
+        del self.to_q, self.to_k, self.to_v
+
+
+class Sites:
+    """Numbers the convolutions and attentions of a network that read the past, while it is built."""
+
+    def __init__(self) -> None:
+        self.tails: list[tuple[int, int]] = []  # (channels, width) of each causal convolution
+        self.attentions = 0
+
+    def conv(self, channels: int, width: int) -> int:
+        self.tails.append((channels, width))
+        return len(self.tails) - 1
+
+    def attention(self) -> int:
+        self.attentions += 1
+        return self.attentions - 1
+
+
+class CausalConv(nn.Conv1d):
+    """Causal convolution over a past: ``[N, C, T] -> [N, C', T]``."""
+
+    def __init__(self, sites: Sites, in_channels: int, out_channels: int, kernel: int, groups: int = 1) -> None:
+        super().__init__(in_channels, out_channels, kernel, groups=groups)
+        self.site = sites.conv(in_channels, kernel - 1)
+
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:  # type: ignore[override]
+        return super().forward(memory.left(self.site, x))
+
+
+class Lookahead(nn.Module):
+    """Look-ahead layer: a convolution over the next tokens, a causal one, and a residual connection."""
+
+    def __init__(self, dims: LookaheadDims, sites: Sites) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv1d(dims.in_channels, dims.channels, dims.lookahead_tokens + 1)
+        self.conv2 = CausalConv(sites, dims.channels, dims.in_channels, 3)
+        self.tokens = dims.lookahead_tokens
+
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+        """``x [B, T+A, C] -> [B, T, C]``; the last A vectors are look-ahead only."""
+        y = F.leaky_relu(self.conv1(x.transpose(1, 2)))  # [B, C', T]
+        y = self.conv2(y, memory).transpose(1, 2)  # [B, T, C]
+        return y + x[:, : y.shape[1]]

@@ -1,0 +1,362 @@
+"""HiFT vocoder: mel frames to audio with a neural source filter and an inverse Fourier transform.
+
+Implements CosyVoice2's vocoder and CosyVoice3's causal one, offline (``forward``) and streaming (``stream``), where a
+window of past frames and the running phase replace the full past. Noise is passed in, indexed by absolute sample.
+HiFTNet: https://arxiv.org/abs/2309.09493; harmonic source: https://arxiv.org/abs/1904.12088.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import weight_norm
+
+from tts_worker.engine.cosyvoice.models.dims import HiftDims
+from tts_worker.engine.cosyvoice.sampler import mix
+
+EXTRA_HISTORY_FRAMES = 2  # past beyond the decoder's receptive field: the excitation reaches a little further
+HELD_FRAMES = 8  # v2: frames withheld until more future is known; the reference's cross-fade holds as many
+BLEND_FRAMES = 2  # v2: length of the cross-fade from the early to the final version of the held frames
+
+
+class Noise(Protocol):
+    def __call__(self, start: Tensor, samples: int, harmonics: int) -> Tensor:
+        """Noise per harmonic from absolute sample ``start [B]``: ``[B, samples, harmonics]`` float32."""
+        ...
+
+
+class HashedNoise:
+    """Noise as a hash of (seed, sample, harmonic): stateless and independent of chunk boundaries.
+
+    Uniform in 0..1 for the causal vocoder, normal for the other, as each was trained. Uses 32-bit in-place operations
+    for speed (the mixer is "lowbias32", https://nullprogram.com/blog/2018/07/31).
+    """
+
+    def __init__(self, seeds: Tensor, normal: bool) -> None:
+        keys = mix(mix(seeds) + 0x5EED)[:, None, None]  # [B, 1, 1]
+        self._low = keys.to(torch.int32)
+        self._high = (keys >> 32).to(torch.int32)
+        self._normal = normal
+
+    def __call__(self, start: Tensor, samples: int, harmonics: int) -> Tensor:
+        count = torch.arange(samples * harmonics, dtype=torch.int32, device=start.device).view(samples, harmonics)
+        x = count + ((start * harmonics)[:, None, None].to(torch.int32) + self._low)  # [B, L, H]
+        x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(0x7FEB352D).add_(self._high)
+        x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(-0x7B935975)
+        u = (x >> 9).bitwise_and_(0x7FFFFF).float().add_(0.5).mul_(2.0**-23)
+        return torch.special.ndtri(u) if self._normal else u
+
+
+class Conv(nn.Conv1d):
+    """Convolution over ``[B, C, T]`` with separate zero padding on the left and right."""
+
+    def __init__(self, i: int, o: int, kernel: int, pad: tuple[int, int], stride: int = 1, dilation: int = 1) -> None:
+        even = pad[0] if pad[0] == pad[1] else 0
+        super().__init__(i, o, kernel, stride, padding=even, dilation=dilation)
+        self.pad = (pad[0] - even, pad[1] - even)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.pad(x, self.pad) if any(self.pad) else x)
+
+
+def same_padding(kernel: int, dilation: int, causal: bool) -> tuple[int, int]:
+    """Padding that keeps the length: all on the left if causal, otherwise split evenly."""
+    reach = (kernel - 1) * dilation
+    return (reach, 0) if causal else (reach // 2, reach - reach // 2)
+
+
+class RepeatConv(Conv):
+    """Causal upsampling: nearest-neighbor repetition, then a causal convolution."""
+
+    def __init__(self, i: int, o: int, kernel: int, rate: int) -> None:
+        super().__init__(i, o, kernel, (kernel - 1, 0))
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:  # [B, C, T] -> [B, C', rate*T]
+        return super().forward(F.interpolate(x, scale_factor=float(self.rate), mode="nearest"))
+
+
+class Snake(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        alpha = self.alpha[:, None]
+        return torch.addcmul(x, (x * alpha).sin_().square_(), (alpha + 1e-9).reciprocal())
+
+
+class ResBlock(nn.Module):
+    """Dilated residual convolutions: ``[B, C, T] -> [B, C, T]``."""
+
+    def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...], causal: bool) -> None:
+        super().__init__()
+
+        def convs(widths: tuple[int, ...]) -> nn.ModuleList:
+            pads = [(d, same_padding(kernel, d, causal)) for d in widths]
+            return nn.ModuleList(weight_norm(Conv(channels, channels, kernel, pad, dilation=d)) for d, pad in pads)
+
+        self.convs1 = convs(dilations)
+        self.convs2 = convs((1,) * len(dilations))
+        self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
+        self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for a1, c1, a2, c2 in zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True):
+            x = x + c2(a2(c1(a1(x))))
+        return x
+
+
+class F0Predictor(nn.Module):
+    """Mel to pitch in Hz: ``[B, mel, T] -> [B, T - ahead]``."""
+
+    def __init__(self, dims: HiftDims) -> None:
+        super().__init__()
+        channels = dims.f0_channels
+        self.ahead = 3 if dims.causal else 0
+        self.left = 8 if dims.causal else 5
+        kernel, pad = (4, (0, 0)) if dims.causal else (3, (1, 1))
+        first = Conv(dims.in_channels, channels, kernel, pad)
+        layers: list[nn.Module] = [weight_norm(first), nn.ELU()]
+        for _ in range(4):
+            layers += [weight_norm(Conv(channels, channels, 3, same_padding(3, 1, dims.causal))), nn.ELU()]
+        self.condnet = nn.Sequential(*layers)
+        self.classifier = nn.Linear(channels, 1)
+
+    def forward(self, mel: Tensor, final: bool = True) -> Tensor:
+        """Predict pitch; unless ``final`` (silence follows), the last ``ahead`` frames are look-ahead only."""
+        x = mel.to(self.classifier.weight.dtype)
+        x = self.condnet(F.pad(x, (0, self.ahead if final else 0)))
+        return self.classifier(x.transpose(1, 2)).squeeze(-1).abs().to(mel.dtype)
+
+
+class Source(nn.Module):
+    """Pitch to excitation: harmonics and noise, mixed with learned weights."""
+
+    def __init__(self, dims: HiftDims, exact_phase: bool) -> None:
+        super().__init__()
+        self.dims = dims
+        self.exact_phase = exact_phase
+        self.l_linear = nn.Linear(dims.nb_harmonics + 1, 1)
+
+    def cycles_per_sample(self, f0: Tensor) -> Tensor:
+        """Frequency of each harmonic in cycles per sample: ``[B, F] -> [B, F, H]``, float32 as in the reference."""
+        number = torch.arange(1, self.dims.nb_harmonics + 2, device=f0.device, dtype=f0.dtype)
+        return (f0[:, :, None] * number / self.dims.sample_rate_hz) % 1
+
+    def harmonics(self, f0: Tensor, phase: Tensor) -> Tensor:
+        """Unit sines of each harmonic from ``phase [B, H]`` (float64, cycles / frame): ``[B, F*frame, H]``."""
+        frame = self.dims.frame_samples
+        cycles = phase[:, None] + self.cycles_per_sample(f0).double().cumsum(1)  # [B, F, H], in cycles / frame
+        # The reference keeps the phase in float32, which drifts over time (0.03 in harmonic 9 after 30 s).
+        angle = cycles * frame if self.exact_phase else cycles.float() * 2 * math.pi * frame
+        if not self.dims.causal:
+            angle = F.interpolate(angle.transpose(1, 2), scale_factor=frame, mode="linear").transpose(1, 2)
+        sines = ((angle % 1) * (2 * math.pi)).float().sin() if self.exact_phase else angle.sin()
+        # The causal vocoder was trained with a phase that is constant within a frame.
+        return sines.repeat_interleave(frame, dim=1) if self.dims.causal else sines
+
+    def forward(self, f0: Tensor, phase: Tensor, noise: Tensor) -> Tensor:
+        """Excitation ``[B, 1, F*frame]`` from ``f0 [B, F]``, ``phase [B, H]`` and ``noise [B, F*frame, H]``."""
+        dims = self.dims
+        sines = self.harmonics(f0, phase) * dims.nsf_alpha
+        voiced = (f0 > dims.nsf_voiced_threshold).to(f0.dtype).repeat_interleave(dims.frame_samples, 1)[:, :, None]
+        level = voiced * dims.nsf_sigma + (1 - voiced) * dims.nsf_alpha / 3
+        return self.l_linear(sines * voiced + level * noise).tanh().transpose(1, 2)
+
+
+class Fourier(nn.Module):
+    """STFT and inverse STFT as convolutions with fixed kernels: exact, and supported by every back end."""
+
+    def __init__(self, n_fft: int, hop: int) -> None:
+        super().__init__()
+        self.n_fft = n_fft
+        self.hop = hop
+        self.forward_kernel = self.inverse_kernel = self.window_square = torch.zeros(0)  # set by ``prepare``
+
+    def prepare(self, device: torch.device) -> None:
+        n = self.n_fft
+        bins = self.n_fft // 2 + 1
+        window = torch.hann_window(n, periodic=True, dtype=torch.float64)
+        angle = (torch.arange(bins)[:, None] * torch.arange(n)).double() * (2 * math.pi / n)
+        basis = torch.cat([angle.cos(), -angle.sin()])[:, None] * window  # [2*bins, 1, n_fft]
+        twice = torch.full([bins, 1, 1], 2.0).index_fill_(0, torch.tensor([0, bins - 1]), 1.0).repeat(2, 1, 1)
+        self.forward_kernel = basis.float().to(device)
+        self.inverse_kernel = (basis * twice / n).float().to(device)
+        self.window_square = (window[None, None] ** 2).float().to(device)
+
+    def analyse(self, x: Tensor) -> Tensor:
+        """STFT: ``[B, 1, L] -> [B, 2*bins, L/hop + 1]``, real parts then imaginary parts."""
+        return F.conv1d(F.pad(x, (self.n_fft // 2,) * 2, mode="reflect"), self.forward_kernel, stride=self.hop)
+
+    def synthesize(self, magnitude: Tensor, phase: Tensor) -> Tensor:
+        """Inverse STFT: magnitude and phase ``[B, bins, T]`` to ``[B, (T-1)*hop]``."""
+        spectrum = torch.cat([magnitude * phase.cos(), magnitude * phase.sin()], dim=1)
+        x = F.conv_transpose1d(spectrum, self.inverse_kernel, stride=self.hop)  # [B, 1, (T-1)*hop + n_fft]
+        weight = F.conv_transpose1d(torch.ones_like(magnitude[:1, :1]), self.window_square, stride=self.hop)
+        return (x / weight.clamp(min=1e-11))[:, 0, self.n_fft // 2 : -(self.n_fft // 2)]
+
+
+@dataclass
+class HiftState:
+    """State of a batch of streams with the same number of cached frames; start and phase differ per stream."""
+
+    cached_mel: Tensor  # [B, mel, K]
+    cached_f0: Tensor  # [B, K'] final pitch of the first K' <= K cached frames
+    phase: Tensor  # [B, H] float64, cycles / frame before the first cached frame
+    start: Tensor  # [B] absolute index of the first cached frame
+    emitted_frames: int = 0  # how many of the cached frames were emitted
+    tail: Tensor | None = None  # [B, samples] v2: early audio of the next frames, for the cross-fade
+
+
+class Hift(nn.Module):
+    """The vocoder of either family. Call ``prepare`` after loading the weights."""
+
+    def __init__(self, dims: HiftDims, exact_phase: bool = True) -> None:
+        super().__init__()
+        self.dims = dims
+        base = dims.base_channels
+        causal = dims.causal
+        self.m_source = Source(dims, exact_phase)
+        self.fourier = Fourier(dims.n_fft, dims.hop)
+        kernel, pad = (dims.conv_pre_look_right + 1, (0, 0)) if causal else (7, (3, 3))
+        self.conv_pre = weight_norm(Conv(dims.in_channels, base, kernel, pad))
+        self.ups = nn.ModuleList()
+        self.source_downs = nn.ModuleList()
+        self.source_resblocks = nn.ModuleList()
+        self.resblocks = nn.ModuleList()
+        rates = dims.upsample_rates
+        bins = dims.n_fft + 2
+        for i, (rate, kernel) in enumerate(zip(rates, dims.upsample_kernel_sizes, strict=True)):
+            inner = base >> i
+            outer = base >> (i + 1)
+            up = nn.ConvTranspose1d(inner, outer, kernel, rate, padding=(kernel - rate) // 2)
+            self.ups.append(weight_norm(RepeatConv(inner, outer, kernel, rate) if causal else up))
+            down = math.prod(rates[i + 1 :])  # from the rate of the source to the rate of this stage
+            pad = (down - 1, 0) if causal else (down // 2, down // 2)
+            self.source_downs.append(
+                Conv(bins, outer, 1, (0, 0)) if down == 1 else Conv(bins, outer, 2 * down, pad, stride=down)
+            )
+            source = dims.source_resblock_kernel_sizes[i], dims.source_resblock_dilation_sizes[i]
+            self.source_resblocks.append(ResBlock(outer, *source, causal))
+            for k, d in zip(dims.resblock_kernel_sizes, dims.resblock_dilation_sizes, strict=True):
+                self.resblocks.append(ResBlock(outer, k, d, causal))
+        self.conv_post = weight_norm(Conv(base >> len(rates), bins, 7, same_padding(7, 1, causal)))
+        self.f0_predictor = F0Predictor(dims)
+
+    def prepare(self) -> Hift:
+        """Fold the weight norm into the weights and convert the pitch predictor to float64.
+
+        Pitch rounding errors accumulate in the phase (the reference uses float64 for the causal vocoder only).
+        Afterwards the state dict no longer has the official names.
+        """
+        self.fourier.prepare(self.conv_post.bias.device)
+        if self.dims.causal or self.m_source.exact_phase:
+            self.f0_predictor.double()
+        for module in list(self.modules()):
+            if isinstance(module, nn.Conv1d | nn.ConvTranspose1d) and parametrize.is_parametrized(module):
+                parametrize.remove_parametrizations(module, "weight")
+        return self
+
+    @property
+    def held(self) -> int:
+        """Number of frames withheld until their look-ahead is available."""
+        return self.f0_predictor.ahead + self.dims.conv_pre_look_right + 1 if self.dims.causal else HELD_FRAMES
+
+    @property
+    def history(self) -> int:
+        """Number of past frames a window needs; 24 at the official sizes, where more than 22 change nothing (8e-7)."""
+        dims = self.dims
+        reach = 0.0
+        rate = 1
+        blocks = zip(dims.resblock_kernel_sizes, dims.resblock_dilation_sizes, strict=True)
+        widest = max(sum((kernel - 1) * (width + 1) for width in widths) for kernel, widths in blocks)
+        for up, kernel in zip(dims.upsample_rates, dims.upsample_kernel_sizes, strict=True):
+            rate *= up
+            reach += (kernel - 1 + widest) / rate
+        return math.ceil(reach) + EXTRA_HISTORY_FRAMES
+
+    def decode(self, mel: Tensor, source: Tensor, final: bool = True) -> Tensor:
+        """Synthesize audio ``[B, T*frame]`` from ``mel [B, mel, T]`` and ``source [B, 1, T*frame]``.
+
+        Causal and not ``final``: the last frames are look-ahead only, and one more is dropped because its inverse
+        transform is incomplete.
+        """
+        dims = self.dims
+        stages = len(self.ups)
+        spectrum = self.fourier.analyse(source)  # [B, n_fft+2, T*frame/hop + 1]
+        ahead = dims.conv_pre_look_right if dims.causal else 0
+        if final:
+            mel = F.pad(mel, (0, ahead))
+        else:
+            spectrum = spectrum[:, :, : spectrum.shape[2] - ahead * dims.frame_samples // dims.hop]
+        x = self.conv_pre(mel)  # [B, base, T']
+        for i, (up, down, merge) in enumerate(zip(self.ups, self.source_downs, self.source_resblocks, strict=True)):
+            x = up(F.leaky_relu(x, dims.lrelu_slope))  # [B, base/2^(i+1), T'*rates]
+            if i == stages - 1:
+                x = F.pad(x, (1, 0), mode="reflect")
+            x = x + merge(down(spectrum))
+            blocks = self.resblocks[i * len(self.resblocks) // stages : (i + 1) * len(self.resblocks) // stages]
+            x = sum(block(x) for block in blocks) / len(blocks)
+        x = self.conv_post(F.leaky_relu(x))  # [B, n_fft+2, T'*frame/hop + 1]
+        magnitude, phase = x.chunk(2, dim=1)
+        audio = self.fourier.synthesize(magnitude.exp().clamp(max=100.0), phase.sin())
+        if dims.causal and not final:
+            audio = audio[:, : -dims.frame_samples]
+        return audio.clamp(-dims.audio_limit, dims.audio_limit)
+
+    def start(self, batch: int, device: torch.device | str = "cpu") -> HiftState:
+        """State before the first frame."""
+        zeros = torch.zeros(batch, self.dims.nb_harmonics + 1, dtype=torch.float64, device=device)
+        mel = torch.zeros(batch, self.dims.in_channels, 0, device=device)
+        return HiftState(mel, mel[:, 0], zeros, torch.zeros(batch, dtype=torch.long, device=device))
+
+    @torch.inference_mode()
+    def forward(self, mel: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        """Synthesize all of ``mel [B, mel, T]``: audio ``[B, T*frame]`` and excitation ``[B, 1, T*frame]``."""
+        state = self.start(mel.shape[0], mel.device)
+        f0 = self.f0_predictor(mel)
+        source_noise = noise(state.start, mel.shape[2] * self.dims.frame_samples, self.dims.nb_harmonics + 1).to(mel)
+        source = self.m_source(f0, state.phase, source_noise)
+        return self.decode(mel, source), source
+
+    @torch.inference_mode()
+    def stream(self, mel: Tensor, state: HiftState, noise: Noise, final: bool) -> tuple[Tensor, HiftState]:
+        """Continue with ``mel [B, mel, T]``.
+
+        Exact for the causal vocoder. The other vocoder has a longer look-ahead than ``held`` frames, so the audio of
+        the held frames is cross-faded into its final version once that is known.
+
+        Returns:
+            The audio that is final now, ``[B, n*frame]``, and the state after it.
+        """
+        frame = self.dims.frame_samples
+        predictor = self.f0_predictor
+        mel = torch.cat([state.cached_mel, mel], dim=2)  # [B, mel, n]
+        frames = mel.shape[2]
+        known = state.cached_f0.shape[1]
+        end = frames if final else frames - self.held
+        if end <= state.emitted_frames:  # nothing is final yet
+            return mel.new_zeros(mel.shape[0], 0), replace(state, cached_mel=mel)
+        first = max(0, known - predictor.left)
+        new_f0 = predictor(mel[:, :, first:], final)[:, known - first :]
+        f0 = torch.cat([state.cached_f0, new_f0], dim=1)  # [B, n - ahead]
+        samples = f0.shape[1] * frame
+        source_noise = noise(state.start * frame, samples, self.dims.nb_harmonics + 1).to(mel)
+        audio = self.decode(mel[:, :, : f0.shape[1]], self.m_source(f0, state.phase, source_noise), final)
+        out = audio[:, state.emitted_frames * frame : end * frame]
+        if state.tail is not None:
+            n = min(state.tail.shape[1], out.shape[1])
+            fade_in = torch.linspace(0, 1, n + 2, device=out.device)[1:-1]
+            out = torch.cat([state.tail[:, :n] * (1 - fade_in) + out[:, :n] * fade_in, out[:, n:]], dim=1)
+        drop = max(0, end - self.history)
+        phase = state.phase + self.m_source.cycles_per_sample(f0[:, :drop]).double().sum(1)
+        tail = None if final or self.dims.causal else audio[:, end * frame : (end + BLEND_FRAMES) * frame]
+        known = f0.shape[1] if self.dims.causal else end
+        return out, HiftState(mel[:, :, drop:], f0[:, drop:known], phase, state.start + drop, end - drop, tail)

@@ -1,0 +1,157 @@
+"""The reference's algorithms where they differ from this implementation: sampling, noise, chunk sizes, cross-fade.
+
+Used only if ``Compat`` enables them. One utterance at a time, on the CPU, with torch's default generator where the
+reference uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tts_worker.engine.cosyvoice.chunks import Chunk, next_chunk
+from tts_worker.engine.cosyvoice.models.dims import FlowDims, HiftDims
+from tts_worker.engine.cosyvoice.models.flow import NOISE_FRAMES
+from tts_worker.engine.cosyvoice.models.hift import HELD_FRAMES, F0Predictor, Hift, Noise
+from tts_worker.engine.cosyvoice.sampler import SampleRule
+
+# The hop doubles from the first to the maximum, independently of the trained chunk size.
+FIRST_HOP_TOKENS = 25
+MAX_HOP_TOKENS = 100
+
+
+def nucleus(scores: Tensor, rule: SampleRule) -> tuple[Tensor, Tensor]:
+    """The reference's nucleus of ``scores [V]``: ids and probabilities, most likely first."""
+    probs, ids = scores.softmax(dim=0).sort(descending=True, stable=True)
+    probs = probs[: rule.top_k]
+    ids = ids[: rule.top_k]
+    before = np.cumsum(probs.numpy(), dtype=np.float32)  # sequential float32 sum, as in the reference
+    keep = 1 + int((before[:-1] < np.float32(rule.top_p)).sum())
+    return ids[:keep], probs[:keep]
+
+
+def reference_draw(scores: Tensor, history: Sequence[int], rule: SampleRule) -> int:
+    """Sample one id from ``scores [V]`` with the reference's calls to torch's default CPU generator."""
+    ids, probs = nucleus(scores, rule)
+    chosen = int(ids[probs.multinomial(1, replacement=True)])
+    if list(history[-rule.window :]).count(chosen) >= rule.window * rule.tau:
+        scores = scores.clone()
+        scores[chosen] = -torch.inf
+        chosen = int(scores.softmax(dim=0).multinomial(1, replacement=True))
+    return chosen
+
+
+class BufferedNoise:
+    """Noise from a buffer ``[samples, harmonics]``; zeros beyond its end."""
+
+    def __init__(self, buffer: Tensor) -> None:
+        self._buffer = buffer
+
+    def __call__(self, start: Tensor, samples: int, harmonics: int) -> Tensor:
+        return torch.stack([F.pad(self._buffer[s:], (0, 0, 0, samples))[:samples] for s in start.tolist()])
+
+
+class DefaultGeneratorNoise:
+    """The reference's noise for CosyVoice2: drawn per call from torch's default CPU generator, in its layout."""
+
+    def __call__(self, start: Tensor, samples: int, harmonics: int) -> Tensor:
+        torch.rand(1, harmonics)  # an unused phase that advances the generator
+        noise = torch.empty(1, harmonics, samples).transpose(1, 2).normal_()
+        torch.randn(1, samples, 1)  # unused as well
+        return noise
+
+
+class NaturalNoise:
+    """The reference's noise for CosyVoice3.
+
+    It is torch's random stream with seed 0 after the draws for the flow's initial noise, the first flow layers and the
+    pitch predictor. The buffer grows on demand.
+    """
+
+    def __init__(self, flow: FlowDims, hift: HiftDims) -> None:
+        self._flow = flow
+        self._hift = hift
+        self._buffer = torch.zeros(0, hift.nb_harmonics + 1)
+
+    def __call__(self, start: Tensor, samples: int, harmonics: int) -> Tensor:
+        needed = int(start.max()) + samples
+        if needed > len(self._buffer):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                torch.randn(1, self._flow.mel, NOISE_FRAMES)
+                nn.Embedding(self._flow.vocab, self._flow.input_size)
+                nn.Linear(self._flow.spk_embed, self._flow.mel)
+                F0Predictor(self._hift)
+                torch.rand(1, harmonics)
+                self._buffer = torch.rand(max(needed, 2 * len(self._buffer), 4096), harmonics)
+        return BufferedNoise(self._buffer)(start, samples, harmonics)
+
+
+@dataclass
+class Hop:
+    """The reference's growing chunk size; never shrinks, also across requests that share it."""
+
+    tokens: int = FIRST_HOP_TOKENS
+
+    def grow(self) -> None:
+        self.tokens = min(MAX_HOP_TOKENS, 2 * self.tokens)
+
+
+class ReferencePlan:
+    """The reference's chunks of one utterance."""
+
+    def __init__(self, prompt_tokens: int, hop: Hop, ahead: int) -> None:
+        self._hop = hop
+        self._ahead = ahead
+        self._done = 0
+        self._pad = -prompt_tokens % hop.tokens
+
+    def next(self, available: int, ended: bool) -> Chunk | None:
+        """Return the chunk that is due and count it as rendered."""
+        hop = self._hop.tokens + (self._pad if self._done == 0 else 0)
+        chunk = next_chunk(self._done, available, ended, hop, self._ahead)
+        if chunk is not None and not chunk.final:
+            self._done = chunk.end
+            self._hop.grow()
+        return chunk
+
+
+@dataclass
+class FadeState:
+    """The reference's state between chunks of CosyVoice2: the held frames, their excitation and their audio."""
+
+    mel: Tensor  # [1, mel, held]
+    source: Tensor  # [1, 1, held*frame]
+    audio: Tensor  # [1, held*frame]
+
+
+@torch.inference_mode()
+def reference_fade(
+    hift: Hift, mel: Tensor, state: FadeState | None, noise: Noise, final: bool
+) -> tuple[Tensor, FadeState | None]:
+    """Vocode one chunk of CosyVoice2 like the reference.
+
+    Repeats the held frames with their previous excitation, restarts the phase after them and cross-fades with weights
+    that add up to 1.08.
+    """
+    n = HELD_FRAMES * hift.dims.frame_samples
+    if state is not None:
+        mel = torch.cat([state.mel, mel], dim=2)
+    f0 = hift.f0_predictor(mel)
+    begin = hift.start(1)
+    source_noise = noise(begin.start, f0.shape[1] * hift.dims.frame_samples, hift.dims.nb_harmonics + 1)
+    source = hift.m_source(f0, begin.phase, source_noise)
+    if state is not None:
+        source[:, :, :n] = state.source
+    audio = hift.decode(mel, source)
+    if state is not None:
+        window = torch.hamming_window(2 * n, periodic=False, dtype=torch.float64)
+        audio[:, :n] = (audio[:, :n] * window[:n] + state.audio * window[n:]).float()
+    if final:
+        return audio, None
+    return audio[:, :-n], FadeState(mel[:, :, -HELD_FRAMES:], source[:, :, -n:], audio[:, -n:])

@@ -1,0 +1,411 @@
+"""Renders speech tokens to PCM for many utterances at once: flow, pace, vocoder, 16-bit samples.
+
+Batches what fits together. All state of an audio segment is in its ``RenderState``. Every chunk costs the same wherever
+it is in the utterance; frame counters let tests check this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from tts_worker.audio.pcm import FULL_SCALE
+from tts_worker.engine.cosyvoice.backends.graphs import Runner
+from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams, PendingCopy, StreamFuture, TimingEvent
+from tts_worker.engine.cosyvoice.chunks import Chunk
+from tts_worker.engine.cosyvoice.flow_pool import FlowPool, FlowState
+from tts_worker.engine.cosyvoice.models.hift import HashedNoise, HiftState
+from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.voice_cache import VoiceState, window
+
+
+class MelResampler:
+    """Changes the pace: resamples mel frames linearly in time, as they arrive.
+
+    Positions do not depend on how the input was split. The reference resamples the whole mel in the same way.
+
+    Args:
+        speed: Pace; 2 gives half as many frames.
+    """
+
+    def __init__(self, speed: float) -> None:
+        self._speed = speed
+        self._cached_mel: Tensor | None = None  # input frames that later outputs need
+        self._cached_start = 0  # absolute index of the first cached frame
+        self._emitted_frames = 0
+
+    @staticmethod
+    def output_frames(frames: int, speed: float) -> int:
+        """Return the number of output frames of ``frames`` input frames."""
+        return int(frames / speed)
+
+    def push(self, mel: Tensor, final: bool) -> Tensor:
+        """Add input frames and return the output frames that are complete.
+
+        Args:
+            mel: Input frames, ``[1, mel, n]``.
+            final: Whether no more input follows.
+
+        Returns:
+            Output frames, ``[1, mel, m]``.
+        """
+        cached = mel if self._cached_mel is None else torch.cat([self._cached_mel, mel], dim=2)
+        start = self._cached_start
+        total = start + cached.shape[2]
+        end = self.output_frames(total, self._speed)
+        if not final:  # interpolation needs the next input frame
+            while end and (end - 0.5) * self._speed - 0.5 > total - 1:
+                end -= 1
+        end = max(end, self._emitted_frames)
+        position = (torch.arange(self._emitted_frames, end, device=mel.device) + 0.5).double() * self._speed - 0.5
+        position = position.clamp(min=0.0, max=max(0.0, float(total - 1)))
+        left = position.floor().long()
+        weight = (position - left).to(mel.dtype)
+        right = (left + 1).clamp(max=total - 1)
+        out = cached[:, :, left - start] * (1 - weight) + cached[:, :, right - start] * weight
+        self._emitted_frames = end
+        needed = max(start, min(int(max(0.0, (end + 0.5) * self._speed - 0.5)), total - 1))
+        self._cached_mel = cached[:, :, needed - start :]
+        self._cached_start = needed
+        return out
+
+
+@dataclass(eq=False)
+class RenderState:
+    """State of one audio segment in the networks.
+
+    Attributes:
+        voice: The voice.
+        seed: Seed of the vocoder's noise.
+        tokens: Speech tokens so far.
+        resampler: Changes the pace; ``None`` at normal pace.
+        flow: Cache of the flow; ``None`` before the first pass and after a fault.
+        hift: Cache of the vocoder.
+    """
+
+    voice: VoiceState
+    seed: int
+    tokens: list[int]
+    resampler: MelResampler | None = None
+    flow: FlowState | None = None
+    hift: HiftState | None = None
+
+
+@dataclass(frozen=True)
+class RenderRequest:
+    """A due chunk, and the tokens ``[0, chunk.known)`` of its segment."""
+
+    state: RenderState
+    chunk: Chunk
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _TimedOutput:
+    start: TimingEvent
+    end: TimingEvent
+
+    @property
+    def ms(self) -> float:
+        """Device time of the pass. Blocks until it is done."""
+        return self.end.ms_since(self.start)
+
+
+@dataclass(frozen=True)
+class FlowOutput(_TimedOutput):
+    """Mel frames of each request, ``[1, mel, n]``."""
+
+    frames: list[Tensor]
+
+
+@dataclass(frozen=True)
+class RenderedChunk:
+    """Audio of one request on its way to the host: one row of int16 samples ``[B, n]``."""
+
+    samples: PendingCopy
+    row: int
+
+    def pcm(self) -> bytes:
+        """Return the samples as s16le. Blocks until they are on the host."""
+        return self.samples.wait()[self.row].numpy().tobytes()
+
+
+@dataclass(frozen=True)
+class VocoderOutput(_TimedOutput):
+    """Audio and next vocoder state of each request.
+
+    The caller assigns the next states once the audio is on the host, so that a failed copy can be retried.
+    """
+
+    chunks: list[RenderedChunk]
+    next_states: list[HiftState]
+
+    @property
+    def ready(self) -> bool:
+        return all(chunk.samples.ready for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class VocoderShape:
+    """Shape of a vocoder batch. Streams can share a batch only if all of these are equal.
+
+    Attributes:
+        frames: New mel frames.
+        cached_mel: Cached mel frames.
+        cached_f0: Cached pitch values.
+        emitted_frames: Cached frames that were emitted.
+        tail: Samples held for the cross-fade.
+        final: Whether this is the end of the stream.
+    """
+
+    frames: int
+    cached_mel: int
+    cached_f0: int
+    emitted_frames: int
+    tail: int
+    final: bool
+
+
+class Renderer:
+    """Runs the flow and the vocoder on their streams.
+
+    Args:
+        networks: The networks.
+        pool: Memory of the flow.
+        streams: Execution streams of the device.
+        runner: Runs the vocoder.
+        stride: Most chunks of a segment in one flow pass.
+
+    Attributes:
+        pool: Memory of the flow.
+        flow_frames: Frames computed by the flow so far.
+        vocoder_frames: Frames computed by the vocoder so far.
+    """
+
+    def __init__(
+        self, networks: Networks, pool: FlowPool, streams: ExecutionStreams, runner: Runner, stride: int = 1
+    ) -> None:
+        self._networks = networks
+        self.pool = pool
+        self._streams = streams
+        self._runner = runner
+        self._stride = stride
+        self.flow_frames = 0
+        self.vocoder_frames = 0
+        self._next_shapes: dict[VocoderShape, tuple[int, bool]] = {}  # emitted_frames and has_tail after a pass
+
+    def pages(self, request: RenderRequest) -> int:
+        """Return the number of pages that ``request`` needs, one per chunk of the mask.
+
+        An unaligned start or end of a segment needs one more than its chunks.
+        """
+        state = request.state
+        if state.flow is not None:
+            done = state.flow.tokens
+        else:
+            done = state.voice.flow.tokens if state.voice.flow is not None else 0
+        return -(-(len(state.voice.prompt) + request.chunk.end - done) // self.pool.chunk_tokens)
+
+    def samples(self, mel: Tensor) -> int:
+        """Return the number of samples of frames ``[1, mel, n]``."""
+        return mel.shape[2] * self._networks.config.hift.frame_samples
+
+    def close(self, state: RenderState) -> None:
+        """Release the caches of ``state``. Idempotent.
+
+        Safe during a flow pass over other states: the pass takes from the free lists to which this appends.
+        """
+        self.recover(state)
+        state.hift = None
+
+    def recover(self, state: RenderState) -> None:
+        """Drop the flow cache of ``state`` after a failed pass. The next pass computes it again from the tokens."""
+        if state.flow is not None:
+            self.pool.close(state.flow)
+            state.flow = None
+
+    # -- tokens to mel ------------------------------------------------------------------------------------------------
+
+    def flow(self, requests: Sequence[RenderRequest]) -> StreamFuture[FlowOutput]:
+        """Submit a flow pass. The states must not be used until it is done.
+
+        The result raises ``OutOfMemory`` if the pool has no free pages. After any other error the states need
+        ``recover``.
+        """
+        return self._streams.flow.submit(partial(self._run_flow, requests))
+
+    @torch.inference_mode()
+    def _run_flow(self, requests: Sequence[RenderRequest]) -> FlowOutput:
+        with self._streams.flow as stream:
+            start = stream.record_event()
+            frames = self._mel_frames(requests)
+            return FlowOutput(start, stream.record_event(), frames)
+
+    def _mel_frames(self, requests: Sequence[RenderRequest]) -> list[Tensor]:
+        """Return the new frames of each request, ``[1, mel, n]``. Requests with equally many chunks share a pass."""
+        parts: list[list[Tensor]] = [[] for _ in requests]
+        for request in requests:
+            if request.state.flow is None:
+                request.state.flow = self.pool.open(request.state.voice.flow)
+        remaining = [self.pages(request) for request in requests]
+        while any(remaining):
+            indexes = [i for i, chunks in enumerate(remaining) if chunks == max(remaining)]
+            stride = min(max(remaining), self._stride)
+            for i, mel in zip(indexes, self._advance([requests[i] for i in indexes], stride), strict=True):
+                parts[i].append(mel)
+                remaining[i] -= stride
+        frames = [torch.cat(part, dim=1).transpose(1, 2) for part in parts]
+        # Copies, so that a fault in the middle of the batch leaves all resamplers unchanged.
+        resamplers = [copy(request.state.resampler) for request in requests]
+        frames = [
+            mel if resampler is None else resampler.push(mel, request.chunk.final)
+            for request, mel, resampler in zip(requests, frames, resamplers, strict=True)
+        ]
+        for request, resampler in zip(requests, resamplers, strict=True):
+            request.state.resampler = resampler
+        return frames
+
+    def _advance(self, requests: Sequence[RenderRequest], chunks: int) -> list[Tensor]:
+        """Compute the next ``chunks`` chunks of each state. Returns the frames ``[1, n, mel]`` within each request."""
+        config = self._networks.config
+        ratio = config.flow.frames_per_token
+        flow_states = []
+        windows = []
+        starts = []
+        for request in requests:
+            voice = request.state.voice
+            flow_state = request.state.flow
+            assert flow_state is not None
+            tokens = [*voice.prompt, *request.tokens]
+            windows.append(window(config, tokens, voice.prompt_mel, flow_state.tokens, len(tokens), chunks))
+            flow_states.append(flow_state)
+            starts.append(flow_state.tokens)
+        mel = self.pool.advance(
+            flow_states,
+            self._streams.flow.to_device([ids for ids, _, _ in windows]),
+            [known for _, known, _ in windows],
+            torch.cat([request.state.voice.spk for request in requests]),
+            torch.cat([cond for _, _, cond in windows]),
+        )
+        self.flow_frames += mel.shape[0] * mel.shape[1]
+        frames = []
+        for row, (request, start) in enumerate(zip(requests, starts, strict=True)):
+            prompt_tokens = len(request.state.voice.prompt)
+            first = max(0, prompt_tokens + request.chunk.begin - start)
+            last = min(chunks * self.pool.chunk_tokens, prompt_tokens + request.chunk.end - start)
+            frames.append(mel[row : row + 1, first * ratio : max(first, last) * ratio].clone())
+        return frames
+
+    # -- mel to audio -------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def vocode(self, requests: Sequence[RenderRequest], mels: Sequence[Tensor]) -> VocoderOutput:
+        """Submit a vocoder pass over the frames ``[1, mel, n]`` of each request. Changes no state."""
+        with self._streams.vocoder as stream:
+            start = stream.record_event()
+            chunks, next_states = self._run_vocoder(requests, mels)
+            return VocoderOutput(start, stream.record_event(), chunks, next_states)
+
+    def _run_vocoder(
+        self, requests: Sequence[RenderRequest], mels: Sequence[Tensor]
+    ) -> tuple[list[RenderedChunk], list[HiftState]]:
+        """Run requests of equal shape as one batch."""
+        groups: dict[VocoderShape, list[int]] = {}
+        hift = self._networks.hift
+        states = [request.state.hift or hift.start(1, mel.device) for request, mel in zip(requests, mels, strict=True)]
+        for i, (request, mel, state) in enumerate(zip(requests, mels, states, strict=True)):
+            shape = VocoderShape(
+                frames=mel.shape[2],
+                cached_mel=state.cached_mel.shape[2],
+                cached_f0=state.cached_f0.shape[1],
+                emitted_frames=state.emitted_frames,
+                tail=0 if state.tail is None else state.tail.shape[1],
+                final=request.chunk.final,
+            )
+            groups.setdefault(shape, []).append(i)
+        chunks: dict[int, RenderedChunk] = {}
+        for shape, members in groups.items():
+            seeds = [requests[i].state.seed for i in members]
+            samples, next_states = self._run_vocoder_batch(
+                shape, [states[i] for i in members], seeds, torch.cat([mels[i] for i in members])
+            )
+            pending = self._streams.vocoder.to_host(samples)
+            for row, i in enumerate(members):
+                chunks[i] = RenderedChunk(pending, row)
+                states[i] = next_states[row]
+        return [chunks[i] for i in range(len(requests))], states
+
+    def _run_vocoder_batch(
+        self, shape: VocoderShape, states: Sequence[HiftState], seeds: Sequence[int], mel: Tensor
+    ) -> tuple[Tensor, list[HiftState]]:
+        """Run streams of equal shape as one batch. Returns int16 samples ``[B, n]`` and the next states."""
+        self.vocoder_frames += mel.shape[0] * (mel.shape[2] + states[0].cached_mel.shape[2])
+        no_tail = states[0].cached_mel[:, 0, :0]
+        inputs = (
+            mel,
+            torch.cat([state.cached_mel for state in states]),
+            torch.cat([state.cached_f0 for state in states]),
+            torch.cat([state.phase for state in states]),
+            torch.cat([state.start for state in states]),
+            torch.cat([no_tail if state.tail is None else state.tail for state in states]),
+            self._streams.vocoder.to_device(seeds),
+        )
+        samples, *outputs = self._runner.run(("vocoder", len(states), shape), self._vocoder_fn(shape), inputs)
+        emitted_frames, has_tail = self._next_shapes[shape]
+        # Cloned, because a graph reuses its output buffers.
+        rows = zip(*(torch.split(output.clone(), 1) for output in outputs), strict=True)
+        return samples, [
+            HiftState(cached_mel, f0, phase, start, emitted_frames, tail if has_tail else None)
+            for cached_mel, f0, phase, start, tail in rows
+        ]
+
+    @torch.inference_mode()
+    def capture_shapes(self, batch: int) -> None:
+        """Run the vocoder once for every shape within an utterance and every batch size, to capture graphs."""
+        with self._streams.vocoder as stream:
+            for shape in [shape for shape in self._next_shapes if not shape.final]:
+                for rows in range(1, batch + 1):
+                    state = self._networks.hift.start(rows, self.pool.device)
+                    frames = max(shape.frames, shape.cached_mel, shape.cached_f0)
+                    mel = state.cached_mel.new_zeros(rows, state.cached_mel.shape[1], frames)
+                    self._runner.run(
+                        ("vocoder", rows, shape),
+                        self._vocoder_fn(shape),
+                        (
+                            mel[:, :, : shape.frames],
+                            mel[:, :, : shape.cached_mel],
+                            mel[:, 0, : shape.cached_f0],
+                            state.phase,
+                            state.start,
+                            mel.new_zeros(rows, shape.tail),
+                            stream.to_device([0] * rows),
+                        ),
+                    )
+
+    def _vocoder_fn(self, shape: VocoderShape) -> Callable[..., tuple[Tensor, ...]]:
+        """Return the vocoder for one shape, as a function of tensors only."""
+        hift = self._networks.hift
+
+        def vocode(
+            mel: Tensor, cached_mel: Tensor, f0: Tensor, phase: Tensor, start: Tensor, tail: Tensor, seeds: Tensor
+        ) -> tuple[Tensor, ...]:
+            state = HiftState(cached_mel, f0, phase, start, shape.emitted_frames, tail if shape.tail else None)
+            noise = HashedNoise(seeds, not hift.dims.causal)
+            audio, after = hift.stream(mel, state, noise, shape.final)
+            # A graph returns tensors only; these two values follow from the shape.
+            self._next_shapes[shape] = (after.emitted_frames, after.tail is not None)
+            tail = cached_mel[:, 0, :0] if after.tail is None else after.tail
+            return to_int16(audio), after.cached_mel, after.cached_f0, after.phase, after.start, tail
+
+        return vocode
+
+
+def to_int16(audio: Tensor) -> Tensor:
+    """Convert float samples to int16 on the device: clipped, rounded to nearest, NaN becomes 0."""
+    scaled = (audio.nan_to_num(nan=0.0).clamp(-1.0, 1.0) * FULL_SCALE).round()
+    return scaled.clamp(max=FULL_SCALE - 1).to(torch.int16)

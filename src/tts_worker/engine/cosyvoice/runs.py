@@ -1,0 +1,198 @@
+"""One sequence of the language model, from text to the end of speech.
+
+A run holds no tensors. The engine feeds ``pending_items`` to the network, draws up to ``budget`` ids, and passes each
+to ``take``. Runs depend on text and ids alone, never on time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from tts_worker.engine.cosyvoice.chunks import Draw, Interleave, Item, Kind
+from tts_worker.engine.cosyvoice.models.dims import LmDims
+
+# speech tokens per text token
+MIN_RATIO = 2
+MAX_RATIO = 20
+
+
+class LmRun(Protocol):
+    """One sequence of the language model.
+
+    Attributes:
+        pending_items: Inputs that the network has not processed, including the last drawn id.
+        fills: Ids that count as drawn although they were forced.
+        done: Whether the run is over.
+        truncated: Whether it ended at its length limit.
+    """
+
+    pending_items: list[Item]
+    fills: list[int]
+    done: bool
+    truncated: bool
+
+    @property
+    def special(self) -> int:
+        """The special id that may be drawn."""
+        ...
+
+    @property
+    def special_from(self) -> int:
+        """Number of the first draw that may give the special id."""
+        ...
+
+    @property
+    def budget(self) -> int:
+        """How many ids may be drawn before the run must be consulted again."""
+        ...
+
+    @property
+    def waits_for_text(self) -> bool: ...
+
+    def take(self, token: int) -> bool:
+        """Record the next drawn id.
+
+        Returns:
+            True if the id is a speech token.
+
+        Raises:
+            SynthesisFailed: A special id that is not valid at this point.
+        """
+        ...
+
+
+class ClauseRun:
+    """A run over text that is known in full.
+
+    Args:
+        dims: Dimensions and special ids of the language model.
+        context_text: Text ids of the prompt and of earlier clauses.
+        text: Text ids to speak.
+        context_speech: Speech ids of the prompt and of earlier clauses.
+        max_ids: Most ids to draw.
+    """
+
+    def __init__(
+        self,
+        dims: LmDims,
+        context_text: Sequence[int],
+        text: Sequence[int],
+        context_speech: Sequence[int],
+        max_ids: int,
+    ) -> None:
+        self._dims = dims
+        self.pending_items: list[Item] = [(Kind.SOS, 0), *((Kind.TEXT, i) for i in (*context_text, *text))]
+        self.pending_items += [(Kind.TASK, 0), *((Kind.SPEECH, i) for i in context_speech)]
+        self.fills: list[int] = []
+        self._min_ids = MIN_RATIO * len(text)
+        self._max_ids = max_ids
+        self._drawn = 0
+        self.done = False
+        self.truncated = False
+
+    @property
+    def special(self) -> int:
+        return self._dims.eos_id
+
+    @property
+    def special_from(self) -> int:
+        return self._min_ids
+
+    @property
+    def budget(self) -> int:
+        return self._max_ids - self._drawn
+
+    @property
+    def waits_for_text(self) -> bool:
+        return False
+
+    def take(self, token: int) -> bool:
+        self._drawn += 1
+        if token >= self._dims.speech_tokens:
+            self.done = True
+            return False
+        self.pending_items = [(Kind.SPEECH, token)]
+        if self._drawn >= self._max_ids:
+            self.done = self.truncated = True
+        return True
+
+
+class InterleavedRun:
+    """A run over text that is still being written, interleaved with speech.
+
+    Attributes:
+        read_tokens: Text ids consumed so far.
+    """
+
+    def __init__(self, dims: LmDims, interleave: Interleave) -> None:
+        self._dims = dims
+        self._interleave = interleave
+        self.pending_items: list[Item] = []
+        self.fills: list[int] = []
+        self._text: deque[int] = deque()
+        self._text_ended = False
+        self.read_tokens = 0
+        self._draw: Draw | None = None
+        self.done = False
+        self.truncated = False
+        self._advance()
+
+    def push(self, ids: Iterable[int]) -> None:
+        """Add text."""
+        self._text.extend(ids)
+        self._advance()
+
+    def end(self) -> None:
+        """End the text."""
+        self._text_ended = True
+        self._advance()
+
+    @property
+    def special(self) -> int:
+        return self._dims.eos_id if self._draw is Draw.FINAL else self._dims.fill_id
+
+    @property
+    def special_from(self) -> int:
+        # The reference has no minimum length here. An earlier end is an error of the model, not speech.
+        return MIN_RATIO * self.read_tokens if self._draw is Draw.FINAL else 0
+
+    @property
+    def budget(self) -> int:
+        return self._interleave.draws_left
+
+    @property
+    def waits_for_text(self) -> bool:
+        return not self.done and self._draw is None
+
+    def take(self, token: int) -> bool:
+        # The inputs of this draw were fed.
+        self.pending_items = []
+        self._draw = None
+        is_speech = self._interleave.take(token)
+        self._advance()
+        return is_speech
+
+    def _advance(self) -> None:
+        """Advance until an id must be drawn or text is missing."""
+        interleave = self._interleave
+        while not interleave.done and self._draw is None:
+            if interleave.wants_text:
+                if self._text:
+                    interleave.push(self._text.popleft())
+                    self.read_tokens += 1
+                elif self._text_ended:
+                    interleave.end()
+                else:
+                    return
+                continue
+            items, draw = interleave.feed()
+            self.pending_items += items
+            if draw is Draw.FORCED_FILL:
+                self.fills.append(self._dims.fill_id)
+                interleave.take(self._dims.fill_id)
+            else:
+                self._draw = draw
+        self.done = interleave.done
+        self.truncated = interleave.truncated

@@ -1,0 +1,449 @@
+"""Turns the text of one utterance into speech tokens: text segments -> language model runs -> audio segments.
+
+Decides *what* is spoken: the order of runs, their context, their seeds, retries and truncation. The result depends on
+text, parameters and drawn ids only, never on time, credit or other utterances. Holds no tensors.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from tts_worker.engine.cosyvoice.audio_segment import AudioSegment
+from tts_worker.engine.cosyvoice.chunks import Interleave, InterleaveRule, Kind
+from tts_worker.engine.cosyvoice.compat import SILENT_TOKENS, Compat, SilenceFilter
+from tts_worker.engine.cosyvoice.config import V3, CosyVoiceConfig
+from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
+from tts_worker.engine.cosyvoice.guard import TokenGuard
+from tts_worker.engine.cosyvoice.renderer import MelResampler, RenderState
+from tts_worker.engine.cosyvoice.request import Request
+from tts_worker.engine.cosyvoice.runs import MAX_RATIO, MIN_RATIO, ClauseRun, InterleavedRun
+from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.voice_cache import VoiceState
+from tts_worker.errors import SynthesisFailed, TextTooLong
+from tts_worker.text.characters import is_unspaced
+from tts_worker.text.spoken_words import SpokenWord, spoken_words
+from tts_worker.types import Boundary, Segment, SynthesisParams, UtteranceKey
+
+_CLOSING_BOUNDARIES = frozenset({Boundary.SENTENCE, Boundary.PARAGRAPH, Boundary.FLUSH, Boundary.END})
+_SENTENCE_ENDS = tuple(".!?…。！？")
+_SPEECH_PER_TEXT = 7  # speech tokens per text token of slow English
+_MASK = (1 << 64) - 1
+
+Script = Callable[[UtteranceKey, int], Sequence[int]]
+"""Returns the ids of run number n of an utterance, including its end id, instead of drawn ones. For tests and
+benchmarks."""
+
+
+def derive_seed(seed: int, *numbers: int) -> int:
+    """Return a seed from 0 to 2^63 - 1 that depends on all numbers; ``seed`` itself if all of them are 0."""
+    if not any(numbers):
+        return seed
+    for number in numbers:  # splitmix64 (Steele, Lea and Flood 2014)
+        seed = (seed + (number + 1) * 0x9E3779B97F4A7C15) & _MASK
+        seed = ((seed ^ (seed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        seed = ((seed ^ (seed >> 27)) * 0x94D049BB133111EB) & _MASK
+        seed ^= seed >> 31
+    return seed >> 1
+
+
+def is_speakable(segment: Segment) -> bool:
+    """Whether ``segment`` has letters, digits or phonemes. The model does not speak marks and symbols alone."""
+    has_speech = any(char.isalnum() for char in segment.text) or any(s.phonemes is not None for s in segment.spans)
+    return has_speech and bool(spoken_words(segment))
+
+
+@dataclass(frozen=True)
+class Model:
+    """What all utterances of an engine share: dimensions, tokenizer, settings, and a script for tests."""
+
+    config: CosyVoiceConfig
+    tokenizer: TextTokenizer
+    settings: StreamingConfig
+    script: Script | None = None
+
+
+class TokenGenerator:
+    """Text and token state of one utterance.
+
+    Attributes:
+        key: The utterance.
+        params: Its synthesis parameters.
+        voice: Its voice, once loaded.
+        audio_segments: Audio segments that are not fully rendered, in order.
+        run: The current run of the language model.
+        text_ended: Whether no more text follows.
+        has_text: Whether any text was received.
+        has_speakable_text: Whether any of it can be spoken.
+        truncated: Why the utterance was truncated; ``None`` if it was not.
+        run_started: Whether the decoder has started the run in its slot.
+        run_seed: Seed of the draws of the run.
+        drawn: Ids drawn or forced in the run.
+        script: Ids to force instead of drawing, for tests.
+    """
+
+    def __init__(self, key: UtteranceKey, params: SynthesisParams, model: Model) -> None:
+        self.key = key
+        self.params = params
+        self.voice: VoiceState | None = None
+        self.audio_segments: deque[AudioSegment] = deque()
+        self.run: ClauseRun | InterleavedRun | None = None
+        self.text_ended = False
+        self.has_text = False
+        self.has_speakable_text = False
+        self.truncated: str | None = None
+        self.run_started = False
+        self.run_seed = 0
+        self.drawn: list[int] = []
+        self.script: tuple[int, ...] = ()
+        self._model = model
+        self._request: Request | None = None
+        self._text_segments: deque[Segment] = deque()
+        self._runs_started = 0
+        self._audio_segments_started = 0
+        self._run_index = 0
+        self._attempt = 0
+        self._context: deque[tuple[list[int], list[int]]] = deque()  # text and speech of earlier runs
+        self._run_text: list[int] = []
+        self._run_closes_segment = False
+        self._run_start = 0  # in tokens of the audio segment
+        self._run_ids: list[int] = []  # speech ids of the run, including dropped silence
+        self._tokens_after_id: list[int] = []  # length of the audio segment after each of them
+        self._guard = TokenGuard(frozenset())
+        self._words: list[tuple[int, tuple[SpokenWord, ...]]] = []  # of the run, with the text ids before them
+        self._words_scheduled = 0
+        self._needs_space = False  # whether the next word is separated by a space
+
+    # -- text ---------------------------------------------------------------------------------------------------------
+
+    def add_text(self, segment: Segment) -> None:
+        """Add the next text segment. Unspeakable text is skipped."""
+        self.has_text = True
+        if self.truncated is not None:
+            return
+        if is_speakable(segment):
+            self.has_speakable_text = True
+            self._text_segments.append(segment)
+            self._feed_interleaved()
+        elif segment.boundary is Boundary.FLUSH and self._interleaved:
+            self._flush_words()
+
+    def _flush_words(self) -> None:
+        """Speak all received words without waiting for the next one: close the audio segment after them."""
+        if self._text_segments:
+            self._text_segments[-1] = replace(self._text_segments[-1], boundary=Boundary.FLUSH)
+        elif self.run is not None:
+            self._run_closes_segment = True
+            self._feed_interleaved()
+        elif (audio_segment := self._open_audio_segment()) is not None:
+            audio_segment.is_closed = audio_segment.is_complete = True
+
+    def end_text(self) -> None:
+        """End the text."""
+        self.text_ended = True
+        self._feed_interleaved()
+        self._close_if_finished()
+
+    def set_voice(self, voice: VoiceState, request: Request) -> None:
+        """Set the voice and the prompt to speak with. Required before ``begin_run``."""
+        self.voice = voice
+        self._request = request
+
+    @property
+    def request(self) -> Request:
+        assert self._request is not None
+        return self._request
+
+    @property
+    def _interleaved(self) -> bool:
+        return self._model.settings.text_mode is TextMode.INTERLEAVED
+
+    @property
+    def due_segment(self) -> AudioSegment | None:
+        """The first audio segment, if a chunk of it can be rendered now."""
+        first = self.audio_segments[0] if self.audio_segments else None
+        return first if first is not None and first.due_chunk is not None else None
+
+    @property
+    def unrendered_tokens(self) -> int:
+        """Tokens of all audio segments that are not rendered yet."""
+        return sum(audio_segment.unrendered_tokens for audio_segment in self.audio_segments)
+
+    def _open_audio_segment(self) -> AudioSegment | None:
+        return self.audio_segments[-1] if self.audio_segments and not self.audio_segments[-1].is_closed else None
+
+    @property
+    def can_begin_run(self) -> bool:
+        """Whether there is text for a run, and at most one audio segment waits before it."""
+        return bool(self._text_segments) and (len(self.audio_segments) < 2 or self._open_audio_segment() is not None)
+
+    @property
+    def has_pending_speech(self) -> bool:
+        """Whether any of the received text is not fully rendered."""
+        return bool(self._text_segments) or self.run is not None or bool(self.audio_segments)
+
+    @property
+    def needs_only_last_id(self) -> bool:
+        """Whether the last drawn id is the only input that the network has not processed."""
+        run = self.run
+        if run is None or not self.run_started or not self._run_ids or run.fills:
+            return False
+        return len(run.pending_items) == 1 and run.pending_items[0][0] is Kind.SPEECH
+
+    # -- runs ---------------------------------------------------------------------------------------------------------
+
+    def begin_run(self) -> None:
+        """Start a run with the next text segment.
+
+        Raises:
+            TextTooLong: The segment exceeds the context of the language model.
+        """
+        audio_segment = self._current_audio_segment()
+        self._run_index = self._runs_started
+        self._attempt = 0
+        self._runs_started += 1
+        self._run_start = len(audio_segment.tokens)
+        self._words = []
+        self._run_text = []
+        self._run_closes_segment = False
+        audio_segment.aligner.start_run(self._run_start)
+        if not self._interleaved:
+            segment = self._text_segments.popleft()
+            self._encode(audio_segment, segment)
+            self._run_closes_segment = segment.boundary in _CLOSING_BOUNDARIES or self._is_long(audio_segment)
+        self._start_run(audio_segment)
+        self._feed_interleaved()
+
+    def _current_audio_segment(self) -> AudioSegment:
+        audio_segment = self._open_audio_segment()
+        if audio_segment is None:
+            assert self.voice is not None
+            config = self._model.config
+            params = self.params
+            resampler = None if params.speed == 1.0 else MelResampler(params.speed)
+            seed = derive_seed(params.seed, self._audio_segments_started)
+            silence = SilenceFilter(SILENT_TOKENS[config.family], Compat().silence_limit_tokens)
+            audio_segment = AudioSegment(
+                RenderState(self.voice, seed, [], resampler),
+                config.flow,
+                silence,
+                pace=self.voice.pace,
+                speed=params.speed,
+                frame_samples=config.hift.frame_samples,
+                stride=self._model.settings.stride_chunks,
+            )
+            self._audio_segments_started += 1
+            self.audio_segments.append(audio_segment)
+        return audio_segment
+
+    def _is_long(self, audio_segment: AudioSegment) -> bool:
+        """Whether the audio segment should close at the next opportunity, to bound its memory."""
+        return 2 * len(audio_segment.tokens) >= self._max_tokens
+
+    @property
+    def _max_tokens(self) -> int:
+        """Most speech tokens of an audio segment. With their text they fit into the language model."""
+        settings = self._model.settings
+        return min(settings.max_segment_s * self._model.config.token_rate_hz, settings.lm_tokens // 2)
+
+    def _encode(self, audio_segment: AudioSegment, segment: Segment) -> list[int]:
+        """Add ``segment`` to the run and return its text ids."""
+        audio_segment.add_text(segment)
+        text = segment.text.strip()
+        ids = self._model.tokenizer.encode(f" {text}" if self._needs_space and not is_unspaced(text[0]) else text)
+        self._needs_space = not is_unspaced(text[-1])
+        self._run_text += ids
+        self._words.append((len(self._run_text), spoken_words(segment)))
+        return ids
+
+    def _start_run(self, audio_segment: AudioSegment) -> None:
+        """Start the current run, or start it again with the seed of this attempt."""
+        request = self.request
+        config = self._model.config
+        model = self._model
+        self._run_ids = []
+        self._tokens_after_id = []
+        self.drawn = []
+        self._words_scheduled = 0
+        self.run_started = False
+        self.run_seed = derive_seed(self.params.seed, self._run_index, self._attempt)
+        self._guard = TokenGuard(SILENT_TOKENS[config.family])
+        if model.script is not None:
+            self.script = tuple(model.script(self.key, self._run_index))
+        self._trim_context()
+        before = [*request.prompt_text, *(i for text, _ in self._context for i in text)]
+        speech = [*request.lm_prompt, *(i for _, tokens in self._context for i in tokens)]
+        if self._interleaved:
+            self.run = self._interleaved_run(before, speech)
+        else:
+            max_tokens = len(self.script) if self.script else MAX_RATIO * len(self._run_text)
+            self.run = ClauseRun(config.lm, before, self._run_text, speech, max_tokens)
+            if len(self.run.pending_items) + MIN_RATIO * len(self._run_text) > model.settings.lm_tokens:
+                raise TextTooLong(
+                    "a stretch of text without punctuation is longer than the model can read; add punctuation"
+                )
+        self._schedule_words(audio_segment)
+
+    def _interleaved_run(self, before: Sequence[int], speech: Sequence[int]) -> InterleavedRun:
+        config = self._model.config
+        end_of_prompt = self._model.tokenizer.end_of_prompt_id
+        dims = config.lm
+        text_tokens, speech_tokens = config.mix_ratio
+        rule = InterleaveRule(dims.speech_tokens, dims.fill_id, dims.eos_id, text_tokens, speech_tokens, MAX_RATIO)
+        instruction_end = before.index(end_of_prompt) + 1 if config.family == V3 and end_of_prompt in before else 0
+        run = InterleavedRun(
+            dims, Interleave(rule, before[:instruction_end], before[instruction_end:], speech, Compat())
+        )
+        run.push(self._run_text)  # not empty if the run is drawn again
+        if self._run_closes_segment:
+            run.end()
+        return run
+
+    def _trim_context(self) -> None:
+        """Drop the oldest runs until the context fits."""
+        settings = self._model.settings
+        # Interleaved text does not count: how much has arrived depends on time.
+        text = 0 if self._interleaved else len(self._run_text)
+        prompt = len(self.request.prompt_text) + len(self.request.lm_prompt) + (1 + MIN_RATIO) * text
+        available = settings.lm_tokens // 2 - prompt
+
+        def context_tokens() -> int:
+            return sum(len(speech) for _, speech in self._context)
+
+        while self._context and (
+            context_tokens() > settings.context_tokens
+            or context_tokens() + sum(len(text) for text, _ in self._context) > available
+        ):
+            self._context.popleft()
+
+    def _feed_interleaved(self) -> None:
+        """Push received words to the run, up to the end of its audio segment."""
+        run = self.run
+        if not isinstance(run, InterleavedRun):
+            return
+        audio_segment = self.audio_segments[-1]
+        while self._text_segments and not self._run_closes_segment:
+            segment = self._text_segments.popleft()
+            run.push(self._encode(audio_segment, segment))
+            # Counted in text, because the amount of speech drawn by now depends on time.
+            expected = len(self._run_text) * _SPEECH_PER_TEXT
+            stops = segment.text.rstrip().endswith(_SENTENCE_ENDS) and 2 * expected >= self._max_tokens
+            self._run_closes_segment = segment.boundary in _CLOSING_BOUNDARIES or stops or expected >= self._max_tokens
+        if self.text_ended and not self._text_segments:
+            self._run_closes_segment = True
+        if self._run_closes_segment:
+            run.end()
+        self._schedule_words(audio_segment)
+
+    def _schedule_words(self, audio_segment: AudioSegment) -> None:
+        """Pass the words that the language model has read to the aligner."""
+        run = self.run
+        read = run.read_tokens if isinstance(run, InterleavedRun) else len(self._run_text)
+        while self._words_scheduled < len(self._words) and self._words[self._words_scheduled][0] <= read:
+            audio_segment.aligner.add_words(self._words[self._words_scheduled][1], len(audio_segment.tokens))
+            self._words_scheduled += 1
+
+    # -- ids ----------------------------------------------------------------------------------------------------------
+
+    def forced_ids(self, steps: int) -> tuple[int, ...]:
+        """Return the scripted ids of the next ``steps`` draws, if any."""
+        return self.script[len(self._run_ids) : len(self._run_ids) + steps]
+
+    @property
+    def last_id(self) -> int:
+        return self._run_ids[-1]
+
+    def take_fills(self) -> list[int]:
+        """Return the forced ids that count as drawn before the next draw, each once."""
+        assert self.run is not None
+        fills = self.run.fills
+        self.run.fills = []
+        self.drawn += fills
+        return fills
+
+    def process_ids(self, ids: Sequence[int]) -> None:
+        """Process drawn ids, in order. Invalid output restarts the run or truncates the utterance."""
+        for token in ids:
+            if self.run is None or not self._process_id(self.audio_segments[-1], self.run, token):
+                return
+
+    def _process_id(self, audio_segment: AudioSegment, run: ClauseRun | InterleavedRun, token: int) -> bool:
+        """Process one id. Returns False if the run is over or was restarted."""
+        if token < 0:
+            return self._handle_violation("broken_scores", len(self._run_ids))
+        try:
+            is_speech = run.take(token)
+        except SynthesisFailed:
+            return self._handle_violation("stray_id", len(self._run_ids))
+        self.drawn.append(token)
+        if is_speech:
+            self._run_ids.append(token)
+            audio_segment.add(token)
+            self._tokens_after_id.append(len(audio_segment.tokens))
+            violation = None if self.script else self._guard.check(token)
+            if violation is not None:
+                return self._handle_violation(violation.reason, violation.valid_tokens)
+        self._schedule_words(audio_segment)
+        if run.done and not self._run_ids and self._can_retry(audio_segment):
+            return self._retry_run(audio_segment)
+        max_segment_tokens = self._model.settings.max_segment_s * self._model.config.token_rate_hz
+        if run.done and not (run.truncated and not self.script):
+            self._end_run(audio_segment)
+        elif run.done or len(audio_segment.tokens) >= max_segment_tokens:
+            self._truncate("no_end_of_speech", len(audio_segment.tokens))
+        return not run.done
+
+    def end_at_capacity(self) -> None:
+        """Truncate the utterance because the sequence does not fit into the language model."""
+        self._truncate("no_end_of_speech", len(self.audio_segments[-1].tokens))
+
+    def _end_run(self, audio_segment: AudioSegment) -> None:
+        audio_segment.aligner.end_run(len(audio_segment.tokens))
+        self._context.append((self._run_text, self._run_ids))
+        self.run = None
+        if self._run_closes_segment:
+            audio_segment.is_closed = audio_segment.is_complete = True
+        self._close_if_finished()
+
+    def _close_if_finished(self) -> None:
+        audio_segment = self._open_audio_segment()
+        if self.text_ended and not self._text_segments and self.run is None and audio_segment is not None:
+            audio_segment.is_closed = audio_segment.is_complete = True
+
+    def _handle_violation(self, reason: str, valid_ids: int) -> bool:
+        """Retry the run if none of its audio may have been sent, otherwise truncate before the violation."""
+        audio_segment = self.audio_segments[-1]
+        if self._can_retry(audio_segment):
+            return self._retry_run(audio_segment)
+        self._truncate(reason, self._tokens_after_id[valid_ids - 1] if valid_ids else self._run_start)
+        return False
+
+    def _can_retry(self, audio_segment: AudioSegment) -> bool:
+        return self._attempt < self._model.settings.retries and audio_segment.committed_tokens() <= self._run_start
+
+    def _retry_run(self, audio_segment: AudioSegment) -> bool:
+        self._attempt += 1
+        audio_segment.rewind(self._run_start)
+        self._start_run(audio_segment)
+        return False
+
+    def _truncate(self, reason: str, length: int) -> None:
+        audio_segment = self.audio_segments[-1]
+        audio_segment.truncate(length)
+        audio_segment.aligner.end_run(len(audio_segment.tokens))
+        audio_segment.is_closed = audio_segment.is_complete = True
+        self.run = None
+        self.truncated = reason
+        self.text_ended = True
+        self._text_segments.clear()
+
+    # -- audio --------------------------------------------------------------------------------------------------------
+
+    def drop_empty_segment(self) -> bool:
+        """Remove the first audio segment if it ended without a token. Returns True if it was removed."""
+        segment = self.due_segment
+        if segment is not None and segment.due_chunk is not None and segment.due_chunk.final and not segment.tokens:
+            self.audio_segments.popleft()
+            return True
+        return False

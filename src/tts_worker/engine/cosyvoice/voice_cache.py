@@ -1,0 +1,267 @@
+"""Cache of the voices of one engine and of what is computed once per voice.
+
+A voice has a trimmed flow prompt (so that the first chunk boundary comes early), its pages in the flow cache, and the
+keys and values of the prompt text. Voices come from the model directory, from enrolment, and from a directory of stored
+voices that is read again for every request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tts_worker.engine.cosyvoice.alignment import estimate_pace
+from tts_worker.engine.cosyvoice.backends.streams import ExecutionStream
+from tts_worker.engine.cosyvoice.chunks import Item, Kind, trimmed_prompt
+from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
+from tts_worker.engine.cosyvoice.decoder import Decoder, Prefix
+from tts_worker.engine.cosyvoice.enrol import Speaker
+from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
+from tts_worker.engine.cosyvoice.flow_pool import FlowPool, FlowState
+from tts_worker.engine.cosyvoice.models.flow import Flow
+from tts_worker.engine.cosyvoice.request import Request
+from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.errors import UnknownVoice
+from tts_worker.voicepack.voice_file import Voice, load_voice, stored_voices
+
+_MAX_PREFIXES = 4  # per voice
+
+
+@dataclass
+class VoiceState:
+    """A loaded voice. Its prompt may still be in preparation.
+
+    Attributes:
+        name: Name of the voice.
+        speaker: Builds requests of the voice.
+        prompt: Speech ids of the trimmed flow prompt, ``P`` of them.
+        prompt_mel: Mel of the trimmed flow prompt, ``[2P, mel]``.
+        spk: Speaker condition of the flow, ``[1, mel]``.
+        pace: Speech tokens per unit of text weight.
+        flow: Flow state of the prompt chunks computed so far.
+        prefixes: Keys and values of prompt texts, by text ids.
+        users: Utterances that use the voice.
+        last_used: Order of the last use, for eviction.
+    """
+
+    name: str
+    speaker: Speaker
+    prompt: tuple[int, ...]
+    prompt_mel: Tensor
+    spk: Tensor
+    pace: float
+    flow: FlowState | None = None
+    prefixes: dict[tuple[int, ...], Prefix] = field(default_factory=dict)
+    users: int = 0
+    last_used: int = 0
+
+    def request(self, instruct: str | None) -> Request:
+        """Return the request without text.
+
+        Raises:
+            InvalidRequest: The voice does not support instructions.
+        """
+        return self.speaker.request("", instruction=instruct or "")
+
+
+class VoiceCache:
+    """All voices by name.
+
+    Args:
+        config: Configuration of the model.
+        tokenizer: Text tokenizer of the model.
+        voices: Voices of the model directory, by name.
+        stored: Directory of stored voices.
+        first_tokens: Speech tokens before the first chunk boundary.
+        cached: Unused voices whose prompt stays in memory.
+        enrolled: Voices enrolled at run time. They are not among ``names``.
+    """
+
+    def __init__(
+        self,
+        config: CosyVoiceConfig,
+        tokenizer: TextTokenizer,
+        voices: Mapping[str, Voice],
+        *,
+        stored: Path | None,
+        first_tokens: int,
+        cached: int,
+        enrolled: EnrolledVoices | None = None,
+    ) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._stored = stored
+        self._enrolled = enrolled
+        self._first_tokens = first_tokens
+        self._cached = cached
+        self._bundled = {name: Speaker(voice, config, tokenizer) for name, voice in voices.items()}
+        self._states: dict[str, VoiceState] = {}
+        self._uses = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        stored = [name for name in stored_voices(self._stored) if name not in self._bundled] if self._stored else []
+        return (*self._bundled, *stored)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names or (self._enrolled is not None and self._enrolled.get(name) is not None)
+
+    @property
+    def prepared_voices(self) -> int:
+        """Number of voices with a prompt in memory."""
+        return sum(state.flow is not None for state in self._states.values())
+
+    def acquire(self, name: str, flow: Flow, stream: ExecutionStream) -> VoiceState:
+        """Return a voice, loading it if necessary. It counts as used until ``release``.
+
+        Raises:
+            UnknownVoice: No such voice, or it was removed from the directory.
+            BundleError: The stored voice is damaged.
+        """
+        enrolled = self._enrolled.get(name) if self._enrolled is not None else None
+        stored = name not in self._bundled and enrolled is None
+        if stored and (self._stored is None or name not in stored_voices(self._stored)):
+            self._expire(name)
+            raise UnknownVoice(f'unknown voice "{name[:64]}"; available: {", ".join(self.names[:20]) or "none"}')
+        state = self._states.get(name)
+        if state is None:
+            speaker = self._bundled.get(name)
+            if enrolled is not None:
+                speaker = Speaker(enrolled, self._config, self._tokenizer)
+            elif speaker is None:
+                assert self._stored is not None
+                speaker = Speaker(load_voice(self._stored, name), self._config, self._tokenizer)
+            state = self._build(name, speaker, flow, stream)
+            self._states[name] = state
+        self._uses += 1
+        state.users += 1
+        state.last_used = self._uses
+        return state
+
+    def release(self, state: VoiceState) -> None:
+        """Return a voice that was acquired."""
+        state.users -= 1
+
+    def _expire(self, name: str) -> None:
+        """Evict a removed voice first. Utterances that use it continue."""
+        state = self._states.get(name)
+        if state is not None and not state.users:
+            state.last_used = 0
+
+    def _build(self, name: str, speaker: Speaker, flow: Flow, stream: ExecutionStream) -> VoiceState:
+        config = self._config.flow
+        voice = speaker.voice
+        request = speaker.request("")
+        drop = trimmed_prompt(len(request.flow_prompt), config.chunk_tokens, self._first_tokens)
+        prompt = request.flow_prompt[drop:]
+        ratio = config.frames_per_token
+        mel = request.prompt_mel[drop * ratio : len(request.flow_prompt) * ratio]
+        with stream, torch.inference_mode():
+            spk = flow.speaker(request.embedding[None].to(stream.device))
+            prompt_mel = mel.reshape(-1, config.mel).to(stream.device)
+        return VoiceState(name, speaker, prompt, prompt_mel, spk, estimate_pace(voice.prompt_text, len(voice.tokens)))
+
+    # -- shared computations -----------------------------------------------------------------------------------------
+
+    def needs_prepare(self, state: VoiceState) -> bool:
+        """Whether the prompt is not fully computed."""
+        return state.flow is None or state.flow.tokens < self._shareable_tokens(state)
+
+    def unprepared_pages(self, state: VoiceState) -> int:
+        """Pages that ``prepare`` will still take."""
+        done = state.flow.tokens if state.flow is not None else 0
+        return (self._shareable_tokens(state) - done) // self._config.flow.chunk_tokens
+
+    def _shareable_tokens(self, state: VoiceState) -> int:
+        """Prompt tokens in whole chunks that do not depend on generated tokens."""
+        config = self._config.flow
+        whole = (len(state.prompt) - config.lookahead_tokens) // config.chunk_tokens
+        return max(0, whole) * config.chunk_tokens
+
+    @torch.inference_mode()
+    def prepare(self, state: VoiceState, pool: FlowPool, stream: ExecutionStream) -> None:
+        """Compute the next chunk of the prompt.
+
+        Raises:
+            OutOfMemory: The pool has no free page.
+        """
+        with stream:
+            if state.flow is None:
+                self._evict_surplus(pool)
+                state.flow = pool.open()
+            if self.needs_prepare(state):
+                tokens, known, cond = window(
+                    self._config, state.prompt, state.prompt_mel, state.flow.tokens, len(state.prompt)
+                )
+                try:
+                    pool.advance([state.flow], stream.to_device([tokens]), [known], state.spk, cond)
+                except Exception:  # the state is incomplete, and unused so far: start again with the next call
+                    pool.close(state.flow)
+                    state.flow = None
+                    raise
+
+    def _evict_surplus(self, pool: FlowPool) -> None:
+        idle = sorted((s for s in self._states.values() if not s.users), key=lambda s: s.last_used)
+        while idle and self.prepared_voices >= self._cached:
+            self._evict(idle.pop(0), pool)
+
+    def evict_idle(self, pool: FlowPool) -> bool:
+        """Evict the least recently used voice without users. Returns False if there is none."""
+        idle = [state for state in self._states.values() if not state.users and state.flow is not None]
+        if idle:
+            self._evict(min(idle, key=lambda state: state.last_used), pool)
+        return bool(idle)
+
+    def _evict(self, state: VoiceState, pool: FlowPool) -> None:
+        if state.flow is not None:
+            pool.close(state.flow)
+        del self._states[state.name]
+
+    def prefix(self, state: VoiceState, text: tuple[int, ...], decoder: Decoder) -> Prefix | None:
+        """Return the keys and values of a sequence start with ``text``, computed on first use."""
+        if not text:
+            return None
+        prefix = state.prefixes.get(text)
+        if prefix is None:
+            if len(state.prefixes) >= _MAX_PREFIXES:  # instructions differ per request, so the cache is bounded
+                state.prefixes.pop(next(iter(state.prefixes)))
+            items: list[Item] = [(Kind.SOS, 0), *((Kind.TEXT, i) for i in text)]
+            prefix = decoder.prefix(items)
+            state.prefixes[text] = prefix
+        return prefix
+
+    def close(self) -> None:
+        self._states.clear()
+
+
+def window(
+    config: CosyVoiceConfig, tokens: tuple[int, ...] | list[int], mel: Tensor, start: int, end: int, chunks: int = 1
+) -> tuple[list[int], int, Tensor]:
+    """Return the inputs of a flow pass over ``chunks`` chunks.
+
+    Args:
+        config: Configuration of the model.
+        tokens: Speech ids of prompt and segment.
+        mel: Mel of the prompt, ``[F, bins]``.
+        start: First token of the pass.
+        end: Number of ids in ``tokens`` that may be used.
+        chunks: Number of chunks.
+
+    Returns:
+        Padded ids with lookahead, the number of ids before the padding, and the condition
+        ``[1, chunks * chunk_frames, bins]``.
+    """
+    flow = config.flow
+    size = chunks * config.flow.chunk_tokens
+    span = size + flow.lookahead_tokens
+    frames = size * flow.frames_per_token
+    ids = list(tokens[start : min(end, start + span)])
+    first = start * flow.frames_per_token
+    cond = mel[first : first + frames]
+    cond = F.pad(cond, (0, 0, 0, frames - cond.shape[0]))[None]
+    return [*ids, *[0] * (span - len(ids))], len(ids), cond
