@@ -148,6 +148,8 @@ class Open:
         paced: A call, scheduled by deadline; otherwise a download, served after calls.
         buffered: A call whose client takes audio at once and plays it from its own buffer, so that returned credit does
             not tell what was played.
+        speech_tokens: Speech tokens to render before any text, as voice conversion needs them; for engines with the
+            capability "speech_tokens".
     """
 
     key: UtteranceKey
@@ -155,6 +157,7 @@ class Open:
     credit_samples: int
     paced: bool = True
     buffered: bool = False
+    speech_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +391,8 @@ class EngineInfo:
         reads_numbers: It expands numbers and dates itself, so text need not be normalized.
         speed_range: Supported ``SynthesisParams.speed``.
         device: Device it runs on.
-        capabilities: Optional features ("instruct": it follows ``SynthesisParams.instruct``).
+        capabilities: Optional features ("instruct": it follows ``SynthesisParams.instruct``; "speech_tokens": it
+            renders ``Open.speech_tokens``).
         extra: Engine-specific facts.
     """
 

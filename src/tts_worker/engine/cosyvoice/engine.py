@@ -112,7 +112,7 @@ class CosyVoiceEngine:
             text_by_word=settings.text_mode is TextMode.INTERLEAVED,
             speed_range=SPEED_RANGE,
             device=str(components.networks.flow.noise.device),
-            capabilities=("instruct",),
+            capabilities=("instruct", "speech_tokens"),
             extra=(("family", config.family), ("text_mode", settings.text_mode.value)),
         )
 
@@ -152,6 +152,7 @@ class CosyVoiceEngine:
     def _open(self, command: Open) -> None:
         try:
             self._check(command.params)
+            self._check_speech(command.speech_tokens)
             if len(self._utterances) >= self.settings.max_utterances:
                 raise OverCapacity("all utterance slots of the engine are taken; retry in a moment")
             unpaced = sum(not utterance.paced for utterance in self._utterances.values())
@@ -176,6 +177,14 @@ class CosyVoiceEngine:
             if primary not in self.info.languages:
                 known = ", ".join(self.info.languages)
                 raise InvalidRequest(f"this model does not speak {primary[:16]!r}; it speaks {known}")
+
+    def _check_speech(self, tokens: tuple[int, ...]) -> None:
+        """Raise InvalidRequest for speech tokens that the flow does not know or that one audio segment cannot hold."""
+        config = self._model.config
+        if len(tokens) > self.settings.max_segment_s * config.token_rate_hz:
+            raise InvalidRequest(f"at most {self.settings.max_segment_s} s of speech tokens can be rendered")
+        if tokens and not 0 <= min(tokens) <= max(tokens) < config.flow.vocab:
+            raise InvalidRequest(f"speech tokens must be 0 to {config.flow.vocab - 1}")
 
     # -- steps --------------------------------------------------------------------------------------------------------
 

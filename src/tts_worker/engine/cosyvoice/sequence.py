@@ -47,7 +47,7 @@ class Utterance:
 
     def __init__(self, command: Open, model: Model, slot: int) -> None:
         self.output = OutputBuffer(command.key, command.credit_samples, paced=command.paced, buffered=command.buffered)
-        self.generator = TokenGenerator(command.key, command.params, model)
+        self.generator = TokenGenerator(command.key, command.params, model, command.speech_tokens)
         self.slot = slot
         self.is_held = False
         self.cancelled = False

@@ -67,6 +67,12 @@ class Model:
 class TokenGenerator:
     """Text and token state of one utterance.
 
+    Args:
+        key: The utterance.
+        params: Its synthesis parameters.
+        model: What all utterances share.
+        speech_tokens: Tokens to render before any text, without the language model.
+
     Attributes:
         key: The utterance.
         params: Its synthesis parameters.
@@ -83,21 +89,23 @@ class TokenGenerator:
         script: Ids to force instead of drawing, for tests.
     """
 
-    def __init__(self, key: UtteranceKey, params: SynthesisParams, model: Model) -> None:
+    def __init__(
+        self, key: UtteranceKey, params: SynthesisParams, model: Model, speech_tokens: tuple[int, ...] = ()
+    ) -> None:
         self.key = key
         self.params = params
         self.voice: VoiceState | None = None
         self.audio_segments: deque[AudioSegment] = deque()
         self.run: ClauseRun | InterleavedRun | None = None
         self.text_ended = False
-        self.has_text = False
-        self.has_speakable_text = False
+        self.has_text = self.has_speakable_text = bool(speech_tokens)
         self.truncated: str | None = None
         self.run_started = False
         self.run_seed = 0
         self.drawn: list[int] = []
         self.script: tuple[int, ...] = ()
         self._model = model
+        self._speech_tokens = speech_tokens  # until they are in an audio segment
         self._request: Request | None = None
         self._text_segments: deque[Segment] = deque()
         self._runs_started = 0
@@ -149,6 +157,11 @@ class TokenGenerator:
         """Set the voice and the prompt to speak with. Required before ``begin_run``."""
         self.voice = voice
         self._request = request
+        if self._speech_tokens:
+            audio_segment = self._current_audio_segment()
+            audio_segment.tokens.extend(self._speech_tokens)
+            audio_segment.is_closed = audio_segment.is_complete = True
+            self._speech_tokens = ()
 
     @property
     def request(self) -> Request:
@@ -180,8 +193,9 @@ class TokenGenerator:
 
     @property
     def has_pending_speech(self) -> bool:
-        """Whether any of the received text is not fully rendered."""
-        return bool(self._text_segments) or self.run is not None or bool(self.audio_segments)
+        """Whether any of the received text or speech is not fully rendered."""
+        pending = self._speech_tokens or self._text_segments or self.audio_segments
+        return bool(pending) or self.run is not None
 
     @property
     def needs_only_last_id(self) -> bool:

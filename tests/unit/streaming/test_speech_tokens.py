@@ -1,0 +1,87 @@
+"""An utterance whose speech tokens are given: voice conversion, without the language model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segments
+from tests.unit.streaming.engines import FAMILIES, KEY, PROMPTED, engine, networks, run_until_idle, settings
+from tests.unit.streaming.test_engine import assert_pcm_close, build_request
+from tts_worker.audio.pcm import to_pcm
+from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
+from tts_worker.engine.cosyvoice.offline import OfflinePipeline
+from tts_worker.errors import ErrorCode
+from tts_worker.types import Boundary, Cancel, Credit, Done, EndText, Failed, Open, Segment, Text
+
+TOKENS = tuple(i * 97 % 6561 for i in range(70))
+
+families = pytest.mark.parametrize("family", FAMILIES)
+
+
+def convert(subject: CosyVoiceEngine, tokens: tuple[int, ...] = TOKENS, text: tuple[Segment, ...] = ()) -> EngineOutput:
+    subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES, paced=False, speech_tokens=tokens))
+    for segment in text:
+        subject.handle(Text(KEY, segment))
+    subject.handle(EndText(KEY))
+    outputs = {KEY: EngineOutput()}
+    run_until_idle(subject, outputs)
+    return outputs[KEY]
+
+
+@families
+def test_speech_tokens_are_rendered_as_given(family: str) -> None:
+    subject = engine(family)
+    request = build_request(family, "", settings().first_tokens)
+    chunks = OfflinePipeline(networks(family)).render(request, TOKENS, seed=PROMPTED.seed, stream=True)
+
+    output = convert(subject)
+
+    assert output.ends == [Done(KEY)]
+    assert_pcm_close(output.pcm, to_pcm(torch.cat([chunk.samples for chunk in chunks]).numpy()))
+    assert subject.timings.prefill_ms == subject.timings.decode_ms == 0  # without the language model
+
+
+def test_speech_tokens_do_not_depend_on_credit() -> None:
+    expected = convert(engine("cosyvoice3")).pcm
+    subject = engine("cosyvoice3")
+    subject.handle(Open(KEY, PROMPTED, 1_000, speech_tokens=TOKENS))
+    subject.handle(EndText(KEY))
+    outputs = {KEY: EngineOutput()}
+    while not outputs[KEY].ends:
+        before = outputs[KEY].samples
+        run_until_idle(subject, outputs)
+        subject.handle(Credit(KEY, max(1_000, outputs[KEY].samples - before)))
+
+    assert outputs[KEY].pcm == expected
+
+
+def test_text_is_spoken_after_speech_tokens() -> None:
+    alone = convert(engine("cosyvoice3"))
+    both = convert(engine("cosyvoice3"), text=segments(("Hello world", Boundary.END)))
+
+    assert both.ends == [Done(KEY)]
+    assert both.pcm[: len(alone.pcm)] == alone.pcm
+    assert both.samples > alone.samples
+
+
+@pytest.mark.parametrize("tokens", [(6561,), (-1,), (5,) * 401])
+def test_unusable_speech_tokens_are_rejected(tokens: tuple[int, ...]) -> None:
+    (end,) = convert(engine("cosyvoice3"), tokens).ends
+    assert isinstance(end, Failed)
+    assert end.error.code is ErrorCode.INVALID_REQUEST
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 6])
+def test_cancelled_conversion_frees_everything(steps: int) -> None:
+    subject = engine("cosyvoice3")
+    free = subject.components.pool.free_slots
+    for _ in range(2):
+        subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES, speech_tokens=TOKENS))
+        for _ in range(steps):
+            subject.step(0.0)
+        subject.handle(Cancel(KEY))
+        run_until_idle(subject, {})
+    prompt_slots = subject.components.voice_cache.prepared_voices
+    assert subject.components.pool.free_slots == free - prompt_slots
+    assert subject.active_utterances == 0
