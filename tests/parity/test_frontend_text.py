@@ -89,6 +89,13 @@ def test_allowed_special_tokens_encode_to_one_id(tokenizer: TextTokenizer) -> No
     assert tokenizer.decode(ids) == "stylewords"
 
 
+def test_special_tokens_can_be_allowed_for_every_text(tokenizer: TextTokenizer) -> None:
+    text = f"style{END_OF_PROMPT}words"
+
+    assert tokenizer.with_special().encode(text) == tokenizer.encode(text, allow_special=True)
+    assert tokenizer.encode(text) != tokenizer.encode(text, allow_special=True)
+
+
 def test_lone_surrogate_becomes_a_replacement_character(tokenizer: TextTokenizer) -> None:
     assert tokenizer.encode("a\ud83db") == tokenizer.encode("a\ufffdb")
 

@@ -39,6 +39,10 @@ class EnrolledVoices:
         """Return a voice. Called on the engine thread."""
         return self._voices.get(name)
 
+    def store(self, name: str, voice: Voice) -> None:
+        """Store a voice. It takes precedence over a voice of the same name in the model directory."""
+        self._voices[name] = voice
+
     def enrol(self, name: str, recording: Recording, transcript: str) -> None:
         """Compute and store the voice of ``recording``. Called on the enrolment thread.
 
@@ -51,7 +55,7 @@ class EnrolledVoices:
 
         try:
             bundle, frontend = self._load_prompt_models()
-            self._voices[name] = enrol(bundle, frontend, recording, transcript)
+            self.store(name, enrol(bundle, frontend, recording, transcript))
         except BundleError as error:
             log.error("voice enrolment is unavailable: %s", error.message)
             raise SynthesisFailed("the model cannot enrol voices: its prompt models do not work") from None

@@ -46,6 +46,8 @@ class LoadOptions:
         half: Run the language model and the flow estimator in bfloat16.
         threads: PyTorch threads.
         backend: ``torch``, or ``onnx`` for estimator and vocoder.
+        graphs_dir: Directory of the ONNX graphs; ``None``: inside the model directory.
+        allow_special: Interpret tags such as ``[laughter]`` in the text instead of reading them.
         memory_gb: Memory of the flow cache.
 
     The other options are those of ``StreamingConfig``.
@@ -71,6 +73,8 @@ class LoadOptions:
     decode_batch: int | None = None
     render_batch: int | None = None
     smooth_start: bool = True
+    graphs_dir: Path | None = None
+    allow_special: bool = False
 
 
 def load_engine(
@@ -107,7 +111,7 @@ def load_engine(
             raise ConfigError("backend: onnx runs on the CPU in float32; set device: cpu and half: false")
         if (options.stride_chunks or 1) > 1:
             raise ConfigError("backend: onnx computes one chunk at a time; leave stride_chunks at 1")
-        run_on_onnx(networks, options.bundle / GRAPHS_DIR, torch.get_num_threads())
+        run_on_onnx(networks, options.graphs_dir or options.bundle / GRAPHS_DIR, torch.get_num_threads())
     config = StreamingConfig(
         overlap=not cuda
         and (torch.get_num_threads() >= MIN_OVERLAP_THREADS if options.overlap is None else options.overlap),
@@ -127,7 +131,8 @@ def load_engine(
     stored = options.voices or options.bundle / VOICES_DIR
     voices = {**(more_voices or {}), **bundle_voices(bundle)}
     components = Components.build(networks, tokenizer, voices, config, stored=stored, enrolled=enrolled)
-    return CosyVoiceEngine(components, Model(bundle.config, tokenizer, config, script))
+    text_tokenizer = tokenizer.with_special() if options.allow_special else tokenizer
+    return CosyVoiceEngine(components, Model(bundle.config, text_tokenizer, config, script))
 
 
 def default_threads() -> int:

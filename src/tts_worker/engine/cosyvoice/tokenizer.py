@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,12 @@ class TextTokenizer:
     @classmethod
     def from_bundle(cls, bundle: Bundle) -> TextTokenizer:
         return cls(bundle.text_model_dir, bundle.config.tokenizer_version, bundle.config.lm.text_vocab)
+
+    def with_special(self) -> TextTokenizer:
+        """Return a tokenizer that interprets special tokens in every text."""
+        other = copy(self)
+        other._plain = self._special
+        return other
 
     def __len__(self) -> int:
         return int(self._special.get_vocab_size())
