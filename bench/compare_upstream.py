@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tts_worker.commands.bench_engine import TEXT, VOICE, Bench, forced_tokens, random_voice
+from tts_worker.benchmarks.engine import TEXT, VOICE, Bench, forced_tokens, random_voice
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.loader import LoadOptions
 from tts_worker.types import SAMPLE_RATE_HZ

@@ -32,6 +32,7 @@ COMMANDS: dict[str, str] = {
     "bench load": "measure underruns with many sessions",
     "bench fairness": "measure the effect of downloads on calls",
     "bench engine": "measure the CosyVoice engine by stage, with forced tokens",
+    "bench gpu": "measure everything that a GPU machine promises, within a time budget",
 }
 """Command -> summary. ``bench control`` is the module ``bench_control``."""
 

@@ -157,7 +157,15 @@ def test_only_the_engine_loop_uses_asyncio_in_engines() -> None:
 
 
 def test_torch_is_imported_only_by_engines_and_tools() -> None:
-    allowed = ("engine", "parity", "commands.bench_engine", "commands.doctor", "commands.export", "benchmarks.engine")
+    allowed = (
+        "engine",
+        "parity",
+        "commands.bench_engine",
+        "commands.doctor",
+        "commands.export",
+        "benchmarks.engine",
+        "benchmarks.gpu",
+    )
     wrong = [
         _describe(found)
         for found in _imports()

@@ -1,0 +1,582 @@
+"""All figures of a GPU machine in one run, section by section, within a time budget.
+
+Each section adds its figures to one JSON file as soon as it is done, so that an interrupted run keeps what it has
+measured. A section that cannot run (no CUDA device, no time left) is listed with the reason; one that fails is listed
+with its error, and the next one runs. On a CPU the same sections rehearse the run with a small model.
+
+Needs only torch, numpy and tokenizers, like the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import platform
+import random
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from tts_worker.benchmarks.engine import VOICE, Bench, forced_tokens
+from tts_worker.benchmarks.gpu_load import Arrivals, CallScript, measure_arrivals, slots_for
+from tts_worker.benchmarks.stats import percentile
+from tts_worker.benchmarks.texts import SENTENCES
+from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.chunks import Item, Kind
+from tts_worker.engine.cosyvoice.config import V2, V3
+from tts_worker.engine.cosyvoice.decoder import DecodeRow
+from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
+from tts_worker.engine.cosyvoice.features import MelSpectrogram
+from tts_worker.engine.cosyvoice.kv_cache import SlotPool
+from tts_worker.engine.cosyvoice.loader import LoadOptions, resolve_device
+from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
+from tts_worker.errors import TTSWorkerError
+from tts_worker.types import SAMPLE_RATE_HZ, Boundary, Segment, Span, UtteranceKey
+
+log = logging.getLogger(__name__)
+
+Figures = dict[str, Any]
+
+PACKAGES = ("torch", "triton", "flashinfer-python", "flash-attn", "tensorrt", "onnxruntime", "onnxruntime-gpu", "numpy")
+PROMPT_TOKENS = 125
+SCORE_LENGTHS = (8, 64, 200, 700)
+DRAWN_IDS = 64
+PROFILE_ROWS = 30
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure.
+
+    Attributes:
+        options: How the engine is loaded; its bundle has the family and size to measure.
+        loads: Mean numbers of live calls, in the order of measurement.
+        load_seconds: Measured time of each load.
+        call_s: Shortest and longest call of a load, in seconds.
+        texts: Number of different texts for the first-audio latency.
+        speed_seconds: Audio length for the real-time factor.
+        growth_seconds: Length of the long turn.
+        correct_tokens: Lengths of the utterances that are compared with the CPU.
+        cancels: Utterances to cancel.
+        budget_s: A section starts only while the time it is expected to take is left.
+        sections: Names of the sections to run; empty for all.
+    """
+
+    options: LoadOptions
+    loads: tuple[int, ...] = (64, 128, 16, 32, 96, 192)
+    load_seconds: float = 40.0
+    call_s: tuple[float, float] = (4.0, 12.0)
+    texts: int = 200
+    speed_seconds: float = 20.0
+    growth_seconds: float = 60.0
+    correct_tokens: tuple[int, ...] = (40, 110, 250)
+    cancels: int = 500
+    budget_s: float = 1500.0
+    sections: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the run.
+
+    Attributes:
+        name: Its key in the results.
+        run: Measures and returns the figures.
+        expected_s: Time that must be left to start it.
+        needs_cuda: Whether it makes sense only on a CUDA device.
+    """
+
+    name: str
+    run: Callable[[GpuBench], Figures]
+    expected_s: float
+    needs_cuda: bool = False
+
+
+@dataclass
+class Results:
+    """Figures by section, written to a file after each one.
+
+    Attributes:
+        path: The file; None writes nothing.
+        figures: What has been measured so far.
+    """
+
+    path: Path | None
+    figures: Figures = field(default_factory=dict)
+
+    def add(self, section: str, figures: Figures) -> None:
+        """Add the figures of a section and replace the file."""
+        self.figures[section] = figures
+        if self.path is not None:
+            new = self.path.with_name(f"{self.path.name}.part")
+            new.write_text(json.dumps(self.figures, indent=2) + "\n", "utf-8")
+            os.replace(new, self.path)
+
+
+def run_sections(plan: Plan, results: Results, clock: Callable[[], float] = perf_counter) -> Results:
+    """Run the sections of ``plan`` in order."""
+    began_s = clock()
+    with GpuBench(plan) as bench:
+        for section in sections(plan):
+            left_s = plan.budget_s - (clock() - began_s)
+            reason = bench.reason_to_skip(section, left_s)
+            if reason is not None:
+                results.add(section.name, {"skipped": reason})
+                continue
+            log.info("%s (%.0f s left)", section.name, left_s)
+            section_began_s = clock()
+            try:
+                figures = section.run(bench)
+            except Exception as error:  # the other sections must not be lost
+                figures = {"error": f"{type(error).__name__}: {error}"}
+                log.warning("%s failed: %s", section.name, figures["error"])
+                bench.unload()
+            results.add(section.name, {**figures, "section_s": round(clock() - section_began_s, 1)})
+    return results
+
+
+def sections(plan: Plan) -> list[Section]:
+    """Return all sections in the order of a rented half hour."""
+    everything = [
+        Section("machine", GpuBench.machine, 0.0),
+        Section("start", GpuBench.start, 60.0),
+        Section("first_audio", GpuBench.first_audio, 30.0),
+        Section("speed", GpuBench.speed, 40.0),
+        Section("correct", GpuBench.correct, 120.0),
+        Section("profile", GpuBench.profile, 40.0),
+        *(Section(f"load_{n}", _load_section(n), plan.load_seconds + 40.0) for n in plan.loads),
+        Section("growth", GpuBench.growth, 40.0),
+        Section("cancels", GpuBench.cancels, 60.0),
+        Section("variants", GpuBench.variants, 150.0),
+        Section("other_family", GpuBench.other_family, 150.0),
+    ]
+    return [section for section in everything if not plan.sections or section.name in plan.sections]
+
+
+def _load_section(calls: int) -> Callable[[GpuBench], Figures]:
+    return lambda bench: bench.load(calls)
+
+
+class GpuBench:
+    """The engine under measurement. It is loaded by the first section that needs it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._device = resolve_device(plan.options.device)
+        self._bench: Bench | None = None
+        self._temporary: list[Path] = []
+        self._device_lost: str | None = None
+
+    def __enter__(self) -> GpuBench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.unload()
+        for path in self._temporary:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def reason_to_skip(self, section: Section, left_s: float) -> str | None:
+        """Return why ``section`` cannot run now, or None."""
+        if self._device_lost is not None:
+            return f"the device was lost: {self._device_lost}"
+        if section.needs_cuda and self._device.type != "cuda":
+            return "needs a CUDA device"
+        if left_s < section.expected_s:
+            return f"{max(0.0, left_s):.0f} s of the time budget are left, about {section.expected_s:.0f} s are needed"
+        return None
+
+    # -- the engine ---------------------------------------------------------------------------------------------------
+
+    @property
+    def bench(self) -> Bench:
+        """The engine as served, warmed up."""
+        if self._bench is None:
+            self._bench = Bench(self._plan.options, PROMPT_TOKENS)
+        return self._bench
+
+    def unload(self) -> None:
+        """Close the engine and free its memory. Notes whether the device still answers."""
+        if self._bench is not None:
+            self._bench.engine.close()
+            self._bench = None
+        gc.collect()
+        if self._device.type == "cuda":
+            try:
+                torch.cuda.synchronize(self._device)
+                torch.cuda.empty_cache()
+            except RuntimeError as error:
+                self._device_lost = str(error).splitlines()[0]
+
+    def _loaded(self, options: LoadOptions) -> Bench:
+        """Return an engine with other options, in place of the present one."""
+        self.unload()
+        self._bench = Bench(options, PROMPT_TOKENS)
+        return self._bench
+
+    # -- sections -----------------------------------------------------------------------------------------------------
+
+    def machine(self) -> Figures:
+        """Describe hardware, driver and packages."""
+        figures: Figures = {
+            "python": platform.python_version(),
+            "cores": os.cpu_count(),
+            "load_average": round(os.getloadavg()[0], 2),
+            "packages": dict(_versions()),
+            "device": str(self._device),
+        }
+        if self._device.type == "cuda":
+            properties = torch.cuda.get_device_properties(self._device)
+            free, total = torch.cuda.mem_get_info(self._device)
+            figures |= {
+                "gpu": properties.name,
+                "capability": f"{properties.major}.{properties.minor}",
+                "multiprocessors": properties.multi_processor_count,
+                "memory_gb": round(total / 1e9, 1),
+                "free_gb": round(free / 1e9, 1),
+                "cuda": torch.version.cuda,
+                "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+                "nvidia_smi": _nvidia_smi(),
+            }
+        return figures
+
+    def start(self) -> Figures:
+        """Load and warm up the engine; list what was captured."""
+        self.unload()
+        began_s = perf_counter()
+        bench = self.bench
+        figures: Figures = {**bench.describe(), "load_and_warm_up_s": round(perf_counter() - began_s, 1)}
+        if self._device.type == "cuda":
+            figures["allocated_gb"] = round(torch.cuda.memory_allocated(self._device) / 1e9, 2)
+            figures["reserved_gb"] = round(torch.cuda.memory_reserved(self._device) / 1e9, 2)
+        figures["pages"] = bench.engine.settings.pages
+        figures["runners"] = _runner_counts(bench.engine)
+        return figures
+
+    def first_audio(self) -> Figures:
+        """Measure the first-audio latency of one call at a time, every text of another length."""
+        bench = self.bench
+        rng = random.Random(5)
+        before = _runner_counts(bench.engine)
+        firsts_ms = []
+        slowest: list[tuple[float, int, int]] = []
+        for words in _text_lengths(self._plan.texts, rng):
+            text = _words(words, rng)
+            tokens = forced_tokens(rng.randint(40, 90), words)
+            spoken = bench.speak(tokens, (_one_segment(text),))
+            firsts_ms.append(1000 * spoken.first_s)
+            slowest.append((round(firsts_ms[-1], 2), words, len(tokens)))
+        slowest.sort(reverse=True)
+        return {
+            "texts": len(firsts_ms),
+            "p50_ms": _rounded(percentile(firsts_ms, 50)),
+            "p95_ms": _rounded(percentile(firsts_ms, 95)),
+            "p99_ms": _rounded(percentile(firsts_ms, 99)),
+            "max_ms": _rounded(max(firsts_ms)),
+            "min_ms": _rounded(min(firsts_ms)),
+            "slowest": [{"ms": ms, "words": words, "tokens": count} for ms, words, count in slowest[:5]],
+            "runners": _difference(before, _runner_counts(bench.engine)),
+        }
+
+    def speed(self) -> Figures:
+        """Measure the real-time factor and the time by stage."""
+        return dict(self.bench.speed(self._plan.speed_seconds, 3))
+
+    def growth(self) -> Figures:
+        """Measure how the cost of a second grows within a turn and within one sentence."""
+        bench = self._loaded(replace(self._plan.options, max_segment_s=int(self._plan.speed_seconds) + 12))
+        return {
+            **bench.growth(self._plan.growth_seconds, 2),
+            **bench.unbroken(self._plan.speed_seconds, 2),
+        }
+
+    def correct(self) -> Figures:
+        """Compare scores, drawn ids and audio of the device with float32 on the CPU, with the same tokens."""
+        reference = self._measure_outputs(replace(self._plan.options, device="cpu", half=False, graphs=False))
+        figures: Figures = {}
+        variants = {
+            "float32": replace(self._plan.options, half=False, graphs=False),
+            "float32_graphs": replace(self._plan.options, half=False),
+            "bfloat16_graphs": replace(self._plan.options, half=True),
+        }
+        for name, options in variants.items():
+            figures[name] = _compare(reference, self._measure_outputs(options))
+        self.unload()
+        return figures
+
+    def _measure_outputs(self, options: LoadOptions) -> _Outputs:
+        bench = self._loaded(replace(options, max_utterances=4, memory_gb=options.memory_gb or 4.0))
+        engine = bench.engine
+        audio = [bench.speak(forced_tokens(count, count)).pcm for count in self._plan.correct_tokens]
+        return _Outputs(
+            [_scores(engine, length) for length in SCORE_LENGTHS],
+            _drawn_ids(engine, DRAWN_IDS),
+            [np.frombuffer(pcm, "<i2").astype(np.float32) / np.float32(32768) for pcm in audio],
+        )
+
+    def profile(self) -> Figures:
+        """List the kernels of one utterance by device time, and how many were launched."""
+        bench = self.bench
+        bench.speak(forced_tokens(100, 1))
+        cuda = self._device.type == "cuda"
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if cuda:
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        began_s = perf_counter()
+        with torch.profiler.profile(activities=activities) as profiler:
+            bench.speak(forced_tokens(100, 1))
+            if cuda:
+                torch.cuda.synchronize(self._device)
+        wall_ms = 1000 * (perf_counter() - began_s)
+        rows = []
+        for event in profiler.key_averages():
+            total_us = getattr(event, "self_device_time_total", 0) if cuda else event.self_cpu_time_total
+            if total_us:
+                rows.append((total_us / 1000, event.count, event.key))
+        rows.sort(reverse=True)
+        return {
+            "wall_ms": round(wall_ms, 1),
+            "busy_share": round(sum(ms for ms, _, _ in rows) / wall_ms, 3),
+            "launches": sum(count for _, count, _ in rows),
+            "kernels": [
+                {"name": name[:90], "calls": count, "ms": round(ms, 3)} for ms, count, name in rows[:PROFILE_ROWS]
+            ],
+        }
+
+    def load(self, calls: int) -> Figures:
+        """Measure random arrivals with ``calls`` live calls on average."""
+        slots = slots_for(calls)
+        bench = self._loaded(replace(self._plan.options, max_utterances=slots, decode_batch=slots))
+        engine = bench.engine
+        before = _runner_counts(engine)
+        tokens: dict[UtteranceKey, CallScript] = {}
+
+        def announce(key: UtteranceKey, script: CallScript) -> None:
+            tokens[key] = script
+
+        bench.tokens_of = lambda key, run: forced_tokens(tokens[key].tokens[run], run).tolist() if key in tokens else ()
+        figures = asyncio.run(
+            measure_arrivals(
+                engine,
+                Arrivals(calls, self._plan.load_seconds, self._plan.call_s, VOICE, seed=calls),
+                stages=lambda: _stage_times(engine),
+                announce=announce,
+            )
+        )
+        return {**figures, "slots": slots, "runners": _difference(before, _runner_counts(engine))}
+
+    def cancels(self) -> Figures:
+        """Measure memory after cancelled utterances."""
+        return dict(self.bench.cancels(self._plan.cancels)) if self._plan.cancels else {}
+
+    def variants(self) -> Figures:
+        """Compare switches of the engine: first audio and speed with and without each."""
+        figures: Figures = {}
+        for name, options in _variants(self._plan.options).items():
+            try:
+                bench = self._loaded(options)
+                figures[name] = {**bench.first_audio(5), **bench.speed(self._plan.speed_seconds / 2, 1)}
+            except (TTSWorkerError, RuntimeError) as error:
+                figures[name] = {"error": f"{type(error).__name__}: {error}"}
+        self.unload()
+        return figures
+
+    def other_family(self) -> Figures:
+        """Measure start, first audio and speed of the other model family with random weights of the same size."""
+        bundle = Bundle.open(self._plan.options.bundle)
+        family = V2 if bundle.config.family == V3 else V3
+        path = Path(tempfile.mkdtemp(prefix="bench-gpu-"))
+        self._temporary.append(path)
+        write_random_bundle(path / family, family, bundle_size(bundle))
+        bench = self._loaded(replace(self._plan.options, bundle=path / family))
+        figures = {**bench.describe(), **bench.first_audio(10), **bench.speed(self._plan.speed_seconds, 2)}
+        self.unload()
+        return figures
+
+
+def _variants(options: LoadOptions) -> dict[str, LoadOptions]:
+    """Return the option sets to compare."""
+    return {
+        "as_served": options,
+        "no_graphs": replace(options, graphs=False),
+        "float32": replace(options, half=False),
+        "no_smooth_start": replace(options, smooth_start=False),
+        "stride_2": replace(options, stride_chunks=2),
+    }
+
+
+def bundle_size(bundle: Bundle) -> str:
+    """Return the name of the random size with the width of ``bundle``."""
+    hidden = bundle.config.lm.hidden_size
+    return "tiny" if hidden < 128 else "mid" if hidden < 512 else "full"
+
+
+# -- outputs to compare -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    scores: list[np.ndarray[Any, np.dtype[np.float32]]]  # [V] for each length
+    ids: list[int]
+    audio: list[np.ndarray[Any, np.dtype[np.float32]]]
+
+
+def _sequence(length: int, engine: CosyVoiceEngine) -> list[Item]:
+    rng = random.Random(length)
+    dims = engine.components.networks.config.lm
+    text = [(Kind.TEXT, rng.randrange(200)) for _ in range(max(1, length // 4))]
+    speech = [(Kind.SPEECH, rng.randrange(dims.speech_tokens)) for _ in range(length - len(text) - 2)]
+    return [(Kind.SOS, 0), *text, (Kind.TASK, 0), *speech]
+
+
+@torch.inference_mode()
+def _scores(engine: CosyVoiceEngine, length: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return the scores ``[V]`` after ``length`` speech tokens."""
+    lm = engine.components.networks.lm
+    dims = engine.components.networks.config.lm
+    device = lm.llm_decoder.weight.device
+    pool = SlotPool(
+        dims.layers, 1, dims.kv_heads, length, dims.head_dim, dtype=lm.llm_decoder.weight.dtype, device=device
+    )
+    one = torch.ones(1, dtype=torch.long, device=device)
+    ids = torch.from_numpy(forced_tokens(length, length)).long().to(device)[None] % dims.speech_tokens
+    scores: np.ndarray[Any, np.dtype[np.float32]] = (
+        lm(lm.embed_speech(ids), one * length, one * 0, pool, length)[0].float().cpu().numpy()
+    )
+    return scores
+
+
+def _drawn_ids(engine: CosyVoiceEngine, count: int) -> list[int]:
+    """Return ids drawn without forcing, with a fixed seed."""
+    decoder = engine.components.decoder
+    dims = engine.components.networks.config.lm
+    slot = decoder.acquire()
+    try:
+        items = decoder.start(slot, 7, _sequence(40, engine))
+        ids = decoder.prefill([DecodeRow(slot, dims.eos_id, count + 1, count + 1)], [items]).wait()[0].tolist()
+        while len(ids) < count and ids[-1] >= 0:
+            burst = decoder.burst([DecodeRow(slot, dims.eos_id, count + 1, count + 1)], 8).wait()[:, 0].tolist()
+            ids += decoder.record_burst(slot, burst, ids[-1])
+        return [int(token) for token in ids[:count]]
+    finally:
+        decoder.release(slot)
+
+
+def _compare(reference: _Outputs, measured: _Outputs) -> Figures:
+    """Return the deviation of ``measured``."""
+    equal = next(
+        (n for n, (a, b) in enumerate(zip(reference.ids, measured.ids, strict=False)) if a != b), len(reference.ids)
+    )
+    return {
+        "scores_rms_error": [_relative_rms(a, b) for a, b in zip(reference.scores, measured.scores, strict=True)],
+        "scores_same_best": [
+            int(a.argmax()) == int(b.argmax()) for a, b in zip(reference.scores, measured.scores, strict=True)
+        ],
+        "equal_drawn_ids": equal,
+        "drawn_ids": len(reference.ids),
+        "same_length": [len(a) == len(b) for a, b in zip(reference.audio, measured.audio, strict=True)],
+        "waveform_rms_error": [_relative_rms(a, b) for a, b in zip(reference.audio, measured.audio, strict=True)],
+        "mel_error": [_mel_error(a, b) for a, b in zip(reference.audio, measured.audio, strict=True)],
+    }
+
+
+def _relative_rms(reference: np.ndarray[Any, Any], measured: np.ndarray[Any, Any]) -> float | None:
+    if reference.shape != measured.shape:
+        return None
+    scale = float(np.sqrt(np.mean(np.square(reference, dtype=np.float64))))
+    error = float(np.sqrt(np.mean(np.square(reference - measured, dtype=np.float64))))
+    return float(f"{error / max(scale, 1e-12):.3g}")
+
+
+def _mel_error(reference: np.ndarray[Any, Any], measured: np.ndarray[Any, Any]) -> float | None:
+    """Return the mean difference of log-mel spectra in units of their deviation."""
+    if reference.shape != measured.shape:
+        return None
+    mel = MelSpectrogram(SAMPLE_RATE_HZ, 1920, 1920, 480, 80, 0.0, 8000.0)
+    a, b = (mel(torch.from_numpy(np.array(audio))[None]) for audio in (reference, measured))
+    return float(f"{float((a - b).abs().mean() / a.std()):.3g}")
+
+
+# -- texts, counters, versions ----------------------------------------------------------------------------------------
+
+
+def _text_lengths(count: int, rng: random.Random) -> list[int]:
+    """Return numbers of words from 3 to 60, evenly spread and shuffled."""
+    lengths = [3 + n * 57 // max(1, count - 1) for n in range(count)]
+    rng.shuffle(lengths)
+    return lengths
+
+
+def _words(count: int, rng: random.Random) -> str:
+    words: list[str] = []
+    while len(words) < count:
+        words += rng.choice(SENTENCES).split()
+    return " ".join(words[:count]).rstrip(".,;") + "."
+
+
+def _one_segment(text: str) -> Segment:
+    return Segment(0, (Span(text, 0, len(text)),), 0, len(text), Boundary.END)
+
+
+def _stage_times(engine: CosyVoiceEngine) -> dict[str, float]:
+    timings = engine.timings
+    return {
+        "prefill_ms": timings.prefill_ms,
+        "decode_ms": timings.decode_ms,
+        "flow_ms": timings.flow_ms,
+        "vocoder_ms": timings.vocoder_ms,
+    }
+
+
+def _runner_counts(engine: CosyVoiceEngine) -> dict[str, int]:
+    """Return replays and eager calls of both runners."""
+    counts: dict[str, int] = {}
+    for name, runner in zip(("tokens", "audio"), engine.components.runners, strict=True):
+        for figure in ("captured_graphs", "replays", "eager_calls"):
+            value = getattr(runner, figure, None)
+            if value is not None:
+                counts[f"{name}_{figure}"] = value
+    return counts
+
+
+def _difference(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+    return {name: value - before.get(name, 0) for name, value in after.items()}
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for package in PACKAGES:
+        try:
+            yield package, metadata.version(package)
+        except metadata.PackageNotFoundError:
+            yield package, "not installed"
+
+
+def _nvidia_smi() -> str | None:
+    """Return driver, clocks, power limit and MIG mode, or None."""
+    query = "driver_version,clocks.sm,clocks.max.sm,power.limit,temperature.gpu,mig.mode.current"
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={query}", "--format=csv"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)

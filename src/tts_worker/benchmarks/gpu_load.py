@@ -1,0 +1,357 @@
+"""Poisson arrivals of real-time listeners on one engine, which runs on its thread as in a server.
+
+Calls arrive at random, so that on average ``calls`` of them are live. Each speaks one to three sentences of a random
+length, plays its audio in real time and gives credit for what it has played. Its listener stops one call in ten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Protocol
+
+from tts_worker.benchmarks.playback import PlaybackClient
+from tts_worker.benchmarks.stats import LoopLag, percentile, rounded_ms
+from tts_worker.benchmarks.texts import SENTENCES
+from tts_worker.engine.base import Engine
+from tts_worker.engine.loop import EngineLoop
+from tts_worker.types import (
+    SAMPLE_RATE_HZ,
+    Audio,
+    Boundary,
+    Cancel,
+    Command,
+    Credit,
+    Done,
+    EndText,
+    EngineInfo,
+    Event,
+    Failed,
+    Open,
+    Segment,
+    Span,
+    SynthesisParams,
+    Text,
+    UtteranceKey,
+)
+
+CREDIT_SAMPLES = 3 * SAMPLE_RATE_HZ // 2
+"""Audio that a call may be ahead of its listener: 1.5 s."""
+
+SLOW_STEP_S = 0.02
+_CREDIT_INTERVAL_S = 0.02
+_STOPPED_SHARE = 0.1
+_LISTED_STEPS = 10
+_MAX_GAP_S = 0.05  # a call with gaps of at most this in total counts as continuous (C50)
+
+
+class StageClock(Protocol):
+    """Reads what the stages of an engine have spent so far, by name."""
+
+    def __call__(self) -> dict[str, float]: ...
+
+
+@dataclass(frozen=True)
+class SlowStep:
+    """A step that took longer than ``SLOW_STEP_S`` and what it spent on each stage."""
+
+    ms: float
+    stages: dict[str, float]
+
+
+class ObservedEngine:
+    """An engine that is warm already; lists its slow steps. Closing it leaves the engine to its owner.
+
+    Args:
+        engine: The engine.
+        stages: Reads its stage times before and after each step.
+    """
+
+    def __init__(self, engine: Engine, stages: StageClock) -> None:
+        self._engine = engine
+        self._stages = stages
+        self.slow_steps: list[SlowStep] = []
+        self.busy_s = 0.0
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._engine.info
+
+    def warm_up(self) -> None:
+        """Do nothing: the owner has warmed it up."""
+
+    def handle(self, command: Command) -> None:
+        self._engine.handle(command)
+
+    @property
+    def has_work(self) -> bool:
+        return self._engine.has_work
+
+    def step(self, now_s: float) -> Sequence[Event]:
+        before = self._stages()
+        began_s = perf_counter()
+        events = self._engine.step(now_s)
+        elapsed_s = perf_counter() - began_s
+        self.busy_s += elapsed_s
+        if elapsed_s > SLOW_STEP_S:
+            spent = {name: round(value - before[name], 2) for name, value in self._stages().items()}
+            self.slow_steps.append(SlowStep(round(1000 * elapsed_s, 2), {k: v for k, v in spent.items() if v}))
+        return events
+
+    def close(self) -> None:
+        """Do nothing: the owner closes it."""
+
+
+@dataclass
+class _Call:
+    """One call and its listener."""
+
+    key: UtteranceKey
+    opened_s: float
+    measured: bool
+    playback: PlaybackClient = field(default_factory=PlaybackClient)
+    outcome: str | None = None  # done, stopped, refused or failed
+
+
+@dataclass(frozen=True)
+class CallScript:
+    """What one call says.
+
+    Attributes:
+        segments: Its text, a segment per sentence.
+        tokens: Number of speech tokens of each sentence.
+    """
+
+    segments: tuple[Segment, ...]
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """How calls arrive.
+
+    Attributes:
+        calls: Mean number of live calls.
+        seconds: Measured time, after a ramp of one mean call.
+        call_s: Shortest and longest call.
+        voice: Voice of all calls.
+        token_rate_hz: Speech tokens per second of audio.
+        seed: Seed of arrivals and texts.
+    """
+
+    calls: int
+    seconds: float
+    call_s: tuple[float, float]
+    voice: str
+    token_rate_hz: int = 25
+    seed: int = 0
+
+    @property
+    def mean_call_s(self) -> float:
+        return sum(self.call_s) / 2
+
+    @property
+    def rate_hz(self) -> float:
+        """Calls per second."""
+        return self.calls / self.mean_call_s
+
+
+def random_call(rng: random.Random, arrivals: Arrivals) -> CallScript:
+    """Return one to three sentences of a random total length."""
+    sentences = rng.sample(SENTENCES, rng.randint(1, 3))
+    each = max(1, int(rng.uniform(*arrivals.call_s) * arrivals.token_rate_hz / len(sentences)))
+    segments = []
+    start = 0
+    for index, sentence in enumerate(sentences):
+        boundary = Boundary.END if index == len(sentences) - 1 else Boundary.SENTENCE
+        end = start + len(sentence)
+        segments.append(Segment(index, (Span(sentence, start, end),), start, end, boundary))
+        start = end
+    return CallScript(tuple(segments), (each,) * len(sentences))
+
+
+def slots_for(calls: int) -> int:
+    """Return the number of slots with which random arrivals of ``calls`` live calls are rarely refused."""
+    return calls + math.ceil(4 * math.sqrt(calls)) + 2
+
+
+async def measure_arrivals(
+    engine: Engine,
+    arrivals: Arrivals,
+    *,
+    stages: StageClock,
+    announce: Callable[[UtteranceKey, CallScript], None],
+) -> dict[str, object]:
+    """Run the load and return its figures.
+
+    Args:
+        engine: A warm engine without utterances.
+        arrivals: How calls arrive.
+        stages: Reads the stage times of the engine.
+        announce: Called with the key and the script of a call before it is opened, to prepare its tokens.
+    """
+    observed = ObservedEngine(engine, stages)
+    loop = EngineLoop(lambda: observed, name="bench", hang_timeout_s=600.0)
+    load = _Load(loop, arrivals, announce)
+    await loop.start()
+    try:
+        async with LoopLag() as lag:
+            credit = asyncio.create_task(load.give_credit())
+            await load.arrive(arrivals.mean_call_s)
+            observed.slow_steps.clear()
+            before = stages()
+            began_s = perf_counter()
+            load.is_measuring = True
+            await load.arrive(arrivals.seconds)
+            wall_s = perf_counter() - began_s
+            after = stages()
+            await load.drain(2 * arrivals.call_s[1])
+            credit.cancel()
+            await asyncio.wait({credit})
+    finally:
+        await loop.stop()
+    return {
+        "calls": arrivals.calls,
+        **load.figures(),
+        **_busy(before, after, wall_s),
+        "event_loop_lag_p99_ms": rounded_ms(percentile(lag.lags_s, 99)),
+        "slow_steps": len(observed.slow_steps),
+        "slowest_steps": [
+            {"ms": step.ms, **step.stages}
+            for step in sorted(observed.slow_steps, key=lambda step: -step.ms)[:_LISTED_STEPS]
+        ],
+    }
+
+
+def _busy(before: dict[str, float], after: dict[str, float], wall_s: float) -> dict[str, float]:
+    """Return the share of the time that the device spent on each stage."""
+    return {
+        f"{name.removesuffix('_ms')}_busy": round((after[name] - before[name]) / 1000 / wall_s, 3)
+        for name in after
+        if name.endswith("_ms")
+    }
+
+
+class _Load:
+    """The calls of one measurement.
+
+    Attributes:
+        is_measuring: Whether the calls that arrive now count.
+    """
+
+    def __init__(
+        self, loop: EngineLoop, arrivals: Arrivals, announce: Callable[[UtteranceKey, CallScript], None]
+    ) -> None:
+        self.is_measuring = False
+        self._loop = loop
+        self._arrivals = arrivals
+        self._announce = announce
+        self._rng = random.Random(arrivals.seed)
+        self._live: dict[UtteranceKey, _Call] = {}
+        self._ended: list[_Call] = []
+        self._stops_s: list[float] = []
+        self._live_counts: list[int] = []
+        self._count = 0
+        self._is_idle = asyncio.Event()
+
+    async def arrive(self, seconds: float) -> None:
+        """Open calls at random times for ``seconds``."""
+        due_s = perf_counter()
+        until_s = due_s + seconds
+        due_s += self._rng.expovariate(self._arrivals.rate_hz)
+        while due_s < until_s:
+            await asyncio.sleep(max(0.0, due_s - perf_counter()))
+            self._open(random_call(self._rng, self._arrivals))
+            due_s += self._rng.expovariate(self._arrivals.rate_hz)
+        await asyncio.sleep(max(0.0, until_s - perf_counter()))
+
+    def _open(self, script: CallScript) -> None:
+        """Open a call with all of its text."""
+        self._count += 1
+        key = UtteranceKey(f"call-{self._count}", 1)
+        self._announce(key, script)
+        call = _Call(key, perf_counter(), self.is_measuring)
+        self._live[key] = call
+        self._is_idle.clear()
+        if self.is_measuring:
+            self._live_counts.append(len(self._live))
+        self._loop.subscribe(key.session, self._on_event)
+        self._loop.post(Open(key, SynthesisParams(self._arrivals.voice), CREDIT_SAMPLES))
+        for segment in script.segments:
+            self._loop.post(Text(key, segment))
+        self._loop.post(EndText(key))
+        if self._rng.random() < _STOPPED_SHARE:
+            delay_s = self._rng.uniform(0.0, self._arrivals.call_s[0])
+            asyncio.get_running_loop().call_later(delay_s, self._stop, call, perf_counter() + delay_s)
+
+    def _stop(self, call: _Call, due_s: float) -> None:
+        if call.outcome is None:
+            self._loop.post(Cancel(call.key))
+            self._stops_s.append(perf_counter() - due_s)
+            self._end(call, "stopped")
+
+    def _on_event(self, event: Event) -> None:
+        call = self._live.get(event.key)
+        if call is None:
+            return
+        if isinstance(event, Audio):
+            call.playback.receive(event.samples, perf_counter())
+        elif isinstance(event, Done):
+            self._end(call, "done")
+        elif isinstance(event, Failed):
+            self._end(call, "failed" if call.playback.has_started else "refused")
+
+    def _end(self, call: _Call, outcome: str) -> None:
+        call.outcome = outcome
+        del self._live[call.key]
+        self._loop.unsubscribe(call.key.session)
+        self._ended.append(call)
+        if not self._live:
+            self._is_idle.set()
+
+    async def give_credit(self) -> None:
+        """Return credit for the audio that was played, every 20 ms."""
+        while True:
+            await asyncio.sleep(_CREDIT_INTERVAL_S)
+            now_s = perf_counter()
+            for call in list(self._live.values()):
+                if played := call.playback.play(now_s):
+                    self._loop.post(Credit(call.key, played))
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until all calls have ended, at most ``timeout_s``; the rest fails."""
+        if self._live:
+            idle = asyncio.ensure_future(self._is_idle.wait())
+            await asyncio.wait({idle}, timeout=timeout_s)
+            idle.cancel()
+        for call in list(self._live.values()):
+            self._loop.post(Cancel(call.key))
+            self._end(call, "failed")
+
+    def figures(self) -> dict[str, object]:
+        """Return the figures of the calls that arrived after the ramp."""
+        measured = [call for call in self._ended if call.measured]
+        heard = [call for call in measured if call.playback.has_started]
+        firsts_s = [call.playback.first_s - call.opened_s for call in heard]
+        gaps_s = [call.playback.underrun_s for call in heard]
+        continuous = sum(gap_s <= _MAX_GAP_S for gap_s in gaps_s)
+        return {
+            "arrivals": len(measured),
+            "live_mean": round(sum(self._live_counts) / max(1, len(self._live_counts)), 1),
+            "refused": sum(call.outcome == "refused" for call in measured),
+            "failed": sum(call.outcome == "failed" for call in measured),
+            "stopped": len(self._stops_s),
+            "first_audio_p50_ms": rounded_ms(percentile(firsts_s, 50)),
+            "first_audio_p95_ms": rounded_ms(percentile(firsts_s, 95)),
+            "first_audio_p99_ms": rounded_ms(percentile(firsts_s, 99)),
+            "first_audio_max_ms": rounded_ms(max(firsts_s, default=None)),
+            "continuity_c50": round(continuous / len(heard), 4) if heard else None,
+            "calls_with_underruns": sum(gap_s > 0 for gap_s in gaps_s),
+            "underrun_p99_ms": rounded_ms(percentile(gaps_s, 99)),
+            "stop_p50_ms": rounded_ms(percentile(self._stops_s, 50)),
+            "stop_p99_ms": rounded_ms(percentile(self._stops_s, 99)),
+        }

@@ -1,0 +1,85 @@
+"""``tts-worker bench gpu``: every figure of a GPU machine in one run; random weights suffice."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import tempfile
+from pathlib import Path
+
+from tts_worker.benchmarks.gpu import Plan, Results, run_sections, sections
+from tts_worker.engine.cosyvoice.config import V2, V3
+from tts_worker.engine.cosyvoice.loader import LoadOptions
+from tts_worker.engine.cosyvoice.random_bundle import SIZES, write_random_bundle
+from tts_worker.errors import ConfigError, InvalidRequest
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--bundle", type=Path, metavar="DIR", help="model directory")
+    source.add_argument("--random", choices=(V2, V3), help="random weights of this family, in a temporary directory")
+    parser.add_argument("--size", choices=sorted(SIZES), default="full", help="size of random weights (default full)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON file, replaced after every section")
+    parser.add_argument("--budget-s", type=float, default=1500.0, help="time budget in seconds (default 1500)")
+    parser.add_argument("--sections", help="only these, separated by commas: machine,start,first_audio,load_64 ...")
+    parser.add_argument(
+        "--loads", default="64,128,16,32,96,192", help="mean numbers of live calls (default 64,128,16,32,96,192)"
+    )
+    parser.add_argument("--load-seconds", type=float, default=40.0, help="measured time of each load (default 40)")
+    parser.add_argument("--texts", type=int, default=200, help="different texts for the first audio (default 200)")
+    parser.add_argument("--cancels", type=int, default=500, help="utterances to cancel (default 500)")
+    parser.add_argument("--speed-seconds", type=float, default=20.0, help="audio length for the speed (default 20)")
+    parser.add_argument("--growth-seconds", type=float, default=60.0, help="length of the long turn (default 60)")
+    parser.add_argument("--memory-gb", type=float, help="memory for utterances (default: by device)")
+    parser.add_argument("--threads", type=int, help="CPU threads")
+
+
+def run(args: argparse.Namespace) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
+        bundle = args.bundle
+        if bundle is None:
+            bundle = Path(folder) / args.random
+            write_random_bundle(bundle, args.random, args.size)
+        results = run_sections(plan_from(args, bundle), Results(args.output))
+    print(json.dumps(results.figures))
+    return 1 if any("error" in figures for figures in results.figures.values()) else 0
+
+
+def plan_from(args: argparse.Namespace, bundle: Path) -> Plan:
+    """Return the plan that the arguments describe.
+
+    Raises:
+        InvalidRequest: A value is out of range, or a section does not exist.
+        ConfigError: The directory of the output file does not exist.
+    """
+    try:
+        loads = tuple(int(part) for part in args.loads.split(",") if part.strip())
+    except ValueError:
+        raise InvalidRequest("--loads takes numbers separated by commas, such as 16,64") from None
+    if any(calls < 1 for calls in loads) or args.texts < 2 or args.cancels < 0:
+        raise InvalidRequest("--loads must be at least 1, --texts at least 2, --cancels at least 0")
+    if args.budget_s <= 0 or args.load_seconds <= 0 or args.speed_seconds < 2 or args.growth_seconds < 12:
+        raise InvalidRequest(
+            "--budget-s and --load-seconds must be positive, --speed-seconds at least 2, --growth-seconds at least 12"
+        )
+    if args.output is not None and not args.output.resolve().parent.is_dir():
+        raise ConfigError(f"--output: the directory {args.output.resolve().parent} does not exist")
+    plan = Plan(
+        LoadOptions(bundle, device=args.device, threads=args.threads, memory_gb=args.memory_gb),
+        loads=loads,
+        load_seconds=args.load_seconds,
+        texts=args.texts,
+        speed_seconds=args.speed_seconds,
+        growth_seconds=args.growth_seconds,
+        cancels=args.cancels,
+        budget_s=args.budget_s,
+        sections=tuple(part.strip() for part in (args.sections or "").split(",") if part.strip()),
+    )
+    known = [section.name for section in sections(Plan(plan.options, loads=loads))]
+    unknown = [name for name in plan.sections if name not in known]
+    if unknown:
+        raise InvalidRequest(f"--sections: {unknown[0]} does not exist; there are {', '.join(known)}")
+    return plan

@@ -1,0 +1,119 @@
+"""``bench gpu`` on the CPU with tiny random weights: sections, budget, and what an error leaves behind."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tts_worker.benchmarks import gpu
+from tts_worker.benchmarks.gpu import GpuBench, Plan, Results, Section, run_sections, sections
+from tts_worker.benchmarks.gpu_load import slots_for
+from tts_worker.cli import main
+from tts_worker.engine.cosyvoice.loader import LoadOptions
+from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    bundle = tmp_path_factory.mktemp("gpu") / "tiny"
+    write_random_bundle(bundle, "cosyvoice3", "tiny")
+    options = LoadOptions(bundle, device="cpu", memory_gb=0.5, threads=1)
+    return Plan(options, loads=(2,), load_seconds=2.0, call_s=(0.4, 0.8), texts=2, correct_tokens=(40,))
+
+
+def only(plan: Plan, *names: str, **changes: Any) -> Plan:
+    return replace(plan, sections=names, **changes)
+
+
+def test_every_section_writes_the_file(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[list[str]] = []
+    add = Results.add
+
+    def spy(self: Results, section: str, figures: gpu.Figures) -> None:
+        add(self, section, figures)
+        assert self.path is not None
+        written.append(list(json.loads(self.path.read_text())))
+
+    monkeypatch.setattr(Results, "add", spy)
+
+    run_sections(only(plan, "machine", "start", "first_audio"), Results(tmp_path / "gpu.json"))
+
+    assert written == [["machine"], ["machine", "start"], ["machine", "start", "first_audio"]]
+    figures = json.loads((tmp_path / "gpu.json").read_text())
+    assert figures["first_audio"]["texts"] == 2
+    assert figures["first_audio"]["max_ms"] >= figures["first_audio"]["p50_ms"] > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["gpu.json"]
+
+
+def test_sections_beyond_the_budget_are_skipped(plan: Plan) -> None:
+    times = iter(range(0, 10_000, 100))
+
+    figures = run_sections(only(plan, "machine", "start", budget_s=140.0), Results(None), lambda: next(times)).figures
+
+    assert "skipped" not in figures["machine"]
+    assert "time budget" in figures["start"]["skipped"]
+
+
+def test_failed_section_does_not_stop_the_run(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(bench: GpuBench) -> gpu.Figures:
+        raise RuntimeError("out of memory in this section")
+
+    broken = Section("broken", fail, 0.0)
+    monkeypatch.setattr(gpu, "sections", lambda plan: [broken, *sections(plan)])
+
+    figures = run_sections(only(plan, "machine"), Results(None)).figures
+
+    assert figures["broken"]["error"] == "RuntimeError: out of memory in this section"
+    assert figures["machine"]["device"] == "cpu"
+
+
+def test_sections_for_cuda_are_skipped_on_a_cpu(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_cuda = Section("on_cuda", GpuBench.machine, 0.0, needs_cuda=True)
+    monkeypatch.setattr(gpu, "sections", lambda plan: [on_cuda])
+
+    assert run_sections(plan, Results(None)).figures == {"on_cuda": {"skipped": "needs a CUDA device"}}
+
+
+def test_device_is_compared_with_the_cpu(plan: Plan) -> None:
+    figures = run_sections(only(plan, "correct"), Results(None)).figures["correct"]
+
+    assert figures["float32"]["waveform_rms_error"] == [0.0]
+    assert figures["float32"]["equal_drawn_ids"] == figures["float32"]["drawn_ids"] == gpu.DRAWN_IDS
+    # bfloat16 has 8 bits of mantissa: the scores differ, by no more than a few of its rounding steps.
+    assert all(0 < error < 16 * 2**-8 for error in figures["bfloat16_graphs"]["scores_rms_error"])
+
+
+def test_load_counts_every_measured_call(plan: Plan) -> None:
+    figures = run_sections(only(plan, "load_2"), Results(None)).figures["load_2"]
+
+    assert figures["arrivals"] >= 1
+    assert figures["refused"] == figures["failed"] == 0
+    assert figures["slots"] == slots_for(2)
+    assert 0 < figures["flow_busy"] < 1
+    assert figures["first_audio_max_ms"] >= figures["first_audio_p50_ms"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sections", "nothing"], "--sections: nothing does not exist"),
+        (["--loads", "some"], "--loads takes numbers"),
+        (["--loads", "0"], "--loads must be at least 1"),
+        (["--budget-s", "0"], "--budget-s and --load-seconds must be positive"),
+        (["--output", "/nonexistent/folder/gpu.json"], "--output: the directory"),
+        (["--device", "cuda"], "no CUDA device is available"),
+    ],
+)
+def test_bad_arguments_are_refused(
+    arguments: list[str], message: str, plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "--device" in arguments and gpu.torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+
+    assert main(["bench", "gpu", "--bundle", str(plan.options.bundle), *arguments]) == 2
+
+    assert message in capsys.readouterr().err
