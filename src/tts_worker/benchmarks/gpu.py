@@ -2,7 +2,7 @@
 
 Each section adds its figures to one JSON file as soon as it is done, so that an interrupted run keeps what it has
 measured. A section that cannot run (no CUDA device, no time left) is listed with the reason; one that fails is listed
-with its error, and the next one runs. On a CPU the same sections rehearse the run with a small model.
+with its error, and the next one runs. On a CPU the same sections run with a small model.
 
 Needs only torch, numpy and tokenizers, like the engine.
 """
