@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,7 +27,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from tts_worker import __version__
-from tts_worker.types import SAMPLE_RATE_HZ, ControlName, Ended
+from tts_worker.types import SAMPLE_RATE_HZ, ComputationCounts, ControlName, Ended
 
 _FAST_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 _AUDIO_S = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
@@ -55,6 +55,12 @@ class EngineCounts(Protocol):
     def faults(self) -> int: ...
     @property
     def stale_events(self) -> int: ...
+    @property
+    def slowest_step_cause(self) -> str: ...
+    @property
+    def computations(self) -> Sequence[ComputationCounts]: ...
+    @property
+    def degraded(self) -> Sequence[str]: ...
 
 
 class _EngineCollector(Collector):
@@ -68,7 +74,9 @@ class _EngineCollector(Collector):
         steps = CounterMetricFamily("tts_engine_steps", "Engine steps.", labels=labels)
         busy = CounterMetricFamily("tts_engine_busy_seconds", "Time spent in engine steps.", labels=labels)
         slowest = GaugeMetricFamily(
-            "tts_engine_slowest_step_seconds", "Longest engine step since the engine was loaded.", labels=labels
+            "tts_engine_slowest_step_seconds",
+            "Longest engine step since the engine was loaded.",
+            labels=[*labels, "cause"],
         )
         audio = CounterMetricFamily("tts_engine_audio_seconds", "Audio generated.", labels=labels)
         faults = CounterMetricFamily("tts_engine_faults", "Engine faults.", labels=labels)
@@ -76,15 +84,32 @@ class _EngineCollector(Collector):
         rtf = GaugeMetricFamily(
             "tts_engine_rtf", "Engine time per second of audio since the engine was loaded.", labels=labels
         )
+        degraded = GaugeMetricFamily("tts_engine_degraded", "Whether the engine is degraded.", labels=labels)
+        computations = CounterMetricFamily(
+            "tts_engine_computations",
+            "Computations of the engine, by whether a CUDA graph was replayed.",
+            labels=[*labels, "computation", "mode"],
+        )
+        graphs = GaugeMetricFamily(
+            "tts_engine_graphs",
+            "CUDA graphs of the engine, by whether the capture succeeded.",
+            labels=[*labels, "computation", "state"],
+        )
         for name, counts in self.engines.items():
             steps.add_metric([name], counts.steps)
             busy.add_metric([name], counts.busy_s)
-            slowest.add_metric([name], counts.slowest_step_s)
+            slowest.add_metric([name, counts.slowest_step_cause], counts.slowest_step_s)
             audio.add_metric([name], counts.audio_s)
             faults.add_metric([name], counts.faults)
             stale.add_metric([name], counts.stale_events)
             rtf.add_metric([name], counts.busy_s / counts.audio_s if counts.audio_s else 0.0)
-        yield from (steps, busy, slowest, audio, faults, stale, rtf)
+            degraded.add_metric([name], bool(counts.degraded))
+            for each in counts.computations:
+                computations.add_metric([name, each.name, "graph"], each.replays)
+                computations.add_metric([name, each.name, "eager"], each.eager_calls)
+                graphs.add_metric([name, each.name, "captured"], each.captured)
+                graphs.add_metric([name, each.name, "refused"], each.refused)
+        yield from (steps, busy, slowest, audio, faults, stale, rtf, degraded, computations, graphs)
 
 
 class SlotCounts(Protocol):

@@ -377,6 +377,38 @@ Output = PcmFrame | Started | Words | Acknowledged | Ended
 
 
 @dataclass(frozen=True, slots=True)
+class ComputationCounts:
+    """How often one kind of computation of an engine ran since the warm-up.
+
+    Attributes:
+        name: Name of the computation: ``decode``, ``flow`` and so on.
+        captured: Shapes with a CUDA graph.
+        refused: Shapes whose capture failed; they run without a graph.
+        replays: Replays of graphs.
+        eager_calls: Calls without a graph.
+    """
+
+    name: str
+    captured: int = 0
+    refused: int = 0
+    replays: int = 0
+    eager_calls: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """What an engine reports about its operation.
+
+    Attributes:
+        computations: How its computations ran.
+        last_step: What the last step did, in a few words.
+    """
+
+    computations: tuple[ComputationCounts, ...] = ()
+    last_step: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineInfo:
     """Description of an engine.
 
@@ -394,6 +426,7 @@ class EngineInfo:
         capabilities: Optional features ("instruct": it follows ``SynthesisParams.instruct``; "speech_tokens": it
             renders ``Open.speech_tokens``).
         extra: Engine-specific facts.
+        degraded: Why it is slower than it should be, one reason each; known once it is warm.
     """
 
     name: str
@@ -408,3 +441,4 @@ class EngineInfo:
     device: str = "cpu"
     capabilities: tuple[str, ...] = ()
     extra: tuple[tuple[str, str], ...] = field(default=())
+    degraded: tuple[str, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import grpc
 import httpx
@@ -14,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.conftest import until
 from tests.fakes.enroller import EnrollingToneEngine, ToneEnroller
+from tests.fakes.scrape import scraped
 from tests.integration.grpc_worker import dial
 from tests.integration.test_models import NamedTone
 from tests.unit.cosyvoice.test_enrol import SAID, speech, wav
@@ -25,6 +27,7 @@ from tts_worker.models.enrolment import Enrolment
 from tts_worker.settings import EngineSettings, load_settings
 from tts_worker.transports.grpc import cosyvoice_pb2 as cv
 from tts_worker.transports.grpc import cosyvoice_pb2_grpc
+from tts_worker.types import ComputationCounts, EngineReport
 
 
 class TwoEngines(Worker):
@@ -94,6 +97,47 @@ async def test_ready_is_503_until_every_engine_is_warm() -> None:
         worker.go_on.set()
         await until(lambda: worker.hub.ready)
         assert (await client.get("/health/ready")).status_code == 200
+
+
+class DegradedTone(NamedTone):
+    """A tone engine that reports a refused capture."""
+
+    def warm_up(self) -> None:
+        self.info = replace(self.info, degraded=("decode: 1 of 4 CUDA graphs could not be captured",))
+
+    def report(self) -> EngineReport:
+        return EngineReport((ComputationCounts("decode", captured=3, refused=1, replays=7, eager_calls=2),), "decode")
+
+
+class DegradedWorker(TwoEngines):
+    async def _load(self, name: str) -> None:
+        engine = EngineLoop(lambda: DegradedTone(name, ("en",)), name=name)
+        await engine.start()
+        self.hub.add_engine(name, "tone", engine)
+        self.engines[name] = engine
+        self.metrics.watch_engine(name, engine.stats)
+
+
+async def test_degraded_engine_is_ready_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    worker = DegradedWorker(preload=["plain"], on_demand=True)
+    reason = "decode: 1 of 4 CUDA graphs could not be captured"
+    async with serving(worker) as client:
+        await until(lambda: worker.hub.ready)
+        answer = await client.get("/health/ready")
+        assert (answer.status_code, answer.json()) == (200, {"status": "ready", "degraded": {"plain": [reason]}})
+        await client.post("/v1/audio/speech", json={"model": "plain", "voice": "plain-one", "input": "Hi."})
+        metrics = (await client.get("/metrics")).text
+    assert scraped(metrics, "tts_engine_degraded", engine="plain") == 1
+    figures = {"graph": 7, "eager": 2}
+    assert figures == {
+        mode: scraped(metrics, "tts_engine_computations_total", computation="decode", mode=mode) for mode in figures
+    }
+    graphs = {"captured": 3, "refused": 1}
+    assert graphs == {
+        state: scraped(metrics, "tts_engine_graphs", computation="decode", state=state) for state in graphs
+    }
+    assert scraped(metrics, "tts_engine_slowest_step_seconds", engine="plain", cause="decode") > 0
+    assert f"engine plain is degraded: {reason}" in caplog.messages
 
 
 async def test_grpc_health_waits_for_every_engine() -> None:

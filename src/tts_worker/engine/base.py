@@ -14,9 +14,9 @@ tests check these guarantees for every engine:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from tts_worker.types import Command, EngineInfo, Event
+from tts_worker.types import Command, EngineInfo, EngineReport, Event
 
 
 class Engine(Protocol):
@@ -52,4 +52,13 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free all resources without emitting events."""
+        ...
+
+
+@runtime_checkable
+class ReportingEngine(Protocol):
+    """An engine that reports about its operation, for metrics."""
+
+    def report(self) -> EngineReport:
+        """Return how its computations ran, and what the last step did. Called after every step."""
         ...

@@ -20,15 +20,17 @@ from enum import Enum
 from types import FrameType
 from typing import Final
 
-from tts_worker.engine.base import Engine
+from tts_worker.engine.base import Engine, ReportingEngine
 from tts_worker.errors import EngineFault, ErrorInfo, NotReady
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Audio,
     Cancel,
     Command,
+    ComputationCounts,
     Done,
     EngineInfo,
+    EngineReport,
     Event,
     Failed,
     Open,
@@ -40,6 +42,8 @@ log = logging.getLogger(__name__)
 _CLOSE: Final = None
 """Inbox entry that ends the thread."""
 
+
+_NO_REPORT: Final = EngineReport()
 
 MAX_REBUILD_FAILURES = 5
 """Consecutive failures to rebuild a broken engine after which the process is considered unable to and must restart."""
@@ -56,7 +60,20 @@ class EngineState(str, Enum):
 
 @dataclass(slots=True)
 class EngineStats:
-    """Counters for metrics. Written by the engine thread (steps, busy_s) and the event loop (the rest)."""
+    """Counters for metrics. The event loop writes events, audio and faults, the engine thread the rest.
+
+    Attributes:
+        steps: Engine steps.
+        busy_s: Time spent in them.
+        events: Events delivered.
+        audio_s: Audio generated.
+        faults: Engine faults.
+        stale_events: Events of ended utterances, dropped.
+        slowest_step_s: Longest step.
+        slowest_step_cause: What the longest step did; empty if the engine does not report it.
+        computations: How the computations of the engine ran; empty if the engine does not report it.
+        degraded: Why the engine is slower than it should be.
+    """
 
     steps: int = 0
     busy_s: float = 0.0
@@ -65,6 +82,9 @@ class EngineStats:
     faults: int = 0
     stale_events: int = 0
     slowest_step_s: float = 0.0
+    slowest_step_cause: str = ""
+    computations: tuple[ComputationCounts, ...] = ()
+    degraded: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -269,6 +289,7 @@ class EngineLoop:
 
     def _serve(self, runner: _Runner, engine: Engine) -> None:
         inbox = runner.inbox
+        reporting = engine if isinstance(engine, ReportingEngine) else None
         while True:
             block = not engine.has_work
             while True:
@@ -291,7 +312,11 @@ class EngineLoop:
             elapsed_s = self._clock() - start_s
             self.stats.steps += 1
             self.stats.busy_s += elapsed_s
-            self.stats.slowest_step_s = max(self.stats.slowest_step_s, elapsed_s)
+            report = _NO_REPORT if reporting is None else reporting.report()
+            self.stats.computations = report.computations
+            if elapsed_s > self.stats.slowest_step_s:
+                self.stats.slowest_step_s = elapsed_s
+                self.stats.slowest_step_cause = report.last_step
             if events:
                 self._call(self._deliver, runner, events)
 
@@ -309,6 +334,9 @@ class EngineLoop:
         if runner is not self._runner:
             return
         self._info = info
+        self.stats.degraded = info.degraded
+        for reason in info.degraded:
+            log.warning("engine %s is degraded: %s", self.name, reason)
         self._rebuild_failures = 0
         self._set_state(EngineState.READY)
         if self._started is not None and not self._started.done():

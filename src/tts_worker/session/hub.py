@@ -241,6 +241,12 @@ class SessionHub:
         return any(engine.lost for engine in self._engines.values())
 
     @property
+    def degraded(self) -> dict[str, tuple[str, ...]]:
+        """Why engines are slower than they should be, by name; healthy engines are not listed."""
+        reasons = {name: engine.info.degraded for name, engine in self._engines.items() if engine.ready}
+        return {name: degraded for name, degraded in reasons.items() if degraded}
+
+    @property
     def draining(self) -> bool:
         return self._draining
 

@@ -72,7 +72,8 @@ def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig, keys: KeyR
     @app.get("/health/ready", summary="Readiness: 200 after warm-up, 503 after an engine fault or while draining")
     async def ready() -> Response:
         status = "ready" if hub.ready else "draining" if hub.draining else "not_ready"
-        return JSONResponse({"status": status}, 200 if hub.ready else 503)
+        body = {"status": status, "degraded": hub.degraded} if hub.degraded else {"status": status}
+        return JSONResponse(body, 200 if hub.ready else 503)
 
     @app.get("/metrics", summary="Prometheus")
     async def scrape() -> Response:

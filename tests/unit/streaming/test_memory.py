@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segment
 from tests.unit.streaming.engines import KEY, PROMPTED, bundle, engine, run_until_idle, settings, synthesize, voice
 from tests.unit.streaming.test_engine import ResourceUsage
 from tests.unit.streaming.test_faults import CROWD, synthesize_crowd
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, FakeGraphRunner, Runner, Tensors
+from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, FakeGraphRunner, Key, Runner, Tensors
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.engine.cosyvoice.sequence import plain_segment
@@ -268,8 +268,7 @@ def test_failed_pass_frees_activations_before_retry(stage: str, overlap: bool) -
         made: weakref.ref[Activations] | None = None
         leaked: bool | None = None
 
-        def run(self, key: Hashable, compute: Callable[..., Tensors], inputs: tuple[Tensor, ...]) -> Tensors:
-            assert isinstance(key, tuple)
+        def run(self, key: Key, compute: Callable[..., Tensors], inputs: tuple[Tensor, ...]) -> Tensors:
             if key[0] == stage and self.made is None and inputs[0].shape[0] > 1:
                 activations = Activations()
                 self.made = weakref.ref(activations)
@@ -333,9 +332,9 @@ async def test_faulted_engine_is_freed_before_rebuild(stage: str) -> None:
     alive: list[bool] = []
 
     class Breaks(EagerRunner):
-        def run(self, key: Hashable, compute: Callable[..., Tensors], inputs: tuple[Tensor, ...]) -> Tensors:
+        def run(self, key: Key, compute: Callable[..., Tensors], inputs: tuple[Tensor, ...]) -> Tensors:
             result = super().run(key, compute, inputs)
-            if warm.is_set() and not alive and key[0] == stage:  # type: ignore[index]
+            if warm.is_set() and not alive and key[0] == stage:
                 raise RuntimeError("device-side assert")
             return result
 

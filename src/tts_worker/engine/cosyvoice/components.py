@@ -9,7 +9,13 @@ from pathlib import Path
 import torch
 
 from tts_worker.audio.prompt import MAX_PROMPT_S
-from tts_worker.engine.cosyvoice.backends.graphs import CapturingRunner, EagerRunner, GraphRunner, Runner, single_output
+from tts_worker.engine.cosyvoice.backends.graphs import (
+    CapturingRunner,
+    CountingRunner,
+    EagerRunner,
+    GraphRunner,
+    Runner,
+)
 from tts_worker.engine.cosyvoice.backends.streams import CudaStream, ExecutionStreams, streams_for
 from tts_worker.engine.cosyvoice.decoder import Decoder
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig
@@ -19,6 +25,7 @@ from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.renderer import Renderer
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.voice_cache import VoiceCache
+from tts_worker.types import ComputationCounts
 from tts_worker.voicepack.voice_file import Voice
 
 PAGE_BUCKET = 8  # chunks; page tables are rounded up to a multiple of it where passes are captured
@@ -94,7 +101,7 @@ class Components:
             max_chunks=-(-longest_s * networks.config.token_rate_hz // flow.chunk_tokens),
             dtype=networks.flow.time_tables.dtype,
             checked=config.checked,
-            run=single_output(runners[1]),
+            runner=runners[1],
             page_bucket=PAGE_BUCKET if runners[1].fixed_shapes else 1,
         )
         voice_cache = VoiceCache(
@@ -111,20 +118,51 @@ class Components:
             torch.cuda.synchronize(device)
         return cls(networks, decoder, renderer, pool, voice_cache, streams, runners)
 
-    def capture(self, config: StreamingConfig) -> None:
-        """Capture all recurring computations, for every batch size. Call it once, after one utterance has run."""
-        for runner in self.runners:
-            if isinstance(runner, CapturingRunner):
-                runner.is_capturing = True
-        if self.runners[0].fixed_shapes:
-            self.decoder.capture_bursts(config.decode_batch)
-        if self.runners[1].fixed_shapes:
+    def capture(self, config: StreamingConfig) -> bool:
+        """Capture all computations of fixed shapes. Call it once, after one utterance has run.
+
+        Returns:
+            Whether there was anything to capture.
+        """
+        tokens, audio = self.runners
+        if tokens.fixed_shapes:
+            self.decoder.capture(config.decode_batch)
+        if audio.fixed_shapes:
             with self.streams.flow:
-                self.pool.capture_passes(config.render_batch)
-            self.renderer.capture_shapes(config.render_batch)
+                self.pool.capture(config.render_batch, range(1, config.stride_chunks + 1))
+            self.renderer.capture(config.render_batch)
+        return tokens.fixed_shapes or audio.fixed_shapes
+
+    def reset_counts(self) -> None:
+        """Start to count computations, after the warm-up."""
+        for runner in self.runners:
+            if isinstance(runner, CountingRunner):
+                runner.reset_counts()
+        self.take_eager_names()
+
+    @property
+    def degraded(self) -> tuple[str, ...]:
+        """Computations that are slower than they should be, in words."""
+        return tuple(
+            f"{counts.name}: {counts.refused} of {counts.refused + counts.captured} CUDA graphs could not be captured"
+            for counts in self.computations
+            if counts.refused
+        )
+
+    @property
+    def computations(self) -> tuple[ComputationCounts, ...]:
+        """How often each computation ran, and how."""
+        counting = [runner for runner in self.runners if isinstance(runner, CountingRunner)]
+        return tuple(counts for runner in counting for counts in runner.computations)
+
+    def take_eager_names(self) -> tuple[str, ...]:
+        """Return the computations that ran without their graph since the last call."""
+        names: dict[str, None] = {}
         for runner in self.runners:
             if isinstance(runner, CapturingRunner):
-                runner.is_capturing = False
+                names.update((str(key[0]), None) for key in runner.recent_eager_keys)
+                runner.recent_eager_keys.clear()
+        return tuple(names)
 
     def close(self) -> None:
         """Wait for submitted work and release captured graphs."""

@@ -241,13 +241,18 @@ class Decoder:
         return drawn
 
     @torch.inference_mode()
-    def capture_bursts(self, batch: int) -> None:
-        """Run one decode step of every shape in the padding slot, to capture graphs."""
-        for rows in (1 << power for power in range(_next_power_of_two(batch).bit_length())):
-            for context in sorted({self._context(n) for n in range(1, self.max_tokens, CONTEXT_BUCKET)}):
+    def capture(self, batch: int) -> None:
+        """Capture a decode step of every shape, in the padding slot.
+
+        Args:
+            batch: Most utterances in a step.
+        """
+        contexts = sorted({self._context(n) for n in range(1, self.max_tokens + 1)}, reverse=True)
+        for rows in (1 << power for power in reversed(range(_next_power_of_two(batch).bit_length()))):
+            for context in contexts:  # the largest first: the smaller ones reuse its memory
                 with self._stream:
                     slots, plans = self._plan_draws([DecodeRow(self._padding_slot, 0, 0, 0)] * rows, 1)
-                    self._runner.run(("decode", rows, context), self._decode_step(context), (slots, plans[0]))
+                    self._runner.capture(("decode", rows, context), self._decode_step(context), (slots, plans[0]))
 
     def _plan_draws(self, rows: Sequence[DecodeRow], steps: int) -> tuple[Tensor, Sequence[Tensor]]:
         """Upload the plan of the next draws.

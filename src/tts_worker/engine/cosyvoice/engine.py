@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -45,6 +46,7 @@ from tts_worker.types import (
     Done,
     EndText,
     EngineInfo,
+    EngineReport,
     Event,
     Failed,
     Hold,
@@ -64,7 +66,8 @@ LANGUAGES: dict[str, tuple[str, ...]] = {
 
 _MAX_EMIT_SAMPLES = SAMPLE_RATE_HZ // 2
 _WARM_UP = "warm-up"  # session of the warm-up utterance
-_WARM_UP_TOKENS = 60
+_WARM_UP_TOKENS = 64  # a first, a middle and a last chunk: 8 + 25 + 25 tokens and look-ahead, and a rest
+_WARM_UP_SPEEDS = (1.0, 1.25)
 _AHEAD_CHUNKS = 2  # unrendered chunks up to which an utterance joins a decode batch
 
 
@@ -102,6 +105,7 @@ class CosyVoiceEngine:
         self._events: list[Event] = []
         self._scheduler = Scheduler()
         self._only_emitted = False  # whether the last step submitted nothing
+        self._step_notes: list[str] = []  # what the current step did
         self.info = EngineInfo(
             name="cosyvoice",
             voices=components.voice_cache.names,
@@ -202,6 +206,8 @@ class CosyVoiceEngine:
 
     def step(self, now_s: float) -> Sequence[Event]:
         """Run one step and return its events."""
+        self._step_notes = []
+        self.components.take_eager_names()
         self._collect()
         self._emit()
         # Emit finished audio before submitting new work, but never only emit in two consecutive steps.
@@ -241,6 +247,7 @@ class CosyVoiceEngine:
                 self._run_guarded(partial(self._tokens.submit, utterance, self._batch_candidates(utterance, order)))
             else:
                 continue
+            self._step_notes.append(op.name.lower().replace("_", " "))
             self._scheduler.served(job, jobs)
             utterance.waiting_since_us = None  # even before its first chunk, so that new utterances share a batch
             submitted = True
@@ -307,6 +314,7 @@ class CosyVoiceEngine:
         """Wait for the stage that is expected to finish first, and only for it, so that neither stage idles."""
         busy = [stage for stage in (self._tokens, self._audio) if stage.is_busy]
         if busy:
+            self._step_notes.append("wait")
             self._run_guarded(partial(min(busy, key=lambda stage: stage.expected_at_s).collect, block=True))
 
     def _run_guarded(self, work: Callable[[], object]) -> None:
@@ -317,6 +325,11 @@ class CosyVoiceEngine:
                 self._handle_fault(fault)
         finally:
             del fault  # its traceback refers to this frame: the cycle would keep the tensors of the failed pass
+
+    def report(self) -> EngineReport:
+        """Return how the computations ran, and what the last step did."""
+        notes = [*self._step_notes, *(f"{name} without a graph" for name in self.components.take_eager_names())]
+        return EngineReport(self.components.computations, ", ".join(notes) or "emit")
 
     # -- faults -------------------------------------------------------------------------------------------------------
 
@@ -408,16 +421,32 @@ class CosyVoiceEngine:
     # -- lifecycle ----------------------------------------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Synthesize one sentence with the first voice, then capture graphs.
+        """Synthesize one sentence, then capture graphs.
 
         Raises:
             EngineFault: Synthesis failed or is silent.
         """
-        if not self.info.voices:
+        voices = self.components.voice_cache.warm_up_names
+        if not voices:
             raise EngineFault("the model has no voices: add one with tts-worker voice add")
+        pcm = self._speak_sentence(voices[0], 1.0)
+        if not np.any(np.abs(np.frombuffer(pcm, "<i2").astype(np.int32)) > 100):
+            raise EngineFault("the warm-up audio is silent: the weights are damaged or belong to another model")
+        if self.components.capture(self.settings):
+            # Each capture returns the unused memory to the device, so speak again to allocate what an utterance needs.
+            for voice in voices:
+                for speed in _WARM_UP_SPEEDS:
+                    self._speak_sentence(voice, speed)
+        self.info = replace(self.info, degraded=self.components.degraded)
+        self.components.reset_counts()
+        self.timings.reset()  # loading and capturing do not count
+
+    def _speak_sentence(self, voice: str, speed: float) -> bytes:
+        """Synthesize the warm-up sentence."""
         key = UtteranceKey(_WARM_UP, -1)
         pcm = bytearray()
-        self.handle(Open(key, SynthesisParams(self.info.voices[0]), credit_samples=60 * SAMPLE_RATE_HZ))
+        params = SynthesisParams(voice, speed=speed)
+        self.handle(Open(key, params, credit_samples=60 * SAMPLE_RATE_HZ))
         self.handle(Text(key, plain_segment("This is a sentence to warm up with.")))
         self.handle(EndText(key))
         while self.has_work:
@@ -426,10 +455,7 @@ class CosyVoiceEngine:
                     raise EngineFault(f"the warm-up failed: {event.error.message}")
                 if isinstance(event, Audio):
                     pcm += event.pcm
-        if not np.any(np.abs(np.frombuffer(bytes(pcm), "<i2").astype(np.int32)) > 100):
-            raise EngineFault("the warm-up audio is silent: the weights are damaged or belong to another model")
-        self.components.capture(self.settings)
-        self.timings.reset()  # loading and capturing do not count
+        return bytes(pcm)
 
     def close(self) -> None:
         """Release all utterances and stop the streams."""

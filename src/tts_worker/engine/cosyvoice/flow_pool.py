@@ -7,24 +7,18 @@ prompt are shared by all utterances opened on it and never written again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, Runner, Tensors
 from tts_worker.engine.cosyvoice.kv_cache import Memory, PagedMemory
 from tts_worker.engine.cosyvoice.models.blocks import Sites, chunk_mask
 from tts_worker.engine.cosyvoice.models.flow import ChunkPast, Flow
 from tts_worker.engine.cosyvoice.models.flow_encoder import EncoderPast
 from tts_worker.errors import OutOfMemory
-
-Run = Callable[[Hashable, Callable[..., Tensor], tuple[Tensor, ...]], Tensor]
-"""Runs a computation on tensors. The key identifies it and all shapes, so that a CUDA graph can be captured for it."""
-
-
-def _run_eagerly(key: Hashable, compute: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
-    return compute(*inputs)
 
 
 @dataclass
@@ -49,10 +43,10 @@ class FlowPool:
         max_chunks: int,
         dtype: torch.dtype = torch.float32,
         checked: bool = False,
-        run: Run = _run_eagerly,
+        runner: Runner | None = None,
         page_bucket: int = 1,
     ) -> None:
-        """``run`` executes the passes.
+        """``runner`` runs the passes.
 
         Page tables are rounded up to ``page_bucket`` and, if that is more than 1, batches to powers of two, so that
         there are few distinct shapes.
@@ -63,7 +57,7 @@ class FlowPool:
         self.device = device
         self.max_chunks = max_chunks
         self.chunk_tokens = flow.chunk_frames // dims.frames_per_token
-        self._run = run
+        self._runner = runner or EagerRunner()
         self._page_bucket = page_bucket
         self._slots = list(range(slots))[::-1]
         self._pages = list(range(pages, 0, -1))  # page 0 is reserved for padding page tables
@@ -107,7 +101,8 @@ class FlowPool:
         # The unconditional branch of the first step depends on the position only: shared, slot c = before chunk c.
         self._null = memory(1, sites, heads, head_dim, flow.chunk_frames, max_chunks + 2, max_chunks + 1)
         self._null.reset(torch.zeros(1, dtype=torch.long, device=device))
-        self._null_velocity: list[Tensor] = []  # per chunk [1, chunk_frames, mel]
+        self._null_chunks = 0  # chunks whose full velocity is tabulated
+        self._null_velocity: dict[tuple[int, int], Tensor] = {}  # by chunk and frames, [1, chunk_frames, mel]
 
     @property
     def free_pages(self) -> int:
@@ -149,30 +144,40 @@ class FlowPool:
 
     def _null_at(self, chunk: int, frames: int) -> Tensor:
         """Unconditional velocity of the first step in ``chunk`` with ``frames`` frames: ``[1, chunk_frames, mel]``."""
-        while len(self._null_velocity) <= chunk:
-            done = len(self._null_velocity)
-            self._null.copy_tails(done, done + 1)
-            self._null_velocity.append(self._null_run(done, done + 1, self.flow.chunk_frames))
-            # slot done+1 now holds the state after the chunk
-        if frames == self.flow.chunk_frames:
-            return self._null_velocity[chunk]
-        scratch = self.max_chunks + 1  # a partial last chunk has fewer keys: computed and not cached
-        self._null.copy_tails(chunk, scratch)
-        return self._null_run(chunk, scratch, frames)
-
-    def _null_run(self, chunk: int, slot: int, frames: int) -> Tensor:
         size = self.flow.chunk_frames
-        mel = self.flow.dims.mel
-        page = chunk + 1 if frames == size else self.max_chunks + 1
-        index = torch.tensor([[*range(1, chunk + 1), page]], device=self.device)
-        start = torch.tensor([chunk * size], device=self.device)
-        mask = chunk_mask(start, start + frames, size, index.shape[1] * size, size)
-        memory = self._null.view(torch.tensor([slot], device=self.device), index, index[:, -1:])
+        for done in range(self._null_chunks, chunk + 1):
+            self._null.copy_tails(done, done + 1)
+            self._null_velocity[done, size] = self._run_null(done, done + 1, size)
+            self._null_chunks = done + 1  # its slot now holds the state after the chunk
+        if (chunk, frames) not in self._null_velocity:
+            scratch = self.max_chunks + 1  # a partial last chunk has fewer keys; no other chunk follows it
+            self._null.copy_tails(chunk, scratch)
+            self._null_velocity[chunk, frames] = self._run_null(chunk, scratch, frames)
+        return self._null_velocity[chunk, frames]
+
+    def _run_null(self, chunk: int, slot: int, frames: int) -> Tensor:
+        page = chunk + 1 if frames == self.flow.chunk_frames else self.max_chunks + 1
+        table = [*range(1, chunk + 1), page]
+        table += [0] * (self._rounded_pages(len(table)) - len(table))
+        index = torch.tensor([[slot, chunk * self.flow.chunk_frames, frames, page, *table]], device=self.device)
+        return self._runner.run(("null", len(table)), self._null_pass, (index,))[0].clone()
+
+    def _null_pass(self, index: Tensor) -> Tensors:
+        """``index [1, 4 + pages]``: slot, first frame, frames, fresh page, page table."""
+        size = self.flow.chunk_frames
+        slot, start, frames, page = index[0, :4, None].unbind()  # [1] each
+        table = index[:, 4:]
+        mask = chunk_mask(start, start + frames, size, table.shape[1] * size, size)
+        memory = self._null.view(slot, table, page[None])
         dtype = self.flow.time_tables.dtype
         x = self.flow.noise_at(start, size).to(dtype)
-        table = self.flow.time_tables[:1]
-        zeros = torch.zeros(1, size, mel, dtype=dtype, device=self.device)
-        return self.flow.estimator(x, zeros, zeros[:, 0], zeros, table, start, mask, memory).float()
+        zeros = torch.zeros(1, size, self.flow.dims.mel, dtype=dtype, device=self.device)
+        tables = self.flow.time_tables[:1]
+        return (self.flow.estimator(x, zeros, zeros[:, 0], zeros, tables, start, mask, memory).float(),)
+
+    def _rounded_pages(self, pages: int) -> int:
+        """Round the length of a page table up, at most to the longest one."""
+        return min(-(-pages // self._page_bucket) * self._page_bucket, max(pages, self.max_chunks))
 
     @torch.inference_mode()
     def advance(self, states: list[FlowState], tokens: Tensor, known: list[int], spk: Tensor, cond: Tensor) -> Tensor:
@@ -188,8 +193,7 @@ class FlowPool:
             raise OutOfMemory(f"an utterance may last {self.max_chunks} chunks here: end it or configure more")
         for state in states:
             state.pages += [self._pages.pop() for _ in range(chunks)]
-        longest = max(len(state.pages) for state in states)
-        longest = min(-(-longest // self._page_bucket) * self._page_bucket, max(longest, self.max_chunks))
+        longest = self._rounded_pages(max(len(state.pages) for state in states))
         null = []
         plan = []
         for s, n in zip(states, known, strict=True):
@@ -200,32 +204,46 @@ class FlowPool:
         plan += [[self._padding_slot, 0, 1, *[self._padding_page] * (chunks + 1), *[0] * (longest - 1)]] * missing
         inputs = [torch.cat([x, x[:1].expand(missing, *x.shape[1:])]) for x in (tokens, spk, cond, torch.cat(null))]
         index = torch.tensor(plan).to(self.device, non_blocking=True)
-        mel = self._run(("flow", chunks, index.shape), self._advance, (index, *inputs))
+        (mel,) = self._runner.run(("flow", chunks, len(plan), longest), self._advance, (index, *inputs))
         for state, n in zip(states, known, strict=True):
             state.tokens += min(n, chunks * size)
         return mel[: len(states)]
 
     @torch.inference_mode()
-    def capture_passes(self, batch: int) -> None:
-        """Run one pass of every rounded shape on padding memory and fill the table of the first step."""
-        size = self.chunk_tokens
-        ahead = self.flow.dims.lookahead_tokens
-        mel = self.flow.dims.mel
+    def capture(self, batch: int, strides: Sequence[int]) -> None:
+        """Capture passes of every rounded shape, on padding memory, and fill the table of the first step.
+
+        Args:
+            batch: Most utterances in a pass.
+            strides: Numbers of chunks in a pass.
+        """
+        scratch = self.max_chunks + 1
+        tables = sorted({self._rounded_pages(pages) for pages in range(1, self.max_chunks + 1)}, reverse=True)
+        for pages in tables:  # the largest first: the smaller ones reuse its memory
+            index = torch.tensor([[scratch, 0, 1, scratch, scratch, *[0] * (pages - 1)]], device=self.device)
+            self._runner.capture(("null", pages), self._null_pass, (index,))
         for chunk in range(self.max_chunks):
             self._null_at(chunk, self.flow.chunk_frames)
-        for pages in range(self._page_bucket, self.max_chunks + self._page_bucket, self._page_bucket):
-            for rows in (1 << power for power in range((batch - 1).bit_length() + 1)):
-                table = [self._padding_page, *[0] * (min(pages, self.max_chunks) - 1)]
-                index = torch.tensor([[self._padding_slot, 0, 1, self._padding_page, *table]] * rows).to(self.device)
-                cond = self.flow.noise.new_zeros(rows, self.flow.chunk_frames, mel)
-                tokens = torch.zeros(rows, size + ahead, dtype=torch.long, device=self.device)
-                self._run(("flow", 1, index.shape), self._advance, (index, tokens, cond[:, 0], cond, cond.clone()))
+        for rows in (1 << power for power in reversed(range((batch - 1).bit_length() + 1))):
+            for chunks in strides:
+                for pages in tables:
+                    if pages >= chunks:
+                        inputs = self._padding_inputs(rows, chunks, pages)
+                        self._runner.capture(("flow", chunks, rows, pages), self._advance, inputs)
 
-    def _advance(self, index: Tensor, tokens: Tensor, spk: Tensor, cond: Tensor, null: Tensor) -> Tensor:
+    def _padding_inputs(self, rows: int, chunks: int, pages: int) -> Tensors:
+        """Return inputs of ``_advance`` that write to padding memory only."""
+        row = [self._padding_slot, 0, 1, *[self._padding_page] * (chunks + 1), *[0] * (pages - 1)]
+        span = chunks * self.chunk_tokens + self.flow.dims.lookahead_tokens
+        tokens = torch.zeros(rows, span, dtype=torch.long, device=self.device)
+        cond = self.flow.noise.new_zeros(rows, chunks * self.flow.chunk_frames, self.flow.dims.mel)
+        return torch.tensor([row] * rows, device=self.device), tokens, cond[:, 0], cond, cond
+
+    def _advance(self, index: Tensor, tokens: Tensor, spk: Tensor, cond: Tensor, null: Tensor) -> Tensors:
         """``index [B, 3 + n + pages]``: slot, first token, available tokens, fresh pages, page table."""
         chunks = tokens.shape[1] // self.chunk_tokens
         (slots, start, known), fresh, table = index[:, :3].unbind(1), index[:, 3 : 3 + chunks], index[:, 3 + chunks :]
         views = [memory.view(slots, table, fresh) for memory in self._front]
         front: Memory | EncoderPast = EncoderPast(*views) if len(views) == 2 else views[0]
         past = ChunkPast(front, lambda rows: self._estimator.view(slots, table, fresh, rows), null)
-        return self.flow.chunk(tokens, known, start, table.shape[1] * self.chunk_tokens, spk, cond, past)
+        return (self.flow.chunk(tokens, known, start, table.shape[1] * self.chunk_tokens, spk, cond, past),)

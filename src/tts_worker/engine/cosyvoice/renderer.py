@@ -365,15 +365,15 @@ class Renderer:
         ]
 
     @torch.inference_mode()
-    def capture_shapes(self, batch: int) -> None:
-        """Run the vocoder once for every shape within an utterance and every batch size, to capture graphs."""
+    def capture(self, batch: int) -> None:
+        """Capture the vocoder for every shape within an utterance and every batch size."""
         with self._streams.vocoder as stream:
             for shape in [shape for shape in self._next_shapes if not shape.final]:
                 for rows in range(1, batch + 1):
                     state = self._networks.hift.start(rows, self.pool.device)
                     frames = max(shape.frames, shape.cached_mel, shape.cached_f0)
                     mel = state.cached_mel.new_zeros(rows, state.cached_mel.shape[1], frames)
-                    self._runner.run(
+                    self._runner.capture(
                         ("vocoder", rows, shape),
                         self._vocoder_fn(shape),
                         (

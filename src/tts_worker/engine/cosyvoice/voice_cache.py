@@ -108,6 +108,14 @@ class VoiceCache:
         stored = [name for name in stored_voices(self._stored) if name not in self._bundled] if self._stored else []
         return (*self._bundled, *stored)
 
+    @property
+    def warm_up_names(self) -> tuple[str, ...]:
+        """A voice with a prompt and one without, or whichever there is: their first chunks differ in length."""
+        kinds: dict[bool, str] = {}
+        for name, speaker in self._bundled.items():
+            kinds.setdefault(len(speaker.voice.tokens) > 0, name)
+        return tuple(kinds.values()) or self.names[:1]
+
     def __contains__(self, name: str) -> bool:
         return name in self.names or (self._enrolled is not None and self._enrolled.get(name) is not None)
 

@@ -1,14 +1,17 @@
 """Runs computations of fixed shapes, eagerly or as captured graphs.
 
-A computation is a function of tensors. Its key fixes everything else (shapes, batch, context). ``EagerRunner`` calls
-it. ``GraphRunner`` captures it once as a CUDA graph and replays it on static input and output buffers.
-``FakeGraphRunner`` does the same without a device, so CPU tests detect state that a capture would miss.
+A computation is a function of tensors. Its key fixes everything else (shapes, batch, context) and begins with the name
+of the computation. ``EagerRunner`` calls it. ``GraphRunner`` replays the CUDA graph that was captured for the key, on
+static input and output buffers. ``FakeGraphRunner`` does the same without a device, so CPU tests detect state that a
+capture would miss. They count replays and calls.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,22 +19,28 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tts_worker.types import ComputationCounts
+
 log = logging.getLogger(__name__)
 
 Tensors = tuple[Tensor, ...]
 Compute = Callable[..., Tensors]
+Key = tuple[Hashable, ...]
+"""The name of a computation (``decode``, ``flow`` and so on) and its shape."""
+
+_RECENT_KEYS = 8  # keys without a graph that are remembered for a report
 
 
 class Runner(Protocol):
     """Runs keyed computations.
 
     Attributes:
-        fixed_shapes: Whether callers should round batches and contexts up, so that few graphs suffice.
+        fixed_shapes: Whether callers should round batches and contexts up, so that there are few shapes.
     """
 
     fixed_shapes: bool
 
-    def run(self, key: Hashable, compute: Compute, inputs: Tensors) -> Tensors:
+    def run(self, key: Key, compute: Compute, inputs: Tensors) -> Tensors:
         """Return ``compute(*inputs)``. In-place changes have the same effect as in a direct call.
 
         Args:
@@ -41,18 +50,74 @@ class Runner(Protocol):
         """
         ...
 
+    def capture(self, key: Key, compute: Compute, inputs: Tensors) -> None:
+        """Prepare ``run`` for a key: run the computation once on ``inputs``, which must not affect any utterance."""
+        ...
+
     def clear(self) -> None:
         """Release all captured graphs and what they refer to."""
         ...
 
 
-class EagerRunner:
-    """Calls every computation directly."""
+@dataclass
+class _Counts:
+    captured: int = 0
+    refused: int = 0
+    replays: int = 0
+    eager_calls: int = 0
 
-    fixed_shapes = False
 
-    def run(self, key: Hashable, compute: Compute, inputs: Tensors) -> Tensors:
+class CountingRunner:
+    """Base of runners that count how often each computation ran."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, _Counts] = {}
+
+    @property
+    def computations(self) -> tuple[ComputationCounts, ...]:
+        """How often each computation ran, by name."""
+        return tuple(
+            ComputationCounts(name, counts.captured, counts.refused, counts.replays, counts.eager_calls)
+            for name, counts in sorted(self._counts.items())
+        )
+
+    @property
+    def replays(self) -> int:
+        return sum(counts.replays for counts in self._counts.values())
+
+    @property
+    def eager_calls(self) -> int:
+        return sum(counts.eager_calls for counts in self._counts.values())
+
+    def reset_counts(self) -> None:
+        """Set the counts of replays and calls to zero, after the warm-up."""
+        for counts in self._counts.values():
+            counts.replays = counts.eager_calls = 0
+
+    def _counts_of(self, key: Key) -> _Counts:
+        name = str(key[0])
+        if name not in self._counts:
+            self._counts[name] = _Counts()
+        return self._counts[name]
+
+
+class EagerRunner(CountingRunner):
+    """Calls every computation directly.
+
+    Args:
+        fixed_shapes: Whether callers should round shapes up: on CUDA, a new shape costs a search for kernels.
+    """
+
+    def __init__(self, *, fixed_shapes: bool = False) -> None:
+        super().__init__()
+        self.fixed_shapes = fixed_shapes
+
+    def run(self, key: Key, compute: Compute, inputs: Tensors) -> Tensors:
+        self._counts_of(key).eager_calls += 1
         return compute(*inputs)
+
+    def capture(self, key: Key, compute: Compute, inputs: Tensors) -> None:
+        compute(*inputs)  # lets the libraries choose kernels for the shape
 
     def clear(self) -> None:
         pass
@@ -65,61 +130,65 @@ class _CapturedGraph:
     replay: Callable[[], None]
 
 
-def single_output(runner: Runner) -> Callable[[Hashable, Callable[..., Tensor], Tensors], Tensor]:
-    """Adapt ``runner`` to computations that return one tensor."""
-
-    def run(key: Hashable, compute: Callable[..., Tensor], inputs: Tensors) -> Tensor:
-        return runner.run(key, lambda *args: (compute(*args),), inputs)[0]
-
-    return run
-
-
-class CapturingRunner(ABC):
+class CapturingRunner(CountingRunner, ABC):
     """Base of runners that replay captured graphs.
 
-    Captures happen only while ``is_capturing`` is set, so that no client waits for one. All other keys run eagerly, as
-    do all uncaptured keys after a failed capture.
+    Graphs are captured during the warm-up, so that no client waits for one. Keys without a graph run eagerly. A failed
+    capture concerns its key only.
+
+    Attributes:
+        refused: Why each failed capture failed, by key.
+        recent_eager_keys: The last keys that ran without a graph, for reports; the caller clears it.
     """
 
     fixed_shapes = True
 
     def __init__(self) -> None:
-        self.is_capturing = True
-        self.replays = 0
-        self.eager_calls = 0
-        self._capture_failed = False
-        self._graphs: dict[Hashable, _CapturedGraph] = {}
+        super().__init__()
+        self.refused: dict[Key, str] = {}
+        self.recent_eager_keys: deque[Key] = deque(maxlen=_RECENT_KEYS)
+        self._graphs: dict[Key, _CapturedGraph] = {}
 
     @property
     def captured_graphs(self) -> int:
         return len(self._graphs)
 
-    def run(self, key: Hashable, compute: Compute, inputs: Tensors) -> Tensors:
+    def run(self, key: Key, compute: Compute, inputs: Tensors) -> Tensors:
         graph = self._graphs.get(key)
-        if graph is None and (self._capture_failed or not self.is_capturing):
-            self.eager_calls += 1
-            return compute(*inputs)
         if graph is None:
-            # A capture does not compute: this eager call advances the state, and warms up.
-            outputs = compute(*inputs)
-            buffers = tuple(tensor.clone() for tensor in inputs)
-            try:
-                self._graphs[key] = self._capture(compute, buffers, outputs)
-            except RuntimeError as error:  # not permitted by the device, or out of memory
-                self._capture_failed = True
-                log.warning("CUDA graph capture failed; computing without graphs, which is slower: %s", error)
-            return outputs
+            self._counts_of(key).eager_calls += 1
+            self.recent_eager_keys.append(key)
+            return compute(*inputs)
         for buffer, tensor in zip(graph.inputs, inputs, strict=True):
             buffer.copy_(tensor)
         graph.replay()
-        self.replays += 1
+        self._counts_of(key).replays += 1
         return graph.outputs
+
+    def capture(self, key: Key, compute: Compute, inputs: Tensors) -> None:
+        if key in self._graphs:
+            return
+        try:
+            outputs = compute(*inputs)  # libraries initialize and choose kernels in an eager call, not in a capture
+            self._graphs[key] = self._capture(compute, tuple(tensor.clone() for tensor in inputs), outputs)
+            self._counts_of(key).captured += 1
+            return
+        except RuntimeError as error:  # not permitted by the device, or out of memory
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        # After the handler, because the traceback of the error refers to the tensors of the failed pass.
+        self._counts_of(key).refused += 1
+        self.refused[key] = reason
+        log.warning("no CUDA graph for %s, which will be slower: the capture failed (%s)", key, reason)
+        self._free_memory()
 
     def clear(self) -> None:
         self._graphs.clear()
 
     @abstractmethod
     def _capture(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> _CapturedGraph: ...
+
+    def _free_memory(self) -> None:
+        """Return unused memory to the device after a failed capture."""
 
 
 class GraphRunner(CapturingRunner):
@@ -141,6 +210,11 @@ class GraphRunner(CapturingRunner):
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             static_outputs = compute(*inputs)
         return _CapturedGraph(inputs, static_outputs, graph.replay)
+
+    def _free_memory(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()  # a failed capture may leave its pool in use
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 class FakeGraphRunner(CapturingRunner):
