@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.unit.cosyvoice.networks import full_config
 from tts_worker.engine.cosyvoice import kv_cache
+from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.graphs import Compute, Tensors
 from tts_worker.engine.cosyvoice.backends.streams import HostStream, PendingCopy
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
@@ -67,8 +68,8 @@ class HostAccess(AssertionError):
 class LaunchCounter(TorchDispatchMode):
     """Counts the kernels that CUDA would launch for what is computed, and the bytes that they move.
 
-    Views are free. A custom operator counts as one launch unless its ``launches`` is set. Composite operators are
-    decomposed, except attention and RMS norm, which CUDA computes in one kernel (``FusedFunctions``).
+    Views are free, and fused operators count as what they launch. Composite operators are decomposed, except attention
+    and RMS norm, which CUDA computes in one kernel (``FusedFunctions``).
 
     Attributes:
         launches: Kernel launches.
@@ -87,6 +88,12 @@ class LaunchCounter(TorchDispatchMode):
     ) -> object:
         kwargs = kwargs or {}
         namespace, name = func._schema.name.split("::")
+        if namespace == kernels.NAMESPACE:
+            with torch._C.DisableTorchFunction():  # what the composition calls is not counted
+                out = func(*args, **kwargs)
+            launches = kernels.OPERATORS[name].count_launches(*args, **kwargs)
+            self.add(name, launches, (args, kwargs), out)
+            return out
         if namespace == "aten":
             with self:
                 out = func.decompose(*args, **kwargs)
@@ -201,10 +208,13 @@ def _mode() -> FakeTensorMode:
 
 
 @contextmanager
-def fake_cuda() -> Iterator[None]:
+def fake_cuda(*, fused: bool = True) -> Iterator[None]:
     """Create fake tensors that claim to be on CUDA inside the context.
 
     Their ``device`` remains the CPU: this build of PyTorch cannot index tensors of another device, not even fake ones.
+
+    Args:
+        fused: Use fused operators (``backends.kernels``).
     """
 
     def allocate(shape: list[int], dtype: torch.dtype, device: object, checked: bool) -> Tensor:
@@ -224,6 +234,10 @@ def fake_cuda() -> Iterator[None]:
         stack.enter_context(patch.object(FakeTensor, "is_cuda", True, create=True))
         stack.enter_context(patch.object(kv_cache, "_allocate", allocate))  # maps memory itself on a CPU
         stack.enter_context(patch.object(Networks, "check", lambda self: None))  # reads values
+        stack.enter_context(patch.object(kernels, "has_triton", lambda: True))
+        if fused:
+            kernels.enable()
+            stack.callback(kernels.disable)
         stack.enter_context(_mode())
         stack.enter_context(torch.no_grad())
         yield

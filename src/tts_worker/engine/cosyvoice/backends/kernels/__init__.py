@@ -1,0 +1,215 @@
+"""Fused operators: one CUDA kernel in place of several, with a composition of PyTorch operators as the fallback.
+
+A fused operator is written twice, with the same arguments and results: as a composition, which runs everywhere and
+defines the numbers, and as a function of the same name in a module of Triton kernels:
+
+    @fused_operator("tts_worker.engine.cosyvoice.backends.kernels.audio_triton", mutates={"residual"})
+    def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        residual.add_(x)
+        return F.rms_norm(residual, weight.shape, weight, eps)
+
+Callers call ``add_rms_norm``. Tensors on CUDA take the kernel once ``enable`` was called; it is an operator of PyTorch
+that CUDA graphs capture and ``torch.compile`` does not look into. Everything else takes the composition. ``check``
+compares both on the device, and switches an operator off that fails or differs. Triton is part of PyTorch's CUDA builds
+for Linux; its modules are imported by the first launch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+NAMESPACE = "tts_worker"
+"""Namespace of the operators in ``torch.ops``."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass
+class _Switch:
+    is_on: bool = False
+
+
+_kernels = _Switch()
+OPERATORS: dict[str, FusedOperator[..., Any]] = {}
+"""All fused operators, by name."""
+
+
+@dataclass(eq=False)
+class FusedOperator(Generic[P, R]):
+    """A composition of PyTorch operators that a Triton kernel replaces on CUDA. Call it like the composition.
+
+    Attributes:
+        composition: Computes the same without the kernel.
+        module: Module of the function that launches the kernel.
+        mutates: Names of the arguments that are changed in place.
+        launches: Kernel launches of a call, or a function of the arguments that returns them.
+        fault: Why the kernel is not used, if it failed or differed.
+    """
+
+    composition: Callable[P, R]
+    module: str
+    mutates: frozenset[str] = frozenset()
+    launches: int | Callable[P, int] = 1
+    fault: str = ""
+    _operator: Callable[P, R] | None = field(default=None, init=False)
+
+    @property
+    def name(self) -> str:
+        return self.composition.__name__
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self._operator is not None and self.is_fused(args[0]):
+            return self._operator(*args, **kwargs)
+        return self.composition(*args, **kwargs)
+
+    def is_fused(self, x: object) -> bool:
+        """Whether a call with ``x`` as the first argument launches the kernel."""
+        return _kernels.is_on and not self.fault and isinstance(x, Tensor) and x.is_cuda
+
+    def launch(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Launch the kernel, whatever the device of the arguments is."""
+        function: Callable[P, R] = getattr(import_module(self.module), self.name)
+        return function(*args, **kwargs)
+
+    def count_launches(self, *args: P.args, **kwargs: P.kwargs) -> int:
+        """Return the kernel launches of a call with these arguments."""
+        return self.launches if isinstance(self.launches, int) else self.launches(*args, **kwargs)
+
+    def define(self) -> None:
+        """Register the operator with PyTorch. Its shapes are those of the composition."""
+        if self._operator is None:
+            schema = torch.library.infer_schema(self.composition, mutates_args=self.mutates)
+            operator = torch.library.custom_op(
+                f"{NAMESPACE}::{self.name}", self.launch, mutates_args=self.mutates, schema=schema
+            )
+            operator.register_fake(self.composition)
+            self._operator = operator
+
+
+def fused_operator(
+    module: str, *, mutates: Iterable[str] = (), launches: int | Callable[..., int] = 1
+) -> Callable[[Callable[P, R]], FusedOperator[P, R]]:
+    """Make a composition of PyTorch operators a ``FusedOperator``.
+
+    Args:
+        module: Module with a function of the same name and arguments, which launches the kernel. It must not return one
+            of its arguments or a view of it.
+        mutates: Names of the arguments that are changed in place.
+        launches: Kernel launches of a call, or a function of the arguments that returns them.
+    """
+
+    def decorate(composition: Callable[P, R]) -> FusedOperator[P, R]:
+        operator = FusedOperator(composition, module, frozenset(mutates), launches)
+        OPERATORS[operator.name] = operator
+        return operator
+
+    return decorate
+
+
+def has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def enable() -> bool:
+    """Use the kernels for tensors on CUDA from now on. Returns whether they are used; logs why not."""
+    if not has_triton():
+        log.warning("triton is not installed: computing on CUDA without fused kernels, which is slower")
+        return False
+    for operator in OPERATORS.values():
+        operator.define()
+    _kernels.is_on = True
+    return True
+
+
+def disable() -> None:
+    """Use the compositions everywhere from now on."""
+    _kernels.is_on = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """Arguments to check an operator with.
+
+    Attributes:
+        operator: The operator.
+        args: Its arguments.
+        tolerance: Largest difference of floating-point values, relative to the largest value. Others must be equal.
+    """
+
+    operator: FusedOperator[..., Any]
+    args: tuple[Any, ...]
+    tolerance: float
+
+
+@torch.inference_mode()
+def check(cases: Iterable[Case]) -> list[str]:
+    """Compare kernels with their compositions, results and arguments that are changed in place.
+
+    An operator that raises or differs is not fused any more.
+
+    Returns:
+        Names of the operators that failed.
+    """
+    failed = []
+    for case in cases:
+        operator = case.operator
+        if operator.fault:
+            continue
+        try:
+            operator.fault = _difference(case)
+        except Exception as error:  # of Triton, its compiler or the driver
+            operator.fault = f"{type(error).__name__}: {error}"
+        if operator.fault:
+            failed.append(operator.name)
+            log.warning("the kernel %s is not used: %s", operator.name, operator.fault)
+    return failed
+
+
+def _difference(case: Case) -> str:
+    """Describe the difference of kernel and composition; empty if there is none."""
+    kernel_args, composition_args = (
+        tuple(arg.clone() if isinstance(arg, Tensor) else arg for arg in case.args) for _ in range(2)
+    )
+    got = _tensors((case.operator.launch(*kernel_args), *kernel_args))
+    expected = _tensors((case.operator.composition(*composition_args), *composition_args))
+    if [tensor.shape for tensor in got] != [tensor.shape for tensor in expected]:
+        return "it returns tensors of other shapes"
+    worst = max((_relative_difference(one, other) for one, other in zip(got, expected, strict=True)), default=0.0)
+    return "" if worst <= case.tolerance else f"it differs by {worst:.2g} from PyTorch's operators"
+
+
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    found = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, tuple):
+            found.extend(_tensors(value))
+    return found
+
+
+def _relative_difference(got: Tensor, expected: Tensor) -> float:
+    """Largest difference relative to the largest value; infinite for other values that are not equal, NaN included."""
+    if not got.numel() or torch.equal(got, expected):
+        return 0.0
+    if not expected.is_floating_point() or got.dtype != expected.dtype:
+        return float("inf")
+    scale = expected.abs().nan_to_num(0.0, 0.0, 0.0).max().clamp(min=1e-30)
+    same = (got == expected) | (got.isnan() & expected.isnan())
+    return float(((got - expected).abs().nan_to_num(float("inf")).masked_fill(same, 0.0) / scale).max())
+
+
+def faults() -> Mapping[str, str]:
+    """Why kernels are not used, by operator."""
+    return {name: operator.fault for name, operator in OPERATORS.items() if operator.fault}

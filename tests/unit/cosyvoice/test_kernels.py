@@ -1,0 +1,110 @@
+"""Fused operators: the composition without CUDA, the kernel with it, and a fallback that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.unit.cosyvoice.fake_cuda import count, fake_cuda
+from tts_worker.engine.cosyvoice.backends import kernels
+from tts_worker.engine.cosyvoice.backends.kernels import Case, FusedOperator
+
+
+def add_scaled(x: Tensor, y: Tensor, scale: float) -> Tensor:
+    """Adds in place and returns the sum of the squares."""
+    y.add_(x * scale)
+    return (y * y).sum(-1)
+
+
+@pytest.fixture
+def operator() -> Iterator[FusedOperator[..., Tensor]]:
+    decorate = kernels.fused_operator("a.module", mutates={"y"}, launches=lambda x, y, scale: x.shape[0])
+    yield decorate(add_scaled)
+    del kernels.OPERATORS["add_scaled"]
+
+
+def with_kernel(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> None:
+    monkeypatch.setattr(kernels, "import_module", lambda name: SimpleNamespace(add_scaled=kernel))
+
+
+def inputs() -> tuple[Tensor, Tensor, float]:
+    return torch.arange(6.0).view(2, 3), torch.ones(2, 3), 0.5
+
+
+def test_the_composition_runs_without_cuda(operator: FusedOperator[..., Tensor]) -> None:
+    x, y, scale = inputs()
+
+    assert operator(x, y, scale).tolist() == [7.25, 27.5]
+    assert y[1].tolist() == [2.5, 3.0, 3.5]
+
+
+def test_a_fused_operator_is_one_operator_on_cuda(operator: FusedOperator[..., Tensor]) -> None:
+    with fake_cuda():
+        x = torch.zeros(4, 8)
+        out, counter = count(operator, x, torch.zeros(4, 8), 0.5)
+        assert out.shape == (4,)
+        assert counter.operators == {"add_scaled": 4}
+
+        operator.fault = "it differs"
+        _, counter = count(operator, x, torch.zeros(4, 8), 0.5)
+        assert "add_scaled" not in counter.operators
+    with fake_cuda(fused=False):
+        assert not operator.is_fused(torch.zeros(1))
+
+
+def test_a_correct_kernel_passes_the_check(
+    operator: FusedOperator[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_kernel(monkeypatch, add_scaled)
+    x, y, scale = inputs()
+
+    assert kernels.check([Case(operator, (x, y, scale), 0.0)]) == []
+    assert y.eq(1.0).all(), "the arguments of a check are copied"
+    assert not kernels.faults()
+
+
+def _raises(x: Tensor, y: Tensor, scale: float) -> Tensor:
+    raise RuntimeError("no kernel image is available")
+
+
+def _leaves_the_argument(x: Tensor, y: Tensor, scale: float) -> Tensor:
+    return add_scaled(x, y.clone(), scale)
+
+
+def _is_not_finite(x: Tensor, y: Tensor, scale: float) -> Tensor:
+    return add_scaled(x, y, scale) / 0.0
+
+
+def _has_another_shape(x: Tensor, y: Tensor, scale: float) -> Tensor:
+    return add_scaled(x, y, scale)[:1]
+
+
+def _is_inexact(x: Tensor, y: Tensor, scale: float) -> Tensor:
+    return add_scaled(x, y, scale) * 1.001
+
+
+@pytest.mark.parametrize(
+    "kernel", [_raises, _leaves_the_argument, _is_not_finite, _has_another_shape, _is_inexact], ids=lambda k: k.__name__
+)
+def test_a_faulty_kernel_is_switched_off(
+    operator: FusedOperator[..., Tensor], kernel: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_kernel(monkeypatch, kernel)
+    case = Case(operator, inputs(), 1e-4)
+
+    assert kernels.check([case, case]) == ["add_scaled"]
+    assert [*kernels.faults()] == ["add_scaled"]
+    assert len(caplog.messages) == 1
+    assert "add_scaled is not used" in caplog.text
+
+
+def test_missing_triton_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(kernels, "has_triton", lambda: False)
+
+    assert not kernels.enable()
+    assert "triton is not installed" in caplog.text
