@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tts_worker.engine.output_buffer import OutputBuffer
-from tts_worker.engine.scheduler import Job, Scheduler
+from tts_worker.engine.scheduler import Budgets, Candidate, Scheduler
 from tts_worker.types import SAMPLE_RATE_HZ, UtteranceKey
 
 WINDOW_SAMPLES = 3 * SAMPLE_RATE_HZ // 2
@@ -60,7 +60,7 @@ class Stream:
             self.first_audio_us = now_us - output.emitted_samples * 1_000_000 // SAMPLE_RATE_HZ
         output.grant(max(0, min(due, output.emitted_samples) - output.taken_samples))
 
-    def job(self, now_us: int) -> Job | None:
+    def candidate(self, now_us: int) -> Candidate | None:
         if self.arrives_us > now_us or self.finished:
             return None
         output = self.output
@@ -69,7 +69,7 @@ class Stream:
         if self._waiting_since_us is None:
             self._waiting_since_us = max(self.arrives_us, self._served_us or 0)
         started = output.emitted_samples > 0
-        return Job(output.key, output.lead_at_samples(now_us), self._waiting_since_us, started, self.paced)
+        return Candidate(output.key, output.lead_at_samples(now_us), self._waiting_since_us, started, self.paced)
 
     def serve(self, now_us: int) -> int:
         """Run one step; return its end time."""
@@ -98,7 +98,7 @@ def run(streams: Sequence[Stream], until_us: int) -> Sequence[Stream]:
     while now_us < until_us and not all(stream.finished for stream in streams):
         for stream in streams:
             stream.play(now_us)
-        jobs = [job for stream in streams if (job := stream.job(now_us)) is not None]
-        chosen = scheduler.pick(jobs, now_us)
-        now_us = by_key[chosen.key].serve(now_us) if chosen is not None else now_us + 1_000
+        candidates = [found for stream in streams if (found := stream.candidate(now_us)) is not None]
+        batch = scheduler.schedule(candidates, Budgets(), now_us).audio
+        now_us = by_key[batch.members[0]].serve(now_us) if batch is not None else now_us + 1_000
     return streams

@@ -5,11 +5,11 @@ Listeners play audio in simulated real time, also while an engine step runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tests.fakes.text import WordText
-from tts_worker.engine.scheduler import Job
+from tts_worker.engine.scheduler import Policy
 from tts_worker.engine.tone import ToneEngine, ToneSettings
 from tts_worker.session.machine import MachineConfig, SessionMachine
 from tts_worker.session.pacer import Pacer
@@ -37,12 +37,12 @@ class Simulation:
     Attributes:
         streams: Start time in seconds and text of each stream.
         cost_per_audio_s: Engine time per second of audio.
-        policy: Picks the next job; None selects the default scheduler.
+        policy: Plans the steps; None selects the default scheduler.
     """
 
     streams: Sequence[tuple[float, str]]
     cost_per_audio_s: float
-    policy: Callable[[Sequence[Job], int], Job | None] | None
+    policy: Policy | None
     ms_per_char: int = 60
     whole_segments: bool = True
     listeners: list[Listener] = field(init=False)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from tests.fakes.simulation import Simulation
-from tts_worker.engine.scheduler import Job
+from tts_worker.engine.scheduler import Batch, Budgets, Candidate, Plan, Policy
 from tts_worker.types import Outcome
 
 STREAMS = 32
@@ -17,12 +17,11 @@ SECONDS_EACH = 20
 SHORT = "abcdefgh "  # 0.5 s a clause at 60 ms a letter
 LONG = "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyz "  # 3 s a clause
 
-Policy = Callable[[Sequence[Job], int], Job | None]
 
-
-def first_come(jobs: Sequence[Job], now_us: int) -> Job | None:
+def first_come(candidates: Sequence[Candidate], budgets: Budgets, now_us: int) -> Plan:
     """First in, first out: the baseline."""
-    return min(jobs, key=lambda job: (job.waiting_since_us, job.key), default=None)
+    first = min(candidates, key=lambda candidate: (candidate.waiting_since_us, candidate.key), default=None)
+    return Plan() if first is None else Plan(audio=Batch(first.needs, (first.key,)))
 
 
 def simulate(policy: Policy | None, within_s: float) -> Simulation:

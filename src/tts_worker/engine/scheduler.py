@@ -1,23 +1,32 @@
-"""Scheduling: which utterance the engine serves next. Integers only, without clock and tensors.
+"""Scheduling: what an engine does in one step. Integers only, without clock and tensors.
 
-The stream with the least slack goes first, in two classes. Slack is the number of samples until underrun if no more
-audio is rendered.
+``Scheduler.schedule`` takes a ``Candidate`` for every utterance that could use a step and the ``Budgets`` of the step.
+It returns a ``Plan``: at most one batch of the language model and one of the audio networks.
 
-*Paced* streams (calls) take audio at the pace of playback, so their slack is known: a playing stream has its playout
-lead, and a stream that has not started has the remaining part of its first-audio target. A first chunk may be urgent
-but never precedes a stream close to underrun: a gap in running speech is worse than a late start.
+**Order.** The stream with the least slack goes first, in two classes. Slack is the number of samples until underrun if
+no more audio is rendered. *Paced* streams (calls) take audio at the pace of playback, so their slack is known: a stream
+that plays has its playout lead, and one that has not started has the rest of its first-audio target. A first chunk may
+be urgent but never precedes a stream close to underrun: a gap in running speech is worse than a late start. *Unpaced*
+streams (downloads, most compatibility APIs) take audio as fast as it is rendered, which says nothing about their
+playback. They are measured against a virtual playhead, and no unpaced stream precedes a paced one. Two rules guarantee
+progress: unpaced streams that wait beside paced ones get ``UNPACED_SHARE`` of the engine's time, and among unpaced
+streams the one with the least virtual lead goes first, so first chunks precede others and the rest is shared evenly.
 
-*Unpaced* streams (downloads, most compatibility APIs) take audio as fast as it is rendered, which says nothing about
-their playback. They are measured against a virtual playhead, and no unpaced stream precedes a paced one. Two rules
-guarantee progress: unpaced streams that wait beside paced ones get ``UNPACED_SHARE`` of the engine's time, and among
-unpaced streams the one with the least virtual lead goes first, so first chunks precede others and the rest is shared
-evenly.
+**Batches.** The most urgent candidate determines the operation, and others with the same one join it: calls before
+downloads, and no download beside a call that awaits its first audio. A member of a failed batch runs alone, so that a
+second failure shows which member causes it.
+
+**Pages** of the flow cache. A started utterance takes pages on demand. A new one is admitted once there are enough for
+its whole estimated length and for all started ones, so that it does not run out half-way. A new download leaves some
+pages to calls while another download holds pages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
 
 from tts_worker.types import SAMPLE_RATE_HZ, UtteranceKey
 
@@ -36,13 +45,37 @@ Beyond it they take turns, so that a new download does not stop the others until
 UNPACED_SHARE = 1 / 16
 """Share of the engine's time for unpaced streams that wait beside paced ones, so that downloads always finish."""
 
+FIRST_AUDIO_BURST_STEPS = 4
+"""Most decode steps of a burst while a call waits for its first audio, so that it is not delayed by a long burst."""
+
+MIN_BURST_STEPS = 2
+"""Fewest decode steps of a burst: every burst costs a round trip of the host, for its whole batch."""
+
 _MAX_STEP_US = 250_000
 """A longer interval between two steps includes idle time, so a step is charged with at most this."""
 
+_INITIAL_STEP_US = 100_000
+"""Assumed time of the first unpaced step."""
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """An utterance that can use a step: it has text and credit and is not held.
+
+class Need(Enum):
+    """An operation that an utterance can need next. Engines with one stage use only ``RENDER``."""
+
+    NONE = "none"  # it waits for text, credit, pages or a result in flight
+    PREPARE_VOICE = "prepare voice"  # compute the next chunk of the voice's prompt
+    PREFILL = "prefill"  # feed text, or more than one input, to the language model
+    DECODE = "decode"  # draw speech tokens
+    RENDER = "render"  # render the next chunk of audio
+
+
+TOKEN_NEEDS = frozenset({Need.PREFILL, Need.DECODE})
+"""Operations of the token runner; the others belong to the audio runner."""
+
+
+class Candidate(NamedTuple):
+    """An utterance that could use a step: it has text and credit and is not held.
+
+    A named tuple, because one is built for every utterance and step.
 
     Attributes:
         key: The utterance.
@@ -51,6 +84,14 @@ class Job:
             time of its first text.
         started: Whether it has emitted audio.
         paced: Whether the client takes audio at the pace of playback.
+        needs: Its next operation. With ``NONE`` it may only join a batch.
+        joins: The operation of the token runner with which it may join a batch.
+        inputs: Inputs of its prefill; an estimate if the run has not begun.
+        tokens_until_due: Tokens that its first chunk still lacks; 0 or less if the chunk is due.
+        pages: Pages that its next audio operation takes.
+        pages_ahead: Estimated pages that it will take until its pages are returned, of which ``pages`` are the first.
+        starts: Whether that operation is the first of an audio segment or prompt, so that it needs admission.
+        runs_alone: Whether a batch with it failed, so that it shares none.
     """
 
     key: UtteranceKey
@@ -58,40 +99,303 @@ class Job:
     waiting_since_us: int
     started: bool
     paced: bool = True
+    needs: Need = Need.RENDER
+    joins: Need = Need.NONE
+    inputs: int = 1
+    tokens_until_due: int = 0
+    pages: int = 0
+    pages_ahead: int = 0
+    starts: bool = False
+    runs_alone: bool = False
+
+    @property
+    def awaits_first_audio(self) -> bool:
+        """Whether it is a call without audio yet, so that no download may prolong its passes."""
+        return self.paced and not self.started
 
 
-def slack_samples(job: Job, now_us: int) -> int:
+class PageClaim(NamedTuple):
+    """An utterance that will return pages.
+
+    Attributes:
+        key: The utterance.
+        paced: Whether it is a call.
+        holds: Whether it holds pages. Otherwise it is about to take some.
+        pages_ahead: Estimated pages that it will still take.
+    """
+
+    key: UtteranceKey
+    paced: bool
+    holds: bool
+    pages_ahead: int
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    """What is free in one step.
+
+    Attributes:
+        token_batch: Most utterances in a batch of the token runner; 0 while it is busy.
+        audio_batch: Most utterances in a batch of the audio runner; 0 while it is busy.
+        concurrent: Whether the two run at the same time. Otherwise a step starts only the more urgent batch.
+        burst_steps: Decode steps of a burst.
+        shared_inputs: A prefill with more inputs runs alone.
+        free_pages: Free pages of the flow cache.
+        evictable_pages: Pages of unused voices.
+        call_pages: Pages that a starting download leaves to calls.
+        claims: Utterances that will return pages. Required if a candidate ``starts``.
+    """
+
+    token_batch: int = 0
+    audio_batch: int = 1
+    concurrent: bool = False
+    burst_steps: int = 8
+    shared_inputs: int = 16
+    free_pages: int = 0
+    evictable_pages: int = 0
+    call_pages: int = 0
+    claims: Sequence[PageClaim] = ()
+
+
+class Batch(NamedTuple):
+    """Utterances that share one operation.
+
+    Attributes:
+        operation: The operation.
+        members: The utterances, the most urgent first.
+        steps: Decode steps of a burst.
+    """
+
+    operation: Need
+    members: tuple[UtteranceKey, ...]
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do in one step.
+
+    Attributes:
+        tokens: ``PREFILL`` or ``DECODE``.
+        audio: ``PREPARE_VOICE`` of one utterance, or ``RENDER``.
+        free_pages: Pages that must be free before ``audio`` starts; unused voices are evicted for it.
+        refused: Utterances that must wait until another one returns pages.
+        out_of_memory: Utterances that need more pages than will ever be free.
+    """
+
+    tokens: Batch | None = None
+    audio: Batch | None = None
+    free_pages: int = 0
+    refused: tuple[UtteranceKey, ...] = ()
+    out_of_memory: tuple[UtteranceKey, ...] = ()
+
+    @property
+    def urgent(self) -> tuple[UtteranceKey, ...]:
+        """The utterances that determined the batches; empty if nothing is started."""
+        return tuple(batch.members[0] for batch in (self.tokens, self.audio) if batch is not None)
+
+
+Policy = Callable[[Sequence[Candidate], Budgets, int], Plan]
+"""Plans a step from candidates, budgets and the time in microseconds; ``Scheduler.schedule`` is one."""
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+
+
+def slack_samples(candidate: Candidate, now_us: int) -> int:
     """Return the samples until underrun; comparable within a class only.
 
     Source: least-laxity scheduling over the playout lead.
     """
-    if not job.paced:
+    if not candidate.paced:
         # A first chunk and a stream without lead are equally urgent and served in order of arrival.
-        return min(max(0, job.lead_samples), UNPACED_LEAD_SAMPLES) if job.started else 0
-    if job.started:
-        return job.lead_samples
-    waited = (now_us - job.waiting_since_us) * SAMPLE_RATE_HZ // 1_000_000
+        return min(max(0, candidate.lead_samples), UNPACED_LEAD_SAMPLES) if candidate.started else 0
+    if candidate.started:
+        return candidate.lead_samples
+    waited = (now_us - candidate.waiting_since_us) * SAMPLE_RATE_HZ // 1_000_000
     return max(FIRST_AUDIO_FLOOR_SAMPLES, FIRST_AUDIO_TARGET_SAMPLES - waited)
 
 
-def by_urgency(jobs: Sequence[Job], now_us: int) -> list[Job]:
-    """Sort jobs by urgency, paced before unpaced.
+def by_urgency(candidates: Iterable[Candidate], now_us: int) -> list[Candidate]:
+    """Sort candidates by urgency, paced before unpaced.
 
     Ties are broken by the longer wait, then by the smaller key: a total order.
     """
-    return sorted(jobs, key=lambda job: (not job.paced, slack_samples(job, now_us), job.waiting_since_us, job.key))
+
+    def urgency(candidate: Candidate) -> tuple[bool, int, int, UtteranceKey]:
+        return not candidate.paced, slack_samples(candidate, now_us), candidate.waiting_since_us, candidate.key
+
+    return sorted(candidates, key=urgency)
 
 
-_INITIAL_STEP_US = 100_000
-"""Assumed time of the first unpaced step."""
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+def _may_join(urgent: Candidate, candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Return those of ``candidates`` that may be in a batch with ``urgent``, calls before downloads."""
+    if urgent.runs_alone:
+        return []
+    others = [c for c in candidates if c.key != urgent.key and not c.runs_alone]
+    if any(candidate.awaits_first_audio for candidate in (urgent, *others)):
+        others = [c for c in others if c.paced]
+    others.sort(key=lambda candidate: not candidate.paced)
+    return others
+
+
+def token_batch(urgent: Candidate, candidates: Iterable[Candidate], budgets: Budgets) -> list[Candidate]:
+    """Return the batch of ``urgent``: it, and those of ``candidates`` that may join."""
+    joining = [c for c in candidates if c.joins is urgent.needs]
+    if urgent.needs is Need.PREFILL:  # padded to its longest member
+        has_room = urgent.inputs <= budgets.shared_inputs
+        joining = [c for c in joining if has_room and c.inputs <= budgets.shared_inputs]
+    return [urgent, *_may_join(urgent, joining)][: budgets.token_batch]
+
+
+def burst_steps(batch: Sequence[Candidate], waiting: Iterable[Candidate], budgets: Budgets) -> int:
+    """Return the decode steps of a burst of ``batch``, of which the first member is the most urgent.
+
+    A burst that leads to a first chunk has no more steps than the chunk needs. It is short while the first chunk itself
+    is rendered, and while another call waits for the end of the burst to get its first audio.
+    """
+    urgent = batch[0]
+    steps = budgets.burst_steps
+    if not urgent.started:
+        missing = urgent.tokens_until_due
+        steps = min(steps, max(MIN_BURST_STEPS, missing) if missing > 0 else FIRST_AUDIO_BURST_STEPS)
+    members = {candidate.key for candidate in batch}
+    for candidate in waiting:
+        if candidate.key == urgent.key or not candidate.awaits_first_audio:
+            continue
+        if candidate.key in members:
+            is_delayed = 0 < candidate.tokens_until_due < steps
+        else:
+            is_delayed = candidate.needs in TOKEN_NEEDS or not budgets.concurrent
+        if is_delayed:
+            return min(steps, FIRST_AUDIO_BURST_STEPS)
+    return steps
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+
+class Admission(Enum):
+    """Whether an utterance may take pages."""
+
+    GRANTED = "granted"
+    REFUSED = "refused"  # another utterance will return pages
+    OUT_OF_MEMORY = "out_of_memory"  # no other utterance will
+
+
+class PageLedger:
+    """Admission to pages during one call of ``schedule``.
+
+    Attributes:
+        required: Pages that must be free for all granted requests.
+        refused: Utterances whose request was refused.
+        out_of_memory: Utterances whose request can never be granted.
+    """
+
+    def __init__(self, budgets: Budgets) -> None:
+        self.required = 0
+        self.refused: list[UtteranceKey] = []
+        self.out_of_memory: list[UtteranceKey] = []
+        self._available = budgets.free_pages + budgets.evictable_pages
+        self._call_pages = budgets.call_pages
+        self._claims = list(budgets.claims)
+        self._taken = 0
+
+    def admit(self, candidate: Candidate, *, may_fail: bool = True) -> Admission:
+        """Decide whether ``candidate`` may take its pages, and take them if so.
+
+        Args:
+            candidate: The utterance.
+            may_fail: Whether to record that it is out of memory. Otherwise another request in the same step took the
+                pages, and it asks again.
+        """
+        others = [claim for claim in self._claims if claim.key != candidate.key]
+        holders = [claim for claim in others if claim.holds]
+        needed = self._taken + candidate.pages
+        wanted = needed
+        ahead = candidate.pages_ahead - candidate.pages
+        if candidate.starts and holders:
+            wanted += ahead + sum(claim.pages_ahead for claim in holders)
+            if not candidate.paced and any(not claim.paced for claim in holders):
+                wanted += self._call_pages
+        if self._available >= wanted:
+            self._taken = needed
+            self.required = wanted
+            if candidate.starts:
+                self._claims.append(PageClaim(candidate.key, candidate.paced, True, ahead))
+            return Admission.GRANTED
+        if candidate.starts and others:
+            self._claims = others  # it returns nothing while it waits
+            self.refused.append(candidate.key)
+            return Admission.REFUSED
+        if may_fail:
+            self.out_of_memory.append(candidate.key)
+        return Admission.OUT_OF_MEMORY
+
+
+def audio_batch(
+    urgent: Candidate, waiting: Iterable[Candidate], budgets: Budgets, pages: PageLedger
+) -> list[Candidate]:
+    """Return the batch of ``urgent``: it, and the chunks of ``waiting`` that may join. Empty if it gets no pages."""
+    if pages.admit(urgent) is not Admission.GRANTED:
+        return []
+    batch = [urgent]
+    if urgent.needs is Need.PREPARE_VOICE:
+        return batch
+    for candidate in _may_join(urgent, [c for c in waiting if c.needs is Need.RENDER]):
+        if len(batch) == budgets.audio_batch:
+            break
+        admission = pages.admit(candidate, may_fail=False)
+        if admission is Admission.OUT_OF_MEMORY:
+            break  # less urgent ones must not take the pages that it needs
+        if admission is Admission.GRANTED:
+            batch.append(candidate)
+    return batch
+
+
+# -- first chunk -------------------------------------------------------------------------------------------------------
+
+
+class ChunkTimes(NamedTuple):
+    """Measured times of a chunk: drawing its tokens, and rendering one batch of chunks."""
+
+    decode_us: int
+    render_us: int
+
+
+def defers_first_chunk(
+    first: Candidate, others: Iterable[Candidate], times: ChunkTimes, render_batch: int, now_us: int
+) -> bool:
+    """Whether a rendered first chunk should wait for the second one.
+
+    A first chunk that is shorter than the time to the second one would cause an underrun. Before the second one, those
+    of ``others`` are rendered that are more urgent than ``first`` would be with its first chunk.
+
+    Args:
+        first: The utterance; its lead is the first chunk.
+        others: The other utterances that want audio.
+        times: Measured times.
+        render_batch: Chunks of one render batch.
+        now_us: The time.
+    """
+    started = first._replace(started=True)
+    ahead = by_urgency([started, *others], now_us).index(started)
+    next_us = times.decode_us + (1 + ahead // render_batch) * times.render_us
+    return first.lead_samples * 1_000_000 < next_us * SAMPLE_RATE_HZ
+
+
+# -- scheduler ---------------------------------------------------------------------------------------------------------
 
 
 class Scheduler:
-    """Orders jobs by urgency with a minimum share of engine time for unpaced streams.
+    """Plans steps by urgency, with a minimum share of engine time for unpaced streams.
 
     While a paced stream is served and an unpaced one waits, a share of the elapsed time is credited to the unpaced
     class; when the credit reaches a whole step, an unpaced stream goes first. Step times are derived from the times
-    passed in, so the order is deterministic.
+    passed in, so the plans are deterministic.
     """
 
     def __init__(self) -> None:
@@ -100,18 +404,38 @@ class Scheduler:
         self._last_step_us = 0
         self._last_was_paced: bool | None = None  # class of the last step; None: nothing to account for
 
-    def order(self, jobs: Sequence[Job], now_us: int) -> list[Job]:
-        """Return all jobs in the order in which they may be served."""
-        self._account(now_us)
-        ordered = by_urgency(jobs, now_us)
-        if self._unpaced_credit_us >= self._unpaced_step_us:
-            first = next((job for job in ordered if not job.paced), None)
-            if first is not None:
-                ordered.remove(first)
-                ordered.insert(0, first)
-        return ordered
+    def schedule(self, candidates: Sequence[Candidate], budgets: Budgets, now_us: int) -> Plan:
+        """Plan one step.
 
-    def _account(self, now_us: int) -> None:
+        Args:
+            candidates: Every utterance that could use a step.
+            budgets: What is free.
+            now_us: Time since an arbitrary start; it affects the order of work only.
+        """
+        waiting = self._order(candidates, now_us)
+        pages = PageLedger(budgets)
+        tokens: list[Candidate] = []
+        audio: list[Candidate] = []
+        for place, candidate in enumerate(waiting):
+            if candidate.needs in TOKEN_NEEDS:
+                if not tokens and budgets.token_batch and (budgets.concurrent or not audio):
+                    joining = [c for c in candidates if c.needs is Need.NONE]
+                    tokens = token_batch(candidate, [*waiting, *joining], budgets)
+            elif not audio and budgets.audio_batch and (budgets.concurrent or not tokens):
+                audio = audio_batch(candidate, waiting[place + 1 :], budgets, pages)
+        is_burst = bool(tokens) and tokens[0].needs is Need.DECODE
+        steps = burst_steps(tokens, waiting, budgets) if is_burst else 0
+        self._record([batch[0] for batch in (tokens, audio) if batch], waiting)
+        return Plan(
+            tokens=_batch(tokens, steps),
+            audio=_batch(audio),
+            free_pages=pages.required,
+            refused=tuple(pages.refused),
+            out_of_memory=tuple(pages.out_of_memory),
+        )
+
+    def _order(self, candidates: Sequence[Candidate], now_us: int) -> list[Candidate]:
+        """Return the candidates that need an operation, in the order in which they may be served."""
         elapsed_us = min(max(0, now_us - self._last_step_us), _MAX_STEP_US)
         self._last_step_us = now_us
         if self._last_was_paced is True:
@@ -119,21 +443,29 @@ class Scheduler:
         elif self._last_was_paced is False:
             self._unpaced_step_us = elapsed_us
             self._last_was_paced = None
+        waiting = by_urgency((c for c in candidates if c.needs is not Need.NONE), now_us)
+        if self._unpaced_credit_us >= self._unpaced_step_us:
+            first = next((candidate for candidate in waiting if not candidate.paced), None)
+            if first is not None:
+                waiting.remove(first)
+                waiting.insert(0, first)
+        return waiting
 
-    def served(self, job: Job, jobs: Sequence[Job]) -> None:
-        """Record that ``job``, one of ``jobs``, gets the step that starts now."""
-        if not job.paced:
+    def _record(self, urgent: Sequence[Candidate], waiting: Sequence[Candidate]) -> None:
+        """Record whom the step serves that starts now."""
+        if not urgent:
+            return
+        if any(not candidate.paced for candidate in urgent):
             self._last_was_paced = False
             self._unpaced_credit_us = 0.0
-        elif all(other.paced for other in jobs):
+        elif all(candidate.paced for candidate in waiting):
             self._last_was_paced = None
         else:
             self._last_was_paced = True
 
-    def pick(self, jobs: Sequence[Job], now_us: int) -> Job | None:
-        """Choose the job for the next step; None without jobs."""
-        ordered = self.order(jobs, now_us)
-        if not ordered:
-            return None
-        self.served(ordered[0], jobs)
-        return ordered[0]
+
+def _batch(members: Sequence[Candidate], steps: int = 0) -> Batch | None:
+    """Return ``members`` as a batch of the operation that the first one needs."""
+    if not members:
+        return None
+    return Batch(members[0].needs, tuple(candidate.key for candidate in members), steps)

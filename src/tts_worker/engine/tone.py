@@ -15,7 +15,7 @@ from enum import Enum
 import numpy as np
 
 from tts_worker.engine.output_buffer import OutputBuffer
-from tts_worker.engine.scheduler import Job, Scheduler
+from tts_worker.engine.scheduler import Budgets, Candidate, Policy, Scheduler
 from tts_worker.errors import InvalidRequest, OutOfMemory, SynthesisFailed, UnknownVoice, UnspeakableText
 from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import (
@@ -71,7 +71,7 @@ class ToneSettings:
         spend: Waits for the cost in seconds; tests replace it by a virtual clock.
         fault: Returns the fault to inject for an utterance and its chunk index.
         hang: Setting it ends an injected hang.
-        policy: Picks the next job; None uses a ``Scheduler``.
+        policy: Plans the steps; None uses a ``Scheduler``.
     """
 
     ms_per_char: int = 60
@@ -82,7 +82,7 @@ class ToneSettings:
     spend: Callable[[float], None] = field(default_factory=lambda: _wait_out)
     fault: Callable[[UtteranceKey, int], Fault | None] = field(default_factory=lambda: _no_fault)
     hang: threading.Event = field(default_factory=threading.Event)
-    policy: Callable[[Sequence[Job], int], Job | None] | None = None
+    policy: Policy | None = None
 
 
 def _wait_out(seconds: float) -> None:
@@ -133,7 +133,7 @@ class ToneEngine:
         self._settings = settings or ToneSettings()
         self._utterances: dict[UtteranceKey, _Utterance] = {}
         self._rejections: list[Failed] = []
-        self._pick = self._settings.policy or Scheduler().pick
+        self._schedule = self._settings.policy or Scheduler().schedule
         self.info = EngineInfo(
             name="tone",
             voices=tuple(VOICES),
@@ -224,7 +224,7 @@ class ToneEngine:
             self._rejections = []
             return rejections
         now_us = int(now_s * 1e6)
-        jobs: list[Job] = []
+        candidates: list[Candidate] = []
         for key, utterance in list(self._utterances.items()):
             if not utterance.has_work:
                 utterance.waiting_since_us = None
@@ -238,11 +238,12 @@ class ToneEngine:
                 output = utterance.output
                 lead_samples = output.lead_at_samples(now_us)
                 has_started = output.emitted_samples > 0
-                jobs.append(Job(key, lead_samples, utterance.waiting_since_us, has_started, output.paced))
-        job = self._pick(jobs, now_us)
-        if job is None:
+                candidates.append(Candidate(key, lead_samples, utterance.waiting_since_us, has_started, output.paced))
+        batch = self._schedule(candidates, Budgets(), now_us).audio
+        if batch is None:
             return []
-        return self._serve(job.key, self._utterances[job.key])
+        key = batch.members[0]
+        return self._serve(key, self._utterances[key])
 
     def _finish(self, key: UtteranceKey, utterance: _Utterance) -> Event:
         del self._utterances[key]

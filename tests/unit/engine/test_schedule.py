@@ -10,7 +10,8 @@ from tts_worker.engine.scheduler import (
     FIRST_AUDIO_TARGET_SAMPLES,
     UNPACED_LEAD_SAMPLES,
     UNPACED_SHARE,
-    Job,
+    Budgets,
+    Candidate,
     Scheduler,
     by_urgency,
     slack_samples,
@@ -18,74 +19,90 @@ from tts_worker.engine.scheduler import (
 from tts_worker.types import SAMPLE_RATE_HZ, UtteranceKey, unpaced_share
 
 keys = st.builds(UtteranceKey, st.sampled_from("abcd"), st.integers(1, 50))
-jobs = st.lists(
-    st.builds(Job, keys, st.integers(-500, 200_000), st.integers(0, 10**7), st.booleans(), st.booleans()),
-    unique_by=lambda job: job.key,
+candidates = st.lists(
+    st.builds(
+        lambda *values: Candidate(*values),
+        keys,
+        st.integers(-500, 200_000),
+        st.integers(0, 10**7),
+        st.booleans(),
+        st.booleans(),
+    ),
+    unique_by=lambda candidate: candidate.key,
     max_size=20,
 )
 
 
-def job(name: str, lead: int = 0, since_us: int = 0, started: bool = True, paced: bool = True) -> Job:
-    return Job(UtteranceKey(name, 1), lead, since_us, started, paced)
+def candidate(name: str, lead: int = 0, since_us: int = 0, started: bool = True, paced: bool = True) -> Candidate:
+    return Candidate(UtteranceKey(name, 1), lead, since_us, started, paced)
 
 
-def pick(pool: Sequence[Job], now_us: int) -> Job | None:
-    return Scheduler().pick(pool, now_us)
+def pick(pool: Sequence[Candidate], now_us: int, scheduler: Scheduler | None = None) -> Candidate | None:
+    """The candidate that a step of an engine with one stage serves."""
+    batch = (scheduler or Scheduler()).schedule(pool, Budgets(), now_us).audio
+    return None if batch is None else next(each for each in pool if each.key == batch.members[0])
 
 
-def test_pick_without_jobs_is_none() -> None:
+def test_nothing_is_planned_without_candidates() -> None:
     assert pick([], 0) is None
 
 
 def test_stream_closest_to_underrun_goes_first() -> None:
-    assert pick([job("ahead", 9_000), job("behind", 700), job("middle", 4_000)], 0) == job("behind", 700)
+    assert pick([candidate("ahead", 9_000), candidate("behind", 700), candidate("middle", 4_000)], 0) == candidate(
+        "behind", 700
+    )
 
 
 def test_first_chunk_precedes_streams_with_enough_lead() -> None:
-    new = job("new", since_us=0, started=False)
-    assert pick([job("ahead", FIRST_AUDIO_TARGET_SAMPLES + 1), new], 0) == new
+    new = candidate("new", since_us=0, started=False)
+    assert pick([candidate("ahead", FIRST_AUDIO_TARGET_SAMPLES + 1), new], 0) == new
 
 
 def test_stream_near_underrun_precedes_a_first_chunk() -> None:
-    behind = job("behind", FIRST_AUDIO_FLOOR_SAMPLES - 1)
-    assert pick([job("new", since_us=0, started=False), behind], 10**9) == behind
+    behind = candidate("behind", FIRST_AUDIO_FLOOR_SAMPLES - 1)
+    assert pick([candidate("new", since_us=0, started=False), behind], 10**9) == behind
 
 
 def test_slack_of_a_first_chunk_falls_while_it_waits() -> None:
-    new = job("new", since_us=0, started=False)
+    new = candidate("new", since_us=0, started=False)
     assert slack_samples(new, 50_000) == FIRST_AUDIO_TARGET_SAMPLES - SAMPLE_RATE_HZ // 20
     assert slack_samples(new, 10**9) == FIRST_AUDIO_FLOOR_SAMPLES
 
 
 def test_paced_stream_precedes_unpaced_stream() -> None:
-    download = job("download", lead=0, since_us=0, paced=False)
-    assert pick([download, job("call", 30_000, since_us=10**6)], 10**7) == job("call", 30_000, since_us=10**6)
-    assert pick([download, job("call", since_us=10**6, started=False)], 10**7) != download
+    download = candidate("download", lead=0, since_us=0, paced=False)
+    assert pick([download, candidate("call", 30_000, since_us=10**6)], 10**7) == candidate(
+        "call", 30_000, since_us=10**6
+    )
+    assert pick([download, candidate("call", since_us=10**6, started=False)], 10**7) != download
 
 
 def test_unpaced_streams_beyond_max_lead_take_turns() -> None:
     far = UNPACED_LEAD_SAMPLES * 9
     near = UNPACED_LEAD_SAMPLES
-    older = job("older", far, since_us=1, paced=False)
-    assert pick([job("newer", near, since_us=2, paced=False), older], 10) == older
+    older = candidate("older", far, since_us=1, paced=False)
+    assert pick([candidate("newer", near, since_us=2, paced=False), older], 10) == older
 
 
 def test_first_unpaced_chunk_precedes_streams_with_lead() -> None:
-    new = job("new", since_us=9, started=False, paced=False)
-    assert pick([job("ahead", 1, since_us=1, paced=False), new], 10) == new
+    new = candidate("new", since_us=9, started=False, paced=False)
+    assert pick([candidate("ahead", 1, since_us=1, paced=False), new], 10) == new
 
 
 def test_first_chunks_are_served_in_order_of_arrival() -> None:
     for paced in (True, False):
-        pool = [job(name, since_us=since, started=False, paced=paced) for name, since in (("b", 2), ("a", 3), ("c", 1))]
+        pool = [
+            candidate(name, since_us=since, started=False, paced=paced)
+            for name, since in (("b", 2), ("a", 3), ("c", 1))
+        ]
         assert [each.key.session for each in by_urgency(pool, 10**7)] == ["c", "b", "a"]
 
 
 def test_unpaced_streams_get_their_share_of_steps() -> None:
     scheduler = Scheduler()
     step_us = 10_000
-    pool = [job("call", 0), job("download", 0, paced=False)]
-    served = [scheduler.pick(pool, step * step_us) for step in range(2_000)]
+    pool = [candidate("call", 0), candidate("download", 0, paced=False)]
+    served = [pick(pool, step * step_us, scheduler) for step in range(2_000)]
     steady = served[len(served) // 2 :]  # the time of the first unpaced step is an assumption
     share = sum(each is not None and not each.paced for each in steady) / len(steady)
     assert abs(share - UNPACED_SHARE) < 0.25 * UNPACED_SHARE
@@ -93,10 +110,10 @@ def test_unpaced_streams_get_their_share_of_steps() -> None:
 
 def test_idle_time_is_not_charged_as_a_step() -> None:
     scheduler = Scheduler()
-    scheduler.pick([job("download", paced=False)], 0)
+    pick([candidate("download", paced=False)], 0, scheduler)
     later_us = 10**10
-    pool = [job("call", 0), job("download", 0, paced=False)]
-    served = [scheduler.pick(pool, later_us + step * 10_000) for step in range(1_000)]
+    pool = [candidate("call", 0), candidate("download", 0, paced=False)]
+    served = [pick(pool, later_us + step * 10_000, scheduler) for step in range(1_000)]
     assert any(each is not None and not each.paced for each in served)
 
 
@@ -105,8 +122,8 @@ def test_a_quarter_of_slots_is_reserved_for_paced_streams(slots: int) -> None:
     assert 1 <= unpaced_share(slots) <= max(1, 3 * slots / 4)
 
 
-@given(jobs, st.integers(0, 10**8))
-def test_pick_is_independent_of_job_order(pool: list[Job], now_us: int) -> None:
+@given(candidates, st.integers(0, 10**8))
+def test_plan_is_independent_of_candidate_order(pool: list[Candidate], now_us: int) -> None:
     picked = pick(pool, now_us)
     assert picked == pick(list(reversed(pool)), now_us)
     if picked is not None:
@@ -116,9 +133,9 @@ def test_pick_is_independent_of_job_order(pool: list[Job], now_us: int) -> None:
         assert by_urgency(pool, now_us)[0] == picked
 
 
-@given(jobs, st.integers(0, 10**8))
-def test_by_urgency_sorts_every_job_once(pool: list[Job], now_us: int) -> None:
+@given(candidates, st.integers(0, 10**8))
+def test_by_urgency_sorts_every_candidate_once(pool: list[Candidate], now_us: int) -> None:
     ordered = by_urgency(pool, now_us)
-    assert sorted(ordered, key=lambda j: j.key) == sorted(pool, key=lambda j: j.key)
-    ranks = [(not j.paced, slack_samples(j, now_us)) for j in ordered]
+    assert sorted(ordered, key=lambda c: c.key) == sorted(pool, key=lambda c: c.key)
+    ranks = [(not c.paced, slack_samples(c, now_us)) for c in ordered]
     assert ranks == sorted(ranks)

@@ -11,11 +11,9 @@ from tts_worker.audio.pcm import fade_out, to_float, to_pcm
 from tts_worker.engine.cosyvoice.audio_segment import AudioSegment
 from tts_worker.engine.cosyvoice.backends.streams import StreamFuture
 from tts_worker.engine.cosyvoice.components import Components
-from tts_worker.engine.cosyvoice.pages import PageAllocator
 from tts_worker.engine.cosyvoice.renderer import FlowOutput, RenderRequest, RenderState, VocoderOutput
 from tts_worker.engine.cosyvoice.sequence import Utterance
 from tts_worker.engine.cosyvoice.stage import StageFault, StageTimings, running_mean
-from tts_worker.errors import OutOfMemory
 
 _END_FADE_SAMPLES = 480  # 20 ms, at a truncation
 
@@ -39,8 +37,6 @@ class AudioStage:
 
     Args:
         components: Components of the engine.
-        pages: Admission to the pages of the flow cache.
-        batch: Most chunks in one pass.
         timings: Where device times are added.
         on_pages_freed: Called when an audio segment returned its pages.
     """
@@ -48,14 +44,10 @@ class AudioStage:
     def __init__(
         self,
         components: Components,
-        pages: PageAllocator,
-        batch: int,
         timings: StageTimings,
         on_pages_freed: Callable[[], None],
     ) -> None:
         self._renderer = components.renderer
-        self._pages = pages
-        self._batch = batch
         self._timings = timings
         self._on_pages_freed = on_pages_freed
         self._shares_stream = components.streams.flow is components.streams.vocoder
@@ -84,53 +76,26 @@ class AudioStage:
         """When the batch in flight is expected to finish, by the running mean."""
         return self._started_at_s + self._timings.chunk_s
 
-    def submit(self, candidates: Sequence[Utterance], utterances: Sequence[Utterance]) -> bool:
-        """Submit the due chunks of as many candidates as fit.
-
-        Args:
-            candidates: Utterances that need ``RENDER``, most urgent first.
-            utterances: All utterances of the engine.
-
-        Returns:
-            False if no candidate has memory at present.
+    def submit(self, utterances: Sequence[Utterance]) -> None:
+        """Submit the due chunks of ``utterances``, for which there are pages.
 
         Raises:
-            StageFault: The first candidate will never get memory, or the pass failed.
+            StageFault: The pass failed.
         """
         self._started_at_s = perf_counter()
         jobs: list[_Job] = []
-        pages = 0
-        for utterance in candidates:
+        for utterance in utterances:
             audio_segment = utterance.generator.due_segment
             if audio_segment is None or audio_segment.due_chunk is None:
                 continue
             chunk = audio_segment.due_chunk
             request = RenderRequest(audio_segment.state, chunk, tuple(audio_segment.tokens[: chunk.known]))
-            try:
-                fits = self._fits(utterance, request, utterances, pages)
-            except OutOfMemory as error:
-                if jobs:
-                    break  # it will be the first candidate of the next batch
-                raise StageFault([utterance], error) from error
-            if fits:
-                jobs.append(_Job(utterance, audio_segment, request))
-                pages += self._renderer.pages(request)
-            if len(jobs) == self._batch or (jobs and jobs[0].utterance.retry_single):
-                break
-        if not jobs:
-            return False
-        for job in jobs:
-            job.utterance.is_rendering = True
+            jobs.append(_Job(utterance, audio_segment, request))
+            utterance.is_rendering = True
         self._flow = (tuple(jobs), self._renderer.flow([job.request for job in jobs]))
         if self._shares_stream:  # the vocoder follows in the order of the stream
             self._collect_flow()
             self.vocode()
-        return True
-
-    def _fits(self, utterance: Utterance, request: RenderRequest, utterances: Sequence[Utterance], taken: int) -> bool:
-        """Whether there are pages for ``request`` besides those ``taken``. Raises OutOfMemory."""
-        needed = self._renderer.pages(request) + taken
-        return self._pages.can_render(utterance, needed, utterances, is_start=request.state.flow is None)
 
     def _collect_flow(self) -> None:
         assert self._flow is not None

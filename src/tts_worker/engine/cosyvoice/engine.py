@@ -19,17 +19,26 @@ from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.config import V2, V3
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.faults import catch_fault, client_error, device_responds
-from tts_worker.engine.cosyvoice.pages import PageAllocator, wake_page_waiters
-from tts_worker.engine.cosyvoice.sequence import NextOp, Utterance, plain_segment
+from tts_worker.engine.cosyvoice.pages import page_claims, prompt_pages, segment_pages, wake_page_waiters
+from tts_worker.engine.cosyvoice.sequence import Utterance, plain_segment
 from tts_worker.engine.cosyvoice.stage import StageFault, StageTimings
 from tts_worker.engine.cosyvoice.token_generator import Model
 from tts_worker.engine.cosyvoice.token_runner import TokenStage
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
-from tts_worker.engine.scheduler import Job, Scheduler
+from tts_worker.engine.scheduler import (
+    Budgets,
+    Candidate,
+    ChunkTimes,
+    Need,
+    Plan,
+    Scheduler,
+    defers_first_chunk,
+)
 from tts_worker.errors import (
     EngineFault,
     ErrorInfo,
     InvalidRequest,
+    OutOfMemory,
     OverCapacity,
     SynthesisFailed,
     TTSWorkerError,
@@ -96,11 +105,11 @@ class CosyVoiceEngine:
         settings = model.settings
         self.timings = StageTimings()
         self._utterances: dict[UtteranceKey, Utterance] = {}
-        self._tokens = TokenStage(components, settings.decode_batch, settings.burst_tokens, self.timings)
-        self._pages = PageAllocator(components.pool, components.voice_cache)
+        self._tokens = TokenStage(components, settings.burst_tokens, self.timings)
+        self._call_pages = max(0, components.pool.free_pages - unpaced_share(components.pool.free_pages))
         # Not a bound method: a reference cycle would keep the memory of a closed engine until the next collection.
         on_pages_freed = partial(wake_page_waiters, self._utterances)
-        self._audio = AudioStage(components, self._pages, settings.render_batch, self.timings, on_pages_freed)
+        self._audio = AudioStage(components, self.timings, on_pages_freed)
         self._healthy = healthy or (lambda: device_responds(components.networks.flow.noise.device))
         self._events: list[Event] = []
         self._scheduler = Scheduler()
@@ -197,87 +206,138 @@ class CosyVoiceEngine:
         if self._events or self._tokens.is_busy or self._audio.is_busy:
             return True
         return any(
-            self._next_op(utterance) is not NextOp.NONE or utterance.can_emit or utterance.is_finished
+            self._next_op(utterance) is not Need.NONE or utterance.can_emit or utterance.is_finished
             for utterance in self._utterances.values()
         )
 
-    def _next_op(self, utterance: Utterance) -> NextOp:
+    def _next_op(self, utterance: Utterance) -> Need:
         return utterance.next_op(self.components.voice_cache.needs_prepare)
 
     def step(self, now_s: float) -> Sequence[Event]:
         """Run one step and return its events."""
         self._step_notes = []
         self.components.take_eager_names()
+        now_us = int(now_s * 1e6)
         self._collect()
-        self._emit()
+        self._emit(now_us)
         # Emit finished audio before submitting new work, but never only emit in two consecutive steps.
         self._only_emitted = bool(self._events) and not self._only_emitted
         if not self._only_emitted:
-            has_vocoder_work = self._audio.has_vocoder_work
-            submitted = self._submit_next(int(now_s * 1e6), render_only=has_vocoder_work)
-            if has_vocoder_work:
-                self._run_guarded(self._audio.vocode)
-            elif not submitted:
-                self._wait()
+            candidates = self._candidates(now_us)
+            plan = self._scheduler.schedule(candidates, self._budgets(candidates), now_us)
+            self._submit(plan)
             self._collect()
-            self._emit()
+            self._emit(now_us)
         events = self._events
         self._events = []
         return events
 
-    def _submit_next(self, now_us: int, *, render_only: bool) -> bool:
-        """Submit the most urgent operation that fits. Returns True if one was submitted."""
-        submitted = False
-        jobs = self._jobs(now_us)
-        ordered = self._scheduler.order(jobs, now_us)
-        order = [self._utterances[job.key] for job in ordered]
-        for job, utterance in zip(ordered, order, strict=True):
-            op = self._next_op(utterance)
-            if render_only and op is not NextOp.RENDER:
-                continue
-            if op is NextOp.PREPARE_VOICE:
-                self._run_guarded(partial(self._prepare_voice, utterance))
-            elif op is NextOp.RENDER and self._audio.has_capacity:
-                candidates = [
-                    u for u in order if u is utterance or (self._next_op(u) is NextOp.RENDER and not u.retry_single)
-                ]
-                candidates = _may_share(utterance, candidates[candidates.index(utterance) :])
-                self._run_guarded(partial(self._audio.submit, candidates, list(self._utterances.values())))
-            elif op in (NextOp.PREFILL, NextOp.DECODE) and not self._tokens.is_busy:
-                self._run_guarded(partial(self._tokens.submit, utterance, self._batch_candidates(utterance, order)))
-            else:
-                continue
-            self._step_notes.append(op.name.lower().replace("_", " "))
-            self._scheduler.served(job, jobs)
-            utterance.waiting_since_us = None  # even before its first chunk, so that new utterances share a batch
-            submitted = True
-            break
-        return submitted
+    def _candidates(self, now_us: int) -> list[Candidate]:
+        """Return the utterances that could use a step."""
+        candidates = []
+        for utterance in self._utterances.values():
+            needs = self._next_op(utterance)
+            joins = self._joins(utterance)
+            if needs is not Need.NONE and utterance.waiting_since_us is None:
+                utterance.waiting_since_us = now_us
+            if needs is not Need.NONE or joins is not Need.NONE:
+                candidates.append(self._candidate(utterance, needs, joins, now_us))
+        return candidates
 
-    def _jobs(self, now_us: int) -> list[Job]:
-        """Return the utterances that have an operation to run."""
-        jobs = []
-        for key, utterance in self._utterances.items():
-            if self._next_op(utterance) is not NextOp.NONE:
-                if utterance.waiting_since_us is None:
-                    utterance.waiting_since_us = now_us
-                output = utterance.output
-                lead_samples = output.lead_at_samples(now_us) + utterance.in_flight_samples
-                started = output.emitted_samples > 0
-                jobs.append(Job(key, lead_samples, utterance.waiting_since_us, started, output.paced))
-        return jobs
+    def _joins(self, utterance: Utterance) -> Need:
+        """Return the operation of a language model batch that the utterance may join.
 
-    def _batch_candidates(self, urgent: Utterance, order: Sequence[Utterance]) -> list[Utterance]:
-        """Return the utterances that may join a language model batch with ``urgent``: calls before downloads.
-
-        They need credit and few unrendered tokens, but not a scheduled operation.
+        It needs credit and few unrendered tokens, but not a scheduled operation.
         """
         flow = self._model.config.flow
         max_tokens = _AHEAD_CHUNKS * flow.chunk_tokens + flow.lookahead_tokens
-        rest = sorted((u for u in self._utterances.values() if u not in order), key=lambda u: not u.paced)
-        sharing = sorted((*order, *rest), key=lambda u: not u.paced)  # stable
-        candidates = [u for u in sharing if u.has_capacity and u.generator.unrendered_tokens < max_tokens]
-        return _may_share(urgent, candidates)
+        if not utterance.has_capacity or utterance.generator.unrendered_tokens >= max_tokens:
+            return Need.NONE
+        return utterance.next_token_op()
+
+    def _candidate(self, utterance: Utterance, needs: Need, joins: Need, now_us: int) -> Candidate:
+        generator = utterance.generator
+        output = utterance.output
+        pages = 0
+        starts = False
+        if needs is Need.PREPARE_VOICE and generator.voice is not None:
+            pages = prompt_pages(utterance, self.components.voice_cache)
+            starts = True
+        elif needs is Need.RENDER:
+            segment = generator.audio_segments[0]
+            assert segment.due_chunk is not None
+            pages = self.components.renderer.pages(segment.state, segment.due_chunk)
+            starts = segment.state.flow is None
+        return Candidate(
+            output.key,
+            output.lead_at_samples(now_us) + utterance.in_flight_samples,
+            now_us if utterance.waiting_since_us is None else utterance.waiting_since_us,
+            output.emitted_samples > 0,
+            output.paced,
+            needs=needs,
+            joins=joins,
+            inputs=generator.next_inputs if Need.PREFILL in (needs, joins) else 1,
+            tokens_until_due=generator.audio_segments[0].tokens_until_due if generator.audio_segments else 0,
+            pages=pages,
+            pages_ahead=pages + segment_pages(utterance, self.components.pool) if starts else 0,
+            starts=starts,
+            runs_alone=utterance.retry_single,
+        )
+
+    def _budgets(self, candidates: Sequence[Candidate]) -> Budgets:
+        """Return what is free."""
+        settings = self.settings
+        streams = self.components.streams
+        pool = self.components.pool
+        voice_cache = self.components.voice_cache
+        is_token_stage_free = not self._tokens.is_busy and not self._audio.has_vocoder_work
+        return Budgets(
+            token_batch=settings.decode_batch if is_token_stage_free else 0,
+            audio_batch=settings.render_batch if self._audio.has_capacity else 0,
+            concurrent=streams.tokens is not streams.flow,
+            burst_steps=settings.burst_tokens,
+            free_pages=pool.free_pages,
+            evictable_pages=voice_cache.evictable_pages,
+            call_pages=self._call_pages,
+            claims=page_claims(self._utterances.values(), pool, voice_cache)
+            if any(candidate.starts for candidate in candidates)
+            else (),
+        )
+
+    def _submit(self, plan: Plan) -> None:
+        """Start the batches of ``plan``, or wait if there are none."""
+        for key in plan.refused:
+            self._utterances[key].waiting_for_pages = True
+        for key in plan.out_of_memory:
+            self._fail(
+                self._utterances[key], OutOfMemory("no memory for more audio: end an utterance, or set more pages").info
+            )
+        pool = self.components.pool
+        while pool.free_pages < plan.free_pages and self.components.voice_cache.evict_idle(pool):
+            pass
+        self._step_notes += [batch.operation.value for batch in (plan.tokens, plan.audio) if batch is not None]
+        for key in plan.urgent:
+            self._utterances[key].waiting_since_us = None  # so that new utterances share a batch
+        if plan.audio is not None:
+            members = self._members(plan.audio.members)
+            if plan.audio.operation is Need.PREPARE_VOICE:
+                self._run_guarded(partial(self._prepare_voice, members[0]))
+            else:
+                self._run_guarded(partial(self._audio.submit, members))
+        if self._audio.has_vocoder_work:
+            self._run_guarded(self._audio.vocode)
+        elif plan.tokens is not None:
+            members = self._members(plan.tokens.members)
+            if plan.tokens.operation is Need.PREFILL:
+                self._run_guarded(partial(self._tokens.submit_prefill, members))
+            else:
+                self._run_guarded(partial(self._tokens.submit_burst, members, plan.tokens.steps))
+        elif plan.audio is None:
+            self._wait()
+
+    def _members(self, keys: Sequence[UtteranceKey]) -> list[Utterance]:
+        """Return the utterances of a batch that still exist."""
+        return [self._utterances[key] for key in keys if key in self._utterances]
 
     def _prepare_voice(self, utterance: Utterance) -> None:
         voice_cache = self.components.voice_cache
@@ -291,17 +351,15 @@ class CosyVoiceEngine:
                     voice_cache.release(voice)
                     raise
             elif voice_cache.needs_prepare(utterance.generator.voice):
-                self._prepare_prompt(utterance, utterance.generator.voice)
+                self._prepare_prompt(utterance.generator.voice)
         except Exception as error:
             raise StageFault([utterance], error) from error
 
-    def _prepare_prompt(self, utterance: Utterance, voice: VoiceState) -> None:
-        """Compute the next chunk of the prompt if there is memory."""
+    def _prepare_prompt(self, voice: VoiceState) -> None:
+        """Compute the next chunk of the prompt."""
         voice_cache = self.components.voice_cache
         stream = self.components.streams.flow
-        with stream:
-            if self._pages.can_prepare_prompt(utterance, list(self._utterances.values())):
-                voice_cache.prepare(voice, self.components.pool, stream)
+        voice_cache.prepare(voice, self.components.pool, stream)
         if not voice_cache.needs_prepare(voice):  # it takes no more pages
             wake_page_waiters(self._utterances)
 
@@ -373,11 +431,11 @@ class CosyVoiceEngine:
 
     # -- output -------------------------------------------------------------------------------------------------------
 
-    def _emit(self) -> None:
+    def _emit(self, now_us: int) -> None:
         for utterance in list(self._utterances.values()):
             if utterance.generator.drop_empty_segment():
                 wake_page_waiters(self._utterances)
-            if utterance.can_emit and not self._defers_first_chunk(utterance):
+            if utterance.can_emit and not self._defers_first_chunk(utterance, now_us):
                 last = (
                     utterance.generator.text_ended
                     and utterance.generator.run is None
@@ -387,26 +445,22 @@ class CosyVoiceEngine:
             if utterance.is_finished:
                 self._finish(utterance)
 
-    def _defers_first_chunk(self, utterance: Utterance) -> bool:
-        """Whether the first chunk waits for the second one.
-
-        Under load, a first chunk that is shorter than the time to the second one would cause an underrun.
-        """
+    def _defers_first_chunk(self, utterance: Utterance, now_us: int) -> bool:
+        """Whether the first chunk waits for the second one."""
         output = utterance.output
         if not self.settings.smooth_start or output.emitted_samples or utterance.rendered_chunks != 1:
             return False
         if not utterance.generator.audio_segments or not utterance.has_capacity:
             return False
-        if self._next_op(utterance) is NextOp.NONE and not (
+        if self._next_op(utterance) is Need.NONE and not (
             utterance.is_decoding or utterance.is_rendering or utterance.in_flight_samples
         ):
             return False  # no second chunk will follow
-        flow = self._model.config.flow
-        timings = self.timings
-        others = sum(u.paced or not utterance.paced for u in self._utterances.values()) - 1
-        renders = 1 + others // self.settings.render_batch
-        next_s = flow.chunk_tokens * timings.token_s + renders * timings.chunk_s
-        return output.waiting_samples < next_s * SAMPLE_RATE_HZ
+        decode_s = self._model.config.flow.chunk_tokens * self.timings.token_s
+        times = ChunkTimes(int(decode_s * 1e6), int(self.timings.chunk_s * 1e6))
+        first = Candidate(output.key, output.waiting_samples, now_us, started=False, paced=output.paced)
+        others = [candidate for candidate in self._candidates(now_us) if candidate.key != output.key]
+        return defers_first_chunk(first, others, times, self.settings.render_batch, now_us)
 
     def _finish(self, utterance: Utterance) -> None:
         key = utterance.output.key
@@ -463,11 +517,6 @@ class CosyVoiceEngine:
             self._free(utterance)
         self._events.clear()
         self.components.close()
-
-
-def _may_share(urgent: Utterance, others: list[Utterance]) -> list[Utterance]:
-    """Return the ``others`` that may be in a batch with ``urgent``: no downloads before the first chunk of a call."""
-    return [u for u in others if u.paced] if urgent.awaits_first_audio else others
 
 
 def _take_chunks(utterance: Utterance, last: bool) -> Iterator[Audio]:

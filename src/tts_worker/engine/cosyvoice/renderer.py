@@ -199,17 +199,16 @@ class Renderer:
         self.vocoder_frames = 0
         self._next_shapes: dict[VocoderShape, tuple[int, bool]] = {}  # emitted_frames and has_tail after a pass
 
-    def pages(self, request: RenderRequest) -> int:
-        """Return the number of pages that ``request`` needs, one per chunk of the mask.
+    def pages(self, state: RenderState, chunk: Chunk) -> int:
+        """Return the number of pages that ``chunk`` needs, one per chunk of the mask.
 
         An unaligned start or end of a segment needs one more than its chunks.
         """
-        state = request.state
         if state.flow is not None:
             done = state.flow.tokens
         else:
             done = state.voice.flow.tokens if state.voice.flow is not None else 0
-        return -(-(len(state.voice.prompt) + request.chunk.end - done) // self.pool.chunk_tokens)
+        return -(-(len(state.voice.prompt) + chunk.end - done) // self.pool.chunk_tokens)
 
     def samples(self, mel: Tensor) -> int:
         """Return the number of samples of frames ``[1, mel, n]``."""
@@ -252,7 +251,7 @@ class Renderer:
         for request in requests:
             if request.state.flow is None:
                 request.state.flow = self.pool.open(request.state.voice.flow)
-        remaining = [self.pages(request) for request in requests]
+        remaining = [self.pages(request.state, request.chunk) for request in requests]
         while any(remaining):
             indexes = [i for i, chunks in enumerate(remaining) if chunks == max(remaining)]
             stride = min(max(remaining), self._stride)

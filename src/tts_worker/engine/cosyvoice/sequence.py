@@ -6,24 +6,14 @@ The engine schedules; an utterance only reports what it needs and whether it can
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
 
 from tts_worker.engine.cosyvoice.token_generator import Model, TokenGenerator
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
 from tts_worker.engine.output_buffer import OutputBuffer
+from tts_worker.engine.scheduler import Need
 from tts_worker.types import SAMPLE_RATE_HZ, Boundary, Open, Segment, Span
 
 _MIN_EMIT_SAMPLES = SAMPLE_RATE_HZ // 10
-
-
-class NextOp(Enum):
-    """The next operation that an utterance needs."""
-
-    NONE = "none"
-    PREPARE_VOICE = "prepare_voice"  # load the voice and compute its prompt
-    PREFILL = "prefill"  # feed text, or more than one input, to the language model
-    DECODE = "decode"  # draw speech tokens
-    RENDER = "render"  # render a due chunk
 
 
 class Utterance:
@@ -66,45 +56,40 @@ class Utterance:
         return self.output.paced
 
     @property
-    def awaits_first_audio(self) -> bool:
-        """Whether it is a call without audio yet, so that no download may prolong its passes."""
-        return self.paced and not self.output.emitted_samples
-
-    @property
     def has_capacity(self) -> bool:
         """Whether the credit exceeds the audio that is rendered or in flight."""
         return self.output.credit_samples > self.output.waiting_samples + self.in_flight_samples
 
-    def next_op(self, needs_prepare: Callable[[VoiceState], bool]) -> NextOp:
+    def next_op(self, needs_prepare: Callable[[VoiceState], bool]) -> Need:
         """Return the next operation: NONE while held, out of credit, without text, or on the device.
 
         Args:
             needs_prepare: Whether the prompt of a voice is not fully computed.
         """
         if self.is_held or self.cancelled or not self.has_capacity:
-            return NextOp.NONE
+            return Need.NONE
         generator = self.generator
         if generator.has_pending_speech and (generator.voice is None or needs_prepare(generator.voice)):
-            return NextOp.NONE if self.waiting_for_pages else NextOp.PREPARE_VOICE
+            return Need.NONE if self.waiting_for_pages else Need.PREPARE_VOICE
         segment = generator.due_segment
         if segment is None:
             return self.next_token_op()
         if not self.is_rendering:
-            return NextOp.NONE if self.waiting_for_pages else NextOp.RENDER
+            return Need.NONE if self.waiting_for_pages else Need.RENDER
         # While a chunk is being rendered, the tokens of the next one can be drawn.
         has_next_chunk = generator.unrendered_tokens >= segment.tokens_for_next_chunk
-        return NextOp.NONE if has_next_chunk else self.next_token_op()
+        return Need.NONE if has_next_chunk else self.next_token_op()
 
-    def next_token_op(self) -> NextOp:
+    def next_token_op(self) -> Need:
         """Return PREFILL or DECODE if the language model can continue, otherwise NONE."""
         generator = self.generator
         if self.is_decoding or self.is_held or generator.voice is None:
-            return NextOp.NONE
+            return Need.NONE
         if generator.run is None:
-            return NextOp.PREFILL if generator.can_begin_run else NextOp.NONE
+            return Need.PREFILL if generator.can_begin_run else Need.NONE
         if generator.run.waits_for_text:
-            return NextOp.NONE
-        return NextOp.DECODE if generator.needs_only_last_id else NextOp.PREFILL
+            return Need.NONE
+        return Need.DECODE if generator.needs_only_last_id else Need.PREFILL
 
     @property
     def is_finished(self) -> bool:

@@ -205,6 +205,15 @@ class TokenGenerator:
             return False
         return len(run.pending_items) == 1 and run.pending_items[0][0] is Kind.SPEECH
 
+    @property
+    def next_inputs(self) -> int:
+        """Inputs of the next prefill. Before its run begins, an estimate: at most one token per character."""
+        if self.run is not None:
+            return len(self.run.pending_items)
+        prompt = 0 if self._request is None else len(self._request.prompt_text) + len(self._request.lm_prompt)
+        context = sum(len(text) + len(speech) for text, speech in self._context)
+        return prompt + context + (len(self._text_segments[0].text) if self._text_segments else 0)
+
     # -- runs ---------------------------------------------------------------------------------------------------------
 
     def begin_run(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -11,10 +11,8 @@ from tts_worker.engine.cosyvoice.chunks import Item
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.decoder import DecodeRow
 from tts_worker.engine.cosyvoice.runs import InterleavedRun
-from tts_worker.engine.cosyvoice.sequence import NextOp, Utterance
+from tts_worker.engine.cosyvoice.sequence import Utterance
 from tts_worker.engine.cosyvoice.stage import StageFault, StageTimings, running_mean
-
-_SMALL_PREFILL = 16  # inputs; longer prefills run alone
 
 
 @dataclass(frozen=True)
@@ -43,10 +41,9 @@ class _TokenBatch:
 class TokenStage:
     """Submits one language model batch at a time and collects its ids."""
 
-    def __init__(self, components: Components, batch: int, burst_tokens: int, timings: StageTimings) -> None:
+    def __init__(self, components: Components, burst_tokens: int, timings: StageTimings) -> None:
         self._decoder = components.decoder
         self._voice_cache = components.voice_cache
-        self._batch = batch
         self._burst = burst_tokens
         self._timings = timings
         self._stream = components.streams.tokens
@@ -63,34 +60,21 @@ class TokenStage:
             return 0.0
         return self._in_flight.started_at_s + self._in_flight.steps * self._timings.token_s
 
-    def submit(self, urgent: Utterance, candidates: Iterable[Utterance]) -> None:
-        """Submit a batch of ``urgent`` and of candidates that need the same operation.
+    def submit_prefill(self, utterances: Sequence[Utterance]) -> None:
+        """Feed the pending inputs of ``utterances`` and draw one id each.
 
         Raises:
             StageFault: The batch could not be submitted.
         """
-        op = urgent.next_token_op()
-        others = [] if urgent.retry_single else [u for u in candidates if u is not urgent and not u.retry_single]
-        if op is NextOp.PREFILL:
-            self._submit_prefill(urgent, others)
-        else:
-            members = [urgent, *(u for u in others if u.next_token_op() is NextOp.DECODE)][: self._batch]
-            self._submit_burst(members)
-
-    def _submit_prefill(self, urgent: Utterance, others: Sequence[Utterance]) -> None:
         members: list[Utterance] = []
         started_at_s = perf_counter()
         start = self._stream.record_event()
-        # Only started runs may join: the prompt and context at the start of a run make a long prefill.
-        joining = (u for u in others if u.generator.run_started and u.next_token_op() is NextOp.PREFILL)
-        for utterance in (urgent, *joining):
-            if len(members) == self._batch or (members and len(self._pending_items(members[0])) > _SMALL_PREFILL):
-                break
+        for utterance in utterances:
             try:
                 is_ready = self._prepare(utterance)
             except Exception as error:
                 raise StageFault([utterance], error) from error
-            if is_ready and (not members or len(self._pending_items(utterance)) <= _SMALL_PREFILL):
+            if is_ready:
                 members.append(utterance)
         if not members:
             return
@@ -132,28 +116,28 @@ class TokenStage:
         budget = max(1, min(run.budget, self._decoder.free_positions(utterance.slot)))
         return DecodeRow(utterance.slot, run.special, run.special_from, budget, utterance.generator.forced_ids(steps))
 
-    def _submit_burst(self, members: Sequence[Utterance]) -> None:
-        fitting = []
-        for utterance in members:
+    def submit_burst(self, utterances: Sequence[Utterance], steps: int) -> None:
+        """Draw up to ``steps`` ids for each of ``utterances``.
+
+        Raises:
+            StageFault: The batch could not be submitted.
+        """
+        members = []
+        for utterance in utterances:
             if self._decoder.free_positions(utterance.slot) < self._burst + 1:
                 utterance.generator.end_at_capacity()
             else:
-                fitting.append(utterance)
-        if not fitting:
+                members.append(utterance)
+        if not members:
             return
-        urgent = members[0]
-        steps = self._burst
-        if urgent.output.emitted_samples == 0 and urgent.generator.audio_segments:
-            # No more steps than the first chunk needs, for the first-audio latency.
-            steps = max(1, min(steps, urgent.generator.audio_segments[0].tokens_until_due))
         started_at_s = perf_counter()
         start = self._stream.record_event()
         try:
-            ids = self._decoder.burst([self._row(u, steps) for u in fitting], steps)
+            ids = self._decoder.burst([self._row(u, steps) for u in members], steps)
         except Exception as error:
-            raise StageFault(fitting, error, self._recover) from error
+            raise StageFault(members, error, self._recover) from error
         end = self._stream.record_event()
-        self._start(_TokenBatch(tuple(fitting), ids, False, steps, started_at_s, start, end))
+        self._start(_TokenBatch(tuple(members), ids, False, steps, started_at_s, start, end))
 
     def _start(self, batch: _TokenBatch) -> None:
         for utterance in batch.members:

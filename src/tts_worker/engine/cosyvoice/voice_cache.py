@@ -218,6 +218,11 @@ class VoiceCache:
         while idle and self.prepared_voices >= self._cached:
             self._evict(idle.pop(0), pool)
 
+    @property
+    def evictable_pages(self) -> int:
+        """Pages of the prompts of voices without users."""
+        return sum(len(s.flow.pages) for s in self._states.values() if not s.users and s.flow is not None)
+
     def evict_idle(self, pool: FlowPool) -> bool:
         """Evict the least recently used voice without users. Returns False if there is none."""
         idle = [state for state in self._states.values() if not state.users and state.flow is not None]

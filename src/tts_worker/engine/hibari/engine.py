@@ -19,7 +19,7 @@ from tts_worker.engine.hibari.model import HibariModel
 from tts_worker.engine.hibari.speech import POST_ROLL_SAMPLES, PRE_ROLL_SAMPLES, PhraseSynthesis
 from tts_worker.engine.hibari.text import MAX_PHONEMES, Phrase
 from tts_worker.engine.output_buffer import OutputBuffer
-from tts_worker.engine.scheduler import Job, Scheduler
+from tts_worker.engine.scheduler import Budgets, Candidate, Scheduler
 from tts_worker.errors import (
     EngineFault,
     InvalidRequest,
@@ -252,16 +252,18 @@ class HibariEngine:
         return events
 
     def _most_urgent(self, now_us: int) -> _Utterance | None:
-        jobs = []
+        candidates = []
         for utterance in (*self._candidates(paced=True), *self._candidates(paced=False)):
             if utterance.waiting_since_us is None:
                 utterance.waiting_since_us = now_us
             output = utterance.output
             lead_samples = output.lead_at_samples(now_us)
             has_started = output.emitted_samples > 0
-            jobs.append(Job(output.key, lead_samples, utterance.waiting_since_us, has_started, output.paced))
-        job = self._scheduler.pick(jobs, now_us)
-        return None if job is None else self._utterances[job.key]
+            candidates.append(
+                Candidate(output.key, lead_samples, utterance.waiting_since_us, has_started, output.paced)
+            )
+        batch = self._scheduler.schedule(candidates, Budgets(), now_us).audio
+        return None if batch is None else self._utterances[batch.members[0]]
 
     def _candidates(self, *, paced: bool) -> list[_Utterance]:
         """Return the paced or the unpaced utterances that can use a step."""
