@@ -13,7 +13,7 @@ tests check these guarantees for every engine:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from tts_worker.types import Command, EngineInfo, EngineReport, Event
@@ -61,4 +61,13 @@ class ReportingEngine(Protocol):
 
     def report(self) -> EngineReport:
         """Return how its computations ran, and what the last step did. Called after every step."""
+        ...
+
+
+@runtime_checkable
+class WakingEngine(Protocol):
+    """An engine for which other threads do some work, for example read files."""
+
+    def on_work(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called, from any thread, whenever ``has_work`` became True without a command."""
         ...

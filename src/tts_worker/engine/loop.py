@@ -17,10 +17,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from types import FrameType
 from typing import Final
 
-from tts_worker.engine.base import Engine, ReportingEngine
+from tts_worker.engine.base import Engine, ReportingEngine, WakingEngine
 from tts_worker.errors import EngineFault, ErrorInfo, NotReady
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
@@ -41,6 +42,10 @@ log = logging.getLogger(__name__)
 
 _CLOSE: Final = None
 """Inbox entry that ends the thread."""
+
+
+class _WakeUp:
+    """Inbox entry that makes the thread look for work."""
 
 
 _NO_REPORT: Final = EngineReport()
@@ -95,12 +100,12 @@ class _Runner:
     returns.
 
     Attributes:
-        inbox: Commands to the engine thread.
+        inbox: Commands and wake-ups for the engine thread.
         busy_since_s: Start of the engine call in progress; None between calls.
         stopped: Set when the thread has closed its engine.
     """
 
-    inbox: queue.SimpleQueue[Command | None] = field(default_factory=queue.SimpleQueue)
+    inbox: queue.SimpleQueue[Command | _WakeUp | None] = field(default_factory=queue.SimpleQueue)
     busy_since_s: float | None = None
     stopped: threading.Event = field(default_factory=threading.Event)
 
@@ -290,6 +295,8 @@ class EngineLoop:
     def _serve(self, runner: _Runner, engine: Engine) -> None:
         inbox = runner.inbox
         reporting = engine if isinstance(engine, ReportingEngine) else None
+        if isinstance(engine, WakingEngine):
+            engine.on_work(partial(inbox.put, _WakeUp()))
         while True:
             block = not engine.has_work
             while True:
@@ -299,10 +306,12 @@ class EngineLoop:
                     break
                 if command is _CLOSE:
                     return
+                block = False
+                if isinstance(command, _WakeUp):
+                    continue
                 runner.busy_since_s = self._clock()
                 engine.handle(command)
                 runner.busy_since_s = None  # not in a finally: after a fault the timer covers the close of the engine
-                block = False
             if not engine.has_work:
                 continue
             start_s = self._clock()

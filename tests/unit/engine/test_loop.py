@@ -106,6 +106,41 @@ async def test_idle_engine_does_not_step() -> None:
         assert loop.stats.steps <= steps + 2
 
 
+class DelegatingEngine(ToneEngine):
+    """An engine that does its next step only when another thread has finished something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.finished = threading.Event()
+        self.wake: Callable[[], None] | None = None
+
+    def on_work(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+
+    @property
+    def has_work(self) -> bool:
+        return self.finished.is_set() and super().has_work
+
+
+async def test_engine_is_woken_when_another_thread_finishes() -> None:
+    built: list[DelegatingEngine] = []
+    loop = EngineLoop(lambda: built.append(DelegatingEngine()) or built[-1])  # type: ignore[func-returns-value]
+    await loop.start()
+    try:
+        log = EventLog()
+        loop.subscribe("a", log)
+        speak(loop, key("a"))
+        await until(lambda: loop._runner is not None and loop._runner.inbox.empty())
+        (engine,) = built
+        assert engine.wake is not None
+        assert not log.events
+        engine.finished.set()
+        engine.wake()
+        await log.until(lambda e: isinstance(e, Done))
+    finally:
+        await loop.stop()
+
+
 async def test_cancel_frees_the_slot_at_the_next_step() -> None:
     async with running(ToneSettings(max_utterances=1)) as loop:
         loop.subscribe("a", EventLog())
