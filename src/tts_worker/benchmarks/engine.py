@@ -1,6 +1,6 @@
 """Drives the CosyVoice engine with forced tokens and measures it by stage; random weights suffice.
 
-Needs only torch, numpy and tokenizers. The language model runs and samples as usual; the sampled tokens are then
+Needs what the engine needs. The language model runs and samples as usual; the sampled tokens are then
 overwritten with prepared ones, so that every run has the requested length. Times are wall-clock times; first audio is
 timed from the first command of an utterance to the event that carries audio.
 """

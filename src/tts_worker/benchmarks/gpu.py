@@ -4,7 +4,7 @@ Each section adds its figures to one JSON file as soon as it is done, so that an
 measured. A section that cannot run (no CUDA device, no time left) is listed with the reason; one that fails is listed
 with its error, and the next one runs. On a CPU the same sections run with a small model.
 
-Needs only torch, numpy and tokenizers, like the engine.
+Needs only torch, numpy, tokenizers, PyYAML and safetensors, like the engine.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def convert(path: Path, out: Path, precision: str = "fp32", *, step: Step | None
     if precision not in PRECISIONS:
         raise ConfigError(f"dtype: must be one of: {', '.join(PRECISIONS)}")
     bundle = open_bundle(path)
-    from tts_worker.engine.cosyvoice.tensor_files import DTYPES, write_safetensors
+    from tts_worker.engine.cosyvoice.tensor_files import PRECISION_DTYPES, write_safetensors
     from tts_worker.engine.cosyvoice.weights import OPTIONAL_KEYS, PARTS
 
     bundle.validate().raise_if_bad()  # before the first file is written
@@ -113,7 +113,7 @@ def convert(path: Path, out: Path, precision: str = "fp32", *, step: Step | None
         target = out / f"{source.weight_file(part).name.removesuffix('.pt').removesuffix('.safetensors')}.safetensors"
         if step:
             step(target.name)
-        dtype = DTYPES["BF16" if precision == "bf16" and part != "hift" else "F32"]
+        dtype = PRECISION_DTYPES["fp32" if part == "hift" else precision]
         weights = source.load_weights(part, dtype)
         required = {key: tensor for key, tensor in weights.items() if key not in OPTIONAL_KEYS}
         write_safetensors(target, required, {"format": "pt"})

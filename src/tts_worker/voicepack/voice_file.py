@@ -1,13 +1,12 @@
 """Stored voices: a folder ``NAME`` with ``voice.json`` and ``voice.safetensors``, linked by a content hash.
 
 Names, sizes, shapes, values and the hash are checked before use. A voice cannot refer to other files or run code.
-Needs numpy only.
+Needs no torch.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import re
@@ -17,10 +16,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+import safetensors.numpy
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 
 from tts_worker.errors import BundleError, InvalidRequest, UnknownVoice
-from tts_worker.voicepack.safetensors_header import encode_header, read_header
 
 FORMAT = 1
 VOICES_DIR = "voices"  # within a model directory, unless another folder is named
@@ -35,8 +35,12 @@ MAX_ABS = 1000.0  # log magnitudes and embeddings are two orders below
 
 _NAME = re.compile(r"\w[\w.-]{0,63}")
 _FIELDS = {"format", "family", "prompt_text", "seconds", "gain_db", "notes", "content_hash"}
-_TENSORS = {"prompt_text_ids": "I32", "tokens": "I32", "mel": "F32", "embedding": "F32"}
-_DTYPES = {"I32": np.dtype("<i4"), "F32": np.dtype("<f4")}
+_DTYPES = {
+    "prompt_text_ids": np.dtype("<i4"),
+    "tokens": np.dtype("<i4"),
+    "mel": np.dtype("<f4"),
+    "embedding": np.dtype("<f4"),
+}
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,8 @@ class Voice:
         """All arrays by name, little-endian and contiguous."""
         arrays = (self.prompt_text_ids, self.tokens, self.mel, self.embedding)
         return {
-            name: np.ascontiguousarray(array, dtype=_DTYPES[dtype])
-            for (name, dtype), array in zip(_TENSORS.items(), arrays, strict=True)
+            name: np.ascontiguousarray(array, dtype=dtype)
+            for (name, dtype), array in zip(_DTYPES.items(), arrays, strict=True)
         }
 
     def check(
@@ -150,9 +154,7 @@ def save_voice(root: Path, name: str, voice: Voice, *, replace: bool = False) ->
         "notes": list(voice.notes),
         "content_hash": voice.content_hash,
     }
-    tensors = voice.tensors()
-    header = encode_header({key: (_TENSORS[key], array.shape) for key, array in tensors.items()}, {})
-    body = b"".join([header, *(array.tobytes() for array in tensors.values())])
+    body = safetensors.numpy.save(voice.tensors())
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _replace(folder / "voice.safetensors", body)
@@ -241,17 +243,17 @@ def _read_arrays(file: Path) -> Mapping[str, NDArray[Any]]:
         raw = stream.read(MAX_TENSOR_BYTES + 1)
     if len(raw) > MAX_TENSOR_BYTES:
         fail(f"is larger than {MAX_TENSOR_BYTES} bytes, too large for a voice")
-    header = read_header(io.BytesIO(raw), len(raw), str(file))
-    if {name: entry.dtype for name, entry in header.entries.items()} != _TENSORS:
-        fail(f"must hold exactly these tensors: {', '.join(f'{name} ({dtype})' for name, dtype in _TENSORS.items())}")
-    arrays = {}
-    for name, entry in header.entries.items():
-        array = np.frombuffer(raw[entry.start : entry.end], dtype=_DTYPES[entry.dtype]).reshape(entry.shape)
+    try:
+        arrays = safetensors.numpy.load(raw)
+    except (SafetensorError, KeyError) as error:  # KeyError: a number format that numpy does not have
+        fail(f"is not a complete safetensors file ({error})")
+    if {name: array.dtype for name, array in arrays.items()} != _DTYPES:
+        fail(f"must hold exactly these tensors: {', '.join(f'{name} ({dtype})' for name, dtype in _DTYPES.items())}")
+    for name, array in arrays.items():
         if array.ndim != (2 if name == "mel" else 1):
             fail(f"{name} has {array.ndim} dimensions")
         if len(array) > _MAX_ROWS[name]:
             fail(f"{name} has {len(array)} rows; a prompt of {MAX_PROMPT_S:g} s has at most {_MAX_ROWS[name]}")
-        if entry.dtype == "F32" and not bool((np.abs(array) < MAX_ABS).all()):
+        if array.dtype.kind == "f" and not bool((np.abs(array) < MAX_ABS).all()):
             fail(f"{name} contains NaN, infinite or out-of-range values")
-        arrays[name] = array
     return arrays

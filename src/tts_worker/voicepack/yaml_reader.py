@@ -1,21 +1,23 @@
-"""Reader for the YAML subset of model directories; every error names the line.
+"""Reads the YAML of model directories as data; every error names the line.
 
-Supported are block and flow collections, one-line scalars, tags (as ``Tagged`` values) and comments. Anchors, aliases,
-merge keys and block scalars are refused, so a small file cannot expand to a large value. hyperyaml.py resolves
-references.
+PyYAML parses; tags become ``Tagged`` values instead of objects, so no tag imports or calls anything. Anchors, aliases
+and merge keys are refused and size and depth are limited, so a small file cannot expand to a large value. Plain scalars
+follow the YAML 1.2 core schema (``yes`` and ``1:30`` are strings, ``1e-5`` is a number), as in hyperpyyaml.
+hyperyaml.py resolves references.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NoReturn, TypeAlias
+from typing import Any, TypeAlias
+
+import yaml
 
 from tts_worker.errors import BundleError
 
-MAX_CHARS = 1 << 20
-MAX_LINE_CHARS = 1 << 14  # also of a flow collection that spans lines
+MAX_CHARS = 1 << 18
+MAX_LINE_CHARS = 1 << 14
 MAX_DEPTH = 64
 
 
@@ -35,14 +37,8 @@ class Tagged:
 Scalar: TypeAlias = "bool | int | float | str | None"
 Value: TypeAlias = "Scalar | Tagged | list[Value] | dict[str, Value] | tuple[Value, ...]"
 
-_TAG = re.compile(r"![^\s,\[\]{}]*")
-_QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"\\]|\\.)*\"")
-_KEY = re.compile(rf"""({_QUOTED.pattern}|[^\s\[\]{{}},"'#&*!|>%@`:-][^:#]*|-[^\s:#][^:#]*):(?=\s|$)""")
-_COLON = re.compile(r":(?=[\s,\[\]{}]|$)")
-# A quote opens only where a value can begin; within a word it is an apostrophe.
-_PIECE = re.compile(
-    rf"(?<![^\s\[{{,:])(?:{_QUOTED.pattern}|(?P<open>[\"']))|(?<!\S)(?P<comment>#)|(?P<bracket>[\[\]{{}}])"
-)
+_CORE_PREFIX = "tag:yaml.org,2002:"
+_CORE_TAGS = frozenset(f"{_CORE_PREFIX}{name}" for name in ("str", "seq", "map", "int", "float", "bool", "null"))
 _INT = re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0o[0-7_]+|[0-9][0-9_]*)\Z")
 _FLOAT = re.compile(r"[-+]?([0-9][0-9_]*\.[0-9_]*([eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+|\.[0-9][0-9_]*)\Z")
 _SPECIAL_FLOAT = re.compile(r"([-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))\Z")
@@ -51,217 +47,92 @@ _WORDS: dict[str, Scalar] = {
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", '"': '"', "\\": "\\", "/": "/", " ": " "}
 
 
 def read_yaml(text: str, source: str) -> dict[str, Value]:
     """Parse the top-level mapping of ``text``. Raises BundleError that names ``source`` and the line."""
-    return _YamlParser(text, source).document()
+    if len(text) > MAX_CHARS:
+        raise BundleError(f"{source}, line 1: the file has more than {MAX_CHARS} characters")
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > MAX_LINE_CHARS:
+            raise BundleError(f"{source}, line {number}: more than {MAX_LINE_CHARS} characters in one line")
+    try:
+        root = _value_of(_Composer(text.removeprefix("\ufeff")).get_single_node())
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line_number = 1 if mark is None else mark.line + 1
+        problem = " ".join(filter(None, (error.context, error.problem)))
+        raise BundleError(f"{source}, line {line_number}: {problem}") from None
+    except yaml.YAMLError as error:  # of the reader: a character that YAML does not allow
+        raise BundleError(f"{source}, line 1: {str(error).splitlines()[0]}") from None
+    if root is None:
+        raise BundleError(f"{source}, line 1: the file is empty")
+    if not isinstance(root, dict):
+        raise BundleError(f"{source}, line 1: the top level must be a mapping of keys")
+    return root
 
 
-@dataclass(frozen=True)
-class _Line:
-    number: int
-    indent: int
-    text: str
+class _Composer(yaml.SafeLoader):
+    """Composes nodes and refuses what could expand."""
 
-    @property
-    def dashed(self) -> bool:
-        return self.text == "-" or self.text.startswith("- ")
+    yaml_implicit_resolvers = {}  # noqa: RUF012  # scalars are interpreted by ``_plain_scalar``
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if getattr(event, "anchor", None) is not None:
+            raise _refused("anchors and aliases are not supported", event)
+        if self._depth >= MAX_DEPTH:
+            raise _refused("too deeply nested", event)
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
 
 
-class _YamlParser:
-    def __init__(self, text: str, source: str) -> None:
-        self.source = source
-        if len(text) > MAX_CHARS:
-            self.fail(1, f"the file has more than {MAX_CHARS} characters")
-        self.lines = list(self._logical_lines(text))
-        self.at = 0
+def _refused(problem: str, at: Any) -> yaml.MarkedYAMLError:
+    """Return the error for an event or a node."""
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=at.start_mark)
 
-    def fail(self, line: int, problem: str) -> NoReturn:
-        raise BundleError(f"{self.source}, line {line}: {problem}")
 
-    def document(self) -> dict[str, Value]:
-        if not self.lines:
-            self.fail(1, "the file is empty")
-        root = self._block(self.lines[0].indent, 0)
-        if self.at < len(self.lines):
-            self.fail(self.lines[self.at].number, "this line does not fit the indentation above it")
-        if not isinstance(root, dict):
-            self.fail(1, "the top level must be a mapping of keys")
-        return root
-
-    def _logical_lines(self, text: str) -> Iterator[_Line]:
-        """Yield lines without comments and blank lines; a flow collection that spans lines is joined."""
-        start = 0
-        indent = 0
-        joined = ""
-        depth = 0
-        for number, raw in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
-            if len(raw) + len(joined) > MAX_LINE_CHARS:
-                self.fail(number, f"more than {MAX_LINE_CHARS} characters in one line or collection")
-            content = raw
-            for piece in _PIECE.finditer(raw):
-                if piece["open"]:
-                    self.fail(number, "a quote is never closed")
-                if piece["comment"]:
-                    content = raw[: piece.start()]
-                    break
-                depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(piece["bracket"], 0)
-            stripped = content.strip()
-            if not stripped or (stripped == "---" and not start):
-                continue
-            if not joined:
-                lead = content[: len(content) - len(content.lstrip())]
-                if "\t" in lead:
-                    self.fail(number, "this line is indented with a tab; YAML needs spaces")
-                start = number
-                indent = len(lead)
-            joined = f"{joined} {stripped}".lstrip()
-            if depth <= 0:
-                yield _Line(start, indent, joined)
-                joined = ""
-                depth = 0
-        if depth:
-            self.fail(start, "a bracket is never closed")
-
-    def _block(self, indent: int, depth: int) -> Value:
-        line = self.lines[self.at]
-        if depth > MAX_DEPTH:
-            self.fail(line.number, "too deeply nested")
-        if line.dashed:
-            return self._sequence(indent, depth)
-        if _KEY.match(line.text):
-            return self._mapping(indent, depth)
-        self.at += 1
-        return self._inline(line.text, line, depth)
-
-    def _sequence(self, indent: int, depth: int) -> list[Value]:
-        items: list[Value] = []
-        while (line := self._here(indent)) and line.dashed:
-            rest = line.text[1:].lstrip()
-            inner = indent + len(line.text) - len(rest)
-            if rest.startswith("- ") or (rest[:1] not in "!\"'[{" and _KEY.match(rest)):
-                self.lines[self.at] = _Line(line.number, inner, rest)  # the item's block begins on the line of the dash
-                items.append(self._block(inner, depth + 1))
-            else:
-                self.at += 1
-                items.append(self._value(rest, line, depth))
-        return items
-
-    def _mapping(self, indent: int, depth: int) -> dict[str, Value]:
-        mapping: dict[str, Value] = {}
-        while (line := self._here(indent)) and (match := _KEY.match(line.text)):
-            key = self._unquote(match[1].rstrip(), line)
-            if key in mapping:
-                self.fail(line.number, f"the key {key[:80]!r} occurs twice")
-            if key == "<<":
-                self.fail(line.number, "merge keys (<<) are not supported")
-            self.at += 1
-            mapping[key] = self._value(line.text[match.end() :].strip(), line, depth)
-        return mapping
-
-    def _here(self, indent: int) -> _Line | None:
-        if self.at >= len(self.lines):
-            return None
-        line = self.lines[self.at]
-        if line.indent > indent:
-            self.fail(line.number, "this line is indented deeper than its parent allows")
-        return line if line.indent == indent else None
-
-    def _value(self, text: str, line: _Line, depth: int) -> Value:
-        """Parse the value after ``key:`` or ``-``: on the same line, or the deeper block below."""
-        tag = _TAG.match(text)
-        rest = text[tag.end() :].strip() if tag else text
-        value: Value = None
-        if rest:
-            value = self._inline(rest, line, depth)
-        elif self.at < len(self.lines):
-            below = self.lines[self.at]
-            if below.indent > line.indent or (below.dashed and below.indent == line.indent and not line.dashed):
-                value = self._block(below.indent, depth + 1)
-        return self._tagged(tag[0], value, line) if tag else value
-
-    def _tagged(self, tag: str, value: Value, line: _Line) -> Value:
-        if tag == "!" or tag.startswith("!<"):
-            self.fail(line.number, f"the tag {tag[:80]!r} is not supported")
-        return tuple(value) if tag == "!tuple" and isinstance(value, list) else Tagged(tag, value)
-
-    def _inline(self, text: str, line: _Line, depth: int) -> Value:
-        value, end = self._flow(text, 0, line, depth, "")
-        if text[end:].strip():
-            self.fail(line.number, "unexpected text after the end of the value")
+def _value_of(node: yaml.Node | None) -> Value:
+    """Return the value of a node; the top level of an empty file is None."""
+    if node is None:
+        return None
+    if node.tag == "!":
+        raise _refused("the tag '!' is not supported", node)
+    value: Value
+    if isinstance(node, yaml.MappingNode):
+        value = _mapping(node)
+    elif isinstance(node, yaml.SequenceNode):
+        value = [_value_of(item) for item in node.value]
+    else:
+        assert isinstance(node, yaml.ScalarNode)
+        value = _plain_scalar(node.value) if node.style is None else node.value  # a quoted scalar is a string
+    if node.tag in _CORE_TAGS:
         return value
-
-    def _flow(self, text: str, at: int, line: _Line, depth: int, stop: str) -> tuple[Value, int]:
-        """Parse one value at ``text[at]``; a plain scalar ends at a character of ``stop``.
-
-        Returns:
-            The value and its end.
-        """
-        if depth > MAX_DEPTH:
-            self.fail(line.number, "too deeply nested")
-        at = _skip_spaces(text, at)
-        if tag := _TAG.match(text, at):
-            value, end = self._flow(text, tag.end(), line, depth + 1, stop)
-            return self._tagged(tag[0], value, line), end
-        head = text[at : at + 1]
-        if head in ("[", "{"):
-            return self._flow_collection(text, at, line, depth)
-        if quoted := _QUOTED.match(text, at):
-            return self._unquote(quoted[0], line), quoted.end()
-        end = at if stop else len(text)
-        while end < len(text) and text[end] not in stop and not _COLON.match(text, end):
-            end += 1
-        plain = text[at:end].strip()
-        if head in ("&", "*", "|", ">", "%", "@", "`"):
-            self.fail(line.number, f"{head!r} (anchors, aliases, block text) is not supported")
-        if not stop and (_KEY.match(plain) or plain.startswith("- ")):
-            self.fail(line.number, "a block mapping or list cannot begin in the middle of a line")
-        return _plain_scalar(plain), end
-
-    def _flow_collection(self, text: str, at: int, line: _Line, depth: int) -> tuple[Value, int]:
-        """Parse ``[a, b]`` or ``{k: v}`` with its bracket at ``text[at]``."""
-        close = {"[": "]", "{": "}"}[text[at]]
-        items: list[Value] = []
-        pairs: dict[str, Value] = {}
-        at = _skip_spaces(text, at + 1)
-        while text[at : at + 1] != close:
-            value, at = self._flow(text, at, line, depth + 1, ",[]{}")
-            at = _skip_spaces(text, at)
-            if close == "}":
-                if not isinstance(value, (str, int)) or text[at : at + 1] != ":":
-                    self.fail(line.number, "expected 'key: value' inside { }")
-                if str(value) in pairs:
-                    self.fail(line.number, f"the key {str(value)[:80]!r} occurs twice")
-                pairs[str(value)], at = self._flow(text, at + 1, line, depth + 1, ",[]{}")
-                at = _skip_spaces(text, at)
-            else:
-                items.append(value)
-            if text[at : at + 1] == ",":
-                at = _skip_spaces(text, at + 1)
-            elif text[at : at + 1] != close:
-                self.fail(line.number, "brackets and commas do not match")
-        return (pairs if close == "}" else items), at + 1
-
-    def _unquote(self, text: str, line: _Line) -> str:
-        if text.startswith("'"):
-            return text[1:-1].replace("''", "'")
-        if not text.startswith('"'):
-            return text
-
-        def unescape(match: re.Match[str]) -> str:
-            if match[1] not in _ESCAPES:
-                self.fail(line.number, f"the escape \\{match[1]} is not supported")
-            return _ESCAPES[match[1]]
-
-        return re.sub(r"\\(.)", unescape, text[1:-1])
+    if node.tag == "!tuple" and isinstance(value, list):
+        return tuple(value)
+    tag = node.tag.removeprefix(_CORE_PREFIX)
+    return Tagged(node.tag if tag == node.tag else f"!!{tag}", value)
 
 
-def _skip_spaces(text: str, at: int) -> int:
-    while at < len(text) and text[at] in " \t":
-        at += 1
-    return at
+def _mapping(node: yaml.MappingNode) -> dict[str, Value]:
+    mapping: dict[str, Value] = {}
+    for key_node, value_node in node.value:
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise _refused("a key must be a word or a number", key_node)
+        key = key_node.value
+        if key == "<<":
+            raise _refused("merge keys (<<) are not supported", key_node)
+        if key in mapping:
+            raise _refused(f"the key {key[:80]!r} occurs twice", key_node)
+        mapping[key] = _value_of(value_node)
+    return mapping
 
 
 def _plain_scalar(text: str) -> Value:

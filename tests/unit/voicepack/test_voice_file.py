@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from safetensors.numpy import save
 
 from tts_worker.errors import BundleError, InvalidRequest, TTSWorkerError, UnknownVoice
-from tts_worker.voicepack.safetensors_header import encode_header
 from tts_worker.voicepack.voice_file import Voice, load_voice, save_voice, stored_voices, voice_folder
 
 SIZES: dict[str, int] = {
@@ -154,10 +154,7 @@ def header(table: object) -> bytes:
 
 def arrays(**changed: Any) -> bytes:
     """The file of a voice with some tensors replaced, by arrays of the same or another form."""
-    tensors = {**voice().tensors(), **changed}
-    names = {"int32": "I32", "float32": "F32", "int64": "I64", "float64": "F64"}
-    entries = {name: (names[array.dtype.name], array.shape) for name, array in tensors.items()}
-    return encode_header(entries, {}) + b"".join(array.tobytes() for array in tensors.values())
+    return save({**voice().tensors(), **changed})
 
 
 def spoiled(value: float) -> bytes:
@@ -189,27 +186,27 @@ ONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
         (change_json("content_hash", "0" * 64), "hash does not match"),
         (change_json("family", "cosyvoice2"), "hash does not match"),
         (lambda folder: (folder / "voice.safetensors").unlink(), "is missing"),
-        (tensors_are(b""), "truncated"),
-        (tensors_are(pickle.dumps(Code())), "truncated in its header|header of|not accepted"),
-        (zip_bomb, "truncated in its header|not accepted|header"),
-        (tensors_are(struct.pack("<Q", 1 << 40) + b"{}"), "truncated in its header"),
+        (tensors_are(b""), "not a complete safetensors"),
+        (tensors_are(pickle.dumps(Code())), "not a complete safetensors"),
+        (zip_bomb, "not a complete safetensors"),
+        (tensors_are(struct.pack("<Q", 1 << 40) + b"{}"), "not a complete safetensors"),
         (lambda folder: tensors_are(b"\0" * (9 << 20))(folder), "larger than"),
         (lambda folder: tensors_are(struct.pack("<Q", 8 << 20) + b" " * (8 << 20))(folder), "larger than"),
-        (tensors_are(header({"mel": ONE})), "is truncated or has extra data"),
+        (tensors_are(header({"mel": ONE})), "not a complete safetensors"),
         (tensors_are(header({"mel": ONE}) + b"\0" * 4), "exactly these tensors"),
-        (tensors_are(header({"mel": {**ONE, "shape": [1 << 60]}}) + b"\0" * 4), "invalid shape"),
-        (tensors_are(header({"mel": {**ONE, "shape": [2]}}) + b"\0" * 4), "does not match its data"),
-        (tensors_are(header({"mel": {**ONE, "shape": [-1]}}) + b"\0" * 4), "invalid shape"),
-        (tensors_are(header({"mel": {**ONE, "shape": "x"}}) + b"\0" * 4), "invalid shape"),
-        (tensors_are(header({"mel": {**ONE, "dtype": "F33"}}) + b"\0" * 4), "unsupported number format"),
-        (tensors_are(header({"mel": {**ONE, "dtype": ["F32"]}}) + b"\0" * 4), "unsupported number format|describe"),
-        (tensors_are(header({"mel": 7}) + b"\0" * 4), "does not describe"),
-        (tensors_are(header({"a\x01b": ONE}) + b"\0" * 4), "invalid name"),
-        (tensors_are(header({"a": ONE, "b": ONE}) + b"\0" * 8), "overlap"),
-        (tensors_are(header({"a": {**ONE, "data_offsets": [4, 8]}}) + b"\0" * 8), "gap"),
-        (tensors_are(header([1])), "not a table"),
-        (tensors_are(header({"__metadata__": {"a": 1}})), "metadata"),
-        (tensors_are(struct.pack("<Q", 22) + b'{"a":{"x":1},"a":null}'), "not valid JSON"),
+        (tensors_are(header({"mel": {**ONE, "shape": [1 << 60]}}) + b"\0" * 4), "not a complete safetensors"),
+        (tensors_are(header({"mel": {**ONE, "shape": [2]}}) + b"\0" * 4), "not a complete safetensors"),
+        (tensors_are(header({"mel": {**ONE, "shape": [-1]}}) + b"\0" * 4), "not a complete safetensors"),
+        (tensors_are(header({"mel": {**ONE, "shape": "x"}}) + b"\0" * 4), "not a complete safetensors"),
+        (tensors_are(header({"mel": {**ONE, "dtype": "F33"}}) + b"\0" * 4), "not a complete safetensors"),
+        (tensors_are(header({"mel": {**ONE, "dtype": ["F32"]}}) + b"\0" * 4), "not a complete safetensors"),
+        (tensors_are(header({"mel": 7}) + b"\0" * 4), "not a complete safetensors"),
+        (tensors_are(header({"a\x01b": ONE}) + b"\0" * 4), "exactly these tensors"),
+        (tensors_are(header({"a": ONE, "b": ONE}) + b"\0" * 8), "not a complete safetensors"),
+        (tensors_are(header({"a": {**ONE, "data_offsets": [4, 8]}}) + b"\0" * 8), "not a complete safetensors"),
+        (tensors_are(header([1])), "not a complete safetensors"),
+        (tensors_are(header({"__metadata__": {"a": 1}})), "not a complete safetensors"),
+        (tensors_are(struct.pack("<Q", 22) + b'{"a":{"x":1},"a":null}'), "not a complete safetensors"),
         (tensors_are(arrays(mel=voice().mel.astype(np.float64))), "exactly these tensors"),
         (tensors_are(arrays(extra=voice().mel)), "exactly these tensors"),
         (tensors_are(arrays(mel=voice().mel.reshape(-1))), "mel has 1 dimensions"),
@@ -220,7 +217,7 @@ ONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
         (tensors_are(spoiled(float("inf"))), "NaN, infinite"),
         (tensors_are(spoiled(1e9)), "out-of-range"),
         (tensors_are(arrays(tokens=voice().tokens[::-1])), "hash does not match"),
-        (lambda folder: (folder / "voice.safetensors").write_bytes(arrays()[:-1]), "truncated or has extra data"),
+        (lambda folder: (folder / "voice.safetensors").write_bytes(arrays()[:-1]), "not a complete safetensors"),
     ],
 )
 def test_hostile_voice_is_refused(tmp_path: Path, harm: Callable[[Path], object], complaint: str) -> None:

@@ -1,4 +1,4 @@
-"""Tensor files: memory-mapped safetensors, and PyTorch files without running pickled code.
+"""Tensor files: safetensors, memory-mapped, and PyTorch files without running pickled code.
 
 Every problem with a file raises BundleError and names the file.
 """
@@ -9,30 +9,19 @@ import os
 import pickle
 import warnings
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from tts_worker.errors import BundleError
-from tts_worker.voicepack.safetensors_header import encode_header, read_header
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+PRECISION_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""Number formats of weights by the name of their precision."""
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -100,50 +89,34 @@ def _must_be_dense(loaded: object, path: Path) -> None:
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read tensors and metadata of a safetensors file, memory-mapped copy-on-write. Raises BundleError."""
     _must_be_file(path)
-    size_bytes = path.stat().st_size
-    with path.open("rb") as file:
-        header = read_header(file, size_bytes, str(path))
-    if size_bytes == 0 or not header.entries:
-        return {}, header.metadata
-    data = torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c"))
-    tensors = {}
-    for name, entry in header.entries.items():
-        raw = data[entry.start : entry.end]
-        dtype = DTYPES[entry.dtype]
-        if entry.start % dtype.itemsize:
-            raw = raw.clone()  # not aligned by its writer
-        tensors[name] = raw.view(dtype).reshape(entry.shape)
-    return tensors, header.metadata
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise BundleError(f"{path}: is not a complete safetensors file ({error})") from None
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file atomically. The bytes depend on the arguments only. Raises BundleError."""
-    ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
-    header = encode_header({name: (NAMES[t.dtype], tuple(t.shape)) for name, t in ordered.items()}, metadata)
-    write_atomically(path, (header, *map(tensor_bytes, ordered.values())))
+    """Write a safetensors file through a temporary name, so that it is complete or missing.
 
-
-def tensor_bytes(tensor: Tensor) -> memoryview:
-    """The raw little-endian bytes of a CPU tensor."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
-
-
-def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file through a temporary name, so that it is complete or missing.
+    The bytes depend on the arguments only.
 
     Raises:
         BundleError: The file cannot be written.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    storages = set[int]()
+    separate = {}
+    for name, tensor in tensors.items():  # the format knows no tensors that share memory
+        shared = tensor.untyped_storage().data_ptr() in storages
+        storages.add(tensor.untyped_storage().data_ptr())
+        separate[name] = tensor.detach().cpu().clone() if shared else tensor.detach().cpu().contiguous()
     try:
-        with partial.open("wb") as file:
-            for part in parts:
-                file.write(part)
+        save_file(separate, partial, dict(metadata))
         partial.replace(path)
-    except OSError as error:
+    except (SafetensorError, OSError) as error:
         partial.unlink(missing_ok=True)
-        raise BundleError(f"{path}: cannot be written ({error.strerror})") from None
+        raise BundleError(f"{path}: cannot be written ({error})") from None
 
 
 def finite_range(tensor: Tensor) -> tuple[float, float]:
