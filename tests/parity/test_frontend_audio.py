@@ -20,9 +20,10 @@ from tts_worker.audio.decode import Recording, read_recording
 from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.enrol import bundled_voices
-from tts_worker.engine.cosyvoice.features import KaldiFbank, MelSpectrogram, SincResampler, WhisperMel, slaney_filters
+from tts_worker.engine.cosyvoice.features import KaldiFbank, MelSpectrogram, WhisperMel, slaney_filters
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.errors import BundleError, InvalidRequest
+from tts_worker.parity.reference import ReferenceFrontend, SincResampler
 
 LIMIT = 1e-4
 PROMPTS = ("prompt_24k", "prompt_44k1_stereo")
@@ -36,7 +37,7 @@ class Reference:
     tensors: dict[str, Tensor]
     texts: dict[str, str]
     bundle: Bundle
-    frontend: PromptFrontend
+    frontend: ReferenceFrontend
 
     def prompt(self, name: str) -> Recording:
         return read_recording(GOLDEN[self.family] / f"{name}.wav")
@@ -59,7 +60,7 @@ def reference(request: pytest.FixtureRequest) -> Reference:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
         meta = json.loads(file.metadata()["meta"])
     bundle = Bundle.open(tiny(request.param))
-    return Reference(request.param, tensors, meta["texts"], bundle, PromptFrontend(bundle, reference=True))
+    return Reference(request.param, tensors, meta["texts"], bundle, ReferenceFrontend(bundle))
 
 
 def test_prompt_features_match_the_reference(reference: Reference) -> None:
@@ -107,7 +108,7 @@ def test_zero_shot_inputs_match_the_reference(reference: Reference) -> None:
 
 
 def test_voice_conversion_inputs_match_the_reference(reference: Reference) -> None:
-    features = reference.frontend.prompt(reference.prompt("prompt_24k"), trim=False)
+    features = reference.frontend.untrimmed_prompt(reference.prompt("prompt_24k"))
     source = reference.frontend.tokens(reference.prompt("prompt_44k1_stereo"))
 
     reference.ids("vc.source_speech_token", source)

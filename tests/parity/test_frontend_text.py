@@ -15,7 +15,7 @@ from tests.unit.cosyvoice.bundles import DATA, FAMILIES, tiny
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer, special_tokens
 from tts_worker.errors import BundleError
-from tts_worker.text.reference_normalizer import (
+from tts_worker.parity.reference_normalizer import (
     contains_chinese,
     is_only_punctuation,
     normalize,

@@ -27,7 +27,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "engine.scheduler",
         "engine.output_buffer",
         "engine.cosyvoice.chunks",
-        "engine.cosyvoice.compat",
+        "engine.cosyvoice.silence",
     ),
     ("engine",),
     ("models", "session"),

@@ -1,7 +1,7 @@
-"""``tts-worker say --engine cosyvoice --bundle DIR``: offline synthesis with a CosyVoice model directory.
+"""``tts-worker say --engine cosyvoice --bundle DIR``: one utterance through the streaming engine, without a worker.
 
-Runs in this process without sessions and supports every mode of the models. Takes the arguments of ``say`` and the ones
-added here.
+Supports every mode of the models. Takes the arguments of ``say`` and the ones added here. ``--compat reference`` speaks
+with the reference's algorithms instead (``tts_worker.parity``).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,17 +21,23 @@ from tts_worker.audio.decode import read_recording
 from tts_worker.audio.pcm import to_pcm
 from tts_worker.commands.playback import FileSink, PlayerSink, Sink, StdoutSink, find_player
 from tts_worker.commands.progress import Bar
-from tts_worker.errors import BundleError, InvalidRequest
-from tts_worker.types import SAMPLE_RATE_HZ
+from tts_worker.errors import BundleError, InvalidRequest, UnspeakableText
+from tts_worker.settings import read_yaml
+from tts_worker.text.language import LanguageDetector
+from tts_worker.text.lexicon import Lexicon
+from tts_worker.text.normalizer import LANGUAGES, load_normalizer, needs_rewriting, normalize_segment
+from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Audio, Segment, SynthesisParams
 from tts_worker.voicepack.commands import open_bundle
 from tts_worker.voicepack.voice_file import VOICES_DIR, stored_voices
 
 if TYPE_CHECKING:
-    from tts_worker.engine.cosyvoice.enrol import Speaker
-    from tts_worker.engine.cosyvoice.models.campplus import OfflineSpeaker, RequestBuilder, SpokenChunk
+    from tts_worker.engine.cosyvoice.bundle import Bundle
+    from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
 
 MODES = {"zero-shot": "zero_shot", "cross-lingual": "cross_lingual", "instruct": "instruct2", "sft": "sft"}
 CONVERSION = "vc"
+MAX_TEXT_CHARS = 20_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,15 +53,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="synthesis mode (default: depends on the voice; vc: voice conversion of --source)",
     )
     group.add_argument("--source", type=Path, metavar="FILE", help="vc: recording to convert")
-    group.add_argument("--stream", action="store_true", help="synthesize chunk by chunk, as the server does")
     group.add_argument(
-        "--interleave", action="store_true", help="feed the text token by token, as if it were being written"
+        "--stream", action="store_true", help="write each chunk at once (default: all audio when it is complete)"
+    )
+    group.add_argument(
+        "--interleave", action="store_true", help="feed the text word by word, as if it were being written"
     )
     group.add_argument(
         "--compat",
         choices=["ours", "reference"],
         default="ours",
-        help="follow this implementation or the reference (default: ours)",
+        help="speak with the streaming engine or with the reference's algorithms (default: ours)",
     )
     group.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
     group.add_argument("--backend", choices=["torch", "onnx"], default="torch", help="back end of flow and vocoder")
@@ -78,32 +87,39 @@ def run(args: argparse.Namespace) -> int:
     return asyncio.run(_run(args))
 
 
+@dataclass(frozen=True)
+class _Chunk:
+    """A chunk of audio and what the summary tells about it."""
+
+    pcm: bytes
+    report: dict[str, Any]
+
+
+Speak = Callable[["_Result"], Iterator[_Chunk]]
+"""Loads the weights and speaks; reports in the result when it begins and whether the speech was truncated."""
+
+
 async def _run(args: argparse.Namespace) -> int:
     quiet = args.quiet or args.json
     with Bar(shown=not quiet, unit="s of speech") as bar:
         # Errors in voice or text are reported before the weights are loaded.
-        builder, name, voice, synthesize = _prepare(args, bar)
-        if builder.bundle.has_random_weights and not args.quiet:
+        bundle = open_bundle(args.bundle, rl=args.rl)
+        if bundle.config.sample_rate_hz != SAMPLE_RATE_HZ:
+            rate_hz = bundle.config.sample_rate_hz
+            raise BundleError(f"{bundle.path}: speaks at {rate_hz} Hz; {SAMPLE_RATE_HZ} is supported")
+        name, speaker = _speaker(args, bundle)
+        prepare = _prepare_reference if args.compat == "reference" else _prepare
+        speak = prepare(args, bundle, name, speaker)
+        if bundle.has_random_weights and not args.quiet:
             print("The weights of this model directory are random: the output is noise.", file=sys.stderr)
         bar.update("loading the networks")
-        chunks = synthesize(_load(args, builder))
-        result = _Result()
-        spoken = next(chunks, None)
-        sink, place = await _open_sink(args)  # after the first chunk: a failure leaves no file
-        try:
-            while spoken is not None:
-                result.add(spoken)
-                await sink.write(to_pcm(spoken.chunk.samples.numpy()))
-                spoken = next(chunks, None)
-        except BaseException:
-            await sink.abort()
-            raise
-    await sink.close()
+        result = _Result(bar)
+        place = await _write(args, speak(result), result)
     summary = {
-        "family": builder.bundle.config.family,
-        "random_weights": builder.bundle.has_random_weights,
+        "family": bundle.config.family,
+        "random_weights": bundle.has_random_weights,
         "voice": name,
-        "mode": args.mode or ("instruct" if args.instruct else voice.mode.value.replace("_", "-")),
+        "mode": args.mode or ("instruct" if args.instruct else speaker.mode.value.replace("_", "-")),
         "seed": args.seed,
         **result.summary(),
     }
@@ -116,47 +132,47 @@ async def _run(args: argparse.Namespace) -> int:
     return 0 if result.end_sample else 1
 
 
-Synthesize = Callable[["OfflineSpeaker"], Iterator["SpokenChunk"]]
+async def _write(args: argparse.Namespace, chunks: Iterator[_Chunk], result: _Result) -> str:
+    """Write the audio to the sink and return its name.
+
+    A failure before the first chunk leaves no file; without ``--stream``, no failure does.
+    """
+    if not args.stream:
+        chunks = iter(list(chunks))
+    chunk = next(chunks, None)
+    sink, place = await _open_sink(args)
+    try:
+        while chunk is not None:
+            result.add(chunk)
+            await sink.write(chunk.pcm)
+            chunk = next(chunks, None)
+    except BaseException:
+        await sink.abort()
+        raise
+    await sink.close()
+    return place
 
 
-def _prepare(args: argparse.Namespace, bar: Bar) -> tuple[RequestBuilder, str, Speaker, Synthesize]:
-    """Prepare everything that needs no weights; the last value starts the synthesis once they are loaded."""
-    bundle = open_bundle(args.bundle, rl=args.rl)
-    from tts_worker.engine.cosyvoice.compat import Compat
-    from tts_worker.engine.cosyvoice.enrol import Mode
-    from tts_worker.engine.cosyvoice.models.campplus import OfflineOptions, RequestBuilder
+def _speaker(args: argparse.Namespace, bundle: Bundle) -> tuple[str, Speaker]:
+    """Load the voice and check that it supports the mode."""
+    from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
+    from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 
-    if bundle.config.sample_rate_hz != SAMPLE_RATE_HZ:
-        raise BundleError(f"{bundle.path}: speaks at {bundle.config.sample_rate_hz} Hz; {SAMPLE_RATE_HZ} is supported")
-    builder = RequestBuilder.from_bundle(bundle, Compat.reference() if args.compat == "reference" else Compat())
+    tokenizer = TextTokenizer.from_bundle(bundle)
     root = args.voices or args.bundle / VOICES_DIR
     name = _voice_name(args, root)
-    voice = builder.voice(root, name)
-    options = OfflineOptions(
-        mode=Mode(MODES[args.mode]) if args.mode in MODES else None,
-        instruction=args.instruct or "",
-        seed=args.seed,
-        speed=args.speed,
-        stream=args.stream,
-        interleave=args.interleave,
-        allow_special=args.allow_special,
-        normalise=args.normalise,
-    )
+    speaker = Speaker.load(bundle, tokenizer, root, name)
     if args.source is not None:
-        request, tokens = builder.conversion(voice, read_recording(args.source))
-        return builder, name, voice, lambda speaker: speaker.convert(request, tokens, options)
-    requests = builder.requests(voice, _text(args), options)
-
-    def show_progress(segment: int, segments: int, tokens: int) -> None:
-        bar.update(f"speaking, part {segment + 1} of {segments}", tokens / bundle.config.token_rate_hz)
-
-    return builder, name, voice, lambda speaker: speaker.speak(requests, options, show_progress)
+        speaker.request("", mode=Mode.CROSS_LINGUAL)
+    else:
+        speaker.request("", mode=_mode(args), instruction=args.instruct or "")
+    return name, speaker
 
 
-def _load(args: argparse.Namespace, builder: RequestBuilder) -> OfflineSpeaker:
-    from tts_worker.engine.cosyvoice.models.campplus import Backend, OfflineSpeaker
+def _mode(args: argparse.Namespace) -> Mode | None:
+    from tts_worker.engine.cosyvoice.enrol import Mode
 
-    return OfflineSpeaker.load(builder, device=args.device, backend=Backend(args.backend), graphs=args.graphs)
+    return Mode(MODES[args.mode]) if args.mode in MODES else None
 
 
 def _voice_name(args: argparse.Namespace, root: Path) -> str:
@@ -169,15 +185,150 @@ def _voice_name(args: argparse.Namespace, root: Path) -> str:
     return names[0]
 
 
+# -- with the streaming engine ----------------------------------------------------------------------------------------
+
+
+def _prepare(args: argparse.Namespace, bundle: Bundle, name: str, speaker: Speaker) -> Speak:
+    """Prepare speech of the streaming engine: everything that needs no weights."""
+    from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
+    from tts_worker.engine.cosyvoice.engine import SPEED_RANGE
+    from tts_worker.engine.cosyvoice.offline import load_offline_engine, speak, voice_in_mode
+
+    if not SPEED_RANGE[0] <= args.speed <= SPEED_RANGE[1]:
+        raise InvalidRequest(f"speed must be {SPEED_RANGE[0]:g} to {SPEED_RANGE[1]:g}")
+    segments: list[Segment] = []
+    tokens: list[int] = []
+    if args.source is None:
+        segments = _segments(args, speaker)
+    else:
+        tokens = PromptFrontend(bundle).tokens(read_recording(args.source)).tolist()
+    starts = [segment.start for segment in segments]
+    params = SynthesisParams(name, args.speed, args.seed, args.language, args.instruct or None)
+
+    def chunks(result: _Result) -> Iterator[_Chunk]:
+        engine = load_offline_engine(
+            args.bundle,
+            {name: voice_in_mode(speaker.voice, _mode(args))},
+            rl=args.rl,
+            device=args.device,
+            backend=args.backend,
+            graphs_dir=args.graphs,
+            text_mode="interleaved" if args.interleave else "clause",
+            allow_special=args.allow_special,
+        )
+        try:
+            result.begin()
+            for event in speak(engine, params, segments, tokens):
+                if isinstance(event, Audio):
+                    meta = event.meta
+                    part = max(0, bisect_right(starts, meta.text_start) - 1)
+                    result.show_progress(f"speaking, part {part + 1} of {len(starts) or 1}", event.samples)
+                    report = {"part": part, "text_start": meta.text_start, "text_end": meta.text_end}
+                    yield _Chunk(event.pcm, {**report, "stages_ms": dict(meta.stages_ms)})
+                else:
+                    result.truncated = event.truncated is not None
+        finally:
+            engine.close()
+
+    return chunks
+
+
+def _segments(args: argparse.Namespace, speaker: Speaker) -> list[Segment]:
+    """Read the text as a session does.
+
+    Raises:
+        InvalidRequest: The text is too long, or an option is invalid.
+        UnspeakableText: The text contains nothing to speak.
+        MissingExtra: ``--normalise`` needs wetext.
+    """
+    text = _text(args)
+    options = TextOptions(
+        markdown=not (args.plain or args.allow_special), language=args.language, by_word=args.interleave
+    )
+    lexicon = Lexicon.from_mapping(read_yaml(args.lexicon)) if args.lexicon is not None else None
+    pipeline = TextPipeline(options, lexicon)
+    segments = [*pipeline.feed(text), *pipeline.end()]
+    if not any(char.isalnum() for segment in segments for char in segment.text):
+        raise UnspeakableText("there is nothing in this text that can be spoken")
+    return _normalized(args, segments, speaker) if args.normalise else segments
+
+
+def _normalized(args: argparse.Namespace, segments: list[Segment], speaker: Speaker) -> list[Segment]:
+    from tts_worker.engine.cosyvoice.engine import LANGUAGES as SPOKEN_LANGUAGES
+
+    normalize = load_normalizer()
+    detector = LanguageDetector(SPOKEN_LANGUAGES[speaker.config.family], args.language)
+    normalized = []
+    for segment in segments:
+        language = detector.detect(segment.text)
+        if language in LANGUAGES and needs_rewriting(segment.text):
+            segment = normalize_segment(segment, normalize, language)
+        normalized.append(segment)
+    return normalized
+
+
+# -- with the reference's algorithms ----------------------------------------------------------------------------------
+
+
+def _prepare_reference(args: argparse.Namespace, bundle: Bundle, _name: str, speaker: Speaker) -> Speak:
+    """Prepare speech of the reference's algorithms: everything that needs no weights."""
+    from tts_worker.parity.speech import ReferenceOptions, ReferenceSpeech
+
+    if args.backend != "torch":
+        raise InvalidRequest("--compat reference runs on PyTorch only: leave --backend out")
+    options = ReferenceOptions(
+        mode=_mode(args),
+        instruction=args.instruct or "",
+        seed=args.seed,
+        speed=args.speed,
+        stream=args.stream,
+        interleave=args.interleave,
+        allow_special=args.allow_special,
+        normalise=args.normalise,
+    )
+    speech = ReferenceSpeech(bundle, speaker, options)
+    if args.source is None:
+        speech.read(_text(args))
+    else:
+        speech.convert(read_recording(args.source))
+
+    def chunks(result: _Result) -> Iterator[_Chunk]:
+        networks = speech.load(args.device)
+        result.begin()
+        for part, chunk in speech.speak(networks):
+            result.truncated |= chunk.truncated
+            result.show_progress("speaking", len(chunk.samples))
+            report = {
+                "part": part,
+                "first_token": chunk.first_token,
+                "end_token": chunk.end_token,
+                "flow_tokens": chunk.flow_tokens,
+                "mel_frames": chunk.frames,
+                "chunk_mask": chunk.chunked,
+                "stages_ms": dict(chunk.stages_ms),
+            }
+            yield _Chunk(to_pcm(chunk.samples.numpy()), report)
+
+    return chunks
+
+
+# -- input and output -------------------------------------------------------------------------------------------------
+
+
 def _text(args: argparse.Namespace) -> str:
+    """Read the text. Raises InvalidRequest if it cannot be read or is too long."""
     if args.text:
-        return " ".join(args.text)
-    if args.file is None or str(args.file) == "-":
-        return sys.stdin.buffer.read().decode("utf-8", errors="replace")
-    try:
-        return str(args.file.read_bytes().decode("utf-8", errors="replace"))
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {args.file}: {error.strerror}") from None
+        text = " ".join(args.text)
+    elif args.file is None or str(args.file) == "-":
+        text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
+    else:
+        try:
+            text = args.file.read_bytes().decode("utf-8", errors="replace")
+        except OSError as error:
+            raise InvalidRequest(f"cannot read {args.file}: {error.strerror}") from None
+    if len(text) > MAX_TEXT_CHARS:
+        raise InvalidRequest(f"the text has {len(text)} characters; at most {MAX_TEXT_CHARS} are spoken offline")
+    return text
 
 
 async def _open_sink(args: argparse.Namespace) -> tuple[Sink, str]:
@@ -191,33 +342,42 @@ async def _open_sink(args: argparse.Namespace) -> tuple[Sink, str]:
 
 @dataclass
 class _Result:
-    """Measurements of a synthesis, without the audio."""
+    """Measurements of a synthesis, without the audio.
 
+    Attributes:
+        bar: Shows the progress.
+        began_s: When the weights were loaded.
+        first_s: Time from then to the first audio that is written.
+        spoken_samples: Samples that were computed.
+        end_sample: Samples that were written.
+        truncated: Whether the speech ended before the text.
+        chunks: What is reported for each chunk.
+    """
+
+    bar: Bar
     began_s: float = field(default_factory=perf_counter)
     first_s: float | None = None
+    spoken_samples: int = 0
     end_sample: int = 0
+    truncated: bool = False
     chunks: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, spoken: SpokenChunk) -> None:
+    def begin(self) -> None:
+        """Start measuring."""
+        self.began_s = perf_counter()
+
+    def show_progress(self, label: str, samples: int) -> None:
+        self.spoken_samples += samples
+        self.bar.update(label, self.spoken_samples / SAMPLE_RATE_HZ)
+
+    def add(self, chunk: _Chunk) -> None:
         self.first_s = self.first_s or perf_counter() - self.began_s
-        chunk = spoken.chunk
-        self.end_sample = spoken.start_sample + len(chunk.samples)
-        self.chunks.append(
-            {
-                "part": spoken.segment,
-                "index": chunk.index,
-                "start_sample": spoken.start_sample,
-                "end_sample": self.end_sample,
-                "first_token": chunk.first_token,
-                "end_token": chunk.end_token,
-                "flow_tokens": chunk.flow_tokens,
-                "mel_frames": chunk.frames,
-                "chunk_mask": chunk.chunked,
-                "final": chunk.final,
-                "truncated": chunk.truncated,
-                "stages_ms": {stage: round(ms, 2) for stage, ms in chunk.stages_ms},
-            }
-        )
+        start_sample = self.end_sample
+        self.end_sample += len(chunk.pcm) // BYTES_PER_SAMPLE
+        report = dict(chunk.report)
+        stages_ms = {stage: round(ms, 2) for stage, ms in report.pop("stages_ms").items()}
+        place = {"index": len(self.chunks), "start_sample": start_sample, "end_sample": self.end_sample}
+        self.chunks.append({**place, **report, "stages_ms": stages_ms})
 
     def summary(self) -> dict[str, Any]:
         wall_s = perf_counter() - self.began_s
@@ -227,6 +387,6 @@ class _Result:
             "first_audio_ms": round(1000 * (self.first_s or 0.0), 1),
             "wall_s": round(wall_s, 3),
             "rtf": round(wall_s / audio_s, 4) if audio_s else None,
-            "truncated": any(chunk["truncated"] for chunk in self.chunks),
+            "truncated": self.truncated,
             "chunks": self.chunks,
         }

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.compat import Compat
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.offline import AudioChunk, OfflinePipeline
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.tensor_files import read_pickled
 from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer
 from tts_worker.parity.compare import MEL, CheckList, Golden
+from tts_worker.parity.compat import Compat
 from tts_worker.parity.hift_stages import noise_named, seed_of
+from tts_worker.parity.pipeline import AudioChunk, OfflinePipeline
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tts_worker.audio.decode import Recording, read_recording
-from tts_worker.engine.cosyvoice.audio_frontend import PromptFeatures, PromptFrontend
+from tts_worker.engine.cosyvoice.audio_frontend import PromptFeatures
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.enrol import bundled_voices
 from tts_worker.engine.cosyvoice.features import WHISPER_RATE_HZ, KaldiFbank
@@ -20,7 +20,8 @@ from tts_worker.engine.cosyvoice.tensor_files import read_pickled
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.errors import MissingExtra
 from tts_worker.parity.compare import FEATURES, CheckList, Golden
-from tts_worker.text.reference_normalizer import normalize, normalize_and_split, wetext_rewriter
+from tts_worker.parity.reference import ReferenceFrontend
+from tts_worker.parity.reference_normalizer import normalize, normalize_and_split, wetext_rewriter
 
 ACROSS_RELEASES = "its grammars differ between releases"
 _PROMPT = ["flow_embedding", "flow_prompt_speech_token", "prompt_speech_feat"]
@@ -40,7 +41,7 @@ def with_lengths(keys: list[str]) -> list[str]:
 
 def check_frontend(checks: CheckList, golden: Golden, bundle: Bundle, tokenizer: TextTokenizer) -> None:
     """Compare all features of the recordings beside the golden file, resampled as in the reference."""
-    frontend = PromptFrontend(bundle, reference=True)
+    frontend = ReferenceFrontend(bundle)
     clips = {path.stem: read_recording(path) for path in sorted(golden.path.parent.glob("*.wav"))}
     for name, clip in clips.items():
         _check_clip(checks, golden, frontend, name, clip)
@@ -57,7 +58,7 @@ def check_frontend(checks: CheckList, golden: Golden, bundle: Bundle, tokenizer:
     _check_inputs(checks, golden, "vc", {**_prompt(frontend, target, trim=False), **spoken})
 
 
-def _check_clip(checks: CheckList, golden: Golden, frontend: PromptFrontend, name: str, clip: Recording) -> None:
+def _check_clip(checks: CheckList, golden: Golden, frontend: ReferenceFrontend, name: str, clip: Recording) -> None:
     def at(rate_hz: int) -> Tensor:
         return frontend.resample(clip, rate_hz)
 
@@ -93,10 +94,10 @@ def _same(golden: Golden, a: str, b: str) -> bool:
     return torch.equal(golden.peek(a), golden.peek(b))
 
 
-def _prompt(frontend: PromptFrontend, clip: Recording | None, *, trim: bool = True) -> dict[str, Any]:
+def _prompt(frontend: ReferenceFrontend, clip: Recording | None, *, trim: bool = True) -> dict[str, Any]:
     if clip is None:
         return {}
-    features: PromptFeatures = frontend.prompt(clip, trim=trim)
+    features: PromptFeatures = frontend.prompt(clip) if trim else frontend.untrimmed_prompt(clip)
     ids = features.tokens.tolist()
     return {
         "llm_prompt_speech_token": ids,

@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.chunks import Draw, Item, Kind
-from tts_worker.engine.cosyvoice.compat import SILENT_TOKENS, Compat, SilenceFilter
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.offline import MAX_RATIO, MIN_RATIO, OfflinePipeline, TokenDecoder
-from tts_worker.engine.cosyvoice.reference import nucleus, reference_draw
 from tts_worker.engine.cosyvoice.request import Request
+from tts_worker.engine.cosyvoice.runs import MAX_RATIO, MIN_RATIO
+from tts_worker.engine.cosyvoice.silence import SILENCE_LIMIT_TOKENS, SILENT_TOKENS, SilenceFilter
 from tts_worker.errors import SynthesisFailed
 from tts_worker.parity.compare import SCORES, CheckList, Golden
+from tts_worker.parity.compat import Compat
+from tts_worker.parity.pipeline import OfflinePipeline, TokenDecoder
+from tts_worker.parity.reference import nucleus, reference_draw
 
 EXACT = 1e-6  # copied rows
 
@@ -229,10 +231,9 @@ def check_silence(checks: CheckList, path: Path, networks: Networks) -> None:
     """Compare which silent tokens are dropped before the flow."""
     goldens: dict[str, Any] = json.loads(path.read_text("utf-8"))
     silent = SILENT_TOKENS[networks.config.family]
-    limit = Compat().silence_limit_tokens
     checks.equal(path.stem, "silent_tokens", sorted(silent), sorted(goldens["silent_tokens"]))
-    checks.equal(path.stem, "max_silent", limit, goldens["max_silent"])
+    checks.equal(path.stem, "max_silent", SILENCE_LIMIT_TOKENS, goldens["max_silent"])
     for i, case in enumerate(goldens["cases"]):
-        silence_filter = SilenceFilter(silent, limit)
+        silence_filter = SilenceFilter(silent)
         accepted = [token for token in case["llm_tokens"] if silence_filter.accepts(token)]
         checks.equal(path.stem, f"case {i}", accepted, case["kept"])

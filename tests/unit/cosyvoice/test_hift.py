@@ -14,7 +14,7 @@ from tests.unit.cosyvoice.bundles import fullsize
 from tests.unit.cosyvoice.networks import FAMILIES, apart, full_config, networks, noise
 from tts_worker.engine.cosyvoice.models import hift as hift_module
 from tts_worker.engine.cosyvoice.models.hift import Fourier, HashedNoise, Hift, Source
-from tts_worker.engine.cosyvoice.reference import BufferedNoise, FadeState, reference_fade
+from tts_worker.parity.reference import BufferedNoise, FadeState, reference_fade
 
 V2, V3 = FAMILIES
 FRAME = 480

@@ -27,11 +27,10 @@ from tts_worker.engine.cosyvoice.backends.onnx_graphs import (
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
-from tts_worker.engine.cosyvoice.models.campplus import Backend, OfflineSpeaker, RequestBuilder
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.offline import OfflinePipeline
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.errors import BundleError, ConfigError
+from tts_worker.parity.pipeline import OfflinePipeline
 from tts_worker.types import Boundary, SynthesisParams, UtteranceKey
 
 NAMES = {"cosyvoice2": {ESTIMATOR, VOCODER}, "cosyvoice3": {ESTIMATOR, VOCODER, VOCODER_CHUNK}}
@@ -124,12 +123,12 @@ def test_paged_memory_works_on_both_backends(exported: tuple[str, Path], on_onnx
 
 
 def test_missing_or_damaged_graphs_are_reported(exported: tuple[str, Path], tmp_path: Path) -> None:
-    builder = RequestBuilder.from_bundle(Bundle.open(tiny(exported[0])))
+    options = LoadOptions(tiny(exported[0]), device="cpu", backend="onnx", graphs_dir=tmp_path)
     with pytest.raises(BundleError, match=r"flow\.estimator\.onnx: is missing; create it with: tts-worker export onnx"):
-        OfflineSpeaker.load(builder, backend=Backend.ONNX, graphs=tmp_path)
+        load_engine(options)
     (tmp_path / ESTIMATOR).write_bytes((exported[1] / ESTIMATOR).read_bytes()[:5000])
     with pytest.raises(BundleError, match="onnxruntime cannot load it"):
-        OfflineSpeaker.load(builder, backend=Backend.ONNX, graphs=tmp_path)
+        load_engine(options)
 
 
 def test_graphs_of_other_weights_are_refused(exported: tuple[str, Path]) -> None:

@@ -1,4 +1,4 @@
-"""A model directory speaks on the command line: every mode, seeds that repeat, chunks that add up, plain refusals."""
+"""A model directory speaks on the command line: every mode, the audio of the engine, plain refusals."""
 
 from __future__ import annotations
 
@@ -15,13 +15,19 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+import torch
 
+from tests.contract.engine_contract import EngineOutput
 from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, copy_of
 from tts_worker.cli import main
+from tts_worker.engine.cosyvoice import loader
 from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.models import campplus as speaker
+from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
+from tts_worker.parity.speech import ReferenceSpeech
+from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.types import Audio, Command, Credit, EndText, Open, SynthesisParams, Text, UtteranceKey
 
 SAMPLES_PER_TOKEN = 960
 TEXT = "Hello."
@@ -36,13 +42,16 @@ def load_once(path: Path, rl: bool, float32_phase: bool) -> Networks:
 def weights_are_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is tested here happens before and after."""
 
-    class Cached:
-        @staticmethod
-        def load(bundle: Bundle, *, device: str, float32_phase: bool) -> Networks:
-            assert device == "cpu"
-            return load_once(bundle.path, bundle.rl, float32_phase)
+    def load(bundle: Bundle, device: torch.device, *, half: bool) -> Networks:
+        assert (device.type, half) == ("cpu", False)
+        return load_once(bundle.path, bundle.rl, float32_phase=False)
 
-    monkeypatch.setattr(speaker, "Networks", Cached)
+    def load_reference(speech: ReferenceSpeech, device: str) -> Networks:
+        assert device == "cpu"
+        return load_once(speech._bundle.path, speech._bundle.rl, float32_phase=True)
+
+    monkeypatch.setattr(loader, "load_networks", load)
+    monkeypatch.setattr(ReferenceSpeech, "load", load_reference)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -99,12 +108,13 @@ def test_every_mode_reports_its_audio_length(say: Say, mode: str) -> None:
     voice, how = MODES[mode]
     said = say(TEXT, *how, voice=voice)
 
-    (chunk,) = said["chunks"]
+    chunk = said["chunks"][0]
+    samples = len(said["samples"])
     assert (said["mode"], said["voice"]) == (mode, voice)
-    assert (chunk["start_sample"], chunk["end_sample"]) == (0, len(said["samples"]))
-    assert chunk["end_sample"] == SAMPLES_PER_TOKEN * chunk["end_token"]
-    assert chunk["end_token"] >= 2 * len(TEXT.split())  # the least length is enforced, in both families
-    assert said["audio_s"] == pytest.approx(len(said["samples"]) / 24_000, abs=1e-3)
+    assert samples % SAMPLES_PER_TOKEN == 0
+    assert samples >= 2 * len(TEXT.split()) * SAMPLES_PER_TOKEN  # the least length is enforced, in both families
+    assert said["audio_s"] == pytest.approx(samples / 24_000, abs=1e-3)
+    assert (chunk["part"], chunk["text_start"], chunk["text_end"]) == (0, 0, len(TEXT))
     assert chunk["stages_ms"].keys() == {"lm", "flow", "vocoder"}
     assert np.abs(said["samples"].astype(int)).max() > 50
 
@@ -123,17 +133,21 @@ def test_seed_determines_the_output(say: Say) -> None:
     assert first != other
 
 
-def test_streamed_chunks_add_up(say: Say) -> None:
-    said = say("Hello, how are you doing today, and what is the weather like?", "--stream", "--seed", "5")
+@pytest.mark.parametrize("how", [[], ["--stream"]])
+def test_chunks_add_up(say: Say, how: list[str]) -> None:
+    said = say("Hello, how are you doing today, and what is the weather like?", *how, "--seed", "5")
     chunks = said["chunks"]
 
     assert len(chunks) > 2
     assert [chunk["index"] for chunk in chunks] == list(range(len(chunks)))
     assert [c["start_sample"] for c in chunks] == [0, *(c["end_sample"] for c in chunks[:-1])]
-    assert [c["first_token"] for c in chunks] == [0, *(c["end_token"] for c in chunks[:-1])]
-    assert chunks[-1]["end_sample"] == len(said["samples"]) == SAMPLES_PER_TOKEN * chunks[-1]["end_token"]
-    assert [c["final"] for c in chunks] == [False] * (len(chunks) - 1) + [True]
-    assert all(c["chunk_mask"] for c in chunks)
+    assert chunks[-1]["end_sample"] == len(said["samples"])
+
+
+def test_streamed_audio_equals_whole_audio(say: Say) -> None:
+    whole, streamed = (say("Hello, how are you?", *how)["samples"].tolist() for how in ([], ["--stream"]))
+
+    assert whole == streamed
 
 
 def test_reference_chunks_grow_and_the_last_is_recomputed(say: Say, tmp_path: Path) -> None:
@@ -148,21 +162,21 @@ def test_reference_chunks_grow_and_the_last_is_recomputed(say: Say, tmp_path: Pa
 
 
 def test_long_text_is_split(say: Say) -> None:
-    said = say("All of this is about the weather, which was fine; and then it rained for a day. " * 4)
+    text = "This is about the weather. It was fine. Then it rained."
+    said = say(text)
     parts = [chunk["part"] for chunk in said["chunks"]]
 
-    assert len(parts) > 1
-    assert parts == list(range(len(parts)))
-    assert {chunk["index"] for chunk in said["chunks"]} == {0}
+    assert sorted(set(parts)) == [0, 1, 2]
+    assert parts == sorted(parts)
+    assert said["chunks"][-1]["text_end"] == len(text)
     assert said["chunks"][-1]["end_sample"] == len(said["samples"])
 
 
 def test_speed_changes_the_duration(say: Say) -> None:
     plain = say(TEXT, "--seed", "3")
     fast = say(TEXT, "--seed", "3", "--speed", "2")
-    frames = plain["chunks"][0]["mel_frames"]
+    frames = len(plain["samples"]) // 480
 
-    assert fast["chunks"][0]["end_token"] == plain["chunks"][0]["end_token"]
     assert len(fast["samples"]) == frames // 2 * 480
 
 
@@ -206,8 +220,11 @@ def test_invalid_arguments_are_reported(bundle: Path, tmp_path: Path, capsys: py
         ([*anna, "--source", "x.wav"], 2, "--mode vc and --source FILE must be used together"),
         ([*anna, "--mode", "vc", "--source", "x.wav", TEXT], 2, "takes no text"),
         ([*anna, "--mode", "vc", "--source", "x.wav"], 2, "x.wav: no such audio file"),
-        ([*anna, "--stream", "--speed", "2", TEXT], 2, "disable streaming"),
-        ([*anna, "--speed", "40", TEXT], 2, "speed must be between"),
+        ([*anna, "--compat", "reference", "--stream", "--speed", "2", TEXT], 2, "disable streaming"),
+        ([*anna, "--compat", "reference", "--backend", "onnx", TEXT], 2, "runs on PyTorch only"),
+        ([*anna, "--speed", "40", TEXT], 2, "speed must be 0.5 to 2"),
+        ([*anna, "--language", "tlh", TEXT], 2, "this model does not speak 'tlh'"),
+        ([*anna, "--lexicon", str(tmp_path / "none.yaml"), TEXT], 2, "none.yaml"),
         ([*anna, "--backend", "onnx", TEXT], 1, "create it with: tts-worker export onnx"),
         ([*anna, "--rl", TEXT], 1, "llm.rl.pt: is missing"),
         ([TEXT], 2, "needs --bundle DIR"),
@@ -240,6 +257,44 @@ def test_random_bundle_warns_about_noise(tmp_path: Path, capsys: pytest.CaptureF
     captured = capsys.readouterr()
     assert captured.err == ""
     assert json.loads(captured.out)["random_weights"] is True
+
+
+@pytest.mark.parametrize("interleave", [False, True])
+def test_offline_audio_equals_the_engine_in_a_crowd(bundle: Path, say: Say, interleave: bool) -> None:
+    text = "Hello, how are you today? It is fine."
+    said = say(text, "--seed", "7", "--speed", "1.25", *["--interleave"] * interleave)
+    options = LoadOptions(bundle, device="cpu", text_mode="interleaved" if interleave else "clause")
+    engine = load_engine(options)
+    pipeline = TextPipeline(TextOptions(by_word=interleave))
+    segments = [*pipeline.feed(text), *pipeline.end()]
+    outputs = {UtteranceKey("crowd", i): EngineOutput() for i in range(3)}
+    for i, key in enumerate(outputs):
+        engine.handle(Open(key, SynthesisParams("anna", seed=7 + i, speed=1.25), 4_800, paced=i == 0))
+    for step in range(5_000):
+        if all(output.ends for output in outputs.values()):
+            break
+        for key in outputs:  # the text arrives during the first steps, the credit in small amounts
+            text_commands: list[Command] = [*(Text(key, segment) for segment in segments), EndText(key)]
+            for command in (*text_commands[step : step + 1], Credit(key, 4_800)):
+                engine.handle(command)
+        for event in engine.step(step / 100):
+            output = outputs[event.key]
+            output.audio.append(event) if isinstance(event, Audio) else output.ends.append(event)
+    engine.close()
+
+    first = next(iter(outputs.values()))
+    assert first.pcm == said["samples"].tobytes()
+    assert [getattr(end, "truncated", "") is not None for end in first.ends] == [said["truncated"]]
+
+
+def test_offline_audio_equals_the_audio_of_a_session(bundle: Path, say: Say, tmp_path: Path) -> None:
+    text = "**Hello**, how are you today? It is fine."
+    engines = f"engines={{cosyvoice: {{kind: cosyvoice, bundle: {bundle}, device: cpu}}}}"
+    out = tmp_path / "session.wav"
+    args = ["--set", engines, "--voice", "anna", "--seed", "7", "--quiet", "--out", str(out), text]
+    assert main(["say", *args]) == 0
+
+    assert soundfile.read(out, dtype="int16")[0].tolist() == say(text, "--seed", "7")["samples"].tolist()
 
 
 def test_special_token_is_text_unless_allowed(say: Say) -> None:

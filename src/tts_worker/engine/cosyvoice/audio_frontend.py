@@ -1,8 +1,7 @@
 """Features of prompt audio: speech tokens, mel spectrogram and speaker embedding.
 
 Runs resampling and the two ONNX prompt models of a bundle. Their inputs are passed by position because the names differ
-between releases. Resampling uses soxr, or for parity the reference's windowed sinc. Whether a prompt is usable is
-decided in audio/prompt.py.
+between releases. Whether a prompt is usable is decided in audio/prompt.py.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from tts_worker.audio.decode import Recording
 from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.features import WHISPER_RATE_HZ, KaldiFbank, MelSpectrogram, SincResampler, WhisperMel
+from tts_worker.engine.cosyvoice.features import WHISPER_RATE_HZ, KaldiFbank, MelSpectrogram, WhisperMel
 from tts_worker.errors import BundleError, InvalidRequest, MissingExtra
 
 MIN_RATE_HZ = 16_000
@@ -26,7 +25,7 @@ MAX_TOKENIZER_S = 30.0  # limit of the speech tokenizer
 
 @dataclass(frozen=True)
 class PromptFeatures:
-    """``tokens [N]`` int32, ``mel [M, bins]`` float32, ``embedding [spk]`` float32; ``M == 2 N`` unless untrimmed."""
+    """``tokens [N]`` int32, ``mel [M, bins]`` float32, ``embedding [spk]`` float32; ``M == 2 N``."""
 
     tokens: Tensor
     mel: Tensor
@@ -36,11 +35,9 @@ class PromptFeatures:
 class PromptFrontend:
     """The prompt models of one bundle, loaded on first use. Takes 0.1 to 1 s per prompt: not for the request path."""
 
-    def __init__(self, bundle: Bundle, *, reference: bool = False, threads: int = 1) -> None:
-        """``reference``: resample like the reference."""
+    def __init__(self, bundle: Bundle, *, threads: int = 1) -> None:
         mel = bundle.config.mel
         self._bundle = bundle
-        self._reference = reference
         self._threads = threads
         self.sample_rate_hz = mel.sample_rate_hz
         self.mel_spectrogram = MelSpectrogram(
@@ -56,19 +53,21 @@ class PromptFrontend:
         Raises:
             InvalidRequest: The rate is below 16 kHz; the voice would sound like a telephone.
         """
+        samples = torch.from_numpy(recording.samples)[None]
         if recording.rate_hz == rate_hz:
-            return torch.from_numpy(recording.samples)[None]
+            return samples
         if recording.rate_hz < MIN_RATE_HZ:
             raise InvalidRequest(
                 f"the sample rate of the audio is {recording.rate_hz} Hz; a prompt needs at least {MIN_RATE_HZ} Hz"
             )
-        if self._reference:
-            return SincResampler(recording.rate_hz, rate_hz)(torch.from_numpy(recording.samples)[None])
+        return self._resample(samples, recording.rate_hz, rate_hz)
+
+    def _resample(self, samples: Tensor, from_hz: int, to_hz: int) -> Tensor:
         try:
             import soxr
         except ImportError:
             raise MissingExtra("resampling prompt audio", "cosyvoice") from None
-        out = soxr.resample(recording.samples, recording.rate_hz, rate_hz, quality="VHQ")
+        out = soxr.resample(samples[0].numpy(), from_hz, to_hz, quality="VHQ")
         return torch.from_numpy(np.ascontiguousarray(out, dtype=np.float32))[None]
 
     def mel(self, recording: Recording) -> Tensor:
@@ -107,21 +106,13 @@ class PromptFrontend:
             raise BundleError(f"{file}: does not output {size} finite numbers; is it damaged or from another model?")
         return out
 
-    def prompt(self, recording: Recording, *, trim: bool = True) -> PromptFeatures:
-        """All features of a prompt.
-
-        Args:
-            recording: The prompt audio.
-            trim: Trim tokens and mel to the same duration (the reference does not in voice conversion).
-        """
+    def prompt(self, recording: Recording) -> PromptFeatures:
+        """All features of a prompt; tokens and mel are trimmed to the same duration."""
         tokens = self.tokens(recording)
         mel = self.mel(recording)
-        if trim:
-            ratio = self._bundle.config.flow.frames_per_token
-            length = min(mel.shape[0] // ratio, tokens.shape[0])
-            tokens = tokens[:length]
-            mel = mel[: ratio * length]
-        return PromptFeatures(tokens, mel, self.embedding(recording))
+        ratio = self._bundle.config.flow.frames_per_token
+        length = min(mel.shape[0] // ratio, tokens.shape[0])
+        return PromptFeatures(tokens[:length], mel[: ratio * length], self.embedding(recording))
 
     def _run(self, file: Path, *inputs: np.ndarray) -> np.ndarray:
         """Run the model in ``file`` on positional ``inputs`` and return its first output."""

@@ -10,9 +10,9 @@ from bisect import bisect_right
 
 from tts_worker.engine.cosyvoice.alignment import WordAligner
 from tts_worker.engine.cosyvoice.chunks import Chunk, GridPlan
-from tts_worker.engine.cosyvoice.compat import SilenceFilter
 from tts_worker.engine.cosyvoice.models.dims import FlowDims
 from tts_worker.engine.cosyvoice.renderer import MelResampler, RenderState
+from tts_worker.engine.cosyvoice.silence import SilenceFilter
 from tts_worker.types import Segment, WordTiming
 
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from tts_worker.engine.cosyvoice.compat import Compat
 from tts_worker.errors import SynthesisFailed
 
 
@@ -135,17 +134,15 @@ class Interleave:
         prefix: Sequence[int],
         prompt_text: Sequence[int],
         prompt_speech: Sequence[int],
-        compat: Compat,
     ) -> None:
         """``prefix``: text ids fed first (CosyVoice3: the instruction up to its end tag)."""
         self._rule = rule
-        self._compat = compat
         self._pending: list[Item] = [(Kind.SOS, 0), *((Kind.TEXT, i) for i in prefix)]
         self._text = list(prompt_text)
         self._prompt = list(prompt_speech)
         self._next_fill = (len(prompt_speech) // rule.speech + 1) * rule.speech - len(prompt_speech)
         self._drawn = self._pushed = 0
-        self._waits_for_group = compat.speaks_before_text is False or not prefix
+        self._waits_for_group = True
         self._after_fill = False
         self._final = False
         self.wants_text = True
@@ -176,10 +173,10 @@ class Interleave:
 
     def end(self) -> None:
         """End the text: feeds the rest at once and lets speech run to its end."""
-        if self._after_fill and not self._compat.token_fed_twice:
+        if self._after_fill:
             self._pending = []
-        rest = [] if self._compat.unread_prompt_dropped else self._prompt
-        self._pending += [*((Kind.TEXT, i) for i in self._text), (Kind.TASK, 0), *((Kind.SPEECH, i) for i in rest)]
+        self._pending += [*((Kind.TEXT, i) for i in self._text), (Kind.TASK, 0)]
+        self._pending += [(Kind.SPEECH, i) for i in self._prompt]
         self._text = []
         self._final = True
         self.wants_text = False
@@ -189,6 +186,10 @@ class Interleave:
         """Number of speech ids that may follow before a fill id is forced or the length limit is reached."""
         last = self._rule.max_ratio * self._pushed if self._final else self._next_fill
         return max(1, last - self._drawn)
+
+    @property
+    def _is_at_limit(self) -> bool:
+        return self._drawn >= self._rule.max_ratio * self._pushed
 
     def feed(self) -> tuple[tuple[Item, ...], Draw]:
         """Items to feed now, and how to choose the next id."""
@@ -216,7 +217,7 @@ class Interleave:
         else:
             self._pending = [(Kind.SPEECH, token)]
         self._drawn += 1
-        if self._final and not self._compat.endless_interleave and self._drawn >= rule.max_ratio * self._pushed:
+        if self._final and self._is_at_limit:
             self.truncated = not self.done
             self.done = True
         return token < rule.speech_tokens

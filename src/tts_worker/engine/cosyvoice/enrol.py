@@ -21,7 +21,6 @@ from tts_worker.audio.pcm import Floats
 from tts_worker.audio.prompt import usable_speech
 from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
 from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.compat import Compat
 from tts_worker.engine.cosyvoice.config import V3, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.tensor_files import read_pickled
@@ -155,7 +154,6 @@ class Speaker:
         mode: Mode | None = None,
         instruction: str = "",
         allow_special: bool = False,
-        compat: Compat | None = None,
     ) -> Request:
         """Build the request for ``text``, which may be empty if it is streamed in later.
 
@@ -164,7 +162,6 @@ class Speaker:
             mode: None selects instruct mode if there is an instruction, otherwise the default mode of the voice.
             instruction: Style instruction; instruct mode only.
             allow_special: Encode special tokens in ``text`` instead of reading them as characters.
-            compat: Switches to follow the reference.
 
         Raises:
             InvalidRequest: The voice does not support the mode.
@@ -180,17 +177,11 @@ class Speaker:
         if bool(instruction) != (mode is Mode.INSTRUCT):
             raise InvalidRequest("instruct2 mode requires an instruction, and an instruction requires instruct2 mode")
         has_prompt = mode is not Mode.SFT
-        compat = compat or Compat()
         ids = tuple(self.tokenizer.encode(text, allow_special=allow_special))
-        use_transcript = mode is Mode.ZERO_SHOT or (mode is Mode.INSTRUCT and compat.instruct_ignored_by_saved_voice)
-        if use_transcript and len(voice.prompt_text_ids):
+        if mode is Mode.ZERO_SHOT:
             prompt_text = voice.prompt_text_ids.tolist()
         elif mode is Mode.INSTRUCT:
             prompt_text = instruct_ids(self.tokenizer, self.config, instruction)
-        elif self.config.family == V3 and compat.prompt_tag_demanded:
-            prompt_text = []
-            if self.tokenizer.end_of_prompt_id not in ids:
-                raise InvalidRequest(f"CosyVoice3's reference requires {END_OF_PROMPT} in the text, as a special token")
         else:
             prompt_text = _system_ids(self.tokenizer, self.config)
         tokens = tuple(voice.tokens.tolist())

@@ -1,4 +1,4 @@
-"""Audio features of prompts: resampling and three log spectrograms.
+"""Audio features of prompts: three log spectrograms.
 
 Every step follows the order and precision of the library with which the models were trained, so that log features agree
 to about 1e-5. Audio is float32 in [-1, 1], mono, ``[1, samples]``.
@@ -14,38 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 WHISPER_RATE_HZ = 16_000
-
-
-class SincResampler:
-    """Windowed-sinc polyphase resampling with torchaudio's defaults: Hann window, 6 zero crossings, roll-off 0.99.
-
-    Theory: https://ccrma.stanford.edu/~jos/resample/
-    """
-
-    def __init__(self, source_hz: int, target_hz: int, crossings: int = 6, rolloff: float = 0.99) -> None:
-        common = math.gcd(source_hz, target_hz)
-        self.source = source_hz // common
-        self.target = target_hz // common
-        cutoff = min(self.source, self.target) * rolloff
-        self.width = math.ceil(crossings * self.source / cutoff)
-        offsets = torch.arange(-self.width, self.width + self.source, dtype=torch.float64) / self.source
-        phases = torch.arange(0, -self.target, -1)[:, None] / self.target  # float32, as in torchaudio
-        t = ((phases + offsets) * cutoff).clamp(-crossings, crossings)  # [target, taps]
-        window = torch.cos(t * math.pi / crossings / 2) ** 2
-        t = t * math.pi
-        kernel = torch.where(t == 0, torch.ones((), dtype=t.dtype), t.sin() / t) * window * (cutoff / self.source)
-        self.kernel = kernel.float()[:, None]  # [target, 1, taps]
-
-    def __call__(self, audio: Tensor) -> Tensor:
-        """``[1, n] -> [1, ceil(n * target / source)]``."""
-        if self.source == self.target:
-            return audio
-        samples = audio.shape[1]
-        padded = F.pad(audio, (self.width, self.width + self.source))
-        out = F.conv1d(padded[:, None], self.kernel, stride=self.source)  # [1, target, m]
-        # float32 as in torchaudio, whose rounding determines the length
-        length = int(torch.ceil(torch.as_tensor(self.target * samples / self.source)))
-        return out.transpose(1, 2).reshape(1, -1)[:, :length]
 
 
 def slaney_filters(rate_hz: int, n_fft: int, bins: int, low_hz: float, high_hz: float | None) -> Tensor:

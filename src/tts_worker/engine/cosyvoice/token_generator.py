@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 from tts_worker.engine.cosyvoice.audio_segment import AudioSegment
 from tts_worker.engine.cosyvoice.chunks import Interleave, InterleaveRule, Kind
-from tts_worker.engine.cosyvoice.compat import SILENT_TOKENS, Compat, SilenceFilter
 from tts_worker.engine.cosyvoice.config import V3, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.guard import TokenGuard
 from tts_worker.engine.cosyvoice.renderer import MelResampler, RenderState
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.runs import MAX_RATIO, MIN_RATIO, ClauseRun, InterleavedRun
+from tts_worker.engine.cosyvoice.silence import SILENT_TOKENS, SilenceFilter
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
 from tts_worker.errors import SynthesisFailed, TextTooLong
@@ -246,7 +246,7 @@ class TokenGenerator:
             params = self.params
             resampler = None if params.speed == 1.0 else MelResampler(params.speed)
             seed = derive_seed(params.seed, self._audio_segments_started)
-            silence = SilenceFilter(SILENT_TOKENS[config.family], Compat().silence_limit_tokens)
+            silence = SilenceFilter(SILENT_TOKENS[config.family])
             audio_segment = AudioSegment(
                 RenderState(self.voice, seed, [], resampler),
                 config.flow,
@@ -315,9 +315,7 @@ class TokenGenerator:
         text_tokens, speech_tokens = config.mix_ratio
         rule = InterleaveRule(dims.speech_tokens, dims.fill_id, dims.eos_id, text_tokens, speech_tokens, MAX_RATIO)
         instruction_end = before.index(end_of_prompt) + 1 if config.family == V3 and end_of_prompt in before else 0
-        run = InterleavedRun(
-            dims, Interleave(rule, before[:instruction_end], before[instruction_end:], speech, Compat())
-        )
+        run = InterleavedRun(dims, Interleave(rule, before[:instruction_end], before[instruction_end:], speech))
         run.push(self._run_text)  # not empty if the run is drawn again
         if self._run_closes_segment:
             run.end()

@@ -1,24 +1,32 @@
-"""The reference's algorithms where they differ from this implementation: sampling, noise, chunk sizes, cross-fade.
+"""The reference's algorithms where they differ from the engine's: sampling, noise, chunk sizes, cross-fade, prompts.
 
-Used only if ``Compat`` enables them. One utterance at a time, on the CPU, with torch's default generator where the
-reference uses it.
+One utterance at a time, on the CPU, with torch's default generator where the reference uses it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.chunks import Chunk, next_chunk
+from tts_worker.audio.decode import Recording
+from tts_worker.engine.cosyvoice.audio_frontend import PromptFeatures, PromptFrontend
+from tts_worker.engine.cosyvoice.chunks import Chunk, Interleave, InterleaveRule, next_chunk
+from tts_worker.engine.cosyvoice.config import V3
+from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
 from tts_worker.engine.cosyvoice.models.dims import FlowDims, HiftDims
 from tts_worker.engine.cosyvoice.models.flow import NOISE_FRAMES
 from tts_worker.engine.cosyvoice.models.hift import HELD_FRAMES, F0Predictor, Hift, Noise
+from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.sampler import SampleRule
+from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT
+from tts_worker.errors import InvalidRequest
+from tts_worker.parity.compat import Compat
 
 # The hop doubles from the first to the maximum, independently of the trained chunk size.
 FIRST_HOP_TOKENS = 25
@@ -155,3 +163,93 @@ def reference_fade(
     if final:
         return audio, None
     return audio[:, :-n], FadeState(mel[:, :, -HELD_FRAMES:], source[:, :, -n:], audio[:, -n:])
+
+
+class ReferenceInterleave(Interleave):
+    """Feeds interleaved text as the reference does, where ``compat`` says so."""
+
+    def __init__(
+        self,
+        rule: InterleaveRule,
+        prefix: Sequence[int],
+        prompt_text: Sequence[int],
+        prompt_speech: Sequence[int],
+        compat: Compat,
+    ) -> None:
+        super().__init__(rule, prefix, prompt_text, prompt_speech)
+        self._compat = compat
+        self._waits_for_group = not (compat.speaks_before_text and prefix)
+
+    def end(self) -> None:
+        if self._compat.token_fed_twice:
+            self._after_fill = False  # so that the last input stays pending
+        if self._compat.unread_prompt_dropped:
+            self._prompt = []
+        super().end()
+
+    @property
+    def _is_at_limit(self) -> bool:
+        return not self._compat.endless_interleave and super()._is_at_limit
+
+
+class SincResampler:
+    """Windowed-sinc polyphase resampling with torchaudio's defaults: Hann window, 6 zero crossings, roll-off 0.99.
+
+    Theory: https://ccrma.stanford.edu/~jos/resample/
+    """
+
+    def __init__(self, source_hz: int, target_hz: int, crossings: int = 6, rolloff: float = 0.99) -> None:
+        common = math.gcd(source_hz, target_hz)
+        self.source = source_hz // common
+        self.target = target_hz // common
+        cutoff = min(self.source, self.target) * rolloff
+        self.width = math.ceil(crossings * self.source / cutoff)
+        offsets = torch.arange(-self.width, self.width + self.source, dtype=torch.float64) / self.source
+        phases = torch.arange(0, -self.target, -1)[:, None] / self.target  # float32, as in torchaudio
+        t = ((phases + offsets) * cutoff).clamp(-crossings, crossings)  # [target, taps]
+        window = torch.cos(t * math.pi / crossings / 2) ** 2
+        t = t * math.pi
+        kernel = torch.where(t == 0, torch.ones((), dtype=t.dtype), t.sin() / t) * window * (cutoff / self.source)
+        self.kernel = kernel.float()[:, None]  # [target, 1, taps]
+
+    def __call__(self, audio: Tensor) -> Tensor:
+        """``[1, n] -> [1, ceil(n * target / source)]``."""
+        if self.source == self.target:
+            return audio
+        samples = audio.shape[1]
+        padded = F.pad(audio, (self.width, self.width + self.source))
+        out = F.conv1d(padded[:, None], self.kernel, stride=self.source)  # [1, target, m]
+        # float32 as in torchaudio, whose rounding determines the length
+        length = int(torch.ceil(torch.as_tensor(self.target * samples / self.source)))
+        return out.transpose(1, 2).reshape(1, -1)[:, :length]
+
+
+class ReferenceFrontend(PromptFrontend):
+    """Prompt features as the reference computes them: resampled with a windowed sinc."""
+
+    def _resample(self, samples: Tensor, from_hz: int, to_hz: int) -> Tensor:
+        return SincResampler(from_hz, to_hz)(samples)
+
+    def untrimmed_prompt(self, recording: Recording) -> PromptFeatures:
+        """Features of a prompt for voice conversion, where mel and tokens may differ in duration."""
+        return PromptFeatures(self.tokens(recording), self.mel(recording), self.embedding(recording))
+
+
+def reference_request(
+    speaker: Speaker, text: str, *, mode: Mode | None, instruction: str, allow_special: bool, compat: Compat
+) -> Request:
+    """Build the request for ``text`` with the prompt text that the reference uses.
+
+    Raises:
+        InvalidRequest: The voice does not support the mode, or ``text`` lacks a tag that the reference demands.
+    """
+    request = speaker.request(text, mode=mode, instruction=instruction, allow_special=allow_special)
+    mode = mode or (Mode.INSTRUCT if instruction else speaker.mode)
+    transcript = tuple(speaker.voice.prompt_text_ids.tolist())
+    if mode is Mode.INSTRUCT and transcript and compat.instruct_ignored_by_saved_voice:
+        return replace(request, prompt_text=transcript)
+    if mode in (Mode.CROSS_LINGUAL, Mode.SFT) and speaker.config.family == V3 and compat.prompt_tag_demanded:
+        if speaker.tokenizer.end_of_prompt_id not in request.text:
+            raise InvalidRequest(f"CosyVoice3's reference requires {END_OF_PROMPT} in the text, as a special token")
+        return replace(request, prompt_text=())
+    return request

@@ -2,7 +2,7 @@
 
 The defaults give correct audio that streams consistently; ``Compat.reference()`` reproduces the reference's numbers.
 Behaviors the weights were trained with are not switches and live where they are computed: the rotation of head 0 only
-(flow/dit.py), the phase that is constant within a frame (hift.py).
+(models/dit.py), the phase that is constant within a frame (models/hift.py).
 """
 
 from __future__ import annotations
@@ -44,31 +44,7 @@ class Compat:
     prompt_tag_demanded: bool = False
     """CosyVoice3: fail without <|endofprompt|> in the text instead of adding it."""
 
-    silence_limit_tokens: int = 5
-    """CosyVoice3: length of the longest run of silent tokens that is rendered; the rest of a run is dropped."""
-
     @classmethod
     def reference(cls) -> Compat:
         """All switches on: reproduces the reference's numbers."""
         return replace(cls(), **{f.name: True for f in fields(cls) if f.type == "bool"})
-
-
-SILENT_TOKENS = {
-    "cosyvoice2": frozenset[int](),
-    "cosyvoice3": frozenset({1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323}),
-}
-"""Speech ids of silence or breath, by family."""
-
-
-class SilenceFilter:
-    """Drops silent tokens beyond ``limit`` in a row (they stay in the language model's context)."""
-
-    def __init__(self, silent: frozenset[int], limit: int) -> None:
-        self._silent = silent
-        self._limit = limit
-        self._run = 0
-
-    def accepts(self, token: int) -> bool:
-        """Whether to render ``token``."""
-        self._run = self._run + 1 if token in self._silent else 0
-        return self._run <= self._limit
