@@ -9,6 +9,10 @@ ARG EXTRAS=cosyvoice,grpc,redis,ray
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 # What the container toolkit provides: the devices and the compute libraries.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+# Where compiled kernels are kept; mount a volume to keep them beyond the container. Triton builds its launchers with gcc.
+ENV XDG_CACHE_HOME=/cache TORCHINDUCTOR_CACHE_DIR=/cache/inductor TRITON_CACHE_DIR=/cache/triton
+ENV CUDA_CACHE_PATH=/cache/cuda PYTORCH_KERNEL_CACHE_PATH=/cache/kernels
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /app
 
 COPY scripts/voice.txt scripts/voice.txt
@@ -20,7 +24,7 @@ RUN pip install -c constraints.txt ".[${EXTRAS}]"
 
 COPY configs configs
 COPY voicepacks voicepacks
-RUN useradd --create-home --uid 10001 worker
+RUN useradd --create-home --uid 10001 worker && install --directory --owner=worker /cache
 USER worker
 EXPOSE 8080 7002
 STOPSIGNAL SIGTERM

@@ -21,8 +21,8 @@ from tts_worker import __version__
 from tts_worker.adapter import TTSWorker
 from tts_worker.engine.base import Engine
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
-from tts_worker.engine.loop import EngineLoop
-from tts_worker.errors import ConfigError, InvalidRequest, MissingExtra
+from tts_worker.engine.loop import EngineLoop, EngineState
+from tts_worker.errors import ConfigError, DeviceLost, InvalidRequest, MissingExtra
 from tts_worker.logs import fields
 from tts_worker.metrics import Metrics
 from tts_worker.models.enrolment import Enrolment
@@ -80,6 +80,8 @@ class Worker:
         self.settings = settings
         self.metrics = Metrics()
         self.engines: dict[str, EngineLoop] = {}
+        self.lost = asyncio.Event()
+        """Set when an engine cannot be rebuilt in this process, which should then be restarted."""
         server = settings.server
         plain = plain_keys(server.keys)
         from_file = () if server.key_file is None else read_key_file(server.key_file)
@@ -155,12 +157,20 @@ class Worker:
     async def _load(self, name: str) -> None:
         settings = self.settings.engines[name]
         enroller = enroller_of(settings)
-        engine = EngineLoop(engine_factory(settings, enroller), name=name, hang_timeout_s=self.settings.hang_timeout_s)
+        engine = EngineLoop(
+            engine_factory(settings, enroller),
+            name=name,
+            hang_timeout_s=self.settings.hang_timeout_s,
+            start_timeout_s=self.settings.engine.start_timeout_s,
+        )
+        engine.on_state(lambda state: self.lost.set() if state is EngineState.LOST else None)
         try:
             await engine.start()
             self.hub.add_engine(name, settings.kind, engine, None if enroller is None else Enrolment(enroller))
-        except BaseException:  # also on cancellation: the thread must not outlive the worker
+        except BaseException as error:  # also on cancellation: the thread must not outlive the worker
             await engine.stop()
+            if isinstance(error, DeviceLost):
+                self.lost.set()
             raise
         self.engines[name] = engine
         self.metrics.watch_engine(name, engine.stats)
@@ -356,6 +366,9 @@ def create_application(worker: Worker) -> ASGIApp:
 _SHUTDOWN_S = 13.0
 """Time limit after the drain: closing connections and stopping engines take at most 5 s each."""
 
+_LOST_MARGIN_S = 1.0
+"""Time to deliver the errors of a lost engine, after the audio that it generated before (``session.window_ms``)."""
+
 
 def _set_kill_timer(seconds: float) -> None:
     """Let the operating system end this process after ``seconds`` if it is still running.
@@ -424,6 +437,7 @@ async def serve(
 
     Raises:
         ConfigError: A setting is invalid or a port is taken.
+        DeviceLost: An engine cannot be rebuilt in this process, which must be restarted. Clients have their errors.
         MissingExtra: A setting needs an extra that is not installed.
         TTSWorkerError: An engine failed to start.
     """
@@ -434,40 +448,21 @@ async def serve(
     drained: set[asyncio.Task[None]] = set()
     members: list[FleetMember] = []
 
-    def begin_drain() -> None:
+    def begin_drain(timeout_s: float = settings.server.drain_s) -> None:
         if ends_process:
-            _set_kill_timer(settings.server.drain_s + _SHUTDOWN_S)
-        log.info("draining: running utterances may end within %.0f s", settings.server.drain_s)
-        loop.call_soon_threadsafe(lambda: drained.add(loop.create_task(drain())))
+            _set_kill_timer(timeout_s + _SHUTDOWN_S)
+        log.info("draining: running utterances may end within %.0f s", timeout_s)
+        loop.call_soon_threadsafe(lambda: drained.add(loop.create_task(drain(timeout_s))))
 
-    async def drain() -> None:
+    async def drain(timeout_s: float) -> None:
         try:
             for member in members:
                 member.begin_drain()
-            await worker.hub.drain(settings.server.drain_s)
+            await worker.hub.drain(timeout_s)
         finally:  # also after an error, such as running out of memory
             server.should_exit = True
 
-    table = ConnectionTable(_connection_limits(settings.server), worker.metrics)
-    worker.metrics.watch_connections(lambda: table.active, lambda: table.waiting)
-    server = _Server(
-        uvicorn.Config(
-            create_application(worker),
-            log_config=None,
-            access_log=False,
-            ws_max_size=settings.server.max_request_bytes,
-            ws_ping_interval=settings.server.heartbeat_s,
-            ws_ping_timeout=settings.server.heartbeat_s,
-            ws_per_message_deflate=False,  # PCM hardly compresses
-            timeout_graceful_shutdown=5,
-            lifespan="off",
-            h11_max_incomplete_event_size=settings.server.max_header_bytes + 1,
-        ),
-        listener,
-        table,
-        tls,
-        on_exit=begin_drain,
-    )
+    server = _create_server(worker, listener, tls, begin_drain)
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     stack = AsyncExitStack()
     try:
@@ -484,7 +479,11 @@ async def serve(
             await member.announce()  # register before reporting "ready"
         _log_start(worker)
         on_ready()
-        await asyncio.wait({serving})
+        if await _ends_lost(worker, serving):
+            server.config.timeout_graceful_shutdown = 1
+            begin_drain((settings.session.window_ms + settings.session.lead_ms) / 1000 + _LOST_MARGIN_S)
+            await asyncio.wait({serving})
+            raise DeviceLost("an engine cannot be rebuilt in this process; restart it")
         serving.result()
     finally:
         server.should_exit = True
@@ -493,6 +492,37 @@ async def serve(
         await worker.stop()
         await stack.aclose()
         await asyncio.wait({serving})
+
+
+def _create_server(
+    worker: Worker, listener: socket.socket, tls: ssl.SSLContext | None, on_exit: Callable[[], None]
+) -> _Server:
+    server = worker.settings.server
+    table = ConnectionTable(_connection_limits(server), worker.metrics)
+    worker.metrics.watch_connections(lambda: table.active, lambda: table.waiting)
+    config = uvicorn.Config(
+        create_application(worker),
+        log_config=None,
+        access_log=False,
+        ws_max_size=server.max_request_bytes,
+        ws_ping_interval=server.heartbeat_s,
+        ws_ping_timeout=server.heartbeat_s,
+        ws_per_message_deflate=False,  # PCM hardly compresses
+        timeout_graceful_shutdown=5,
+        lifespan="off",
+        h11_max_incomplete_event_size=server.max_header_bytes + 1,
+    )
+    return _Server(config, listener, table, tls, on_exit)
+
+
+async def _ends_lost(worker: Worker, serving: asyncio.Task[None]) -> bool:
+    """Wait until the server ends or an engine is lost; return whether one is."""
+    lost = asyncio.create_task(worker.lost.wait(), name="lost")
+    try:
+        await asyncio.wait({serving, lost}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        lost.cancel()
+    return worker.lost.is_set()
 
 
 def _listen(server: ServerSettings) -> socket.socket:

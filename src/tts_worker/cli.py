@@ -1,21 +1,24 @@
 """Command line entry point: imports the module of the command and turns typed errors into exit codes.
 
-Exit codes: 0 success, 1 failure (the reason is on standard error), 2 wrong usage, 130 interrupted. A command is a
-module of ``tts_worker.commands`` with ``add_arguments(parser)`` and ``run(args)``. It is imported late, so that ``bench
-engine`` runs on a machine with only torch installed.
+Exit codes: 0 success, 1 failure (the reason is on standard error), 2 wrong usage, 75 the device is lost for this
+process (start it again), 130 interrupted. A command is a module of ``tts_worker.commands`` with
+``add_arguments(parser)`` and ``run(args)``. It is imported late, so that ``bench engine`` runs on a machine with only
+torch installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import NoReturn, Protocol, cast
 
 from tts_worker import __version__
-from tts_worker.errors import ErrorCode, TTSWorkerError
+from tts_worker.errors import DeviceLost, ErrorCode, TTSWorkerError
 
 COMMANDS: dict[str, str] = {
     "say": "speak text to the loudspeaker, a file or standard output; also text from a pipe, as it arrives",
@@ -35,6 +38,9 @@ COMMANDS: dict[str, str] = {
     "bench gpu": "measure everything that a GPU machine promises, within a time budget",
 }
 """Command -> summary. ``bench control`` is the module ``bench_control``."""
+
+EXIT_DEVICE_LOST = 75
+"""EX_TEMPFAIL of sysexits.h: the device is lost for this process, but the next one may use it."""
 
 _MISUSE = frozenset({ErrorCode.INVALID_REQUEST, ErrorCode.CONFIG, ErrorCode.UNKNOWN_VOICE, ErrorCode.UNKNOWN_MODEL})
 
@@ -58,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return module.run(args)
     except TTSWorkerError as error:
         print(f"error: {error.message}", file=sys.stderr)
+        if isinstance(error, DeviceLost):
+            _exit_without_destructors(EXIT_DEVICE_LOST)
         return 2 if error.code in _MISUSE else 1
     except KeyboardInterrupt:
         return 130
@@ -65,6 +73,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of the output is gone (``| head``). Redirect, so that the flush at exit does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _exit_without_destructors(code: int) -> NoReturn:
+    """End the process: an ordinary exit frees the memory of a device that does not answer, which may hang or abort."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # closed, or its reader is gone
+            stream.flush()
+    os._exit(code)
 
 
 def _sentence(text: str) -> str:

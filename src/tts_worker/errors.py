@@ -201,6 +201,10 @@ class EngineFault(TTSWorkerError):
     retryable = True
 
 
+class DeviceLost(EngineFault):
+    """The device of an engine no longer answers this process (sticky CUDA error); a new process may use it."""
+
+
 HTTP_STATUS: dict[ErrorCode, int] = {
     ErrorCode.INVALID_REQUEST: 400,
     ErrorCode.ILLEGAL_COMMAND: 409,

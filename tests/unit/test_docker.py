@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import configparser
 import re
 from fnmatch import fnmatch
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from tts_worker.app import Worker, create_application
+from tts_worker.cli import EXIT_DEVICE_LOST
 from tts_worker.commands import serve
 from tts_worker.settings import Settings, load_settings
 
@@ -129,8 +131,39 @@ def test_images_use_existing_extras_and_volumes(name: str) -> None:
     if name == "ray":
         assert "ray" in extras.split(",")
     for volume in service.get("volumes", []):
-        source, target, mode = volume.split(":")
-        assert (source.startswith("./"), target.startswith("/app/"), mode) == (True, True, "ro")
+        source, target, *mode = volume.split(":")
+        if source in COMPOSE["volumes"]:
+            assert (target, mode) == ("/cache", [])
+        else:
+            assert (source.startswith("./"), target.startswith("/app/"), mode) == (True, True, ["ro"])
+
+
+def test_gpu_service_can_write_and_run_compiled_kernels() -> None:
+    """Its file system is read-only and /tmp noexec: every cache of kernels must be in the volume, owned by the user."""
+    service = SERVICES["worker-gpu"]
+    assert service["read_only"]
+    lines = instructions(ROOT / service["build"]["dockerfile"])
+    environment = dict(word.split("=") for key, text in lines if key == "ENV" for word in text.split())
+    caches = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
+    for name in (*caches, "PYTORCH_KERNEL_CACHE_PATH"):
+        assert f"{environment[name]}/".startswith("/cache/")
+    assert "kernels:/cache" in service["volumes"]
+    assert any("--owner=worker /cache" in text for key, text in lines if key == "RUN")
+
+
+@pytest.mark.parametrize("name", BUILT_SERVICES)
+def test_every_service_restarts_after_a_lost_device(name: str) -> None:
+    assert SERVICES[name]["restart"] in ("unless-stopped", "always")
+
+
+def test_documented_unit_restarts_after_a_lost_device() -> None:
+    text = (ROOT / "docs" / "deployment.md").read_text("utf-8")
+    unit = configparser.ConfigParser(strict=False)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string(text.partition("```ini\n")[2].partition("```")[0])
+    assert unit["Service"]["Restart"] == "on-failure"
+    assert str(EXIT_DEVICE_LOST) not in unit["Service"]["RestartPreventExitStatus"].split()
+    assert f"| {EXIT_DEVICE_LOST} |" in text
 
 
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.stem)

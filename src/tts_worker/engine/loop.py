@@ -2,7 +2,8 @@
 
 Commands enter through ``post`` and events leave through ``subscribe``; both are picklable, so a process boundary could
 replace the thread. The thread blocks only while the engine has no work. Faults are contained: when the engine raises or
-a call does not return, its utterances fail, ``ready`` becomes False and a new engine is built from the factory.
+a call does not return, its utterances fail, ``ready`` becomes False and a new engine is built from the factory. An
+engine whose device is lost, or that cannot be rebuilt, needs a new process: the loop ends in the state LOST.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from types import FrameType
 from typing import Final
 
 from tts_worker.engine.base import Engine, ReportingEngine, WakingEngine
-from tts_worker.errors import EngineFault, ErrorInfo, NotReady
+from tts_worker.errors import DeviceLost, EngineFault, ErrorInfo, NotReady
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Audio,
@@ -51,7 +52,7 @@ class _WakeUp:
 _NO_REPORT: Final = EngineReport()
 
 MAX_REBUILD_FAILURES = 5
-"""Consecutive failures to rebuild a broken engine after which the process is considered unable to and must restart."""
+"""Consecutive failures to rebuild a broken engine after which only a new process can help."""
 
 
 class EngineState(str, Enum):
@@ -60,6 +61,7 @@ class EngineState(str, Enum):
     STARTING = "starting"  # being built and warmed up
     READY = "ready"
     FAULTED = "faulted"  # a replacement is being built
+    LOST = "lost"  # cannot be rebuilt in this process, which must be restarted
     STOPPED = "stopped"
 
 
@@ -101,12 +103,14 @@ class _Runner:
 
     Attributes:
         inbox: Commands and wake-ups for the engine thread.
-        busy_since_s: Start of the engine call in progress; None between calls.
+        busy_since_s: Start of the engine call in progress, or of the start; None between calls.
+        has_started: Whether the engine is built and warm.
         stopped: Set when the thread has closed its engine.
     """
 
     inbox: queue.SimpleQueue[Command | _WakeUp | None] = field(default_factory=queue.SimpleQueue)
     busy_since_s: float | None = None
+    has_started: bool = False
     stopped: threading.Event = field(default_factory=threading.Event)
 
 
@@ -120,6 +124,7 @@ class EngineLoop:
         name: Name of the engine in logs, errors and thread names.
         clock: Monotonic time in seconds.
         hang_timeout_s: An engine call that takes longer is a fault.
+        start_timeout_s: Building and warming up an engine longer than this is a fault.
         restart_backoff_s: First and longest delay before a broken engine is rebuilt.
     """
 
@@ -130,6 +135,7 @@ class EngineLoop:
         name: str = "engine",
         clock: Callable[[], float] = time.monotonic,
         hang_timeout_s: float = 30.0,
+        start_timeout_s: float = 600.0,
         restart_backoff_s: tuple[float, float] = (0.1, 30.0),
     ) -> None:
         self.name = name
@@ -138,6 +144,7 @@ class EngineLoop:
         self._factory = factory
         self._clock = clock
         self._hang_timeout_s = hang_timeout_s
+        self._start_timeout_s = start_timeout_s
         self._backoff_s, self._max_backoff_s = restart_backoff_s
         self._next_backoff_s = self._backoff_s
         self._rebuild_failures = 0
@@ -170,8 +177,8 @@ class EngineLoop:
 
     @property
     def lost(self) -> bool:
-        """Whether repeated attempts to rebuild the engine failed, for example after the loss of the GPU context."""
-        return self._rebuild_failures >= MAX_REBUILD_FAILURES
+        """Whether the engine cannot be rebuilt in this process: its device is lost, or every attempt failed."""
+        return self.state is EngineState.LOST
 
     @property
     def live_utterances(self) -> int:
@@ -185,19 +192,16 @@ class EngineLoop:
         """Build the engine and warm it up. Errors of the factory and of ``warm_up`` propagate."""
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.create_future()
+        self._watchdog = self._loop.create_task(self._watch(), name=f"{self.name}-watchdog")
         self._launch()
         await self._started
-        self._watchdog = self._loop.create_task(self._watch(), name=f"{self.name}-watchdog")
 
     async def stop(self, timeout_s: float = 5.0) -> None:
         """End the thread and fail the live utterances. A hanging engine call stays behind on its daemon thread."""
         if self.state is EngineState.STOPPED:
             return
         self._set_state(EngineState.STOPPED)
-        if self._restart is not None:
-            self._restart.cancel()
-        if self._watchdog is not None:
-            self._watchdog.cancel()
+        self._cancel_timers()
         self._fail_live(NotReady(f"the engine {self.name} was stopped").info)
         runner = self._runner
         self._runner = None
@@ -207,8 +211,14 @@ class EngineLoop:
             if not stopped:
                 log.warning("engine %s did not stop within %.1f s", self.name, timeout_s)
 
+    def _cancel_timers(self) -> None:
+        if self._restart is not None:
+            self._restart.cancel()
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+
     def _launch(self) -> None:
-        runner = self._runner = _Runner()
+        runner = self._runner = _Runner(busy_since_s=self._clock())
         threading.Thread(target=self._run, args=(runner,), name=f"tts-{self.name}", daemon=True).start()
 
     def _set_state(self, state: EngineState) -> None:
@@ -241,6 +251,8 @@ class EngineLoop:
             self._runner.inbox.put(command)
 
     def _fault_error(self) -> EngineFault:
+        if self.lost:
+            return DeviceLost(f"the engine {self.name} is lost and its worker restarts; try again", retry_after_s=1.0)
         return EngineFault(f"the engine {self.name} is being restarted after a fault; try again", retry_after_s=1.0)
 
     def _deliver_soon(self, event: Event) -> None:
@@ -274,6 +286,8 @@ class EngineLoop:
         try:
             engine = self._factory()
             engine.warm_up()
+            runner.busy_since_s = None
+            runner.has_started = True
             self._call(self._on_ready, runner, engine.info)
             self._serve(runner, engine)
         except BaseException as exc:  # a panic of a Rust extension and SystemExit do not derive from Exception
@@ -358,17 +372,25 @@ class EngineLoop:
         if self._started is not None and not self._started.done():
             # The first start failed: its caller gets the error, and the engine is not rebuilt.
             self._runner = None
+            self._cancel_timers()
             self._set_state(EngineState.STOPPED)
             self._started.set_exception(_as_exception(self.name, fault))
             return
         self.stats.faults += 1
-        log.error("engine %s failed (%s) and is being rebuilt", self.name, type(fault).__name__, exc_info=fault)
+        log.error("engine %s failed (%s)", self.name, type(fault).__name__, exc_info=fault)
         self._runner = None
         runner.inbox.put(_CLOSE)  # a hanging call that returns later then closes its engine and ends its thread
         if self.state is EngineState.FAULTED:
             self._rebuild_failures += 1
-        if self._rebuild_failures == MAX_REBUILD_FAILURES:
-            log.critical("engine %s cannot be rebuilt in this process", self.name)
+        # A start that hangs keeps its thread and its memory, so that another one would hang too.
+        hangs_at_start = isinstance(fault, _Hang) and not runner.has_started
+        if isinstance(fault, DeviceLost) or hangs_at_start or self._rebuild_failures >= MAX_REBUILD_FAILURES:
+            log.critical("engine %s cannot be rebuilt in this process, which must be restarted", self.name)
+            self._cancel_timers()
+            self._set_state(EngineState.LOST)
+            self._fail_live(self._fault_error().info)
+            return
+        log.warning("engine %s is being rebuilt", self.name)
         self._set_state(EngineState.FAULTED)
         self._fail_live(self._fault_error().info)
         self._restart = self._loop.call_later(self._next_backoff_s, self._launch)
@@ -381,7 +403,7 @@ class EngineLoop:
             self._dispatch(Failed(key, error))
 
     async def _watch(self) -> None:
-        """Abandon an engine call that does not return. A minute without a fault resets the restart delay."""
+        """Abandon an engine call or a start that does not return. A minute without a fault resets the restart delay."""
         interval_s = min(1.0, self._hang_timeout_s / 4)
         healthy_s = 0.0
         while True:
@@ -391,13 +413,19 @@ class EngineLoop:
                 healthy_s = 0.0
                 continue
             start_s = runner.busy_since_s
-            if start_s is not None and self._clock() - start_s > self._hang_timeout_s:
-                self._on_fault(runner, EngineFault(f"an engine call took longer than {self._hang_timeout_s:g} s"))
+            limit_s = self._hang_timeout_s if runner.has_started else self._start_timeout_s
+            if start_s is not None and self._clock() - start_s > limit_s:
+                call = "call" if runner.has_started else "start"
+                self._on_fault(runner, _Hang(f"an engine {call} took longer than {limit_s:g} s"))
                 healthy_s = 0.0
                 continue
             healthy_s += interval_s
             if healthy_s > 60.0:
                 self._next_backoff_s = self._backoff_s
+
+
+class _Hang(EngineFault):
+    """An engine call did not return."""
 
 
 def _as_exception(name: str, fault: BaseException) -> Exception:

@@ -16,7 +16,7 @@ import numpy as np
 
 from tts_worker.engine.output_buffer import OutputBuffer
 from tts_worker.engine.scheduler import Budgets, Candidate, Policy, Scheduler
-from tts_worker.errors import InvalidRequest, OutOfMemory, SynthesisFailed, UnknownVoice, UnspeakableText
+from tts_worker.errors import DeviceLost, InvalidRequest, OutOfMemory, SynthesisFailed, UnknownVoice, UnspeakableText
 from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
@@ -56,6 +56,7 @@ class Fault(Enum):
     OUT_OF_MEMORY = "out_of_memory"  # this utterance fails for lack of memory
     RAISE = "raise"  # step() raises: an engine fault
     HANG = "hang"  # step() does not return: an engine fault
+    DEVICE_LOST = "device_lost"  # step() raises DeviceLost
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +256,8 @@ class ToneEngine:
         fault = self._settings.fault(key, utterance.chunks)
         if fault is Fault.HANG:
             self._settings.hang.wait()
+        if fault is Fault.DEVICE_LOST:
+            raise DeviceLost("injected loss of the device")
         if fault in (Fault.RAISE, Fault.HANG):
             raise RuntimeError("injected engine fault")
         if fault is not None:

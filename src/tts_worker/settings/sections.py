@@ -99,6 +99,17 @@ class ServerSettings(Section):
         return tuple(key.get_secret_value() for key in self.api_keys)
 
 
+class EngineLoopSettings(Section):
+    """How engines run.
+
+    Attributes:
+        start_timeout_s: An engine that is not built and warm after this time has failed: weights are read, kernels
+            compiled, graphs captured.
+    """
+
+    start_timeout_s: Seconds = 600.0
+
+
 class SessionSettings(Section):
     """Admission and bounds of sessions.
 

@@ -14,6 +14,7 @@ from tts_worker.settings.engines import (
     ToneEngineSettings,
 )
 from tts_worker.settings.sections import (
+    EngineLoopSettings,
     GrpcSettings,
     ModelSettings,
     RaySettings,
@@ -53,6 +54,7 @@ class Settings(BaseSettings):
     text: TextSettings = TextSettings()
     voices: VoiceSettings = VoiceSettings()
     engines: dict[str, EngineSettings] = Field(default_factory=_default_engines, min_length=1)
+    engine: EngineLoopSettings = EngineLoopSettings()
     models: ModelSettings = ModelSettings()
     ray: RaySettings = RaySettings()
     hang_timeout_s: Seconds = 30.0

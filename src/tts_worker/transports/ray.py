@@ -68,6 +68,8 @@ class Replica:
         Suppresses a single failure: the worker rebuilds a failed engine meanwhile, and replacing the replica would end
         the sessions of its other engines.
         """
+        if self._worker.hub.lost:
+            raise NotReady("an engine is lost for this process")
         ready = self._worker.hub.ready or self._worker.hub.draining
         if not ready and not self._was_ready:
             raise NotReady("the worker accepts no sessions")

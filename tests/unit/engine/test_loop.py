@@ -300,23 +300,150 @@ async def test_broken_engine_is_freed_before_the_next_is_built() -> None:
     assert alive == [False, False]
 
 
+async def lose(loop: EngineLoop) -> list[EngineState]:
+    """Start, break the engine with the utterance ``poison``, wait until it is lost; return the states."""
+    lost = asyncio.Event()
+    states: list[EngineState] = []
+
+    def on_state(state: EngineState) -> None:
+        states.append(state)
+        if state is EngineState.LOST:
+            lost.set()
+
+    try:
+        await loop.start()
+        loop.on_state(on_state)
+        speak(loop, key("poison"))
+        await lost.wait()
+        loop.subscribe("later", log := EventLog())
+        speak(loop, key("later"))
+        failed = await log.until(lambda e: isinstance(e, Failed))
+        assert isinstance(failed, Failed)
+        assert (failed.error.code, failed.error.retryable) == (ErrorCode.ENGINE_FAULT, True)
+    finally:
+        await loop.stop()
+    return states
+
+
 async def test_engine_is_lost_after_repeated_rebuild_failures() -> None:
     """A lost GPU context cannot be restored in the same process, so the supervisor must start another one."""
     builds = 0
-    lost: list[bool] = []
 
     def factory() -> ToneEngine:
         nonlocal builds
         builds += 1
-        lost.append(loop.lost)
-        if 1 < builds <= 1 + MAX_REBUILD_FAILURES:
+        if builds > 1:
             raise RuntimeError("device-side assert triggered")
-        return ToneEngine(ToneSettings(fault=lambda which, chunk: Fault.RAISE if builds == 1 else None))
+        return ToneEngine(ToneSettings(fault=lambda which, chunk: Fault.RAISE))
 
     loop = EngineLoop(factory, restart_backoff_s=(0.0, 0.0))
-    await break_and_rebuild(loop)
-    assert lost == [False] * (1 + MAX_REBUILD_FAILURES) + [True]
-    assert not loop.lost, "a successful rebuild clears the state"
+    assert await lose(loop) == [EngineState.FAULTED, EngineState.LOST, EngineState.STOPPED]
+    assert builds == 1 + MAX_REBUILD_FAILURES
+
+
+async def test_lost_device_is_not_rebuilt() -> None:
+    builds = 0
+
+    def factory() -> ToneEngine:
+        nonlocal builds
+        builds += 1
+        return ToneEngine(ToneSettings(fault=lambda which, chunk: Fault.DEVICE_LOST))
+
+    loop = EngineLoop(factory, restart_backoff_s=(0.0, 0.0))
+    assert await lose(loop) == [EngineState.LOST, EngineState.STOPPED]
+    assert builds == 1
+
+
+async def test_success_between_faults_resets_the_count() -> None:
+    """Only consecutive failures count: an engine that comes back each time is never lost."""
+    builds = 0
+
+    def factory() -> ToneEngine:
+        nonlocal builds
+        builds += 1
+        if builds % MAX_REBUILD_FAILURES:
+            return ToneEngine(ToneSettings(fault=lambda which, chunk: Fault.RAISE))
+        raise RuntimeError("out of memory")
+
+    loop = EngineLoop(factory, restart_backoff_s=(0.0, 0.0))
+    ready = asyncio.Event()
+    loop.on_state(lambda state: ready.set() if state is EngineState.READY else None)
+    try:
+        await loop.start()
+        while builds <= 3 * MAX_REBUILD_FAILURES:
+            await ready.wait()
+            ready.clear()
+            assert not loop.lost
+            speak(loop, key("poison", builds))
+    finally:
+        await loop.stop()
+
+
+async def test_hanging_start_is_an_error() -> None:
+    proceed = threading.Event()
+    now_s = 0.0
+
+    class HangingEngine(ToneEngine):
+        def warm_up(self) -> None:
+            nonlocal now_s
+            now_s += 500.0
+            proceed.wait()
+
+    loop = EngineLoop(HangingEngine, hang_timeout_s=0.2, start_timeout_s=400.0, clock=lambda: now_s)
+    try:
+        with pytest.raises(EngineFault, match="longer than 400 s"):
+            await loop.start()
+    finally:
+        proceed.set()
+        await loop.stop()
+    await until(lambda: not any(task.get_name() == "engine-watchdog" for task in asyncio.all_tasks()))
+
+
+async def test_slow_start_within_its_limit_is_no_hang() -> None:
+    now_s = 0.0
+    proceed = threading.Event()
+
+    class SlowEngine(ToneEngine):
+        def warm_up(self) -> None:
+            nonlocal now_s
+            now_s += 300.0
+            proceed.wait()
+
+    loop = EngineLoop(SlowEngine, hang_timeout_s=0.04, start_timeout_s=400.0, clock=lambda: now_s)
+    starting = asyncio.ensure_future(loop.start())
+    await until(lambda: now_s > 0)
+    watched = asyncio.get_running_loop().time() + 0.03  # the watchdog looks every 10 ms
+    await until(lambda: asyncio.get_running_loop().time() > watched)
+    proceed.set()
+    try:
+        await starting
+        assert loop.ready
+    finally:
+        await loop.stop()
+
+
+async def test_engine_that_hangs_while_rebuilt_is_lost() -> None:
+    """The thread of the hanging start keeps its memory: another attempt would hang too."""
+    proceed = threading.Event()
+    now_s = 0.0
+    builds = 0
+
+    def factory() -> ToneEngine:
+        nonlocal builds, now_s
+        builds += 1
+        if builds == 2:
+            now_s += 500.0
+            proceed.wait()
+        return ToneEngine(ToneSettings(fault=lambda which, chunk: Fault.RAISE))
+
+    loop = EngineLoop(
+        factory, restart_backoff_s=(0.0, 0.0), hang_timeout_s=0.2, start_timeout_s=400.0, clock=lambda: now_s
+    )
+    try:
+        assert await lose(loop) == [EngineState.FAULTED, EngineState.LOST, EngineState.STOPPED]
+    finally:
+        proceed.set()
+    assert builds == 2
 
 
 class Panic(BaseException):

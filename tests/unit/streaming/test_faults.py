@@ -38,10 +38,11 @@ from tts_worker.engine.cosyvoice.renderer import MelResampler
 from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.engine.cosyvoice.token_generator import Model, Script
 from tts_worker.engine.loop import EngineLoop, EngineState
-from tts_worker.errors import ConfigError, EngineFault, ErrorCode
+from tts_worker.errors import ConfigError, DeviceLost, ErrorCode
 from tts_worker.types import (
     Audio,
     Boundary,
+    Command,
     Done,
     EndText,
     Event,
@@ -284,21 +285,40 @@ def test_persistent_fault_fails_one_utterance(
     assert all(outputs[key].samples == expected_crowd[key].samples for key in CROWD if key != failed.key)
 
 
-def test_dead_device_raises_engine_fault() -> None:
+def test_dead_device_raises_device_lost() -> None:
     failing = FailingRunner(RuntimeError("device-side assert"), 3)
     subject = engine("cosyvoice3", runners=(EagerRunner(), failing), healthy=lambda: False)
-    with pytest.raises(EngineFault) as caught:
+    with pytest.raises(DeviceLost) as caught:
         synthesize(subject, TEXT)
     assert "Hello" not in caught.value.message
+
+
+@pytest.mark.parametrize("is_healthy", [True, False])
+def test_error_outside_of_a_pass_checks_the_device(is_healthy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example a query of an event after an illegal memory access."""
+
+    def fail(now_us: int) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    subject = engine("cosyvoice3", healthy=lambda: is_healthy)
+    monkeypatch.setattr(subject, "_emit", fail)
+    with pytest.raises(RuntimeError if is_healthy else DeviceLost):
+        synthesize(subject, TEXT)
 
 
 async def test_faulted_engine_is_rebuilt() -> None:
     built: list[CosyVoiceEngine] = []
 
     def factory() -> CosyVoiceEngine:
-        failing = FailingRunner(RuntimeError("device-side assert"), 12 if not built else 10**9)
-        built.append(engine("cosyvoice3", runners=(EagerRunner(), failing), healthy=lambda: False))
+        built.append(engine("cosyvoice3"))
+        if len(built) == 1:
+            built[0].handle = fail_at_end_of_text  # type: ignore[method-assign]
         return built[-1]
+
+    def fail_at_end_of_text(command: Command) -> None:
+        if isinstance(command, EndText) and command.key == KEY:
+            raise ValueError("not a fault of one utterance")
+        CosyVoiceEngine.handle(built[0], command)
 
     loop = EngineLoop(factory, restart_backoff_s=(0.0, 0.0))
     states = []

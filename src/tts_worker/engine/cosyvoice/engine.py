@@ -35,6 +35,7 @@ from tts_worker.engine.scheduler import (
     defers_first_chunk,
 )
 from tts_worker.errors import (
+    DeviceLost,
     EngineFault,
     ErrorInfo,
     InvalidRequest,
@@ -214,7 +215,14 @@ class CosyVoiceEngine:
         return utterance.next_op(self.components.voice_cache.needs_prepare)
 
     def step(self, now_s: float) -> Sequence[Event]:
-        """Run one step and return its events."""
+        """Run one step and return its events. Raises DeviceLost if the device no longer responds."""
+        try:
+            return self._step(now_s)
+        except Exception as error:  # outside of a pass, such as a query of an event
+            self._check_device(error)
+            raise
+
+    def _step(self, now_s: float) -> Sequence[Event]:
         self._step_notes = []
         self.components.take_eager_names()
         now_us = int(now_s * 1e6)
@@ -395,13 +403,10 @@ class CosyVoiceEngine:
         """Fail a single utterance; retry the members of a batch one by one to isolate the fault.
 
         Raises:
-            EngineFault: The device no longer responds, so its memory cannot be trusted.
+            DeviceLost: The device no longer responds.
         """
         cause = fault.cause
-        # Without free memory, the health check would fail for the same reason.
-        is_known = isinstance(cause, TTSWorkerError | MemoryError | torch.OutOfMemoryError)
-        if not is_known and not self._healthy():
-            raise EngineFault(f"the device failed ({type(cause).__name__}) and no longer responds") from cause
+        self._check_device(cause)
         if isinstance(cause, torch.OutOfMemoryError):
             while self.components.voice_cache.evict_idle(self.components.pool):
                 pass
@@ -413,6 +418,13 @@ class CosyVoiceEngine:
                 if fault.recover is not None:
                     fault.recover(utterance)
                 utterance.retry_single = True
+
+    def _check_device(self, cause: BaseException) -> None:
+        """Raise DeviceLost if the device does not respond after ``cause``, so that its memory cannot be trusted."""
+        # Without free memory, the health check would fail for the same reason.
+        is_known = isinstance(cause, TTSWorkerError | MemoryError | torch.OutOfMemoryError)
+        if not is_known and not self._healthy():
+            raise DeviceLost(f"the device failed ({type(cause).__name__}) and no longer responds") from cause
 
     def _fail(self, utterance: Utterance, error: ErrorInfo) -> None:
         self._free(utterance)

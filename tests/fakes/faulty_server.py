@@ -1,0 +1,35 @@
+"""``tts-worker serve`` with a tone engine that fails: ``python -m tests.fakes.faulty_server FAULT [ARGUMENT ...]``.
+
+The second utterance of a session fails; rebuilding the engine after ``raise`` fails too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from unittest import mock
+
+from tts_worker import app
+from tts_worker.cli import main
+from tts_worker.engine.base import Engine
+from tts_worker.engine.tone import Fault, ToneEngine, ToneSettings
+
+FAULT = Fault(sys.argv[1])
+built = 0
+
+
+def build() -> Engine:
+    global built
+    built += 1
+    if built > 1:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    return ToneEngine(ToneSettings(fault=lambda key, chunk: FAULT if key.generation == 2 else None))
+
+
+def factory(*arguments: object) -> Callable[[], Engine]:
+    return build
+
+
+if __name__ == "__main__":
+    with mock.patch.object(app, "engine_factory", factory):
+        sys.exit(main(["serve", "--engine", "tone", "--port", "0", *sys.argv[2:]]))
