@@ -21,7 +21,7 @@ from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.renderer import Renderer, VocoderShape
 
 MAX_EULER_STEP_LAUNCHES = {"cosyvoice3": 489, "cosyvoice2": 945}
-MAX_VOCODER_LAUNCHES = {"cosyvoice3": 957, "cosyvoice2": 801}
+MAX_VOCODER_LAUNCHES = {"cosyvoice3": 637, "cosyvoice2": 657}
 # A chunk in the middle of an utterance.
 VOCODER_SHAPES = {
     "cosyvoice3": VocoderShape(50, 32, 29, 24, 0, False),

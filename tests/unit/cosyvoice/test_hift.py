@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.unit.cosyvoice.bundles import fullsize
 from tests.unit.cosyvoice.networks import FAMILIES, apart, full_config, networks, noise
 from tts_worker.engine.cosyvoice.models import hift as hift_module
-from tts_worker.engine.cosyvoice.models.hift import Fourier, HashedNoise, Hift, Source
+from tts_worker.engine.cosyvoice.models.hift import Conv, Fourier, HashedNoise, Hift, RepeatConv, Source
 from tts_worker.parity.reference import BufferedNoise, FadeState, reference_fade
 
 V2, V3 = FAMILIES
@@ -184,3 +184,22 @@ def test_output_stays_within_the_audio_limit(family: str) -> None:
     audio, _ = hift(a_mel(20) + 40, QUIET)
     assert float(audio.abs().max()) == pytest.approx(networks(family).config.hift.audio_limit)
     assert audio.isfinite().all()
+
+
+@pytest.mark.parametrize("pad", [(0, 0), (4, 4), (8, 0), (3, 1), (0, 5)])
+def test_convolution_pads_the_same_on_cuda(pad: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    conv = Conv(3, 4, 3, pad, dilation=2).requires_grad_(False)
+    x = noise(2, 3, 20)
+    on_cpu = conv(x)
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    assert apart(conv(x), on_cpu) < 1e-6
+
+
+@pytest.mark.parametrize(("kernel", "rate"), [(16, 8), (11, 5), (7, 3), (3, 2), (1, 4)])
+def test_folded_upsampling_equals_repetition(kernel: int, rate: int) -> None:
+    conv = RepeatConv(3, 4, kernel, rate).requires_grad_(False)
+    x = noise(2, 3, 9)
+    repeated = torch.nn.functional.pad(x.repeat_interleave(rate, dim=2), (kernel - 1, 0))
+    expected = torch.nn.functional.conv1d(repeated, conv.weight, conv.bias)
+    conv.prepare()
+    assert apart(conv(x), expected) < 1e-6

@@ -54,15 +54,28 @@ class HashedNoise:
 
 
 class Conv(nn.Conv1d):
-    """Convolution over ``[B, C, T]`` with separate zero padding on the left and right."""
+    """Convolution over ``[B, C, T]`` with separate zero padding on the left and right.
+
+    On CUDA the convolution pads both sides with the wider padding and the surplus outputs are cut off, because padding
+    takes two kernels. On a CPU the input is padded: there, reading the cut outputs costs more than the copy.
+    With a stride, ``T`` is a multiple of it plus 1, so that there is no surplus.
+    """
 
     def __init__(self, i: int, o: int, kernel: int, pad: tuple[int, int], stride: int = 1, dilation: int = 1) -> None:
         even = pad[0] if pad[0] == pad[1] else 0
         super().__init__(i, o, kernel, stride, padding=even, dilation=dilation)
         self.pad = (pad[0] - even, pad[1] - even)
+        widest = max(pad)
+        self.both = widest
+        self.cut = slice((widest - pad[0]) // stride, -((widest - pad[1]) // stride) or None)
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(F.pad(x, self.pad) if any(self.pad) else x)
+        if not any(self.pad):
+            return super().forward(x)
+        if x.is_cuda:
+            x = F.conv1d(x, self.weight, self.bias, self.stride, self.both, self.dilation)
+            return x[:, :, self.cut]
+        return super().forward(F.pad(x, self.pad))
 
 
 def same_padding(kernel: int, dilation: int, causal: bool) -> tuple[int, int]:
@@ -72,24 +85,46 @@ def same_padding(kernel: int, dilation: int, causal: bool) -> tuple[int, int]:
 
 
 class RepeatConv(Conv):
-    """Causal upsampling: nearest-neighbor repetition, then a causal convolution."""
+    """Causal upsampling: every input repeated ``rate`` times, then a causal convolution. Call ``prepare`` first.
+
+    Most positions of the kernel see the same input, so ``prepare`` adds their weights up: one convolution at the rate
+    of the input, with an output channel for each repetition, and a fraction of the products.
+    """
 
     def __init__(self, i: int, o: int, kernel: int, rate: int) -> None:
-        super().__init__(i, o, kernel, (kernel - 1, 0))
+        self.taps = 1 + -(-(kernel - 1) // rate)  # inputs that an output depends on
+        super().__init__(i, o, kernel, (self.taps - 1, 0))
         self.rate = rate
 
+    def prepare(self) -> None:
+        """Fold the repetition into the loaded weights."""
+        kernel = self.weight.shape[2]
+        folded = self.weight.new_zeros(self.out_channels, self.rate, self.in_channels, self.taps, dtype=torch.float64)
+        for repetition in range(self.rate):
+            for column in range(kernel):
+                tap = self.taps - 1 + (repetition + column - kernel + 1) // self.rate
+                folded[:, repetition, :, tap] += self.weight[:, :, column]
+        assert self.bias is not None
+        self.bias = nn.Parameter(self.bias.repeat_interleave(self.rate), requires_grad=False)
+        self.weight = nn.Parameter(folded.flatten(0, 1).to(self.weight.dtype), requires_grad=False)
+
     def forward(self, x: Tensor) -> Tensor:  # [B, C, T] -> [B, C', rate*T]
-        return super().forward(F.interpolate(x, scale_factor=float(self.rate), mode="nearest"))
+        return super().forward(x).unflatten(1, (-1, self.rate)).transpose(2, 3).flatten(2)
 
 
 class Snake(nn.Module):
+    """The activation ``x + sin(alpha x)^2 / alpha`` of ``x [B, C, T]``."""
+
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.alpha = nn.Parameter(torch.ones(channels))
+        self.reciprocal = torch.zeros(0)  # [C, 1], set by ``prepare``
+
+    def prepare(self) -> None:
+        self.reciprocal = (self.alpha + 1e-9).reciprocal()[:, None]
 
     def forward(self, x: Tensor) -> Tensor:
-        alpha = self.alpha[:, None]
-        return torch.addcmul(x, (x * alpha).sin_().square_(), (alpha + 1e-9).reciprocal())
+        return torch.addcmul(x, (x * self.alpha[:, None]).sin_().square_(), self.reciprocal)
 
 
 class ResBlock(nn.Module):
@@ -257,11 +292,16 @@ class Hift(nn.Module):
         Afterwards the state dict no longer has the official names.
         """
         self.fourier.prepare(self.conv_post.bias.device)
+        for module in self.modules():
+            if isinstance(module, Snake):
+                module.prepare()
         if self.dims.causal or self.m_source.exact_phase:
             self.f0_predictor.double()
         for module in list(self.modules()):
             if isinstance(module, nn.Conv1d | nn.ConvTranspose1d) and parametrize.is_parametrized(module):
                 parametrize.remove_parametrizations(module, "weight")
+            if isinstance(module, RepeatConv):
+                module.prepare()
         return self
 
     @property
