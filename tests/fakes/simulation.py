@@ -102,6 +102,8 @@ class Simulation:
             if listener.starts_at_s <= self.now_s and listener.text:
                 machine.speak(listener.text)
                 machine.end_text()
+                while machine.has_unread_text:
+                    machine.read_more()
                 listener.text = ""
             while (item := machine.poll(audio=self._due(listener))) is not None:
                 if isinstance(item, PcmFrame):

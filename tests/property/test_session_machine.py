@@ -91,10 +91,13 @@ class Driver:
                 key = self.machine.speak(text)
                 self.text_in[key] = self.text_in.get(key, "") + text
                 self.received.setdefault(key, Received())
+                self.machine.read_more()
             case ("end",):
                 self.machine.end_text()
+                self.machine.read_more()
             case ("flush",):
                 self.machine.flush()
+                self.machine.read_more()
             case ("flush_words",):
                 self.machine.flush_words()
             case ("read",):
@@ -281,6 +284,7 @@ def test_pauses_do_not_change_the_audio(text: str, pauses: list[tuple[int, int]]
         driver.text_in[key] = text
         driver.received[key] = Received()
         driver.machine.end_text()
+        driver.machine.read_more()
         driver.engine.take(driver.machine.take_commands())
         for polls, steps in pauses:
             for _ in range(polls):

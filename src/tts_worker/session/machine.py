@@ -1,7 +1,8 @@
 """The session as a state machine, sans-IO: no clock, no thread, no await.
 
 Methods change the state and queue messages: ``take_commands()`` returns those for the engine, ``poll()`` those for the
-client. An illegal call raises a typed error and changes nothing.
+client. Text takes effect when ``read_more()`` has processed it. An illegal call raises a typed error and changes
+nothing.
 
     state     speak      end_text     pause     resume     stop      last utterance ends   close
     IDLE      SPEAKING   (error)      IDLE*     IDLE*      IDLE*     -                     CLOSED
@@ -179,7 +180,6 @@ class SessionMachine:
         if writing is None:
             writing = self._begin_utterance()
         writing.write(text)
-        self.read_more()
         return writing.key
 
     def flush(self) -> None:
@@ -187,14 +187,12 @@ class SessionMachine:
         self._require_open()
         if self.writing is not None:
             self._utterances[-1].flush()
-            self.read_more()
 
     def flush_words(self) -> None:
         """Speak the complete pending words. The last word stays pending: its rest may follow."""
         self._require_open()
         if self.writing is not None:
             self._utterances[-1].flush_words()
-            self.read_more()
 
     def end_text(self) -> None:
         """End the text of the open utterance. Raises IllegalCommand if there is none."""
@@ -202,7 +200,6 @@ class SessionMachine:
         if self.writing is None:
             raise IllegalCommand("there is no utterance to end: send text first")
         self._utterances[-1].end_text()
-        self.read_more()
 
     @property
     def has_unread_text(self) -> bool:
@@ -210,10 +207,7 @@ class SessionMachine:
         return any(utterance.unread for utterance in self._utterances)
 
     def read_more(self) -> None:
-        """Process the next portion of text.
-
-        A long text must not delay other sessions, so the caller repeats this while ``has_unread_text``.
-        """
+        """Process the next portion of text. A long text must not delay others, so the caller decides when to go on."""
         utterance = next((u for u in self._utterances if u.unread), None)
         if utterance is not None:
             self._post_segments(utterance, utterance.read(self._config.read_chars))

@@ -10,7 +10,6 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Protocol
 
 from tts_worker.errors import ErrorInfo, TTSWorkerError
@@ -91,9 +90,6 @@ _TIMER_RESOLUTION_S = 0.001
 """Resolution of uvloop's timers, which may fire early by as much. A frame due within it is due now; otherwise the
 reader would wake ten times per frame."""
 
-
-_MAX_READ_S = 0.002
-"""Time a session may process text before it yields to other sessions."""
 
 LAST_WORD_FACTOR = 5
 """The last word may be incomplete ("hel", then "lo"). It is spoken after this many times ``flush_after_s``, as is
@@ -344,10 +340,9 @@ class LocalSession:
         self._wakeup.set()
 
     def _read_text(self) -> None:
-        """Read a portion of a long text, of bounded time; the rest follows when other sessions have had their turn."""
-        started_at_s = perf_counter()
+        """Read text while this iteration of the event loop has time for it; the rest follows in later ones."""
         while self._machine.has_unread_text:
-            if perf_counter() - started_at_s >= _MAX_READ_S:
+            if not self._read_scheduler.may_read(paced=self.paced):
                 self._reading = True
                 self._read_scheduler.add(self._read_more, paced=self.paced)
                 return

@@ -112,6 +112,8 @@ class SimulatedWorker:
             machine.configure(rest[0])
         else:
             {"flush": machine.flush, "pause": machine.pause, "resume": machine.resume}[kind]()
+        while machine.has_unread_text:
+            machine.read_more()
         self.engine.take(machine.take_commands())
 
     def work(self, samples: int, *, fail: bool = False) -> None:

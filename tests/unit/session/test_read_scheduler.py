@@ -1,43 +1,84 @@
-"""Long texts of many sessions delay the event loop by one portion at a time."""
+"""Text of many sessions delays the event loop by a bounded time per iteration."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
-from tts_worker.session.reading import ReadScheduler
+import pytest
+
+from tts_worker.session.reading import MAX_READ_S, ReadScheduler
+
+PORTION_S = MAX_READ_S / 2
 
 
-async def test_one_portion_is_read_per_loop_iteration() -> None:
-    turns = ReadScheduler(asyncio.get_running_loop())
+class VirtualClock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+async def scheduler(clock: VirtualClock) -> ReadScheduler:
+    return ReadScheduler(asyncio.get_running_loop(), clock)
+
+
+def reader(clock: VirtualClock, read: list[str], name: str) -> Callable[[], None]:
+    def read_portion() -> None:
+        read.append(name)
+        clock.now_s += PORTION_S
+
+    return read_portion
+
+
+async def test_two_portions_fill_an_iteration(clock: VirtualClock, scheduler: ReadScheduler) -> None:
     read: list[str] = []
     for name in "abcdef":
-        turns.add(lambda name=name: read.append(name), paced=False)  # type: ignore[misc]
-    for count in range(1, 7):
+        scheduler.add(reader(clock, read, name), paced=False)
+    for count in (2, 4, 6):
         await asyncio.sleep(0)
         assert read == list("abcdef")[:count]
 
 
-async def test_calls_do_not_wait_behind_downloads() -> None:
-    turns = ReadScheduler(asyncio.get_running_loop())
+async def test_calls_do_not_wait_behind_downloads(clock: VirtualClock, scheduler: ReadScheduler) -> None:
     read: list[str] = []
     for name in ("d1", "d2", "d3"):
-        turns.add(lambda name=name: read.append(name), paced=False)  # type: ignore[misc]
-    turns.add(lambda: read.append("call"), paced=True)
-    for _ in range(4):
+        scheduler.add(reader(clock, read, name), paced=False)
+    scheduler.add(reader(clock, read, "call"), paced=True)
+    for _ in range(2):
         await asyncio.sleep(0)
     assert read == ["call", "d1", "d2", "d3"]
 
 
-async def test_unfinished_text_is_rescheduled() -> None:
-    turns = ReadScheduler(asyncio.get_running_loop())
+async def test_unfinished_text_waits_for_the_next_iteration(clock: VirtualClock, scheduler: ReadScheduler) -> None:
     read: list[str] = []
 
-    def endless() -> None:
+    def read_endlessly() -> None:
         read.append("endless")
-        turns.add(endless, paced=False)
+        scheduler.add(read_endlessly, paced=False)
 
-    turns.add(endless, paced=False)
-    turns.add(lambda: read.append("other"), paced=False)
-    for _ in range(4):
+    scheduler.add(read_endlessly, paced=False)
+    scheduler.add(reader(clock, read, "other"), paced=False)
+    for _ in range(3):
         await asyncio.sleep(0)
     assert read == ["endless", "other", "endless", "endless"]
+
+
+async def test_new_text_shares_the_time_of_an_iteration(clock: VirtualClock, scheduler: ReadScheduler) -> None:
+    assert scheduler.may_read(paced=True)
+    clock.now_s += MAX_READ_S
+    assert not scheduler.may_read(paced=True)
+    await asyncio.sleep(0)
+    assert scheduler.may_read(paced=True)
+
+
+async def test_new_text_does_not_overtake_waiting_text(clock: VirtualClock, scheduler: ReadScheduler) -> None:
+    scheduler.add(lambda: None, paced=True)
+    assert not scheduler.may_read(paced=True)
+    assert scheduler.may_read(paced=False)
