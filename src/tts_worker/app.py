@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from types import FrameType
 from typing import TYPE_CHECKING, cast
 
+import anyio.lowlevel
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -114,6 +115,7 @@ class Worker:
         await self.models.start()
         self.hub.voices.check()
         self.run_housekeeping()
+        await _import_for_requests()
         # Objects created so far live as long as the process: excluding them keeps garbage collection pauses short.
         gc.collect()
         gc.freeze()
@@ -192,6 +194,13 @@ class Worker:
         if self.hub.config.normalizer is not None:
             self.hub.config.normalizer.close()
         gc.unfreeze()
+
+
+async def _import_for_requests() -> None:
+    """Import what the first requests would: it takes up to 20 ms, in which running calls get no frames."""
+    import soundfile  # noqa: F401  (compressed formats)
+
+    await anyio.lowlevel.checkpoint()  # anyio imports its backend when it is first used
 
 
 @asynccontextmanager
