@@ -1,9 +1,11 @@
 """Cost of downloads to calls: a real server in a separate process, measured idle and beside downloads in one run.
 
-A call is a WebSocket (``/v1/stream``); a download is a ``POST /v1/audio/speech`` whose client reads as fast as it can.
-First audio is timed from sending the text to the first audio message. A call plays from the first message on at the
-sample rate; an underrun is a gap of more than 5 ms, and unexplained unless the machine stalled (``stall_monitor``).
-The calls speak for a while before the downloads begin; underruns in that time are not due to downloads.
+A call is a WebSocket (``/v1/stream``); a download is a ``POST /v1/audio/speech`` whose client reads as fast as it can,
+in a process of its own (``downloads``). First audio is timed from sending the text to the first audio message. A call
+plays from the first message on at the sample rate, by the time at which messages arrive at the machine
+(``timed_websocket``); an underrun is a gap of more than 5 ms, and unexplained unless the machine stalled
+(``stall_monitor``). The calls speak for a while before the downloads begin; underruns in that time are not due to
+downloads.
 
 Each promise has a verdict: ``first_audio`` (median and 95th percentile beside downloads are at most twice those of the
 idle worker plus one engine step), ``no_underrun`` of running calls, ``downloads_start`` (first byte of the last
@@ -14,20 +16,22 @@ download within two seconds), ``downloads_share`` (Jain's index of the received 
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import json
 import random
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
-import h11
 from websockets.asyncio.client import connect
 
+from tts_worker.benchmarks.downloads import Download, DownloadProcess
 from tts_worker.benchmarks.stall_monitor import StallMonitor, is_machine_stall
 from tts_worker.benchmarks.stats import Figure, percentile, rounded_ms
-from tts_worker.benchmarks.texts import SENTENCES, paragraph
+from tts_worker.benchmarks.texts import paragraph
+from tts_worker.benchmarks.timed_websocket import TimedWebSocket
 from tts_worker.errors import EngineFault
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ
 
@@ -40,22 +44,6 @@ _BYTES_PER_S = BYTES_PER_SAMPLE * SAMPLE_RATE_HZ
 _GAP_S = 0.2  # between two calls
 _ALONE_S = 5.0  # the calls speak this long before the downloads begin
 _FIRST_BYTES_S = 60.0  # downloads without a first byte by then count as not started
-_READ_BYTES = 65_536
-
-
-@dataclass
-class Download:
-    """Progress of one download.
-
-    Attributes:
-        received_bytes: Audio received so far.
-        first_byte_s: Seconds from the request to the first byte.
-        ended: Whether the response is complete.
-    """
-
-    received_bytes: int = 0
-    first_byte_s: float | None = None
-    ended: bool = False
 
 
 @dataclass
@@ -79,50 +67,6 @@ def jain_index(shares: Sequence[float]) -> float:
     return sum(shares) ** 2 / (len(shares) * squares) if squares else 0.0
 
 
-async def download(address: str, characters: int, seed: int, result: Download) -> None:
-    """Read one long response to its end.
-
-    Raises:
-        EngineFault: The server refused the request.
-    """
-    host, _, port = address.rpartition(":")
-    rng = random.Random(seed)
-    text = ""
-    while len(text) < characters:
-        text += rng.choice(SENTENCES) + " "
-    body = json.dumps({"input": text[:characters].rstrip(), "response_format": "pcm"}).encode()
-    began_s = monotonic()
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
-        http = h11.Connection(h11.CLIENT)
-        headers = [("Host", address), ("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
-        request = h11.Request(method="POST", target="/v1/audio/speech", headers=headers)
-        for event in (request, h11.Data(data=body), h11.EndOfMessage()):
-            writer.write(http.send(event) or b"")
-        await writer.drain()
-        async for message in _events(http, reader):
-            if isinstance(message, h11.Response) and message.status_code != 200:
-                raise EngineFault(f"the server answered a download with status {message.status_code}")
-            if isinstance(message, h11.Data):
-                if result.first_byte_s is None:
-                    result.first_byte_s = monotonic() - began_s
-                result.received_bytes += len(message.data)
-        result.ended = True
-    finally:
-        writer.close()
-
-
-async def _events(http: h11.Connection, reader: asyncio.StreamReader) -> AsyncIterator[object]:
-    while True:
-        event = http.next_event()
-        if event is h11.NEED_DATA:
-            http.receive_data(await reader.read(_READ_BYTES))
-        elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
-            return
-        else:
-            yield event
-
-
 async def first_audio(address: str) -> float:
     """Return the seconds to the first audio of a new call."""
     async with connect(f"ws://{address}/v1/stream", compression=None) as socket:
@@ -138,24 +82,36 @@ async def first_audio(address: str) -> float:
     raise EngineFault("the server closed a call without audio")
 
 
-async def run_call(address: str, seed: int, calls: Calls) -> None:
-    """Run a call that speaks one utterance after another until the task is cancelled."""
-    rng = random.Random(seed)
-    async with connect(f"ws://{address}/v1/stream", compression=None) as socket:
-        await socket.recv()
-        while True:
-            await socket.send(json.dumps({"type": "text", "text": paragraph(rng, 4), "end": True}))
-            playing_until_s: float | None = None
-            async for message in socket:
-                now_s = monotonic()
-                if isinstance(message, bytes):
-                    if playing_until_s is not None and now_s > playing_until_s + _UNDERRUN_S:
-                        calls.underruns.append((now_s, now_s - playing_until_s))
-                    seconds = len(message) / _BYTES_PER_S
-                    playing_until_s = max(now_s, playing_until_s or 0.0) + seconds
-                    calls.audio_s += seconds
-                elif json.loads(message)["type"] in ("done", "truncated", "error"):
-                    break
+class SpeakingCall:
+    """A call that speaks one utterance after another and plays the audio; it counts its underruns in ``calls``."""
+
+    def __init__(self, address: str, seed: int, calls: Calls) -> None:
+        self._socket = TimedWebSocket(address, self._on_message)
+        self._rng = random.Random(seed)
+        self._calls = calls
+        self._playing_until_s: float | None = None
+
+    async def run(self) -> None:
+        """Speak until the task is cancelled. Raises EngineFault if the server ends the connection."""
+        try:
+            await self._socket.open()
+            await self._socket.closed
+        finally:
+            self._socket.close()
+
+    def _on_message(self, at_s: float, message: bytes | dict[str, object]) -> None:
+        if isinstance(message, bytes):
+            self._on_audio(at_s, len(message) / _BYTES_PER_S)
+        elif message["type"] in ("ready", "done", "truncated", "error"):
+            self._playing_until_s = None
+            self._socket.send({"type": "text", "text": paragraph(self._rng, 4), "end": True})
+
+    def _on_audio(self, at_s: float, seconds: float) -> None:
+        playing_until_s = self._playing_until_s
+        if playing_until_s is not None and at_s > playing_until_s + _UNDERRUN_S:
+            self._calls.underruns.append((at_s, at_s - playing_until_s))
+        self._playing_until_s = max(at_s, playing_until_s or 0.0) + seconds
+        self._calls.audio_s += seconds
 
 
 async def engine_metrics(address: str) -> dict[str, float]:
@@ -178,8 +134,27 @@ async def engine_metrics(address: str) -> dict[str, float]:
     return figures
 
 
+@dataclass(frozen=True)
+class _Round:
+    """Downloads that begin together beside the calls.
+
+    Attributes:
+        began_s: When the downloads began, on the monotonic clock.
+        seconds: Until they were given up.
+        downloads: Progress of each at the end.
+        received: Audio of each, in bytes, while the new calls were made.
+        first_audio_s: First-audio latency of the new calls.
+    """
+
+    began_s: float
+    seconds: float
+    downloads: Sequence[Download]
+    received: Sequence[int]
+    first_audio_s: Sequence[float]
+
+
 async def measure_fairness(
-    address: str, *, downloads: int, characters: int, callers: int, tries: int, lead_s: float
+    address: str, *, downloads: int, characters: int, callers: int, tries: int, rounds: int, lead_s: float
 ) -> dict[str, Figure]:
     """Measure the server at ``address`` (``host:port``), which must have no other clients.
 
@@ -187,84 +162,124 @@ async def measure_fairness(
         downloads: Number of downloads that run beside the calls.
         characters: Text length of each download.
         callers: Calls that speak throughout, whose underruns count.
-        tries: Number of new calls for first audio, idle and beside downloads.
+        tries: Number of new calls for first audio, idle and in each round.
+        rounds: How often the downloads begin.
         lead_s: Playout lead of a call beyond one frame, to attribute underruns to machine stalls.
 
     Raises:
         EngineFault: The server refused a call or a download.
     """
     calls = Calls()
-    results = [Download() for _ in range(downloads)]
     async with StallMonitor() as monitor, contextlib.AsyncExitStack() as stack:
         idle_s = await _first_audio_times(address, tries)
-        tasks = [asyncio.create_task(run_call(address, seed, calls)) for seed in range(callers)]
+        tasks = [asyncio.create_task(SpeakingCall(address, seed, calls).run()) for seed in range(callers)]
         stack.push_async_callback(_cancel, tasks)
         await asyncio.sleep(_ALONE_S if callers else 0.0)
         alone = list(calls.underruns)
         calls.underruns.clear()
-        began_s = monotonic()
         before = await engine_metrics(address)
-        tasks += [
-            asyncio.create_task(download(address, characters, seed, result)) for seed, result in enumerate(results)
-        ]
-        waited_s = 0.0
-        while waited_s < _FIRST_BYTES_S and any(result.first_byte_s is None for result in results):
+        measured = []
+        for _ in range(rounds):
+            async with DownloadProcess(address, downloads, characters) as process:
+                measured.append(await _measure_round(address, process, tries))
             _raise_faults(tasks)
-            await asyncio.sleep(0.05)
-            waited_s += 0.05
-        at_start = [result.received_bytes for result in results]
-        beside_s = await _first_audio_times(address, tries)
-        _raise_faults(tasks)
-        received = [result.received_bytes - first for result, first in zip(results, at_start, strict=True)]
-        beside_downloads_s = monotonic() - began_s
-        running = sum(not result.ended for result in results)
         after = await engine_metrics(address)
     steps = after["tts_engine_steps"] - before["tts_engine_steps"]
-    mean_step_s = (after["tts_engine_busy_seconds"] - before["tts_engine_busy_seconds"]) / max(1.0, steps)
+    busy_s = after["tts_engine_busy_seconds"] - before["tts_engine_busy_seconds"]
     longest_step_s = after["tts_engine_slowest_step_seconds"]
-    machine_underruns = sum(is_machine_stall(monitor.stalls, gap_s, at_s, lead_s) for at_s, gap_s in calls.underruns)
-    machine_underruns_alone = sum(is_machine_stall(monitor.stalls, gap_s, at_s, lead_s) for at_s, gap_s in alone)
-    firsts = [result.first_byte_s for result in results if result.first_byte_s is not None]
-    last_first_byte_s = max(firsts) if len(firsts) == downloads and firsts else None
-    idle_p50 = percentile(idle_s, 50) or 0.0
-    idle_p95 = percentile(idle_s, 95) or 0.0
-    beside_p50 = percentile(beside_s, 50) or 0.0
-    beside_p95 = percentile(beside_s, 95) or 0.0
-    share_index = jain_index(received) if received else 1.0
-    figures: dict[str, Figure] = {
-        "idle_first_audio_p50_ms": rounded_ms(idle_p50),
-        "idle_first_audio_p95_ms": rounded_ms(idle_p95),
-        "first_audio_p50_ms": rounded_ms(beside_p50),
-        "first_audio_p95_ms": rounded_ms(beside_p95),
-        "first_audio_max_ms": rounded_ms(max(beside_s)),
-        "ratio_p50": round(beside_p50 / idle_p50, 2),
-        "ratio_p95": round(beside_p95 / idle_p95, 2),
-        "step_mean_ms": rounded_ms(mean_step_s),
+    unexplained = _unexplained(calls.underruns, monitor, lead_s)
+    figures = _first_audio_figures(idle_s, [seconds for each in measured for seconds in each.first_audio_s])
+    figures |= {
+        "step_mean_ms": rounded_ms(busy_s / max(1.0, steps)),
         "step_max_ms": rounded_ms(longest_step_s),
         "call_audio_s": round(calls.audio_s, 1),
         "alone_s": _ALONE_S if callers else 0.0,
         "underruns_alone": len(alone),
-        "underruns_alone_unexplained": len(alone) - machine_underruns_alone,
-        "beside_downloads_s": round(beside_downloads_s, 1),
+        "underruns_alone_unexplained": len(_unexplained(alone, monitor, lead_s)),
+        "beside_downloads_s": round(sum(each.seconds for each in measured), 1),
         "underruns": len(calls.underruns),
-        "underruns_unexplained": len(calls.underruns) - machine_underruns,
+        "underruns_unexplained": len(unexplained),
+        "rounds_with_unexplained_underruns": _count_rounds(measured, [at_s for at_s, _ in unexplained]),
         "underrun_max_ms": rounded_ms(max((gap_s for _, gap_s in calls.underruns), default=None)),
         "machine_stalls": len(monitor.stalls),
-        "downloads_started": len(firsts),
-        "downloads_running_at_end": running,
-        "last_first_byte_ms": rounded_ms(last_first_byte_s),
-        "download_audio_s": round(sum(received) / _BYTES_PER_S, 1),
-        "download_share_index": round(share_index, 4),
     }
+    figures |= _download_figures(measured, downloads)
+    last_first_byte_ms = figures["last_first_byte_ms"]
+    idle_p50_s, idle_p95_s, p50_s, p95_s = (
+        float(figures[name] or 0.0) / 1000
+        for name in (
+            *("idle_first_audio_p50_ms", "idle_first_audio_p95_ms"),
+            *("first_audio_p50_ms", "first_audio_p95_ms"),
+        )
+    )
     promises = {
-        "first_audio": beside_p50 <= 2 * idle_p50 + longest_step_s and beside_p95 <= 2 * idle_p95 + longest_step_s,
-        "no_underrun": len(calls.underruns) == machine_underruns,
-        "downloads_start": (last_first_byte_s is not None and last_first_byte_s <= DOWNLOADS_START_S) or not downloads,
-        "downloads_share": share_index >= LEAST_SHARE_INDEX,
-        "downloads_proceed": all(received),
+        "first_audio": p50_s <= 2 * idle_p50_s + longest_step_s and p95_s <= 2 * idle_p95_s + longest_step_s,
+        "no_underrun": not unexplained,
+        "downloads_start": not downloads
+        or (last_first_byte_ms is not None and float(last_first_byte_ms) <= 1000 * DOWNLOADS_START_S),
+        "downloads_share": float(figures["download_share_index"] or 0.0) >= LEAST_SHARE_INDEX,
+        "downloads_proceed": all(size for each in measured for size in each.received),
     }
     verdicts: dict[str, Figure] = {f"promise_{name}": "pass" if holds else "fail" for name, holds in promises.items()}
     return figures | verdicts
+
+
+async def _measure_round(address: str, process: DownloadProcess, tries: int) -> _Round:
+    """Begin the downloads, wait for their first bytes and make new calls beside them."""
+    began_s = monotonic()
+    await process.begin()
+    results = await process.progress()
+    while monotonic() < began_s + _FIRST_BYTES_S and any(result.first_byte_s is None for result in results):
+        await asyncio.sleep(0.05)
+        results = await process.progress()
+    at_start = [result.received_bytes for result in results]
+    first_audio_s = await _first_audio_times(address, tries)
+    results = await process.progress()
+    received = [result.received_bytes - first for result, first in zip(results, at_start, strict=True)]
+    return _Round(began_s, monotonic() - began_s, results, received, first_audio_s)
+
+
+def _unexplained(
+    underruns: Sequence[tuple[float, float]], monitor: StallMonitor, lead_s: float
+) -> list[tuple[float, float]]:
+    """Return the underruns that no stall of the machine explains."""
+    return [(at_s, gap_s) for at_s, gap_s in underruns if not is_machine_stall(monitor.stalls, gap_s, at_s, lead_s)]
+
+
+def _count_rounds(rounds: Sequence[_Round], times_s: Sequence[float]) -> int:
+    """Count the rounds that contain at least one of the times; a round lasts until the next one begins."""
+    return len({bisect.bisect([each.began_s for each in rounds], at_s) for at_s in times_s})
+
+
+def _first_audio_figures(idle_s: Sequence[float], beside_s: Sequence[float]) -> dict[str, Figure]:
+    idle_p50_s = percentile(idle_s, 50) or 0.0
+    idle_p95_s = percentile(idle_s, 95) or 0.0
+    p50_s = percentile(beside_s, 50) or 0.0
+    p95_s = percentile(beside_s, 95) or 0.0
+    return {
+        "idle_first_audio_p50_ms": rounded_ms(idle_p50_s),
+        "idle_first_audio_p95_ms": rounded_ms(idle_p95_s),
+        "first_audio_p50_ms": rounded_ms(p50_s),
+        "first_audio_p95_ms": rounded_ms(p95_s),
+        "first_audio_max_ms": rounded_ms(max(beside_s)),
+        "ratio_p50": round(p50_s / idle_p50_s, 2),
+        "ratio_p95": round(p95_s / idle_p95_s, 2),
+    }
+
+
+def _download_figures(rounds: Sequence[_Round], downloads: int) -> dict[str, Figure]:
+    """Return the figures of all rounds; the last first byte and the share are those of the worst round."""
+    results = [result for each in rounds for result in each.downloads]
+    firsts_s = [result.first_byte_s for result in results if result.first_byte_s is not None]
+    have_all_started = bool(firsts_s) and len(firsts_s) == downloads * len(rounds)
+    received = [size for each in rounds for size in each.received]
+    return {
+        "downloads_started": len(firsts_s),
+        "downloads_running_at_end": sum(not result.ended for result in results),
+        "last_first_byte_ms": rounded_ms(max(firsts_s) if have_all_started else None),
+        "download_audio_s": round(sum(received) / _BYTES_PER_S, 1),
+        "download_share_index": round(min(jain_index(each.received) if downloads else 1.0 for each in rounds), 4),
+    }
 
 
 async def _first_audio_times(address: str, tries: int) -> list[float]:

@@ -16,15 +16,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--downloads", type=int, default=6)
     parser.add_argument("--characters", type=int, default=19_000, help="text length of each download (default 19000)")
     parser.add_argument("--callers", type=int, default=4, help="calls that speak throughout (default 4)")
-    parser.add_argument("--tries", type=int, default=20, help="new calls, idle and beside downloads (default 20)")
+    parser.add_argument("--tries", type=int, default=20, help="new calls, idle and in each round (default 20)")
+    parser.add_argument("--rounds", type=int, default=1, help="how often the downloads begin (default 1)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_settings_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     quiet_logs()
-    if args.downloads < 0 or args.callers < 0 or args.characters < 1 or args.tries < 1:
-        raise InvalidRequest("--characters and --tries must be at least 1, --downloads and --callers not negative")
+    if args.downloads < 0 or args.callers < 0 or min(args.characters, args.tries, args.rounds) < 1:
+        raise InvalidRequest(
+            "--characters, --tries and --rounds must be at least 1, --downloads and --callers not negative"
+        )
     settings = settings_from(args)
     figures = asyncio.run(_measure(args, settings))
     options: dict[str, Figure] = {
@@ -33,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
         "characters": args.characters,
         "callers": args.callers,
         "tries": args.tries,
+        "rounds": args.rounds,
     }
     show(options | figures, args.json)
     return 0
@@ -54,5 +58,6 @@ async def _measure(args: argparse.Namespace, settings: Settings) -> dict[str, Fi
             characters=args.characters,
             callers=args.callers,
             tries=args.tries,
+            rounds=args.rounds,
             lead_s=max(0.0, settings.session.lead_ms - settings.session.frame_ms) / 1000,
         )

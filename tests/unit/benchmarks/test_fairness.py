@@ -16,8 +16,12 @@ def test_share_index_is_one_for_equal_shares() -> None:
 
 async def test_calls_and_downloads_are_measured() -> None:
     async with server_process(["--engine", "tone", "--set", "log_level=warning"]) as address:
-        figures = await measure_fairness(address, downloads=2, characters=19_000, callers=1, tries=2, lead_s=0.02)
-    assert figures["downloads_started"] == 2
+        figures = await measure_fairness(
+            address, downloads=2, characters=19_000, callers=1, tries=2, rounds=2, lead_s=0.02
+        )
+    assert figures["downloads_started"] == 4
+    assert isinstance(figures["call_audio_s"], float)
+    assert figures["call_audio_s"] > 0
     verdicts = {value for name, value in figures.items() if name.startswith("promise_")}
     assert verdicts <= {"pass", "fail"}
     assert isinstance(figures["step_mean_ms"], float)
