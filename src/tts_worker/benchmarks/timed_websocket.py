@@ -87,7 +87,9 @@ class TimedWebSocket:
         for level, kind, stamp in control:
             if (level, kind) == (socket.SOL_SOCKET, _TIMESTAMP_OPTION):
                 seconds, nanoseconds = _TIMESPEC.unpack(stamp[: _TIMESPEC.size])
-                at_s -= max(0.0, time.time() - seconds - nanoseconds / 1e9)  # the stamp is on the wall clock
+                # The kernel stamps with this clock; the age of a stamp is the same on every clock.
+                age_s = time.clock_gettime(time.CLOCK_REALTIME) - seconds - nanoseconds / 1e9
+                at_s -= max(0.0, age_s)
         if not data:
             self._fail("the server closed the connection")
             return
