@@ -25,6 +25,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "session.slots",
         "engine.base",
         "engine.scheduler",
+        "engine.shell",
         "engine.output_buffer",
         "engine.cosyvoice.chunks",
         "engine.cosyvoice.silence",

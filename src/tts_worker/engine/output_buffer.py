@@ -85,6 +85,17 @@ class OutputBuffer:
     def can_emit(self) -> bool:
         return self.credit_samples > 0 and bool(self._rendered)
 
+    def has_chunk(self, min_samples: int) -> bool:
+        """Whether a chunk can be emitted that is worth it: small ones wait while audio is on its way to the client.
+
+        Args:
+            min_samples: A chunk is small if it has fewer and does not empty the buffer.
+        """
+        if not self.can_emit:
+            return False
+        in_transit_samples = self.emitted_samples - self.taken_samples
+        return in_transit_samples < min_samples or self.credit_samples >= min(self.waiting_samples, min_samples)
+
     def grant(self, samples: int) -> None:
         """Return the credit of ``samples`` that the client took."""
         self.credit_samples += samples

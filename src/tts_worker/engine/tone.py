@@ -8,37 +8,25 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
 
-from tts_worker.engine.output_buffer import OutputBuffer
-from tts_worker.engine.scheduler import Budgets, Candidate, Policy, Scheduler
-from tts_worker.errors import DeviceLost, InvalidRequest, OutOfMemory, SynthesisFailed, UnknownVoice, UnspeakableText
+from tts_worker.engine.scheduler import Need, Plan, Policy
+from tts_worker.engine.shell import EngineSequence, EngineShell
+from tts_worker.errors import DeviceLost, OutOfMemory, SynthesisFailed, UnknownVoice
 from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Alignment,
     Boundary,
-    Cancel,
-    Command,
-    Credit,
-    Done,
-    EndText,
     EngineInfo,
-    Event,
-    Failed,
-    Hold,
     Open,
-    Release,
     Segment,
-    SynthesisParams,
-    Text,
     UtteranceKey,
     WordTiming,
-    unpaced_share,
 )
 
 VOICES: dict[str, float] = {"tone": 1.0, "tone-low": 0.5, "tone-high": 2.0}
@@ -104,38 +92,74 @@ class _Note:
     rendered_samples: int = 0
 
 
-class _Utterance:
-    def __init__(self, command: Open) -> None:
-        self.params: SynthesisParams = command.params
-        self.output = OutputBuffer(command.key, command.credit_samples, paced=command.paced, buffered=command.buffered)
+class _NoteSequence(EngineSequence):
+    """An utterance as notes.
+
+    Attributes:
+        notes: Notes that are not fully rendered.
+        chunks: Chunks rendered so far.
+    """
+
+    def __init__(self, command: Open, ms_per_char: int) -> None:
+        super().__init__(command)
         self.notes: deque[_Note] = deque()
-        self.pending_pause: _Note | None = None
-        self.text_ended = False
-        self.is_held = False
-        self.has_text = False
-        self.waiting_since_us: int | None = None
         self.chunks = 0
+        self._ms_per_char = ms_per_char
+        self._pending_pause: _Note | None = None
+
+    def add_text(self, segment: Segment) -> None:
+        text_range = (segment.start, segment.end)
+        speed = self.params.speed
+        spoken = segment.text
+        for word in spoken_words(segment):
+            letters = [c for c in spoken[word.spoken_start : word.spoken_end] if c.isalnum()]
+            if not letters:
+                continue
+            if self._pending_pause is not None:
+                self.notes.append(self._pending_pause)
+                self._pending_pause = None
+            hz = (220.0 + 20.0 * (sum(map(ord, letters)) % 32)) * VOICES[self.params.voice]
+            samples = round(len(letters) * self._ms_per_char * SAMPLE_RATE_HZ / 1000 / speed)
+            self.notes.append(_Note(samples, hz, text_range, (word.start_char, word.end_char)))
+        pause_ms = _PAUSE_MS.get(segment.boundary, 0)
+        if pause_ms and (self.notes or self.output.rendered_samples):
+            # Added only if more text follows: an utterance does not end in silence.
+            self._pending_pause = _Note(round(pause_ms * SAMPLE_RATE_HZ / 1000 / speed), 0.0, text_range)
 
     @property
-    def finished(self) -> bool:
-        return self.text_ended and not self.notes and self.output.waiting_samples == 0
+    def needs(self) -> Need:
+        return Need.RENDER if self.notes and self.output.credit_samples > 0 else Need.NONE
 
     @property
-    def has_work(self) -> bool:
-        if self.is_held:
-            return False
-        return self.finished or self.output.can_emit or (self.output.credit_samples > 0 and bool(self.notes))
+    def is_rendered(self) -> bool:
+        return not self.notes
+
+    def render(self, max_samples: int) -> int:
+        """Render the next ``max_samples``, fewer at the end of the text. Returns how many."""
+        output = self.output
+        rendered = 0
+        while rendered < max_samples and self.notes:
+            note = self.notes[0]
+            start = output.rendered_samples
+            words = []
+            if note.word is not None and note.rendered_samples == 0:
+                words.append(WordTiming(*note.word, start, start + note.samples))
+            samples = min(max_samples - rendered, note.samples - note.rendered_samples)
+            output.render(_render(note, samples, self.params.seed), words, text_range=note.text_range)
+            note.rendered_samples += samples
+            rendered += samples
+            if note.rendered_samples == note.samples:
+                self.notes.popleft()
+        self.chunks += 1
+        return rendered
 
 
-class ToneEngine:
+class ToneEngine(EngineShell[_NoteSequence]):
     """Renders sine tones; a word's letters determine the pitch and their number the length."""
 
     def __init__(self, settings: ToneSettings | None = None) -> None:
         self._settings = settings or ToneSettings()
-        self._utterances: dict[UtteranceKey, _Utterance] = {}
-        self._rejections: list[Failed] = []
-        self._schedule = self._settings.policy or Scheduler().schedule
-        self.info = EngineInfo(
+        info = EngineInfo(
             name="tone",
             voices=tuple(VOICES),
             languages=("mul",),
@@ -144,116 +168,23 @@ class ToneEngine:
             reads_numbers=True,
             speed_range=(0.25, 4.0),
         )
-
-    @property
-    def live(self) -> int:
-        """Number of utterances that hold resources."""
-        return len(self._utterances)
+        chunk_samples = self._settings.chunk_samples
+        super().__init__(info, policy=self._settings.policy, max_chunk_samples=chunk_samples, min_chunk_samples=0)
 
     def warm_up(self) -> None:
         """Render one note, so that numpy has loaded everything it needs."""
         _render(_Note(480, 440.0, (0, 0)), 480, seed=0)
 
-    def handle(self, command: Command) -> None:
-        if isinstance(command, Open):
-            self._open(command)
-            return
-        utterance = self._utterances.get(command.key)
-        if utterance is None:
-            return
-        match command:
-            case Text():
-                self._add_text(utterance, command.segment)
-            case EndText():
-                utterance.text_ended = True
-                utterance.pending_pause = None
-            case Credit():
-                utterance.output.grant(command.samples)
-            case Hold():
-                utterance.is_held = True
-            case Release():
-                utterance.is_held = False
-            case Cancel():
-                del self._utterances[command.key]
-
-    def _open(self, command: Open) -> None:
+    def open_sequence(self, command: Open) -> _NoteSequence:
         if command.params.voice not in VOICES:
-            error = UnknownVoice(f'the tone engine has no voice "{command.params.voice}"; it has {", ".join(VOICES)}')
-            self._rejections.append(Failed(command.key, error.info))
-        elif not self.info.speed_range[0] <= command.params.speed <= self.info.speed_range[1]:
-            self._rejections.append(Failed(command.key, InvalidRequest("speed must be 0.25 to 4").info))
-        elif len(self._utterances) >= self.info.max_utterances:
-            self._rejections.append(Failed(command.key, OutOfMemory("all utterance slots are taken").info))
-        elif not command.paced and self._unpaced_utterances >= unpaced_share(self.info.max_utterances):
-            self._rejections.append(
-                Failed(command.key, OutOfMemory("all utterance slots for downloads are taken").info)
-            )
-        else:
-            self._utterances[command.key] = _Utterance(command)
+            raise UnknownVoice(f'the tone engine has no voice "{command.params.voice}"; it has {", ".join(VOICES)}')
+        return _NoteSequence(command, self._settings.ms_per_char)
 
-    @property
-    def _unpaced_utterances(self) -> int:
-        return sum(not utterance.output.paced for utterance in self._utterances.values())
-
-    def _add_text(self, utterance: _Utterance, segment: Segment) -> None:
-        utterance.has_text = True
-        text_range = (segment.start, segment.end)
-        speed = utterance.params.speed
-        spoken = segment.text
-        for word in spoken_words(segment):
-            letters = [c for c in spoken[word.spoken_start : word.spoken_end] if c.isalnum()]
-            if not letters:
-                continue
-            if utterance.pending_pause is not None:
-                utterance.notes.append(utterance.pending_pause)
-                utterance.pending_pause = None
-            hz = (220.0 + 20.0 * (sum(map(ord, letters)) % 32)) * VOICES[utterance.params.voice]
-            samples = round(len(letters) * self._settings.ms_per_char * SAMPLE_RATE_HZ / 1000 / speed)
-            utterance.notes.append(_Note(samples, hz, text_range, (word.start_char, word.end_char)))
-        pause_ms = _PAUSE_MS.get(segment.boundary, 0)
-        if pause_ms and (utterance.notes or utterance.output.rendered_samples):
-            # Added only if more text follows: an utterance does not end in silence.
-            utterance.pending_pause = _Note(round(pause_ms * SAMPLE_RATE_HZ / 1000 / speed), 0.0, text_range)
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self._rejections) or any(u.has_work for u in self._utterances.values())
-
-    def step(self, now_s: float) -> Sequence[Event]:
-        if self._rejections:
-            rejections = self._rejections
-            self._rejections = []
-            return rejections
-        now_us = int(now_s * 1e6)
-        candidates: list[Candidate] = []
-        for key, utterance in list(self._utterances.items()):
-            if not utterance.has_work:
-                utterance.waiting_since_us = None
-            elif utterance.finished:
-                return [self._finish(key, utterance)]
-            elif utterance.output.can_emit:
-                return self._emit(key, utterance)
-            else:
-                if utterance.waiting_since_us is None:
-                    utterance.waiting_since_us = now_us
-                output = utterance.output
-                lead_samples = output.lead_at_samples(now_us)
-                has_started = output.emitted_samples > 0
-                candidates.append(Candidate(key, lead_samples, utterance.waiting_since_us, has_started, output.paced))
-        batch = self._schedule(candidates, Budgets(), now_us).audio
-        if batch is None:
-            return []
-        key = batch.members[0]
-        return self._serve(key, self._utterances[key])
-
-    def _finish(self, key: UtteranceKey, utterance: _Utterance) -> Event:
-        del self._utterances[key]
-        if utterance.has_text and not utterance.output.rendered_samples:
-            return Failed(key, UnspeakableText("the text contains no letters or digits").info)
-        return Done(key)
-
-    def _serve(self, key: UtteranceKey, utterance: _Utterance) -> list[Event]:
-        fault = self._settings.fault(key, utterance.chunks)
+    def submit(self, plan: Plan) -> None:
+        if plan.audio is None:
+            return
+        sequence = self.sequences[plan.audio.members[0]]
+        fault = self._settings.fault(sequence.key, sequence.chunks)
         if fault is Fault.HANG:
             self._settings.hang.wait()
         if fault is Fault.DEVICE_LOST:
@@ -261,48 +192,16 @@ class ToneEngine:
         if fault in (Fault.RAISE, Fault.HANG):
             raise RuntimeError("injected engine fault")
         if fault is not None:
-            del self._utterances[key]
             error = OutOfMemory("injected fault") if fault is Fault.OUT_OF_MEMORY else SynthesisFailed("injected fault")
-            return [Failed(key, error.info)]
-        output = utterance.output
+            self.fail(sequence, error.info)
+            return
         if self._settings.whole_segments:
-            text_range = utterance.notes[0].text_range
-            max_samples = sum(n.samples - n.rendered_samples for n in utterance.notes if n.text_range == text_range)
+            text_range = sequence.notes[0].text_range
+            max_samples = sum(n.samples - n.rendered_samples for n in sequence.notes if n.text_range == text_range)
         else:
-            max_samples = min(self._settings.chunk_samples, output.credit_samples)
-        rendered = 0
-        while rendered < max_samples and utterance.notes:
-            note = utterance.notes[0]
-            start = output.rendered_samples
-            words = []
-            if note.word is not None and note.rendered_samples == 0:
-                words.append(WordTiming(*note.word, start, start + note.samples))
-            samples = min(max_samples - rendered, note.samples - note.rendered_samples)
-            output.render(_render(note, samples, utterance.params.seed), words, text_range=note.text_range)
-            note.rendered_samples += samples
-            rendered += samples
-            if note.rendered_samples == note.samples:
-                utterance.notes.popleft()
+            max_samples = min(self._settings.chunk_samples, sequence.output.credit_samples)
+        rendered = sequence.render(max_samples)
         self._settings.spend(self._settings.cost_per_audio_s * rendered / SAMPLE_RATE_HZ)
-        utterance.chunks += 1
-        events = self._emit(key, utterance)
-        if output.emitted_samples:  # until its first chunk the order of arrival counts
-            utterance.waiting_since_us = None
-        return events
-
-    def _emit(self, key: UtteranceKey, utterance: _Utterance) -> list[Event]:
-        """Emit the rendered audio that has credit."""
-        output = utterance.output
-        events: list[Event] = []
-        while (audio := output.emit(self._settings.chunk_samples)) is not None:
-            events.append(audio)
-        if utterance.finished:
-            events.append(self._finish(key, utterance))
-        return events
-
-    def close(self) -> None:
-        self._utterances.clear()
-        self._rejections.clear()
 
 
 def _render(note: _Note, samples: int, seed: int) -> bytes:

@@ -307,7 +307,7 @@ def test_huge_segment_is_bounded_by_credit(hibari_model: HibariModel) -> None:
     for chunk in output.audio:
         assert chunk.samples <= SAMPLE_RATE_HZ // 2
     engine = cast(HibariEngine, driver.engine)
-    (utterance,) = engine._utterances.values()
+    (utterance,) = engine.sequences.values()
     assert utterance.output.waiting_samples < max_phrase_samples
 
 
@@ -353,7 +353,7 @@ def test_open_phrases_are_bounded_under_load(hibari_model: HibariModel) -> None:
     max_open = 0
     while engine.has_work:
         driver.step()
-        syntheses = [u.synthesis for u in engine._utterances.values() if u.synthesis is not None]
+        syntheses = [u.synthesis for u in engine.sequences.values() if u.synthesis is not None]
         max_open = max(max_open, sum(not synthesis.suspended for synthesis in syntheses))
     assert 1 < max_open <= 8
     assert all(driver.outputs[key].ends == [Done(key)] for key in keys)
@@ -365,7 +365,7 @@ def test_held_utterance_frees_its_spectra(hibari_model: HibariModel) -> None:
     driver.send_text(KEY, segments(("This takes a few seconds to say, but there is an interruption.", Boundary.END)))
     driver.step()
     engine = cast(HibariEngine, driver.engine)
-    synthesis = engine._utterances[KEY].synthesis
+    synthesis = engine.sequences[KEY].synthesis
     assert synthesis is not None
     assert not synthesis.suspended
     driver.send(Hold(KEY))

@@ -1,0 +1,346 @@
+"""What all engines share: commands, admission, credit, and the order of a step.
+
+An engine derives from ``EngineShell`` and supplies three hooks: ``open_sequence`` creates the state of an utterance,
+``submit`` starts the work of a plan, and ``close_sequence`` frees what an utterance holds. An engine whose work goes on
+after ``submit`` also overrides ``collect`` and ``is_busy``, and one with several kinds of work ``budgets``.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Generic, TypeVar
+
+from tts_worker.engine.output_buffer import OutputBuffer
+from tts_worker.engine.scheduler import Budgets, Candidate, Need, Plan, Policy, Scheduler
+from tts_worker.errors import (
+    EngineFault,
+    ErrorInfo,
+    InvalidRequest,
+    OverCapacity,
+    TTSWorkerError,
+    UnspeakableText,
+)
+from tts_worker.types import (
+    SAMPLE_RATE_HZ,
+    Audio,
+    Cancel,
+    Command,
+    Credit,
+    Done,
+    EndText,
+    EngineInfo,
+    Event,
+    Failed,
+    Hold,
+    Open,
+    Release,
+    Segment,
+    SynthesisParams,
+    Text,
+    UtteranceKey,
+    unpaced_share,
+)
+
+MAX_CHUNK_SAMPLES = SAMPLE_RATE_HZ // 2
+MIN_CHUNK_SAMPLES = SAMPLE_RATE_HZ // 10
+"""While audio is on its way to the client, small credits are coalesced to chunks of 100 ms."""
+
+
+class EngineSequence(ABC):
+    """An utterance inside an engine: its text, its output buffer, and the operation that it needs next.
+
+    Attributes:
+        key: The utterance.
+        params: Its synthesis parameters.
+        output: Rendered audio that waits for credit.
+        has_text: Whether any text was received.
+        text_ended: Whether no more text follows.
+        waiting_since_us: Since when an operation has been due; None if none is.
+    """
+
+    UNSPEAKABLE = "the text has no letters or digits to speak"
+    """Message of the error for an utterance whose text gives no audio."""
+
+    def __init__(self, command: Open) -> None:
+        self.key = command.key
+        self.params = command.params
+        self.output = OutputBuffer(command.key, command.credit_samples, paced=command.paced, buffered=command.buffered)
+        self.has_text = False
+        self.text_ended = False
+        self.waiting_since_us: int | None = None
+
+    @abstractmethod
+    def add_text(self, segment: Segment) -> None:
+        """Take the next segment of the text."""
+
+    def end_text(self) -> None:
+        """Take the end of the text."""
+        self.text_ended = True
+
+    @property
+    @abstractmethod
+    def needs(self) -> Need:
+        """The next operation; NONE while it waits for text, credit or a result."""
+
+    @property
+    @abstractmethod
+    def is_rendered(self) -> bool:
+        """Whether all audio of the received text is in the output buffer."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all its audio is emitted and none will follow."""
+        return self.text_ended and not self.output.waiting_samples and self.is_rendered
+
+    def candidate(self, now_us: int) -> Candidate | None:
+        """Describe it to the scheduler; None if no step is of use to it."""
+        needs = self.needs
+        if needs is Need.NONE:
+            return None
+        if self.waiting_since_us is None:
+            self.waiting_since_us = now_us
+        output = self.output
+        started = output.emitted_samples > 0
+        return Candidate(
+            self.key, output.lead_at_samples(now_us), self.waiting_since_us, started, output.paced, needs=needs
+        )
+
+    def end(self) -> Done:
+        """Return the end of a finished utterance.
+
+        Raises:
+            TTSWorkerError: Its text gave no audio.
+        """
+        if self.has_text and not self.output.rendered_samples:
+            raise UnspeakableText(self.UNSPEAKABLE)
+        return Done(self.key)
+
+
+S = TypeVar("S", bound=EngineSequence)
+
+
+class EngineShell(ABC, Generic[S]):
+    """The engine protocol over sequences of type ``S``.
+
+    Args:
+        info: What the engine offers; defines the limits that are checked here.
+        policy: Plans the steps; None uses a ``Scheduler``.
+        max_chunk_samples: Longest chunk to emit.
+        min_chunk_samples: Shortest chunk to emit while audio is on its way to the client.
+
+    Attributes:
+        info: What the engine offers.
+        sequences: All utterances, by key.
+    """
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        *,
+        policy: Policy | None = None,
+        max_chunk_samples: int = MAX_CHUNK_SAMPLES,
+        min_chunk_samples: int = MIN_CHUNK_SAMPLES,
+    ) -> None:
+        self.info = info
+        self.sequences: dict[UtteranceKey, S] = {}
+        self._active: dict[UtteranceKey, S] = {}  # all but the held ones
+        self._events: list[Event] = []
+        self._policy = policy or Scheduler().schedule
+        self._max_chunk_samples = max_chunk_samples
+        self._min_chunk_samples = min_chunk_samples
+        self._only_emitted = False  # whether the last step started no work
+
+    # -- hooks --------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def open_sequence(self, command: Open) -> S:
+        """Create a sequence. Speed, language and capacity are checked already.
+
+        Raises:
+            TTSWorkerError: The engine does not support the parameters.
+        """
+
+    @abstractmethod
+    def submit(self, plan: Plan) -> None:
+        """Do the work of ``plan``, or start it. A fault of one utterance is reported with ``fail``."""
+
+    def close_sequence(self, sequence: S) -> None:
+        """Free what ``sequence`` holds. Its results in flight are dropped."""
+
+    def hold_sequence(self, sequence: S) -> None:
+        """Free what a paused utterance does not need. Until ``Release`` no step is spent on it."""
+
+    def collect(self) -> None:
+        """Take over the results of work that has finished."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether results of started work are outstanding."""
+        return False
+
+    def candidates(self, now_us: int) -> list[Candidate]:
+        """Return the active utterances that could use a step."""
+        found = [sequence.candidate(now_us) for sequence in self._active.values()]
+        return [candidate for candidate in found if candidate is not None]
+
+    def budgets(self, candidates: Sequence[Candidate]) -> Budgets:
+        """Return what is free for ``candidates``."""
+        return Budgets()
+
+    def defers(self, sequence: S, now_us: int) -> bool:
+        """Whether finished audio of ``sequence`` should wait."""
+        return False
+
+    # -- commands -----------------------------------------------------------------------------------------------------
+
+    @property
+    def active_utterances(self) -> int:
+        """Number of utterances that hold resources."""
+        return len(self.sequences)
+
+    def handle(self, command: Command) -> None:
+        """Apply a command. Commands for unknown utterances are ignored."""
+        if isinstance(command, Open):
+            self._open(command)
+            return
+        sequence = self.sequences.get(command.key)
+        if sequence is None:
+            return
+        match command:
+            case Text():
+                sequence.has_text = True
+                sequence.add_text(command.segment)
+            case EndText():
+                sequence.end_text()
+            case Credit():
+                sequence.output.grant(command.samples)
+            case Hold():
+                self._active.pop(command.key, None)
+                self.hold_sequence(sequence)
+            case Release():
+                self._active[command.key] = sequence
+            case Cancel():
+                self._free(sequence)
+
+    def _open(self, command: Open) -> None:
+        try:
+            self._check_params(command.params)
+            self._check_capacity(command)
+            sequence = self.open_sequence(command)
+        except TTSWorkerError as error:
+            self._events.append(Failed(command.key, error.info))
+        else:
+            self.sequences[command.key] = self._active[command.key] = sequence
+
+    def _check_params(self, params: SynthesisParams) -> None:
+        """Raise InvalidRequest for unsupported parameters. No parameter is replaced silently."""
+        slowest, fastest = self.info.speed_range
+        if not (math.isfinite(params.speed) and slowest <= params.speed <= fastest):
+            raise InvalidRequest(f"speed must be {slowest:g} to {fastest:g}")
+        if params.language is not None and "mul" not in self.info.languages:
+            primary = params.language.replace("_", "-").split("-")[0].lower()
+            if primary not in self.info.languages:
+                known = ", ".join(self.info.languages)
+                raise InvalidRequest(f"this model does not speak {primary[:16]!r}; it speaks {known}")
+
+    def _check_capacity(self, command: Open) -> None:
+        """Raise OverCapacity if all slots are taken, or all that downloads may take."""
+        slots = self.info.max_utterances
+        if len(self.sequences) >= slots:
+            raise OverCapacity("all utterance slots of the engine are taken; retry in a moment")
+        unpaced = sum(not sequence.output.paced for sequence in self.sequences.values())
+        if not command.paced and unpaced >= unpaced_share(slots):
+            raise OverCapacity("all utterance slots for downloads are taken; retry in a moment")
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` would do anything."""
+        if self._events or self.is_busy:
+            return True
+        return any(
+            sequence.needs is not Need.NONE or self._can_emit(sequence) or sequence.is_finished
+            for sequence in self._active.values()
+        )
+
+    def step(self, now_s: float) -> Sequence[Event]:
+        """Do one bounded unit of work and return its events."""
+        now_us = int(now_s * 1e6)
+        self.collect()
+        self._postprocess(now_us)
+        # Finished audio leaves before new work starts, but two consecutive steps never only emit.
+        self._only_emitted = bool(self._events) and not self._only_emitted
+        if not self._only_emitted:
+            candidates = self.candidates(now_us)
+            self.submit(self._policy(candidates, self.budgets(candidates), now_us))
+            self.collect()  # a device that works synchronously has finished
+            self._postprocess(now_us)
+        events = self._events
+        self._events = []
+        return events
+
+    def _postprocess(self, now_us: int) -> None:
+        """Emit audio within the credit, and end utterances whose audio is emitted."""
+        for sequence in list(self._active.values()):
+            if self._can_emit(sequence) and not self.defers(sequence, now_us):
+                self._emit(sequence)
+            if sequence.is_finished:
+                self._finish(sequence)
+
+    def _can_emit(self, sequence: S) -> bool:
+        return sequence.output.has_chunk(self._min_chunk_samples)
+
+    def _emit(self, sequence: S) -> None:
+        last = sequence.text_ended and sequence.is_rendered
+        while (audio := sequence.output.emit(self._max_chunk_samples, last=last)) is not None:
+            self._events.append(audio)
+        sequence.waiting_since_us = None
+
+    def _finish(self, sequence: S) -> None:
+        try:
+            end = sequence.end()
+        except TTSWorkerError as error:
+            self.fail(sequence, error.info)
+        else:
+            self._free(sequence)
+            self._events.append(end)
+
+    def fail(self, sequence: S, error: ErrorInfo) -> None:
+        """End an utterance with an error."""
+        self._free(sequence)
+        self._events.append(Failed(sequence.key, error))
+
+    def _free(self, sequence: S) -> None:
+        del self.sequences[sequence.key]
+        self._active.pop(sequence.key, None)
+        self.close_sequence(sequence)
+
+    # -- lifecycle ----------------------------------------------------------------------------------------------------
+
+    def speak(self, key: UtteranceKey, params: SynthesisParams, segments: Iterable[Segment]) -> bytes:
+        """Return the audio of an utterance, as s16le. For the warm-up: the engine has nothing else to do.
+
+        Raises:
+            EngineFault: The utterance failed.
+        """
+        self.handle(Open(key, params, credit_samples=60 * SAMPLE_RATE_HZ))
+        for segment in segments:
+            self.handle(Text(key, segment))
+        self.handle(EndText(key))
+        pcm = bytearray()
+        while self.has_work:
+            for event in self.step(0.0):
+                if isinstance(event, Failed):
+                    raise EngineFault(f"the engine cannot speak: {event.error.message}")
+                if isinstance(event, Audio):
+                    pcm += event.pcm
+        return bytes(pcm)
+
+    def close(self) -> None:
+        """Free all resources without emitting events."""
+        for sequence in list(self.sequences.values()):
+            self._free(sequence)
+        self._events.clear()
