@@ -33,6 +33,7 @@ from tts_worker.benchmarks.engine import VOICE, Bench, forced_tokens
 from tts_worker.benchmarks.gpu_load import Arrivals, CallScript, measure_arrivals, slots_for
 from tts_worker.benchmarks.stats import percentile
 from tts_worker.benchmarks.texts import SENTENCES
+from tts_worker.engine.cosyvoice.backends.graphs import CapturingRunner
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.chunks import Item, Kind
 from tts_worker.engine.cosyvoice.config import V2, V3
@@ -53,6 +54,7 @@ PACKAGES = ("torch", "triton", "flashinfer-python", "flash-attn", "tensorrt", "o
 PROMPT_TOKENS = 125
 SCORE_LENGTHS = (8, 64, 200, 700)
 DRAWN_IDS = 64
+REPLAYS = 200
 PROFILE_ROWS = 30
 
 
@@ -155,6 +157,7 @@ def sections(plan: Plan) -> list[Section]:
         Section("first_audio", GpuBench.first_audio, 30.0),
         Section("speed", GpuBench.speed, 40.0),
         Section("correct", GpuBench.correct, 120.0),
+        Section("replays", GpuBench.replays, 60.0, needs_cuda=True),
         Section("profile", GpuBench.profile, 40.0),
         *(Section(f"load_{n}", _load_section(n), plan.load_seconds + 40.0) for n in plan.loads),
         Section("growth", GpuBench.growth, 40.0),
@@ -261,14 +264,14 @@ class GpuBench:
             figures["allocated_gb"] = round(torch.cuda.memory_allocated(self._device) / 1e9, 2)
             figures["reserved_gb"] = round(torch.cuda.memory_reserved(self._device) / 1e9, 2)
         figures["pages"] = bench.engine.settings.pages
-        figures["runners"] = _runner_counts(bench.engine)
+        figures["computations"] = _computations(bench.engine)
         return figures
 
     def first_audio(self) -> Figures:
         """Measure the first-audio latency of one call at a time, every text of another length."""
         bench = self.bench
         rng = random.Random(5)
-        before = _runner_counts(bench.engine)
+        before = _computations(bench.engine)
         firsts_ms = []
         slowest: list[tuple[float, int, int]] = []
         for words in _text_lengths(self._plan.texts, rng):
@@ -286,12 +289,22 @@ class GpuBench:
             "max_ms": _rounded(max(firsts_ms)),
             "min_ms": _rounded(min(firsts_ms)),
             "slowest": [{"ms": ms, "words": words, "tokens": count} for ms, words, count in slowest[:5]],
-            "runners": _difference(before, _runner_counts(bench.engine)),
+            "computations": _since(before, bench.engine),
         }
 
     def speed(self) -> Figures:
         """Measure the real-time factor and the time by stage."""
         return dict(self.bench.speed(self._plan.speed_seconds, 3))
+
+    def replays(self) -> Figures:
+        """Time every captured graph alone."""
+        bench = self._loaded(self._plan.options)
+        runners = [runner for runner in bench.engine.components.runners if isinstance(runner, CapturingRunner)]
+        figures: Figures = {
+            " ".join(map(str, key)): round(ms, 4) for runner in runners for key, ms in runner.time_replays(REPLAYS)
+        }
+        self.unload()  # replays overwrite what they computed for the voice
+        return figures
 
     def growth(self) -> Figures:
         """Measure how the cost of a second grows within a turn and within one sentence."""
@@ -359,7 +372,7 @@ class GpuBench:
         slots = slots_for(calls)
         bench = self._loaded(replace(self._plan.options, max_utterances=slots, decode_batch=slots))
         engine = bench.engine
-        before = _runner_counts(engine)
+        before = _computations(engine)
         tokens: dict[UtteranceKey, CallScript] = {}
 
         def announce(key: UtteranceKey, script: CallScript) -> None:
@@ -374,7 +387,7 @@ class GpuBench:
                 announce=announce,
             )
         )
-        return {**figures, "slots": slots, "runners": _difference(before, _runner_counts(engine))}
+        return {**figures, "slots": slots, "computations": _since(before, engine)}
 
     def cancels(self) -> Figures:
         """Measure memory after cancelled utterances."""
@@ -539,19 +552,25 @@ def _stage_times(engine: CosyVoiceEngine) -> dict[str, float]:
     }
 
 
-def _runner_counts(engine: CosyVoiceEngine) -> dict[str, int]:
-    """Return replays and eager calls of both runners."""
-    counts: dict[str, int] = {}
-    for name, runner in zip(("tokens", "audio"), engine.components.runners, strict=True):
-        for figure in ("captured_graphs", "replays", "eager_calls"):
-            value = getattr(runner, figure, None)
-            if value is not None:
-                counts[f"{name}_{figure}"] = value
-    return counts
+def _computations(engine: CosyVoiceEngine) -> dict[str, dict[str, int]]:
+    """Return replays, eager calls and graphs of each computation, by name."""
+    return {
+        counts.name: {
+            "captured": counts.captured,
+            "refused": counts.refused,
+            "replays": counts.replays,
+            "eager_calls": counts.eager_calls,
+        }
+        for counts in engine.components.computations
+    }
 
 
-def _difference(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
-    return {name: value - before.get(name, 0) for name, value in after.items()}
+def _since(before: dict[str, dict[str, int]], engine: CosyVoiceEngine) -> dict[str, dict[str, int]]:
+    """Return the replays and eager calls since ``before``."""
+    return {
+        name: {kind: counts[kind] - before.get(name, {}).get(kind, 0) for kind in ("replays", "eager_calls")}
+        for name, counts in _computations(engine).items()
+    }
 
 
 def _versions() -> Iterator[tuple[str, str]]:

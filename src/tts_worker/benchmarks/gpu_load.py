@@ -17,7 +17,7 @@ from typing import Protocol
 from tts_worker.benchmarks.playback import PlaybackClient
 from tts_worker.benchmarks.stats import LoopLag, percentile, rounded_ms
 from tts_worker.benchmarks.texts import SENTENCES
-from tts_worker.engine.base import Engine
+from tts_worker.engine.base import Engine, ReportingEngine
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
@@ -29,6 +29,7 @@ from tts_worker.types import (
     Done,
     EndText,
     EngineInfo,
+    EngineReport,
     Event,
     Failed,
     Open,
@@ -57,10 +58,15 @@ class StageClock(Protocol):
 
 @dataclass(frozen=True)
 class SlowStep:
-    """A step that took longer than ``SLOW_STEP_S`` and what it spent on each stage."""
+    """A step that took longer than ``SLOW_STEP_S``, what it did and what it spent on each stage."""
 
     ms: float
+    did: str
     stages: dict[str, float]
+
+
+class MeasuredEngine(Engine, ReportingEngine, Protocol):
+    """An engine that tells what its last step did."""
 
 
 class ObservedEngine:
@@ -71,7 +77,7 @@ class ObservedEngine:
         stages: Reads its stage times before and after each step.
     """
 
-    def __init__(self, engine: Engine, stages: StageClock) -> None:
+    def __init__(self, engine: MeasuredEngine, stages: StageClock) -> None:
         self._engine = engine
         self._stages = stages
         self.slow_steps: list[SlowStep] = []
@@ -99,8 +105,12 @@ class ObservedEngine:
         self.busy_s += elapsed_s
         if elapsed_s > SLOW_STEP_S:
             spent = {name: round(value - before[name], 2) for name, value in self._stages().items()}
-            self.slow_steps.append(SlowStep(round(1000 * elapsed_s, 2), {k: v for k, v in spent.items() if v}))
+            did = self._engine.report().last_step
+            self.slow_steps.append(SlowStep(round(1000 * elapsed_s, 2), did, {k: v for k, v in spent.items() if v}))
         return events
+
+    def report(self) -> EngineReport:
+        return self._engine.report()
 
     def close(self) -> None:
         """Do nothing: the owner closes it."""
@@ -180,7 +190,7 @@ def slots_for(calls: int) -> int:
 
 
 async def measure_arrivals(
-    engine: Engine,
+    engine: MeasuredEngine,
     arrivals: Arrivals,
     *,
     stages: StageClock,
@@ -221,7 +231,7 @@ async def measure_arrivals(
         "event_loop_lag_p99_ms": rounded_ms(percentile(lag.lags_s, 99)),
         "slow_steps": len(observed.slow_steps),
         "slowest_steps": [
-            {"ms": step.ms, **step.stages}
+            {"ms": step.ms, "did": step.did, **step.stages}
             for step in sorted(observed.slow_steps, key=lambda step: -step.ms)[:_LISTED_STEPS]
         ],
     }

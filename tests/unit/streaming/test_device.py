@@ -83,6 +83,27 @@ def test_fake_graph_exposes_uncaptured_state() -> None:
     assert second.tolist() == [6.0, 6.0], "a replay runs the captured function"
 
 
+def test_every_captured_graph_is_timed_alone() -> None:
+    runner = FakeGraphRunner()
+    calls = 0
+
+    def compute(x: Tensor) -> Tensors:
+        nonlocal calls
+        calls += 1
+        return (x + 1,)
+
+    for size in (1, 2):
+        runner.capture(("key", size), compute, (torch.ones(size),))
+    calls = 0
+
+    times = dict(runner.time_replays(5))
+
+    assert set(times) == {("key", 1), ("key", 2)}
+    assert all(ms > 0 for ms in times.values())
+    assert calls == 2 * (1 + 5), "one replay before the measurement"
+    assert runner.replays == 0, "they are no replays of an utterance"
+
+
 class _LateCopy:
     """A copy that is ready after ``polls`` polls."""
 

@@ -12,8 +12,9 @@ import gc
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Protocol
 
 import torch
@@ -181,11 +182,25 @@ class CapturingRunner(CountingRunner, ABC):
         log.warning("no CUDA graph for %s, which will be slower: the capture failed (%s)", key, reason)
         self._free_memory()
 
+    def time_replays(self, repeats: int) -> Iterator[tuple[Key, float]]:
+        """Replay each graph on its last inputs and yield its key and the mean time in ms.
+
+        A replay changes the memory that the computation writes: call it only without utterances, and discard the engine
+        afterwards.
+        """
+        for key, graph in self._graphs.items():
+            graph.replay()
+            yield key, self._time(graph.replay, repeats) / repeats
+
     def clear(self) -> None:
         self._graphs.clear()
 
     @abstractmethod
     def _capture(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> _CapturedGraph: ...
+
+    @abstractmethod
+    def _time(self, replay: Callable[[], None], repeats: int) -> float:
+        """Return the time of ``repeats`` calls of ``replay`` in ms."""
 
     def _free_memory(self) -> None:
         """Return unused memory to the device after a failed capture."""
@@ -211,6 +226,16 @@ class GraphRunner(CapturingRunner):
             static_outputs = compute(*inputs)
         return _CapturedGraph(inputs, static_outputs, graph.replay)
 
+    def _time(self, replay: Callable[[], None], repeats: int) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._stream):
+            start.record(self._stream)
+            for _ in range(repeats):
+                replay()
+            end.record(self._stream)
+        end.synchronize()
+        return float(start.elapsed_time(end))
+
     def _free_memory(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()  # a failed capture may leave its pool in use
         gc.collect()
@@ -232,3 +257,9 @@ class FakeGraphRunner(CapturingRunner):
                 buffer.copy_(output)
 
         return _CapturedGraph(inputs, static_outputs, replay)
+
+    def _time(self, replay: Callable[[], None], repeats: int) -> float:
+        began_s = perf_counter()
+        for _ in range(repeats):
+            replay()
+        return 1000 * (perf_counter() - began_s)
