@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from tests.unit.streaming.engines import (
     run_until_idle,
     settings,
     synthesize,
+    voice,
 )
 from tests.unit.streaming.test_engine import ResourceUsage, assert_pcm_close
 from tts_worker.audio.pcm import to_pcm
@@ -31,40 +33,57 @@ from tts_worker.engine.cosyvoice.backends.streams import (
     PendingCopy,
     TimingEvent,
 )
+from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.engine_config import TextMode
 from tts_worker.engine.cosyvoice.loader import load_networks
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.renderer import MelResampler, to_int16
-from tts_worker.types import Audio, Boundary, Cancel, Done, EndText, Open, Text, UtteranceKey
+from tts_worker.engine.cosyvoice.renderer import MelResampler
+from tts_worker.engine.cosyvoice.vocoder_windows import to_int16
+from tts_worker.types import Audio, Boundary, Cancel, Done, EndText, Open, SynthesisParams, Text, UtteranceKey
 
 TEXT = segments(("Hello, ", Boundary.CLAUSE), ("world and you.", Boundary.SENTENCE), (" it is.", Boundary.END))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_graph_replay_gives_the_same_audio(family: str) -> None:
-    small = {"max_segment_s": 6, "lm_tokens": 512, "decode_batch": 4, "render_batch": 2, "checked": False}
-    expected = [synthesize(engine(family, settings(**small)), TEXT, key=UtteranceKey("s", n)) for n in range(1)]
-    tokens = FakeGraphRunner()
-    audio = FakeGraphRunner()
-    subject = engine(family, settings(**small), runners=(tokens, audio))
+def test_every_computation_is_replayed_after_the_warm_up(family: str) -> None:
+    """Voices with and without a prompt, every pace, first, middle and last chunks, alone and in batches."""
+    small = settings(max_segment_s=4, lm_tokens=256, decode_batch=2, render_batch=2, checked=False)
+    eos = bundle(family).config.lm.eos_id
+    shared: dict[str, Any] = {
+        "script": lambda key, run: [*range(100, 155 + key.generation), eos],
+        "voices": {"prompted": voice(family), "plain": voice(family, 0), "short": voice(family, 3)},
+    }
+    runners = FakeGraphRunner(), FakeGraphRunner()
+    subject = engine(family, small, runners=runners, **shared)
     subject.warm_up()
-    captured = tokens.captured_graphs, audio.captured_graphs
-    assert tokens.replays == audio.replays == 0, "the warm-up does not count"
-    keys = [UtteranceKey("s", n) for n in range(3)]
+    assert subject.info.degraded == ()
+    graphs = [runner.captured_graphs for runner in runners]
+    assert all(runner.replays == 0 for runner in runners), "the warm-up does not count"
+
+    params = [SynthesisParams("prompted", seed=3, speed=speed) for speed in (0.5, 1.0, 2.0)]
+    params += [SynthesisParams("plain", seed=3), SynthesisParams("short", seed=3, speed=0.77)]
+    outputs = speak_together(subject, params)
+
+    counts = {each.name: each for each in subject.report().computations}
+    assert set(counts) == {"decode", "flow", "null", "vocoder"}
+    assert {name: each.eager_calls for name, each in counts.items()} == dict.fromkeys(counts, 0)
+    assert [runner.captured_graphs for runner in runners] == graphs, "nothing is captured while clients wait"
+    expected = speak_together(engine(family, small, **shared), params)
+    for output, same in zip(outputs, expected, strict=True):
+        assert output.words == same.words
+        assert_pcm_close(output.pcm, same.pcm)
+
+
+def speak_together(subject: CosyVoiceEngine, params: Sequence[SynthesisParams]) -> list[EngineOutput]:
+    """Speak utterances at the same time, each with its own parameters."""
     outputs: dict[UtteranceKey, EngineOutput] = {}
-    for key in keys:
-        subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
-        for segment in TEXT:
-            subject.handle(Text(key, segment))
+    keys = [UtteranceKey("s", n) for n in range(len(params))]
+    for key, each in zip(keys, params, strict=True):
+        subject.handle(Open(key, each, PLENTY_SAMPLES))
+        subject.handle(Text(key, TEXT[0]))
         subject.handle(EndText(key))
     run_until_idle(subject, outputs)
-
-    assert (tokens.captured_graphs, audio.captured_graphs) == captured, "nothing is captured after the warm-up"
-    assert tokens.eager_calls == 0
-    assert audio.replays > audio.eager_calls  # final chunks have odd shapes
-    for key in keys:
-        assert outputs[key].words == expected[0].words
-        assert_pcm_close(outputs[key].pcm, expected[0].pcm)
+    return [outputs[key] for key in keys]
 
 
 def test_fake_graph_exposes_uncaptured_state() -> None:
@@ -313,14 +332,11 @@ class FailingCaptureRunner(FakeGraphRunner):
         self.freed += 1
 
 
-@pytest.mark.parametrize(
-    "error", [RuntimeError("operation not permitted when stream is capturing"), torch.OutOfMemoryError("out of memory")]
-)
-def test_refused_capture_concerns_its_shape_only(caplog: pytest.LogCaptureFixture, error: RuntimeError) -> None:
-    small = settings(max_segment_s=6, lm_tokens=512, decode_batch=2, render_batch=1, checked=False)
+def test_refused_capture_concerns_its_shape_only(caplog: pytest.LogCaptureFixture) -> None:
+    small = settings(max_segment_s=4, lm_tokens=512, decode_batch=2, render_batch=1, checked=False)
     expected = synthesize(engine("cosyvoice3", small), TEXT[:1])
-    tokens = FailingCaptureRunner([1, 3], error)
-    audio = FailingCaptureRunner([1], error)  # the largest shape of the unconditional pass
+    tokens = FailingCaptureRunner([1, 3], RuntimeError("operation not permitted when stream is capturing"))
+    audio = FailingCaptureRunner([1], torch.OutOfMemoryError("out of memory"))  # the largest unconditional pass
     subject = engine("cosyvoice3", small, runners=(tokens, audio))
     subject.warm_up()
     assert_pcm_close(synthesize(subject, TEXT[:1]).pcm, expected.pcm)
@@ -334,13 +350,10 @@ def test_refused_capture_concerns_its_shape_only(caplog: pytest.LogCaptureFixtur
     for reason, name in zip(subject.info.degraded, ("decode", "null"), strict=True):
         assert reason.startswith(name)
     assert sum("the capture failed" in message for message in caplog.messages) == 3
-    healthy = engine("cosyvoice3", small, runners=(FakeGraphRunner(), FakeGraphRunner()))
-    healthy.warm_up()
-    assert healthy.info.degraded == ()
 
 
 def test_report_names_operations_and_missing_graphs() -> None:
-    small = settings(max_segment_s=6, lm_tokens=512, decode_batch=2, render_batch=1, checked=False)
+    small = settings(max_segment_s=4, lm_tokens=512, decode_batch=2, render_batch=1, checked=False)
     audio = FakeGraphRunner()
     subject = engine("cosyvoice3", small, runners=(FakeGraphRunner(), audio))
     subject.warm_up()

@@ -113,7 +113,7 @@ class Components:
             cached=config.cached_voices,
             enrolled=enrolled,
         )
-        renderer = Renderer(networks, pool, streams, runners[1], config.stride_chunks)
+        renderer = Renderer(networks, pool, streams, runners[1], config.stride_chunks, config.first_tokens)
         if device.type == "cuda":  # weights and cleared memory must be in place before other streams use them
             torch.cuda.synchronize(device)
         return cls(networks, decoder, renderer, pool, voice_cache, streams, runners)

@@ -6,7 +6,7 @@ it is in the utterance; frame counters let tests check this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -14,13 +14,19 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tts_worker.audio.pcm import FULL_SCALE
-from tts_worker.engine.cosyvoice.backends.graphs import Runner
+from tts_worker.engine.cosyvoice.backends.graphs import Runner, Tensors
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams, PendingCopy, StreamFuture, TimingEvent
 from tts_worker.engine.cosyvoice.chunks import Chunk
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool, FlowState
 from tts_worker.engine.cosyvoice.models.hift import HashedNoise, HiftState
 from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.vocoder_windows import (
+    VocoderWindows,
+    WindowInput,
+    WindowState,
+    to_int16,
+    window_sizes,
+)
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState, window
 
 
@@ -93,7 +99,7 @@ class RenderState:
     tokens: list[int]
     resampler: MelResampler | None = None
     flow: FlowState | None = None
-    hift: HiftState | None = None
+    hift: HiftState | WindowState | None = None
 
 
 @dataclass(frozen=True)
@@ -125,14 +131,15 @@ class FlowOutput(_TimedOutput):
 
 @dataclass(frozen=True)
 class RenderedChunk:
-    """Audio of one request on its way to the host: one row of int16 samples ``[B, n]``."""
+    """Audio of one request on its way to the host: the start of one row of int16 samples ``[B, n]``."""
 
     samples: PendingCopy
     row: int
+    count: int
 
     def pcm(self) -> bytes:
         """Return the samples as s16le. Blocks until they are on the host."""
-        return self.samples.wait()[self.row].numpy().tobytes()
+        return self.samples.wait()[self.row, : self.count].numpy().tobytes()
 
 
 @dataclass(frozen=True)
@@ -143,7 +150,7 @@ class VocoderOutput(_TimedOutput):
     """
 
     chunks: list[RenderedChunk]
-    next_states: list[HiftState]
+    next_states: Sequence[HiftState | WindowState]
 
     @property
     def ready(self) -> bool:
@@ -180,6 +187,7 @@ class Renderer:
         streams: Execution streams of the device.
         runner: Runs the vocoder.
         stride: Most chunks of a segment in one flow pass.
+        first_tokens: Speech tokens before the first chunk boundary.
 
     Attributes:
         pool: Memory of the flow.
@@ -188,7 +196,13 @@ class Renderer:
     """
 
     def __init__(
-        self, networks: Networks, pool: FlowPool, streams: ExecutionStreams, runner: Runner, stride: int = 1
+        self,
+        networks: Networks,
+        pool: FlowPool,
+        streams: ExecutionStreams,
+        runner: Runner,
+        stride: int = 1,
+        first_tokens: int = 8,
     ) -> None:
         self._networks = networks
         self.pool = pool
@@ -197,7 +211,10 @@ class Renderer:
         self._stride = stride
         self.flow_frames = 0
         self.vocoder_frames = 0
-        self._next_shapes: dict[VocoderShape, tuple[int, bool]] = {}  # emitted_frames and has_tail after a pass
+        self._windows: VocoderWindows | None = None
+        if runner.fixed_shapes:
+            sizes = window_sizes(networks.hift, networks.config.flow, first_tokens=first_tokens, stride=stride)
+            self._windows = VocoderWindows(networks.hift, streams.vocoder, runner, sizes, pool.device)
 
     def pages(self, state: RenderState, chunk: Chunk) -> int:
         """Return the number of pages that ``chunk`` needs, one per chunk of the mask.
@@ -307,8 +324,27 @@ class Renderer:
         """Submit a vocoder pass over the frames ``[1, mel, n]`` of each request. Changes no state."""
         with self._streams.vocoder as stream:
             start = stream.record_event()
-            chunks, next_states = self._run_vocoder(requests, mels)
+            chunks: list[RenderedChunk]
+            next_states: Sequence[HiftState | WindowState]
+            if self._windows is None:
+                chunks, next_states = self._run_vocoder(requests, mels)
+            else:
+                chunks, next_states = self._run_windows(self._windows, requests, mels)
             return VocoderOutput(start, stream.record_event(), chunks, next_states)
+
+    def _run_windows(
+        self, windows: VocoderWindows, requests: Sequence[RenderRequest], mels: Sequence[Tensor]
+    ) -> tuple[list[RenderedChunk], list[WindowState]]:
+        """Run all requests as one batch of windows of a fixed size."""
+        inputs = []
+        for request, mel in zip(requests, mels, strict=True):
+            state = request.state.hift
+            assert not isinstance(state, HiftState)
+            inputs.append(WindowInput(state, request.state.seed, mel, request.chunk.final))
+        samples, counts, next_states = windows.run(inputs)
+        self.vocoder_frames = windows.frames
+        pending = self._streams.vocoder.to_host(samples)
+        return [RenderedChunk(pending, row, count) for row, count in enumerate(counts)], next_states
 
     def _run_vocoder(
         self, requests: Sequence[RenderRequest], mels: Sequence[Tensor]
@@ -316,7 +352,11 @@ class Renderer:
         """Run requests of equal shape as one batch."""
         groups: dict[VocoderShape, list[int]] = {}
         hift = self._networks.hift
-        states = [request.state.hift or hift.start(1, mel.device) for request, mel in zip(requests, mels, strict=True)]
+        states = []
+        for request, mel in zip(requests, mels, strict=True):
+            state = request.state.hift
+            assert not isinstance(state, WindowState)
+            states.append(state or hift.start(1, mel.device))
         for i, (request, mel, state) in enumerate(zip(requests, mels, states, strict=True)):
             shape = VocoderShape(
                 frames=mel.shape[2],
@@ -335,7 +375,7 @@ class Renderer:
             )
             pending = self._streams.vocoder.to_host(samples)
             for row, i in enumerate(members):
-                chunks[i] = RenderedChunk(pending, row)
+                chunks[i] = RenderedChunk(pending, row, samples.shape[1])
                 states[i] = next_states[row]
         return [chunks[i] for i in range(len(requests))], states
 
@@ -344,67 +384,37 @@ class Renderer:
     ) -> tuple[Tensor, list[HiftState]]:
         """Run streams of equal shape as one batch. Returns int16 samples ``[B, n]`` and the next states."""
         self.vocoder_frames += mel.shape[0] * (mel.shape[2] + states[0].cached_mel.shape[2])
-        no_tail = states[0].cached_mel[:, 0, :0]
-        inputs = (
-            mel,
+        hift = self._networks.hift
+        after = HiftState(
             torch.cat([state.cached_mel for state in states]),
             torch.cat([state.cached_f0 for state in states]),
             torch.cat([state.phase for state in states]),
             torch.cat([state.start for state in states]),
-            torch.cat([no_tail if state.tail is None else state.tail for state in states]),
-            self._streams.vocoder.to_device(seeds),
+            shape.emitted_frames,
+            torch.cat([state.tail for state in states if state.tail is not None]) if shape.tail else None,
         )
-        samples, *outputs = self._runner.run(("vocoder", len(states), shape), self._vocoder_fn(shape), inputs)
-        emitted_frames, has_tail = self._next_shapes[shape]
-        # Cloned, because a graph reuses its output buffers.
-        rows = zip(*(torch.split(output.clone(), 1) for output in outputs), strict=True)
+        noise = HashedNoise(self._streams.vocoder.to_device(seeds), not hift.dims.causal)
+
+        def vocode(mel: Tensor) -> Tensors:  # the shapes are those of the streams, so it is never captured
+            nonlocal after
+            audio, after = hift.stream(mel, after, noise, shape.final)
+            return (to_int16(audio),)
+
+        (samples,) = self._runner.run(("vocoder", len(states), shape), vocode, (mel,))
         return samples, [
-            HiftState(cached_mel, f0, phase, start, emitted_frames, tail if has_tail else None)
-            for cached_mel, f0, phase, start, tail in rows
+            HiftState(
+                after.cached_mel[row],
+                after.cached_f0[row],
+                after.phase[row],
+                after.start[row],
+                after.emitted_frames,
+                None if after.tail is None else after.tail[row],
+            )
+            for row in (slice(i, i + 1) for i in range(len(states)))
         ]
 
     @torch.inference_mode()
     def capture(self, batch: int) -> None:
-        """Capture the vocoder for every shape within an utterance and every batch size."""
-        with self._streams.vocoder as stream:
-            for shape in [shape for shape in self._next_shapes if not shape.final]:
-                for rows in range(1, batch + 1):
-                    state = self._networks.hift.start(rows, self.pool.device)
-                    frames = max(shape.frames, shape.cached_mel, shape.cached_f0)
-                    mel = state.cached_mel.new_zeros(rows, state.cached_mel.shape[1], frames)
-                    self._runner.capture(
-                        ("vocoder", rows, shape),
-                        self._vocoder_fn(shape),
-                        (
-                            mel[:, :, : shape.frames],
-                            mel[:, :, : shape.cached_mel],
-                            mel[:, 0, : shape.cached_f0],
-                            state.phase,
-                            state.start,
-                            mel.new_zeros(rows, shape.tail),
-                            stream.to_device([0] * rows),
-                        ),
-                    )
-
-    def _vocoder_fn(self, shape: VocoderShape) -> Callable[..., tuple[Tensor, ...]]:
-        """Return the vocoder for one shape, as a function of tensors only."""
-        hift = self._networks.hift
-
-        def vocode(
-            mel: Tensor, cached_mel: Tensor, f0: Tensor, phase: Tensor, start: Tensor, tail: Tensor, seeds: Tensor
-        ) -> tuple[Tensor, ...]:
-            state = HiftState(cached_mel, f0, phase, start, shape.emitted_frames, tail if shape.tail else None)
-            noise = HashedNoise(seeds, not hift.dims.causal)
-            audio, after = hift.stream(mel, state, noise, shape.final)
-            # A graph returns tensors only; these two values follow from the shape.
-            self._next_shapes[shape] = (after.emitted_frames, after.tail is not None)
-            tail = cached_mel[:, 0, :0] if after.tail is None else after.tail
-            return to_int16(audio), after.cached_mel, after.cached_f0, after.phase, after.start, tail
-
-        return vocode
-
-
-def to_int16(audio: Tensor) -> Tensor:
-    """Convert float samples to int16 on the device: clipped, rounded to nearest, NaN becomes 0."""
-    scaled = (audio.nan_to_num(nan=0.0).clamp(-1.0, 1.0) * FULL_SCALE).round()
-    return scaled.clamp(max=FULL_SCALE - 1).to(torch.int16)
+        """Capture the vocoder for every window size and batch size."""
+        if self._windows is not None:
+            self._windows.capture(batch)

@@ -282,7 +282,7 @@ def run_on_onnx(networks: Networks, folder: Path, threads: int = 1) -> Networks:
         out = session.run(None, {"mel": mel.contiguous().cpu().numpy(), "source": source.contiguous().cpu().numpy()})
         return torch.from_numpy(np.asarray(out[0])).to(mel)
 
-    hift.decode = decode  # type: ignore[method-assign]
+    hift.decode = decode  # type: ignore[method-assign, assignment]
     return networks
 
 

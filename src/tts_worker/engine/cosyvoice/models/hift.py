@@ -53,6 +53,27 @@ class HashedNoise:
         return torch.special.ndtri(u) if self._normal else u
 
 
+class StreamEnds:
+    """Ends of the streams in a window of fixed size, ``[B]`` frames each.
+
+    What lies after an end must be zero wherever a layer would see the zero padding of a shorter window.
+    """
+
+    def __init__(self, frames: Tensor) -> None:
+        self.frames = frames
+
+    def mask(self, x: Tensor, rate: int, extra: int = 0) -> Tensor:
+        """Return 1 before the ends and 0 after them, ``[B, 1, T]`` for ``x [B, C, T]``.
+
+        Args:
+            x: A signal with ``rate`` positions per frame.
+            rate: Positions per frame.
+            extra: Further positions after the last frame.
+        """
+        ends = self.frames * rate + extra
+        return (torch.arange(x.shape[2], device=x.device) < ends[:, None])[:, None].to(x.dtype)
+
+
 class Conv(nn.Conv1d):
     """Convolution over ``[B, C, T]`` with separate zero padding on the left and right.
 
@@ -142,9 +163,12 @@ class ResBlock(nn.Module):
         self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
         self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """``mask [B, 1, T]``: where the stream exists; the input is zero elsewhere."""
         for a1, c1, a2, c2 in zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True):
-            x = x + c2(a2(c1(a1(x))))
+            y = c1(a1(x))
+            y = c2(a2(y if mask is None else y * mask))
+            x = x + (y if mask is None else y * mask)
         return x
 
 
@@ -164,10 +188,17 @@ class F0Predictor(nn.Module):
         self.condnet = nn.Sequential(*layers)
         self.classifier = nn.Linear(channels, 1)
 
-    def forward(self, mel: Tensor, final: bool = True) -> Tensor:
-        """Predict pitch; unless ``final`` (silence follows), the last ``ahead`` frames are look-ahead only."""
-        x = mel.to(self.classifier.weight.dtype)
-        x = self.condnet(F.pad(x, (0, self.ahead if final else 0)))
+    def forward(self, mel: Tensor, final: bool = True, mask: Tensor | None = None) -> Tensor:
+        """Predict pitch; unless ``final`` (silence follows), the last ``ahead`` frames are look-ahead only.
+
+        ``mask [B, 1, T]``: where the stream exists; ``mel`` is zero elsewhere.
+        """
+        x = F.pad(mel.to(self.classifier.weight.dtype), (0, self.ahead if final else 0))
+        if mask is None:
+            x = self.condnet(x)
+        else:
+            for layer in self.condnet:
+                x = layer(x) * mask
         return self.classifier(x.transpose(1, 2)).squeeze(-1).abs().to(mel.dtype)
 
 
@@ -226,15 +257,32 @@ class Fourier(nn.Module):
         self.inverse_kernel = (basis * twice / n).float().to(device)
         self.window_square = (window[None, None] ** 2).float().to(device)
 
-    def analyse(self, x: Tensor) -> Tensor:
-        """STFT: ``[B, 1, L] -> [B, 2*bins, L/hop + 1]``, real parts then imaginary parts."""
-        return F.conv1d(F.pad(x, (self.n_fft // 2,) * 2, mode="reflect"), self.forward_kernel, stride=self.hop)
+    def analyse(self, x: Tensor, ends: Tensor | None = None) -> Tensor:
+        """STFT: ``[B, 1, L] -> [B, 2*bins, L/hop + 1]``, real parts then imaginary parts.
 
-    def synthesize(self, magnitude: Tensor, phase: Tensor) -> Tensor:
-        """Inverse STFT: magnitude and phase ``[B, bins, T]`` to ``[B, (T-1)*hop]``."""
+        ``ends [B]``: samples of each signal; its end is reflected there instead of at ``L``.
+        """
+        half = self.n_fft // 2
+        if ends is None:
+            padded = F.pad(x, (half, half), mode="reflect")
+        else:
+            position = torch.arange(-half, x.shape[2] + half, device=x.device).abs()
+            last = ends[:, None] - 1
+            padded = x.gather(2, (last - (last - position).abs()).clamp(min=0)[:, None])
+        return F.conv1d(padded, self.forward_kernel, stride=self.hop)
+
+    def synthesize(self, magnitude: Tensor, phase: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Inverse STFT: magnitude and phase ``[B, bins, T]`` to ``[B, (T-1)*hop]``.
+
+        ``mask [B, 1, T]``: which columns exist.
+        """
+        if mask is None:
+            mask = torch.ones_like(magnitude[:1, :1])
+        else:
+            magnitude = magnitude * mask
         spectrum = torch.cat([magnitude * phase.cos(), magnitude * phase.sin()], dim=1)
         x = F.conv_transpose1d(spectrum, self.inverse_kernel, stride=self.hop)  # [B, 1, (T-1)*hop + n_fft]
-        weight = F.conv_transpose1d(torch.ones_like(magnitude[:1, :1]), self.window_square, stride=self.hop)
+        weight = F.conv_transpose1d(mask, self.window_square, stride=self.hop)
         return (x / weight.clamp(min=1e-11))[:, 0, self.n_fft // 2 : -(self.n_fft // 2)]
 
 
@@ -248,6 +296,27 @@ class HiftState:
     start: Tensor  # [B] absolute index of the first cached frame
     emitted_frames: int = 0  # how many of the cached frames were emitted
     tail: Tensor | None = None  # [B, samples] v2: early audio of the next frames, for the cross-fade
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRow:
+    """What ``Hift.window`` does with one stream.
+
+    Attributes:
+        frames: Frames of the stream in the window.
+        known: Frames whose pitch is given.
+        emitted: First frame whose audio is returned.
+        end: Frame after the last one whose audio is returned.
+        drop: Frames that the next window no longer needs.
+        fade: Samples of the cross-fade from the previous window.
+    """
+
+    frames: int
+    known: int
+    emitted: int
+    end: int
+    drop: int
+    fade: int
 
 
 class Hift(nn.Module):
@@ -310,6 +379,11 @@ class Hift(nn.Module):
         return self.f0_predictor.ahead + self.dims.conv_pre_look_right + 1 if self.dims.causal else HELD_FRAMES
 
     @property
+    def f0_ahead(self) -> int:
+        """Look-ahead frames of the pitch."""
+        return self.f0_predictor.ahead
+
+    @property
     def history(self) -> int:
         """Number of past frames a window needs; 24 at the official sizes, where more than 22 change nothing (8e-7)."""
         dims = self.dims
@@ -322,31 +396,56 @@ class Hift(nn.Module):
             reach += (kernel - 1 + widest) / rate
         return math.ceil(reach) + EXTRA_HISTORY_FRAMES
 
-    def decode(self, mel: Tensor, source: Tensor, final: bool = True) -> Tensor:
+    def decode(self, mel: Tensor, source: Tensor, final: bool = True, ends: StreamEnds | None = None) -> Tensor:
         """Synthesize audio ``[B, T*frame]`` from ``mel [B, mel, T]`` and ``source [B, 1, T*frame]``.
 
         Causal and not ``final``: the last frames are look-ahead only, and one more is dropped because its inverse
         transform is incomplete.
+
+        Args:
+            mel: Mel frames, zero after ``ends``.
+            source: Excitation.
+            final: Whether nothing follows.
+            ends: Where each stream ends, if some are shorter than ``T``; the audio after an end is undefined.
         """
         dims = self.dims
         stages = len(self.ups)
-        spectrum = self.fourier.analyse(source)  # [B, n_fft+2, T*frame/hop + 1]
+        columns = None  # which columns of the spectrum exist
+        if ends is None:
+            spectrum = self.fourier.analyse(source)  # [B, n_fft+2, T*frame/hop + 1]
+        else:
+            spectrum = self.fourier.analyse(source, ends.frames * dims.frame_samples)
+            columns = ends.mask(spectrum, dims.frame_samples // dims.hop, 1)
+            spectrum = spectrum * columns
         ahead = dims.conv_pre_look_right if dims.causal else 0
         if final:
             mel = F.pad(mel, (0, ahead))
         else:
             spectrum = spectrum[:, :, : spectrum.shape[2] - ahead * dims.frame_samples // dims.hop]
         x = self.conv_pre(mel)  # [B, base, T']
+        # Causal layers do not look past an end.
+        masked = ends if not dims.causal else None
+        if masked is not None:
+            x = x * masked.mask(x, 1)
+        rate = 1
         for i, (up, down, merge) in enumerate(zip(self.ups, self.source_downs, self.source_resblocks, strict=True)):
+            is_last = i == stages - 1
+            rate *= dims.upsample_rates[i]
             x = up(F.leaky_relu(x, dims.lrelu_slope))  # [B, base/2^(i+1), T'*rates]
-            if i == stages - 1:
+            if is_last:
                 x = F.pad(x, (1, 0), mode="reflect")
-            x = x + merge(down(spectrum))
+            excitation = down(spectrum)
+            mask = None
+            if masked is not None:
+                mask = masked.mask(x, rate, int(is_last))
+                x = x * mask
+                excitation = excitation * mask
+            x = x + merge(excitation, mask)
             blocks = self.resblocks[i * len(self.resblocks) // stages : (i + 1) * len(self.resblocks) // stages]
-            x = sum(block(x) for block in blocks) / len(blocks)
+            x = sum(block(x, mask) for block in blocks) / len(blocks)
         x = self.conv_post(F.leaky_relu(x))  # [B, n_fft+2, T'*frame/hop + 1]
         magnitude, phase = x.chunk(2, dim=1)
-        audio = self.fourier.synthesize(magnitude.exp().clamp(max=100.0), phase.sin())
+        audio = self.fourier.synthesize(magnitude.exp().clamp(max=100.0), phase.sin(), columns)
         if dims.causal and not final:
             audio = audio[:, : -dims.frame_samples]
         return audio.clamp(-dims.audio_limit, dims.audio_limit)
@@ -400,3 +499,67 @@ class Hift(nn.Module):
         tail = None if final or self.dims.causal else audio[:, end * frame : (end + BLEND_FRAMES) * frame]
         known = f0.shape[1] if self.dims.causal else end
         return out, HiftState(mel[:, :, drop:], f0[:, drop:known], phase, state.start + drop, end - drop, tail)
+
+    def plan_window(self, cached: int, known: int, emitted: int, new: int, has_tail: bool, final: bool) -> WindowRow:
+        """Plan a window of ``new`` frames after ``cached`` ones, of which ``emitted`` were emitted.
+
+        The same arithmetic as in ``stream``. If ``end`` equals ``emitted``, nothing is final yet.
+        """
+        frames = cached + new
+        end = max(emitted, frames if final else frames - self.held)
+        fade = min(BLEND_FRAMES, end - emitted) * self.dims.frame_samples if has_tail else 0
+        return WindowRow(frames, known, emitted, end, max(0, end - self.history), fade)
+
+    @torch.inference_mode()
+    def window(
+        self,
+        mel: Tensor,
+        f0: Tensor,
+        phase: Tensor,
+        tail: Tensor,
+        rows: Tensor,
+        start: Tensor,
+        noise: Noise,
+        ends: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Continue streams with windows of one fixed size: the audio of ``stream`` up to rounding.
+
+        Streams of any lengths share a batch, and every length has the same shapes, so that there are few of them.
+
+        Args:
+            mel: ``[B, mel, W]``: the cached frames, the new ones, then zeros.
+            f0: ``[B, W]`` final pitch of the first ``known`` frames, then anything.
+            phase: ``[B, H]`` float64, cycles / frame before the window.
+            tail: ``[B, BLEND_FRAMES*frame]`` end of the previous window for the cross-fade; causal: ``[B, 0]``.
+            rows: ``[B, 6]``, the fields of ``WindowRow``.
+            start: ``[B]`` absolute index of the first frame.
+            noise: Noise of the streams.
+            ends: Whether a stream may end before the end of its window (or, causal, in it).
+
+        Returns:
+            Audio ``[B, W*frame]`` from frame ``emitted`` to ``end``, then undefined; pitch ``[B, W]``; the phase after
+            ``drop`` frames; the next tail.
+        """
+        dims = self.dims
+        frame = dims.frame_samples
+        size = mel.shape[2]
+        frames, known, emitted, end, drop, fade = rows.unbind(1)
+        stream_ends = StreamEnds(frames) if ends else None
+        mask = None if stream_ends is None or dims.causal else stream_ends.mask(mel, 1)
+        position = torch.arange(size, device=mel.device)
+        f0 = torch.where(position < known[:, None], f0, self.f0_predictor(mel, True, mask))
+        if mask is not None:
+            f0 = f0 * mask[:, 0]  # the phase then stays where the stream ends
+        source_noise = noise(start * frame, size * frame, dims.nb_harmonics + 1).to(mel)
+        audio = self.decode(mel, self.m_source(f0, phase, source_noise), True, stream_ends)
+        sample = torch.arange(size * frame, device=mel.device)
+        out = audio.gather(1, (emitted[:, None] * frame + sample).clamp(max=size * frame - 1))
+        if not dims.causal:
+            sample = sample[: tail.shape[1]]
+            weight = ((sample + 1) / (fade[:, None] + 1)).clamp(max=1.0)  # [B, samples], 1 after the cross-fade
+            out[:, : tail.shape[1]] = torch.where(
+                sample < fade[:, None], tail * (1 - weight) + out[:, : tail.shape[1]] * weight, out[:, : tail.shape[1]]
+            )
+            tail = audio.gather(1, (end[:, None] * frame + sample).clamp(max=size * frame - 1))
+        cycles = self.m_source.cycles_per_sample(f0).double() * (position < drop[:, None])[:, :, None]
+        return out, f0, phase + cycles.sum(1), tail
