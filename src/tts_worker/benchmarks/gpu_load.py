@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
@@ -44,7 +44,7 @@ CREDIT_SAMPLES = 3 * SAMPLE_RATE_HZ // 2
 """Audio that a call may be ahead of its listener: 1.5 s."""
 
 SLOW_STEP_S = 0.02
-_CREDIT_INTERVAL_S = 0.02
+CREDIT_INTERVAL_S = 0.02
 _STOPPED_SHARE = 0.1
 _LISTED_STEPS = 10
 _MAX_GAP_S = 0.05  # a call with gaps of at most this in total counts as continuous (C50)
@@ -117,14 +117,22 @@ class ObservedEngine:
 
 
 @dataclass
-class _Call:
-    """One call and its listener."""
+class ListenedCall:
+    """One call and its listener.
+
+    Attributes:
+        key: The utterance.
+        opened_s: When it was opened.
+        measured: Whether it arrived after the ramp.
+        playback: Its listener.
+        outcome: done, stopped, refused or failed; None while it is live.
+    """
 
     key: UtteranceKey
     opened_s: float
     measured: bool
     playback: PlaybackClient = field(default_factory=PlaybackClient)
-    outcome: str | None = None  # done, stopped, refused or failed
+    outcome: str | None = None
 
 
 @dataclass(frozen=True)
@@ -182,6 +190,31 @@ def random_call(rng: random.Random, arrivals: Arrivals) -> CallScript:
         segments.append(Segment(index, (Span(sentence, start, end),), start, end, boundary))
         start = end
     return CallScript(tuple(segments), (each,) * len(sentences))
+
+
+@dataclass(frozen=True)
+class PlannedCall:
+    """A call that will arrive.
+
+    Attributes:
+        after_s: Time of its arrival.
+        script: What it says.
+        stop_after_s: When its listener stops it, from its arrival; None: never.
+    """
+
+    after_s: float
+    script: CallScript
+    stop_after_s: float | None
+
+
+def plan_calls(rng: random.Random, arrivals: Arrivals, seconds: float) -> Iterator[PlannedCall]:
+    """Yield calls that arrive at random within ``seconds``."""
+    after_s = rng.expovariate(arrivals.rate_hz)
+    while after_s < seconds:
+        script = random_call(rng, arrivals)
+        stops = rng.random() < _STOPPED_SHARE
+        yield PlannedCall(after_s, script, rng.uniform(0.0, arrivals.call_s[0]) if stops else None)
+        after_s += rng.expovariate(arrivals.rate_hz)
 
 
 def slots_for(calls: int) -> int:
@@ -261,8 +294,8 @@ class _Load:
         self._arrivals = arrivals
         self._announce = announce
         self._rng = random.Random(arrivals.seed)
-        self._live: dict[UtteranceKey, _Call] = {}
-        self._ended: list[_Call] = []
+        self._live: dict[UtteranceKey, ListenedCall] = {}
+        self._ended: list[ListenedCall] = []
         self._stops_s: list[float] = []
         self._live_counts: list[int] = []
         self._count = 0
@@ -270,21 +303,19 @@ class _Load:
 
     async def arrive(self, seconds: float) -> None:
         """Open calls at random times for ``seconds``."""
-        due_s = perf_counter()
-        until_s = due_s + seconds
-        due_s += self._rng.expovariate(self._arrivals.rate_hz)
-        while due_s < until_s:
-            await asyncio.sleep(max(0.0, due_s - perf_counter()))
-            self._open(random_call(self._rng, self._arrivals))
-            due_s += self._rng.expovariate(self._arrivals.rate_hz)
-        await asyncio.sleep(max(0.0, until_s - perf_counter()))
+        began_s = perf_counter()
+        for planned in plan_calls(self._rng, self._arrivals, seconds):
+            await asyncio.sleep(max(0.0, began_s + planned.after_s - perf_counter()))
+            self._open(planned)
+        await asyncio.sleep(max(0.0, began_s + seconds - perf_counter()))
 
-    def _open(self, script: CallScript) -> None:
+    def _open(self, planned: PlannedCall) -> None:
         """Open a call with all of its text."""
+        script = planned.script
         self._count += 1
         key = UtteranceKey(f"call-{self._count}", 1)
         self._announce(key, script)
-        call = _Call(key, perf_counter(), self.is_measuring)
+        call = ListenedCall(key, perf_counter(), self.is_measuring)
         self._live[key] = call
         self._is_idle.clear()
         if self.is_measuring:
@@ -294,11 +325,11 @@ class _Load:
         for segment in script.segments:
             self._loop.post(Text(key, segment))
         self._loop.post(EndText(key))
-        if self._rng.random() < _STOPPED_SHARE:
-            delay_s = self._rng.uniform(0.0, self._arrivals.call_s[0])
-            asyncio.get_running_loop().call_later(delay_s, self._stop, call, perf_counter() + delay_s)
+        if planned.stop_after_s is not None:
+            due_s = perf_counter() + planned.stop_after_s
+            asyncio.get_running_loop().call_later(planned.stop_after_s, self._stop, call, due_s)
 
-    def _stop(self, call: _Call, due_s: float) -> None:
+    def _stop(self, call: ListenedCall, due_s: float) -> None:
         if call.outcome is None:
             self._loop.post(Cancel(call.key))
             self._stops_s.append(perf_counter() - due_s)
@@ -315,7 +346,7 @@ class _Load:
         elif isinstance(event, Failed):
             self._end(call, "failed" if call.playback.has_started else "refused")
 
-    def _end(self, call: _Call, outcome: str) -> None:
+    def _end(self, call: ListenedCall, outcome: str) -> None:
         call.outcome = outcome
         del self._live[call.key]
         self._loop.unsubscribe(call.key.session)
@@ -326,7 +357,7 @@ class _Load:
     async def give_credit(self) -> None:
         """Return credit for the audio that was played, every 20 ms."""
         while True:
-            await asyncio.sleep(_CREDIT_INTERVAL_S)
+            await asyncio.sleep(CREDIT_INTERVAL_S)
             now_s = perf_counter()
             for call in list(self._live.values()):
                 if played := call.playback.play(now_s):
@@ -344,24 +375,32 @@ class _Load:
 
     def figures(self) -> dict[str, object]:
         """Return the figures of the calls that arrived after the ramp."""
-        measured = [call for call in self._ended if call.measured]
-        heard = [call for call in measured if call.playback.has_started]
-        firsts_s = [call.playback.first_s - call.opened_s for call in heard]
-        gaps_s = [call.playback.underrun_s for call in heard]
-        continuous = sum(gap_s <= _MAX_GAP_S for gap_s in gaps_s)
+        figures = call_figures([call for call in self._ended if call.measured])
         return {
-            "arrivals": len(measured),
+            "arrivals": figures.pop("arrivals"),
             "live_mean": round(sum(self._live_counts) / max(1, len(self._live_counts)), 1),
-            "refused": sum(call.outcome == "refused" for call in measured),
-            "failed": sum(call.outcome == "failed" for call in measured),
             "stopped": len(self._stops_s),
-            "first_audio_p50_ms": rounded_ms(percentile(firsts_s, 50)),
-            "first_audio_p95_ms": rounded_ms(percentile(firsts_s, 95)),
-            "first_audio_p99_ms": rounded_ms(percentile(firsts_s, 99)),
-            "first_audio_max_ms": rounded_ms(max(firsts_s, default=None)),
-            "continuity_c50": round(continuous / len(heard), 4) if heard else None,
-            "calls_with_underruns": sum(gap_s > 0 for gap_s in gaps_s),
-            "underrun_p99_ms": rounded_ms(percentile(gaps_s, 99)),
+            **figures,
             "stop_p50_ms": rounded_ms(percentile(self._stops_s, 50)),
             "stop_p99_ms": rounded_ms(percentile(self._stops_s, 99)),
         }
+
+
+def call_figures(calls: Sequence[ListenedCall]) -> dict[str, object]:
+    """Return what the listeners of ``calls`` heard."""
+    heard = [call for call in calls if call.playback.has_started]
+    firsts_s = [call.playback.first_s - call.opened_s for call in heard]
+    gaps_s = [call.playback.underrun_s for call in heard]
+    continuous = sum(gap_s <= _MAX_GAP_S for gap_s in gaps_s)
+    return {
+        "arrivals": len(calls),
+        "refused": sum(call.outcome == "refused" for call in calls),
+        "failed": sum(call.outcome == "failed" for call in calls),
+        "first_audio_p50_ms": rounded_ms(percentile(firsts_s, 50)),
+        "first_audio_p95_ms": rounded_ms(percentile(firsts_s, 95)),
+        "first_audio_p99_ms": rounded_ms(percentile(firsts_s, 99)),
+        "first_audio_max_ms": rounded_ms(max(firsts_s, default=None)),
+        "continuity_c50": round(continuous / len(heard), 4) if heard else None,
+        "calls_with_underruns": sum(gap_s > 0 for gap_s in gaps_s),
+        "underrun_p99_ms": rounded_ms(percentile(gaps_s, 99)),
+    }
