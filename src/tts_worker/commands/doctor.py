@@ -180,6 +180,12 @@ def _gpu() -> Finding:
         return Finding("gpu", Status.MISSING, "not checked: torch is not installed", install_command("gpu"))
     import torch
 
+    from tts_worker.engine.cosyvoice.engine_config import OLDEST_TORCH
+
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        detail = f"torch {torch.__version__} is too old, needed: {oldest} or later"
+        return Finding("gpu", Status.MISSING, detail, install_command("gpu"))
     if not torch.cuda.is_available():
         return Finding("gpu", Status.MISSING, f"torch {torch.__version__} sees no CUDA device")
     names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))

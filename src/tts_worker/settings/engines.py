@@ -49,6 +49,7 @@ class CosyVoiceEngineSettings(Section):
     threads: int | None = Field(None, ge=1, le=256)
     backend: Literal["torch", "onnx"] = "torch"
     graphs: bool = True
+    kernels: bool = True
     max_utterances: int | None = Field(None, ge=1, le=4_096)
     text_mode: Literal["clause", "interleaved"] = "clause"
     first_tokens: int = Field(8, ge=1, le=25)

@@ -74,7 +74,7 @@ class LaunchCounter(TorchDispatchMode):
     Attributes:
         launches: Kernel launches.
         operators: Launches by operator.
-        bytes_moved: Bytes read and written by operator. Rows that an operator skips are not counted.
+        bytes_moved: Bytes read and written by operator, without what fused operators access in part.
     """
 
     def __init__(self) -> None:
@@ -91,8 +91,10 @@ class LaunchCounter(TorchDispatchMode):
         if namespace == kernels.NAMESPACE:
             with torch._C.DisableTorchFunction():  # what the composition calls is not counted
                 out = func(*args, **kwargs)
-            launches = kernels.OPERATORS[name].count_launches(*args, **kwargs)
-            self.add(name, launches, (args, kwargs), out)
+            operator = kernels.OPERATORS[name]
+            names = [argument.name for argument in func._schema.arguments]
+            moved = [arg for arg, known in zip(args, names, strict=True) if known not in operator.accesses_part_of]
+            self.add(name, operator.count_launches(*args, **kwargs), moved, out)
             return out
         if namespace == "aten":
             with self:

@@ -14,7 +14,8 @@ import importlib, pkgutil, sys
 
 import tts_worker.engine.cosyvoice as package
 for module in pkgutil.walk_packages(package.__path__, "tts_worker.engine.cosyvoice."):
-    importlib.import_module(module.name)
+    if not module.name.endswith("_triton"):  # imported by the first launch on CUDA
+        importlib.import_module(module.name)
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
 
@@ -24,7 +25,7 @@ print(*(name for name in sys.argv[2:] if name in sys.modules))
 """
 NOT_THERE = (
     "ruamel pydantic onnx onnxruntime soundfile soxr wetext fastapi transformers torchaudio "
-    "hyperpyyaml rich prometheus_client"
+    "hyperpyyaml rich prometheus_client triton"
 )
 
 

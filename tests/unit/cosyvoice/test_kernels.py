@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from tests.unit.cosyvoice.fake_cuda import count, fake_cuda
+from tests.unit.cosyvoice.networks import networks
 from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.kernels import Case, FusedOperator
+from tts_worker.engine.cosyvoice.components import Components, use_kernels
+from tts_worker.engine.cosyvoice.engine_config import StreamingConfig
 
 
 def add_scaled(x: Tensor, y: Tensor, scale: float) -> Tensor:
@@ -108,3 +111,32 @@ def test_missing_triton_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytes
 
     assert not kernels.enable()
     assert "triton is not installed" in caplog.text
+
+
+@pytest.fixture
+def clean_operators() -> Iterator[None]:
+    yield
+    kernels.disable()
+    for operator in kernels.OPERATORS.values():
+        operator.fault = ""
+
+
+@pytest.mark.usefixtures("clean_operators")
+def test_engine_checks_kernels_on_its_device(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(name: str) -> Any:
+        raise ImportError("libcuda.so.1 is missing")
+
+    monkeypatch.setattr(kernels, "has_triton", lambda: True)
+    monkeypatch.setattr(kernels, "import_module", broken)
+    device = torch.device("cpu")
+    use_kernels(networks("cosyvoice3"), device, StreamingConfig(kernels=False))
+    assert not kernels.faults()
+
+    use_kernels(networks("cosyvoice3"), device, StreamingConfig())
+
+    operators = [name for name, op in kernels.OPERATORS.items() if op.module.endswith("language_model_triton")]
+    assert len(operators) == 7
+    assert {*kernels.faults()} >= {*operators}
+    assert sum("libcuda.so.1" in message for message in caplog.messages) >= 7
+    part = Components.build(networks("cosyvoice3"), None, {}, StreamingConfig(pages=12, lm_tokens=128))  # type: ignore
+    assert "draw_ids: the kernel is not used" in part.degraded

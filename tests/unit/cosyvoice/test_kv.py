@@ -19,6 +19,14 @@ HEADS = 2
 DIM = 3
 
 
+def append(pool: SlotPool, slot: int, kv: torch.Tensor, context: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Append ``kv [2, T, heads, dim]`` to a slot, and read layer 1."""
+    begin = int(pool.lengths[slot])
+    view = SlotView(pool, slot, begin, kv.shape[1], context, torch.cat([kv[0], kv[1]], dim=1))
+    pool.lengths[slot] += kv.shape[1]
+    return view.keys_values(1)
+
+
 @settings(deadline=None, max_examples=30)
 @given(
     appends=st.lists(st.dictionaries(st.integers(0, 3), st.integers(0, 3), min_size=1), min_size=1, max_size=6),
@@ -26,31 +34,25 @@ DIM = 3
 )
 def test_slot_returns_its_tokens_in_order(appends: list[dict[int, int]], seed: int) -> None:
     pool = SlotPool(LAYERS, 4, HEADS, 18, DIM, checked=True)
-    written: dict[int, list[torch.Tensor]] = {slot: [] for slot in range(4)}
+    expected = torch.zeros(2, 4, HEADS, 18, DIM)
     for n, batch in enumerate(appends):
+        for slot, count in batch.items():
+            begin = int(pool.lengths[slot])
+            new = noise(2, count, HEADS, DIM, seed=1000 * seed + 10 * n + slot)
+            expected[:, slot, :, begin : begin + count] = new.transpose(1, 2)
+            read = torch.stack(append(pool, slot, new, 18))
+            assert torch.equal(read[:, 0], expected[:, slot])
         slots = torch.tensor(list(batch))
-        new = torch.tensor(list(batch.values()))
-        span = max(1, int(new.max()))
-        kv = noise(2, len(batch), span, HEADS, DIM, seed=100 * seed + n)
-        where = pool.lengths[slots][:, None] + torch.arange(span)
-        view = SlotView(pool, slots, where, new, 18, torch.cat([kv[0], kv[1]], dim=2))
-        read = torch.stack(view.keys_values(1))
-        pool.lengths[slots] += new
-        for row, (slot, count) in enumerate(batch.items()):
-            written[slot] += [kv[:, row, i] for i in range(count)]
-        for row, slot in enumerate(batch):
-            expected = torch.zeros(2, 18, HEADS, DIM)
-            for i, kv_row in enumerate(written[slot]):
-                expected[:, i] = kv_row
-            assert torch.equal(read[:, row].transpose(1, 2), expected)
+        assert torch.equal(torch.stack(pool.gather(1, slots, pool.lengths[slots], 18)), expected[:, slots])
 
 
 def test_reading_unwritten_memory_gives_nan() -> None:
     pool = SlotPool(LAYERS, 2, HEADS, 4, DIM, checked=True)
     pool.lengths[0] = 2  # a lie
     one = torch.tensor([0])
-    new = torch.tensor([1])
-    keys, _ = SlotView(pool, one, torch.tensor([[2]]), new, 4, noise(1, 1, 2 * HEADS, DIM)).keys_values(0)
+    keys, _ = append(pool, 0, noise(2, 1, HEADS, DIM), 4)
+    assert keys.isnan().any()
+    keys, _ = pool.gather(1, one, pool.lengths[one], 4)
     assert keys.isnan().any()
     memory = PagedMemory(1, 1, HEADS, DIM, 2, [(3, 2)], pages=3, slots=1, checked=True)
     page = torch.tensor([[2]])
@@ -60,25 +62,29 @@ def test_reading_unwritten_memory_gives_nan() -> None:
     assert memory.view(one, page, page).left(0, noise(1, 3, 4)).isnan().any()  # nor the slot's context
 
 
-@pytest.mark.parametrize("slots", [[0], [0, 1]])
-def test_writing_beyond_a_slot_raises(slots: list[int]) -> None:
+def test_writing_beyond_a_slot_raises() -> None:
     pool = SlotPool(LAYERS, 2, HEADS, 4, DIM)
-    where = torch.tensor([[4, 5]] * len(slots))
-    new = torch.tensor([2] * len(slots))
-    with pytest.raises((IndexError, RuntimeError)):
-        SlotView(pool, torch.tensor(slots), where, new, 4, noise(len(slots), 2, 2 * HEADS, DIM)).keys_values(0)
+    pool.lengths[1] = 4
+    with pytest.raises(RuntimeError):
+        append(pool, 1, noise(2, 2, HEADS, DIM), 4)
 
 
 def test_reset_clears_a_slot() -> None:
     pool = SlotPool(1, 2, HEADS, 4, DIM, checked=True)
-    both = torch.tensor([0, 1])
-    start = torch.zeros(2, 1, dtype=torch.long)
-    SlotView(pool, both, start, torch.ones(2, dtype=torch.long), 1, noise(2, 1, 2 * HEADS, DIM)).keys_values(0)
+    pool.data[:, :, :, :, 0] = 1.0
     pool.lengths += 1
     pool.reset(torch.tensor([0]))
     assert pool.lengths.tolist() == [0, 1]
     assert pool.data[:, :, 0].isnan().all()
     assert pool.data[:, :, 1, :, 0].isfinite().all()
+
+
+def test_erased_positions_are_zero() -> None:
+    pool = SlotPool(LAYERS, 2, HEADS, 6, DIM)
+    pool.data.fill_(torch.nan)
+    pool.erase(1, 2, 4)
+    assert pool.data[:, :, 1, :, 2:4].eq(0.0).all()
+    assert int(pool.data.isfinite().sum()) == LAYERS * 2 * HEADS * 2 * DIM
 
 
 @settings(deadline=None, max_examples=25)

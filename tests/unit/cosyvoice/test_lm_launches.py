@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -17,27 +18,82 @@ from tests.unit.cosyvoice.fake_cuda import (
     fake_cuda,
     fake_networks,
 )
+from tts_worker.engine.cosyvoice.chunks import Item, Kind
 from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
 
-MAX_STEP_LAUNCHES = 514
+MAX_STEP_LAUNCHES = 250
+MAX_STEP_LAUNCHES_WITHOUT_KERNELS = 520
+MAX_PREFILL_LAUNCHES = 260
+MAX_LAUNCHES_AROUND_A_BURST = 10
 
 
-def decode_step(family: str, batch: int) -> LaunchCounter:
-    """Return the counts of one decode step."""
-    with fake_cuda():
+@dataclass
+class Subject:
+    """A decoder of fake tensors and its runner."""
+
+    decoder: Decoder
+    runner: FakeCudaRunner
+    eos: int
+
+    @classmethod
+    def of(cls, family: str) -> Subject:
         networks = fake_networks(family)
         runner = FakeCudaRunner()
         decoder = Decoder(networks, slots=64, max_tokens=3072, stream=FakeCudaStream(), runner=runner)
-        decoder.burst([DecodeRow(slot, networks.config.lm.eos_id, 0, 100) for slot in range(batch)], 1)
-    (counter,) = runner.counts.values()
-    return counter
+        return cls(decoder, runner, networks.config.lm.eos_id)
+
+    def rows(self, batch: int, length: int = 0) -> list[DecodeRow]:
+        """Slots that hold ``length`` inputs."""
+        for slot in range(batch):
+            self.decoder._cached_items[slot] = [(Kind.SPEECH, 1)] * length
+        return [DecodeRow(slot, self.eos, 0, 100) for slot in range(batch)]
+
+    def step(self, batch: int, length: int) -> LaunchCounter:
+        """Return the counts of a decode step."""
+        self.runner.clear()
+        self.decoder.burst(self.rows(batch, length), 1)
+        (counter,) = self.runner.counts.values()
+        return counter
 
 
-@pytest.mark.parametrize(("family", "batch"), [("cosyvoice3", 1), ("cosyvoice2", 16)])
-def test_decode_step_launches_few_kernels(family: str, batch: int) -> None:
-    counter = decode_step(family, batch)
+@pytest.mark.parametrize("batch", [1, 16])
+def test_decode_step_launches_few_kernels(batch: int) -> None:
+    with fake_cuda():
+        subject = Subject.of("cosyvoice3")  # CosyVoice2 has the same layers
+        short, long = (subject.step(batch, length) for length in (200, 2000))
 
-    assert counter.launches <= MAX_STEP_LAUNCHES, counter.operators
+    assert short.launches < long.launches <= MAX_STEP_LAUNCHES, long.operators
+    # Nothing but the attention depends on the context: keys and values are read where they are.
+    assert "index_select" not in long.operators
+    assert {**long.bytes_moved, "slot_attention": 0} == {**short.bytes_moved, "slot_attention": 0}
+
+
+def test_decode_step_runs_without_kernels() -> None:
+    with fake_cuda(fused=False):
+        counter = Subject.of("cosyvoice3").step(2, 200)
+
+    assert counter.launches <= MAX_STEP_LAUNCHES_WITHOUT_KERNELS, counter.operators
+
+
+def test_two_contexts_suffice_with_the_kernel() -> None:
+    with fake_cuda():
+        decoder = Subject.of("cosyvoice3").decoder
+        assert {decoder._decode_context(length) for length in range(1, 3073)} == {512, 3072}
+    with fake_cuda(fused=False):
+        assert len({decoder._decode_context(length) for length in range(1, 3073)}) == 12
+
+
+def test_prefill_and_burst_launch_few_kernels() -> None:
+    items: list[Item] = [(Kind.SOS, 0), *[(Kind.TEXT, 5)] * 20, (Kind.TASK, 0), *[(Kind.SPEECH, 7)] * 125]
+    with fake_cuda():
+        subject = Subject.of("cosyvoice3")
+        (row,) = subject.rows(1)
+        _, prefill = count(subject.decoder.prefill, [row], [items])
+        subject.runner.run = lambda key, compute, inputs: (torch.empty(1, 1, dtype=torch.long),)  # type: ignore
+        _, burst = count(subject.decoder.burst, [row], 8)
+
+    assert prefill.launches <= MAX_PREFILL_LAUNCHES, prefill.operators
+    assert burst.launches <= MAX_LAUNCHES_AROUND_A_BURST, burst.operators
 
 
 @pytest.mark.parametrize("access", [Tensor.tolist, Tensor.item, Tensor.cpu, bool, int, lambda x: torch.tensor([1])])

@@ -227,6 +227,26 @@ def test_half_precision_is_close_to_float32(family: str) -> None:
     assert synthesize(subject, TEXT[:1]).samples == 60 * 960
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_precision_keeps_rotary_angles(family: str) -> None:
+    exact, half = (load_networks(bundle(family), torch.device("cpu"), half=half) for half in (False, True))
+    for one, other in ((exact.lm, half.lm), (exact.flow, half.flow), (exact.hift, half.hift)):
+        expected = {name: each for name, each in one.named_buffers() if name.endswith("inv_freq")}
+        for name, each in other.named_buffers():
+            if name in expected:
+                assert torch.equal(each, expected[name]), name
+    # The language model computes its angles from positions: those of a late one are right to half a unit of bfloat16.
+    late = half.lm.rotations(3073, half.lm.llm_decoder.weight)[-1].double()
+    exponent = torch.arange(0, half.lm.cfg.head_dim, 2).double() / half.lm.cfg.head_dim
+    angle = 3072 / half.lm.cfg.rope_theta**exponent
+    assert float((late - torch.stack([angle.cos(), -angle.sin(), angle.sin()])).abs().max()) < 2**-8
+    if (dit := half.flow.dims.dit) is not None:
+        rotary = half.flow.estimator.get_submodule("rotary_embed")
+        angles = rotary.angles(torch.tensor([1500]), 1)[0, 0].double()  # type: ignore[operator]
+        exponent = torch.arange(0, dit.head_dim, 2).double() / dit.head_dim
+        assert float((angles - 1500 / 10_000.0**exponent).abs().max()) < 1e-3
+
+
 def test_device_int16_conversion_matches_host() -> None:
     audio = torch.tensor([0.0, 1.0, -1.0, 2.0, -9.0, float("nan"), 0.5 / 32768, 1.5 / 32768, 0.123456, -0.999999])
     assert to_int16(audio).numpy().tobytes() == to_pcm(audio.numpy())

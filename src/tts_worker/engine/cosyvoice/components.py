@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from tts_worker.audio.prompt import MAX_PROMPT_S
+from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.graphs import (
     CapturingRunner,
     CountingRunner,
@@ -16,6 +17,7 @@ from tts_worker.engine.cosyvoice.backends.graphs import (
     GraphRunner,
     Runner,
 )
+from tts_worker.engine.cosyvoice.backends.kernels import language_model
 from tts_worker.engine.cosyvoice.backends.streams import CudaStream, ExecutionStreams, streams_for
 from tts_worker.engine.cosyvoice.decoder import Decoder
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig
@@ -79,6 +81,8 @@ class Components:
             streams: Replaces the streams of the device, for tests.
         """
         device = networks.flow.noise.device
+        if device.type == "cuda":
+            use_kernels(networks, device, config)
         flow = networks.config.flow
         streams = streams or streams_for(device, overlap=config.overlap)
         if runners is None:
@@ -147,7 +151,7 @@ class Components:
             f"{counts.name}: {counts.refused} of {counts.refused + counts.captured} CUDA graphs could not be captured"
             for counts in self.computations
             if counts.refused
-        )
+        ) + tuple(f"{name}: the kernel is not used" for name in kernels.faults())
 
     @property
     def computations(self) -> tuple[ComputationCounts, ...]:
@@ -169,3 +173,12 @@ class Components:
         self.streams.close()
         for runner in self.runners:
             runner.clear()
+
+
+def use_kernels(networks: Networks, device: torch.device, config: StreamingConfig) -> None:
+    """Switch fused kernels on or off, and check them on the device."""
+    if not config.kernels:
+        kernels.disable()
+    elif kernels.enable():
+        dtype = networks.lm.llm_decoder.weight.dtype
+        kernels.check(language_model.cases(networks.config.lm, networks.config.sampling, dtype, device))

@@ -14,15 +14,21 @@ import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.backends.graphs import Runner
+from tts_worker.engine.cosyvoice.backends.kernels.language_model import (
+    IDLE,
+    NOT_FORCED,
+    SPLIT_POSITIONS,
+    begin_step,
+    draw_ids,
+    plan_draws,
+    slot_attention,
+)
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStream, PendingCopy
 from tts_worker.engine.cosyvoice.chunks import Item, Kind
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.sampler import DrawState, pick
+from tts_worker.engine.cosyvoice.sampler import DrawState
 
-IDLE = -2  # in place of an id: the slot was idle
-BROKEN = -1  # in place of an id: the scores were NaN
-NOT_FORCED = -1
 CONTEXT_BUCKET = 256
 
 
@@ -103,9 +109,9 @@ class Decoder:
         )
         self._draws = DrawState(count, networks.config.sampling, device)
         self._remaining = torch.zeros(count, 1, dtype=torch.long, device=device)  # draws; 0: idle
-        self._special_ids = torch.arange(dims.speech_tokens, dims.speech_rows, device=device)
         self._free = list(range(slots))[::-1]
         self._cached_items: list[list[Item]] = [[] for _ in range(count)]
+        self._used_positions = [0] * count  # beyond them, the memory of a slot is zero
         self.steps = 0
         self.positions = 0
 
@@ -120,6 +126,7 @@ class Decoder:
         slot = self._free.pop()
         with self._stream:
             self._pool.reset(self._stream.to_device([slot]))
+            self._erase(slot, 0)
         self._cached_items[slot] = []
         return slot
 
@@ -136,6 +143,17 @@ class Decoder:
         """Return how many more inputs fit into a slot."""
         return self.max_tokens - len(self._cached_items[slot])
 
+    def _erase(self, slot: int, length: int) -> None:
+        """Erase what a former sequence, which may have been broken, wrote behind ``length``."""
+        if self._used_positions[slot] > length:
+            self._pool.erase(slot, length, self._used_positions[slot])
+            self._used_positions[slot] = length
+
+    def _use(self, slot: int, count: int) -> None:
+        """Record that ``count`` positions are written behind the inputs of ``slot``."""
+        end = min(self.length(slot) + count, self.max_tokens)
+        self._used_positions[slot] = max(self._used_positions[slot], end)
+
     # -- sequences ----------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
@@ -145,6 +163,8 @@ class Decoder:
         with self._stream:
             at = self._stream.to_device([slot])
             self._pool.reset(at)
+            self._erase(slot, 0)
+            self._used_positions[slot] = len(items)
             self._forward(self._embed([items]), self._stream.to_device([len(items)]), at, len(items))
             kv = self._pool.data[:, :, slot, :, : len(items)].clone()
         return Prefix(tuple(items), kv)
@@ -165,8 +185,10 @@ class Decoder:
             if prefix is not None and prefix_length == len(prefix.items) > cached:
                 cached = prefix_length
                 self._pool.data[:, :, slot, :, :cached] = prefix.kv
+                self._used_positions[slot] = max(self._used_positions[slot], cached)
             cached = min(cached, len(items) - 1)  # the scores after the last item are needed
             self._pool.lengths[at] = cached
+            self._erase(slot, cached)
             self._draws.start(at, self._stream.to_device([seed]))
         self._cached_items[slot] = list(items[:cached])
         return list(items[cached:])
@@ -182,6 +204,7 @@ class Decoder:
         self._cached_items[slot] = []
         with self._stream:
             self._pool.reset(self._stream.to_device([slot]))
+            self._erase(slot, 0)
             self._draws.start(self._stream.to_device([slot]), self._stream.to_device([seed]))
         self.record_draws(slot, drawn)
         return items
@@ -199,11 +222,14 @@ class Decoder:
     def prefill(self, rows: Sequence[DecodeRow], items: Sequence[Sequence[Item]]) -> PendingCopy:
         """Feed each slot its ``items``, padded to equal length, and draw one id each: ``[1, B]``."""
         counts = [len(part) for part in items]
+        for row, count in zip(rows, counts, strict=True):
+            self._use(row.slot, count)
         with self._stream:
-            slots, (plan,) = self._plan_draws(rows, 1)
+            (plan,) = self._plan_draws(rows, 1)
+            slots = plan[0, :, 0]
             context = self._context(max(self.length(row.slot) + n for row, n in zip(rows, counts, strict=True)))
             scores = self._forward(self._embed(items), self._stream.to_device(counts), slots, context)
-            copy = self._stream.to_host(self._draw(scores, slots, plan, *self._slot_state(slots)).T)
+            copy = self._stream.to_host(self._draw(scores, plan, slots).T)
         for row, part in zip(rows, items, strict=True):
             self._cached_items[row.slot] += part
         return copy
@@ -211,17 +237,21 @@ class Decoder:
     @torch.inference_mode()
     def burst(self, rows: Sequence[DecodeRow], steps: int) -> PendingCopy:
         """Run ``steps`` decode steps: ids ``[steps, B]``. Pass each column to ``record_burst``."""
+        for row in rows:
+            self._use(row.slot, steps)
         with self._stream:
             missing = _next_power_of_two(len(rows)) - len(rows) if self._runner.fixed_shapes else 0
-            slots, plans = self._plan_draws([*rows, *[DecodeRow(self._padding_slot, 0, 0, 0)] * missing], steps)
+            padded = [*rows, *[DecodeRow(self._padding_slot, 0, 0, 0)] * missing]
             longest = max(self.length(row.slot) for row in rows)
             drawn = []
-            for step, plan in enumerate(plans):
+            for step, plan in enumerate(self._plan_draws(padded, steps)):
                 reach = steps if self._runner.fixed_shapes else step + 1
-                context = self._context(longest + reach)
-                key = ("decode", slots.shape[0], context)
-                (ids,) = self._runner.run(key, self._decode_step(context), (slots, plan))
+                context = self._decode_context(longest + reach)
+                key = ("decode", len(padded), context)
+                (ids,) = self._runner.run(key, self._decode_step(context), (plan,))
                 drawn.append(ids.clone())
+            self.steps += steps
+            self.positions += steps * len(padded)
             return self._stream.to_host(torch.stack(drawn)[:, : len(rows), 0])
 
     def record_burst(self, slot: int, ids: Sequence[int], last: int) -> list[int]:
@@ -247,81 +277,56 @@ class Decoder:
         Args:
             batch: Most utterances in a step.
         """
-        contexts = sorted({self._context(n) for n in range(1, self.max_tokens + 1)}, reverse=True)
+        contexts = sorted({self._decode_context(n) for n in range(1, self.max_tokens + 1)}, reverse=True)
         for rows in (1 << power for power in reversed(range(_next_power_of_two(batch).bit_length()))):
             for context in contexts:  # the largest first: the smaller ones reuse its memory
                 with self._stream:
-                    slots, plans = self._plan_draws([DecodeRow(self._padding_slot, 0, 0, 0)] * rows, 1)
-                    self._runner.capture(("decode", rows, context), self._decode_step(context), (slots, plans[0]))
+                    (plan,) = self._plan_draws([DecodeRow(self._padding_slot, 0, 0, 0)] * rows, 1)
+                    self._runner.capture(("decode", rows, context), self._decode_step(context), (plan,))
 
-    def _plan_draws(self, rows: Sequence[DecodeRow], steps: int) -> tuple[Tensor, Sequence[Tensor]]:
-        """Upload the plan of the next draws.
-
-        Returns:
-            The slots ``[B]``, and for each step ``[3, B, 1]``: the random key of the draw, the special id that may be
-            drawn (or ``NOT_FORCED``, which matches no id), and the forced id (or ``NOT_FORCED``).
-        """
+    def _plan_draws(self, rows: Sequence[DecodeRow], steps: int) -> Sequence[Tensor]:
+        """Upload the plan of the next draws: for each step ``[4, B, 1]``, as ``plan_draws`` returns it."""
         unforced = [NOT_FORCED] * steps
         sent = self._stream.to_device(
             [[row.slot, row.special, row.special_from, row.budget, *[*row.forced, *unforced][:steps]] for row in rows]
         )
-        slots, special, special_from = sent[:, :3].T.contiguous()  # [B] each
-        self._remaining[slots] = sent[:, 3:4]
-        draws, keys = self._draws.ahead(slots, steps)  # [steps, B]
-        special = torch.where(draws >= special_from, special, NOT_FORCED)
-        return slots, torch.stack([keys, special, sent[:, 4:].T], dim=1)[..., None].unbind()
+        return plan_draws(sent, self._draws.keys, self._draws.steps, self._remaining).unbind()
 
     def _context(self, longest: int) -> int:
         if self._runner.fixed_shapes:
             longest = -(-longest // CONTEXT_BUCKET) * CONTEXT_BUCKET
         return min(longest, self.max_tokens)
 
-    def _decode_step(self, context: int) -> Callable[[Tensor, Tensor], tuple[Tensor]]:
-        def step(slots: Tensor, plan: Tensor) -> tuple[Tensor]:
-            remaining, new, recent = self._slot_state(slots)
-            x = self._lm.embed_speech(recent[:, -1:].clamp(min=0))  # idle slots: any id
-            scores = self._forward(x, new, slots, context)
-            return (self._draw(scores, slots, plan, remaining, new, recent),)
+    def _decode_context(self, longest: int) -> int:
+        """Return the context of a decode step. The fused attention reads what is there, so that two suffice."""
+        if self._runner.fixed_shapes and slot_attention.is_fused(self._pool.data):
+            return min(SPLIT_POSITIONS if longest <= SPLIT_POSITIONS else self.max_tokens, self.max_tokens)
+        return self._context(longest)
+
+    def _decode_step(self, context: int) -> Callable[[Tensor], tuple[Tensor]]:
+        def step(plan: Tensor) -> tuple[Tensor]:
+            slots = plan[0, :, 0]
+            table = self._lm.speech_embedding.weight
+            x, positions, ends = begin_step(
+                slots, self._remaining, self._draws.recent, self._pool.lengths, table, self.max_tokens
+            )
+            scores = self._lm.step_logits(x, positions, ends, slots, self._pool, context)
+            return (self._draw(scores, plan, slots),)
 
         return step
 
     def _forward(self, x: Tensor, new: Tensor, slots: Tensor, context: int) -> Tensor:
         self.steps += 1
         self.positions += x.shape[0] * x.shape[1]
-        scores: Tensor = self._lm(x, new, slots, self._pool, context)
-        return scores
+        return self._lm.logits(x, new, slots, self._pool, context)
 
-    def _slot_state(self, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the remaining draws ``[B, 1]``, 1 for active slots ``[B]``, and the last ids ``[B, window]``."""
-        remaining = self._remaining[slots]
-        return remaining, remaining.clamp(max=1).view(-1), self._draws.recent[slots]
-
-    def _draw(
-        self, scores: Tensor, slots: Tensor, plan: Tensor, remaining: Tensor, new: Tensor, recent: Tensor
-    ) -> Tensor:
-        """Draw one id per slot and update the slot state.
-
-        Args:
-            scores: ``[B, V]``, changed in place.
-            slots: ``[B]``.
-            plan: One step of ``_plan_draws``.
-            remaining: Of ``_slot_state``, as are ``new`` and ``recent``.
-
-        Returns:
-            Ids ``[B, 1]``, ``IDLE`` or ``BROKEN``.
-        """
+    def _draw(self, scores: Tensor, plan: Tensor, slots: Tensor) -> Tensor:
+        """Draw one id ``[B, 1]`` per slot from ``scores [B, V]`` by one step of ``_plan_draws``."""
         draws = self._draws
+        rule = draws.rule
         speech = self._dims.speech_tokens
-        is_active = remaining > 0
-        key, special, forced = plan.unbind()
-        scores[:, speech:].masked_fill_(self._special_ids != special, -torch.inf)
-        is_valid = scores.amax(-1, keepdim=True) > -torch.inf
-        ids = torch.where(forced >= 0, forced, pick(scores, key, recent, draws.rule))
-        ids = torch.where(is_valid, ids, BROKEN)
-        draws.recent[slots] = torch.where(is_active, torch.cat([recent[:, 1:], ids], dim=1), recent)
-        draws.steps.index_add_(0, slots, new)
-        self._remaining[slots] = torch.where((ids < speech) & is_valid & is_active, remaining - 1, 0)
-        return torch.where(is_active, ids, IDLE)
+        state = (self._remaining, draws.recent, draws.steps)
+        return draw_ids(scores, plan, slots, *state, speech, rule.top_p, rule.top_k, rule.repeats)
 
     def _embed(self, rows: Sequence[Sequence[Item]]) -> Tensor:
         """Return input vectors ``[B, T, D]``, padded with zeros."""

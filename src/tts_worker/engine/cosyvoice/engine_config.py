@@ -7,6 +7,8 @@ from enum import Enum
 
 from tts_worker.errors import ConfigError
 
+OLDEST_TORCH = (2, 9)  # the first one with RMS norm as a single CUDA kernel
+
 
 class TextMode(str, Enum):
     """How text that is still being written becomes speech tokens."""
@@ -39,6 +41,7 @@ class StreamingConfig:
         smooth_start: Defer the first chunk if the next one would come too late to prevent an underrun.
         retries: How often a run of invalid tokens is drawn again while none of its audio may have been sent.
         graphs: Capture CUDA graphs during warm-up.
+        kernels: On CUDA, use the fused kernels that pass their check. Applies to all engines of the process.
         checked: Fill memory with NaN to detect reads of unwritten memory, for tests.
     """
 
@@ -58,6 +61,7 @@ class StreamingConfig:
     smooth_start: bool = True
     retries: int = 2
     graphs: bool = False
+    kernels: bool = True
     checked: bool = False
 
     def __post_init__(self) -> None:

@@ -39,6 +39,11 @@ class SlotPool:
     """KV cache of the language model, one slot per utterance: ``[layers, 2, slots, heads, max_tokens+1, dim]``.
 
     The extra last position takes the writes of padding and is never read.
+
+    Attributes:
+        data: Keys and values.
+        lengths: Written positions per slot ``[slots]``.
+        max_tokens: Positions of a slot, and the position that takes the writes of padding.
     """
 
     def __init__(
@@ -56,71 +61,71 @@ class SlotPool:
         self.max_tokens = max_tokens
         self.checked = checked
         self.data = _allocate([layers, 2, slots, heads, max_tokens + 1, head_dim], dtype, device, checked)
-        self.lengths = torch.zeros(slots, dtype=torch.long, device=device)  # [slots] tokens written
+        self.lengths = torch.zeros(slots, dtype=torch.long, device=device)
 
     def reset(self, slots: Tensor) -> None:
-        """Clear ``slots [B]``."""
+        """Clear ``slots [B]``: nothing is written there. Their memory keeps its values (``erase``)."""
         self.lengths[slots] = 0
         if self.checked:
             self.data[:, :, slots] = float("nan")
 
+    def erase(self, slot: int, begin: int, end: int) -> None:
+        """Zero the positions ``begin`` to ``end`` of a slot.
+
+        A pass over many slots reads all of them up to the longest. Their masks hide what is not theirs unless it is NaN
+        or infinite, as a broken sequence leaves it behind.
+        """
+        if not self.checked:
+            self.data[:, :, slot, :, begin:end] = 0.0
+
+    def gather(self, layer: int, slots: Tensor, ends: Tensor, context: int) -> tuple[Tensor, Tensor]:
+        """Copy keys and values of ``slots [B]``, ``[B, heads, context, dim]`` each.
+
+        Args:
+            layer: The layer.
+            slots: The slots.
+            ends: ``[B]`` written positions. Those behind are arbitrary; with ``checked`` they are zero.
+            context: Number of positions.
+        """
+        keys, values = self.data[layer, :, :, :, :context].index_select(1, slots).unbind()
+        if not self.checked:
+            return keys, values
+        unwritten = (torch.arange(context, device=slots.device) >= ends[:, None])[:, None, :, None]
+        return keys.masked_fill(unwritten, 0.0), values.masked_fill(unwritten, 0.0)
+
 
 class SlotView:
-    """Keys and values of some slots of a ``SlotPool`` during one forward pass.
+    """Keys and values of one slot of a ``SlotPool`` during one forward pass, written and read in place.
 
-    All views are created here, once for all layers.
+    For CPUs, where values can be read and copies are expensive. All views are created here, once for all layers.
 
     Args:
         pool: The cache.
-        slots: ``[B]``, distinct.
-        positions: ``[B, T]``; the first ``new [B]`` of each row are written.
+        slot: The slot.
+        begin: Position of the first new vector.
+        count: Number of new vectors.
         context: Number of positions that are read.
-        kv: ``[B, T, 2*heads, dim]`` in the pool's dtype; each layer writes its keys, then its values there.
-
-    Attributes:
-        needs_no_mask: Whether every position that is read is visible to every query.
+        kv: ``[T, 2*heads, dim]`` in the pool's dtype; each layer writes its keys, then its values there. The first
+            ``count`` are stored.
     """
 
-    def __init__(self, pool: SlotPool, slots: Tensor, positions: Tensor, new: Tensor, context: int, kv: Tensor) -> None:
-        span = positions.shape[1]
-        kv = kv.unflatten(2, (2, -1))  # [B, T, 2, heads, dim]
-        self._pool = pool
-        self._slots = slots
-        self._context = context
-        self._written: Tensor | None = None
-        if pool.checked:  # beyond its length a slot holds NaN, and NaN times an attention weight of zero is NaN
-            written = torch.arange(context, device=slots.device) < (pool.lengths[slots] + new)[:, None]  # [B, context]
-            self._written = written[:, None, :, None]
-        # On a CPU reading tensor values is free and copying is not: a single slot is written and read in place.
-        self._in_place = slots.shape[0] == 1 and not slots.is_cuda
-        self.needs_no_mask = False
-        if self._in_place:
-            slot = slots.tolist()[0]
-            count = new.tolist()[0]
-            begin = positions.tolist()[0][0]
-            self.needs_no_mask = span == 1 and context <= begin + 1
-            self._new = kv[0, :count].permute(1, 2, 0, 3)  # [2, heads, new, dim]
-            self._targets = pool.data[:, :, slot].narrow(3, begin, count).unbind()  # [2, heads, new, dim] per layer
-            self._past = pool.data[:, :, slot : slot + 1, :, :context].flatten(0, 1).unbind()  # keys, values, keys, ..
-        else:
-            steps = torch.arange(span, device=new.device)
-            self._positions = torch.where(steps < new[:, None], positions, pool.max_tokens)  # padding: last position
-            self._keys_values = kv.unbind(2)
+    def __init__(self, pool: SlotPool, slot: int, begin: int, count: int, context: int, kv: Tensor) -> None:
+        new = kv if count == kv.shape[0] else kv[:count]
+        self._new = new.unflatten(1, (2, -1)).permute(1, 2, 0, 3)  # [2, heads, new, dim]
+        self._targets = pool.data[:, :, slot].narrow(3, begin, count).unbind()  # [2, heads, new, dim] per layer
+        self._past = pool.data[:, :, slot : slot + 1, :, :context].flatten(0, 1).unbind()  # keys, values, keys, ..
+        self._unwritten: Tensor | None = None
+        if pool.checked and context > begin + count:  # NaN, and NaN times an attention weight of zero is NaN
+            self._unwritten = (torch.arange(context) >= begin + count)[:, None]
 
     def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Store the contents of ``kv`` for ``layer``; return keys and values, ``[B, heads, context, dim]`` each."""
-        if self._in_place:
-            self._targets[layer].copy_(self._new)
-            keys = self._past[2 * layer]
-            values = self._past[2 * layer + 1]
-        else:
-            store = self._pool.data[layer]
-            for which, new in enumerate(self._keys_values):
-                store[which, self._slots[:, None], :, self._positions] = new
-            keys, values = store[:, :, :, : self._context].index_select(1, self._slots).unbind()
-        if self._written is None:
+        """Store the contents of ``kv`` for ``layer``; return keys and values, ``[1, heads, context, dim]`` each."""
+        self._targets[layer].copy_(self._new)
+        keys = self._past[2 * layer]
+        values = self._past[2 * layer + 1]
+        if self._unwritten is None:
             return keys, values
-        return keys.masked_fill(~self._written, 0.0), values.masked_fill(~self._written, 0.0)
+        return keys.masked_fill(self._unwritten, 0.0), values.masked_fill(self._unwritten, 0.0)
 
 
 class Memory(Protocol):

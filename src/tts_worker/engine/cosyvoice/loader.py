@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from tts_worker.engine.cosyvoice.backends.onnx_graphs import GRAPHS_DIR, run_on_onnx
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
+from tts_worker.engine.cosyvoice.engine_config import OLDEST_TORCH, StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.enrol import bundled_voices
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
 from tts_worker.engine.cosyvoice.networks import Networks
@@ -62,6 +63,7 @@ class LoadOptions:
     overlap: bool | None = None
     backend: str = "torch"
     graphs: bool = True
+    kernels: bool = True
     max_utterances: int | None = None
     text_mode: str = "clause"
     first_tokens: int = 8
@@ -93,9 +95,10 @@ def load_engine(
 
     Raises:
         BundleError: The model directory is incomplete or damaged.
-        ConfigError: The options contradict each other or the device.
+        ConfigError: The options contradict each other or the device, or PyTorch is too old.
         MissingExtra: A package for the options is not installed.
     """
+    check_torch(torch.__version__)
     device = resolve_device(options.device)
     if options.threads is not None or device.type == "cpu":
         torch.set_num_threads(options.threads or default_threads())
@@ -127,12 +130,20 @@ def load_engine(
         render_batch=options.render_batch or (8 if cuda else 1),
         smooth_start=options.smooth_start,
         graphs=options.graphs and cuda,
+        kernels=options.kernels,
     )
     stored = options.voices or options.bundle / VOICES_DIR
     voices = {**(more_voices or {}), **bundle_voices(bundle)}
     components = Components.build(networks, tokenizer, voices, config, stored=stored, enrolled=enrolled)
     text_tokenizer = tokenizer.with_special() if options.allow_special else tokenizer
     return CosyVoiceEngine(components, Model(bundle.config, text_tokenizer, config, script))
+
+
+def check_torch(version: str) -> None:
+    """Check the version of PyTorch. Raises ConfigError if it is too old."""
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        raise ConfigError(f"torch {version} is too old for CosyVoice: pip install 'torch>={oldest}'")
 
 
 def default_threads() -> int:
@@ -161,14 +172,23 @@ def load_networks(bundle: Bundle, device: torch.device, *, half: bool) -> Networ
     Args:
         bundle: Model directory.
         device: Where to load them.
-        half: Run the language model and the flow estimator in bfloat16. RMS norms, scores, solver state, encoder and
-            vocoder stay in float32, the pitch in float64.
+        half: Run the language model and the flow estimator in bfloat16. Sums of norms, rotary angles, scores, solver
+            state, encoder and vocoder stay in float32, the pitch in float64.
     """
     networks = Networks.load(bundle, device=device, lm_dtype=torch.bfloat16 if half else torch.float32)
     if half:
-        networks.flow.estimator.to(torch.bfloat16)
+        _convert(networks.flow.estimator, torch.bfloat16)
         networks.flow.time_tables = networks.flow.time_tables.to(torch.bfloat16)
     return networks
+
+
+def _convert(network: nn.Module, dtype: torch.dtype) -> None:
+    """Convert a network, but not its rotary frequencies: bfloat16 turns the position of frame 1500 by 0.66 rad."""
+    frequencies = {name: each for name, each in network.named_buffers() if name.rpartition(".")[2] == "inv_freq"}
+    network.to(dtype)
+    for name, each in frequencies.items():
+        owner, _, buffer = name.rpartition(".")
+        setattr(network.get_submodule(owner), buffer, each)
 
 
 def bundle_voices(bundle: Bundle) -> dict[str, Voice]:

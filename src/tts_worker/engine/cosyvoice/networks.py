@@ -56,8 +56,8 @@ class Networks:
         """
         config = bundle.config
         device = torch.device(device)
-        if device.type == "cuda":  # TF32 convolutions have a 10-bit mantissa, too little for the phase
-            torch.backends.cudnn.allow_tf32 = False
+        if device.type == "cuda":
+            configure_cuda()
         with torch.device("meta"):  # skips the initialization of values that are replaced anyway
             lm = SpeechLM(config.lm)
             flow = Flow(config.flow)
@@ -96,6 +96,14 @@ class Networks:
         _require(float(audio.std()) > MIN_AUDIO_STD, "hift", "constant audio")
         clipped = (audio.abs() >= config.hift.audio_limit).float().mean()
         _require(float(clipped) < 0.5, "hift", "audio that is mostly clipped")
+
+
+def configure_cuda() -> None:
+    """Choose the libraries of the process for CUDA."""
+    # TF32 convolutions have a 10-bit mantissa, too little for the phase.
+    torch.backends.cudnn.allow_tf32 = False
+    # cuDNN plans an attention for every new shape, which takes up to half a second; the others do not.
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def _require(condition: bool, part: str, fault: str) -> None:

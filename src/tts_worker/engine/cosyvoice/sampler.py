@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# as signed 64-bit integers
-_M1 = -0x40A7B892E31B1A47
-_M2 = -0x6B2FB644ECCEEE15
-_GOLDEN = -0x61C8864680B583EB
+# Constants of splitmix64, as signed 64-bit integers.
+M1 = -0x40A7B892E31B1A47
+M2 = -0x6B2FB644ECCEEE15
+GOLDEN = -0x61C8864680B583EB
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,14 @@ def mix(x: Tensor, low: bool = True) -> Tensor:
 
     The last step does not change the upper 31 bits; ``low=False`` skips it.
     """
-    x = (x ^ (x >> 30 & 0x3FFFFFFFF)) * _M1
-    x = (x ^ (x >> 27 & 0x1FFFFFFFFF)) * _M2
+    x = (x ^ (x >> 30 & 0x3FFFFFFFF)) * M1
+    x = (x ^ (x >> 27 & 0x1FFFFFFFFF)) * M2
     return x ^ (x >> 31 & 0x1FFFFFFFF) if low else x
 
 
 def uniform(keys: Tensor, ids: Tensor) -> Tensor:
     """Uniform numbers in (0, 1) from ``keys [...]`` and ``ids [...]``: float32 with 23 random bits."""
-    bits = mix(torch.add(keys, ids, alpha=_GOLDEN), low=False) >> 41 & 0x7FFFFF
+    bits = mix(torch.add(keys, ids, alpha=GOLDEN), low=False) >> 41 & 0x7FFFFF
     return torch.add(bits, 0.5) * 2.0**-23
 
 
@@ -94,21 +94,22 @@ def draw(scores: Tensor, allowed: Tensor, state: DrawState, slots: Tensor) -> Te
     Returns:
         Ids ``[B]``.
     """
+    rule = state.rule
     scores = scores.float().masked_fill(~allowed, -torch.inf)
-    return pick(scores, state.ahead(slots, 1)[1].T, state.recent[slots], state.rule)[:, 0]
+    return pick(scores, state.ahead(slots, 1)[1].T, state.recent[slots], rule.top_p, rule.top_k, rule.repeats)[:, 0]
 
 
-def pick(scores: Tensor, key: Tensor, recent: Tensor, rule: SampleRule) -> Tensor:
+def pick(scores: Tensor, key: Tensor, recent: Tensor, top_p: float, top_k: int, repeats: int) -> Tensor:
     """Sample ids ``[B, 1]`` from ``scores [B, V]`` (``-inf`` where not allowed) with ``key [B, 1]``.
 
-    ``recent [B, window]`` are the last ids of each row.
+    ``recent [B, window]`` are the last ids of each row; the others are parameters of ``SampleRule``.
     """
-    top, top_ids = scores.softmax(-1).topk(min(rule.top_k, scores.shape[1]), dim=-1)  # [B, k], descending
-    top = top * (top.cumsum(-1) - top < rule.top_p)  # the id that crosses top_p belongs to the nucleus
+    top, top_ids = scores.softmax(-1).topk(min(top_k, scores.shape[1]), dim=-1)  # [B, k], descending
+    top = top * (top.cumsum(-1) - top < top_p)  # the id that crosses top_p belongs to the nucleus
     # argmax of p / e with e ~ Exp(1) samples from p without a cumulative sum over the vocabulary. Here e is negative.
     first = (top / uniform(key, top_ids).log()).argmin(-1, keepdim=True)  # [B, 1]
     first = top_ids.gather(1, first)
-    repeated = (recent == first).sum(-1, keepdim=True) >= rule.repeats  # [B, 1]
+    repeated = (recent == first).sum(-1, keepdim=True) >= repeats  # [B, 1]
     if not repeated.is_cuda and [True] not in repeated.tolist():
         return first  # on a CPU reading the values is cheaper than an unnecessary second draw
     rest = scores.scatter(1, first, -torch.inf)

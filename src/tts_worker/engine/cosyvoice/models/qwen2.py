@@ -1,18 +1,25 @@
 """The speech language model: a Qwen2 decoder over text and speech tokens that scores the next speech token.
 
 One forward pass serves any subset of utterances, with their KV caches in a ``SlotPool``: prefill, later text and single
-decode steps are the same call with a different ``T``. There is no host synchronization inside. Sampling is in
-sample.py, the order of inputs in chunks.py.
+decode steps are the same call with a different ``T``. On CUDA nothing is read by the host. A single utterance on a CPU
+has a pass of its own that copies nothing. Drawing ids is in sampler.py, the order of inputs in chunks.py.
 """
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tts_worker.engine.cosyvoice.backends.kernels.language_model import (
+    add_rms_norm,
+    attention_splits,
+    rotate_and_store,
+    silu_mul,
+    slot_attention,
+)
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool, SlotView
 from tts_worker.engine.cosyvoice.models.dims import LmDims
 from tts_worker.engine.cosyvoice.models.fuse import fuse_linear
@@ -23,22 +30,11 @@ def embedding(rows: int, dim: int) -> nn.Embedding:
     return nn.Embedding(rows, dim, _weight=torch.empty(rows, dim))
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
-    """Apply rotary position embedding in half-split form: ``x, cos, sin, out [B, T, H, 2, d/2]``.
-
-    The first half of ``sin`` has its sign flipped.
-    """
-    torch.addcmul(x * cos, x.flip(-2), sin, out=out)
-
-
 class Attention(nn.Module):
-    """Grouped-query attention over the slots of a KV cache."""
+    """Weights of grouped-query attention."""
 
-    def __init__(self, cfg: LmDims, layer: int) -> None:
+    def __init__(self, cfg: LmDims) -> None:
         super().__init__()
-        self.layer = layer
-        self.head_dim = cfg.head_dim
-        self.kv_heads = cfg.kv_heads
         self.q_proj = nn.Linear(cfg.hidden_size, cfg.heads * cfg.head_dim)
         self.k_proj = nn.Linear(cfg.hidden_size, cfg.kv_heads * cfg.head_dim)
         self.v_proj = nn.Linear(cfg.hidden_size, cfg.kv_heads * cfg.head_dim)
@@ -47,21 +43,11 @@ class Attention(nn.Module):
     def prepare(self) -> None:
         self.qkv_proj = fuse_linear(self.q_proj, self.k_proj, self.v_proj)
         del self.q_proj, self.k_proj, self.v_proj
-        self._modules_used = self.qkv_proj, self.o_proj.weight  # nn.Module attribute lookup costs as much as a small op
-
-    def forward(self, x: Tensor, ctx: _ForwardContext) -> Tensor:  # [B, T, D] -> [B, T, D]
-        qkv_proj, weight = self._modules_used
-        rotate(qkv_proj(x).view(ctx.cos.shape), ctx.cos, ctx.sin, ctx.rotated)
-        keys, values = ctx.past.keys_values(self.layer)  # [B, Hkv, L, d] each
-        # Query heads that share a key head are stacked along time, so that no keys are repeated in memory.
-        queries = ctx.queries if ctx.span == 1 else ctx.queries.flatten(2, 3)  # [B, Hkv, G*T, d]
-        out = F.scaled_dot_product_attention(queries, keys, values, ctx.mask)  # [B, Hkv, G*T, d]
-        if ctx.span > 1:
-            out = out.unflatten(2, (-1, ctx.span)).permute(0, 3, 1, 2, 4)  # [B, T, Hkv, G, d]
-        return F.linear(out.reshape(ctx.merged_shape), weight)  # [B, T, D]
 
 
 class Mlp(nn.Module):
+    """Weights of the feed-forward layer."""
+
     def __init__(self, cfg: LmDims) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(cfg.hidden_size, cfg.intermediate_size, bias=False)
@@ -71,18 +57,13 @@ class Mlp(nn.Module):
     def prepare(self) -> None:
         self.gate_up_proj = fuse_linear(self.gate_proj, self.up_proj)
         del self.gate_proj, self.up_proj
-        self._modules_used = self.gate_up_proj.weight, self.down_proj.weight
-
-    def forward(self, x: Tensor, ctx: _ForwardContext) -> Tensor:  # [B*T, D] -> [B, T, D]
-        gate_up, down = self._modules_used
-        F.linear(x, gate_up, out=ctx.gate_up)  # type: ignore[call-arg]
-        return F.linear(F.silu(ctx.gate).mul_(ctx.up), down)
 
 
 class Layer(nn.Module):
     def __init__(self, cfg: LmDims, layer: int) -> None:
         super().__init__()
-        self.self_attn = Attention(cfg, layer)
+        self.layer = layer
+        self.self_attn = Attention(cfg)
         self.mlp = Mlp(cfg)
         self.input_layernorm = nn.RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
@@ -90,52 +71,165 @@ class Layer(nn.Module):
     def prepare(self) -> None:
         self.self_attn.prepare()
         self.mlp.prepare()
-        self._modules_used = (
-            self.input_layernorm.forward,
-            self.self_attn,
-            self.post_attention_layernorm.forward,
-            self.mlp,
+        # nn.Module attribute lookup costs as much as a small operation.
+        self._weights = (
+            self.input_layernorm.weight,
+            self.self_attn.qkv_proj.weight,
+            self.self_attn.qkv_proj.bias,
+            self.self_attn.o_proj.weight,
+            self.post_attention_layernorm.weight,
+            self.mlp.gate_up_proj.weight,
+            self.mlp.down_proj.weight,
         )
 
-    def forward(self, x: Tensor, ctx: _ForwardContext) -> Tensor:  # [B, T, D] -> [B, T, D]
-        input_norm, attention, post_norm, mlp = self._modules_used
-        torch.add(x, attention(input_norm(x), ctx), out=ctx.residual)
-        return ctx.residual + mlp(post_norm(ctx.residual_rows), ctx)
+    def forward(self, x: Tensor, step: _Pass) -> Tensor:
+        """Take what the layer before adds to the residual, ``[N, D]``, and return what this one adds."""
+        input_norm, qkv, qkv_bias, out, post_norm, gate_up, down = self._weights
+        x = step.attend(self.layer, F.linear(step.add_norm(x, input_norm), qkv, qkv_bias))
+        x = F.linear(x, out)
+        return F.linear(step.gate(step.add_norm(x, post_norm), gate_up), down)
 
 
-class _ForwardContext:
-    """State shared by all layers of one forward pass: positions, mask, KV cache view and work buffers.
+class _Pass(Protocol):
+    """State that all layers share during a forward pass over ``N`` = batch x time rows."""
 
-    Layers read the buffers through views that are created once here instead of once per layer.
+    def add_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Add ``x [N, D]`` to the residual and return its RMS norm."""
+        ...
+
+    def attend(self, layer: int, qkv: Tensor) -> Tensor:
+        """Store keys and values of ``qkv [N, (H+2*Hkv)*d]`` and attend: ``[N, H*d]``."""
+        ...
+
+    def gate(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The gated product of the feed-forward layer: ``[N, D] -> [N, I]``."""
+        ...
+
+
+class _BatchPass:
+    """A forward pass over any number of slots. Runs fused operators, and never reads values on the host.
+
+    Args:
+        lm: The network.
+        pool: The KV cache.
+        slots: ``[B]``, distinct.
+        positions: ``[B, T]`` of the new vectors; ``pool.max_tokens`` for padding.
+        ends: ``[B]`` positions of the slots after this pass.
+        context: At least the largest of ``ends``.
+        like: A tensor of the residual's dtype and device.
     """
 
-    def __init__(self, lm: SpeechLM, pool: SlotPool, slots: Tensor, new: Tensor, x: Tensor, context: int) -> None:
-        cfg, (batch, span, _) = lm.cfg, x.shape
-        self.span = span
-        self.merged_shape = (batch, span, cfg.heads * cfg.head_dim)
-        positions = pool.lengths[slots][:, None]  # [B, 1]
-        positions = positions + torch.arange(span, device=new.device) if span > 1 else positions  # [B, T]
-        self.gate_up = x.new_empty(batch * span, 2 * cfg.intermediate_size)
-        self.gate, self.up = self.gate_up.view(batch, span, -1).chunk(2, dim=-1)
-        self.residual = x.new_empty(x.shape)  # [B, T, D]
-        self.residual_rows = self.residual.view(-1, cfg.hidden_size)  # [B*T, D]
-        heads = x.new_empty(batch, span, cfg.heads + 2 * cfg.kv_heads, cfg.head_dim)
-        self.rotated = heads.unflatten(3, (2, -1))  # [B, T, H+2*Hkv, 2, d/2]
+    def __init__(
+        self, lm: SpeechLM, pool: SlotPool, slots: Tensor, positions: Tensor, ends: Tensor, context: int, like: Tensor
+    ) -> None:
+        cfg, (batch, span) = lm.cfg, positions.shape
+        self._pool = pool
+        self._slots = slots
+        self._positions = positions
+        self._ends = ends
+        self._context = context
+        self._eps = cfg.rms_norm_eps
+        self._heads = (cfg.kv_heads, cfg.heads // cfg.kv_heads)
+        self._residual = like.new_zeros(batch * span, cfg.hidden_size)
+        self._rotations = lm.rotations(pool.max_tokens + 1, like)[positions.flatten()]  # [N, 3, d/2]
+        self._splits = attention_splits(context) if span == 1 else 1
+        self._mask: Tensor | None = None
+        if not slot_attention.is_fused(like):
+            hidden = torch.arange(context, device=like.device) > positions[:, :, None]  # [B, T, L]
+            bias = like.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+            groups = self._heads[1] if span > 1 else 1
+            self._mask = bias.repeat(1, groups, 1)[:, None]  # [B, 1, G*T or 1, L]
+
+    def add_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return add_rms_norm(x, self._residual, weight, self._eps)
+
+    def attend(self, layer: int, qkv: Tensor) -> Tensor:
+        data = self._pool.data
+        queries = rotate_and_store(qkv, self._rotations, self._positions, self._slots, data, layer)  # [N, H, d]
+        if self._mask is None:
+            return slot_attention(queries, data, layer, self._slots, self._positions, self._ends, self._splits)
+        keys, values = self._pool.gather(layer, self._slots, self._ends, self._context)
+        batch, span = self._positions.shape
+        # Query heads that share a key head are stacked along time, so that no keys are repeated in memory.
+        queries = queries.view(batch, span, *self._heads, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [B, Hkv, G*T, d]
+        out = F.scaled_dot_product_attention(queries, keys, values, self._mask)
+        out = out.unflatten(2, (-1, span)).permute(0, 3, 1, 2, 4)  # [B, T, Hkv, G, d]
+        return out.reshape(batch * span, -1)
+
+    def gate(self, x: Tensor, weight: Tensor) -> Tensor:
+        return silu_mul(F.linear(x, weight))
+
+
+class _SinglePass:
+    """A forward pass over a single slot on a CPU, where keys and values are read in place.
+
+    Layers use work buffers through views that are created once.
+
+    Args:
+        lm: The network.
+        pool: The KV cache.
+        slot: The slot.
+        begin: Position of the first vector.
+        count: Number of vectors that are stored; the others are padding.
+        span: Number of vectors ``T``.
+        context: At least ``begin + count``.
+        like: A tensor of the residual's dtype.
+    """
+
+    def __init__(
+        self, lm: SpeechLM, pool: SlotPool, slot: int, begin: int, count: int, span: int, context: int, like: Tensor
+    ) -> None:
+        cfg = lm.cfg
+        self._span = span
+        self._shape = [cfg.hidden_size]
+        self._eps = cfg.rms_norm_eps
+        self._merged = (span, cfg.heads * cfg.head_dim)
+        self._residual: Tensor | None = None
+        self._owns_residual = False
+        self._gate_up = like.new_empty(span, 2 * cfg.intermediate_size)
+        self._gate, self._up = self._gate_up.chunk(2, dim=-1)
+        heads = like.new_empty(1, span, cfg.heads + 2 * cfg.kv_heads, cfg.head_dim)
+        self._rotated = heads.unflatten(3, (2, -1))  # [1, T, H+2*Hkv, 2, d/2]
         queries, kv = heads.tensor_split((cfg.heads,), dim=2)
-        queries = queries.unflatten(2, (cfg.kv_heads, -1)).permute(0, 2, 3, 1, 4)  # [B, Hkv, G, T, d]
-        self.queries = queries.flatten(2, 3) if span == 1 else queries
-        self.past = SlotView(pool, slots, positions, new, context, kv)
-        self.mask: Tensor | None = None  # [B, 1, G*T, L], added to the scores
-        if not self.past.needs_no_mask:
-            visible = torch.arange(context, device=new.device) <= positions[:, :, None]  # [B, T, L]
-            bias = x.new_zeros(visible.shape).masked_fill_(~visible, -torch.inf)
-            self.mask = bias.repeat(1, cfg.heads // cfg.kv_heads if span > 1 else 1, 1)[:, None]
-        positions = positions.clamp_(max=pool.max_tokens) if span > 1 else positions  # padding can exceed the cache
-        cos, sin, is_rotated = lm.rope_tables(pool.max_tokens + 1, x)
-        rows = positions[:, :, None] * is_rotated  # [B, T, H+2*Hkv]
-        self.cos = cos[rows]
-        self.sin = sin[rows]
-        pool.lengths.index_add_(0, slots, new)
+        queries = queries.unflatten(2, (cfg.kv_heads, -1)).permute(0, 2, 3, 1, 4)  # [1, Hkv, G, T, d]
+        # Query heads that share a key head are stacked along time, so that no keys are repeated in memory.
+        self._queries = queries.flatten(2, 3) if span == 1 else queries  # [1, Hkv, G*T, d]
+        self._past = SlotView(pool, slot, begin, count, context, kv[0])
+        # Values are "rotated" as at position 0, which changes nothing: one operation for all heads.
+        rows = lm.rotated_heads(like.device) * begin  # [H+2*Hkv]
+        self._mask: Tensor | None = None  # [1, 1, G*T, L], added to the scores
+        if span > 1 or context > begin + 1:
+            positions = torch.arange(begin, begin + span)[:, None]
+            hidden = torch.arange(context) > positions  # [T, L]
+            bias = like.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+            self._mask = bias.repeat(cfg.heads // cfg.kv_heads if span > 1 else 1, 1)[None, None]
+            rows = positions.clamp_(max=pool.max_tokens) * lm.rotated_heads(like.device)  # [T, H+2*Hkv]
+        rotations = lm.rotations(pool.max_tokens + 1, like)[rows]  # [T, H+2*Hkv, 3, d/2] or [H+2*Hkv, 3, d/2]
+        self._cos, self._sin = rotations.tensor_split((1,), dim=-2)
+
+    def add_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        if self._residual is None:
+            self._residual = x
+        elif self._owns_residual:
+            self._residual.add_(x)
+        else:
+            self._residual = self._residual + x
+            self._owns_residual = True
+        return torch.rms_norm(self._residual, self._shape, weight, self._eps)
+
+    def attend(self, layer: int, qkv: Tensor) -> Tensor:
+        x = qkv.view(self._rotated.shape)
+        torch.addcmul(x * self._cos, x.flip(-2), self._sin, out=self._rotated)
+        keys, values = self._past.keys_values(layer)  # [1, Hkv, L, d] each
+        queries = self._queries if self._span == 1 else self._queries.flatten(2, 3)
+        out = F.scaled_dot_product_attention(queries, keys, values, self._mask)  # [1, Hkv, G*T, d]
+        if self._span > 1:
+            out = out.unflatten(2, (-1, self._span)).permute(0, 3, 1, 2, 4)  # [1, T, Hkv, G, d]
+        return out.reshape(self._merged)
+
+    def gate(self, x: Tensor, weight: Tensor) -> Tensor:
+        F.linear(x, weight, out=self._gate_up)  # type: ignore[call-arg]
+        return F.silu(self._gate).mul_(self._up)
 
 
 class Qwen2(nn.Module):
@@ -164,7 +258,8 @@ class SpeechLM(nn.Module):
         self.speech_embedding = embedding(cfg.speech_rows, cfg.hidden_size)
         if cfg.separate_special_rows:
             self.llm_embedding = embedding(2, cfg.hidden_size)
-        self._rotary: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+        self._rotations: dict[tuple[int, torch.dtype], Tensor] = {}
+        self._rotated_heads: Tensor | None = None
 
     @property
     def body(self) -> Qwen2:
@@ -181,24 +276,25 @@ class SpeechLM(nn.Module):
             layer.prepare()
         return self
 
-    def rope_tables(self, positions: int, like: Tensor) -> list[Tensor]:
-        """Tables for ``rotate``; cached, because CUDA graphs read them at fixed addresses.
+    def rotations(self, positions: int, like: Tensor) -> Tensor:
+        """Rotary position embedding ``[positions, 3, d/2]``: cosines, negated sines, sines; angles are float32.
 
-        Returns:
-            Cosines and sines ``[positions, 2, d/2]``, and per head ``[H+2*Hkv]`` 1 for queries and keys, 0 for values
-            (which use position 0, the identity).
+        Cached, because CUDA graphs read it at a fixed address.
         """
         key = positions, like.dtype
-        if key not in self._rotary:
+        if key not in self._rotations:
             exponent = torch.arange(0, self.cfg.head_dim, 2, device=like.device).float() / self.cfg.head_dim
             angle = torch.arange(positions, device=like.device)[:, None] * (1.0 / self.cfg.rope_theta**exponent)
-            # [positions, d/2]
-            cos = angle.cos()
             sin = angle.sin()
-            tables = [torch.stack(pair, 1).to(like.dtype) for pair in ((cos, cos), (-sin, sin))]
-            is_rotated = [1] * (self.cfg.heads + self.cfg.kv_heads) + [0] * self.cfg.kv_heads
-            self._rotary[key] = [*tables, torch.tensor(is_rotated, device=like.device)]
-        return self._rotary[key]
+            self._rotations[key] = torch.stack([angle.cos(), -sin, sin], dim=1).to(like.dtype)
+        return self._rotations[key]
+
+    def rotated_heads(self, device: torch.device) -> Tensor:
+        """``[H+2*Hkv]``: 1 for the heads of queries and keys, 0 for those of values. Cached."""
+        if self._rotated_heads is None:
+            heads = [1] * (self.cfg.heads + self.cfg.kv_heads) + [0] * self.cfg.kv_heads
+            self._rotated_heads = torch.tensor(heads, device=device)
+        return self._rotated_heads
 
     def embed_text(self, ids: Tensor) -> Tensor:  # [...] -> [..., D]
         return F.embedding(ids, self.body.embed_tokens.weight)
@@ -224,8 +320,48 @@ class SpeechLM(nn.Module):
         Returns:
             Log-softmax ``[B, speech_rows]``, float32, for the token after the last valid input.
         """
-        ctx = _ForwardContext(self, pool, slots, new, x, context)
+        return self.logits(x, new, slots, pool, context).log_softmax(-1, dtype=torch.float32)
+
+    def logits(self, x: Tensor, new: Tensor, slots: Tensor, pool: SlotPool, context: int) -> Tensor:
+        """``forward`` without the softmax, in the dtype of the network."""
+        batch, span, size = x.shape
+        begin = pool.lengths[slots]
+        pool.lengths.index_add_(0, slots, new)
+        rows = x.view(-1, size)
+        if batch == 1 and not x.is_cuda:
+            count = new.tolist()[0]
+            one = _SinglePass(self, pool, slots.tolist()[0], begin.tolist()[0], count, span, context, x)
+            return self.llm_decoder(self._hidden(rows, one)[max(count - 1, 0), None])
+        steps = torch.arange(span, device=x.device)
+        positions = torch.where(steps < new[:, None], begin[:, None] + steps, pool.max_tokens)  # [B, T]
+        hidden = self._hidden(rows, _BatchPass(self, pool, slots, positions, begin + new, context, x))
+        last = torch.arange(batch, device=x.device) * span + (new - 1).clamp(min=0)
+        return self.llm_decoder(hidden[last])
+
+    def step_logits(
+        self, x: Tensor, positions: Tensor, ends: Tensor, slots: Tensor, pool: SlotPool, context: int
+    ) -> Tensor:
+        """Score the next token after one input per slot, as ``begin_step`` prepares it.
+
+        Args:
+            x: ``[B, D]`` input vectors.
+            positions: ``[B, 1]``; ``pool.max_tokens`` for idle slots.
+            ends: ``[B]`` positions of the slots after this call.
+            slots: ``[B]`` slots of ``pool``; distinct, except for idle ones.
+            pool: The KV cache.
+            context: At least the largest of ``ends``.
+
+        Returns:
+            Scores ``[B, speech_rows]`` in the dtype of the network.
+        """
+        if slots.shape[0] == 1 and not x.is_cuda:
+            slot, end, position = slots.tolist()[0], ends.tolist()[0], positions.tolist()[0][0]
+            one = _SinglePass(self, pool, slot, position, int(position < end), 1, context, x)
+            return self.llm_decoder(self._hidden(x, one))
+        return self.llm_decoder(self._hidden(x, _BatchPass(self, pool, slots, positions, ends, context, x)))
+
+    def _hidden(self, x: Tensor, step: _Pass) -> Tensor:
+        """Run all layers on rows ``[N, D]`` and normalize them."""
         for layer in self._layers:
-            x = layer(x, ctx)
-        last = x[:, 0] if ctx.span == 1 else x[torch.arange(x.shape[0], device=x.device), new - 1]  # [B, D]
-        return self.llm_decoder(self.body.norm(last)).log_softmax(-1, dtype=torch.float32)
+            x = layer(x, step)
+        return step.add_norm(x, self.body.norm.weight)

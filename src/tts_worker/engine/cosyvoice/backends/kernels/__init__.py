@@ -53,6 +53,7 @@ class FusedOperator(Generic[P, R]):
         composition: Computes the same without the kernel.
         module: Module of the function that launches the kernel.
         mutates: Names of the arguments that are changed in place.
+        accesses_part_of: Names of the arguments of which a call reads or writes only some rows.
         launches: Kernel launches of a call, or a function of the arguments that returns them.
         fault: Why the kernel is not used, if it failed or differed.
     """
@@ -60,6 +61,7 @@ class FusedOperator(Generic[P, R]):
     composition: Callable[P, R]
     module: str
     mutates: frozenset[str] = frozenset()
+    accesses_part_of: frozenset[str] = frozenset()
     launches: int | Callable[P, int] = 1
     fault: str = ""
     _operator: Callable[P, R] | None = field(default=None, init=False)
@@ -98,7 +100,11 @@ class FusedOperator(Generic[P, R]):
 
 
 def fused_operator(
-    module: str, *, mutates: Iterable[str] = (), launches: int | Callable[..., int] = 1
+    module: str,
+    *,
+    mutates: Iterable[str] = (),
+    accesses_part_of: Iterable[str] = (),
+    launches: int | Callable[..., int] = 1,
 ) -> Callable[[Callable[P, R]], FusedOperator[P, R]]:
     """Make a composition of PyTorch operators a ``FusedOperator``.
 
@@ -106,11 +112,12 @@ def fused_operator(
         module: Module with a function of the same name and arguments, which launches the kernel. It must not return one
             of its arguments or a view of it.
         mutates: Names of the arguments that are changed in place.
+        accesses_part_of: Names of the arguments of which a call reads or writes only some rows.
         launches: Kernel launches of a call, or a function of the arguments that returns them.
     """
 
     def decorate(composition: Callable[P, R]) -> FusedOperator[P, R]:
-        operator = FusedOperator(composition, module, frozenset(mutates), launches)
+        operator = FusedOperator(composition, module, frozenset(mutates), frozenset(accesses_part_of), launches)
         OPERATORS[operator.name] = operator
         return operator
 

@@ -1,0 +1,37 @@
+"""Loading: the choices for CUDA, and what an old PyTorch gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tts_worker.engine.cosyvoice.loader import check_torch
+from tts_worker.engine.cosyvoice.networks import configure_cuda
+from tts_worker.errors import ConfigError
+
+
+@pytest.fixture
+def restored_backends() -> Iterator[None]:
+    tf32, cudnn = torch.backends.cudnn.allow_tf32, torch.backends.cuda.cudnn_sdp_enabled()
+    yield
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cuda.enable_cudnn_sdp(cudnn)
+
+
+@pytest.mark.usefixtures("restored_backends")
+def test_cuda_attention_never_plans_shapes() -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    configure_cuda()
+
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.backends.cuda.mem_efficient_sdp_enabled()
+    assert not torch.backends.cudnn.allow_tf32
+
+
+def test_old_pytorch_is_refused_with_a_command() -> None:
+    for version in ("2.9.0", "2.10.1+cu130", "3.0.0a0+git1"):
+        check_torch(version)
+    with pytest.raises(ConfigError, match=r"torch 2\.8\.0 is too old for CosyVoice: pip install 'torch>=2\.9'"):
+        check_torch("2.8.0")
