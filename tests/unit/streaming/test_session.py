@@ -149,9 +149,7 @@ code = main(["bench", "engine", "--bundle", sys.argv[1], "--seconds", "1", "--gr
              "--threads", "1", "--memory-gb", "0.1", "--sessions", "2", "--session-seconds", "1", "--json"])
 print(code, *(name for name in sys.argv[2:] if name in sys.modules))
 """
-NOT_THERE = (
-    "yaml pydantic onnx onnxruntime soundfile soxr safetensors wetext fastapi transformers rich prometheus_client"
-)
+NOT_THERE = "pydantic onnx onnxruntime soundfile soxr wetext fastapi transformers rich prometheus_client"
 
 
 @pytest.mark.timeout(600)  # 20 s of work, many times that on a loaded machine
