@@ -219,11 +219,12 @@ def slack_samples(candidate: Candidate, now_us: int) -> int:
 def by_urgency(candidates: Iterable[Candidate], now_us: int) -> list[Candidate]:
     """Sort candidates by urgency, paced before unpaced.
 
-    Ties are broken by the longer wait, then by the smaller key: a total order.
+    Ties are broken by the longer wait, then by the order of ``candidates``, which engines list in order of arrival: all
+    that arrive during a step begin to wait at the same time.
     """
 
-    def urgency(candidate: Candidate) -> tuple[bool, int, int, UtteranceKey]:
-        return not candidate.paced, slack_samples(candidate, now_us), candidate.waiting_since_us, candidate.key
+    def urgency(candidate: Candidate) -> tuple[bool, int, int]:
+        return not candidate.paced, slack_samples(candidate, now_us), candidate.waiting_since_us
 
     return sorted(candidates, key=urgency)
 
@@ -408,7 +409,7 @@ class Scheduler:
         """Plan one step.
 
         Args:
-            candidates: Every utterance that could use a step.
+            candidates: Every utterance that could use a step, in order of arrival.
             budgets: What is free.
             now_us: Time since an arbitrary start; it affects the order of work only.
         """

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,6 +99,14 @@ def test_first_chunks_are_served_in_order_of_arrival() -> None:
         assert [each.key.session for each in by_urgency(pool, 10**7)] == ["c", "b", "a"]
 
 
+@given(candidates, st.integers(0, 10**7), st.randoms(use_true_random=False))
+def test_utterances_of_one_step_are_served_in_order(pool: list[Candidate], since_us: int, rng: Random) -> None:
+    """All that arrive in one step begin to wait at the same time; their keys are no order."""
+    together = [each._replace(waiting_since_us=since_us, started=False, paced=True) for each in pool]
+    rng.shuffle(together)
+    assert by_urgency(together, 10**8) == together
+
+
 def test_unpaced_streams_get_their_share_of_steps() -> None:
     scheduler = Scheduler()
     step_us = 10_000
@@ -124,6 +133,8 @@ def test_a_quarter_of_slots_is_reserved_for_paced_streams(slots: int) -> None:
 
 @given(candidates, st.integers(0, 10**8))
 def test_plan_is_independent_of_candidate_order(pool: list[Candidate], now_us: int) -> None:
+    # Equal times would be served in the order given.
+    pool = [each._replace(waiting_since_us=100 * each.waiting_since_us + place) for place, each in enumerate(pool)]
     picked = pick(pool, now_us)
     assert picked == pick(list(reversed(pool)), now_us)
     if picked is not None:

@@ -49,11 +49,13 @@ A forced cut (WORD, FORCED) adds none beyond what phrases retain.
 """
 
 _RETAINED_SILENCE_SAMPLES = PRE_ROLL_SAMPLES + POST_ROLL_SAMPLES
-_MAX_OPEN_PHRASES = 8
-_MAX_OPEN_UNPACED_PHRASES = 4
-"""Limits of phrases with spectra in memory (up to 12 MB each), for paced and for unpaced utterances.
+_MAX_SPECTRA_FRAMES = 8_000
+_MAX_UNPACED_SPECTRA_FRAMES = 4_000
+"""Limits of the spectra in memory (12 KB per frame), for paced and for unpaced utterances.
 
-At the limit, open phrases are finished first. Separate limits keep downloads from blocking the phrases of calls.
+At the limit, open phrases are rendered to their end before another one is opened, so a new call waits for the whole
+phrases of others. A phrase has up to 1 000 frames, a clause mostly less than 300. Separate limits keep downloads from
+blocking the phrases of calls.
 """
 
 
@@ -105,9 +107,9 @@ class _PhraseSequence(EngineSequence):
         return not self._segments and self._phrases is None and not has_phrase
 
     @property
-    def holds_spectra(self) -> bool:
-        """Whether the spectra of a phrase are in memory."""
-        return self.synthesis is not None and not self.synthesis.suspended
+    def spectra_frames(self) -> int:
+        """Length of the spectra in memory."""
+        return 0 if self.synthesis is None else self.synthesis.spectra_frames
 
     def suspend(self) -> None:
         """Free the spectra; they can be predicted again."""
@@ -240,10 +242,10 @@ class HibariEngine(EngineShell[_PhraseSequence]):
     def candidates(self, now_us: int) -> list[Candidate]:
         """Return the utterances that can use a step; only those with spectra at the limit of their class."""
         candidates = super().candidates(now_us)
-        for paced, limit in ((True, _MAX_OPEN_PHRASES), (False, _MAX_OPEN_UNPACED_PHRASES)):
-            open_phrases = {c.key for c in candidates if c.paced is paced and self.sequences[c.key].holds_spectra}
-            if len(open_phrases) >= limit:
-                candidates = [c for c in candidates if c.paced is not paced or c.key in open_phrases]
+        for paced, limit in ((True, _MAX_SPECTRA_FRAMES), (False, _MAX_UNPACED_SPECTRA_FRAMES)):
+            frames = {c.key: self.sequences[c.key].spectra_frames for c in candidates if c.paced is paced}
+            if sum(frames.values()) >= limit:
+                candidates = [c for c in candidates if c.paced is not paced or frames[c.key]]
         return candidates
 
     def submit(self, plan: Plan) -> None:

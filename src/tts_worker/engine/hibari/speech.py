@@ -94,6 +94,11 @@ class PhraseSynthesis:
     def suspended(self) -> bool:
         return self._vocoder.suspended
 
+    @property
+    def spectra_frames(self) -> int:
+        """Length of the spectra in memory."""
+        return self._vocoder.spectra_frames
+
     def suspend(self) -> None:
         """Free the spectra; the next block predicts them again."""
         self._vocoder.suspend()

@@ -50,6 +50,11 @@ class Vocoder:
     def suspended(self) -> bool:
         return self._spectra is None
 
+    @property
+    def spectra_frames(self) -> int:
+        """Length of the spectra in memory: 0 while suspended."""
+        return 0 if self._spectra is None else self._frames
+
     def suspend(self) -> None:
         """Free the spectra: 12 KB per frame, nine tenths of the memory of a phrase."""
         self._spectra = None

@@ -1,0 +1,141 @@
+"""Cost of a frame: processor time of a real server per 20 ms frame, with calls that speak all the time.
+
+The calls are WebSockets (``/v1/stream``) of this process; the server runs in another one and reports its own processor
+time (``/metrics``). All of it counts: synthesis, events, sending. With the tone engine, whose audio costs almost
+nothing, it is the cost of sessions, event loop and transport.
+
+A baseline, the server of another version, is measured in turn with this one. The processors of a machine do not always
+run at the same speed, so only figures of the same run are comparable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from dataclasses import dataclass
+from statistics import median
+from time import monotonic, process_time
+
+from tts_worker.benchmarks.calls import Calls, SpeakingCall, scrape, unexplained_underruns
+from tts_worker.benchmarks.control_websocket import server_process
+from tts_worker.benchmarks.stall_monitor import StallMonitor
+from tts_worker.benchmarks.stats import Figure, rounded_ms
+from tts_worker.errors import EngineFault
+
+_STAGGER_S = 0.03
+"""Time between the beginnings of two calls."""
+
+_SETTLE_S = 1.0
+"""From the last beginning until the measurement."""
+
+
+@dataclass(frozen=True)
+class FrameCost:
+    """Measurement of one server.
+
+    Attributes:
+        calls: Totals of the calls while they were measured.
+        seconds: Length of the measurement.
+        server_s: Processor time of the server in it.
+        client_s: Processor time of the clients in it.
+        unexplained: Underruns that no stall of the machine explains: end and length in seconds.
+    """
+
+    calls: Calls
+    seconds: float
+    server_s: float
+    client_s: float
+    unexplained: list[tuple[float, float]]
+
+    @property
+    def frame_us(self) -> float:
+        """Processor time of the server per frame, in microseconds."""
+        return 1e6 * self.server_s / max(1, self.calls.frames)
+
+
+async def measure_frames(
+    arguments: list[str], sessions: int, seconds: float, *, lead_s: float, source: str | None = None
+) -> FrameCost:
+    """Run a server with ``sessions`` calls and measure it for ``seconds``.
+
+    Args:
+        arguments: Arguments of ``tts-worker serve``.
+        sessions: Number of calls.
+        seconds: Length of the measurement.
+        lead_s: Playout lead of a call beyond one frame, to attribute underruns to machine stalls.
+        source: Folder of the package of the server, to measure another version; None is this one.
+
+    Raises:
+        EngineFault: The server did not start, or refused a call.
+    """
+    calls = Calls()
+    async with server_process(arguments, source=source) as address, contextlib.AsyncExitStack() as stack:
+        monitor = await stack.enter_async_context(StallMonitor())
+        tasks = [
+            asyncio.create_task(SpeakingCall(address, seed, calls, _STAGGER_S * seed).run()) for seed in range(sessions)
+        ]
+        stack.push_async_callback(_cancel, tasks)
+        await asyncio.sleep(_STAGGER_S * sessions + _SETTLE_S)
+        calls.underruns.clear()
+        calls.frames = 0
+        calls.audio_s = 0.0
+        began_s = monotonic()
+        server_s = -await _processor_time_s(address)
+        client_s = -process_time()
+        await asyncio.sleep(seconds)
+        server_s += await _processor_time_s(address)
+        client_s += process_time()
+        measured_s = monotonic() - began_s
+        for task in tasks:
+            if task.done():
+                task.result()
+        if calls.errors:
+            raise EngineFault(f"{calls.errors} utterances ended with an error")
+        underruns = list(calls.underruns)
+    return FrameCost(calls, measured_s, server_s, client_s, unexplained_underruns(underruns, monitor.stalls, lead_s))
+
+
+async def compare_frames(
+    arguments: list[str], sessions: int, seconds: float, repeats: int, *, lead_s: float, baseline: str | None
+) -> dict[str, Figure]:
+    """Measure this version, and ``baseline`` in turn with it; the figures are medians over ``repeats``."""
+    costs: list[FrameCost] = []
+    baselines: list[FrameCost] = []
+    for _ in range(repeats):
+        if baseline is not None:
+            baselines.append(await measure_frames(arguments, sessions, seconds, lead_s=lead_s, source=baseline))
+        costs.append(await measure_frames(arguments, sessions, seconds, lead_s=lead_s))
+    figures = _figures(costs)
+    if baselines:
+        figures |= {f"baseline_{name}": value for name, value in _figures(baselines).items()}
+        ratios = [cost.frame_us / before.frame_us for cost, before in zip(costs, baselines, strict=True)]
+        figures["frame_ratio"] = round(median(ratios), 3)
+        figures["frame_ratio_max"] = round(max(ratios), 3)
+    return figures
+
+
+def _figures(costs: list[FrameCost]) -> dict[str, Figure]:
+    underruns_s = [gap_s for cost in costs for _, gap_s in cost.calls.underruns]
+    return {
+        "frame_us": round(median(cost.frame_us for cost in costs), 1),
+        "frames": sum(cost.calls.frames for cost in costs),
+        "server_percent": round(median(100 * cost.server_s / cost.seconds for cost in costs), 1),
+        "client_percent": round(median(100 * cost.client_s / cost.seconds for cost in costs), 1),
+        "underruns": len(underruns_s),
+        "underruns_unexplained": sum(len(cost.unexplained) for cost in costs),
+        "underrun_max_ms": rounded_ms(max(underruns_s, default=None)),
+    }
+
+
+async def _processor_time_s(address: str) -> float:
+    found = re.search(r"^process_cpu_seconds_total (\S+)", await scrape(address), re.M)
+    if found is None:
+        raise EngineFault("the server does not report its processor time, which needs Linux")
+    return float(found[1])
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,50 @@
+"""``tts-worker bench frames``: processor time of the server per frame."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from tts_worker.benchmarks.stats import show
+from tts_worker.commands.common import quiet_logs
+from tts_worker.errors import InvalidRequest
+from tts_worker.settings import Settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--engine", choices=("tone", "cpu"), default="tone")
+    parser.add_argument("--sessions", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of a measurement (default 10)")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of each version (default 3)")
+    parser.add_argument(
+        "--baseline", type=Path, metavar="DIR", help="source folder of another version, measured in turn"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    from tts_worker.benchmarks.frames import compare_frames
+
+    quiet_logs()
+    if args.sessions < 1 or args.repeats < 1 or args.seconds <= 0:
+        raise InvalidRequest("--sessions and --repeats must be at least 1, --seconds above 0")
+    if args.baseline is not None and not (args.baseline / "tts_worker").is_dir():
+        raise InvalidRequest(f"{args.baseline} does not contain the package tts_worker")
+    kind = "hibari" if args.engine == "cpu" else "tone"
+    settings = [f"engines.{args.engine}.kind={kind}", f"engines.{args.engine}.max_utterances={args.sessions + 16}"]
+    settings += [f"session.max_sessions={args.sessions}", "log_level=warning"]
+    defaults = Settings().session
+    figures = asyncio.run(
+        compare_frames(
+            [word for setting in settings for word in ("--set", setting)],
+            args.sessions,
+            args.seconds,
+            args.repeats,
+            lead_s=max(0.0, defaults.lead_ms - defaults.frame_ms) / 1000,
+            baseline=None if args.baseline is None else str(args.baseline.resolve()),
+        )
+    )
+    options = {"engine": kind, "sessions": args.sessions, "seconds": args.seconds, "repeats": args.repeats}
+    show(options | figures, args.json)
+    return 0

@@ -1,0 +1,44 @@
+"""A burst of utterances starts in order of arrival. The names of the sessions would give another order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.contract.engine_contract import EngineCase, EngineDriver, segments
+from tts_worker.engine.hibari.engine import VOICE, HibariEngine
+from tts_worker.engine.hibari.model import HibariModel
+from tts_worker.engine.tone import ToneEngine
+from tts_worker.types import Audio, Boundary, SynthesisParams, UtteranceKey
+
+LONG = segments(("This takes a few seconds to say, and all of them say it at the same time.", Boundary.END))
+
+
+def first_audio_order(case: EngineCase, keys: Sequence[UtteranceKey]) -> list[UtteranceKey]:
+    """Open all utterances between two steps; return the order of their first audio."""
+    driver = EngineDriver(case)
+    for key in keys:
+        driver.open(key, credit_samples=24_000)
+        driver.send_text(key)
+    started: list[UtteranceKey] = []
+    while len(started) < len(keys):
+        for event in driver.step():
+            if isinstance(event, Audio) and event.key not in started:
+                started.append(event.key)
+    return started
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(1, 200), unique=True, min_size=1, max_size=40))
+def test_tone_engine_starts_in_order_of_arrival(numbers: list[int]) -> None:
+    keys = [UtteranceKey(f"s-{number}", 1) for number in numbers]
+    case = EngineCase(ToneEngine, SynthesisParams("tone"), LONG, ())
+    assert first_audio_order(case, keys) == keys
+
+
+def test_cpu_voice_starts_in_order_of_arrival(hibari_model: HibariModel) -> None:
+    keys = [UtteranceKey(f"s-{number}", 1) for number in (3, 20, 1, 100, 10, 2, 30, 4, 11, 200, 5, 12)]
+    case = EngineCase(lambda: HibariEngine(None, hibari_model), SynthesisParams(VOICE), LONG, ())
+    assert first_audio_order(case, keys) == keys
