@@ -34,6 +34,7 @@ COMMANDS: dict[str, str] = {
     "bench latency": "measure the first-audio latency",
     "bench load": "measure underruns with many sessions",
     "bench fairness": "measure the effect of downloads on calls",
+    "bench frames": "measure the processor time of the server per frame",
     "bench engine": "measure the CosyVoice engine by stage, with forced tokens",
     "bench gpu": "measure everything that a GPU machine promises, within a time budget",
 }

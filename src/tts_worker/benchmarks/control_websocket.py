@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 import sys
 from collections.abc import AsyncIterator
@@ -31,15 +32,20 @@ _MESSAGES = {
 
 
 @contextlib.asynccontextmanager
-async def server_process(arguments: list[str]) -> AsyncIterator[str]:
+async def server_process(arguments: list[str], *, source: str | None = None) -> AsyncIterator[str]:
     """Run ``tts-worker serve`` on a free port in a separate process; yield ``host:port`` once it is ready.
+
+    Args:
+        arguments: Further arguments.
+        source: Folder of the package to run, to measure another version; None is this one.
 
     Raises:
         EngineFault: The server did not start.
     """
     words = ["serve", "--port", "0", "--set", "log_format=text", *arguments]
+    environment = dict(os.environ) if source is None else os.environ | {"PYTHONPATH": source}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tts_worker", *words, stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", "tts_worker", *words), stdout=asyncio.subprocess.PIPE, env=environment
     )
     assert process.stdout is not None
     try:

@@ -19,19 +19,17 @@ import asyncio
 import bisect
 import contextlib
 import json
-import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 
 from websockets.asyncio.client import connect
 
+from tts_worker.benchmarks.calls import Calls, SpeakingCall, scrape, unexplained_underruns
 from tts_worker.benchmarks.downloads import Download, DownloadProcess
-from tts_worker.benchmarks.stall_monitor import StallMonitor, is_machine_stall
+from tts_worker.benchmarks.stall_monitor import StallMonitor
 from tts_worker.benchmarks.stats import Figure, percentile, rounded_ms
-from tts_worker.benchmarks.texts import paragraph
-from tts_worker.benchmarks.timed_websocket import TimedWebSocket
 from tts_worker.errors import EngineFault
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ
 
@@ -39,26 +37,10 @@ CALL_TEXT = "A live caller speaks."
 DOWNLOADS_START_S = 2.0
 LEAST_SHARE_INDEX = 0.9
 
-_UNDERRUN_S = 0.005
 _BYTES_PER_S = BYTES_PER_SAMPLE * SAMPLE_RATE_HZ
 _GAP_S = 0.2  # between two calls
 _ALONE_S = 5.0  # the calls speak this long before the downloads begin
 _FIRST_BYTES_S = 60.0  # downloads without a first byte by then count as not started
-
-
-@dataclass
-class Calls:
-    """Totals over all calls.
-
-    Attributes:
-        first_audio_s: First-audio latency per call.
-        underruns: End (monotonic clock) and length of every underrun, in seconds.
-        audio_s: Audio received.
-    """
-
-    first_audio_s: list[float] = field(default_factory=list)
-    underruns: list[tuple[float, float]] = field(default_factory=list)
-    audio_s: float = 0.0
 
 
 def jain_index(shares: Sequence[float]) -> float:
@@ -82,47 +64,9 @@ async def first_audio(address: str) -> float:
     raise EngineFault("the server closed a call without audio")
 
 
-class SpeakingCall:
-    """A call that speaks one utterance after another and plays the audio; it counts its underruns in ``calls``."""
-
-    def __init__(self, address: str, seed: int, calls: Calls) -> None:
-        self._socket = TimedWebSocket(address, self._on_message)
-        self._rng = random.Random(seed)
-        self._calls = calls
-        self._playing_until_s: float | None = None
-
-    async def run(self) -> None:
-        """Speak until the task is cancelled. Raises EngineFault if the server ends the connection."""
-        try:
-            await self._socket.open()
-            await self._socket.closed
-        finally:
-            self._socket.close()
-
-    def _on_message(self, at_s: float, message: bytes | dict[str, object]) -> None:
-        if isinstance(message, bytes):
-            self._on_audio(at_s, len(message) / _BYTES_PER_S)
-        elif message["type"] in ("ready", "done", "truncated", "error"):
-            self._playing_until_s = None
-            self._socket.send({"type": "text", "text": paragraph(self._rng, 4), "end": True})
-
-    def _on_audio(self, at_s: float, seconds: float) -> None:
-        playing_until_s = self._playing_until_s
-        if playing_until_s is not None and at_s > playing_until_s + _UNDERRUN_S:
-            self._calls.underruns.append((at_s, at_s - playing_until_s))
-        self._playing_until_s = max(at_s, playing_until_s or 0.0) + seconds
-        self._calls.audio_s += seconds
-
-
 async def engine_metrics(address: str) -> dict[str, float]:
     """Return steps, busy seconds and the longest step, over all engines."""
-    host, _, port = address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
-        writer.write(f"GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
-        text = (await reader.read(-1)).decode(errors="replace")
-    finally:
-        writer.close()
+    text = await scrape(address)
     found = re.findall(
         r"^(tts_engine_(?:steps|busy_seconds|slowest_step_seconds))(?:_total)?\{[^}]*\} (\S+)", text, re.M
     )
@@ -187,7 +131,7 @@ async def measure_fairness(
     steps = after["tts_engine_steps"] - before["tts_engine_steps"]
     busy_s = after["tts_engine_busy_seconds"] - before["tts_engine_busy_seconds"]
     longest_step_s = after["tts_engine_slowest_step_seconds"]
-    unexplained = _unexplained(calls.underruns, monitor, lead_s)
+    unexplained = unexplained_underruns(calls.underruns, monitor.stalls, lead_s)
     figures = _first_audio_figures(idle_s, [seconds for each in measured for seconds in each.first_audio_s])
     figures |= {
         "step_mean_ms": rounded_ms(busy_s / max(1.0, steps)),
@@ -195,7 +139,7 @@ async def measure_fairness(
         "call_audio_s": round(calls.audio_s, 1),
         "alone_s": _ALONE_S if callers else 0.0,
         "underruns_alone": len(alone),
-        "underruns_alone_unexplained": len(_unexplained(alone, monitor, lead_s)),
+        "underruns_alone_unexplained": len(unexplained_underruns(alone, monitor.stalls, lead_s)),
         "beside_downloads_s": round(sum(each.seconds for each in measured), 1),
         "underruns": len(calls.underruns),
         "underruns_unexplained": len(unexplained),
@@ -237,13 +181,6 @@ async def _measure_round(address: str, process: DownloadProcess, tries: int) -> 
     results = await process.progress()
     received = [result.received_bytes - first for result, first in zip(results, at_start, strict=True)]
     return _Round(began_s, monotonic() - began_s, results, received, first_audio_s)
-
-
-def _unexplained(
-    underruns: Sequence[tuple[float, float]], monitor: StallMonitor, lead_s: float
-) -> list[tuple[float, float]]:
-    """Return the underruns that no stall of the machine explains."""
-    return [(at_s, gap_s) for at_s, gap_s in underruns if not is_machine_stall(monitor.stalls, gap_s, at_s, lead_s)]
 
 
 def _count_rounds(rounds: Sequence[_Round], times_s: Sequence[float]) -> int:
