@@ -110,7 +110,7 @@ def pick(scores: Tensor, key: Tensor, recent: Tensor, top_p: float, top_k: int, 
     first = (top / uniform(key, top_ids).log()).argmin(-1, keepdim=True)  # [B, 1]
     first = top_ids.gather(1, first)
     repeated = (recent == first).sum(-1, keepdim=True) >= repeats  # [B, 1]
-    if not repeated.is_cuda and [True] not in repeated.tolist():
+    if not (repeated.is_cuda or torch.compiler.is_compiling()) and [True] not in repeated.tolist():
         return first  # on a CPU reading the values is cheaper than an unnecessary second draw
     rest = scores.scatter(1, first, -torch.inf)
     ids = torch.arange(scores.shape[1], device=scores.device)
