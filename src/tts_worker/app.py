@@ -20,8 +20,7 @@ from starlette.types import ASGIApp
 
 from tts_worker import __version__
 from tts_worker.adapter import TTSWorker
-from tts_worker.engine.base import Engine
-from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
+from tts_worker.engine.factory import EngineFactory, enroller_of, info_before_loading
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.errors import ConfigError, DeviceLost, InvalidRequest, MissingExtra
 from tts_worker.logs import fields
@@ -35,11 +34,9 @@ from tts_worker.session.session import SessionTimeouts
 from tts_worker.settings import (
     CosyVoiceEngineSettings,
     EngineSettings,
-    HibariEngineSettings,
     ServerSettings,
     Settings,
     TextSettings,
-    ToneEngineSettings,
     is_loopback,
     packaged,
     read_yaml,
@@ -58,8 +55,6 @@ from tts_worker.transports.connections import (
 )
 from tts_worker.transports.http import HttpConfig, create_app
 from tts_worker.transports.keys import KeyFileWatch, KeyRing
-from tts_worker.types import SAMPLE_RATE_HZ, Alignment, EngineInfo
-from tts_worker.voicepack.voice_file import VOICES_DIR, stored_voices
 from tts_worker.voices import VoiceCatalog, VoicePack, read_voicepacks
 
 if TYPE_CHECKING:
@@ -160,10 +155,12 @@ class Worker:
         settings = self.settings.engines[name]
         enroller = enroller_of(settings)
         engine = EngineLoop(
-            engine_factory(settings, enroller),
+            EngineFactory(settings, enroller),
             name=name,
             hang_timeout_s=self.settings.hang_timeout_s,
             start_timeout_s=self.settings.engine.start_timeout_s,
+            in_process=self.settings.engine.process == "process",
+            shared=enroller,
         )
         engine.on_state(lambda state: self.lost.set() if state is EngineState.LOST else None)
         try:
@@ -279,69 +276,6 @@ def _server_lexicon(text: TextSettings) -> Lexicon:
     except InvalidRequest as error:
         raise ConfigError(error.message) from None
     return Lexicon.merged(*levels)
-
-
-def engine_factory(settings: EngineSettings, enrolled: EnrolledVoices | None = None) -> Callable[[], Engine]:
-    """Return a function that builds an engine. Called on the engine's thread; heavy imports happen there."""
-    if isinstance(settings, HibariEngineSettings):
-        return lambda: _hibari(settings)
-    if isinstance(settings, CosyVoiceEngineSettings):
-        return lambda: _cosyvoice(settings, enrolled)
-    return lambda: _tone(settings)
-
-
-def enroller_of(settings: EngineSettings) -> EnrolledVoices | None:
-    """Return how an engine can_enrol voices from recordings, or None where it cannot."""
-    return EnrolledVoices(settings.bundle, rl=settings.rl) if isinstance(settings, CosyVoiceEngineSettings) else None
-
-
-def info_before_loading(name: str, settings: EngineSettings) -> EngineInfo:
-    """Describe an engine before it is loaded, well enough to route a session to it."""
-    voices: tuple[str, ...] = ()
-    if isinstance(settings, HibariEngineSettings):
-        from tts_worker.engine.hibari.engine import LANGUAGE, VOICE
-
-        voices = (VOICE,)
-        languages = (LANGUAGE,)
-    elif isinstance(settings, ToneEngineSettings):
-        from tts_worker.engine.tone import VOICES
-
-        voices = tuple(VOICES)
-        languages = ("mul",)
-    else:
-        # The speakers and languages of the model are known only after loading; they are checked then.
-        voices = tuple(stored_voices(settings.voices or settings.bundle / VOICES_DIR))
-        languages = ("mul",)
-    return EngineInfo(name, voices, languages, Alignment.NONE, settings.max_utterances or 1)
-
-
-def _hibari(settings: HibariEngineSettings) -> Engine:
-    from tts_worker.engine.hibari.engine import HibariEngine, HibariSettings
-
-    return HibariEngine(HibariSettings(max_utterances=settings.max_utterances, threads=settings.threads))
-
-
-def _cosyvoice(settings: CosyVoiceEngineSettings, enrolled: EnrolledVoices | None) -> Engine:
-    try:
-        from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise MissingExtra("the CosyVoice engine", "cosyvoice") from None
-    return load_engine(LoadOptions(**settings.model_dump(exclude={"kind"})), enrolled=enrolled)
-
-
-def _tone(settings: ToneEngineSettings) -> Engine:
-    from tts_worker.engine.tone import ToneEngine, ToneSettings
-
-    return ToneEngine(
-        ToneSettings(
-            ms_per_char=settings.ms_per_char,
-            chunk_samples=settings.chunk_ms * SAMPLE_RATE_HZ // 1000,
-            cost_per_audio_s=settings.cost_per_audio_s,
-            max_utterances=settings.max_utterances,
-        )
-    )
 
 
 # -- serving ----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from dataclasses import replace
 from tests.behaviour.recording_client import RecordingClient
 from tests.behaviour.table import LONG, BehaviourContext, behaviour, has_audio
 from tests.behaviour.transports import LONG_TIMEOUTS
+from tests.fakes.tone_factory import FaultAt
 from tts_worker.engine.tone import Fault, ToneSettings
 from tts_worker.errors import (
     ErrorCode,
@@ -25,11 +26,7 @@ def fault_at(fault: Fault, chunk: int, generation: int = 2) -> ToneSettings:
         chunk: First chunk that fails; 20 chunks are more than the worker generates ahead.
         generation: Number of the failing utterance within its session.
     """
-
-    def decide(key: UtteranceKey, at: int) -> Fault | None:
-        return fault if key.generation == generation and at >= chunk else None
-
-    return ToneSettings(fault=decide)
+    return ToneSettings(fault=FaultAt(fault, chunk, generation=generation))
 
 
 async def _second_turn(context: BehaviourContext) -> tuple[RecordingClient, Ended]:

@@ -18,6 +18,7 @@ import uvicorn
 
 from tests.conftest import tone_settings
 from tests.fakes.redis import embedded_redis
+from tests.fakes.tone_factory import FaultAt, ToneFactory
 from tts_worker.app import Worker, create_application
 from tts_worker.client import Client, ClientSettings, connect
 from tts_worker.client.local import LocalConnector
@@ -45,9 +46,10 @@ class Setup:
 
 
 class FaultyWorker(Worker):
-    """A worker that can run a fault-injecting tone engine."""
+    """A worker that can run a fault-injecting tone engine, on a thread or in a process of its own."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, *, in_process: bool = False) -> None:
+        self._in_process = in_process
         # On a busy machine the gap between two messages may exceed flush_after_ms.
         session = {"flush_after_ms": 0, **setup.sections.get("session", {})}
         super().__init__(tone_settings(**{**setup.sections, "session": session}))
@@ -55,10 +57,15 @@ class FaultyWorker(Worker):
         self._tone = None if setup.engine is None else replace(setup.engine, hang=threading.Event())
 
     async def _load(self, name: str) -> None:
-        if self._tone is None:
+        if self._tone is None and not self._in_process:
             await super()._load(name)
             return
-        engine = EngineLoop(lambda: ToneEngine(self._tone), name=name, hang_timeout_s=20.0)
+        factory: Callable[[], ToneEngine] = lambda: ToneEngine(self._tone)  # noqa: E731
+        if self._in_process:
+            fault = None if self._tone is None else self._tone.fault
+            assert fault is None or isinstance(fault, FaultAt)
+            factory = ToneFactory(fault)
+        engine = EngineLoop(factory, name=name, hang_timeout_s=20.0, in_process=self._in_process)
         await engine.start()
         self.hub.add_engine(name, "tone", engine)
         self.engines[name] = engine
@@ -103,6 +110,14 @@ async def serve_setup(setup: Setup) -> AsyncIterator[str]:
 @asynccontextmanager
 async def local(setup: Setup) -> AsyncIterator[Client]:
     async with Client(LocalConnector(lambda: faulty_worker(setup)), setup.client) as client:
+        yield client
+
+
+@asynccontextmanager
+async def process(setup: Setup) -> AsyncIterator[Client]:
+    """In process, with the engine in a process of its own."""
+    worker = FaultyWorker(setup, in_process=True)
+    async with Client(LocalConnector(lambda: running(worker)), setup.client) as client:
         yield client
 
 
@@ -200,6 +215,7 @@ LIVEKIT_UNSUPPORTED = frozenset({"spans", "surrogates", "flush", "played", "admi
 
 TRANSPORTS: dict[str, TransportCase] = {
     "local": TransportCase(local),
+    "process": TransportCase(process, unsupported=frozenset({"hang"})),  # as the event loop of the server sees it
     "ws": TransportCase(websocket),
     "grpc": TransportCase(over_grpc),
     "redis": TransportCase(registered),

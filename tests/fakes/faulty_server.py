@@ -31,5 +31,5 @@ def factory(*arguments: object) -> Callable[[], Engine]:
 
 
 if __name__ == "__main__":
-    with mock.patch.object(app, "engine_factory", factory):
+    with mock.patch.object(app, "EngineFactory", factory):
         sys.exit(main(["serve", "--engine", "tone", "--port", "0", *sys.argv[2:]]))

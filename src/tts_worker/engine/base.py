@@ -71,3 +71,15 @@ class WakingEngine(Protocol):
     def on_work(self, wake: Callable[[], None]) -> None:
         """Have ``wake`` called, from any thread, whenever ``has_work`` became True without a command."""
         ...
+
+
+class SharedState(Protocol):
+    """State that an engine reads and the server process changes at run time, such as enrolled voices. Picklable."""
+
+    def on_change(self, callback: Callable[[object], None] | None) -> None:
+        """Have ``callback`` called with every later change, which is picklable, from any thread. None ends it."""
+        ...
+
+    def apply(self, change: object) -> None:
+        """Make a change that happened to another copy."""
+        ...

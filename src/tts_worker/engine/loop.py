@@ -1,28 +1,23 @@
-"""Runs an engine on a thread: drains its inbox, steps it, and delivers its events to the event loop.
+"""Runs an engine beside the event loop: carries commands to it and events back, and contains its faults.
 
-Commands enter through ``post`` and events leave through ``subscribe``; both are picklable, so a process boundary could
-replace the thread. The thread blocks only while the engine has no work. Faults are contained: when the engine raises or
-a call does not return, its utterances fail, ``ready`` becomes False and a new engine is built from the factory. An
-engine whose device is lost, or that cannot be rebuilt, needs a new process: the loop ends in the state LOST.
+Commands enter through ``post`` and events leave through ``subscribe``. A runner keeps the engine on a thread of this
+process (``ThreadRunner``) or in a process of its own (``engine.process``). When the engine raises or a call does not
+return, its utterances fail, ``ready`` becomes False and a new engine is built from the factory. An engine that cannot
+be rebuilt, or whose device is lost for this process, needs a new process: the loop ends in the state LOST.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import queue
-import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from functools import partial
-from types import FrameType
-from typing import Final
+from typing import Protocol
 
-from tts_worker.engine.base import Engine, ReportingEngine, WakingEngine
+from tts_worker.engine.base import Engine, SharedState
+from tts_worker.engine.engine_thread import EngineThread
 from tts_worker.errors import DeviceLost, EngineFault, ErrorInfo, NotReady
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
@@ -41,18 +36,11 @@ from tts_worker.types import (
 
 log = logging.getLogger(__name__)
 
-_CLOSE: Final = None
-"""Inbox entry that ends the thread."""
-
-
-class _WakeUp:
-    """Inbox entry that makes the thread look for work."""
-
-
-_NO_REPORT: Final = EngineReport()
-
 MAX_REBUILD_FAILURES = 5
 """Consecutive failures to rebuild a broken engine after which only a new process can help."""
+
+_END_TIMEOUT_S = 10.0
+"""Time for a broken engine process to end before the next one is started."""
 
 
 class EngineState(str, Enum):
@@ -80,6 +68,8 @@ class EngineStats:
         slowest_step_cause: What the longest step did; empty if the engine does not report it.
         computations: How the computations of the engine ran; empty if the engine does not report it.
         degraded: Why the engine is slower than it should be.
+        process_cpu_s: Processor time of the engine processes; 0 on a thread.
+        process_memory_bytes: Resident memory of the engine process; 0 on a thread.
     """
 
     steps: int = 0
@@ -92,40 +82,147 @@ class EngineStats:
     slowest_step_cause: str = ""
     computations: tuple[ComputationCounts, ...] = ()
     degraded: tuple[str, ...] = ()
+    process_cpu_s: float = 0.0
+    process_memory_bytes: int = 0
+
+    def add_steps(self, steps: int, busy_s: float) -> None:
+        """Count steps."""
+        self.steps += steps
+        self.busy_s += busy_s
+
+    def add_report(self, report: EngineReport, slowest_s: float) -> None:
+        """Take over a report. ``report.last_step`` is what a step of ``slowest_s`` did."""
+        self.computations = report.computations
+        if slowest_s > self.slowest_step_s:
+            self.slowest_step_s = slowest_s
+            self.slowest_step_cause = report.last_step
 
 
-@dataclass(slots=True, eq=False)
-class _Runner:
-    """One engine on one thread.
+class EngineOwner(Protocol):
+    """Receives what a runner reports; all methods are called on the event loop."""
 
-    A hanging runner is abandoned with its thread: its late events are dropped, and it closes its engine if the call
-    returns.
+    stats: EngineStats
+
+    def on_ready(self, runner: EngineRunner, info: EngineInfo) -> None: ...
+    def on_events(self, runner: EngineRunner, events: Sequence[Event]) -> None: ...
+    def on_fault(self, runner: EngineRunner, fault: BaseException) -> None: ...
+
+
+class EngineRunner(Protocol):
+    """Runs one engine, once. All methods are called on the event loop.
 
     Attributes:
-        inbox: Commands and wake-ups for the engine thread.
-        busy_since_s: Start of the engine call in progress, or of the start; None between calls.
         has_started: Whether the engine is built and warm.
-        stopped: Set when the thread has closed its engine.
+        is_isolated: It has a process of its own: the next runner has a new device context, and a hanging engine can be
+            killed.
     """
 
-    inbox: queue.SimpleQueue[Command | _WakeUp | None] = field(default_factory=queue.SimpleQueue)
-    busy_since_s: float | None = None
-    has_started: bool = False
-    stopped: threading.Event = field(default_factory=threading.Event)
+    @property
+    def has_started(self) -> bool: ...
+    @property
+    def is_isolated(self) -> bool: ...
+
+    def launch(self) -> None:
+        """Begin to build the engine."""
+        ...
+
+    def post(self, command: Command) -> None:
+        """Queue a command; never blocks."""
+        ...
+
+    def busy_s(self, interval_s: float) -> float:
+        """Return for how long the engine call in progress, or the start, has run; called every ``interval_s``."""
+        ...
+
+    def abandon(self) -> None:
+        """Give up a broken or hanging engine. Its late reports are ignored."""
+        ...
+
+    async def wait_until_freed(self, timeout_s: float) -> bool:
+        """Wait until an abandoned engine holds no memory, as far as that can be known."""
+        ...
+
+    async def close(self, timeout_s: float) -> bool:
+        """Close the engine; return False if it did not end in time."""
+        ...
+
+
+class ThreadRunner:
+    """Runs an engine on a thread of this process.
+
+    A hanging engine is abandoned with its thread, and closed if the call returns.
+    """
+
+    is_isolated = False
+
+    def __init__(
+        self, factory: Callable[[], Engine], owner: EngineOwner, *, name: str, clock: Callable[[], float]
+    ) -> None:
+        self._owner = owner
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self._thread = EngineThread(factory, self, name=name, clock=clock)
+
+    @property
+    def has_started(self) -> bool:
+        return self._thread.has_started
+
+    def launch(self) -> None:
+        self._thread.start()
+
+    def post(self, command: Command) -> None:
+        self._thread.post(command)
+
+    def busy_s(self, interval_s: float) -> float:
+        return self._thread.busy_s()
+
+    def abandon(self) -> None:
+        self._thread.close()  # a hanging call that returns later then closes its engine and ends its thread
+
+    async def wait_until_freed(self, timeout_s: float) -> bool:
+        return True  # a broken engine is freed before its fault is reported; a hanging one never
+
+    async def close(self, timeout_s: float) -> bool:
+        self._thread.close()
+        return await self._loop.run_in_executor(None, self._thread.stopped.wait, timeout_s)
+
+    # -- engine.engine_thread.EngineObserver --------------------------------------------------------------------------
+
+    def on_ready(self, info: EngineInfo) -> None:
+        self._call(self._owner.on_ready, self, info)
+
+    def on_step(self, events: Sequence[Event], elapsed_s: float, report: EngineReport) -> None:
+        self._owner.stats.add_steps(1, elapsed_s)
+        self._owner.stats.add_report(report, elapsed_s)
+        if events:
+            self._call(self._owner.on_events, self, events)
+
+    def on_end(self, fault: BaseException | None) -> None:
+        if fault is not None:
+            self._call(self._owner.on_fault, self, fault)
+
+    def _call(self, callback: Callable[..., None], *args: object) -> None:
+        """Run ``callback`` on the event loop, or do nothing if that loop is closed (the process is ending)."""
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:
+            log.debug("engine %s: the event loop is closed", self._name)
 
 
 class EngineLoop:
-    """Runs an engine on a dedicated thread.
+    """Runs an engine, and replaces it after a fault.
 
     All methods must be called on the event loop that called ``start``.
 
     Args:
-        factory: Builds the engine; called on the engine thread, again after every fault.
+        factory: Builds the engine; called on the engine thread, again after every fault. Picklable with ``in_process``.
         name: Name of the engine in logs, errors and thread names.
         clock: Monotonic time in seconds.
         hang_timeout_s: An engine call that takes longer is a fault.
         start_timeout_s: Building and warming up an engine longer than this is a fault.
         restart_backoff_s: First and longest delay before a broken engine is rebuilt.
+        in_process: Run the engine in a process of its own instead of on a thread of this one.
+        shared: State that ``factory`` refers to and that changes at run time; an engine process gets the changes.
     """
 
     def __init__(
@@ -137,6 +234,8 @@ class EngineLoop:
         hang_timeout_s: float = 30.0,
         start_timeout_s: float = 600.0,
         restart_backoff_s: tuple[float, float] = (0.1, 30.0),
+        in_process: bool = False,
+        shared: SharedState | None = None,
     ) -> None:
         self.name = name
         self.state = EngineState.STARTING
@@ -149,13 +248,16 @@ class EngineLoop:
         self._next_backoff_s = self._backoff_s
         self._rebuild_failures = 0
         self._info: EngineInfo | None = None
-        self._runner: _Runner | None = None
+        self._in_process = in_process
+        self._shared = shared
+        self._runner: EngineRunner | None = None
+        self._broken: EngineRunner | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._subscribers: dict[str, Callable[[Event], None]] = {}
         self._live: set[UtteranceKey] = set()
         self._started: asyncio.Future[None] | None = None
         self._watchdog: asyncio.Task[None] | None = None
-        self._restart: asyncio.TimerHandle | None = None
+        self._restart: asyncio.Task[None] | None = None
         self._state_callbacks: list[Callable[[EngineState], None]] = []
 
     # -- lifecycle ----------------------------------------------------------------------------------------------------
@@ -194,10 +296,17 @@ class EngineLoop:
         self._started = self._loop.create_future()
         self._watchdog = self._loop.create_task(self._watch(), name=f"{self.name}-watchdog")
         self._launch()
-        await self._started
+        try:
+            await self._started
+        except Exception:
+            await self._wait_until_freed()
+            raise
 
     async def stop(self, timeout_s: float = 5.0) -> None:
-        """End the thread and fail the live utterances. A hanging engine call stays behind on its daemon thread."""
+        """End the engine and fail the live utterances.
+
+        A hanging engine call stays behind on its daemon thread; an engine process is killed.
+        """
         if self.state is EngineState.STOPPED:
             return
         self._set_state(EngineState.STOPPED)
@@ -205,11 +314,9 @@ class EngineLoop:
         self._fail_live(NotReady(f"the engine {self.name} was stopped").info)
         runner = self._runner
         self._runner = None
-        if runner is not None and self._loop is not None:
-            runner.inbox.put(_CLOSE)
-            stopped = await self._loop.run_in_executor(None, runner.stopped.wait, timeout_s)
-            if not stopped:
-                log.warning("engine %s did not stop within %.1f s", self.name, timeout_s)
+        await self._wait_until_freed()
+        if runner is not None and not await runner.close(timeout_s):
+            log.warning("engine %s did not stop within %.1f s", self.name, timeout_s)
 
     def _cancel_timers(self) -> None:
         if self._restart is not None:
@@ -218,8 +325,27 @@ class EngineLoop:
             self._watchdog.cancel()
 
     def _launch(self) -> None:
-        runner = self._runner = _Runner(busy_since_s=self._clock())
-        threading.Thread(target=self._run, args=(runner,), name=f"tts-{self.name}", daemon=True).start()
+        runner: EngineRunner
+        if self._in_process:
+            from tts_worker.engine.process import ProcessRunner
+
+            runner = ProcessRunner(self._factory, self, name=self.name, shared=self._shared)
+        else:
+            runner = ThreadRunner(self._factory, self, name=self.name, clock=self._clock)
+        self._runner = runner
+        runner.launch()
+
+    async def _relaunch(self, delay_s: float) -> None:
+        """Launch an engine after a delay, when the broken one has ended: two may not fit on a device."""
+        await asyncio.sleep(delay_s)
+        await self._wait_until_freed()
+        self._launch()
+
+    async def _wait_until_freed(self) -> None:
+        """Wait until the engine that failed last holds no memory."""
+        if self._broken is not None and not await self._broken.wait_until_freed(_END_TIMEOUT_S):
+            log.warning("engine %s: its broken process did not end within %g s", self.name, _END_TIMEOUT_S)
+        self._broken = None
 
     def _set_state(self, state: EngineState) -> None:
         if state is not self.state:
@@ -248,7 +374,7 @@ class EngineLoop:
         elif isinstance(command, Cancel):
             self._live.discard(command.key)
         if self._runner is not None:
-            self._runner.inbox.put(command)
+            self._runner.post(command)
 
     def _fault_error(self) -> EngineFault:
         if self.lost:
@@ -264,7 +390,7 @@ class EngineLoop:
         if callback is not None:
             callback(event)
 
-    def _deliver(self, runner: _Runner, events: Sequence[Event]) -> None:
+    def on_events(self, runner: EngineRunner, events: Sequence[Event]) -> None:
         """Dispatch the events of one step. Runs on the event loop, once per step."""
         for event in events:
             if runner is not self._runner or event.key not in self._live:
@@ -277,83 +403,9 @@ class EngineLoop:
                 self._live.discard(event.key)
             self._dispatch(event)
 
-    # -- engine thread ------------------------------------------------------------------------------------------------
-
-    def _run(self, runner: _Runner) -> None:
-        assert self._loop is not None
-        engine: Engine | None = None
-        fault: BaseException | None = None
-        try:
-            engine = self._factory()
-            engine.warm_up()
-            runner.busy_since_s = None
-            runner.has_started = True
-            self._call(self._on_ready, runner, engine.info)
-            self._serve(runner, engine)
-        except BaseException as exc:  # a panic of a Rust extension and SystemExit do not derive from Exception
-            fault = exc
-        finally:
-            if engine is not None:
-                try:
-                    engine.close()
-                except BaseException:
-                    log.exception("engine %s: close failed", self.name)
-                engine = None
-            # The traceback holds references to the engine; its memory must be free before the next engine is built.
-            for error in _exception_chain(fault):
-                _clear_frames(error)
-            runner.stopped.set()
-        if fault is not None:
-            self._call(self._on_fault, runner, fault)
-
-    def _serve(self, runner: _Runner, engine: Engine) -> None:
-        inbox = runner.inbox
-        reporting = engine if isinstance(engine, ReportingEngine) else None
-        if isinstance(engine, WakingEngine):
-            engine.on_work(partial(inbox.put, _WakeUp()))
-        while True:
-            block = not engine.has_work
-            while True:
-                try:
-                    command = inbox.get(block)
-                except queue.Empty:
-                    break
-                if command is _CLOSE:
-                    return
-                block = False
-                if isinstance(command, _WakeUp):
-                    continue
-                runner.busy_since_s = self._clock()
-                engine.handle(command)
-                runner.busy_since_s = None  # not in a finally: after a fault the timer covers the close of the engine
-            if not engine.has_work:
-                continue
-            start_s = self._clock()
-            runner.busy_since_s = start_s
-            events = engine.step(start_s)
-            runner.busy_since_s = None
-            elapsed_s = self._clock() - start_s
-            self.stats.steps += 1
-            self.stats.busy_s += elapsed_s
-            report = _NO_REPORT if reporting is None else reporting.report()
-            self.stats.computations = report.computations
-            if elapsed_s > self.stats.slowest_step_s:
-                self.stats.slowest_step_s = elapsed_s
-                self.stats.slowest_step_cause = report.last_step
-            if events:
-                self._call(self._deliver, runner, events)
-
-    def _call(self, callback: Callable[..., None], *args: object) -> None:
-        """Run ``callback`` on the event loop, or do nothing if that loop is closed (the process is ending)."""
-        assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(callback, *args)
-        except RuntimeError:
-            log.debug("engine %s: the event loop is closed", self.name)
-
     # -- faults -------------------------------------------------------------------------------------------------------
 
-    def _on_ready(self, runner: _Runner, info: EngineInfo) -> None:
+    def on_ready(self, runner: EngineRunner, info: EngineInfo) -> None:
         if runner is not self._runner:
             return
         self._info = info
@@ -365,26 +417,27 @@ class EngineLoop:
         if self._started is not None and not self._started.done():
             self._started.set_result(None)
 
-    def _on_fault(self, runner: _Runner, fault: BaseException) -> None:
+    def on_fault(self, runner: EngineRunner, fault: BaseException) -> None:
         if runner is not self._runner:
             return
         assert self._loop is not None
+        self._runner = None
+        self._broken = runner
+        runner.abandon()
         if self._started is not None and not self._started.done():
             # The first start failed: its caller gets the error, and the engine is not rebuilt.
-            self._runner = None
             self._cancel_timers()
             self._set_state(EngineState.STOPPED)
             self._started.set_exception(_as_exception(self.name, fault))
             return
         self.stats.faults += 1
         log.error("engine %s failed (%s)", self.name, type(fault).__name__, exc_info=fault)
-        self._runner = None
-        runner.inbox.put(_CLOSE)  # a hanging call that returns later then closes its engine and ends its thread
         if self.state is EngineState.FAULTED:
             self._rebuild_failures += 1
         # A start that hangs keeps its thread and its memory, so that another one would hang too.
         hangs_at_start = isinstance(fault, _Hang) and not runner.has_started
-        if isinstance(fault, DeviceLost) or hangs_at_start or self._rebuild_failures >= MAX_REBUILD_FAILURES:
+        needs_process = isinstance(fault, DeviceLost) or hangs_at_start
+        if (needs_process and not runner.is_isolated) or self._rebuild_failures >= MAX_REBUILD_FAILURES:
             log.critical("engine %s cannot be rebuilt in this process, which must be restarted", self.name)
             self._cancel_timers()
             self._set_state(EngineState.LOST)
@@ -393,7 +446,7 @@ class EngineLoop:
         log.warning("engine %s is being rebuilt", self.name)
         self._set_state(EngineState.FAULTED)
         self._fail_live(self._fault_error().info)
-        self._restart = self._loop.call_later(self._next_backoff_s, self._launch)
+        self._restart = self._loop.create_task(self._relaunch(self._next_backoff_s))
         self._next_backoff_s = min(2 * self._next_backoff_s, self._max_backoff_s)
 
     def _fail_live(self, error: ErrorInfo) -> None:
@@ -412,11 +465,10 @@ class EngineLoop:
             if runner is None:
                 healthy_s = 0.0
                 continue
-            start_s = runner.busy_since_s
             limit_s = self._hang_timeout_s if runner.has_started else self._start_timeout_s
-            if start_s is not None and self._clock() - start_s > limit_s:
+            if runner.busy_s(interval_s) > limit_s:
                 call = "call" if runner.has_started else "start"
-                self._on_fault(runner, _Hang(f"an engine {call} took longer than {limit_s:g} s"))
+                self.on_fault(runner, _Hang(f"an engine {call} took longer than {limit_s:g} s"))
                 healthy_s = 0.0
                 continue
             healthy_s += interval_s
@@ -435,25 +487,3 @@ def _as_exception(name: str, fault: BaseException) -> Exception:
     error = EngineFault(f"the engine {name} could not start ({type(fault).__name__})")
     error.__cause__ = fault
     return error
-
-
-def _exception_chain(fault: BaseException | None) -> list[BaseException]:
-    """Collect ``fault`` and all exceptions reachable through ``__cause__`` and ``__context__``."""
-    chain: list[BaseException] = []
-    unvisited = [fault]
-    while unvisited:
-        error = unvisited.pop()
-        if error is not None and not any(error is other for other in chain):
-            chain.append(error)
-            unvisited += [error.__cause__, error.__context__]
-    return chain
-
-
-def _clear_frames(fault: BaseException) -> None:
-    """Clear the local variables of the finished frames in the traceback of ``fault`` and of their callers."""
-    for frame, _ in traceback.walk_tb(fault.__traceback__):
-        caller: FrameType | None = frame
-        while caller is not None:
-            with contextlib.suppress(RuntimeError):  # still running
-                caller.clear()
-            caller = caller.f_back

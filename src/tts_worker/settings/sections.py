@@ -103,10 +103,12 @@ class EngineLoopSettings(Section):
     """How engines run.
 
     Attributes:
+        process: ``thread`` of this process, or a ``process`` of its own for each engine.
         start_timeout_s: An engine that is not built and warm after this time has failed: weights are read, kernels
             compiled, graphs captured.
     """
 
+    process: Literal["thread", "process"] = "thread"
     start_timeout_s: Seconds = 600.0
 
 

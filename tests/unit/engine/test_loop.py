@@ -1,4 +1,7 @@
-"""The engine thread: one callback per step, no busy waiting, contained faults."""
+"""The engine loop, on a thread and with a process: one callback per step, no busy waiting, contained faults.
+
+Tests that look into the engine run it on a thread; ``test_process`` has those of the process itself.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import until
+from tests.fakes.tone_factory import BreakingFactory, FaultAt, StartFault, ToneFactory
 from tts_worker.engine.loop import MAX_REBUILD_FAILURES, EngineLoop, EngineState
 from tts_worker.engine.tone import Fault, ToneEngine, ToneSettings
 from tts_worker.errors import EngineFault, ErrorCode
@@ -58,6 +63,21 @@ class EventLog:
             await self._received.wait()
 
 
+@pytest.fixture(params=[False, True], ids=["thread", "process"])
+def in_process(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@asynccontextmanager
+async def started(factory: Callable[[], ToneEngine], **options: Any) -> AsyncIterator[EngineLoop]:
+    loop = EngineLoop(factory, restart_backoff_s=(0.01, 0.05), **options)
+    try:
+        await loop.start()
+        yield loop
+    finally:
+        await loop.stop()
+
+
 @asynccontextmanager
 async def running(settings: ToneSettings, **options: Any) -> AsyncIterator[EngineLoop]:
     loop = EngineLoop(lambda: ToneEngine(settings), restart_backoff_s=(0.01, 0.05), **options)
@@ -69,8 +89,10 @@ async def running(settings: ToneSettings, **options: Any) -> AsyncIterator[Engin
         await loop.stop()
 
 
-def speak(loop: EngineLoop, key: UtteranceKey, text: str = "hello", credit: int = AMPLE_CREDIT) -> None:
-    loop.post(Open(key, SynthesisParams("tone"), credit))
+def speak(
+    loop: EngineLoop, key: UtteranceKey, text: str = "hello", credit: int = AMPLE_CREDIT, voice: str = "tone"
+) -> None:
+    loop.post(Open(key, SynthesisParams(voice), credit))
     loop.post(Text(key, Segment(0, (Span(text, 0, len(text)),), 0, len(text), Boundary.END)))
     loop.post(EndText(key))
 
@@ -79,8 +101,8 @@ def key(session: str, generation: int = 1) -> UtteranceKey:
     return UtteranceKey(session, generation)
 
 
-async def test_utterance_runs_from_text_to_done() -> None:
-    async with running(ToneSettings()) as loop:
+async def test_utterance_runs_from_text_to_done(in_process: bool) -> None:
+    async with started(ToneEngine, in_process=in_process) as loop:
         assert loop.ready
         assert loop.info.name == "tone"
         log = EventLog()
@@ -92,8 +114,8 @@ async def test_utterance_runs_from_text_to_done() -> None:
         assert loop.stats.steps >= 3
 
 
-async def test_idle_engine_does_not_step() -> None:
-    async with running(ToneSettings()) as loop:
+async def test_idle_engine_does_not_step(in_process: bool) -> None:
+    async with started(ToneEngine, in_process=in_process) as loop:
         log = EventLog()
         loop.subscribe("a", log)
         speak(loop, key("a"), "hello" * 100, credit=4_800)
@@ -113,6 +135,11 @@ class DelegatingEngine(ToneEngine):
         super().__init__()
         self.finished = threading.Event()
         self.wake: Callable[[], None] | None = None
+        self.commands: list[Command] = []
+
+    def handle(self, command: Command) -> None:
+        self.commands.append(command)
+        super().handle(command)
 
     def on_work(self, wake: Callable[[], None]) -> None:
         self.wake = wake
@@ -130,8 +157,8 @@ async def test_engine_is_woken_when_another_thread_finishes() -> None:
         log = EventLog()
         loop.subscribe("a", log)
         speak(loop, key("a"))
-        await until(lambda: loop._runner is not None and loop._runner.inbox.empty())
         (engine,) = built
+        await until(lambda: len(engine.commands) == 3)
         assert engine.wake is not None
         assert not log.events
         engine.finished.set()
@@ -141,8 +168,8 @@ async def test_engine_is_woken_when_another_thread_finishes() -> None:
         await loop.stop()
 
 
-async def test_cancel_frees_the_slot_at_the_next_step() -> None:
-    async with running(ToneSettings(max_utterances=1)) as loop:
+async def test_cancel_frees_the_slot_at_the_next_step(in_process: bool) -> None:
+    async with started(ToneFactory(max_utterances=1), in_process=in_process) as loop:
         loop.subscribe("a", EventLog())
         loop.subscribe("b", other := EventLog())
         speak(loop, key("a"), "hello" * 1_000, credit=2_400)
@@ -173,11 +200,9 @@ async def test_cancel_during_a_step_drops_its_events() -> None:
         assert loop.stats.stale_events >= 1
 
 
-async def test_failed_utterance_does_not_affect_others() -> None:
-    def fault(which: UtteranceKey, chunk: int) -> Fault | None:
-        return Fault.FAIL if which.session == "bad" and chunk == 2 else None
-
-    async with running(ToneSettings(fault=fault)) as loop:
+async def test_failed_utterance_does_not_affect_others(in_process: bool) -> None:
+    fault = FaultAt(Fault.FAIL, chunk=2, session="bad")
+    async with started(ToneFactory(fault), in_process=in_process) as loop:
         logs = {name: EventLog() for name in ("bad", "good")}
         for name, log in logs.items():
             loop.subscribe(name, log)
@@ -187,6 +212,35 @@ async def test_failed_utterance_does_not_affect_others() -> None:
         assert failed.error.code is ErrorCode.SYNTHESIS_FAILED
         await logs["good"].until(lambda e: isinstance(e, Done))
         assert loop.state is EngineState.READY
+
+
+async def expect_replacement(loop: EngineLoop) -> None:
+    """Break a started engine with the session ``poison``: live utterances fail, and a new engine serves others."""
+    states: list[EngineState] = []
+    ready_again = asyncio.Event()
+
+    def on_state(state: EngineState) -> None:
+        states.append(state)
+        if state is EngineState.READY:
+            ready_again.set()
+
+    loop.on_state(on_state)
+    logs = {name: EventLog() for name in ("other", "poison", "later")}
+    for name, log in logs.items():
+        loop.subscribe(name, log)
+    speak(loop, key("other"), "hello" * 1_000, credit=2_400)
+    speak(loop, key("poison"))
+    for name in ("other", "poison"):
+        failed = await logs[name].until(lambda e: isinstance(e, Failed))
+        assert isinstance(failed, Failed)
+        assert failed.error.code is ErrorCode.ENGINE_FAULT
+        assert failed.error.retryable
+    await ready_again.wait()
+    assert states == [EngineState.FAULTED, EngineState.READY]
+    assert loop.stats.faults == 1
+    speak(loop, key("later"))
+    await logs["later"].until(lambda e: isinstance(e, Done))
+    assert not any(isinstance(e, Done) for e in logs["poison"].events)
 
 
 @pytest.mark.parametrize("kind", [Fault.RAISE, Fault.HANG])
@@ -202,36 +256,12 @@ async def test_broken_engine_is_replaced_automatically(kind: Fault) -> None:
             return kind
         return None
 
-    states: list[EngineState] = []
     async with running(ToneSettings(fault=fault), hang_timeout_s=0.2, clock=lambda: now_s) as loop:
-        ready_again = asyncio.Event()
-
-        def on_state(state: EngineState) -> None:
-            states.append(state)
-            if state is EngineState.READY:
-                ready_again.set()
-
-        loop.on_state(on_state)
-        logs = {name: EventLog() for name in ("other", "poison", "later")}
-        for name, log in logs.items():
-            loop.subscribe(name, log)
-        speak(loop, key("other"), "hello" * 1_000, credit=2_400)
-        speak(loop, key("poison"))
-        for name in ("other", "poison"):
-            failed = await logs[name].until(lambda e: isinstance(e, Failed))
-            assert isinstance(failed, Failed)
-            assert failed.error.code is ErrorCode.ENGINE_FAULT
-            assert failed.error.retryable
-        await ready_again.wait()
-        assert states == [EngineState.FAULTED, EngineState.READY]
-        assert loop.stats.faults == 1
-        speak(loop, key("later"))
-        await logs["later"].until(lambda e: isinstance(e, Done))
-        assert not any(isinstance(e, Done) for e in logs["poison"].events)
+        await expect_replacement(loop)
 
 
-async def test_open_on_a_broken_engine_fails_at_once() -> None:
-    async with running(ToneSettings(fault=lambda k, c: Fault.RAISE)) as loop:
+async def test_open_on_a_broken_engine_fails_at_once(in_process: bool) -> None:
+    async with started(ToneFactory(FaultAt(Fault.RAISE)), in_process=in_process) as loop:
         loop.subscribe("a", first := EventLog())
         speak(loop, key("a"))
         await first.until(lambda e: isinstance(e, Failed))
@@ -243,12 +273,8 @@ async def test_open_on_a_broken_engine_fails_at_once() -> None:
         assert failed.error.retryable
 
 
-async def test_warm_up_error_is_raised_by_start() -> None:
-    class SilentEngine(ToneEngine):
-        def warm_up(self) -> None:
-            raise EngineFault("the output is silent")
-
-    loop = EngineLoop(SilentEngine)
+async def test_warm_up_error_is_raised_by_start(in_process: bool) -> None:
+    loop = EngineLoop(ToneFactory(start=StartFault.RAISE), in_process=in_process)
     with pytest.raises(EngineFault, match="the output is silent"):
         await loop.start()
     assert loop.state is EngineState.STOPPED
@@ -325,20 +351,13 @@ async def lose(loop: EngineLoop) -> list[EngineState]:
     return states
 
 
-async def test_engine_is_lost_after_repeated_rebuild_failures() -> None:
+async def test_engine_is_lost_after_repeated_rebuild_failures(in_process: bool, tmp_path: Path) -> None:
     """A lost GPU context cannot be restored in the same process, so the supervisor must start another one."""
-    builds = 0
-
-    def factory() -> ToneEngine:
-        nonlocal builds
-        builds += 1
-        if builds > 1:
-            raise RuntimeError("device-side assert triggered")
-        return ToneEngine(ToneSettings(fault=lambda which, chunk: Fault.RAISE))
-
-    loop = EngineLoop(factory, restart_backoff_s=(0.0, 0.0))
+    count = tmp_path / "builds"
+    factory = BreakingFactory(ToneFactory(start=StartFault.ERROR, count=count))
+    loop = EngineLoop(factory, restart_backoff_s=(0.0, 0.0), in_process=in_process)
     assert await lose(loop) == [EngineState.FAULTED, EngineState.LOST, EngineState.STOPPED]
-    assert builds == 1 + MAX_REBUILD_FAILURES
+    assert count.stat().st_size == 1 + MAX_REBUILD_FAILURES
 
 
 async def test_lost_device_is_not_rebuilt() -> None:
@@ -485,12 +504,8 @@ async def test_base_exception_is_an_engine_fault(method: str) -> None:
     assert loop.stats.faults == 1
 
 
-async def test_system_exit_at_start_is_a_typed_error() -> None:
-    class ExitingEngine(ToneEngine):
-        def warm_up(self) -> None:
-            raise SystemExit(3)
-
-    loop = EngineLoop(ExitingEngine)
+async def test_system_exit_at_start_is_a_typed_error(in_process: bool) -> None:
+    loop = EngineLoop(ToneFactory(start=StartFault.EXIT), in_process=in_process)
     with pytest.raises(EngineFault, match="SystemExit"):
         await loop.start()
     assert loop.state is EngineState.STOPPED

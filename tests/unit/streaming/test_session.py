@@ -5,6 +5,7 @@ Clause mode runs the whole table of tests/behaviour.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import subprocess
 import sys
@@ -16,13 +17,30 @@ import pytest
 
 from tests.conftest import until
 from tests.unit.cosyvoice.bundles import tiny
+from tests.unit.streaming.engines import voice
 from tts_worker.app import Worker, running_worker
 from tts_worker.cli import main
+from tts_worker.engine.cosyvoice.sequence import plain_segment
+from tts_worker.engine.factory import EngineFactory, enroller_of
+from tts_worker.engine.loop import EngineLoop
 from tts_worker.errors import ConfigError
 from tts_worker.session.hub import SessionOptions
 from tts_worker.session.session import LocalSession
 from tts_worker.settings import CosyVoiceEngineSettings, load_settings
-from tts_worker.types import Ended, Outcome, PcmFrame, Words
+from tts_worker.types import (
+    Audio,
+    Done,
+    Ended,
+    EndText,
+    Event,
+    Open,
+    Outcome,
+    PcmFrame,
+    SynthesisParams,
+    Text,
+    UtteranceKey,
+    Words,
+)
 
 ENGINE = {"kind": "cosyvoice", "bundle": str(tiny("cosyvoice3")), "memory_gb": 0.1, "threads": 1, "max_segment_s": 8}
 TEXT = "Yes. It is."
@@ -171,3 +189,34 @@ def test_engine_benchmark_refuses_invalid_flags(flag: str, value: str, capsys: p
     code = main(["bench", "engine", "--bundle", str(tiny("cosyvoice2")), flag, value])
     assert code != 0
     assert flag in capsys.readouterr().err
+
+
+async def test_voice_stored_at_run_time_reaches_an_engine_process() -> None:
+    """The server process enrols voices; the same text has the same audio as with the engine on a thread."""
+    settings = CosyVoiceEngineSettings.model_validate(ENGINE)
+    audio = []
+    for in_process in (False, True):
+        enrolled = enroller_of(settings)
+        assert enrolled is not None
+        engine = EngineLoop(EngineFactory(settings, enrolled), in_process=in_process, shared=enrolled)
+        await engine.start()
+        try:
+            received: asyncio.Queue[Event] = asyncio.Queue()
+            engine.subscribe("a", received.put_nowait)
+            enrolled.store("late", voice("cosyvoice3"))
+            key = UtteranceKey("a", 1)
+            for command in (
+                Open(key, SynthesisParams("late"), 10**9),
+                Text(key, plain_segment(TEXT)),
+                EndText(key),
+            ):
+                engine.post(command)
+            pcm = b""
+            while isinstance(event := await received.get(), Audio):
+                pcm += event.pcm
+            assert isinstance(event, Done), event
+        finally:
+            await engine.stop()
+        audio.append(pcm)
+    assert audio[0]
+    assert audio[0] == audio[1]

@@ -1,14 +1,17 @@
 """Voices enrolled from recordings at run time.
 
 The enrolment thread (``tts_worker.models.enrolment``) writes, the engine thread reads. An entry never changes once it
-is stored, so no lock is needed. Entries live in memory only and outlive an engine that is rebuilt after a fault.
+is stored, so no lock is needed. Entries live in memory only and outlive an engine that is rebuilt after a fault. An
+engine in a process of its own has a copy, to which changes are sent (``tts_worker.engine.base.SharedState``).
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tts_worker.audio.decode import Recording
 from tts_worker.errors import BundleError, SynthesisFailed
@@ -19,6 +22,14 @@ if TYPE_CHECKING:
     from tts_worker.engine.cosyvoice.bundle import Bundle
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class VoiceChange:
+    """A voice was stored, or forgotten if ``voice`` is None."""
+
+    name: str
+    voice: Voice | None
 
 
 class EnrolledVoices:
@@ -34,6 +45,23 @@ class EnrolledVoices:
         self._rl = rl
         self._voices: dict[str, Voice] = {}
         self._prompt_models: tuple[Bundle, PromptFrontend] | None = None
+        self._on_change: Callable[[object], None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy only reads voices; it loads no prompt models. The dict is copied in one step: another thread may write.
+        return {**self.__dict__, "_voices": dict(self._voices), "_prompt_models": None, "_on_change": None}
+
+    def on_change(self, callback: Callable[[object], None] | None) -> None:
+        self._on_change = callback
+
+    def apply(self, change: object) -> None:
+        assert isinstance(change, VoiceChange)
+        if change.voice is None:
+            self._voices.pop(change.name, None)
+        else:
+            self._voices[change.name] = change.voice
+        if self._on_change is not None:
+            self._on_change(change)
 
     def get(self, name: str) -> Voice | None:
         """Return a voice. Called on the engine thread."""
@@ -41,7 +69,7 @@ class EnrolledVoices:
 
     def store(self, name: str, voice: Voice) -> None:
         """Store a voice. It takes precedence over a voice of the same name in the model directory."""
-        self._voices[name] = voice
+        self.apply(VoiceChange(name, voice))
 
     def enrol(self, name: str, recording: Recording, transcript: str) -> None:
         """Compute and store the voice of ``recording``. Called on the enrolment thread.
@@ -62,7 +90,7 @@ class EnrolledVoices:
 
     def forget(self, name: str) -> None:
         """Remove a voice. Unknown names are ignored."""
-        self._voices.pop(name, None)
+        self.apply(VoiceChange(name, None))
 
     def _load_prompt_models(self) -> tuple[Bundle, PromptFrontend]:
         if self._prompt_models is None:

@@ -1,0 +1,174 @@
+"""Runs an engine on a thread: builds it, applies the commands of its inbox, steps it and reports to an observer.
+
+The thread blocks only while the engine has no work. It ends after a command to close, or with the first exception that
+leaves the engine, which is closed and freed before the observer hears of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import FrameType
+from typing import Final, Protocol
+
+from tts_worker.engine.base import Engine, ReportingEngine, WakingEngine
+from tts_worker.types import Command, EngineInfo, EngineReport, Event
+
+log = logging.getLogger(__name__)
+
+
+class _WakeUp:
+    """Inbox entry that makes the thread look for work."""
+
+
+_CLOSE: Final = None
+"""Inbox entry that ends the thread."""
+
+_NO_REPORT: Final = EngineReport()
+
+
+class EngineObserver(Protocol):
+    """Receives what happens on the engine thread; all methods are called on it."""
+
+    def on_ready(self, info: EngineInfo) -> None:
+        """The engine is built and warm."""
+        ...
+
+    def on_step(self, events: Sequence[Event], elapsed_s: float, report: EngineReport) -> None:
+        """The engine took a step."""
+        ...
+
+    def on_end(self, fault: BaseException | None) -> None:
+        """The engine is freed; ``fault`` is what ended it. Nothing follows."""
+        ...
+
+
+class EngineThread:
+    """One engine on one thread.
+
+    Args:
+        factory: Builds the engine; called on the thread.
+        observer: Receives events and faults.
+        name: Name of the thread, and of the engine in the log.
+        clock: Monotonic time in seconds.
+
+    Attributes:
+        has_started: Whether the engine is built and warm.
+        busy_since_s: Start of the engine call in progress, or of the start; None between calls.
+        stopped: Set when the engine is closed and freed.
+    """
+
+    def __init__(
+        self,
+        factory: Callable[[], Engine],
+        observer: EngineObserver,
+        *,
+        name: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.has_started = False
+        self.busy_since_s: float | None = clock()
+        self.stopped = threading.Event()
+        self._factory = factory
+        self._observer = observer
+        self._name = name
+        self._clock = clock
+        self._inbox: queue.SimpleQueue[Command | _WakeUp | None] = queue.SimpleQueue()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name=f"tts-{self._name}", daemon=True).start()
+
+    def post(self, command: Command) -> None:
+        """Queue a command; never blocks."""
+        self._inbox.put(command)
+
+    def close(self) -> None:
+        """Let the thread close its engine and end, after the call in progress."""
+        self._inbox.put(_CLOSE)
+
+    def busy_s(self) -> float:
+        """Return for how long the call in progress, or the start, has run."""
+        since_s = self.busy_since_s
+        return 0.0 if since_s is None else self._clock() - since_s
+
+    def _run(self) -> None:
+        engine: Engine | None = None
+        fault: BaseException | None = None
+        try:
+            engine = self._factory()
+            engine.warm_up()
+            self.busy_since_s = None
+            self.has_started = True
+            self._observer.on_ready(engine.info)
+            self._serve(engine)
+        except BaseException as exc:  # a panic of a Rust extension and SystemExit do not derive from Exception
+            fault = exc
+        finally:
+            if engine is not None:
+                try:
+                    engine.close()
+                except BaseException:
+                    log.exception("engine %s: close failed", self._name)
+                engine = None
+            # The traceback holds references to the engine; its memory must be free before the next engine is built.
+            for error in _exception_chain(fault):
+                _clear_frames(error)
+            self.stopped.set()
+        self._observer.on_end(fault)
+
+    def _serve(self, engine: Engine) -> None:
+        inbox = self._inbox
+        reporting = engine if isinstance(engine, ReportingEngine) else None
+        if isinstance(engine, WakingEngine):
+            engine.on_work(partial(inbox.put, _WakeUp()))
+        while True:
+            block = not engine.has_work
+            while True:
+                try:
+                    command = inbox.get(block)
+                except queue.Empty:
+                    break
+                if command is _CLOSE:
+                    return
+                block = False
+                if isinstance(command, _WakeUp):
+                    continue
+                self.busy_since_s = self._clock()
+                engine.handle(command)
+                self.busy_since_s = None  # not in a finally: after a fault the timer covers the close of the engine
+            if not engine.has_work:
+                continue
+            start_s = self._clock()
+            self.busy_since_s = start_s
+            events = engine.step(start_s)
+            self.busy_since_s = None
+            elapsed_s = self._clock() - start_s
+            self._observer.on_step(events, elapsed_s, _NO_REPORT if reporting is None else reporting.report())
+
+
+def _exception_chain(fault: BaseException | None) -> list[BaseException]:
+    """Collect ``fault`` and all exceptions reachable through ``__cause__`` and ``__context__``."""
+    chain: list[BaseException] = []
+    unvisited = [fault]
+    while unvisited:
+        error = unvisited.pop()
+        if error is not None and not any(error is other for other in chain):
+            chain.append(error)
+            unvisited += [error.__cause__, error.__context__]
+    return chain
+
+
+def _clear_frames(fault: BaseException) -> None:
+    """Clear the local variables of the finished frames in the traceback of ``fault`` and of their callers."""
+    for frame, _ in traceback.walk_tb(fault.__traceback__):
+        caller: FrameType | None = frame
+        while caller is not None:
+            with contextlib.suppress(RuntimeError):  # still running
+                caller.clear()
+            caller = caller.f_back

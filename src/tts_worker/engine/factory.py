@@ -1,0 +1,91 @@
+"""Builds the engines of the settings. Picklable, so that an engine can be built in a process of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tts_worker.engine.base import Engine
+from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
+from tts_worker.errors import MissingExtra
+from tts_worker.settings import (
+    CosyVoiceEngineSettings,
+    EngineSettings,
+    HibariEngineSettings,
+    ToneEngineSettings,
+)
+from tts_worker.types import SAMPLE_RATE_HZ, Alignment, EngineInfo
+from tts_worker.voicepack.voice_file import VOICES_DIR, stored_voices
+
+
+@dataclass(frozen=True)
+class EngineFactory:
+    """Builds an engine when called, on the engine's thread; heavy imports happen there.
+
+    Attributes:
+        settings: Settings of the engine.
+        enrolled: Voices enrolled at run time, for engines that can enrol voices.
+    """
+
+    settings: EngineSettings
+    enrolled: EnrolledVoices | None = None
+
+    def __call__(self) -> Engine:
+        if isinstance(self.settings, HibariEngineSettings):
+            return _hibari(self.settings)
+        if isinstance(self.settings, CosyVoiceEngineSettings):
+            return _cosyvoice(self.settings, self.enrolled)
+        return _tone(self.settings)
+
+
+def enroller_of(settings: EngineSettings) -> EnrolledVoices | None:
+    """Return how an engine can_enrol voices from recordings, or None where it cannot."""
+    return EnrolledVoices(settings.bundle, rl=settings.rl) if isinstance(settings, CosyVoiceEngineSettings) else None
+
+
+def info_before_loading(name: str, settings: EngineSettings) -> EngineInfo:
+    """Describe an engine before it is loaded, well enough to route a session to it."""
+    voices: tuple[str, ...] = ()
+    if isinstance(settings, HibariEngineSettings):
+        from tts_worker.engine.hibari.engine import LANGUAGE, VOICE
+
+        voices = (VOICE,)
+        languages = (LANGUAGE,)
+    elif isinstance(settings, ToneEngineSettings):
+        from tts_worker.engine.tone import VOICES
+
+        voices = tuple(VOICES)
+        languages = ("mul",)
+    else:
+        # The speakers and languages of the model are known only after loading; they are checked then.
+        voices = tuple(stored_voices(settings.voices or settings.bundle / VOICES_DIR))
+        languages = ("mul",)
+    return EngineInfo(name, voices, languages, Alignment.NONE, settings.max_utterances or 1)
+
+
+def _hibari(settings: HibariEngineSettings) -> Engine:
+    from tts_worker.engine.hibari.engine import HibariEngine, HibariSettings
+
+    return HibariEngine(HibariSettings(max_utterances=settings.max_utterances, threads=settings.threads))
+
+
+def _cosyvoice(settings: CosyVoiceEngineSettings, enrolled: EnrolledVoices | None) -> Engine:
+    try:
+        from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtra("the CosyVoice engine", "cosyvoice") from None
+    return load_engine(LoadOptions(**settings.model_dump(exclude={"kind"})), enrolled=enrolled)
+
+
+def _tone(settings: ToneEngineSettings) -> Engine:
+    from tts_worker.engine.tone import ToneEngine, ToneSettings
+
+    return ToneEngine(
+        ToneSettings(
+            ms_per_char=settings.ms_per_char,
+            chunk_samples=settings.chunk_ms * SAMPLE_RATE_HZ // 1000,
+            cost_per_audio_s=settings.cost_per_audio_s,
+            max_utterances=settings.max_utterances,
+        )
+    )
