@@ -86,13 +86,13 @@ class EngineSequence(ABC):
 
     @property
     @abstractmethod
-    def is_rendered(self) -> bool:
-        """Whether all audio of the received text is in the output buffer."""
+    def is_complete(self) -> bool:
+        """Whether all its audio is in the output buffer and no text follows."""
 
     @property
     def is_finished(self) -> bool:
         """Whether all its audio is emitted and none will follow."""
-        return self.text_ended and not self.output.waiting_samples and self.is_rendered
+        return not self.output.waiting_samples and self.is_complete
 
     def candidate(self, now_us: int) -> Candidate | None:
         """Describe it to the scheduler; None if no step is of use to it."""
@@ -178,6 +178,10 @@ class EngineShell(ABC, Generic[S]):
     @property
     def is_busy(self) -> bool:
         """Whether results of started work are outstanding."""
+        return False
+
+    def wait_for_work(self) -> bool:
+        """Block until other threads have finished what they do for the engine. Returns False if they do nothing."""
         return False
 
     def candidates(self, now_us: int) -> list[Candidate]:
@@ -294,7 +298,7 @@ class EngineShell(ABC, Generic[S]):
         return sequence.output.has_chunk(self._min_chunk_samples)
 
     def _emit(self, sequence: S) -> None:
-        last = sequence.text_ended and sequence.is_rendered
+        last = sequence.is_complete
         while (audio := sequence.output.emit(self._max_chunk_samples, last=last)) is not None:
             self._events.append(audio)
         sequence.waiting_since_us = None
@@ -331,7 +335,9 @@ class EngineShell(ABC, Generic[S]):
             self.handle(Text(key, segment))
         self.handle(EndText(key))
         pcm = bytearray()
-        while self.has_work:
+        while key in self.sequences:
+            if not self.has_work and not self.wait_for_work():
+                raise EngineFault("the engine stopped in the middle of the warm-up")
             for event in self.step(0.0):
                 if isinstance(event, Failed):
                     raise EngineFault(f"the engine cannot speak: {event.error.message}")

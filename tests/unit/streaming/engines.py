@@ -128,7 +128,7 @@ def engine(
 def run_until_idle(subject: CosyVoiceEngine, outputs: dict[UtteranceKey, EngineOutput], max_steps: int = 5000) -> None:
     """Step until the engine has no work, and add its events to ``outputs``."""
     for step in range(max_steps):
-        if not subject.has_work:
+        if not subject.has_work and not subject.wait_for_work():
             return
         for event in subject.step(step / 100):
             output = outputs.setdefault(event.key, EngineOutput())

@@ -401,6 +401,7 @@ def test_stored_voice_can_be_removed_while_in_use(tmp_path: Path) -> None:
 
     subject.handle(Open(KEY, params, PLENTY_SAMPLES))
     subject.handle(Text(KEY, TEXT[0]))
+    assert subject.wait_for_work()
     for _ in range(4):
         assert not [event for event in subject.step(0.0) if not isinstance(event, Audio)]
     for file in folder.iterdir():

@@ -30,6 +30,7 @@ from tests.unit.streaming.engines import (
 )
 from tests.unit.streaming.test_engine import ResourceUsage
 from tests.unit.streaming.test_faults import CROWD, FailingRunner, assert_outputs_close, crowd_script
+from tts_worker.engine.cosyvoice.audio_runner import _FlowPass
 from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, Runner
 from tts_worker.engine.cosyvoice.backends.streams import (
     ExecutionStreams,
@@ -289,13 +290,13 @@ def test_persistent_fault_fails_one_utterance(first: int) -> None:
 
 def queued_samples(subject: CosyVoiceEngine) -> dict[UtteranceKey, int]:
     """Return the samples of the frames before and in the vocoder, by utterance."""
-    stage = subject._audio
+    runner = subject._audio
     renderer = subject.components.renderer
-    there = [*stage._vocoder_queue, *([stage._vocoder[:2]] if stage._vocoder else [])]
-    samples = dict.fromkeys(subject._utterances, 0)
-    for jobs, mels in there:
-        for job, mel in zip(jobs, mels.frames, strict=True):
-            samples[job.utterance.output.key] += renderer.samples(mel)
+    waiting = [*runner._mel_queue, *([runner._vocoder.mel] if runner._vocoder else [])]
+    samples = dict.fromkeys(subject.sequences, 0)
+    for mel in waiting:
+        for job, frames in zip(mel.jobs, mel.output.frames, strict=True):
+            samples[job.sequence.key] += renderer.samples(frames)
     return samples
 
 
@@ -322,7 +323,7 @@ def test_samples_before_the_vocoder_count_as_in_flight(monkeypatch: pytest.Monke
     while subject.has_work:
         subject.step(0.0)
         queued = queued_samples(subject)
-        assert {key: utterance.in_flight_samples for key, utterance in subject._utterances.items()} == queued
+        assert {key: sequence.in_flight_samples for key, sequence in subject.sequences.items()} == queued
         most = max([most, *queued.values()])
     assert failed
     assert most
@@ -351,7 +352,8 @@ def test_queued_chunk_is_emitted_before_failure(monkeypatch: pytest.MonkeyPatch)
     def failing_vocode(requests: Sequence[RenderRequest], mels: Sequence[Tensor]) -> VocoderOutput:
         nonlocal met
         if len(requests) > 1:
-            met = subject._audio._flow is not None and len(subject._audio._flow[0]) == 1
+            in_flight = subject._audio._flow
+            met = isinstance(in_flight, _FlowPass) and len(in_flight.jobs) == 1
             raise ValueError("numbers")
         return vocode(requests, mels)
 

@@ -36,7 +36,7 @@ def components():  # type: ignore[no-untyped-def]
 def generator_for(components, texts: Sequence[Segment], **changes: object) -> TokenGenerator:  # type: ignore[no-untyped-def]
     model = Model(bundle(FAMILY).config, tokenizer(FAMILY), settings(**changes))
     generator = TokenGenerator(KEY, SynthesisParams("prompted", seed=5), model)
-    voice = components.voice_cache.acquire("prompted", components.networks.flow, components.streams.flow)
+    voice = components.voice_cache.acquire("prompted")
     generator.set_voice(voice, voice.request(None))
     for segment in texts:
         generator.add_text(segment)

@@ -1,213 +1,270 @@
-"""Renders due chunks: flow, then vocoder. See stage.py."""
+"""Runs batches of the audio networks: prompts of voices, chunks of mel, and the vocoder.
+
+If the flow has its own stream, it computes the next chunk while the vocoder computes the current one.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 
-from tts_worker.audio.pcm import fade_out, to_float, to_pcm
 from tts_worker.engine.cosyvoice.audio_segment import AudioSegment
 from tts_worker.engine.cosyvoice.backends.streams import StreamFuture
 from tts_worker.engine.cosyvoice.components import Components
+from tts_worker.engine.cosyvoice.faults import Fault, Stage, attempt
 from tts_worker.engine.cosyvoice.renderer import FlowOutput, RenderRequest, RenderState, VocoderOutput
-from tts_worker.engine.cosyvoice.sequence import Utterance
-from tts_worker.engine.cosyvoice.stage import StageFault, StageTimings, running_mean
-
-_END_FADE_SAMPLES = 480  # 20 ms, at a truncation
+from tts_worker.engine.cosyvoice.sequence import InFlight, Sequence
+from tts_worker.engine.cosyvoice.timings import StageTimings
+from tts_worker.engine.cosyvoice.voice_cache import VoiceState
 
 
 @dataclass(frozen=True)
-class _Job:
-    """One due chunk of one utterance."""
+class ChunkJob:
+    """One due chunk of one sequence."""
 
-    utterance: Utterance
-    audio_segment: AudioSegment
+    sequence: Sequence
+    segment: AudioSegment
     request: RenderRequest
 
 
-_Batch = tuple[_Job, ...]
+@dataclass(frozen=True)
+class PromptChunk:
+    """A chunk of the prompt of ``voice`` is computed."""
+
+    voice: VoiceState
 
 
-class AudioStage:
-    """Submits one flow batch and one vocoder batch at a time and delivers their audio.
+@dataclass(frozen=True)
+class MelChunk:
+    """The mel of a chunk is computed, and the vocoder will follow. It will have so many samples."""
 
-    If the flow has its own stream, it computes the next chunk while the vocoder computes the current one.
+    job: ChunkJob
+    samples: int
+
+
+@dataclass(frozen=True)
+class AudioChunk:
+    """The audio of a chunk, and its share of the time."""
+
+    job: ChunkJob
+    pcm: bytes
+    flow_ms: float
+    vocoder_ms: float
+
+
+AudioResult = PromptChunk | MelChunk | AudioChunk | Fault
+
+
+@dataclass(frozen=True)
+class _PromptPass:
+    sequence: Sequence
+    voice: VoiceState
+    future: StreamFuture[None]
+
+
+@dataclass(frozen=True)
+class _FlowPass:
+    jobs: tuple[ChunkJob, ...]
+    future: StreamFuture[FlowOutput]
+
+
+@dataclass(frozen=True)
+class _MelBatch:
+    """Mel that waits for the vocoder."""
+
+    jobs: tuple[ChunkJob, ...]
+    output: FlowOutput
+
+
+@dataclass(frozen=True)
+class _VocoderPass:
+    mel: _MelBatch
+    output: VocoderOutput
+
+
+class AudioRunner:
+    """Submits one batch for the flow and one for the vocoder at a time, and collects their audio.
 
     Args:
         components: Components of the engine.
         timings: Where device times are added.
-        on_pages_freed: Called when an audio segment returned its pages.
     """
 
-    def __init__(
-        self,
-        components: Components,
-        timings: StageTimings,
-        on_pages_freed: Callable[[], None],
-    ) -> None:
+    def __init__(self, components: Components, timings: StageTimings) -> None:
         self._renderer = components.renderer
-        self._timings = timings
-        self._on_pages_freed = on_pages_freed
+        self._networks = components.networks
+        self._pool = components.pool
+        self._voice_cache = components.voice_cache
+        self._stream = components.streams.flow
         self._shares_stream = components.streams.flow is components.streams.vocoder
-        self._flow: tuple[_Batch, StreamFuture[FlowOutput]] | None = None
-        self._vocoder_queue: deque[tuple[_Batch, FlowOutput]] = deque()
-        self._vocoder: tuple[_Batch, FlowOutput, VocoderOutput] | None = None
-        self._abandoned: list[RenderState] = []  # of utterances cancelled during the flow pass in flight
+        self._timings = timings
+        self._flow: _FlowPass | _PromptPass | None = None
+        self._mel_queue: deque[_MelBatch] = deque()
+        self._vocoder: _VocoderPass | None = None
+        self._results: list[AudioResult] = []
+        self._abandoned: list[RenderState] = []  # of sequences that ended during the flow pass in flight
         self._started_at_s = 0.0
 
     @property
     def is_busy(self) -> bool:
-        return self._flow is not None or self._vocoder is not None or bool(self._vocoder_queue)
+        """Whether chunks are in flight, or results have not been collected. Prompts of voices do not count."""
+        is_rendering = isinstance(self._flow, _FlowPass) or bool(self._mel_queue) or self._vocoder is not None
+        return is_rendering or bool(self._results)
+
+    @property
+    def preparing(self) -> Sequence | None:
+        """The sequence whose voice is being prepared. The prompt is of use even if the sequence ends."""
+        return self._flow.sequence if isinstance(self._flow, _PromptPass) else None
 
     @property
     def has_capacity(self) -> bool:
-        """Whether ``submit`` may be called."""
-        return not self.is_busy if self._shares_stream else self._flow is None
+        """Whether ``prepare`` or ``render`` may be called."""
+        return self._flow is None and not (self._shares_stream and self.is_busy)
 
     @property
     def has_vocoder_work(self) -> bool:
         """Whether ``vocode`` must be called."""
-        return bool(self._vocoder_queue) and self._vocoder is None
+        return bool(self._mel_queue) and self._vocoder is None
 
     @property
     def expected_at_s(self) -> float:
-        """When the batch in flight is expected to finish, by the running mean."""
+        """When the pass in flight is expected to finish, by the running mean."""
         return self._started_at_s + self._timings.chunk_s
 
-    def submit(self, utterances: Sequence[Utterance]) -> None:
-        """Submit the due chunks of ``utterances``, for which there are pages.
+    # -- submit -------------------------------------------------------------------------------------------------------
 
-        Raises:
-            StageFault: The pass failed.
-        """
+    def prepare(self, sequence: Sequence) -> None:
+        """Compute the next chunk of the prompt of the sequence's voice."""
+        voice = sequence.generator.voice
+        assert voice is not None
         self._started_at_s = perf_counter()
-        jobs: list[_Job] = []
-        for utterance in utterances:
-            audio_segment = utterance.generator.due_segment
-            if audio_segment is None or audio_segment.due_chunk is None:
+        if voice.flow is None:
+            self._voice_cache.evict_surplus(self._pool)
+        voice.users += 1  # the pass must not lose its pages when the sequence ends
+        compute = partial(self._voice_cache.prepare, voice, self._networks.flow, self._pool, self._stream)
+        self._flow = _PromptPass(sequence, voice, self._stream.submit(compute))
+        if self._shares_stream:
+            self._finish_flow()
+
+    def render(self, sequences: Iterable[Sequence]) -> None:
+        """Render the due chunks of ``sequences``, for which there are pages."""
+        self._started_at_s = perf_counter()
+        jobs = []
+        for sequence in sequences:
+            segment = sequence.generator.due_segment
+            if segment is None or segment.due_chunk is None:
                 continue
-            chunk = audio_segment.due_chunk
-            request = RenderRequest(audio_segment.state, chunk, tuple(audio_segment.tokens[: chunk.known]))
-            jobs.append(_Job(utterance, audio_segment, request))
-            utterance.is_rendering = True
-        self._flow = (tuple(jobs), self._renderer.flow([job.request for job in jobs]))
+            chunk = segment.due_chunk
+            request = RenderRequest(segment.state, chunk, tuple(segment.tokens[: chunk.known]))
+            jobs.append(ChunkJob(sequence, segment, request))
+            sequence.in_flight |= InFlight.FLOW
+        self._flow = _FlowPass(tuple(jobs), self._renderer.flow([job.request for job in jobs]))
         if self._shares_stream:  # the vocoder follows in the order of the stream
-            self._collect_flow()
+            self._finish_flow()
             self.vocode()
 
-    def _collect_flow(self) -> None:
-        assert self._flow is not None
-        jobs, future = self._flow
-        self._flow = None
-        for job in jobs:
-            job.utterance.is_rendering = False
-        try:
-            flow_output = future.result()
-        except Exception as error:
-            raise StageFault([job.utterance for job in jobs], error, self._recover) from error
-        finally:
-            while self._abandoned:  # only now: until here the flow thread may take pages for them
-                self._renderer.close(self._abandoned.pop())
-        for job, mel in zip(jobs, flow_output.frames, strict=True):  # their next chunks may start
-            job.audio_segment.mark_rendered(job.request.chunk)
-            job.utterance.in_flight_samples = self._renderer.samples(mel)
-        self._vocoder_queue.append((jobs, flow_output))
-
     def vocode(self) -> None:
-        """Submit the next flow output to the vocoder.
-
-        Raises:
-            StageFault: The pass failed.
-        """
-        jobs, flow_output = self._vocoder_queue.popleft()
-        live = [(job, mel) for job, mel in zip(jobs, flow_output.frames, strict=True) if not job.utterance.cancelled]
+        """Start the vocoder over the next mel, if it is idle."""
+        if not self.has_vocoder_work:
+            return
+        mel = self._mel_queue.popleft()
+        live = [n for n, job in enumerate(mel.jobs) if not job.sequence.has_ended]
         if not live:
             return
-        jobs = tuple(job for job, _ in live)
-        flow_output = replace(flow_output, frames=[mel for _, mel in live])
-        try:
-            vocoder_output = self._renderer.vocode([job.request for job in jobs], flow_output.frames)
-        except Exception as error:
-            raise self._vocoder_fault(jobs, flow_output, error) from error
-        self._vocoder = (jobs, flow_output, vocoder_output)
+        mel = _MelBatch(
+            tuple(mel.jobs[n] for n in live), replace(mel.output, frames=[mel.output.frames[n] for n in live])
+        )
+        requests = [job.request for job in mel.jobs]
+        output = attempt(_members(mel.jobs), Stage.VOCODER, partial(self._renderer.vocode, requests, mel.output.frames))
+        if isinstance(output, Fault):
+            self._retry_vocoder(mel, output)
+        else:
+            self._vocoder = _VocoderPass(mel, output)
 
-    def _vocoder_fault(self, jobs: _Batch, flow_output: FlowOutput, error: Exception) -> StageFault:
-        """Queue the members of a failed batch one by one. A vocoder pass changes no state."""
-        if len(jobs) > 1:
-            single = [
-                ((job,), replace(flow_output, frames=[mel])) for job, mel in zip(jobs, flow_output.frames, strict=True)
-            ]
-            self._vocoder_queue.extendleft(reversed(single))
-        return StageFault([job.utterance for job in jobs], error)
+    # -- collect ------------------------------------------------------------------------------------------------------
 
-    def collect(self, *, block: bool) -> None:
-        """Deliver the audio of a finished vocoder pass, or queue the output of a finished flow pass.
+    def collect(self, *, block: bool = False) -> list[AudioResult]:
+        """Return the results of the passes that have finished.
 
         Args:
-            block: Whether to wait for the pass in flight.
-
-        Raises:
-            StageFault: The pass failed.
+            block: Whether to wait for a pass in flight.
         """
-        if self._vocoder is None:
-            # The previous chunk is delivered before a fault of the next flow pass is reported.
-            if self._flow is not None and not self._vocoder_queue and (block or self._flow[1].is_done):
-                self._collect_flow()
-            return
-        jobs, flow_output, vocoder_output = self._vocoder
-        if not (block or vocoder_output.ready):
-            return
-        self._vocoder = None
-        try:
-            pcm_chunks = [chunk.pcm() for chunk in vocoder_output.chunks]
-            flow_ms = flow_output.ms
-            vocoder_ms = vocoder_output.ms
-        except Exception as error:
-            raise self._vocoder_fault(jobs, flow_output, error) from error
-        self._timings.flow_ms += flow_ms
-        self._timings.vocoder_ms += vocoder_ms
-        self._timings.chunk_s = running_mean(self._timings.chunk_s, (flow_ms + vocoder_ms) / 1000)
-        for job, pcm, next_state in zip(jobs, pcm_chunks, vocoder_output.next_states, strict=True):
-            if not job.utterance.cancelled:
-                job.request.state.hift = next_state
-                self._deliver(job, pcm, flow_ms / len(jobs), vocoder_ms / len(jobs))
+        if self._vocoder is not None:
+            vocoder = self._vocoder
+            if attempt(_members(vocoder.mel.jobs), Stage.VOCODER, lambda: block or vocoder.output.ready):
+                self._vocoder = None
+                self._finish_vocoder(vocoder)
+        # The previous chunk is delivered before a fault of the next flow pass is reported.
+        elif self._flow is not None and not self._mel_queue and (block or self._flow.future.is_done):
+            self._finish_flow()
+        results = self._results
+        self._results = []
+        return results
 
-    def _deliver(self, job: _Job, pcm: bytes, flow_ms: float, vocoder_ms: float) -> None:
-        """Append a rendered chunk to the output buffer."""
-        utterance = job.utterance
-        audio_segment = job.audio_segment
-        chunk = job.request.chunk
-        if audio_segment.base_sample is None:
-            audio_segment.base_sample = utterance.output.rendered_samples
-        words = audio_segment.words(chunk)
-        if chunk.final and utterance.generator.truncated is not None and len(utterance.generator.audio_segments) == 1:
-            pcm = to_pcm(fade_out(to_float(pcm), _END_FADE_SAMPLES))
-        utterance.output.render(
-            pcm,
-            words,
-            text_range=audio_segment.text_range,
-            wall_ms=utterance.lm_ms + flow_ms + vocoder_ms,
-            stages_ms=(("lm", utterance.lm_ms), ("flow", flow_ms), ("vocoder", vocoder_ms)),
-        )
-        utterance.lm_ms = 0.0
-        utterance.rendered_chunks += 1
-        utterance.retry_single = False
-        utterance.in_flight_samples = 0
-        if chunk.final:
-            self._renderer.close(audio_segment.state)
-            utterance.generator.audio_segments.popleft()
-            self._on_pages_freed()
+    def _finish_flow(self) -> None:
+        finished = self._flow
+        self._flow = None
+        if isinstance(finished, _PromptPass):
+            done = attempt([finished.sequence], Stage.PROMPT, finished.future.result)
+            self._voice_cache.release(finished.voice)
+            self._results.append(done if isinstance(done, Fault) else PromptChunk(finished.voice))
+        elif finished is not None:
+            for job in finished.jobs:
+                job.sequence.in_flight &= ~InFlight.FLOW
+            output = attempt(_members(finished.jobs), Stage.FLOW, finished.future.result)
+            if isinstance(output, Fault):
+                self._results.append(output)
+            else:
+                for job, mel in zip(finished.jobs, output.frames, strict=True):
+                    self._results.append(MelChunk(job, self._renderer.samples(mel)))
+                self._mel_queue.append(_MelBatch(finished.jobs, output))
+        while self._abandoned:  # only now: until here the flow may take pages for them
+            self._renderer.close(self._abandoned.pop())
+
+    def _finish_vocoder(self, finished: _VocoderPass) -> None:
+        jobs = finished.mel.jobs
+        read = attempt(_members(jobs), Stage.VOCODER, partial(_read, finished))
+        if isinstance(read, Fault):
+            self._retry_vocoder(finished.mel, read)
+            return
+        pcm_chunks, flow_ms, vocoder_ms = read
+        self._timings.add_chunks(flow_ms, vocoder_ms)
+        for job, pcm, next_state in zip(jobs, pcm_chunks, finished.output.next_states, strict=True):
+            if not job.sequence.has_ended:
+                job.request.state.hift = next_state
+                self._results.append(AudioChunk(job, pcm, flow_ms / len(jobs), vocoder_ms / len(jobs)))
+
+    def _retry_vocoder(self, mel: _MelBatch, fault: Fault) -> None:
+        """Report a fault, and queue the members of a failed batch one by one. A vocoder pass changes no state."""
+        self._results.append(fault)
+        if len(mel.jobs) > 1:
+            parts = zip(mel.jobs, mel.output.frames, strict=True)
+            single = [_MelBatch((job,), replace(mel.output, frames=[frames])) for job, frames in parts]
+            self._mel_queue.extendleft(reversed(single))
+
+    # -- states -------------------------------------------------------------------------------------------------------
+
+    def recover(self, sequence: Sequence) -> None:
+        """Drop the flow cache of ``sequence`` after a fault of the flow; the next pass computes it again."""
+        if sequence.generator.audio_segments:
+            self._renderer.recover(sequence.generator.audio_segments[0].state)
 
     def close(self, state: RenderState) -> None:
-        """Release the state of a cancelled utterance; during its flow pass, only after the pass."""
-        if self._flow is not None and any(job.request.state is state for job in self._flow[0]):
+        """Release the state of an audio segment; during its flow pass, only after the pass."""
+        jobs = self._flow.jobs if isinstance(self._flow, _FlowPass) else ()
+        if any(job.request.state is state for job in jobs):
             self._abandoned.append(state)
         else:
             self._renderer.close(state)
 
-    def _recover(self, utterance: Utterance) -> None:
-        """Drop flow memory after a fault; the next pass computes it again."""
-        if utterance.generator.audio_segments:
-            self._renderer.recover(utterance.generator.audio_segments[0].state)
+
+def _members(jobs: Iterable[ChunkJob]) -> list[Sequence]:
+    return [job.sequence for job in jobs]
+
+
+def _read(finished: _VocoderPass) -> tuple[list[bytes], float, float]:
+    """Return the samples of each chunk, and the device time of flow and vocoder in milliseconds."""
+    return [chunk.pcm() for chunk in finished.output.chunks], finished.mel.output.ms, finished.output.ms

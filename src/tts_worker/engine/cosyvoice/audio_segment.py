@@ -11,7 +11,7 @@ from bisect import bisect_right
 from tts_worker.engine.cosyvoice.alignment import WordAligner
 from tts_worker.engine.cosyvoice.chunks import Chunk, GridPlan
 from tts_worker.engine.cosyvoice.models.dims import FlowDims
-from tts_worker.engine.cosyvoice.renderer import MelResampler, RenderState
+from tts_worker.engine.cosyvoice.renderer import MelResampler, RenderState, chunk_pages
 from tts_worker.engine.cosyvoice.silence import SilenceFilter
 from tts_worker.types import Segment, WordTiming
 
@@ -111,6 +111,19 @@ class AudioSegment:
         """Remove the tokens of a run that started at ``start`` and will be drawn again."""
         del self.tokens[start:]
         self.aligner.restart_run()
+
+    # -- pages --------------------------------------------------------------------------------------------------------
+
+    @property
+    def next_pages(self) -> int:
+        """Pages of the flow cache that the due chunk takes."""
+        return 0 if self.due_chunk is None else chunk_pages(self.state, self.due_chunk, self._flow.chunk_tokens)
+
+    @property
+    def pages_ahead(self) -> int:
+        """Estimated pages that the segment will still take."""
+        tokens = max(self.aligner.expected_tokens, len(self.tokens)) - self.rendered_tokens
+        return max(0, int(tokens) // self._flow.chunk_tokens)
 
     # -- text ---------------------------------------------------------------------------------------------------------
 

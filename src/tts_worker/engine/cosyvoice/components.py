@@ -171,6 +171,7 @@ class Components:
     def close(self) -> None:
         """Wait for submitted work and release captured graphs."""
         self.streams.close()
+        self.voice_cache.close()
         for runner in self.runners:
             runner.clear()
 

@@ -1,87 +1,61 @@
-"""CosyVoice behind the ``Engine`` protocol: scheduling and fault handling.
+"""CosyVoice behind the ``Engine`` protocol.
 
-A step submits one bounded operation of the utterance with the least slack: prepare its voice, prefill, decode or
-render. On a GPU, tokens and audio overlap, and a step collects finished work. Scheduling never affects what is spoken.
+A step collects what the runners have finished, emits audio, plans, and submits: at most one batch of the language model
+and one of the audio networks. On a GPU, or with a thread for the flow, both run at the same time. Scheduling never
+affects what is spoken.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections import abc
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import torch
 
-from tts_worker.engine.cosyvoice.audio_runner import AudioStage
+from tts_worker.engine.cosyvoice.audio_runner import AudioChunk, AudioResult, AudioRunner, MelChunk, PromptChunk
+from tts_worker.engine.cosyvoice.backends.streams import StreamFuture
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.config import V2, V3
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
-from tts_worker.engine.cosyvoice.faults import catch_fault, client_error, device_responds
-from tts_worker.engine.cosyvoice.pages import page_claims, prompt_pages, segment_pages, wake_page_waiters
-from tts_worker.engine.cosyvoice.sequence import Utterance, plain_segment
-from tts_worker.engine.cosyvoice.stage import StageFault, StageTimings
+from tts_worker.engine.cosyvoice.enrol import Speaker
+from tts_worker.engine.cosyvoice.faults import Fault, FaultKind, Stage, attempt, device_responds, fault_kind
+from tts_worker.engine.cosyvoice.sequence import Phase, Sequence, plain_segment
+from tts_worker.engine.cosyvoice.timings import StageTimings
 from tts_worker.engine.cosyvoice.token_generator import Model
-from tts_worker.engine.cosyvoice.token_runner import TokenStage
+from tts_worker.engine.cosyvoice.token_runner import DrawnIds, SlotFull, TokenResult, TokenRunner
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
-from tts_worker.engine.scheduler import (
-    Budgets,
-    Candidate,
-    ChunkTimes,
-    Need,
-    Plan,
-    Scheduler,
-    defers_first_chunk,
-)
-from tts_worker.errors import (
-    DeviceLost,
-    EngineFault,
-    ErrorInfo,
-    InvalidRequest,
-    OutOfMemory,
-    OverCapacity,
-    SynthesisFailed,
-    TTSWorkerError,
-    UnknownVoice,
-    UnspeakableText,
-)
+from tts_worker.engine.scheduler import Batch, Budgets, Candidate, ChunkTimes, Need, Plan, defers_first_chunk
+from tts_worker.engine.shell import EngineShell
+from tts_worker.errors import DeviceLost, EngineFault, InvalidRequest, OutOfMemory, TTSWorkerError
 from tts_worker.types import (
-    SAMPLE_RATE_HZ,
     Alignment,
-    Audio,
-    Cancel,
-    Command,
-    Credit,
-    Done,
-    EndText,
     EngineInfo,
     EngineReport,
     Event,
-    Failed,
-    Hold,
     Open,
-    Release,
     SynthesisParams,
-    Text,
     UtteranceKey,
     unpaced_share,
 )
 
-SPEED_RANGE = (0.5, 2.0)
+log = logging.getLogger(__name__)
+
 LANGUAGES: dict[str, tuple[str, ...]] = {
     V2: ("zh", "en", "ja", "ko", "yue"),
     V3: ("zh", "en", "ja", "ko", "yue", "de", "es", "fr", "it", "ru"),
 }
 
-_MAX_EMIT_SAMPLES = SAMPLE_RATE_HZ // 2
+SPEED_RANGE = (0.5, 2.0)
+
 _WARM_UP = "warm-up"  # session of the warm-up utterance
 _WARM_UP_TOKENS = 64  # a first, a middle and a last chunk: 8 + 25 + 25 tokens and look-ahead, and a rest
 _WARM_UP_SPEEDS = (1.0, 1.25)
-_AHEAD_CHUNKS = 2  # unrendered chunks up to which an utterance joins a decode batch
 
 
-class CosyVoiceEngine:
+class CosyVoiceEngine(EngineShell[Sequence]):
     """The streaming CosyVoice engine.
 
     An utterance ends with ``Failed`` for an unknown voice, an unsupported language, speed, seed or instruction, or text
@@ -96,101 +70,63 @@ class CosyVoiceEngine:
     Attributes:
         components: Networks, memory, streams and voices.
         timings: Device time of the stages.
-        info: What the engine offers.
     """
 
     def __init__(self, components: Components, model: Model, *, healthy: Callable[[], bool] | None = None) -> None:
-        self.components = components
-        self._model = _with_warm_up(model)
         config = model.config
         settings = model.settings
-        self.timings = StageTimings()
-        self._utterances: dict[UtteranceKey, Utterance] = {}
-        self._tokens = TokenStage(components, settings.burst_tokens, self.timings)
-        self._call_pages = max(0, components.pool.free_pages - unpaced_share(components.pool.free_pages))
-        # Not a bound method: a reference cycle would keep the memory of a closed engine until the next collection.
-        on_pages_freed = partial(wake_page_waiters, self._utterances)
-        self._audio = AudioStage(components, self.timings, on_pages_freed)
-        self._healthy = healthy or (lambda: device_responds(components.networks.flow.noise.device))
-        self._events: list[Event] = []
-        self._scheduler = Scheduler()
-        self._only_emitted = False  # whether the last step submitted nothing
-        self._step_notes: list[str] = []  # what the current step did
-        self.info = EngineInfo(
-            name="cosyvoice",
-            voices=components.voice_cache.names,
-            languages=LANGUAGES[config.family],
-            alignment=Alignment.ESTIMATED,
-            max_utterances=settings.max_utterances,
-            sample_rate_hz=config.sample_rate_hz,
-            text_by_word=settings.text_mode is TextMode.INTERLEAVED,
-            speed_range=SPEED_RANGE,
-            device=str(components.networks.flow.noise.device),
-            capabilities=("instruct", "speech_tokens"),
-            extra=(("family", config.family), ("text_mode", settings.text_mode.value)),
+        device = components.networks.flow.noise.device
+        super().__init__(
+            EngineInfo(
+                name="cosyvoice",
+                voices=components.voice_cache.names,
+                languages=LANGUAGES[config.family],
+                alignment=Alignment.ESTIMATED,
+                max_utterances=settings.max_utterances,
+                sample_rate_hz=config.sample_rate_hz,
+                text_by_word=settings.text_mode is TextMode.INTERLEAVED,
+                speed_range=SPEED_RANGE,
+                device=str(device),
+                capabilities=("instruct", "speech_tokens"),
+                extra=(("family", config.family), ("text_mode", settings.text_mode.value)),
+            )
         )
+        self.components = components
+        self.timings = StageTimings()
+        self._model = _with_warm_up(model)
+        self._tokens = TokenRunner(components, settings.burst_tokens, self.timings)
+        self._audio = AudioRunner(components, self.timings)
+        self._lookups: dict[Sequence, StreamFuture[Speaker]] = {}  # of sequences that wait for a stored voice
+        self._call_pages = max(0, components.pool.free_pages - unpaced_share(components.pool.free_pages))
+        self._healthy = healthy or partial(device_responds, device)
+        self._step_notes: list[str] = []  # what the current step did
 
     @property
     def settings(self) -> StreamingConfig:
         return self._model.settings
 
-    @property
-    def active_utterances(self) -> int:
-        """Number of utterances that hold resources."""
-        return len(self._utterances)
+    # -- utterances ---------------------------------------------------------------------------------------------------
 
-    # -- commands -----------------------------------------------------------------------------------------------------
-
-    def handle(self, command: Command) -> None:
-        """Apply a command. Commands for unknown utterances are ignored."""
-        if isinstance(command, Open):
-            self._open(command)
-            return
-        utterance = self._utterances.get(command.key)
-        if utterance is None:
-            return
-        match command:
-            case Text():
-                utterance.generator.add_text(command.segment)
-            case EndText():
-                utterance.generator.end_text()
-            case Credit():
-                utterance.output.grant(command.samples)
-            case Hold():
-                utterance.is_held = True
-            case Release():
-                utterance.is_held = False
-            case Cancel():
-                self._free(utterance)
-
-    def _open(self, command: Open) -> None:
+    def open_sequence(self, command: Open) -> Sequence:
+        self._check_seed(command.params.seed)
+        self._check_speech(command.speech_tokens)
+        voice_cache = self.components.voice_cache
+        voice = voice_cache.acquire(command.params.voice)
+        sequence = Sequence(command, self._model, self.components.decoder.acquire())
+        if isinstance(voice, StreamFuture):
+            self._lookups[sequence] = voice
+            return sequence
         try:
-            self._check(command.params)
-            self._check_speech(command.speech_tokens)
-            if len(self._utterances) >= self.settings.max_utterances:
-                raise OverCapacity("all utterance slots of the engine are taken; retry in a moment")
-            unpaced = sum(not utterance.paced for utterance in self._utterances.values())
-            if not command.paced and unpaced >= unpaced_share(self.settings.max_utterances):
-                raise OverCapacity("all utterance slots for downloads are taken; retry in a moment")
-        except TTSWorkerError as error:
-            self._events.append(Failed(command.key, error.info))
-        else:
-            self._utterances[command.key] = Utterance(command, self._model, self.components.decoder.acquire())
+            sequence.set_voice(voice)
+        except TTSWorkerError:
+            voice_cache.release(voice)
+            self.components.decoder.release(sequence.slot)
+            raise
+        return sequence
 
-    def _check(self, params: SynthesisParams) -> None:
-        """Raise UnknownVoice or InvalidRequest for unsupported parameters. No parameter is replaced silently."""
-        names = self.components.voice_cache.names
-        if params.voice not in self.components.voice_cache:
-            raise UnknownVoice(f'unknown voice "{params.voice[:64]}"; available: {", ".join(names[:20]) or "none"}')
-        if not (math.isfinite(params.speed) and SPEED_RANGE[0] <= params.speed <= SPEED_RANGE[1]):
-            raise InvalidRequest(f"speed must be {SPEED_RANGE[0]:g} to {SPEED_RANGE[1]:g}")
-        if not 0 <= params.seed < 1 << 63:
+    def _check_seed(self, seed: int) -> None:
+        if not 0 <= seed < 1 << 63:
             raise InvalidRequest("seed must be 0 to 2^63 - 1")
-        if params.language is not None:
-            primary = params.language.replace("_", "-").split("-")[0].lower()
-            if primary not in self.info.languages:
-                known = ", ".join(self.info.languages)
-                raise InvalidRequest(f"this model does not speak {primary[:16]!r}; it speaks {known}")
 
     def _check_speech(self, tokens: tuple[int, ...]) -> None:
         """Raise InvalidRequest for speech tokens that the flow does not know or that one audio segment cannot hold."""
@@ -200,289 +136,247 @@ class CosyVoiceEngine:
         if tokens and not 0 <= min(tokens) <= max(tokens) < config.flow.vocab:
             raise InvalidRequest(f"speech tokens must be 0 to {config.flow.vocab - 1}")
 
-    # -- steps --------------------------------------------------------------------------------------------------------
+    def close_sequence(self, sequence: Sequence) -> None:
+        sequence.enter(Phase.ENDED)
+        self._lookups.pop(sequence, None)
+        for segment in sequence.generator.audio_segments:
+            self._audio.close(segment.state)
+        self.components.decoder.release(sequence.slot)
+        if sequence.generator.voice is not None:
+            self.components.voice_cache.release(sequence.generator.voice)
+        self._retry_admission()
+
+    def on_work(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called, from another thread, when a stored voice has been read."""
+        self.components.voice_cache.on_loaded = wake
+
+    def wait_for_work(self) -> bool:
+        for lookup in self._lookups.values():
+            lookup.finished_event.wait()
+        return bool(self._lookups)
+
+    # -- collect ------------------------------------------------------------------------------------------------------
 
     @property
-    def has_work(self) -> bool:
-        if self._events or self._tokens.is_busy or self._audio.is_busy:
+    def is_busy(self) -> bool:
+        if self._tokens.is_busy or self._audio.is_busy:
             return True
-        return any(
-            self._next_op(utterance) is not Need.NONE or utterance.can_emit or utterance.is_finished
-            for utterance in self._utterances.values()
-        )
+        preparing = self._audio.preparing
+        if preparing is not None and self._is_active(preparing):
+            return True
+        return any(lookup.is_done and self._is_active(sequence) for sequence, lookup in self._lookups.items())
 
-    def _next_op(self, utterance: Utterance) -> Need:
-        return utterance.next_op(self.components.voice_cache.needs_prepare)
+    def _is_active(self, sequence: Sequence) -> bool:
+        return self._active.get(sequence.key) is sequence
 
-    def step(self, now_s: float) -> Sequence[Event]:
-        """Run one step and return its events. Raises DeviceLost if the device no longer responds."""
+    def collect(self) -> None:
+        """Take over the voices that are read, and what the runners have finished."""
+        self._take_voices()
+        self._take_results([*self._tokens.collect(), *self._audio.collect()])
+        for sequence in self.sequences.values():
+            if sequence.generator.drop_empty_segment():
+                self._retry_admission()
+
+    def _take_voices(self) -> None:
+        for sequence, lookup in list(self._lookups.items()):
+            if lookup.is_done and self._is_active(sequence):
+                del self._lookups[sequence]
+                fault = attempt([sequence], Stage.VOICE, partial(self._take_voice, sequence, lookup))
+                if fault is not None:
+                    self.components.voice_cache.expire(sequence.params.voice)
+                    self._handle_fault(fault)
+
+    def _take_voice(self, sequence: Sequence, lookup: StreamFuture[Speaker]) -> None:
+        voice_cache = self.components.voice_cache
+        voice = voice_cache.acquire_loaded(sequence.params.voice, lookup.result())
         try:
-            return self._step(now_s)
-        except Exception as error:  # outside of a pass, such as a query of an event
-            self._check_device(error)
+            sequence.set_voice(voice)
+        except TTSWorkerError:
+            voice_cache.release(voice)
             raise
 
-    def _step(self, now_s: float) -> Sequence[Event]:
-        self._step_notes = []
-        self.components.take_eager_names()
-        now_us = int(now_s * 1e6)
-        self._collect()
-        self._emit(now_us)
-        # Emit finished audio before submitting new work, but never only emit in two consecutive steps.
-        self._only_emitted = bool(self._events) and not self._only_emitted
-        if not self._only_emitted:
-            candidates = self._candidates(now_us)
-            plan = self._scheduler.schedule(candidates, self._budgets(candidates), now_us)
-            self._submit(plan)
-            self._collect()
-            self._emit(now_us)
-        events = self._events
-        self._events = []
-        return events
+    def _take_results(self, results: Iterable[TokenResult | AudioResult]) -> None:
+        for result in results:
+            match result:
+                case Fault():
+                    self._handle_fault(result)
+                case PromptChunk():
+                    self._take_prompt(result.voice)
+                case SlotFull() if not result.sequence.has_ended:
+                    result.sequence.generator.end_at_capacity()
+                case DrawnIds() if not result.sequence.has_ended:
+                    result.sequence.take_ids(result.ids, result.ms)
+                case MelChunk(job) if not job.sequence.has_ended:
+                    job.sequence.take_mel(job.segment, job.request.chunk, result.samples)
+                case AudioChunk(job) if not job.sequence.has_ended:
+                    self._take_audio(result)
 
-    def _candidates(self, now_us: int) -> list[Candidate]:
-        """Return the utterances that could use a step."""
-        candidates = []
-        for utterance in self._utterances.values():
-            needs = self._next_op(utterance)
-            joins = self._joins(utterance)
-            if needs is not Need.NONE and utterance.waiting_since_us is None:
-                utterance.waiting_since_us = now_us
-            if needs is not Need.NONE or joins is not Need.NONE:
-                candidates.append(self._candidate(utterance, needs, joins, now_us))
-        return candidates
+    def _take_prompt(self, voice: VoiceState) -> None:
+        """Let the sequences speak whose voice is prepared now."""
+        if voice.is_prepared:
+            for sequence in self.sequences.values():
+                if sequence.phase is Phase.PREPARING and sequence.generator.voice is voice:
+                    sequence.proceed()
+            self._retry_admission()  # the prompt takes no more pages
 
-    def _joins(self, utterance: Utterance) -> Need:
-        """Return the operation of a language model batch that the utterance may join.
+    def _take_audio(self, result: AudioChunk) -> None:
+        job = result.job
+        job.sequence.take_audio(job.segment, job.request.chunk, result.pcm, result.flow_ms, result.vocoder_ms)
+        if job.request.chunk.final:
+            self._audio.close(job.segment.state)
+            self._retry_admission()
 
-        It needs credit and few unrendered tokens, but not a scheduled operation.
-        """
-        flow = self._model.config.flow
-        max_tokens = _AHEAD_CHUNKS * flow.chunk_tokens + flow.lookahead_tokens
-        if not utterance.has_capacity or utterance.generator.unrendered_tokens >= max_tokens:
-            return Need.NONE
-        return utterance.next_token_op()
+    def _retry_admission(self) -> None:
+        """Let sequences that wait for pages ask again, because pages were returned or will not be taken."""
+        for sequence in self.sequences.values():
+            if sequence.phase is Phase.WAITING_PAGES:
+                sequence.proceed()
 
-    def _candidate(self, utterance: Utterance, needs: Need, joins: Need, now_us: int) -> Candidate:
-        generator = utterance.generator
-        output = utterance.output
-        pages = 0
-        starts = False
-        if needs is Need.PREPARE_VOICE and generator.voice is not None:
-            pages = prompt_pages(utterance, self.components.voice_cache)
-            starts = True
-        elif needs is Need.RENDER:
-            segment = generator.audio_segments[0]
-            assert segment.due_chunk is not None
-            pages = self.components.renderer.pages(segment.state, segment.due_chunk)
-            starts = segment.state.flow is None
-        return Candidate(
-            output.key,
-            output.lead_at_samples(now_us) + utterance.in_flight_samples,
-            now_us if utterance.waiting_since_us is None else utterance.waiting_since_us,
-            output.emitted_samples > 0,
-            output.paced,
-            needs=needs,
-            joins=joins,
-            inputs=generator.next_inputs if Need.PREFILL in (needs, joins) else 1,
-            tokens_until_due=generator.audio_segments[0].tokens_until_due if generator.audio_segments else 0,
-            pages=pages,
-            pages_ahead=pages + segment_pages(utterance, self.components.pool) if starts else 0,
-            starts=starts,
-            runs_alone=utterance.retry_single,
-        )
+    # -- schedule -----------------------------------------------------------------------------------------------------
 
-    def _budgets(self, candidates: Sequence[Candidate]) -> Budgets:
-        """Return what is free."""
+    def budgets(self, candidates: abc.Sequence[Candidate]) -> Budgets:
         settings = self.settings
         streams = self.components.streams
-        pool = self.components.pool
-        voice_cache = self.components.voice_cache
-        is_token_stage_free = not self._tokens.is_busy and not self._audio.has_vocoder_work
+        starts = any(candidate.starts for candidate in candidates)
+        claims = [sequence.page_claim for sequence in self.sequences.values()] if starts else []
         return Budgets(
-            token_batch=settings.decode_batch if is_token_stage_free else 0,
+            token_batch=0 if self._tokens.is_busy or self._audio.has_vocoder_work else settings.decode_batch,
             audio_batch=settings.render_batch if self._audio.has_capacity else 0,
             concurrent=streams.tokens is not streams.flow,
             burst_steps=settings.burst_tokens,
-            free_pages=pool.free_pages,
-            evictable_pages=voice_cache.evictable_pages,
+            free_pages=self.components.pool.free_pages,
+            evictable_pages=self.components.voice_cache.evictable_pages,
             call_pages=self._call_pages,
-            claims=page_claims(self._utterances.values(), pool, voice_cache)
-            if any(candidate.starts for candidate in candidates)
-            else (),
+            claims=[claim for claim in claims if claim is not None],
         )
 
-    def _submit(self, plan: Plan) -> None:
-        """Start the batches of ``plan``, or wait if there are none."""
-        for key in plan.refused:
-            self._utterances[key].waiting_for_pages = True
-        for key in plan.out_of_memory:
-            self._fail(
-                self._utterances[key], OutOfMemory("no memory for more audio: end an utterance, or set more pages").info
-            )
-        pool = self.components.pool
-        while pool.free_pages < plan.free_pages and self.components.voice_cache.evict_idle(pool):
-            pass
-        self._step_notes += [batch.operation.value for batch in (plan.tokens, plan.audio) if batch is not None]
+    def defers(self, sequence: Sequence, now_us: int) -> bool:
+        """Whether the first chunk waits for the second one."""
+        output = sequence.output
+        if not self.settings.smooth_start or output.emitted_samples or sequence.rendered_chunks != 1:
+            return False
+        if not sequence.will_continue:
+            return False
+        decode_s = self._model.config.flow.chunk_tokens * self.timings.token_s
+        times = ChunkTimes(int(decode_s * 1e6), int(self.timings.chunk_s * 1e6))
+        first = Candidate(sequence.key, output.waiting_samples, now_us, started=False, paced=output.paced)
+        others = [candidate for candidate in self.candidates(now_us) if candidate.key != sequence.key]
+        return defers_first_chunk(first, others, times, self.settings.render_batch, now_us)
+
+    # -- submit -------------------------------------------------------------------------------------------------------
+
+    def submit(self, plan: Plan) -> None:
+        """Start the batches of ``plan``, or wait for a result if there are none."""
+        self._apply_admission(plan)
         for key in plan.urgent:
-            self._utterances[key].waiting_since_us = None  # so that new utterances share a batch
+            self.sequences[key].waiting_since_us = None  # so that new utterances share a batch
         if plan.audio is not None:
-            members = self._members(plan.audio.members)
-            if plan.audio.operation is Need.PREPARE_VOICE:
-                self._run_guarded(partial(self._prepare_voice, members[0]))
-            else:
-                self._run_guarded(partial(self._audio.submit, members))
+            self._submit_audio(plan.audio)
         if self._audio.has_vocoder_work:
-            self._run_guarded(self._audio.vocode)
+            self._audio.vocode()
         elif plan.tokens is not None:
-            members = self._members(plan.tokens.members)
-            if plan.tokens.operation is Need.PREFILL:
-                self._run_guarded(partial(self._tokens.submit_prefill, members))
-            else:
-                self._run_guarded(partial(self._tokens.submit_burst, members, plan.tokens.steps))
+            self._submit_tokens(plan.tokens)
         elif plan.audio is None:
             self._wait()
 
-    def _members(self, keys: Sequence[UtteranceKey]) -> list[Utterance]:
-        """Return the utterances of a batch that still exist."""
-        return [self._utterances[key] for key in keys if key in self._utterances]
+    def _apply_admission(self, plan: Plan) -> None:
+        for key in plan.refused:
+            self.sequences[key].enter(Phase.WAITING_PAGES)
+        for key in plan.out_of_memory:
+            error = OutOfMemory("no memory for more audio: end an utterance, or set more pages")
+            self.fail(self.sequences[key], error.info)
+        self._evict_voices(plan.free_pages)
 
-    def _prepare_voice(self, utterance: Utterance) -> None:
-        voice_cache = self.components.voice_cache
-        params = utterance.generator.params
-        try:
-            if utterance.generator.voice is None:
-                voice = voice_cache.acquire(params.voice, self.components.networks.flow, self.components.streams.flow)
-                try:
-                    utterance.generator.set_voice(voice, voice.request(params.instruct))
-                except TTSWorkerError:
-                    voice_cache.release(voice)
-                    raise
-            elif voice_cache.needs_prepare(utterance.generator.voice):
-                self._prepare_prompt(utterance.generator.voice)
-        except Exception as error:
-            raise StageFault([utterance], error) from error
+    def _evict_voices(self, free_pages: int) -> None:
+        """Evict unused voices until there are ``free_pages``."""
+        pool = self.components.pool
+        while pool.free_pages < free_pages and self.components.voice_cache.evict_idle(pool):
+            pass
 
-    def _prepare_prompt(self, voice: VoiceState) -> None:
-        """Compute the next chunk of the prompt."""
-        voice_cache = self.components.voice_cache
-        stream = self.components.streams.flow
-        voice_cache.prepare(voice, self.components.pool, stream)
-        if not voice_cache.needs_prepare(voice):  # it takes no more pages
-            wake_page_waiters(self._utterances)
+    def _submit_audio(self, batch: Batch) -> None:
+        self._step_notes.append(batch.operation.value)
+        members = [self.sequences[key] for key in batch.members]
+        if batch.operation is Need.PREPARE_VOICE:
+            self._audio.prepare(members[0])
+        else:
+            self._audio.render(members)
 
-    def _collect(self) -> None:
-        """Collect finished work of both stages."""
-        self._run_guarded(partial(self._tokens.collect, block=False))
-        self._run_guarded(partial(self._audio.collect, block=False))
+    def _submit_tokens(self, batch: Batch) -> None:
+        self._step_notes.append(batch.operation.value)
+        members = [self.sequences[key] for key in batch.members if key in self.sequences]  # none that just failed
+        if batch.operation is Need.PREFILL:
+            self._tokens.prefill(members)
+        else:
+            self._tokens.burst(members, batch.steps)
 
     def _wait(self) -> None:
-        """Wait for the stage that is expected to finish first, and only for it, so that neither stage idles."""
-        busy = [stage for stage in (self._tokens, self._audio) if stage.is_busy]
-        if busy:
-            self._step_notes.append("wait")
-            self._run_guarded(partial(min(busy, key=lambda stage: stage.expected_at_s).collect, block=True))
+        """Wait for the runner that is expected to finish first, and only for it, so that neither idles."""
+        tokens = self._tokens
+        audio = self._audio
+        is_audio_busy = audio.is_busy or audio.preparing is not None
+        if not tokens.is_busy and not is_audio_busy:
+            return
+        self._step_notes.append("wait")
+        if is_audio_busy and (not tokens.is_busy or audio.expected_at_s < tokens.expected_at_s):
+            self._take_results(audio.collect(block=True))
+        else:
+            self._take_results(tokens.collect(block=True))
 
-    def _run_guarded(self, work: Callable[[], object]) -> None:
-        """Run ``work`` and handle its fault, if any."""
-        fault = catch_fault(work)
+    # -- faults -------------------------------------------------------------------------------------------------------
+
+    def step(self, now_s: float) -> abc.Sequence[Event]:
+        """Do one bounded unit of work and return its events.
+
+        Raises:
+            DeviceLost: The device no longer responds.
+        """
+        self._step_notes = []
+        self.components.take_eager_names()
         try:
-            if fault is not None:
-                self._handle_fault(fault)
-        finally:
-            del fault  # its traceback refers to this frame: the cycle would keep the tensors of the failed pass
+            return super().step(now_s)
+        except Exception as error:  # outside of a pass
+            if fault_kind(error) is FaultKind.UNKNOWN:
+                self._check_device(type(error).__name__)
+            raise
+
+    def _handle_fault(self, fault: Fault) -> None:
+        """Fail a single sequence; retry the members of a batch one by one to isolate the fault.
+
+        Raises:
+            DeviceLost: The device no longer responds.
+        """
+        if fault.kind is FaultKind.UNKNOWN:
+            log.warning("a %s pass failed (%s):\n%s", fault.stage.value, fault.cause, fault.trace)
+            self._check_device(fault.cause)
+        if fault.kind is FaultKind.OUT_OF_MEMORY:
+            self._evict_voices(self.settings.pages)
+        for sequence in fault.members:
+            if sequence.has_ended:
+                continue
+            if len(fault.members) == 1:
+                self.fail(sequence, fault.error)
+                continue
+            sequence.failed_batches += 1
+            again = attempt([sequence], fault.stage, partial(self._recover, sequence, fault.stage))
+            if again is not None:
+                self._handle_fault(again)
+
+    def _recover(self, sequence: Sequence, stage: Stage) -> None:
+        """Restore the state of ``sequence`` before a failed pass is repeated."""
+        if stage in (Stage.PREFILL, Stage.DECODE):
+            self._tokens.recover(sequence)
+        elif stage is Stage.FLOW:
+            self._audio.recover(sequence)
+
+    def _check_device(self, cause: str) -> None:
+        """Raise DeviceLost if the device does not respond after ``cause``, so that its memory cannot be trusted."""
+        if not self._healthy():
+            raise DeviceLost(f"the device failed ({cause}) and no longer responds")
 
     def report(self) -> EngineReport:
         """Return how the computations ran, and what the last step did."""
         notes = [*self._step_notes, *(f"{name} without a graph" for name in self.components.take_eager_names())]
         return EngineReport(self.components.computations, ", ".join(notes) or "emit")
-
-    # -- faults -------------------------------------------------------------------------------------------------------
-
-    def _handle_fault(self, fault: StageFault) -> None:
-        """Fail a single utterance; retry the members of a batch one by one to isolate the fault.
-
-        Raises:
-            DeviceLost: The device no longer responds.
-        """
-        cause = fault.cause
-        self._check_device(cause)
-        if isinstance(cause, torch.OutOfMemoryError):
-            while self.components.voice_cache.evict_idle(self.components.pool):
-                pass
-        members = [utterance for utterance in fault.members if not utterance.cancelled]
-        for utterance in members:
-            if len(fault.members) == 1:
-                self._fail(utterance, client_error(cause))
-            else:
-                if fault.recover is not None:
-                    fault.recover(utterance)
-                utterance.retry_single = True
-
-    def _check_device(self, cause: BaseException) -> None:
-        """Raise DeviceLost if the device does not respond after ``cause``, so that its memory cannot be trusted."""
-        # Without free memory, the health check would fail for the same reason.
-        is_known = isinstance(cause, TTSWorkerError | MemoryError | torch.OutOfMemoryError)
-        if not is_known and not self._healthy():
-            raise DeviceLost(f"the device failed ({type(cause).__name__}) and no longer responds") from cause
-
-    def _fail(self, utterance: Utterance, error: ErrorInfo) -> None:
-        self._free(utterance)
-        self._events.append(Failed(utterance.output.key, error))
-
-    def _free(self, utterance: Utterance) -> None:
-        """Release everything that an utterance holds. Results in flight are dropped."""
-        del self._utterances[utterance.output.key]
-        utterance.cancelled = True
-        for audio_segment in utterance.generator.audio_segments:
-            self._audio.close(audio_segment.state)
-        self.components.decoder.release(utterance.slot)
-        if utterance.generator.voice is not None:
-            self.components.voice_cache.release(utterance.generator.voice)
-        wake_page_waiters(self._utterances)
-
-    # -- output -------------------------------------------------------------------------------------------------------
-
-    def _emit(self, now_us: int) -> None:
-        for utterance in list(self._utterances.values()):
-            if utterance.generator.drop_empty_segment():
-                wake_page_waiters(self._utterances)
-            if utterance.can_emit and not self._defers_first_chunk(utterance, now_us):
-                last = (
-                    utterance.generator.text_ended
-                    and utterance.generator.run is None
-                    and not utterance.generator.audio_segments
-                )
-                self._events += _take_chunks(utterance, last)
-            if utterance.is_finished:
-                self._finish(utterance)
-
-    def _defers_first_chunk(self, utterance: Utterance, now_us: int) -> bool:
-        """Whether the first chunk waits for the second one."""
-        output = utterance.output
-        if not self.settings.smooth_start or output.emitted_samples or utterance.rendered_chunks != 1:
-            return False
-        if not utterance.generator.audio_segments or not utterance.has_capacity:
-            return False
-        if self._next_op(utterance) is Need.NONE and not (
-            utterance.is_decoding or utterance.is_rendering or utterance.in_flight_samples
-        ):
-            return False  # no second chunk will follow
-        decode_s = self._model.config.flow.chunk_tokens * self.timings.token_s
-        times = ChunkTimes(int(decode_s * 1e6), int(self.timings.chunk_s * 1e6))
-        first = Candidate(output.key, output.waiting_samples, now_us, started=False, paced=output.paced)
-        others = [candidate for candidate in self._candidates(now_us) if candidate.key != output.key]
-        return defers_first_chunk(first, others, times, self.settings.render_batch, now_us)
-
-    def _finish(self, utterance: Utterance) -> None:
-        key = utterance.output.key
-        if not utterance.generator.has_text or utterance.output.rendered_samples:
-            self._free(utterance)
-            self._events.append(Done(key, utterance.generator.truncated))
-        elif utterance.generator.has_speakable_text:
-            self._fail(utterance, SynthesisFailed("the model generated no valid speech; try another seed").info)
-        else:
-            self._fail(utterance, UnspeakableText("the text has no letters or digits to speak").info)
 
     # -- lifecycle ----------------------------------------------------------------------------------------------------
 
@@ -509,32 +403,13 @@ class CosyVoiceEngine:
 
     def _speak_sentence(self, voice: str, speed: float) -> bytes:
         """Synthesize the warm-up sentence."""
-        key = UtteranceKey(_WARM_UP, -1)
-        pcm = bytearray()
-        params = SynthesisParams(voice, speed=speed)
-        self.handle(Open(key, params, credit_samples=60 * SAMPLE_RATE_HZ))
-        self.handle(Text(key, plain_segment("This is a sentence to warm up with.")))
-        self.handle(EndText(key))
-        while self.has_work:
-            for event in self.step(0.0):
-                if isinstance(event, Failed):
-                    raise EngineFault(f"the warm-up failed: {event.error.message}")
-                if isinstance(event, Audio):
-                    pcm += event.pcm
-        return bytes(pcm)
+        segment = plain_segment("This is a sentence to warm up with.")
+        return self.speak(UtteranceKey(_WARM_UP, -1), SynthesisParams(voice, speed=speed), [segment])
 
     def close(self) -> None:
         """Release all utterances and stop the streams."""
-        for utterance in list(self._utterances.values()):
-            self._free(utterance)
-        self._events.clear()
+        super().close()
         self.components.close()
-
-
-def _take_chunks(utterance: Utterance, last: bool) -> Iterator[Audio]:
-    """Yield the chunks that the credit allows."""
-    while (audio := utterance.output.emit(_MAX_EMIT_SAMPLES, last=last)) is not None:
-        yield audio
 
 
 def _with_warm_up(model: Model) -> Model:
@@ -544,7 +419,7 @@ def _with_warm_up(model: Model) -> Model:
     original = model.script
     sentence = (*(i * 97 % speech for i in range(_WARM_UP_TOKENS)), eos)
 
-    def script(key: UtteranceKey, run: int) -> Sequence[int]:
+    def script(key: UtteranceKey, run: int) -> abc.Sequence[int]:
         if key.session == _WARM_UP:
             return sentence
         return original(key, run) if original is not None else ()

@@ -1,35 +1,86 @@
-"""Classifies faults of the networks and of the device."""
+"""Faults of passes as data: the runners return them, the engine decides what follows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeVar
 
 import torch
 
-from tts_worker.engine.cosyvoice.stage import StageFault
+from tts_worker.engine.cosyvoice.sequence import Sequence
 from tts_worker.errors import ErrorInfo, OutOfMemory, SynthesisFailed, TTSWorkerError
 
+T = TypeVar("T")
 
-def catch_fault(run: Callable[[], object]) -> StageFault | None:
-    """Call ``run`` and return its fault, if any.
 
-    An exception raised later does not get the fault as its context, so it does not keep the tensors of failed frames
-    alive.
+class Stage(Enum):
+    """What failed."""
+
+    VOICE = "voice"  # reading a stored voice
+    PREFILL = "prefill"
+    DECODE = "decode"
+    PROMPT = "prompt"  # the flow over the prompt of a voice
+    FLOW = "flow"
+    VOCODER = "vocoder"
+
+
+class FaultKind(Enum):
+    """What a fault says about the device."""
+
+    REFUSED = "refused"  # a typed error of our own: the device is all right
+    OUT_OF_MEMORY = "out_of_memory"
+    UNKNOWN = "unknown"  # the device may be lost
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A failed pass.
+
+    Attributes:
+        members: The sequences of the batch.
+        stage: What failed.
+        kind: What it says about the device.
+        error: The error for the clients. It contains no user text.
+        cause: Name of the exception.
+        trace: Where it was raised, without values.
+    """
+
+    members: tuple[Sequence, ...]
+    stage: Stage
+    kind: FaultKind
+    error: ErrorInfo
+    cause: str
+    trace: str
+
+
+def attempt(members: Iterable[Sequence], stage: Stage, work: Callable[[], T]) -> T | Fault:
+    """Return the result of ``work``, or its exception as a fault.
+
+    Nothing refers to the exception afterwards: its traceback would keep the tensors of the failed pass alive.
     """
     try:
-        run()
-    except StageFault as fault:
-        return fault
-    return None
+        return work()
+    except Exception as error:
+        kind = fault_kind(error)
+        if isinstance(error, TTSWorkerError):
+            info = error.info
+        elif kind is FaultKind.OUT_OF_MEMORY:
+            info = OutOfMemory("the device has no memory left for this utterance").info
+        else:
+            name = type(error).__name__
+            info = SynthesisFailed(f"the model could not synthesize a part of the text ({name})").info
+        trace = "".join(traceback.format_tb(error.__traceback__))
+        return Fault(tuple(members), stage, kind, info, type(error).__name__, trace)
 
 
-def client_error(cause: BaseException) -> ErrorInfo:
-    """Return the error for the client. It contains no user text."""
-    if isinstance(cause, TTSWorkerError):
-        return cause.info
-    if isinstance(cause, MemoryError | torch.OutOfMemoryError):
-        return OutOfMemory("the device has no memory left for this utterance").info
-    return SynthesisFailed(f"the model could not synthesize a part of the text ({type(cause).__name__})").info
+def fault_kind(error: BaseException) -> FaultKind:
+    """Classify ``error``."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return FaultKind.OUT_OF_MEMORY
+    return FaultKind.REFUSED if isinstance(error, TTSWorkerError) else FaultKind.UNKNOWN
 
 
 def device_responds(device: torch.device) -> bool:

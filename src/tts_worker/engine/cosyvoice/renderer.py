@@ -102,6 +102,18 @@ class RenderState:
     hift: HiftState | WindowState | None = None
 
 
+def chunk_pages(state: RenderState, chunk: Chunk, chunk_tokens: int) -> int:
+    """Return the number of pages that ``chunk`` needs, one per chunk of the mask.
+
+    An unaligned start or end of a segment needs one more than its chunks.
+    """
+    if state.flow is not None:
+        done = state.flow.tokens
+    else:
+        done = state.voice.flow.tokens if state.voice.flow is not None else 0
+    return -(-(len(state.voice.prompt) + chunk.end - done) // chunk_tokens)
+
+
 @dataclass(frozen=True)
 class RenderRequest:
     """A due chunk, and the tokens ``[0, chunk.known)`` of its segment."""
@@ -216,17 +228,6 @@ class Renderer:
             sizes = window_sizes(networks.hift, networks.config.flow, first_tokens=first_tokens, stride=stride)
             self._windows = VocoderWindows(networks.hift, streams.vocoder, runner, sizes, pool.device)
 
-    def pages(self, state: RenderState, chunk: Chunk) -> int:
-        """Return the number of pages that ``chunk`` needs, one per chunk of the mask.
-
-        An unaligned start or end of a segment needs one more than its chunks.
-        """
-        if state.flow is not None:
-            done = state.flow.tokens
-        else:
-            done = state.voice.flow.tokens if state.voice.flow is not None else 0
-        return -(-(len(state.voice.prompt) + chunk.end - done) // self.pool.chunk_tokens)
-
     def samples(self, mel: Tensor) -> int:
         """Return the number of samples of frames ``[1, mel, n]``."""
         return mel.shape[2] * self._networks.config.hift.frame_samples
@@ -268,7 +269,7 @@ class Renderer:
         for request in requests:
             if request.state.flow is None:
                 request.state.flow = self.pool.open(request.state.voice.flow)
-        remaining = [self.pages(request.state, request.chunk) for request in requests]
+        remaining = [chunk_pages(request.state, request.chunk, self.pool.chunk_tokens) for request in requests]
         while any(remaining):
             indexes = [i for i, chunks in enumerate(remaining) if chunks == max(remaining)]
             stride = min(max(remaining), self._stride)

@@ -1,111 +1,275 @@
-"""One utterance inside the engine: its generator, its credit, and the next operation that it needs.
+"""One utterance inside the CosyVoice engine: its text, tokens and audio, and the operation that it needs next.
 
-The engine schedules; an utterance only reports what it needs and whether it can emit.
+A sequence changes with text, credit and results. The engine schedules it, the runners compute for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from enum import Enum, Flag, auto
 
+from tts_worker.audio.pcm import fade_out, to_float, to_pcm
+from tts_worker.engine.cosyvoice.audio_segment import AudioSegment
+from tts_worker.engine.cosyvoice.chunks import Chunk
 from tts_worker.engine.cosyvoice.token_generator import Model, TokenGenerator
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
-from tts_worker.engine.output_buffer import OutputBuffer
-from tts_worker.engine.scheduler import Need
-from tts_worker.types import SAMPLE_RATE_HZ, Boundary, Open, Segment, Span
+from tts_worker.engine.scheduler import Candidate, Need, PageClaim
+from tts_worker.engine.shell import EngineSequence
+from tts_worker.errors import SynthesisFailed, UnspeakableText
+from tts_worker.types import Boundary, Done, Open, Segment, Span
 
-_MIN_EMIT_SAMPLES = SAMPLE_RATE_HZ // 10
+_AHEAD_CHUNKS = 2  # unrendered chunks up to which a sequence joins a decode batch
+_END_FADE_SAMPLES = 480  # 20 ms, at a truncation
 
 
-class Utterance:
+class Phase(Enum):
+    """Where a sequence is in its life. While it speaks, tokens and audio overlap: see ``InFlight``."""
+
+    WAITING_VOICE = "waiting for its voice"  # which is read from a file
+    PREPARING = "preparing"  # the prompt of its voice is not fully computed
+    SPEAKING = "speaking"  # text becomes tokens, tokens become audio
+    WAITING_PAGES = "waiting for pages"  # that another utterance will return
+    ENDED = "ended"  # finished, failed or cancelled: results in flight are dropped
+
+
+_TRANSITIONS: dict[Phase, frozenset[Phase]] = {
+    Phase.WAITING_VOICE: frozenset({Phase.PREPARING, Phase.SPEAKING, Phase.ENDED}),
+    Phase.PREPARING: frozenset({Phase.SPEAKING, Phase.WAITING_PAGES, Phase.ENDED}),
+    Phase.SPEAKING: frozenset({Phase.WAITING_PAGES, Phase.ENDED}),
+    Phase.WAITING_PAGES: frozenset({Phase.PREPARING, Phase.SPEAKING, Phase.ENDED}),
+    Phase.ENDED: frozenset(),
+}
+
+
+class InFlight(Flag):
+    """The passes that change a sequence. The runners set and clear them."""
+
+    NOTHING = 0
+    TOKENS = auto()
+    FLOW = auto()
+
+
+class Sequence(EngineSequence):
     """State of one utterance.
 
     Attributes:
-        output: Rendered audio that waits for credit.
         generator: Turns text into speech tokens.
         slot: Slot of the language model.
-        is_held: Whether the utterance is paused by ``Hold``.
-        cancelled: Whether results must be dropped.
-        is_decoding: Whether a language model pass is in flight.
-        is_rendering: Whether a flow pass is in flight.
-        waiting_for_pages: Whether admission refused pages; another utterance will free some.
-        retry_single: Whether a batch with it failed; it runs alone until it succeeds.
+        phase: Where it is in its life.
+        in_flight: Passes that change it.
+        in_flight_samples: Samples that wait for the vocoder or are in it.
+        failed_batches: Batches with it that failed since its last chunk. With any, it runs alone.
         rendered_chunks: Chunks rendered so far.
-        in_flight_samples: Samples queued before the vocoder or in it.
-        waiting_since_us: Since when an operation has been due; ``None`` if none is.
-        lm_ms: Language model time since the last rendered chunk.
     """
 
     def __init__(self, command: Open, model: Model, slot: int) -> None:
-        self.output = OutputBuffer(command.key, command.credit_samples, paced=command.paced, buffered=command.buffered)
+        super().__init__(command)
         self.generator = TokenGenerator(command.key, command.params, model, command.speech_tokens)
         self.slot = slot
-        self.is_held = False
-        self.cancelled = False
-        self.is_decoding = False
-        self.is_rendering = False
-        self.waiting_for_pages = False
-        self.retry_single = False
-        self.rendered_chunks = 0
+        self.phase = Phase.WAITING_VOICE
+        self.in_flight = InFlight.NOTHING
         self.in_flight_samples = 0
-        self.waiting_since_us: int | None = None
-        self.lm_ms = 0.0
+        self.failed_batches = 0
+        self.rendered_chunks = 0
+        self._lm_ms = 0.0  # since the last rendered chunk
+        flow = model.config.flow
+        self._max_ahead_tokens = _AHEAD_CHUNKS * flow.chunk_tokens + flow.lookahead_tokens
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def enter(self, phase: Phase) -> None:
+        """Change the phase.
+
+        Raises:
+            ValueError: The change is illegal.
+        """
+        if phase not in _TRANSITIONS[self.phase]:
+            raise ValueError(f"a sequence cannot change from {self.phase.value} to {phase.value}")
+        self.phase = phase
 
     @property
-    def paced(self) -> bool:
-        """Whether the listener takes audio at the rate of playback: a call, not a download."""
-        return self.output.paced
+    def has_ended(self) -> bool:
+        return self.phase is Phase.ENDED
+
+    def set_voice(self, voice: VoiceState) -> None:
+        """Set the voice to speak with.
+
+        Raises:
+            InvalidRequest: The voice does not support instructions.
+        """
+        self.generator.set_voice(voice, voice.request(self.params.instruct))
+        self.proceed()
+
+    def proceed(self) -> None:
+        """Prepare the voice, or speak if it is prepared."""
+        voice = self.generator.voice
+        assert voice is not None
+        phase = Phase.SPEAKING if voice.is_prepared else Phase.PREPARING
+        if phase is not self.phase:
+            self.enter(phase)
+
+    # -- text ---------------------------------------------------------------------------------------------------------
+
+    def add_text(self, segment: Segment) -> None:
+        self.generator.add_text(segment)
+
+    def end_text(self) -> None:
+        self.generator.end_text()
+
+    @property
+    def is_complete(self) -> bool:
+        return self.generator.text_ended and not self.generator.has_pending_speech
+
+    def end(self) -> Done:
+        generator = self.generator
+        if not generator.has_text or self.output.rendered_samples:
+            return Done(self.key, generator.truncated)
+        if generator.has_speakable_text:
+            raise SynthesisFailed("the model generated no valid speech; try another seed")
+        raise UnspeakableText(self.UNSPEAKABLE)
+
+    # -- needs --------------------------------------------------------------------------------------------------------
 
     @property
     def has_capacity(self) -> bool:
         """Whether the credit exceeds the audio that is rendered or in flight."""
         return self.output.credit_samples > self.output.waiting_samples + self.in_flight_samples
 
-    def next_op(self, needs_prepare: Callable[[VoiceState], bool]) -> Need:
-        """Return the next operation: NONE while held, out of credit, without text, or on the device.
-
-        Args:
-            needs_prepare: Whether the prompt of a voice is not fully computed.
-        """
-        if self.is_held or self.cancelled or not self.has_capacity:
+    @property
+    def needs(self) -> Need:
+        if not self.has_capacity:
             return Need.NONE
-        generator = self.generator
-        if generator.has_pending_speech and (generator.voice is None or needs_prepare(generator.voice)):
-            return Need.NONE if self.waiting_for_pages else Need.PREPARE_VOICE
-        segment = generator.due_segment
+        if self.phase is Phase.PREPARING:
+            return Need.PREPARE_VOICE if self.generator.has_pending_speech else Need.NONE
+        if self.phase is not Phase.SPEAKING:
+            return Need.NONE
+        segment = self.generator.due_segment
         if segment is None:
-            return self.next_token_op()
-        if not self.is_rendering:
-            return Need.NONE if self.waiting_for_pages else Need.RENDER
-        # While a chunk is being rendered, the tokens of the next one can be drawn.
-        has_next_chunk = generator.unrendered_tokens >= segment.tokens_for_next_chunk
-        return Need.NONE if has_next_chunk else self.next_token_op()
+            return self._token_need
+        if InFlight.FLOW not in self.in_flight:
+            return Need.RENDER
+        # While a chunk is rendered, the tokens of the next one can be drawn.
+        has_next_chunk = self.generator.unrendered_tokens >= segment.tokens_for_next_chunk
+        return Need.NONE if has_next_chunk else self._token_need
 
-    def next_token_op(self) -> Need:
-        """Return PREFILL or DECODE if the language model can continue, otherwise NONE."""
+    @property
+    def joins(self) -> Need:
+        """The operation of a token batch that it may join. It needs credit and few unrendered tokens."""
+        if not self.has_capacity or self.generator.unrendered_tokens >= self._max_ahead_tokens:
+            return Need.NONE
+        return self._token_need
+
+    @property
+    def _token_need(self) -> Need:
+        """PREFILL or DECODE if the language model can continue."""
         generator = self.generator
-        if self.is_decoding or self.is_held or generator.voice is None:
+        if InFlight.TOKENS in self.in_flight or self.phase not in (Phase.SPEAKING, Phase.WAITING_PAGES):
             return Need.NONE
         if generator.run is None:
-            return Need.PREFILL if generator.can_begin_run else Need.NONE
+            can_begin = self.phase is Phase.SPEAKING and generator.can_begin_run
+            return Need.PREFILL if can_begin else Need.NONE
         if generator.run.waits_for_text:
             return Need.NONE
         return Need.DECODE if generator.needs_only_last_id else Need.PREFILL
 
     @property
-    def is_finished(self) -> bool:
-        if self.is_held or self.output.waiting_samples:
+    def will_continue(self) -> bool:
+        """Whether more audio follows without more text or credit."""
+        if not self.generator.audio_segments or not self.has_capacity:
             return False
-        return self.generator.text_ended and not self.generator.has_pending_speech
+        return self.in_flight is not InFlight.NOTHING or self.in_flight_samples > 0 or self.needs is not Need.NONE
+
+    def candidate(self, now_us: int) -> Candidate | None:
+        needs = self.needs
+        joins = self.joins
+        if needs is Need.NONE and joins is Need.NONE:
+            return None
+        if needs is not Need.NONE and self.waiting_since_us is None:
+            self.waiting_since_us = now_us
+        output = self.output
+        segment = self._first_segment
+        pages, starts = self._pages(needs)
+        return Candidate(
+            self.key,
+            output.lead_at_samples(now_us) + self.in_flight_samples,
+            now_us if self.waiting_since_us is None else self.waiting_since_us,
+            output.emitted_samples > 0,
+            output.paced,
+            needs=needs,
+            joins=joins,
+            inputs=self.generator.next_inputs if Need.PREFILL in (needs, joins) else 1,
+            tokens_until_due=0 if segment is None else segment.tokens_until_due,
+            pages=pages,
+            pages_ahead=pages + (0 if segment is None else segment.pages_ahead) if starts else 0,
+            starts=starts,
+            runs_alone=self.failed_batches > 0,
+        )
+
+    # -- pages --------------------------------------------------------------------------------------------------------
 
     @property
-    def can_emit(self) -> bool:
-        """Whether a chunk is worth emitting. Coalesces small credits of 20 ms into chunks of 100 ms."""
-        output = self.output
-        if self.is_held or not output.can_emit:
-            return False
-        enough_samples = min(output.waiting_samples, _MIN_EMIT_SAMPLES)
-        untaken_samples = output.emitted_samples - output.taken_samples
-        return output.credit_samples >= enough_samples or untaken_samples < _MIN_EMIT_SAMPLES
+    def _first_segment(self) -> AudioSegment | None:
+        return self.generator.audio_segments[0] if self.generator.audio_segments else None
+
+    def _pages(self, needs: Need) -> tuple[int, bool]:
+        """Return the pages that ``needs`` takes, and whether it starts a prompt or an audio segment."""
+        voice = self.generator.voice
+        segment = self._first_segment
+        if needs is Need.PREPARE_VOICE and voice is not None:
+            return voice.pages_ahead, True
+        if needs is Need.RENDER and segment is not None:
+            return segment.next_pages, segment.state.flow is None
+        return 0, False
+
+    @property
+    def page_claim(self) -> PageClaim | None:
+        """Its claim to pages; None if it neither holds nor is about to take any."""
+        voice = self.generator.voice
+        segment = self._first_segment
+        if voice is None:
+            return None
+        is_about_to = (
+            self.phase in (Phase.PREPARING, Phase.SPEAKING)
+            and self.generator.has_pending_speech
+            and voice.flow is not None
+        )
+        holds_segment = segment is not None and segment.state.flow is not None
+        if not holds_segment and not is_about_to:
+            return None
+        ahead = voice.pages_ahead + (0 if segment is None else segment.pages_ahead)
+        return PageClaim(self.key, self.output.paced, holds_segment or not voice.is_prepared, ahead)
+
+    # -- results ------------------------------------------------------------------------------------------------------
+
+    def take_ids(self, ids: list[int], lm_ms: float) -> None:
+        """Process drawn ids."""
+        self._lm_ms += lm_ms
+        self.generator.process_ids(ids)
+
+    def take_mel(self, segment: AudioSegment, chunk: Chunk, samples: int) -> None:
+        """Record that the mel of ``chunk`` is computed: the next chunk may start, and the vocoder follows."""
+        segment.mark_rendered(chunk)
+        self.in_flight_samples = samples
+
+    def take_audio(self, segment: AudioSegment, chunk: Chunk, pcm: bytes, flow_ms: float, vocoder_ms: float) -> None:
+        """Append the audio of ``chunk`` to the output buffer. A final chunk ends its segment."""
+        if segment.base_sample is None:
+            segment.base_sample = self.output.rendered_samples
+        words = segment.words(chunk)
+        if chunk.final and self.generator.truncated is not None and len(self.generator.audio_segments) == 1:
+            pcm = to_pcm(fade_out(to_float(pcm), _END_FADE_SAMPLES))
+        self.output.render(
+            pcm,
+            words,
+            text_range=segment.text_range,
+            wall_ms=self._lm_ms + flow_ms + vocoder_ms,
+            stages_ms=(("lm", self._lm_ms), ("flow", flow_ms), ("vocoder", vocoder_ms)),
+        )
+        self._lm_ms = 0.0
+        self.in_flight_samples = 0
+        self.failed_batches = 0
+        self.rendered_chunks += 1
+        if chunk.final:
+            self.generator.audio_segments.popleft()
 
 
 def plain_segment(text: str) -> Segment:

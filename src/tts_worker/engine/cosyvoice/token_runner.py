@@ -1,95 +1,135 @@
-"""Batches of language model passes: prefills and decode bursts. See stage.py."""
+"""Runs batches of language model passes: prefills and decode bursts, one at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 from tts_worker.engine.cosyvoice.backends.streams import PendingCopy, TimingEvent
 from tts_worker.engine.cosyvoice.chunks import Item
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.decoder import DecodeRow
+from tts_worker.engine.cosyvoice.faults import Fault, Stage, attempt
 from tts_worker.engine.cosyvoice.runs import InterleavedRun
-from tts_worker.engine.cosyvoice.sequence import Utterance
-from tts_worker.engine.cosyvoice.stage import StageFault, StageTimings, running_mean
+from tts_worker.engine.cosyvoice.sequence import InFlight, Sequence
+from tts_worker.engine.cosyvoice.timings import StageTimings
 
 
 @dataclass(frozen=True)
-class _TokenBatch:
+class DrawnIds:
+    """Ids drawn for a sequence, and its share of the time."""
+
+    sequence: Sequence
+    ids: list[int]
+    ms: float
+
+
+@dataclass(frozen=True)
+class SlotFull:
+    """The slot of a sequence has no room for its next pass."""
+
+    sequence: Sequence
+
+
+TokenResult = DrawnIds | SlotFull | Fault
+
+
+@dataclass(frozen=True)
+class _TokenPass:
     """A pass in flight.
 
     Attributes:
-        members: The utterances of the batch.
-        ids: Drawn ids ``[steps, B]`` on their way to the host.
-        is_prefill: Whether it is a prefill, otherwise a decode burst.
+        members: The sequences of the batch.
+        stage: ``PREFILL`` or ``DECODE``.
         steps: Number of decode steps.
-        started_at_s: When it was submitted, by the host clock.
+        ids: Drawn ids ``[steps, B]`` on their way to the host.
         start: Start of the pass on the device.
         end: End of the pass on the device.
+        started_at_s: When it was submitted, by the host clock.
     """
 
-    members: tuple[Utterance, ...]
-    ids: PendingCopy
-    is_prefill: bool
+    members: tuple[Sequence, ...]
+    stage: Stage
     steps: int
-    started_at_s: float
+    ids: PendingCopy
     start: TimingEvent
     end: TimingEvent
+    started_at_s: float
 
 
-class TokenStage:
-    """Submits one language model batch at a time and collects its ids."""
+class TokenRunner:
+    """Submits one language model batch at a time and collects its ids.
 
-    def __init__(self, components: Components, burst_tokens: int, timings: StageTimings) -> None:
+    Args:
+        components: Components of the engine.
+        burst_steps: Most decode steps of a burst; a slot must have room for them.
+        timings: Where device times are added.
+    """
+
+    def __init__(self, components: Components, burst_steps: int, timings: StageTimings) -> None:
         self._decoder = components.decoder
         self._voice_cache = components.voice_cache
-        self._burst = burst_tokens
-        self._timings = timings
         self._stream = components.streams.tokens
-        self._in_flight: _TokenBatch | None = None
+        self._burst_steps = burst_steps
+        self._timings = timings
+        self._pass: _TokenPass | None = None
+        self._results: list[TokenResult] = []
 
     @property
     def is_busy(self) -> bool:
-        return self._in_flight is not None
+        """Whether a pass is in flight, or results have not been collected."""
+        return self._pass is not None or bool(self._results)
 
     @property
     def expected_at_s(self) -> float:
-        """When the batch in flight is expected to finish, by the running mean."""
-        if self._in_flight is None:
+        """When the pass in flight is expected to finish, by the running mean."""
+        if self._pass is None:
             return 0.0
-        return self._in_flight.started_at_s + self._in_flight.steps * self._timings.token_s
+        return self._pass.started_at_s + self._pass.steps * self._timings.token_s
 
-    def submit_prefill(self, utterances: Sequence[Utterance]) -> None:
-        """Feed the pending inputs of ``utterances`` and draw one id each.
+    # -- submit -------------------------------------------------------------------------------------------------------
 
-        Raises:
-            StageFault: The batch could not be submitted.
-        """
-        members: list[Utterance] = []
-        started_at_s = perf_counter()
-        start = self._stream.record_event()
-        for utterance in utterances:
-            try:
-                is_ready = self._prepare(utterance)
-            except Exception as error:
-                raise StageFault([utterance], error) from error
-            if is_ready:
-                members.append(utterance)
+    def prefill(self, sequences: Iterable[Sequence]) -> None:
+        """Feed the pending inputs of ``sequences`` and draw one id each."""
+        members = []
+        for sequence in sequences:
+            is_ready = attempt([sequence], Stage.PREFILL, partial(self._begin, sequence))
+            if isinstance(is_ready, Fault):
+                self._results.append(is_ready)
+            elif is_ready:
+                members.append(sequence)
+        self._submit(members, Stage.PREFILL, 1)
+
+    def burst(self, sequences: Iterable[Sequence], steps: int) -> None:
+        """Draw up to ``steps`` ids for each of ``sequences``."""
+        self._submit([s for s in sequences if self._has_room(s, self._burst_steps + 1)], Stage.DECODE, steps)
+
+    def _submit(self, members: list[Sequence], stage: Stage, steps: int) -> None:
         if not members:
             return
-        try:
-            for utterance in members:
-                self._decoder.record_draws(utterance.slot, utterance.generator.take_fills())
-            ids = self._decoder.prefill([self._row(u, 1) for u in members], [self._pending_items(u) for u in members])
-        except Exception as error:
-            raise StageFault(members, error, self._recover) from error
+        started_at_s = perf_counter()
+        start = self._stream.record_event()
+        ids = attempt(members, stage, partial(self._draw, members, stage, steps))
+        if isinstance(ids, Fault):
+            self._results.append(ids)
+            return
+        for sequence in members:
+            sequence.in_flight |= InFlight.TOKENS
         end = self._stream.record_event()
-        self._start(_TokenBatch(tuple(members), ids, True, 1, started_at_s, start, end))
+        self._pass = _TokenPass(tuple(members), stage, steps, ids, start, end, started_at_s)
 
-    def _prepare(self, utterance: Utterance) -> bool:
-        """Start the run if necessary. Returns False if there is nothing to feed."""
-        generator = utterance.generator
+    def _draw(self, members: list[Sequence], stage: Stage, steps: int) -> PendingCopy:
+        if stage is Stage.DECODE:
+            return self._decoder.burst([self._row(sequence, steps) for sequence in members], steps)
+        for sequence in members:
+            self._decoder.record_draws(sequence.slot, sequence.generator.take_fills())
+        return self._decoder.prefill([self._row(s, 1) for s in members], [_pending_items(s) for s in members])
+
+    def _begin(self, sequence: Sequence) -> bool:
+        """Start the run of ``sequence`` if necessary. Returns False if there is nothing to feed."""
+        generator = sequence.generator
         if generator.run is None:
             generator.begin_run()
         run = generator.run
@@ -99,95 +139,77 @@ class TokenStage:
             prefix = None
             if generator.voice is not None and not isinstance(run, InterleavedRun):
                 prefix = self._voice_cache.prefix(generator.voice, generator.request.prompt_text, self._decoder)
-            run.pending_items = self._decoder.start(utterance.slot, generator.run_seed, run.pending_items, prefix)
+            run.pending_items = self._decoder.start(sequence.slot, generator.run_seed, run.pending_items, prefix)
             generator.run_started = True
-        if self._decoder.free_positions(utterance.slot) < len(run.pending_items) + 1:
-            generator.end_at_capacity()
-            return False
-        return True
+        return self._has_room(sequence, len(run.pending_items) + 1)
 
-    @staticmethod
-    def _pending_items(utterance: Utterance) -> list[Item]:
-        return utterance.generator.run.pending_items if utterance.generator.run is not None else []
+    def _has_room(self, sequence: Sequence, positions: int) -> bool:
+        """Whether the slot of ``sequence`` has so many free positions; reports it if not."""
+        if self._decoder.free_positions(sequence.slot) >= positions:
+            return True
+        self._results.append(SlotFull(sequence))
+        return False
 
-    def _row(self, utterance: Utterance, steps: int) -> DecodeRow:
-        run = utterance.generator.run
+    def _row(self, sequence: Sequence, steps: int) -> DecodeRow:
+        run = sequence.generator.run
         assert run is not None
-        budget = max(1, min(run.budget, self._decoder.free_positions(utterance.slot)))
-        return DecodeRow(utterance.slot, run.special, run.special_from, budget, utterance.generator.forced_ids(steps))
+        budget = max(1, min(run.budget, self._decoder.free_positions(sequence.slot)))
+        return DecodeRow(sequence.slot, run.special, run.special_from, budget, sequence.generator.forced_ids(steps))
 
-    def submit_burst(self, utterances: Sequence[Utterance], steps: int) -> None:
-        """Draw up to ``steps`` ids for each of ``utterances``.
+    # -- collect ------------------------------------------------------------------------------------------------------
 
-        Raises:
-            StageFault: The batch could not be submitted.
-        """
-        members = []
-        for utterance in utterances:
-            if self._decoder.free_positions(utterance.slot) < self._burst + 1:
-                utterance.generator.end_at_capacity()
-            else:
-                members.append(utterance)
-        if not members:
-            return
-        started_at_s = perf_counter()
-        start = self._stream.record_event()
-        try:
-            ids = self._decoder.burst([self._row(u, steps) for u in members], steps)
-        except Exception as error:
-            raise StageFault(members, error, self._recover) from error
-        end = self._stream.record_event()
-        self._start(_TokenBatch(tuple(members), ids, False, steps, started_at_s, start, end))
-
-    def _start(self, batch: _TokenBatch) -> None:
-        for utterance in batch.members:
-            utterance.is_decoding = True
-        self._in_flight = batch
-
-    def collect(self, *, block: bool) -> None:
-        """Pass the ids of a finished batch to the utterances.
+    def collect(self, *, block: bool = False) -> list[TokenResult]:
+        """Return the results of the pass in flight if it has finished.
 
         Args:
-            block: Whether to wait for the batch in flight.
-
-        Raises:
-            StageFault: The batch failed.
+            block: Whether to wait for it.
         """
-        batch = self._in_flight
-        if batch is None or not (block or batch.ids.ready):
+        current = self._pass
+        if current is not None and attempt(current.members, current.stage, lambda: block or current.ids.ready):
+            self._pass = None
+            self._finish(current)
+        results = self._results
+        self._results = []
+        return results
+
+    def _finish(self, finished: _TokenPass) -> None:
+        for sequence in finished.members:
+            sequence.in_flight &= ~InFlight.TOKENS
+        read = attempt(finished.members, finished.stage, partial(_read, finished))
+        if isinstance(read, Fault):
+            for sequence in finished.members:
+                if finished.stage is Stage.PREFILL and sequence.generator.run is not None:
+                    sequence.generator.run.pending_items = []  # the decoder has recorded them
+            self._results.append(read)
             return
-        self._in_flight = None
-        for utterance in batch.members:
-            utterance.is_decoding = False
-        try:
-            columns = batch.ids.wait().T.tolist()
-            spent_s = batch.end.ms_since(batch.start) / 1000
-        except Exception as error:
-            for utterance in batch.members:
-                if batch.is_prefill and utterance.generator.run is not None:
-                    utterance.generator.run.pending_items = []  # the decoder has recorded them
-            raise StageFault(batch.members, error, self._recover) from error
+        columns, ms = read
         drawn = 0
-        for utterance, column in zip(batch.members, columns, strict=True):
-            if utterance.cancelled:
+        for sequence, ids in zip(finished.members, columns, strict=True):
+            if sequence.has_ended:
                 continue
-            ids = column
-            if not batch.is_prefill:
-                ids = self._decoder.record_burst(utterance.slot, column, utterance.generator.last_id)
-            utterance.lm_ms += 1000 * spent_s / len(batch.members)
+            if finished.stage is Stage.DECODE:
+                ids = self._decoder.record_burst(sequence.slot, ids, sequence.generator.last_id)
             drawn = max(drawn, len(ids))
             self._timings.tokens += len(ids)
-            utterance.generator.process_ids(ids)
-        if batch.is_prefill:
-            self._timings.prefill_ms += 1000 * spent_s
+            self._results.append(DrawnIds(sequence, ids, ms / len(finished.members)))
+        if finished.stage is Stage.PREFILL:
+            self._timings.add_prefill(ms)
         else:
-            self._timings.decode_ms += 1000 * spent_s
-            self._timings.token_s = running_mean(self._timings.token_s, spent_s / max(1, drawn))
+            self._timings.add_burst(ms, drawn)
 
-    def _recover(self, utterance: Utterance) -> None:
-        """Feed the sequence of the slot again after a fault; the run continues with the next id."""
-        generator = utterance.generator
+    def recover(self, sequence: Sequence) -> None:
+        """Feed the slot of ``sequence`` again after a fault; its run continues with the next id."""
+        generator = sequence.generator
         run = generator.run
         if run is not None and generator.run_started:
-            restored = self._decoder.restore(utterance.slot, generator.run_seed, generator.drawn)
+            restored = self._decoder.restore(sequence.slot, generator.run_seed, generator.drawn)
             run.pending_items = [*restored, *run.pending_items]
+
+
+def _pending_items(sequence: Sequence) -> list[Item]:
+    return sequence.generator.run.pending_items if sequence.generator.run is not None else []
+
+
+def _read(finished: _TokenPass) -> tuple[list[list[int]], float]:
+    """Return the ids of each member, and the device time in milliseconds."""
+    return finished.ids.wait().T.tolist(), finished.end.ms_since(finished.start)

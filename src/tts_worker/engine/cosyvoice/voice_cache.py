@@ -2,12 +2,12 @@
 
 A voice has a trimmed flow prompt (so that the first chunk boundary comes early), its pages in the flow cache, and the
 keys and values of the prompt text. Voices come from the model directory, from enrolment, and from a directory of stored
-voices that is read again for every request.
+voices that another thread (voice_loader.py) reads again for every request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.alignment import estimate_pace
-from tts_worker.engine.cosyvoice.backends.streams import ExecutionStream
+from tts_worker.engine.cosyvoice.backends.streams import ExecutionStream, StreamFuture
 from tts_worker.engine.cosyvoice.chunks import Item, Kind, trimmed_prompt
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.decoder import Decoder, Prefix
@@ -26,26 +26,30 @@ from tts_worker.engine.cosyvoice.flow_pool import FlowPool, FlowState
 from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.voice_loader import VoiceLoader, unknown_voice
 from tts_worker.errors import UnknownVoice
-from tts_worker.voicepack.voice_file import Voice, load_voice, stored_voices
+from tts_worker.voicepack.voice_file import Voice, stored_voices
 
 _MAX_PREFIXES = 4  # per voice
 
 
 @dataclass
 class VoiceState:
-    """A loaded voice. Its prompt may still be in preparation.
+    """A voice in use or in the cache. ``VoiceCache.prepare`` computes its prompt.
 
     Attributes:
         name: Name of the voice.
         speaker: Builds requests of the voice.
         prompt: Speech ids of the trimmed flow prompt, ``P`` of them.
-        prompt_mel: Mel of the trimmed flow prompt, ``[2P, mel]``.
-        spk: Speaker condition of the flow, ``[1, mel]``.
+        prompt_mel: Mel of the trimmed flow prompt, ``[2P, mel]``; on the device once the preparation has begun.
+        embedding: Speaker embedding, ``[spk_embed]``.
         pace: Speech tokens per unit of text weight.
+        chunk_tokens: Tokens of a chunk.
+        shareable_tokens: Prompt tokens in whole chunks that do not depend on generated tokens.
+        spk: Speaker condition of the flow, ``[1, mel]``; empty before the preparation.
         flow: Flow state of the prompt chunks computed so far.
         prefixes: Keys and values of prompt texts, by text ids.
-        users: Utterances that use the voice.
+        users: Utterances that use the voice, and passes that compute its prompt.
         last_used: Order of the last use, for eviction.
     """
 
@@ -53,12 +57,26 @@ class VoiceState:
     speaker: Speaker
     prompt: tuple[int, ...]
     prompt_mel: Tensor
-    spk: Tensor
+    embedding: Tensor
     pace: float
+    chunk_tokens: int
+    shareable_tokens: int
+    spk: Tensor = field(default_factory=lambda: torch.empty(0))
     flow: FlowState | None = None
     prefixes: dict[tuple[int, ...], Prefix] = field(default_factory=dict)
     users: int = 0
     last_used: int = 0
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the prompt is fully computed."""
+        return self.flow is not None and self.flow.tokens >= self.shareable_tokens
+
+    @property
+    def pages_ahead(self) -> int:
+        """Pages that the preparation will still take."""
+        done = self.flow.tokens if self.flow is not None else 0
+        return (self.shareable_tokens - done) // self.chunk_tokens
 
     def request(self, instruct: str | None) -> Request:
         """Return the request without text.
@@ -80,6 +98,9 @@ class VoiceCache:
         first_tokens: Speech tokens before the first chunk boundary.
         cached: Unused voices whose prompt stays in memory.
         enrolled: Voices enrolled at run time. They are not among ``names``.
+
+    Attributes:
+        on_loaded: Called on another thread when the look-up of a stored voice has ended.
     """
 
     def __init__(
@@ -102,6 +123,8 @@ class VoiceCache:
         self._bundled = {name: Speaker(voice, config, tokenizer) for name, voice in voices.items()}
         self._states: dict[str, VoiceState] = {}
         self._uses = 0
+        self._loader: VoiceLoader | None = None
+        self.on_loaded: Callable[[], None] = _do_nothing
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -116,36 +139,37 @@ class VoiceCache:
             kinds.setdefault(len(speaker.voice.tokens) > 0, name)
         return tuple(kinds.values()) or self.names[:1]
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.names or (self._enrolled is not None and self._enrolled.get(name) is not None)
-
     @property
     def prepared_voices(self) -> int:
         """Number of voices with a prompt in memory."""
         return sum(state.flow is not None for state in self._states.values())
 
-    def acquire(self, name: str, flow: Flow, stream: ExecutionStream) -> VoiceState:
-        """Return a voice, loading it if necessary. It counts as used until ``release``.
+    def acquire(self, name: str) -> VoiceState | StreamFuture[Speaker]:
+        """Return a voice, which counts as used until ``release``.
+
+        A stored voice is looked up on another thread: pass the result of the future to ``acquire_loaded``.
 
         Raises:
-            UnknownVoice: No such voice, or it was removed from the directory.
-            BundleError: The stored voice is damaged.
+            UnknownVoice: There is no such voice.
         """
         enrolled = self._enrolled.get(name) if self._enrolled is not None else None
-        stored = name not in self._bundled and enrolled is None
-        if stored and (self._stored is None or name not in stored_voices(self._stored)):
-            self._expire(name)
-            raise UnknownVoice(f'unknown voice "{name[:64]}"; available: {", ".join(self.names[:20]) or "none"}')
+        if name in self._bundled:
+            return self.acquire_loaded(name, self._bundled[name])
+        state = self._states.get(name)
+        if enrolled is not None:
+            speaker = Speaker(enrolled, self._config, self._tokenizer) if state is None else state.speaker
+            return self.acquire_loaded(name, speaker)
+        if self._stored is None:
+            raise UnknownVoice(unknown_voice(name, list(self._bundled)))
+        if self._loader is None:
+            self._loader = VoiceLoader(self._stored, self._config, self._tokenizer)
+        return self._loader.load(name, None if state is None else state.speaker, self.on_loaded)
+
+    def acquire_loaded(self, name: str, speaker: Speaker) -> VoiceState:
+        """Return the voice of ``speaker``, which counts as used until ``release``."""
         state = self._states.get(name)
         if state is None:
-            speaker = self._bundled.get(name)
-            if enrolled is not None:
-                speaker = Speaker(enrolled, self._config, self._tokenizer)
-            elif speaker is None:
-                assert self._stored is not None
-                speaker = Speaker(load_voice(self._stored, name), self._config, self._tokenizer)
-            state = self._build(name, speaker, flow, stream)
-            self._states[name] = state
+            state = self._states[name] = self._build(name, speaker)
         self._uses += 1
         state.users += 1
         state.last_used = self._uses
@@ -154,14 +178,16 @@ class VoiceCache:
     def release(self, state: VoiceState) -> None:
         """Return a voice that was acquired."""
         state.users -= 1
+        if not state.users and state.flow is None and self._states.get(state.name) is state:
+            del self._states[state.name]  # nothing is computed that could be used again
 
-    def _expire(self, name: str) -> None:
+    def expire(self, name: str) -> None:
         """Evict a removed voice first. Utterances that use it continue."""
         state = self._states.get(name)
         if state is not None and not state.users:
             state.last_used = 0
 
-    def _build(self, name: str, speaker: Speaker, flow: Flow, stream: ExecutionStream) -> VoiceState:
+    def _build(self, name: str, speaker: Speaker) -> VoiceState:
         config = self._config.flow
         voice = speaker.voice
         request = speaker.request("")
@@ -169,40 +195,33 @@ class VoiceCache:
         prompt = request.flow_prompt[drop:]
         ratio = config.frames_per_token
         mel = request.prompt_mel[drop * ratio : len(request.flow_prompt) * ratio]
-        with stream, torch.inference_mode():
-            spk = flow.speaker(request.embedding[None].to(stream.device))
-            prompt_mel = mel.reshape(-1, config.mel).to(stream.device)
-        return VoiceState(name, speaker, prompt, prompt_mel, spk, estimate_pace(voice.prompt_text, len(voice.tokens)))
+        whole_chunks = max(0, (len(prompt) - config.lookahead_tokens) // config.chunk_tokens)
+        return VoiceState(
+            name,
+            speaker,
+            prompt,
+            mel.reshape(-1, config.mel),
+            request.embedding,
+            estimate_pace(voice.prompt_text, len(voice.tokens)),
+            config.chunk_tokens,
+            whole_chunks * config.chunk_tokens,
+        )
 
     # -- shared computations -----------------------------------------------------------------------------------------
 
-    def needs_prepare(self, state: VoiceState) -> bool:
-        """Whether the prompt is not fully computed."""
-        return state.flow is None or state.flow.tokens < self._shareable_tokens(state)
-
-    def unprepared_pages(self, state: VoiceState) -> int:
-        """Pages that ``prepare`` will still take."""
-        done = state.flow.tokens if state.flow is not None else 0
-        return (self._shareable_tokens(state) - done) // self._config.flow.chunk_tokens
-
-    def _shareable_tokens(self, state: VoiceState) -> int:
-        """Prompt tokens in whole chunks that do not depend on generated tokens."""
-        config = self._config.flow
-        whole = (len(state.prompt) - config.lookahead_tokens) // config.chunk_tokens
-        return max(0, whole) * config.chunk_tokens
-
     @torch.inference_mode()
-    def prepare(self, state: VoiceState, pool: FlowPool, stream: ExecutionStream) -> None:
-        """Compute the next chunk of the prompt.
+    def prepare(self, state: VoiceState, flow: Flow, pool: FlowPool, stream: ExecutionStream) -> None:
+        """Compute the next chunk of the prompt, on ``stream``.
 
         Raises:
             OutOfMemory: The pool has no free page.
         """
         with stream:
             if state.flow is None:
-                self._evict_surplus(pool)
+                state.spk = flow.speaker(state.embedding[None].to(stream.device))
+                state.prompt_mel = state.prompt_mel.to(stream.device)
                 state.flow = pool.open()
-            if self.needs_prepare(state):
+            if not state.is_prepared:
                 tokens, known, cond = window(
                     self._config, state.prompt, state.prompt_mel, state.flow.tokens, len(state.prompt)
                 )
@@ -213,7 +232,8 @@ class VoiceCache:
                     state.flow = None
                     raise
 
-    def _evict_surplus(self, pool: FlowPool) -> None:
+    def evict_surplus(self, pool: FlowPool) -> None:
+        """Evict unused voices so that one more can be prepared."""
         idle = sorted((s for s in self._states.values() if not s.users), key=lambda s: s.last_used)
         while idle and self.prepared_voices >= self._cached:
             self._evict(idle.pop(0), pool)
@@ -249,7 +269,13 @@ class VoiceCache:
         return prefix
 
     def close(self) -> None:
-        self._states.clear()
+        """End the thread that reads voices."""
+        if self._loader is not None:
+            self._loader.close()
+
+
+def _do_nothing() -> None:
+    """The callback of a cache whose engine is not woken."""
 
 
 def window(

@@ -102,9 +102,9 @@ class _PhraseSequence(EngineSequence):
         return Need.RENDER if can_synthesize else Need.NONE
 
     @property
-    def is_rendered(self) -> bool:
+    def is_complete(self) -> bool:
         has_phrase = self._next_phrase is not None or self.synthesis is not None
-        return not self._segments and self._phrases is None and not has_phrase
+        return self.text_ended and not self._segments and self._phrases is None and not has_phrase
 
     @property
     def spectra_frames(self) -> int:

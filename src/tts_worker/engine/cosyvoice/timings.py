@@ -1,38 +1,13 @@
-"""Common parts of the token stage and the audio stage.
-
-A stage submits one batch at a time and collects its results. Faults leave it as ``StageFault`` with the utterances
-concerned; the engine decides what follows.
-"""
+"""Device time of the passes, and running means of it for decisions about the near future."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-from tts_worker.engine.cosyvoice.sequence import Utterance
-
-
-class StageFault(Exception):
-    """A failed pass.
-
-    Attributes:
-        members: The utterances of the batch.
-        cause: What was raised.
-        recover: Restores the state of one member before it is retried.
-    """
-
-    def __init__(
-        self, members: Sequence[Utterance], cause: BaseException, recover: Callable[[Utterance], None] | None = None
-    ) -> None:
-        super().__init__(type(cause).__name__)
-        self.members = list(members)
-        self.cause = cause
-        self.recover = recover
 
 
 @dataclass
 class StageTimings:
-    """Device time of the stages.
+    """Device time of the passes of one engine.
 
     Attributes:
         prefill_ms: Total of prefill passes.
@@ -57,7 +32,22 @@ class StageTimings:
         self.prefill_ms = self.decode_ms = self.flow_ms = self.vocoder_ms = self.token_s = self.chunk_s = 0.0
         self.tokens = 0
 
+    def add_prefill(self, ms: float) -> None:
+        """Add a prefill pass."""
+        self.prefill_ms += ms
 
-def running_mean(mean: float, value: float) -> float:
+    def add_burst(self, ms: float, steps: int) -> None:
+        """Add a decode burst of ``steps`` steps."""
+        self.decode_ms += ms
+        self.token_s = _running_mean(self.token_s, ms / 1000 / max(1, steps))
+
+    def add_chunks(self, flow_ms: float, vocoder_ms: float) -> None:
+        """Add a flow pass and the vocoder pass after it."""
+        self.flow_ms += flow_ms
+        self.vocoder_ms += vocoder_ms
+        self.chunk_s = _running_mean(self.chunk_s, (flow_ms + vocoder_ms) / 1000)
+
+
+def _running_mean(mean: float, value: float) -> float:
     """Update an exponential running mean. A mean of 0 has no values yet."""
     return value if mean == 0.0 else 0.9 * mean + 0.1 * value

@@ -1,0 +1,82 @@
+"""Reads stored voices on a thread of its own, so that a slow disk does not stop the engine."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+from tts_worker.engine.cosyvoice.backends.streams import StreamFuture
+from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
+from tts_worker.engine.cosyvoice.enrol import Speaker
+from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.errors import InvalidRequest, UnknownVoice
+from tts_worker.voicepack.voice_file import load_voice, stored_voices, voice_folder
+
+_Inbox = queue.SimpleQueue[Callable[[], object] | None]
+
+
+class VoiceLoader:
+    """Reads voices from a directory.
+
+    Args:
+        folder: Directory of stored voices.
+        config: Configuration of the model.
+        tokenizer: Text tokenizer of the model.
+    """
+
+    def __init__(self, folder: Path, config: CosyVoiceConfig, tokenizer: TextTokenizer) -> None:
+        self._folder = folder
+        self._config = config
+        self._tokenizer = tokenizer
+        self._inbox: _Inbox = queue.SimpleQueue()
+        # The thread holds no reference to the loader, so the loader can be collected; the finalizer ends the thread.
+        threading.Thread(target=_serve, args=(self._inbox,), name="tts-voices", daemon=True).start()
+        weakref.finalize(self, self._inbox.put, None)
+
+    def load(self, name: str, cached: Speaker | None, done: Callable[[], None]) -> StreamFuture[Speaker]:
+        """Start to read the voice ``name``, or only to check that it still exists if it is ``cached``.
+
+        ``done`` is called on the loader's thread at the end. The result raises ``UnknownVoice`` if there is no such
+        voice, and ``BundleError`` if it is damaged.
+        """
+        folder = self._folder
+        config = self._config
+        tokenizer = self._tokenizer
+
+        def read() -> Speaker:
+            if not _exists(folder, name):
+                raise UnknownVoice(unknown_voice(name, stored_voices(folder)))
+            return cached or Speaker(load_voice(folder, name), config, tokenizer)
+
+        def work() -> None:
+            future.run()
+            done()
+
+        future = StreamFuture(read)
+        self._inbox.put(work)
+        return future
+
+    def close(self) -> None:
+        """End the thread."""
+        self._inbox.put(None)
+
+
+def unknown_voice(name: str, known: list[str]) -> str:
+    """Return the message of the error for an unknown voice."""
+    return f'unknown voice "{name[:64]}"; available: {", ".join(known[:20]) or "none"}'
+
+
+def _exists(folder: Path, name: str) -> bool:
+    try:
+        return (voice_folder(folder, name) / "voice.json").is_file()
+    except InvalidRequest:
+        return False
+
+
+def _serve(inbox: _Inbox) -> None:
+    while (work := inbox.get()) is not None:
+        work()
+        del work  # release what it refers to before the next item arrives

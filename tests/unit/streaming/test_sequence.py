@@ -1,0 +1,93 @@
+"""The life of a sequence: its phases and the operation that it needs in each."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from tests.contract.engine_contract import PLENTY_SAMPLES
+from tests.unit.streaming.engines import KEY, PROMPTED, engine, settings
+from tts_worker.engine.cosyvoice.sequence import Phase, Sequence, plain_segment
+from tts_worker.engine.scheduler import Need
+from tts_worker.types import Cancel, Credit, EndText, Open, Text
+
+LEGAL = {
+    (Phase.WAITING_VOICE, Phase.PREPARING),
+    (Phase.WAITING_VOICE, Phase.SPEAKING),
+    (Phase.PREPARING, Phase.SPEAKING),
+    (Phase.PREPARING, Phase.WAITING_PAGES),
+    (Phase.SPEAKING, Phase.WAITING_PAGES),
+    (Phase.WAITING_PAGES, Phase.PREPARING),
+    (Phase.WAITING_PAGES, Phase.SPEAKING),
+    *((phase, Phase.ENDED) for phase in Phase if phase is not Phase.ENDED),
+}
+
+
+@pytest.fixture(scope="module")
+def sequence() -> Sequence:
+    subject = engine("cosyvoice3")
+    subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
+    return subject.sequences[KEY]
+
+
+@pytest.mark.parametrize(("before", "after"), list(product(Phase, Phase)))
+def test_illegal_phase_changes_raise_and_change_nothing(sequence: Sequence, before: Phase, after: Phase) -> None:
+    sequence.phase = before
+    if (before, after) in LEGAL:
+        sequence.enter(after)
+        assert sequence.phase is after
+    else:
+        with pytest.raises(ValueError, match="cannot change"):
+            sequence.enter(after)
+        assert sequence.phase is before
+
+
+def test_phases_and_needs_of_a_first_utterance() -> None:
+    subject = engine("cosyvoice3", settings(smooth_start=False), script=lambda key, run: [*range(20), 6562])
+    subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
+    sequence = subject.sequences[KEY]
+    assert (sequence.phase, sequence.needs) == (Phase.PREPARING, Need.NONE)
+    subject.handle(Text(KEY, plain_segment("Hello")))
+    subject.handle(EndText(KEY))
+    seen = [(sequence.phase, sequence.needs)]
+    while not sequence.has_ended:
+        subject.step(0.0)
+        if seen[-1] != (sequence.phase, sequence.needs):
+            seen.append((sequence.phase, sequence.needs))
+    assert seen == [
+        (Phase.PREPARING, Need.PREPARE_VOICE),
+        (Phase.SPEAKING, Need.PREFILL),
+        (Phase.SPEAKING, Need.DECODE),
+        (Phase.SPEAKING, Need.RENDER),
+        (Phase.SPEAKING, Need.DECODE),
+        (Phase.SPEAKING, Need.RENDER),
+        (Phase.ENDED, Need.NONE),
+    ]
+
+
+def test_sequence_without_credit_needs_nothing() -> None:
+    subject = engine("cosyvoice3")
+    subject.handle(Open(KEY, PROMPTED, 0))
+    subject.handle(Text(KEY, plain_segment("Hello")))
+    sequence = subject.sequences[KEY]
+    assert (sequence.needs, sequence.joins) == (Need.NONE, Need.NONE)
+    subject.handle(Credit(KEY, 480))
+    assert sequence.needs is Need.PREPARE_VOICE
+    subject.handle(Cancel(KEY))
+    assert sequence.has_ended
+
+
+def test_refused_sequence_waits_for_pages_and_proceeds() -> None:
+    subject = engine("cosyvoice3", settings(pages=6), script=lambda key, run: [*range(100), 6562])
+    waiting: list[Sequence] = []
+    keys = [type(KEY)("s", n) for n in range(2)]
+    for key in keys:
+        subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
+        subject.handle(Text(key, plain_segment("Hello world and you, that it is of the world")))
+        subject.handle(EndText(key))
+    while subject.has_work:
+        subject.step(0.0)
+        waiting += [s for s in subject.sequences.values() if s.phase is Phase.WAITING_PAGES and s not in waiting]
+    assert [sequence.key for sequence in waiting] == keys[1:]
+    assert all(sequence.has_ended for sequence in waiting)
