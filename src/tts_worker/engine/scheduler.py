@@ -391,19 +391,54 @@ def defers_first_chunk(
 # -- scheduler ---------------------------------------------------------------------------------------------------------
 
 
-class Scheduler:
-    """Plans steps by urgency, with a minimum share of engine time for unpaced streams.
+class _UnpacedShare:
+    """The share of one runner's time for unpaced streams that wait beside paced ones.
 
     While a paced stream is served and an unpaced one waits, a share of the elapsed time is credited to the unpaced
-    class; when the credit reaches a whole step, an unpaced stream goes first. Step times are derived from the times
-    passed in, so the plans are deterministic.
+    class; when the credit reaches a whole step, an unpaced stream goes first. A step is timed from its start to the
+    first plan for which the runner is free again.
     """
 
     def __init__(self) -> None:
-        self._unpaced_credit_us = 0.0
-        self._unpaced_step_us = _INITIAL_STEP_US  # time of the last unpaced step
-        self._last_step_us = 0
-        self._last_was_paced: bool | None = None  # class of the last step; None: nothing to account for
+        self._credit_us = 0.0
+        self._step_us = _INITIAL_STEP_US  # time of the last unpaced step
+        self._started_at_us: int | None = None  # of a step that is not timed yet
+        self._serves_paced = False
+
+    def order(self, waiting: list[Candidate], now_us: int) -> list[Candidate]:
+        """Return ``waiting`` in the order in which the runner, which is free, may serve it."""
+        if self._started_at_us is not None:
+            elapsed_us = min(max(0, now_us - self._started_at_us), _MAX_STEP_US)
+            if self._serves_paced:
+                self._credit_us += elapsed_us * UNPACED_SHARE / (1 - UNPACED_SHARE)
+            else:
+                self._step_us = elapsed_us
+            self._started_at_us = None
+        if self._credit_us >= self._step_us:
+            first = next((candidate for candidate in waiting if not candidate.paced), None)
+            if first is not None:
+                return [first, *(candidate for candidate in waiting if candidate is not first)]
+        return waiting
+
+    def record(self, served: Candidate, waiting: Sequence[Candidate], now_us: int) -> None:
+        """Record that the runner serves ``served``, one of ``waiting``, from now on."""
+        self._serves_paced = served.paced
+        if not served.paced:
+            self._credit_us = 0.0
+        if not served.paced or not all(candidate.paced for candidate in waiting):
+            self._started_at_us = now_us
+
+
+class Scheduler:
+    """Plans steps by urgency, with a minimum share of engine time for unpaced streams.
+
+    Where tokens and audio run at the same time, each runner has its own share: when one is planned says nothing about
+    how long a step of the other takes. Step times are derived from the times passed in, so the plans are deterministic.
+    """
+
+    def __init__(self) -> None:
+        self._token_share = _UnpacedShare()
+        self._audio_share = _UnpacedShare()  # of all steps where the runners take turns
 
     def schedule(self, candidates: Sequence[Candidate], budgets: Budgets, now_us: int) -> Plan:
         """Plan one step.
@@ -413,56 +448,46 @@ class Scheduler:
             budgets: What is free.
             now_us: Time since an arbitrary start; it affects the order of work only.
         """
-        waiting = self._order(candidates, now_us)
+        waiting = by_urgency((c for c in candidates if c.needs is not Need.NONE), now_us)
+        joining = [c for c in candidates if c.needs is Need.NONE]
         pages = PageLedger(budgets)
+
+        def first_batch(share: _UnpacedShare, for_runner: list[Candidate]) -> list[Candidate]:
+            """Return the first batch that can start."""
+            ordered = share.order(for_runner, now_us)
+            for place, candidate in enumerate(ordered):
+                batch: list[Candidate] = []
+                if candidate.needs not in TOKEN_NEEDS:
+                    if budgets.audio_batch:
+                        batch = audio_batch(candidate, ordered[place + 1 :], budgets, pages)
+                elif budgets.token_batch:
+                    batch = token_batch(candidate, [*waiting, *joining], budgets)
+                if batch:
+                    share.record(candidate, for_runner, now_us)
+                    return batch
+            return []
+
         tokens: list[Candidate] = []
         audio: list[Candidate] = []
-        for place, candidate in enumerate(waiting):
-            if candidate.needs in TOKEN_NEEDS:
-                if not tokens and budgets.token_batch and (budgets.concurrent or not audio):
-                    joining = [c for c in candidates if c.needs is Need.NONE]
-                    tokens = token_batch(candidate, [*waiting, *joining], budgets)
-            elif not audio and budgets.audio_batch and (budgets.concurrent or not tokens):
-                audio = audio_batch(candidate, waiting[place + 1 :], budgets, pages)
+        if not budgets.concurrent:
+            batch = first_batch(self._audio_share, waiting) if budgets.token_batch or budgets.audio_batch else []
+            if batch and batch[0].needs in TOKEN_NEEDS:
+                tokens = batch
+            else:
+                audio = batch
+        else:
+            if budgets.token_batch:
+                tokens = first_batch(self._token_share, [c for c in waiting if c.needs in TOKEN_NEEDS])
+            if budgets.audio_batch:
+                audio = first_batch(self._audio_share, [c for c in waiting if c.needs not in TOKEN_NEEDS])
         is_burst = bool(tokens) and tokens[0].needs is Need.DECODE
-        steps = burst_steps(tokens, waiting, budgets) if is_burst else 0
-        self._record([batch[0] for batch in (tokens, audio) if batch], waiting)
         return Plan(
-            tokens=_batch(tokens, steps),
+            tokens=_batch(tokens, burst_steps(tokens, waiting, budgets) if is_burst else 0),
             audio=_batch(audio),
             free_pages=pages.required,
             refused=tuple(pages.refused),
             out_of_memory=tuple(pages.out_of_memory),
         )
-
-    def _order(self, candidates: Sequence[Candidate], now_us: int) -> list[Candidate]:
-        """Return the candidates that need an operation, in the order in which they may be served."""
-        elapsed_us = min(max(0, now_us - self._last_step_us), _MAX_STEP_US)
-        self._last_step_us = now_us
-        if self._last_was_paced is True:
-            self._unpaced_credit_us += elapsed_us * UNPACED_SHARE / (1 - UNPACED_SHARE)
-        elif self._last_was_paced is False:
-            self._unpaced_step_us = elapsed_us
-            self._last_was_paced = None
-        waiting = by_urgency((c for c in candidates if c.needs is not Need.NONE), now_us)
-        if self._unpaced_credit_us >= self._unpaced_step_us:
-            first = next((candidate for candidate in waiting if not candidate.paced), None)
-            if first is not None:
-                waiting.remove(first)
-                waiting.insert(0, first)
-        return waiting
-
-    def _record(self, urgent: Sequence[Candidate], waiting: Sequence[Candidate]) -> None:
-        """Record whom the step serves that starts now."""
-        if not urgent:
-            return
-        if any(not candidate.paced for candidate in urgent):
-            self._last_was_paced = False
-            self._unpaced_credit_us = 0.0
-        elif all(candidate.paced for candidate in waiting):
-            self._last_was_paced = None
-        else:
-            self._last_was_paced = True
 
 
 def _batch(members: Sequence[Candidate], steps: int = 0) -> Batch | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -331,3 +332,19 @@ def test_downloads_do_not_defer_first_chunk_of_a_call() -> None:
     downloads = [candidate(f"download{i}", lead_samples=0, paced=False) for i in range(64)]
     assert not defers(60, *downloads)
     assert defers(60, candidate("call", lead_samples=SAMPLE_RATE_HZ), paced=False)
+
+
+def test_busy_runners_do_not_shorten_the_steps_of_downloads() -> None:
+    """A download decodes and the engine plans again while it waits; that says nothing about the cost of a render."""
+    scheduler = Scheduler()
+    call = Candidate(UtteranceKey("call", 1), 4_000, 0, started=True, needs=Need.RENDER)
+    download = Candidate(UtteranceKey("download", 1), 0, 0, started=True, paced=False, needs=Need.RENDER)
+    decoding = Candidate(UtteranceKey("other", 1), 0, 0, started=True, paced=False, needs=Need.DECODE)
+    rendered = []
+    for turn in range(16):
+        plan = scheduler.schedule([call, download, decoding], PLENTY, 20_000 * turn)
+        assert plan.audio is not None
+        rendered.append(plan.audio.members[0])
+        busy = replace(PLENTY, token_batch=0, audio_batch=0)
+        assert scheduler.schedule([call, download, decoding], busy, 20_000 * turn) == Plan()
+    assert rendered.count(download.key) <= 1  # a sixteenth
