@@ -27,6 +27,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "engine.scheduler",
         "engine.shell",
         "engine.output_buffer",
+        "engine.simulator",
         "engine.cosyvoice.chunks",
         "engine.cosyvoice.silence",
     ),
