@@ -13,10 +13,13 @@ from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, tiny
 from torch import Tensor
 
 from tts_worker.cli import main
+from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.tensor_files import read_safetensors, write_safetensors
-from tts_worker.errors import BundleError, InvalidRequest
+from tts_worker.errors import BundleError, ConfigError, InvalidRequest
 from tts_worker.parity import Check, ParityReport, Status, run_parity
 from tts_worker.parity.compare import CheckList, Golden
+from tts_worker.parity.flow_stages import check_estimator, check_inference
 
 pytestmark = pytest.mark.timeout(400)  # a whole run of every stage is half a minute of work where two share a core
 
@@ -204,3 +207,60 @@ def test_long_waveforms_are_compared_in_db(tmp_path: Path) -> None:
     assert verdict("silent", wave * 1e-6) is Status.FAIL
     assert golden.unused == []
     json.loads(ParityReport("x", tuple(checks.entries)).to_json())  # also with infinite distances
+
+
+@pytest.fixture(scope="module")
+def layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A golden folder with the files that bfloat16 changes."""
+    path = tmp_path_factory.mktemp("layers")
+    for pattern in ("flow_estimator", "llm_cross*", "llm_free*", "debug*", "hift*"):
+        for file in GOLDEN["cosyvoice3"].glob(f"{pattern}.safetensors"):
+            shutil.copy(file, path)
+    return path
+
+
+def test_bfloat16_errors_are_relative(layers: Path) -> None:
+    report = run_parity(tiny("cosyvoice3"), layers, half=True)
+
+    assert [f"{check.file}/{check.name} {check.error}" for check in report.checks if check.status is Status.FAIL] == []
+    relative = [check for check in report.checks if check.unit == "relative"]
+    assert {check.file for check in relative} >= {"flow_estimator", "llm_cross_lingual"}
+    assert max(check.error or 0.0 for check in relative) > 1e-4, "it is really computed in bfloat16"
+    skipped = [check.file for check in report.checks if "bfloat16" in check.note]
+    assert skipped == [file.stem for file in layers.glob("llm_free*")], "a rounded score can change a draw"
+    assert all(check.unit != "relative" for check in report.checks if check.file == "hift"), "the vocoder is float32"
+
+
+def test_wrong_bfloat16_numbers_fail(layers: Path, folder: Path) -> None:
+    rewrite(folder / "flow_estimator.safetensors", out_60_stream1=torch.zeros(2, 80, 60))
+    report = run_parity(tiny("cosyvoice2"), folder, half=True)
+    assert [check.name for check in report.checks if check.status is Status.FAIL] == ["out_60_stream1"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+def test_parity_on_a_missing_device_is_a_typed_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="CUDA"):
+        run_parity(tiny("cosyvoice2"), folder, device="cuda")
+    bundle = str(tiny("cosyvoice2"))
+    assert main(["parity", "--bundle", bundle, "--golden", str(folder), "--device", "cuda", "--dtype", "bfloat16"]) == 2
+    assert "CUDA" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_flow_stages_stay_on_the_device(family: str) -> None:
+    """On the meta device an operation with a CPU tensor raises, as it does on CUDA."""
+    loaded = Networks.load(Bundle.open(tiny(family)))
+    flow = loaded.flow.to("meta")
+    for name in ("times", "noise", "time_tables"):
+        setattr(flow, name, getattr(flow, name).to("meta"))
+
+    class Shapes(CheckList):
+        def measure(self, file: str, name: str, got: Tensor, expected: Tensor, limit: float, unit: str = "") -> None:
+            self.add(file, name, got.shape == expected.shape and got.is_meta)
+
+    checks = Shapes(24_000)
+    for prefix, stage in (("flow_estimator", check_estimator), ("flow_inference", check_inference)):
+        golden = Golden(GOLDEN[family] / f"{prefix}.safetensors", "meta")
+        stage(checks, golden, flow)
+    assert len(checks.entries) > 4
+    assert all(check.status is Status.PASS for check in checks.entries)

@@ -18,6 +18,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="golden folder of one model family; text/ lies beside it",
     )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the networks run")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of the language model and the flow estimator; errors in bfloat16 are relative",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--failures", action="store_true", help="list only failures")
 
@@ -27,7 +34,13 @@ def run(args: argparse.Namespace) -> int:
     from tts_worker.parity.runner import run_parity
 
     with Bar(shown=not args.json) as bar:
-        report = run_parity(args.bundle, args.golden, lambda file: bar.update(f"comparing {file}"))
+        report = run_parity(
+            args.bundle,
+            args.golden,
+            lambda file: bar.update(f"comparing {file}"),
+            device=args.device,
+            half=args.dtype == "bfloat16",
+        )
     if args.json:
         print(report.to_json())
     else:

@@ -30,12 +30,13 @@ SHORT_WAVE_S = 1.0
 
 
 class Golden:
-    """One golden file: tensors and the JSON of its header (``meta``)."""
+    """One golden file: tensors on ``device`` and the JSON of its header (``meta``)."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, device: torch.device | str = "cpu") -> None:
         self.path = path
         self.name = path.stem
-        self._tensors, header = read_safetensors(path)
+        tensors, header = read_safetensors(path)
+        self._tensors = {key: tensor.to(device) for key, tensor in tensors.items()}
         self.meta: dict[str, Any] = json.loads(header.get("meta", "{}"))
         self._unused = set(self._tensors)
 
@@ -63,11 +64,20 @@ class Golden:
 
 
 class CheckList:
-    """Collects checks. ``rate_hz`` separates short waveforms from long ones."""
+    """Collects checks.
+
+    Args:
+        rate_hz: Sample rate, which separates short waveforms from long ones.
+
+    Attributes:
+        relative_limit: Largest relative error (root mean square) in place of the limits of ``close``, for what is
+            computed in less than float32; None: the limits hold.
+    """
 
     def __init__(self, rate_hz: int) -> None:
         self.rate_hz = rate_hz
         self.entries: list[Check] = []
+        self.relative_limit: float | None = None
 
     def add(self, file: str, name: str, passed: bool, note: str = "") -> None:
         self.entries.append(Check(file, name, Status.PASS if passed else Status.FAIL, note=note))
@@ -99,7 +109,12 @@ class CheckList:
     def measure(self, file: str, name: str, got: Tensor, expected: Tensor, limit: float, unit: str = "") -> None:
         if got.shape != expected.shape:
             return self.fail(file, name, f"shape {list(got.shape)}, expected {list(expected.shape)}")
-        error = _largest(got, expected)
+        if self.relative_limit is not None:
+            error = _relative(got, expected)
+            limit = self.relative_limit
+            unit = "relative"
+        else:
+            error = _largest(got, expected)
         passed = error <= limit  # False for NaN
         self.entries.append(Check(file, name, Status.PASS if passed else Status.FAIL, error, limit, unit))
 
@@ -108,7 +123,7 @@ class CheckList:
 
         The accumulated phase amplifies rounding errors with time.
         """
-        expected = golden[key].flatten()
+        expected = golden[key].cpu().flatten()
         got = got.detach().cpu().flatten()
         if got.shape != expected.shape or len(expected) < SHORT_WAVE_S * self.rate_hz:
             return self.measure(golden.name, key, got, expected, SHORT_WAVE)
@@ -128,10 +143,23 @@ def _largest(got: Tensor, expected: Tensor) -> float:
     """Largest absolute difference; infinite for different shapes, NaN if a value is NaN."""
     if got.shape != expected.shape:
         return math.inf
+    difference = _difference_of(got, expected)
+    return float(difference.abs().max()) if difference.numel() else 0.0
+
+
+def _relative(got: Tensor, expected: Tensor) -> float:
+    """Root mean square of the difference relative to that of the finite values expected."""
+    difference = _difference_of(got, expected)
+    scale = expected.cpu().double()
+    scale = scale[scale.isfinite()].square().mean().sqrt() if scale.isfinite().any() else torch.ones(())
+    return float(difference.square().mean().sqrt() / scale.clamp(min=1e-9)) if difference.numel() else 0.0
+
+
+def _difference_of(got: Tensor, expected: Tensor) -> Tensor:
+    """Difference in float64 on the CPU; 0 for equal infinities."""
     got = got.detach().cpu().double()
-    expected = expected.double()
-    difference = torch.where(got == expected, 0.0, (got - expected).abs())
-    return float(difference.max()) if difference.numel() else 0.0
+    expected = expected.cpu().double()
+    return torch.where(got == expected, 0.0, got - expected)
 
 
 def _difference(got: object, expected: object) -> str:

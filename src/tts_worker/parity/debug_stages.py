@@ -67,7 +67,7 @@ def check_layers(checks: CheckList, golden: Golden, networks: Networks) -> None:
         if "est.out_stream" in golden:
             checks.close(golden, "est.out_stream", run_estimator(flow, x, mu, spk, cond, t, True), MEL)
         if "est.rope_freqs" in golden:
-            start = torch.zeros(1, dtype=torch.long)
+            start = torch.zeros(1, dtype=torch.long, device=x.device)
             angles = cast("Dit", flow.estimator).rotary_embed.angles(start, x.shape[2])
             checks.close(golden, "est.rope_freqs", angles.repeat_interleave(2, dim=-1), FEATURES)
     if "enc.in" in golden:
@@ -76,8 +76,8 @@ def check_layers(checks: CheckList, golden: Golden, networks: Networks) -> None:
         span = given.shape[1]
         past = whole_past(flow)
         flow.encoder.prepare(span)
-        known = torch.tensor([span])
-        start = torch.zeros(1, dtype=torch.long)
+        known = torch.tensor([span], device=given.device)
+        start = torch.zeros_like(known)
 
         # Here the embedding includes the look-ahead; the reference embeds it separately.
         checks.close(golden, "enc_stream.embed", flow.encoder.embed(given), MEL)
@@ -102,8 +102,8 @@ def check_layers(checks: CheckList, golden: Golden, networks: Networks) -> None:
 def _check_llm(checks: CheckList, golden: Golden, networks: Networks) -> None:
     lm = networks.lm
     dims = networks.config.lm
-    given = golden["llm.in"]
-    one = torch.ones(1, dtype=torch.long)
+    given = golden["llm.in"].to(lm.llm_decoder.weight.dtype)
+    one = torch.ones(1, dtype=torch.long, device=given.device)
     span = given.shape[1]
     names = {f"layers.{i}": f"llm.layer{i}." for i in range(dims.layers)}
     kinds = {"q_proj": "self_attn.qkv_proj", "self_attn": "self_attn", "mlp": "mlp"}
@@ -114,7 +114,7 @@ def _check_llm(checks: CheckList, golden: Golden, networks: Networks) -> None:
         if f"{prefix}{kind}" in golden
     }
     with outputs_of(lm.body, [*wanted, *names]) as seen:
-        pool = SlotPool(dims.layers, 1, dims.kv_heads, span, dims.head_dim)
+        pool = SlotPool(dims.layers, 1, dims.kv_heads, span, dims.head_dim, dtype=given.dtype, device=given.device)
         lm(given, one * span, one * 0, pool, span)
     for path, key in wanted.items():
         checks.close(golden, key, seen[path][..., : golden[key].shape[-1]], SCORES)  # queries come before keys, values

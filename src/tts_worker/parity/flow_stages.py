@@ -44,11 +44,13 @@ def run_estimator(flow: Flow, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, 
     Returns:
         Velocity ``[N, mel, T]`` for ``x``, ``mu`` and ``cond`` ``[N, mel, T]``, ``spk [N, mel]``, ``t [N]``.
     """
-    x, mu, cond = (y.transpose(1, 2) for y in (x, mu, cond))
+    dtype = flow.time_tables.dtype
+    x, mu, cond = (y.transpose(1, 2).to(dtype) for y in (x, mu, cond))
+    spk = spk.to(dtype)
     frames = x.shape[1]
-    start = torch.zeros(len(x), dtype=torch.long)
+    start = torch.zeros(len(x), dtype=torch.long, device=x.device)
     mask = chunk_mask(start, start + frames, frames, frames, flow.chunk_frames * chunked)
-    tables = flow.estimator.tables(t)
+    tables = flow.estimator.tables(t).to(dtype)
     velocity: Tensor = flow.estimator(x, mu, spk, cond, tables, start, mask, NoPast(flow.estimator.sites.tails))
     return velocity.transpose(1, 2)
 
@@ -73,7 +75,7 @@ def check_encoder(checks: CheckList, golden: Golden, flow: Flow) -> None:
         if "embed_out" in golden:
             checks.close(golden, "embed_out", embedded, FEATURES)
         if "pos_emb" in golden:
-            table = relative_sinusoids(tokens.shape[1], flow.dims.encoder.output_size)[None]
+            table = relative_sinusoids(tokens.shape[1], flow.dims.encoder.output_size)[None].to(tokens.device)
             checks.close(golden, "pos_emb", table, FEATURES)
         if "lookahead_out" in golden:
             seen = encoder.pre_lookahead_layer(F.pad(embedded, (0, 0, 0, ahead)), NoPast(encoder.token_sites.tails))
@@ -85,8 +87,8 @@ def check_encoder(checks: CheckList, golden: Golden, flow: Flow) -> None:
         final = found.group(2) == "1"
         chunked = found.group(3) == "1"
         given = F.pad(tokens, (0, ahead)) if final else tokens
-        known = torch.tensor([tokens.shape[1]])
-        start = torch.zeros(1, dtype=torch.long)
+        known = torch.tensor([tokens.shape[1]], device=tokens.device)
+        start = torch.zeros_like(known)
         span = given.shape[1] - ahead
         past = whole_past(flow)
         if flow.dims.encoder is not None:
@@ -119,7 +121,7 @@ def check_solver(checks: CheckList, golden: Golden, flow: Flow) -> None:
     if "t_dt" in golden:
         checks.close(golden, "t_dt", flow.times, EXACT)
     if "t_span" in golden:
-        ends = torch.cat([torch.zeros(1), flow.times[:, 0] + flow.times[:, 1]])
+        ends = torch.cat([flow.times[:1, 0] * 0, flow.times[:, 0] + flow.times[:, 1]])
         checks.close(golden, "t_span", ends, EXACT)
     for key in golden:
         if found := re.fullmatch(r"noise_(first|last)_(\d+)_frames", key):
@@ -127,11 +129,12 @@ def check_solver(checks: CheckList, golden: Golden, flow: Flow) -> None:
             part = noise[:, :, :count] if found.group(1) == "first" else noise[:, :, -count:]
             checks.close(golden, key, part, NOISE)
         if found := re.fullmatch(r"out_stream([01])", key):
-            mu = golden["mu"].transpose(1, 2)
-            spk = golden["spks"]
-            cond = golden["cond"].transpose(1, 2)
+            dtype = flow.time_tables.dtype
+            mu = golden["mu"].transpose(1, 2).to(dtype)
+            spk = golden["spks"].to(dtype)
+            cond = golden["cond"].transpose(1, 2).to(dtype)
             frames = mu.shape[1]
-            start = torch.zeros(len(mu), dtype=torch.long)
+            start = torch.zeros(len(mu), dtype=torch.long, device=mu.device)
             chunk = flow.chunk_frames * int(found.group(1))
             mask = chunk_mask(start, start + frames, frames, frames, chunk)
             got = flow.solve(mu, spk, cond, start, mask, flow.no_past())
@@ -139,7 +142,7 @@ def check_solver(checks: CheckList, golden: Golden, flow: Flow) -> None:
     if "noise_shape" in golden.meta:
         checks.equal(golden.name, "noise_shape", list(noise.shape), golden.meta["noise_shape"])
     if digest := golden.meta.get("noise_sha256"):
-        same = hashlib.sha256(noise.contiguous().numpy().tobytes()).hexdigest() == digest
+        same = hashlib.sha256(noise.cpu().contiguous().numpy().tobytes()).hexdigest() == digest
         note = "identical" if same else "differs in the last bits, which depend on the processor"
         checks.info(golden.name, "noise_sha256", note)
 
@@ -155,8 +158,8 @@ def check_inference(checks: CheckList, golden: Golden, flow: Flow) -> None:
             prompt = prompt[:, :0]
             mel = mel[:, :0]
         tokens = torch.cat([prompt, golden[f"token_{found.group(2)}"].long()], dim=1)
-        lengths = torch.tensor([tokens.shape[1]])
-        frames = torch.tensor([mel.shape[1]])
+        lengths = torch.tensor([tokens.shape[1]], device=tokens.device)
+        frames = torch.tensor([mel.shape[1]], device=tokens.device)
         chunked = found.group(3) == "1"
         final = found.group(4) == "1"
         got = flow.mel(tokens, lengths, mel, frames, spk, chunked=chunked, final=final)[:, mel.shape[1] :]

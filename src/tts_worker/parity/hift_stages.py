@@ -63,9 +63,9 @@ class _HiftStage:
         self._samples = self._mel.shape[2] * self._dims.frame_samples
         self._seed = seed_of(golden.meta)
         self.harmonics = self._dims.nb_harmonics + 1
-        self.start = torch.zeros(1, dtype=torch.long)
+        self.start = torch.zeros(1, dtype=torch.long, device=self._mel.device)
         self._zero_noise = BufferedNoise(torch.zeros(0, self.harmonics))
-        self._phase = networks.hift.start(1).phase
+        self._phase = networks.hift.start(1, self._mel.device).phase
         self._f0 = golden[next(key for key in ("f0", "f0_final1") if key in golden)]
 
     def check(self, key: str) -> None:
@@ -86,7 +86,7 @@ class _HiftStage:
                     SHORT_WAVE,
                 )
             case "source_zero_noise":
-                noise = self._zero_noise(self.start, self._samples, self.harmonics)
+                noise = self._zero_noise(self.start, self._samples, self.harmonics).to(self._mel)
                 close(golden, key, hift.m_source(self._f0, self._phase, noise), SHORT_WAVE)
             case "decode_source_stft":
                 close(golden, key, hift.fourier.analyse(golden["decode_source"]), FEATURES)
@@ -127,11 +127,11 @@ class _HiftStage:
         if _is_final(key):
             samples, source = seeded_run(self._seed, hift, self._mel, noise)
         else:
-            samples, _ = hift.stream(self._mel, hift.start(1), noise, False)
+            samples, _ = hift.stream(self._mel, hift.start(1, self._mel.device), noise, False)
             settled_frames = self._mel.shape[2] - hift.f0_predictor.ahead
             f0 = hift.f0_predictor(self._mel, False)
             settled_noise = noise(self.start, settled_frames * self._dims.frame_samples, self.harmonics)
-            source = hift.m_source(f0, self._phase, settled_noise)
+            source = hift.m_source(f0, self._phase, settled_noise.to(self._mel))
         if found.group(1) == "wav":
             self._checks.wave(self._golden, key, samples)
         else:

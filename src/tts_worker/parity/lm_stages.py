@@ -198,7 +198,7 @@ def _check_bistream_scores(checks: CheckList, golden: Golden, all_scores: Tensor
         values = golden["top_val"]
         checks.close(golden, "top_val", all_scores.topk(values.shape[1], dim=-1).values, SCORES)
         # Scores closer than the limit may be ordered differently, so ids are compared by their scores here.
-        checks.measure(golden.name, "top_idx", all_scores.gather(1, golden["top_idx"]), values, SCORES)
+        checks.measure(golden.name, "top_idx", all_scores.cpu().gather(1, golden["top_idx"]), values, SCORES)
 
 
 def check_sampling(checks: CheckList, golden: Golden, networks: Networks) -> None:

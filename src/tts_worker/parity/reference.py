@@ -1,6 +1,6 @@
 """The reference's algorithms where they differ from the engine's: sampling, noise, chunk sizes, cross-fade, prompts.
 
-One utterance at a time, on the CPU, with torch's default generator where the reference uses it.
+One utterance at a time, with torch's default CPU generator where the reference uses it.
 """
 
 from __future__ import annotations
@@ -151,14 +151,14 @@ def reference_fade(
     if state is not None:
         mel = torch.cat([state.mel, mel], dim=2)
     f0 = hift.f0_predictor(mel)
-    begin = hift.start(1)
+    begin = hift.start(1, mel.device)
     source_noise = noise(begin.start, f0.shape[1] * hift.dims.frame_samples, hift.dims.nb_harmonics + 1)
-    source = hift.m_source(f0, begin.phase, source_noise)
+    source = hift.m_source(f0, begin.phase, source_noise.to(mel))
     if state is not None:
         source[:, :, :n] = state.source
     audio = hift.decode(mel, source)
     if state is not None:
-        window = torch.hamming_window(2 * n, periodic=False, dtype=torch.float64)
+        window = torch.hamming_window(2 * n, periodic=False, dtype=torch.float64, device=mel.device)
         audio[:, :n] = (audio[:, :n] * window[:n] + state.audio * window[n:]).float()
     if final:
         return audio, None

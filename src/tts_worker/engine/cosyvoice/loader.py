@@ -166,7 +166,7 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def load_networks(bundle: Bundle, device: torch.device, *, half: bool) -> Networks:
+def load_networks(bundle: Bundle, device: torch.device, *, half: bool, float32_phase: bool = False) -> Networks:
     """Load the networks.
 
     Args:
@@ -174,8 +174,10 @@ def load_networks(bundle: Bundle, device: torch.device, *, half: bool) -> Networ
         device: Where to load them.
         half: Run the language model and the flow estimator in bfloat16. Sums of norms, rotary angles, scores, solver
             state, encoder and vocoder stay in float32, the pitch in float64.
+        float32_phase: Accumulate the vocoder's phase in float32, as the reference does.
     """
-    networks = Networks.load(bundle, device=device, lm_dtype=torch.bfloat16 if half else torch.float32)
+    lm_dtype = torch.bfloat16 if half else torch.float32
+    networks = Networks.load(bundle, device=device, lm_dtype=lm_dtype, float32_phase=float32_phase)
     if half:
         _convert(networks.flow.estimator, torch.bfloat16)
         networks.flow.time_tables = networks.flow.time_tables.to(torch.bfloat16)
