@@ -45,12 +45,12 @@ async def measure_load(settings: Settings, sessions: int, seconds: float) -> dic
     """Run ``sessions`` sessions for ``seconds`` each; the utterance cut off at the end counts too."""
     totals = _Totals()
     async with StallMonitor() as monitor, running_worker(settings) as worker:
-        cpu_before_s = _cpu_s()
+        cpu_before_s = _cpu_s(worker)
         began_s = perf_counter()
         await asyncio.gather(*(_run_session(worker, index, sessions, seconds, totals) for index in range(sessions)))
-        cpu_s = _cpu_s() - cpu_before_s
+        cpu_s = _cpu_s(worker) - cpu_before_s
         wall_s = perf_counter() - began_s
-        memory_mb = rss_mb()
+        memory_mb = rss_mb() + sum(engine.stats.process_memory_bytes for engine in worker.engines.values()) / 1e6
     utterances = len(totals.longest_underrun_s)
     short_underruns = sum(gap_s <= 0.05 for gap_s in totals.longest_underrun_s)
     lead_s = max(0.0, settings.session.lead_ms - settings.session.frame_ms) / 1000
@@ -76,9 +76,11 @@ async def measure_load(settings: Settings, sessions: int, seconds: float) -> dic
     }
 
 
-def _cpu_s() -> float:
+def _cpu_s(worker: Worker) -> float:
+    """Processor time of this process and of engine processes, which report it once a second."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
+    engines_s = sum(engine.stats.process_cpu_s for engine in worker.engines.values())
+    return usage.ru_utime + usage.ru_stime + engines_s
 
 
 async def _run_session(worker: Worker, index: int, sessions: int, seconds: float, totals: _Totals) -> None:

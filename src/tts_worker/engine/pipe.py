@@ -63,7 +63,17 @@ class Request(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineReady:
+    """The engine is built and warm.
+
+    Attributes:
+        info: Its capabilities.
+        cpu_s: Processor time of the process so far.
+        memory_bytes: Resident memory of the process; 0 if unknown.
+    """
+
     info: EngineInfo
+    cpu_s: float
+    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

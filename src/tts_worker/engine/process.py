@@ -208,22 +208,26 @@ class ProcessRunner(asyncio.SubprocessProtocol):
             case Pong():
                 self._awaits_pong = False
                 self._busy_s = message.busy_s
-                stats = self._owner.stats
-                stats.add_report(message.report, message.slowest_s)
-                stats.process_cpu_s += message.cpu_s - self._cpu_s
-                stats.process_memory_bytes = message.memory_bytes
-                self._cpu_s = message.cpu_s
+                self._owner.stats.add_report(message.report, message.slowest_s)
+                self._note_usage(message.cpu_s, message.memory_bytes)
             case LogRecord():
                 logger = logging.getLogger(message.values["name"])
                 if logger.isEnabledFor(message.values["levelno"]):
                     logger.handle(logging.makeLogRecord(message.values))
             case EngineReady():
                 self.has_started = True
+                self._note_usage(message.cpu_s, message.memory_bytes)
                 self._owner.on_ready(self, message.info)
             case EngineEnded() if message.fault is not None and not self._is_expected_to_end:
                 self._is_expected_to_end = True
                 message.fault.__cause__ = _RemoteTraceback(message.traceback)
                 self._owner.on_fault(self, message.fault)
+
+    def _note_usage(self, cpu_s: float, memory_bytes: int) -> None:
+        stats = self._owner.stats
+        stats.process_cpu_s += cpu_s - self._cpu_s
+        stats.process_memory_bytes = memory_bytes
+        self._cpu_s = cpu_s
 
 
 _CHILD = "tts_worker.engine.process_child"

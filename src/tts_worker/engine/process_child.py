@@ -73,7 +73,7 @@ class _Reporter:
         # Objects created so far live as long as the process: excluding them keeps garbage collection pauses short.
         gc.collect()
         gc.freeze()
-        self._server.send(EngineReady(info))
+        self._server.send(EngineReady(info, time.process_time(), resident_bytes()))
 
     def on_step(self, events: Sequence[Event], elapsed_s: float, report: EngineReport) -> None:
         self._steps += 1
