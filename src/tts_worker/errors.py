@@ -174,6 +174,14 @@ class ConfigError(TTSWorkerError):
     code = ErrorCode.CONFIG
 
 
+class BackendUnavailable(ConfigError):
+    """A back end of the networks cannot be used on this machine; the message says why."""
+
+
+class BackendMismatch(BackendUnavailable):
+    """The results of a back end differ from PyTorch's by more than rounding."""
+
+
 class BundleError(TTSWorkerError):
     """A model directory, weight file or stored voice is incomplete, damaged or unsafe; the message names it."""
 

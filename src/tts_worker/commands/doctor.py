@@ -16,13 +16,14 @@ import shutil
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, dataclass
-from enum import Enum
+from dataclasses import asdict
 from importlib.util import find_spec
 from time import perf_counter
 
 from tts_worker import __version__
 from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
+from tts_worker.commands.doctor_backends import backend_findings
+from tts_worker.commands.finding import Finding, Status
 from tts_worker.commands.installation import install_command
 from tts_worker.commands.playback import find_player
 from tts_worker.errors import TTSWorkerError
@@ -31,6 +32,7 @@ from tts_worker.settings import Settings
 _EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "cosyvoice": (("torch", "tokenizers"), "CosyVoice voices"),
     "gpu": (("torch", "tokenizers"), "CosyVoice on an NVIDIA GPU"),
+    "tensorrt": (("torch", "tokenizers", "tensorrt"), "CosyVoice on TensorRT"),
     "export": (("onnx",), "writing ONNX graphs"),
     "livekit": (("livekit.agents",), "the LiveKit Agents plugin"),
     "webrtc": (("aiortc",), "speech in a browser over WebRTC"),
@@ -47,23 +49,6 @@ _BASE = ("numpy", "soxr", "soundfile", "hibari-tts", "pydantic-settings", "fasta
 
 OLDEST_PYTHON = (3, 10)
 NEWEST_PYTHON = (3, 14)
-_ONNXRUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino")
-
-
-class Status(str, Enum):
-    OK = "ok"
-    MISSING = "missing"  # optional
-    FAULT = "fault"  # the base install does not work
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report. ``advice`` is what to install or do, empty if nothing is wrong."""
-
-    what: str
-    status: Status
-    detail: str
-    advice: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,17 +58,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     quiet_logs()
-    findings = [_system(), *map(_package, _BASE), _onnxruntime(), *map(_extra, _extras()), _player(), _gpu()]
+    settings: Settings | None = None
+    checked = Finding("settings", Status.OK, "valid")
     try:
         settings = settings_from(args)
     except TTSWorkerError as error:
-        findings.append(Finding("settings", Status.FAULT, error.message, "correct this setting"))
-    else:
-        findings += [
-            Finding("settings", Status.OK, "valid"),
-            _port(settings),
-            _guarded("speech", lambda: _speech(settings)),
-        ]
+        checked = Finding("settings", Status.FAULT, error.message, "correct this setting")
+    findings = [_system(), *map(_package, _BASE), *map(_extra, _extras()), _player()]
+    findings += [*backend_findings(settings), checked]
+    if settings is not None:
+        valid = settings
+        findings += [_port(valid), _guarded("speech", lambda: _speech(valid))]
     if args.json:
         print(json.dumps({"version": __version__, "findings": [asdict(finding) for finding in findings]}))
     else:
@@ -96,7 +81,7 @@ def _print(findings: list[Finding]) -> None:
     sign = {Status.OK: "ok     ", Status.MISSING: "missing", Status.FAULT: "FAULT  "}
     for finding in findings:
         advice = f"  -> {finding.advice}" if finding.advice else ""
-        print(f"  {sign[finding.status]} {finding.what:14} {finding.detail}{advice}")
+        print(f"  {sign[finding.status]} {finding.what:19} {finding.detail}{advice}")
 
 
 def _guarded(what: str, check: Callable[[], Finding]) -> Finding:
@@ -126,19 +111,6 @@ def _package(name: str) -> Finding:
     if version is None:
         return Finding(name, Status.FAULT, "not installed", install_command())
     return Finding(name, Status.OK, version)
-
-
-def _onnxruntime() -> Finding:
-    """Check for conflicting ONNX Runtime builds: packages with different names that install into one folder."""
-    found = {name: version for name in _ONNXRUNTIMES if (version := _version(name))}
-    detail = ", ".join(f"{name} {version}" for name, version in found.items())
-    if not found:
-        return Finding("onnxruntime", Status.FAULT, "not installed", install_command())
-    if len(found) > 1:
-        remove = " ".join(found)
-        advice = f"pip uninstall -y {remove}, then pip install onnxruntime"
-        return Finding("onnxruntime", Status.FAULT, f"{detail}: these packages overwrite each other", advice)
-    return Finding("onnxruntime", Status.OK, detail.removeprefix("onnxruntime "))
 
 
 def _version(name: str) -> str | None:
@@ -173,23 +145,6 @@ def _player() -> Finding:
     if player is None:
         return Finding("player", Status.MISSING, "for `say` without --out", "install ffmpeg, sox or alsa-utils")
     return Finding("player", Status.OK, shutil.which(player) or player)
-
-
-def _gpu() -> Finding:
-    if not _installed("torch"):
-        return Finding("gpu", Status.MISSING, "not checked: torch is not installed", install_command("gpu"))
-    import torch
-
-    from tts_worker.engine.cosyvoice.engine_config import OLDEST_TORCH
-
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
-        oldest = ".".join(map(str, OLDEST_TORCH))
-        detail = f"torch {torch.__version__} is too old, needed: {oldest} or later"
-        return Finding("gpu", Status.MISSING, detail, install_command("gpu"))
-    if not torch.cuda.is_available():
-        return Finding("gpu", Status.MISSING, f"torch {torch.__version__} sees no CUDA device")
-    names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
-    return Finding("gpu", Status.OK, f"{names} (torch {torch.__version__})")
 
 
 def _port(settings: Settings) -> Finding:

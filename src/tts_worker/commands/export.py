@@ -1,4 +1,4 @@
-"""``tts-worker export onnx``: writes flow estimator and vocoder of a model directory as ONNX graphs and checks them."""
+"""``tts-worker export onnx``: writes the networks of a model directory as ONNX graphs, compared with PyTorch."""
 
 from __future__ import annotations
 
@@ -10,17 +10,26 @@ from tts_worker.errors import MissingExtra
 from tts_worker.voicepack.commands import open_bundle
 
 GRAPHS_DIR = "onnx"
+PARTS = {"flow": "encoder and estimator", "hift": "vocoder", "llm": "one step of the language model"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("format", choices=["onnx"], help="what to write")
     parser.add_argument("bundle", type=Path, metavar="DIR", help="model directory")
     parser.add_argument("--out", type=Path, metavar="DIR", help=f"folder for the graphs (default: DIR/{GRAPHS_DIR})")
+    names = ", ".join(f"{part} ({what})" for part, what in PARTS.items())
+    parser.add_argument(
+        "--part",
+        action="append",
+        choices=list(PARTS),
+        help=f"only this part; can be repeated: {names}. The worker runs flow and hift (default: all)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     bundle = open_bundle(args.bundle)
-    from tts_worker.engine.cosyvoice.backends.onnx_graphs import compare_onnx, export_onnx
+    from tts_worker.engine.cosyvoice.backends.onnx_graphs import export_onnx
+    from tts_worker.engine.cosyvoice.backends.onnx_runtime import compare_graphs
     from tts_worker.engine.cosyvoice.networks import Networks
 
     out: Path = args.out or args.bundle / GRAPHS_DIR
@@ -28,10 +37,10 @@ def run(args: argparse.Namespace) -> int:
         bar.update("loading the networks")
         networks = Networks.load(bundle)
         bar.update("writing and checking the graphs")
-        written = export_onnx(networks, out)
+        written = export_onnx(networks, out, args.part or tuple(PARTS))
         bar.update("comparing them with PyTorch")
         try:
-            differences = compare_onnx(networks, out)
+            differences = compare_graphs(networks, out, [path.name for path in written])
         except MissingExtra:
             differences = {}
     for path in written:

@@ -66,7 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="speak with the streaming engine or with the reference's algorithms (default: ours)",
     )
     group.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
-    group.add_argument("--backend", choices=["torch", "onnx"], default="torch", help="back end of flow and vocoder")
+    group.add_argument(
+        "--backend",
+        default="torch",
+        metavar="NAME",
+        help="back end of flow and vocoder: torch (default), onnxruntime or tensorrt",
+    )
     group.add_argument(
         "--graphs", type=Path, metavar="DIR", help="directory written by `export onnx` (default: BUNDLE/onnx)"
     )

@@ -83,6 +83,8 @@ def _convert(args: argparse.Namespace) -> int:
 def _random(args: argparse.Namespace) -> int:
     with Bar() as bar:
         bar.update(f"drawing random weights ({args.size})")
-        random_bundle(args.bundle, args.family, args.size, args.seed)
+        has_prompt_models = random_bundle(args.bundle, args.family, args.size, args.seed)
     print(f"{args.bundle}: random weights; the output is noise, not speech")
+    if not has_prompt_models:
+        print('without prompt models: voices cannot be added; they are written with the extra "export"')
     return 0

@@ -39,7 +39,9 @@ class EngineFactory:
 
 def enroller_of(settings: EngineSettings) -> EnrolledVoices | None:
     """Return how an engine can_enrol voices from recordings, or None where it cannot."""
-    return EnrolledVoices(settings.bundle, rl=settings.rl) if isinstance(settings, CosyVoiceEngineSettings) else None
+    if not isinstance(settings, CosyVoiceEngineSettings):
+        return None
+    return EnrolledVoices(settings.bundle, rl=settings.rl, device=settings.device)
 
 
 def info_before_loading(name: str, settings: EngineSettings) -> EngineInfo:

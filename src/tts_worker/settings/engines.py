@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from tts_worker.settings.sections import Section
 
@@ -36,7 +36,10 @@ class CosyVoiceEngineSettings(Section):
         device: ``auto`` selects CUDA if available.
         half: bfloat16 for the language model and the flow; None enables it on CUDA.
         threads: CPU threads; None uses all cores but one.
-        backend: Runs the flow estimator and the vocoder; ``onnx`` uses the graphs of ``tts-worker export onnx``.
+        backend: Runs the flow and the vocoder; ``onnxruntime`` and ``tensorrt`` use the graphs of
+            ``tts-worker export onnx``.
+        graphs_dir: Directory of those graphs; None selects ``onnx`` in the bundle.
+        plan_cache: Directory of the engines that TensorRT builds; None selects the user's cache directory.
         memory_gb: Memory for the caches of all utterances.
     """
 
@@ -47,7 +50,9 @@ class CosyVoiceEngineSettings(Section):
     device: str = Field("auto", pattern=r"auto|cpu|cuda(:\d+)?")
     half: bool | None = None
     threads: int | None = Field(None, ge=1, le=256)
-    backend: Literal["torch", "onnx"] = "torch"
+    backend: Literal["torch", "onnxruntime", "tensorrt"] = "torch"
+    graphs_dir: Path | None = None
+    plan_cache: Path | None = None
     graphs: bool = True
     kernels: bool = True
     max_utterances: int | None = Field(None, ge=1, le=4_096)
@@ -62,6 +67,13 @@ class CosyVoiceEngineSettings(Section):
     decode_batch: int | None = Field(None, ge=1, le=512)
     render_batch: int | None = Field(None, ge=1, le=64)
     smooth_start: bool = True
+
+    @field_validator("backend", mode="before")
+    @classmethod
+    def _check_backend_name(cls, name: object) -> object:
+        if name == "onnx":
+            raise ValueError("onnx is called onnxruntime now")
+        return name
 
 
 EngineSettings = Annotated[

@@ -28,6 +28,8 @@ _PATHS = (
     ("text", "lexicon_file"),
     ("engines", "*", "bundle"),
     ("engines", "*", "voices"),
+    ("engines", "*", "graphs_dir"),
+    ("engines", "*", "plan_cache"),
 )
 """Settings that are paths. In a file they are relative to that file."""
 

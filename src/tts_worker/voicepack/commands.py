@@ -134,12 +134,21 @@ def _copy_rest(path: Path, out: Path) -> None:
         raise BundleError(f"{out}: cannot be written ({error.strerror})") from None
 
 
-def random_bundle(path: Path, family: str, size: str = "tiny", seed: int = 0) -> None:
-    """Write a model directory with random weights. Raises ConfigError, BundleError, MissingExtra."""
+def random_bundle(path: Path, family: str, size: str = "tiny", seed: int = 0) -> bool:
+    """Write a model directory with random weights.
+
+    Returns:
+        Whether it has prompt models, which adding a voice needs; they take the package onnx.
+
+    Raises:
+        ConfigError: Unknown family or size, or the directory is not empty.
+        BundleError: A file cannot be written.
+        MissingExtra: torch is not installed.
+    """
     need_torch()
     from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
 
-    write_random_bundle(path, family, size, seed)
+    return write_random_bundle(path, family, size, seed).campplus.is_file()
 
 
 def add_voice(

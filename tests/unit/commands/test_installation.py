@@ -61,28 +61,6 @@ def test_missing_extra_tells_no_path_to_clients(monkeypatch: pytest.MonkeyPatch)
     assert "secret" not in message
 
 
-VERSIONS = {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.30.0"}
-
-
-@pytest.mark.parametrize(
-    ("there", "status", "detail"),
-    [
-        ({"onnxruntime"}, doctor.Status.OK, "1.31.1"),
-        ({"onnxruntime-gpu"}, doctor.Status.OK, "onnxruntime-gpu 1.30.0"),
-        ({"onnxruntime", "onnxruntime-gpu"}, doctor.Status.FAULT, "overwrite each other"),
-        (set(), doctor.Status.FAULT, "not installed"),
-    ],
-)
-def test_doctor_tells_builds_of_onnxruntime_apart(
-    there: set[str], status: doctor.Status, detail: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(doctor, "_version", lambda name: VERSIONS[name] if name in there else None)
-    finding = doctor._onnxruntime()
-    assert finding.status is status
-    assert detail in finding.detail
-    assert bool(finding.advice) == (status is doctor.Status.FAULT)
-
-
 def test_doctor_accepts_the_pythons_of_the_package() -> None:
     project = (Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8")
     oldest, newest = doctor.OLDEST_PYTHON, doctor.NEWEST_PYTHON

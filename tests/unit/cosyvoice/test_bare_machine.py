@@ -19,7 +19,7 @@ for module in pkgutil.walk_packages(package.__path__, "tts_worker.engine.cosyvoi
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
 
-bundle = write_random_bundle(sys.argv[1], "cosyvoice3", "tiny")
+bundle = write_random_bundle(sys.argv[1], "cosyvoice3", "tiny", prompt_models=False)
 print(bundle.validate().ok, len(bundle.load_weights("flow")), len(TextTokenizer.from_bundle(bundle).encode("hello")))
 print(*(name for name in sys.argv[2:] if name in sys.modules))
 """

@@ -1,31 +1,44 @@
-"""The exported graphs: valid, equal to PyTorch, and able to stream in its place."""
+"""The exported graphs: valid, equal to PyTorch, and able to stream in its place on ONNX Runtime."""
 
 from __future__ import annotations
 
 import shutil
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.contract.engine_contract import EngineCase, EngineDriver, segments
+from tests.unit.cosyvoice import graph_files
 from tests.unit.cosyvoice.bundles import FAMILIES, copy_of, tiny
+from tests.unit.cosyvoice.graph_files import GRAPHS, counted_calls, fresh, streamed_mel, with_other_weights
 from tests.unit.cosyvoice.networks import apart, networks
 from tts_worker.cli import main
-from tts_worker.engine.cosyvoice.backends import onnx_graphs
 from tts_worker.engine.cosyvoice.backends.onnx_graphs import (
+    ENCODER,
     ESTIMATOR,
     GRAPHS_DIR,
+    LM_STEP,
     VOCODER,
     VOCODER_CHUNK,
-    compare_onnx,
-    run_on_onnx,
+    export_onnx,
+    graph_specs,
 )
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.flow_pool import FlowPool
+from tts_worker.engine.cosyvoice.backends.onnx_networks import BoundGraph
+from tts_worker.engine.cosyvoice.backends.onnx_runtime import (
+    CPU,
+    SessionOptions,
+    compare_graphs,
+    open_graph,
+    run_on_onnxruntime,
+)
+from tts_worker.engine.cosyvoice.kv_cache import SlotPool
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.request import Request
@@ -33,30 +46,42 @@ from tts_worker.errors import BundleError, ConfigError
 from tts_worker.parity.pipeline import OfflinePipeline
 from tts_worker.types import Boundary, SynthesisParams, UtteranceKey
 
-NAMES = {"cosyvoice2": {ESTIMATOR, VOCODER}, "cosyvoice3": {ESTIMATOR, VOCODER, VOCODER_CHUNK}}
-
-LAST_BIAS = {"cosyvoice2": "final_proj.bias", "cosyvoice3": "proj_out.bias"}
+TOLERANCE = 5e-5
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """One family, exported by the command."""
-    folder = tmp_path_factory.mktemp("graphs")
-    assert main(["export", "onnx", str(tiny(request.param)), "--out", str(folder)]) == 0
-    return request.param, folder
+def exported(request: pytest.FixtureRequest) -> tuple[str, Path]:
+    """One family and its graphs."""
+    return request.param, graph_files.exported(request.param)
 
 
 @pytest.fixture(scope="module")
-def on_onnx(exported: tuple[str, Path]) -> Networks:
-    return run_on_onnx(Networks.load(Bundle.open(tiny(exported[0]))), exported[1])
+def on_onnxruntime(exported: tuple[str, Path]) -> Networks:
+    loaded = fresh(exported[0])
+    assert run_on_onnxruntime(loaded, exported[1]) == (CPU,)
+    return loaded
 
 
-def test_graphs_are_valid_and_support_streaming(exported: tuple[str, Path]) -> None:
+@lru_cache
+def bound(family: str, folder: Path, file: str) -> BoundGraph:
+    of = networks(family)
+    spec = graph_specs(of)[file]
+    options = SessionOptions(torch.device("cpu"))
+    return BoundGraph(spec, open_graph(spec, folder / file, of.fingerprints[spec.part], options))
+
+
+def test_graphs_are_valid_and_of_standard_operators(exported: tuple[str, Path]) -> None:
     family, folder = exported
-    assert {file.name for file in folder.iterdir()} == NAMES[family]
+    assert {file.name for file in folder.iterdir()} == GRAPHS[family]
     for file in folder.iterdir():
         onnx.checker.check_model(str(file), full_check=True)
-    graph = onnx.load(folder / ESTIMATOR).graph
+        model = onnx.load(file)
+        assert {node.domain for node in model.graph.node} <= {"", "ai.onnx"}, "another runtime lacks our operators"
+        assert not model.functions
+
+
+def test_graphs_have_free_sizes_for_streaming(exported: tuple[str, Path]) -> None:
+    graph = onnx.load(exported[1] / ESTIMATOR).graph
     shapes = {
         value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
         for value in (*graph.input, *graph.output)
@@ -67,81 +92,131 @@ def test_graphs_are_valid_and_support_streaming(exported: tuple[str, Path]) -> N
     assert {"values", "context", "new_keys", "new_values", "new_context"} <= shapes.keys()
 
 
-def test_graphs_match_pytorch(exported: tuple[str, Path]) -> None:
+def test_all_graphs_match_pytorch(exported: tuple[str, Path]) -> None:
     family, folder = exported
-    differences = compare_onnx(networks(family), folder)
+    differences = compare_graphs(networks(family), folder, GRAPHS[family])
 
-    assert differences.keys() == NAMES[family]
-    assert max(differences.values()) < 5e-5
+    assert differences.keys() == GRAPHS[family]
+    assert max(differences.values()) < TOLERANCE
 
 
-def spoken(of: Networks, **how: bool) -> list[Tensor]:
+def test_command_writes_and_compares_the_chosen_parts(
+    exported: tuple[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", "onnx", str(tiny(exported[0])), "--out", str(tmp_path), "--part", "llm"]) == 0
+    assert [file.name for file in tmp_path.iterdir()] == [LM_STEP]
+    written, _, difference = capsys.readouterr().out.strip().partition("  differs from PyTorch by ")
+    assert written.startswith(str(tmp_path / LM_STEP))
+    assert float(difference) < TOLERANCE
+
+
+@settings(deadline=None, max_examples=12)
+@given(data=st.data())
+def test_graphs_accept_other_sizes(exported: tuple[str, Path], data: st.DataObject) -> None:
+    """Rows, chunks and the length of the past are free, and need not be those of the example."""
+    family, folder = exported
+    file = data.draw(st.sampled_from(sorted(GRAPHS[family])))
+    graph = bound(family, folder, file)
+    rows = data.draw(st.integers(1, 4))
+    past = data.draw(st.integers(1, 5))
+    sizes = {
+        "rows": rows,
+        "frames": data.draw(st.integers(8, 70)),
+        "past_frames": past * 50,
+        "past_tokens": past * 25,
+        "tokens_ahead": data.draw(st.integers(1, 2)) * 25 + 3,
+        "steps": data.draw(st.integers(1, 5)),
+        "past_steps": past,
+    }
+    inputs = graph.spec.example({name: sizes[name] for name in graph.spec.sizes}, torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = graph.spec.module(*inputs)
+    actual = graph(*inputs)
+    assert actual is not None
+    assert max(apart(a, b) for a, b in zip(expected, actual, strict=True)) < TOLERANCE
+
+
+def test_lm_step_scores_like_the_language_model(exported: tuple[str, Path]) -> None:
+    """A prompt, then single steps: the graph with the past in plain tensors, the network with its KV cache."""
+    family, folder = exported
+    lm = networks(family).lm
+    cfg = lm.cfg
+    graph = bound(family, folder, LM_STEP)
+    pool = SlotPool(cfg.layers, 2, cfg.kv_heads, 32, cfg.head_dim)
+    slots = torch.arange(2)
+    keys = values = torch.zeros(cfg.layers, 2, cfg.kv_heads, 1, cfg.head_dim)  # one key that no input sees
+    done = 0
+    for steps in (7, 1, 1):
+        ids = torch.randint(0, cfg.speech_tokens, (2, steps), generator=torch.Generator().manual_seed(steps))
+        x = lm.embed_speech(ids)
+        with torch.inference_mode():
+            expected = lm(x, torch.full([2], steps), slots, pool, done + steps)
+        mask = torch.ones(2, 1, steps, keys.shape[3] + steps, dtype=torch.bool).tril(keys.shape[3])
+        mask[..., 0] = False
+        out = graph(x, torch.full([2], done), torch.full([2], steps - 1), mask, keys, values)
+        assert out is not None
+        keys, values = torch.cat([keys, out[1]], dim=3), torch.cat([values, out[2]], dim=3)
+        done += steps
+        assert apart(expected, out[0]) < TOLERANCE
+
+
+def rendered(of: Networks, *, stream: bool) -> list[Tensor]:
     generator = torch.Generator().manual_seed(3)
     mel = torch.randn(40, of.config.flow.mel, generator=generator) * 0.5
     spk = torch.randn(of.config.flow.spk_embed, generator=generator)
     request = Request((), spk, flow_prompt=tuple(range(20)), prompt_mel=mel)
     tokens = [7 * i % 6561 for i in range(61)]
-    return [chunk.samples for chunk in OfflinePipeline(of).render(request, tokens, seed=5, **how)]
+    return [chunk.samples for chunk in OfflinePipeline(of).render(request, tokens, seed=5, stream=stream)]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_offline_output_is_equal_on_both_backends(exported: tuple[str, Path], on_onnx: Networks, stream: bool) -> None:
-    plain = spoken(networks(exported[0]), stream=stream)
-    graphs = spoken(on_onnx, stream=stream)
+def test_offline_output_is_equal_on_both_backends(
+    exported: tuple[str, Path], on_onnxruntime: Networks, stream: bool
+) -> None:
+    plain = rendered(networks(exported[0]), stream=stream)
+    with counted_calls() as calls:
+        graphs = rendered(on_onnxruntime, stream=stream)
 
+    assert calls.keys() >= {ENCODER, ESTIMATOR, VOCODER}
     assert [len(chunk) for chunk in plain] == [len(chunk) for chunk in graphs]
-    assert len(plain) == (4 if stream else 1)
     assert max(apart(a, b) for a, b in zip(plain, graphs, strict=True)) < 2e-3
 
 
-@pytest.mark.parametrize("bucket", [1, 2])
-def test_paged_memory_works_on_both_backends(exported: tuple[str, Path], on_onnx: Networks, bucket: int) -> None:
-    """Utterances of other ages in one batch, pages out of order, a short last chunk; tables as long as they need to be
-    (then there may be no mask at all), or batches and tables padded."""
+@pytest.mark.parametrize(("chunks", "bucket"), [(1, 1), (1, 2), (2, 1), (3, 2)])
+def test_streamed_mel_is_equal_on_both_backends(
+    exported: tuple[str, Path], on_onnxruntime: Networks, chunks: int, bucket: int
+) -> None:
+    """Tables as long as they need to be (then there may be no mask at all), or batches and tables padded."""
+    plain = streamed_mel(networks(exported[0]), chunks=chunks, bucket=bucket)
+    with counted_calls() as calls:
+        graphs = streamed_mel(on_onnxruntime, chunks=chunks, bucket=bucket)
 
-    def run(of: Networks) -> list[Tensor]:
-        generator = torch.Generator().manual_seed(1)
-        pool = FlowPool(of.flow, slots=3, pages=14, max_chunks=5, checked=True, page_bucket=bucket)
-        old = pool.open()
-        young = pool.open()
-        last = pool.open()
-        mel = of.config.flow.mel
-        spk = torch.randn(3, of.config.flow.mel, generator=generator)
-
-        def advance(states: list, known: list[int]) -> Tensor:  # type: ignore[type-arg]
-            n = len(states)
-            tokens = torch.randint(0, 6561, (n, 28), generator=generator)
-            return pool.advance(states, tokens, known, spk[:n], torch.zeros(n, of.flow.chunk_frames, mel))
-
-        parts = [advance([old], [28]), advance([old, young], [28, 28]), advance([young, old, last], [28, 28, 28])]
-        parts.append(advance([last, old], [28, 9])[0])
-        return parts
-
-    plain = run(networks(exported[0]))
-    graphs = run(on_onnx)
-    assert max(apart(a, b) for a, b in zip(plain, graphs, strict=True)) < 5e-5
+    assert calls.keys() == {ENCODER, ESTIMATOR}
+    assert {sizes["frames"] for sizes in calls[ESTIMATOR]} >= {50 * chunks}
+    assert max(sizes["rows"] for sizes in calls[ESTIMATOR]) == 4
+    assert max(apart(a, b) for a, b in zip(plain, graphs, strict=True)) < TOLERANCE
 
 
 def test_missing_or_damaged_graphs_are_reported(exported: tuple[str, Path], tmp_path: Path) -> None:
-    options = LoadOptions(tiny(exported[0]), device="cpu", backend="onnx", graphs_dir=tmp_path)
+    family, folder = exported
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / ESTIMATOR).unlink()
     with pytest.raises(BundleError, match=r"flow\.estimator\.onnx: is missing; create it with: tts-worker export onnx"):
-        load_engine(options)
-    (tmp_path / ESTIMATOR).write_bytes((exported[1] / ESTIMATOR).read_bytes()[:5000])
+        run_on_onnxruntime(networks(family), tmp_path)
+    whole = (folder / ESTIMATOR).read_bytes()
+    (tmp_path / ESTIMATOR).write_bytes(whole[:5000])
+    with pytest.raises(BundleError, match="is truncated; run again: tts-worker export onnx"):
+        run_on_onnxruntime(networks(family), tmp_path)
+    (tmp_path / ESTIMATOR).write_bytes(whole.replace(b"LayerNormalization", b"LayerNormalisation"))
     with pytest.raises(BundleError, match="onnxruntime cannot load it"):
+        run_on_onnxruntime(networks(family), tmp_path)
+
+
+def test_graphs_of_other_weights_are_refused(exported: tuple[str, Path], tmp_path: Path) -> None:
+    family, folder = exported
+    options = LoadOptions(with_other_weights(family, tmp_path), device="cpu", backend="onnxruntime", graphs_dir=folder)
+    with pytest.raises(BundleError, match=r"onnx: was exported from other weights; run again"):
         load_engine(options)
-
-
-def test_graphs_of_other_weights_are_refused(exported: tuple[str, Path]) -> None:
-    other = next(family for family in FAMILIES if family != exported[0])
-    tuned = Networks.load(Bundle.open(tiny(exported[0])))
-    with torch.inference_mode():
-        tuned.flow.estimator.get_parameter("final_proj.bias" if exported[0] == "cosyvoice2" else "proj_out.bias").add_(
-            1
-        )
-    with pytest.raises(BundleError, match=r"flow\.estimator\.onnx: was exported from other weights"):
-        run_on_onnx(tuned, exported[1])
-    with pytest.raises(BundleError, match="was exported from other weights; run again"):
-        run_on_onnx(Networks.load(Bundle.open(tiny(other))), exported[1])
 
 
 def test_graph_that_fails_the_check_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,49 +225,59 @@ def test_graph_that_fails_the_check_is_removed(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(onnx.checker, "check_model", refuse)
     with pytest.raises(BundleError, match="not valid: bad node"):
-        onnx_graphs.export_onnx(networks("cosyvoice2"), tmp_path)
+        export_onnx(networks("cosyvoice2"), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_graphs_accept_other_batch_sizes(exported: tuple[str, Path]) -> None:
-    """Rows and frames are free: a graph made for two rows of two chunks takes five of thirteen frames."""
-    family, folder = exported
-    of = networks(family)
-    graph = onnx_graphs.EstimatorGraph(of.flow)
-    session = onnx_graphs.open_session(folder / ESTIMATOR, graph)
-    generator = torch.Generator().manual_seed(2)
-    x, mu, cond = (torch.randn(5, 13, of.config.flow.mel, generator=generator) for _ in range(3))
-    spk = torch.randn(5, of.config.flow.mel, generator=generator)
-    start = torch.tensor([0, 0, 0, 0, 0])
-    mask = torch.ones(5, 1, 13, 13, dtype=torch.bool).tril()
-    given = (x, mu, spk, cond, of.flow.time_tables[3:4], start, mask, *onnx_graphs.no_past(of.flow, 5))
+def spoken(path: Path, tokens: dict[str, int], **options: object) -> list[np.ndarray]:
+    """Audio of utterances at the same time, of so many speech tokens, through the loader of the engine."""
+    text = segments(("Hello ", Boundary.CLAUSE), ("there.", Boundary.END))
+    given = LoadOptions(path, device="cpu", memory_gb=0.2, max_utterances=4, **options)  # type: ignore[arg-type]
 
-    with torch.inference_mode():
-        ours = graph(*given)
-    named = {k: t.contiguous().numpy() for k, t in zip(onnx_graphs.ESTIMATOR_INPUTS, given, strict=True)}
-    theirs = session.run(None, named)
-    assert max(apart(a, torch.from_numpy(b)) for a, b in zip(ours, theirs, strict=True)) < 5e-5
+    def load() -> object:
+        return load_engine(given, lambda key, run: [*range(100, 100 + tokens[key.session]), 6561])
+
+    driver = EngineDriver(EngineCase(load, SynthesisParams("tiny_spk", seed=3), text, ()))  # type: ignore[arg-type]
+    outputs = []
+    for name in tokens:
+        outputs.append(driver.open(UtteranceKey(name, 1)))
+        driver.send_text(UtteranceKey(name, 1))
+    driver.drain()
+    driver.engine.close()
+    return [np.frombuffer(output.pcm, "<i2") / 32_768 for output in outputs]
 
 
-def test_streaming_engine_runs_on_both_backends(exported: tuple[str, Path], tmp_path: Path) -> None:
-    """The setting ``backend`` through the loader of the engine: the same audio, but for the last bits."""
+@pytest.mark.parametrize(("stride", "tokens"), [(1, {"x": 40}), (2, {"x": 115, "y": 112})])
+def test_streaming_engine_runs_on_both_backends(
+    exported: tuple[str, Path], tmp_path: Path, stride: int, tokens: dict[str, int]
+) -> None:
+    """The same audio but for the last bits, several chunks and utterances at a time."""
     family, folder = exported
     path = copy_of(family, tmp_path)
     shutil.copytree(folder, path / GRAPHS_DIR)
-    text = segments(("Hello ", Boundary.CLAUSE), ("there.", Boundary.END))
+    batch = len(tokens)
+    options = {"stride_chunks": stride, "render_batch": batch}
 
-    def speak(backend: str) -> np.ndarray:
-        options = LoadOptions(path, device="cpu", backend=backend, memory_gb=0.2, max_utterances=2)
-        driver = EngineDriver(EngineCase(lambda: load_engine(options), SynthesisParams("tiny_spk", seed=3), text, ()))
-        output = driver.open(UtteranceKey("x", 1))
-        driver.send_text(UtteranceKey("x", 1))
-        driver.drain()
-        driver.engine.close()
-        return np.frombuffer(output.pcm, "<i2") / 32_768
+    plain = spoken(path, tokens, **options)
+    with counted_calls() as calls:
+        graphs = spoken(path, tokens, backend="onnxruntime", **options)
 
-    plain = speak("torch")
-    graphs = speak("onnx")
-    assert len(plain) == len(graphs) > 4_800
-    assert np.abs(plain - graphs).max() < 0.01
-    with pytest.raises(ConfigError, match="backend: onnx runs on the CPU in float32"):
-        load_engine(LoadOptions(path, device="cpu", backend="onnx", half=True))
+    ran = {VOCODER, VOCODER_CHUNK} if family == "cosyvoice3" else {VOCODER}
+    assert calls.keys() == {ENCODER, ESTIMATOR, *ran}, "nothing is left to PyTorch"
+    assert max(sizes["frames"] for sizes in calls[ESTIMATOR]) == 50 * stride
+    assert max(sizes["rows"] for sizes in calls[ESTIMATOR]) == 2 * batch
+    for ours, theirs in zip(plain, graphs, strict=True):
+        assert len(ours) == len(theirs) > 4_800
+        assert np.abs(ours - theirs).max() < 0.01
+
+
+def test_former_name_of_the_backend_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="backend: onnx is called onnxruntime now"):
+        load_engine(LoadOptions(tiny("cosyvoice3"), device="cpu", backend="onnx"))
+    with pytest.raises(ConfigError, match="backend: must be one of: torch, onnxruntime, tensorrt"):
+        load_engine(LoadOptions(tiny("cosyvoice3"), device="cpu", backend="jax"))
+    bundle = str(tiny("cosyvoice3"))
+    main(["voice", "import", "--bundle", bundle, "--voices", str(tmp_path)])
+    say = ["say", "--bundle", bundle, "--voices", str(tmp_path), "--backend", "onnx", "--quiet", "Hi."]
+    assert main([*say, "--out", str(tmp_path / "x.wav")]) != 0
+    assert "onnx is called onnxruntime now" in capsys.readouterr().err

@@ -6,6 +6,8 @@ import unicodedata
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,7 +24,7 @@ from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.random_bundle import SIZES, write_random_bundle
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.weights import PARTS, expected_shapes
-from tts_worker.errors import BundleError, ConfigError
+from tts_worker.errors import BundleError, ConfigError, MissingExtra
 from tts_worker.voicepack import commands
 
 
@@ -65,6 +67,48 @@ def test_random_logits_have_a_nucleus(bundle: Bundle) -> None:
     assert 3 < float(logits.std()) < 4.5
     kept = (logits.softmax(-1).sort(descending=True).values.cumsum(-1) < 0.8).sum(-1).float()
     assert float(kept.median()) < 600  # flat logits would keep 80 % of 6761
+
+
+def test_random_speaker_encoder_has_the_campplus_interface(bundle: Bundle) -> None:
+    onnx.checker.check_model(str(bundle.campplus), full_check=True)
+    session = onnxruntime.InferenceSession(str(bundle.campplus))
+    features = np.random.default_rng(0).normal(size=(2, 50, 80)).astype(np.float32)
+    weights = onnx.numpy_helper.to_array(onnx.load(bundle.campplus).graph.initializer[0])
+
+    out = session.run(None, {session.get_inputs()[0].name: features})[0]
+
+    assert out.shape == (2, 192)
+    assert np.allclose(out, np.abs(features).mean(axis=1) @ weights, atol=1e-4)
+
+
+@settings(deadline=None, max_examples=15)
+@given(frames=st.integers(1, 400))
+def test_random_speech_tokenizer_has_the_real_interface(bundle: Bundle, frames: int) -> None:
+    session = onnxruntime.InferenceSession(str(bundle.speech_tokenizer))
+    names = [value.name for value in session.get_inputs()]
+    features = np.random.default_rng(frames).normal(size=(1, 128, frames)).astype(np.float32)
+
+    ids = session.run(None, dict(zip(names, (features, np.array([frames], dtype=np.int32)), strict=True)))[0]
+
+    assert ids.dtype == np.int32
+    assert ids.shape == (1, -(-frames // 4))
+    assert bool(((ids >= 0) & (ids < 6561)).all())
+    assert frames < 40 or len(np.unique(ids)) > frames // 8
+
+
+def test_prompt_models_can_be_left_out(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take the package onnx, and only adding voices needs them: the weights do not depend on it."""
+    monkeypatch.setattr(random_bundle, "find_spec", lambda _: None)
+    family = bundle.config.family
+    bare = write_random_bundle(tmp_path / "bare", family, seed=3)
+
+    assert not bare.campplus.exists()
+    assert bare.validate().ok
+    assert {problem.file for problem in bare.validate().problems} == {bare.campplus.name, bare.speech_tokenizer.name}
+    assert all(torch.equal(bundle.load_weights("llm")[key], value) for key, value in bare.load_weights("llm").items())
+    with pytest.raises(MissingExtra, match='writing prompt models needs the extra "export"'):
+        write_random_bundle(tmp_path / "whole", family, prompt_models=True)
+    assert not (tmp_path / "whole").exists()
 
 
 def test_same_seed_gives_the_same_files(bundle: Bundle, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ between releases. Whether a prompt is usable is decided in audio/prompt.py.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,17 @@ import torch
 from torch import Tensor
 
 from tts_worker.audio.decode import Recording
+from tts_worker.engine.cosyvoice.backends.onnx_providers import (
+    CUDA,
+    create_session,
+    import_onnxruntime,
+    select_providers,
+)
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.features import WHISPER_RATE_HZ, KaldiFbank, MelSpectrogram, WhisperMel
 from tts_worker.errors import BundleError, InvalidRequest, MissingExtra
+
+log = logging.getLogger(__name__)
 
 MIN_RATE_HZ = 16_000
 MAX_TOKENIZER_S = 30.0  # limit of the speech tokenizer
@@ -35,10 +44,19 @@ class PromptFeatures:
 class PromptFrontend:
     """The prompt models of one bundle, loaded on first use. Takes 0.1 to 1 s per prompt: not for the request path."""
 
-    def __init__(self, bundle: Bundle, *, threads: int = 1) -> None:
+    def __init__(self, bundle: Bundle, *, threads: int = 1, device: str = "auto") -> None:
+        """Prepare to load the models.
+
+        Args:
+            bundle: Model directory.
+            threads: Threads on a CPU.
+            device: ``cpu``, ``cuda`` or ``cuda:N``; ``auto`` selects a GPU if there is one. The models run on a GPU
+                only if ONNX Runtime has the CUDA provider.
+        """
         mel = bundle.config.mel
         self._bundle = bundle
         self._threads = threads
+        self._cuda_device = _cuda_index(device)
         self.sample_rate_hz = mel.sample_rate_hz
         self.mel_spectrogram = MelSpectrogram(
             mel.sample_rate_hz, mel.n_fft, mel.window_samples, mel.hop_samples, mel.bins, mel.fmin_hz, mel.fmax_hz
@@ -117,31 +135,50 @@ class PromptFrontend:
     def _run(self, file: Path, *inputs: np.ndarray) -> np.ndarray:
         """Run the model in ``file`` on positional ``inputs`` and return its first output."""
         if file not in self._sessions:
-            self._sessions[file] = self._open(file)
+            self._sessions[file] = self._open(file, self._cuda_device)
         session = self._sessions[file]
         names = [value.name for value in session.get_inputs()]
         if len(names) != len(inputs):
             raise BundleError(f"{file}: takes {len(names)} inputs, not {len(inputs)}; is it from another model?")
+        given = dict(zip(names, inputs, strict=True))
         try:
-            return np.asarray(session.run(None, dict(zip(names, inputs, strict=True)))[0])
+            if CUDA in session.get_providers():
+                try:
+                    return np.asarray(session.run(None, given)[0])
+                except Exception as error:  # such as a full device
+                    log.warning("%s: fails on the GPU (%s), continuing on the CPU", file.name, _reason(error))
+                    session = self._sessions[file] = self._open(file, None)
+            return np.asarray(session.run(None, given)[0])
         except Exception as error:  # onnxruntime's errors share no public base
             raise BundleError(
                 f"{file}: fails on a prompt ({type(error).__name__}); is it from another model?"
             ) from None
 
-    def _open(self, file: Path) -> Any:
-        try:
-            import onnxruntime
-        except ImportError:
-            raise MissingExtra("prompt models", "cosyvoice") from None
+    def _open(self, file: Path, cuda_device: int | None) -> Any:
+        onnxruntime = import_onnxruntime()
         if not file.is_file():
             raise BundleError(f"{file}: is missing; without it no voice can be added")
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = self._threads
+        # Not TensorRT: every length of a prompt would take an engine.
+        providers = select_providers(onnxruntime.get_available_providers(), cuda_device)
         try:
-            return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+            return create_session(onnxruntime, str(file), providers, self._threads)
         except Exception as error:  # onnxruntime's errors share no public base
-            raise BundleError(f"{file}: onnxruntime cannot load it ({type(error).__name__})") from None
+            if len(providers) == 1:
+                raise BundleError(f"{file}: onnxruntime cannot load it ({type(error).__name__})") from None
+            log.warning("%s: cannot be loaded on the GPU (%s), using the CPU", file.name, _reason(error))
+        return self._open(file, None)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error!s:.200}"
+
+
+def _cuda_index(device: str) -> int | None:
+    """Return the index of a GPU, or None for the CPU."""
+    if device == "auto":
+        return 0 if torch.cuda.is_available() else None
+    chosen = torch.device(device)
+    return (chosen.index or 0) if chosen.type == "cuda" else None
 
 
 def _check_length(samples: Tensor, min_samples: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -18,7 +18,9 @@ from tts_worker.engine.cosyvoice.backends.graphs import (
     Runner,
 )
 from tts_worker.engine.cosyvoice.backends.kernels import language_model
+from tts_worker.engine.cosyvoice.backends.selection import BackendState
 from tts_worker.engine.cosyvoice.backends.streams import CudaStream, ExecutionStreams, streams_for
+from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.decoder import Decoder
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
@@ -29,6 +31,13 @@ from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.voice_cache import VoiceCache
 from tts_worker.types import ComputationCounts
 from tts_worker.voicepack.voice_file import Voice
+
+
+def max_flow_chunks(config: CosyVoiceConfig, max_segment_s: int) -> int:
+    """Return the most flow chunks of an audio segment, the voice's prompt included."""
+    longest_s = int(MAX_PROMPT_S) + max_segment_s + 2
+    return -(-longest_s * config.token_rate_hz // config.flow.chunk_tokens)
+
 
 PAGE_BUCKET = 8  # chunks; page tables are rounded up to a multiple of it where passes are captured
 
@@ -45,6 +54,7 @@ class Components:
         voice_cache: Voices and their prepared prompts.
         streams: Execution streams of the device.
         runners: Runner of tokens, runner of audio.
+        backend: What runs flow and vocoder.
     """
 
     networks: Networks
@@ -54,6 +64,7 @@ class Components:
     voice_cache: VoiceCache
     streams: ExecutionStreams
     runners: tuple[Runner, Runner]
+    backend: BackendState = field(default_factory=BackendState)
 
     @classmethod
     def build(
@@ -83,12 +94,12 @@ class Components:
         device = networks.flow.noise.device
         if device.type == "cuda":
             use_kernels(networks, device, config)
-        flow = networks.config.flow
         streams = streams or streams_for(device, overlap=config.overlap)
         if runners is None:
             runners = (EagerRunner(), EagerRunner())
             if config.graphs and isinstance(streams.tokens, CudaStream) and isinstance(streams.flow, CudaStream):
-                runners = (GraphRunner(streams.tokens.cuda_stream), GraphRunner(streams.flow.cuda_stream))
+                audio = GraphRunner(streams.flow.cuda_stream) if config.audio_graphs else EagerRunner()
+                runners = (GraphRunner(streams.tokens.cuda_stream), audio)
         decoder = Decoder(
             networks,
             slots=config.max_utterances,
@@ -97,12 +108,11 @@ class Components:
             runner=runners[0],
             checked=config.checked,
         )
-        longest_s = int(MAX_PROMPT_S) + config.max_segment_s + 2
         pool = FlowPool(
             networks.flow,
             slots=2 * config.max_utterances + config.cached_voices,
             pages=config.pages,
-            max_chunks=-(-longest_s * networks.config.token_rate_hz // flow.chunk_tokens),
+            max_chunks=max_flow_chunks(networks.config, config.max_segment_s),
             dtype=networks.flow.time_tables.dtype,
             checked=config.checked,
             runner=runners[1],
@@ -146,12 +156,13 @@ class Components:
 
     @property
     def degraded(self) -> tuple[str, ...]:
-        """Computations that are slower than they should be, in words."""
-        return tuple(
+        """What is slower than it should be, in words."""
+        refused = tuple(
             f"{counts.name}: {counts.refused} of {counts.refused + counts.captured} CUDA graphs could not be captured"
             for counts in self.computations
             if counts.refused
-        ) + tuple(f"{name}: the kernel is not used" for name in kernels.faults())
+        )
+        return self.backend.degraded + refused + tuple(f"{name}: the kernel is not used" for name in kernels.faults())
 
     @property
     def computations(self) -> tuple[ComputationCounts, ...]:

@@ -42,6 +42,7 @@ class StreamingConfig:
         retries: How often a run of invalid tokens is drawn again while none of its audio may have been sent.
         graphs: Capture CUDA graphs during warm-up.
         kernels: On CUDA, use the fused kernels that pass their check. Applies to all engines of the process.
+        audio_graphs: Capture them for flow and vocoder, too. Other back ends than PyTorch cannot be captured.
         checked: Fill memory with NaN to detect reads of unwritten memory, for tests.
     """
 
@@ -62,6 +63,7 @@ class StreamingConfig:
     retries: int = 2
     graphs: bool = False
     kernels: bool = True
+    audio_graphs: bool = True
     checked: bool = False
 
     def __post_init__(self) -> None:

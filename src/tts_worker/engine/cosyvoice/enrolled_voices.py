@@ -38,10 +38,12 @@ class EnrolledVoices:
     Args:
         bundle: Model directory. Its prompt models are loaded for the first recording.
         rl: Whether to use the reinforcement-learned weights.
+        device: Where to run the prompt models, as in ``PromptFrontend``.
     """
 
-    def __init__(self, bundle: Path, *, rl: bool = False) -> None:
+    def __init__(self, bundle: Path, *, rl: bool = False, device: str = "auto") -> None:
         self._path = bundle
+        self._device = device
         self._rl = rl
         self._voices: dict[str, Voice] = {}
         self._prompt_models: tuple[Bundle, PromptFrontend] | None = None
@@ -98,5 +100,5 @@ class EnrolledVoices:
             from tts_worker.engine.cosyvoice.bundle import Bundle
 
             bundle = Bundle.open(self._path, rl=self._rl)
-            self._prompt_models = (bundle, PromptFrontend(bundle))
+            self._prompt_models = (bundle, PromptFrontend(bundle, device=self._device))
         return self._prompt_models

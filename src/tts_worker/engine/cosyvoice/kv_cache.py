@@ -11,6 +11,7 @@ import math
 import mmap
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -271,35 +272,60 @@ class PagedView:
         k, v = past.flatten(4, 5).flatten(2, 3).transpose(1, 2).to(kv.dtype).unbind()  # [R*B, H, m*page, D]
         return k, v
 
-    def plain(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Copy the past into plain tensors for a back end without access to this memory; one fresh page per utterance.
+    def plain(self) -> PlainPast:
+        """Copy the past into plain tensors, for a back end without access to this memory.
 
-        Returns:
-            Keys and values ``[layers, R*B, heads, (m-1)*page, dim]`` of the other pages, the contexts ``[R*B, S]``, and
-            the resulting order ``[B, m*page]`` of mask columns (the fresh ones last).
+        A past of no pages becomes one page of zeros beyond every position, so that no tensor is empty.
         """
         page = self._memory.page
-        batch = self._batch
-        fresh = (self._pages == self._fresh[:, None]).to(torch.int8)  # [B, m]
-        order = fresh.argsort(dim=1, stable=True)  # [B, m]
-        past = self._pages.gather(1, order)[:, :-1].flatten()
-        store = self._memory.data[:, :, :, self._rows].index_select(4, past)  # [2, layers, H, R, B*(m-1), page, D]
-        store = store.unflatten(4, (batch, -1)).movedim(2, 4)  # [2, layers, R, B, H, m-1, page, D]
+        fresh = self._fresh.unflatten(0, (self._batch, -1))  # [B, n]
+        count = fresh.shape[1]
+        pages = self._pages if self._pages.shape[1] > count else F.pad(self._pages, (0, 1))  # [B, m]
+        is_fresh = (pages[:, :, None] == fresh[:, None]).any(2).to(torch.int8)
+        order = is_fresh.argsort(dim=1, stable=True)  # [B, m], the fresh pages last
+        past = pages.gather(1, order)[:, :-count].flatten()
+        store = self._memory.data[:, :, :, self._rows].index_select(4, past)  # [2, layers, H, R, B*(m-n), page, D]
+        store = store.unflatten(4, (self._batch, -1)).movedim(2, 4)  # [2, layers, R, B, H, m-n, page, D]
         keys, values = store.flatten(2, 3).flatten(4, 5).unbind(0)
-        tails = [tail[self._rows].index_select(1, self._slots).flatten(2).flatten(0, 1) for tail in self._memory.tails]
-        columns = order[:, :, None] * page + torch.arange(page, device=order.device)
-        return keys, values, torch.cat(tails, dim=1), columns.flatten(1)
+        positions = order[:, :, None] * page + torch.arange(page, device=order.device)
+        return PlainPast(keys, values, positions.flatten(1), self._pages.shape[1] * page)
 
-    def store(self, keys: Tensor, values: Tensor, context: Tensor) -> None:
-        """Store the fresh page computed by such a back end; shapes as in ``plain``, ``page`` positions long."""
+    def plain_context(self) -> Tensor:
+        """All convolution contexts as one tensor ``[R*B, S]``, flattened, in the order of their sites."""
+        tails = [tail[self._rows].index_select(1, self._slots).flatten(2).flatten(0, 1) for tail in self._memory.tails]
+        return torch.cat(tails, dim=1)
+
+    def store(self, keys: Tensor, values: Tensor) -> None:
+        """Store the fresh pages that such a back end computed; shapes as in ``plain``, all fresh pages long."""
         for which, new in enumerate((keys, values)):
-            new = new.unflatten(1, (self._branches, self._batch)).movedim(3, 1)  # [layers, H, R, B, page, D]
+            new = new.unflatten(3, (-1, self._memory.page)).unflatten(1, (self._branches, self._batch))
+            new = new.movedim(3, 1).flatten(3, 4)  # [layers, H, R, B*n, page, D]
             store = self._memory.data[which, :, :, self._rows]
             store.index_copy_(3, self._fresh, new.to(store.dtype))
+
+    def store_context(self, context: Tensor) -> None:
+        """Store the contexts after this pass; shape as in ``plain_context``."""
         widths = [tail.shape[2] * tail.shape[3] for tail in self._memory.tails]
         for tail, new in zip(self._memory.tails, context.split(widths, dim=1), strict=True):
             last = new.unflatten(0, (self._branches, self._batch)).unflatten(2, tail.shape[2:])
             tail[self._rows].index_copy_(1, self._slots, last.to(tail.dtype))
+
+
+@dataclass(frozen=True)
+class PlainPast:
+    """Keys and values of some utterances and solver rows in plain tensors.
+
+    Attributes:
+        keys: ``[layers, R*B, heads, L, dim]``.
+        values: Like ``keys``.
+        positions: ``[B, L + fresh]``: position of every key, those of the fresh pages last.
+        length: Number of positions in the page tables. A key that belongs to none of them has one beyond.
+    """
+
+    keys: Tensor
+    values: Tensor
+    positions: Tensor
+    length: int
 
 
 def _consecutive(pages: Tensor) -> tuple[int, int] | None:

@@ -12,9 +12,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tts_worker.engine.cosyvoice.backends.onnx_graphs import GRAPHS_DIR, run_on_onnx
+from tts_worker.engine.cosyvoice.backends.onnx_graphs import GRAPHS_DIR
+from tts_worker.engine.cosyvoice.backends.onnx_profiles import ChunkPlan
+from tts_worker.engine.cosyvoice.backends.selection import Backend, BackendOptions, backend_named, select_backend
+from tts_worker.engine.cosyvoice.backends.streams import flow_threads
 from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.components import Components
+from tts_worker.engine.cosyvoice.components import Components, max_flow_chunks
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.engine_config import OLDEST_TORCH, StreamingConfig, TextMode
@@ -46,10 +49,11 @@ class LoadOptions:
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         half: Run the language model and the flow estimator in bfloat16.
         threads: PyTorch threads.
-        backend: ``torch``, or ``onnx`` for estimator and vocoder.
+        backend: ``torch``, ``onnxruntime`` or ``tensorrt``, for flow and vocoder.
         graphs_dir: Directory of the ONNX graphs; ``None``: inside the model directory.
         allow_special: Interpret tags such as ``[laughter]`` in the text instead of reading them.
         memory_gb: Memory of the flow cache.
+        plan_cache: Directory of the engines that TensorRT builds; ``None``: in the user's cache directory.
 
     The other options are those of ``StreamingConfig``.
     """
@@ -77,6 +81,7 @@ class LoadOptions:
     smooth_start: bool = True
     graphs_dir: Path | None = None
     allow_special: bool = False
+    plan_cache: Path | None = None
 
 
 def load_engine(
@@ -108,33 +113,45 @@ def load_engine(
     tokenizer = TextTokenizer.from_bundle(bundle)
     cuda = device.type == "cuda"
     half = cuda if options.half is None else options.half
-    networks = load_networks(bundle, device, half=half)
-    if options.backend == "onnx":
-        if cuda or half:
-            raise ConfigError("backend: onnx runs on the CPU in float32; set device: cpu and half: false")
-        if (options.stride_chunks or 1) > 1:
-            raise ConfigError("backend: onnx computes one chunk at a time; leave stride_chunks at 1")
-        run_on_onnx(networks, options.graphs_dir or options.bundle / GRAPHS_DIR, torch.get_num_threads())
+    networks = Networks.load(bundle, device=device, lm_dtype=torch.bfloat16 if half else torch.float32)
+    threads = torch.get_num_threads()
+    overlap = not cuda and (threads >= MIN_OVERLAP_THREADS if options.overlap is None else options.overlap)
+    stride_chunks = options.stride_chunks or (1 if cuda else 2)
+    render_batch = options.render_batch or (8 if cuda else 1)
+    backend = select_backend(
+        networks,
+        BackendOptions(
+            backend_named(options.backend),
+            options.graphs_dir or options.bundle / GRAPHS_DIR,
+            ChunkPlan(render_batch, stride_chunks, max_flow_chunks(bundle.config, options.max_segment_s)),
+            threads=flow_threads(threads) if overlap else threads,
+            allow_tf32=half,
+            plan_cache=options.plan_cache,
+        ),
+    )
+    if half and backend.active is Backend.TORCH:
+        halve_flow(networks)
     config = StreamingConfig(
-        overlap=not cuda
-        and (torch.get_num_threads() >= MIN_OVERLAP_THREADS if options.overlap is None else options.overlap),
+        overlap=overlap,
         max_utterances=options.max_utterances or (64 if cuda else 16),
         text_mode=TextMode(options.text_mode),
         first_tokens=options.first_tokens,
-        stride_chunks=options.stride_chunks or (1 if cuda or options.backend == "onnx" else 2),
+        stride_chunks=stride_chunks,
         context_tokens=options.context_tokens,
         max_segment_s=options.max_segment_s,
         pages=page_count(networks, options.memory_gb),
         cached_voices=options.cached_voices,
         decode_batch=options.decode_batch or (64 if cuda else 16),
-        render_batch=options.render_batch or (8 if cuda else 1),
+        render_batch=render_batch,
         smooth_start=options.smooth_start,
         graphs=options.graphs and cuda,
         kernels=options.kernels,
+        audio_graphs=backend.active is Backend.TORCH,
     )
     stored = options.voices or options.bundle / VOICES_DIR
     voices = {**(more_voices or {}), **bundle_voices(bundle)}
     components = Components.build(networks, tokenizer, voices, config, stored=stored, enrolled=enrolled)
+    components.backend = backend
     text_tokenizer = tokenizer.with_special() if options.allow_special else tokenizer
     return CosyVoiceEngine(components, Model(bundle.config, text_tokenizer, config, script))
 
@@ -167,7 +184,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def load_networks(bundle: Bundle, device: torch.device, *, half: bool, float32_phase: bool = False) -> Networks:
-    """Load the networks.
+    """Load the networks to run on PyTorch.
 
     Args:
         bundle: Model directory.
@@ -179,9 +196,17 @@ def load_networks(bundle: Bundle, device: torch.device, *, half: bool, float32_p
     lm_dtype = torch.bfloat16 if half else torch.float32
     networks = Networks.load(bundle, device=device, lm_dtype=lm_dtype, float32_phase=float32_phase)
     if half:
-        _convert(networks.flow.estimator, torch.bfloat16)
-        networks.flow.time_tables = networks.flow.time_tables.to(torch.bfloat16)
+        halve_flow(networks)
     return networks
+
+
+def halve_flow(networks: Networks) -> None:
+    """Convert the flow estimator to bfloat16 (in place).
+
+    Sums of norms, rotary angles, scores, solver state, encoder and vocoder stay in float32, the pitch in float64.
+    """
+    _convert(networks.flow.estimator, torch.bfloat16)
+    networks.flow.time_tables = networks.flow.time_tables.to(torch.bfloat16)
 
 
 def _convert(network: nn.Module, dtype: torch.dtype) -> None:

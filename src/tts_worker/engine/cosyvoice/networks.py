@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -18,6 +20,7 @@ from tts_worker.errors import BundleError
 
 MAX_ABS_MEL = 100.0  # log magnitudes are in -12..5
 MIN_AUDIO_STD = 1e-6  # below this the audio is constant
+_SAMPLED_VALUES = 64  # of each tensor, for the fingerprint
 
 
 _Network = TypeVar("_Network", bound=nn.Module)
@@ -31,14 +34,33 @@ def _fill(network: _Network, weights: dict[str, Tensor], name: str, device: torc
     return network.requires_grad_(False).eval().to(device)
 
 
+def fingerprint(weights: Mapping[str, Tensor]) -> str:
+    """Identify the weights of a file: a hash of names, shapes and sampled values of each tensor."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(weights.items()):
+        some = tensor.detach().flatten()[:: max(1, tensor.numel() // _SAMPLED_VALUES)].float()
+        digest.update(f"{name}{tuple(tensor.shape)}".encode() + some.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
 @dataclass
 class Networks:
-    """Language model, flow and vocoder on one device. The language model can use a lower precision than float32."""
+    """Language model, flow and vocoder on one device. The language model can use a lower precision than float32.
+
+    Attributes:
+        config: Configuration of the model.
+        lm: The language model.
+        flow: Tokens to mel.
+        hift: The vocoder.
+        fingerprints: Identifies the weights of ``llm``, ``flow`` and ``hift``, as they are in their files: what is
+            computed from them differs in the last bit between devices.
+    """
 
     config: CosyVoiceConfig
     lm: SpeechLM
     flow: Flow
     hift: Hift
+    fingerprints: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def load(
@@ -62,11 +84,18 @@ class Networks:
             lm = SpeechLM(config.lm)
             flow = Flow(config.flow)
         hift = Hift(config.hift, not float32_phase)
-        lm = _fill(lm, bundle.load_weights("llm", lm_dtype), "the language model", device)
+        fingerprints = {}
+
+        def weights(part: str, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+            loaded = bundle.load_weights(part, dtype)
+            fingerprints[part] = fingerprint(loaded)
+            return loaded
+
+        lm = _fill(lm, weights("llm", lm_dtype), "the language model", device)
         lm.prepare().tie()
-        flow = _fill(flow, bundle.load_weights("flow"), "the flow", device)
-        hift = _fill(hift, bundle.load_weights("hift"), "the vocoder", device)
-        networks = cls(config, lm, flow.prepare(config.flow.chunk_tokens), hift.prepare())
+        flow = _fill(flow, weights("flow"), "the flow", device)
+        hift = _fill(hift, weights("hift"), "the vocoder", device)
+        networks = cls(config, lm, flow.prepare(config.flow.chunk_tokens), hift.prepare(), fingerprints)
         networks.check()
         return networks
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,13 +20,17 @@ from tts_worker.engine.cosyvoice.bundle import RANDOM_WEIGHTS_MARKER, TEXT_MODEL
 from tts_worker.engine.cosyvoice.config import V2, V3
 from tts_worker.engine.cosyvoice.tokenizer import special_tokens
 from tts_worker.engine.cosyvoice.weights import PARTS, expected_shapes
-from tts_worker.errors import BundleError, ConfigError
-from tts_worker.voicepack.onnx_file import speaker_encoder, speech_tokenizer
+from tts_worker.errors import BundleError, ConfigError, MissingExtra
 
 LOGIT_STD = 3.5  # gives a nucleus of some ids, like trained weights; flat logits would slow down sampling
 LOUDNESS = 0.0  # mean log magnitude of the vocoder's spectrum: audible and far from clipping
 PITCH_HZ = 150.0
 PITCH_SPREAD_HZ = 30.0
+FBANK_BINS = 80
+WHISPER_BINS = 128
+# Old enough for every ONNX Runtime that is supported.
+PROMPT_MODEL_OPSET = 13
+PROMPT_MODEL_IR = 8
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,9 @@ SIZES = {
 }
 
 
-def write_random_bundle(path: str | Path, family: str, size: str = "tiny", seed: int = 0) -> Bundle:
+def write_random_bundle(
+    path: str | Path, family: str, size: str = "tiny", seed: int = 0, *, prompt_models: bool | None = None
+) -> Bundle:
     """Write a model directory with random weights. The same arguments give the same files.
 
     Args:
@@ -62,10 +71,13 @@ def write_random_bundle(path: str | Path, family: str, size: str = "tiny", seed:
         size: ``full``, ``mid`` or ``tiny``. ``full`` takes about 2.6 GB of disk (v3: 3.5) and as much memory as its
             largest file.
         seed: Seed of the weights.
+        prompt_models: Whether to write the prompt models, which only adding a voice needs. They take the onnx package;
+            None writes them if it is installed.
 
     Raises:
         ConfigError: Unknown family or size, or the directory is not empty.
         BundleError: A file cannot be written.
+        MissingExtra: ``prompt_models`` without the onnx package.
     """
     path = Path(path)
     if family not in (V2, V3):
@@ -74,6 +86,9 @@ def write_random_bundle(path: str | Path, family: str, size: str = "tiny", seed:
         raise ConfigError(f"size: must be one of: {', '.join(SIZES)}")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ConfigError(f"{path}: exists already; random weights are only written to a new or empty directory")
+    has_onnx = find_spec("onnx") is not None
+    if prompt_models and not has_onnx:
+        raise MissingExtra("writing prompt models", "export")
     generator = torch.Generator().manual_seed(seed)
     try:
         (path / TEXT_MODEL_DIR).mkdir(parents=True)
@@ -82,7 +97,7 @@ def write_random_bundle(path: str | Path, family: str, size: str = "tiny", seed:
         (path / f"{family}.yaml").write_text(_yaml(family, SIZES[size]), "utf-8")
         (path / "configuration.json").write_text('{"framework": "Pytorch", "task": "text-to-speech"}\n')
         bundle = Bundle.open(path)
-        _write_prompt_models(bundle, generator)
+        _write_voice_parts(bundle, generator, with_models=has_onnx if prompt_models is None else prompt_models)
         for part in PARTS:
             torch.save(_weights(bundle, part, generator), path / f"{part}.pt")
     except OSError as error:
@@ -90,17 +105,76 @@ def write_random_bundle(path: str | Path, family: str, size: str = "tiny", seed:
     return bundle
 
 
-def _write_prompt_models(bundle: Bundle, generator: torch.Generator) -> None:
-    """Write prompt models with the real inputs and outputs, and one speaker."""
-    config = bundle.config
-    spk = config.flow.spk_embed
-    fbank_bins = 80
-    whisper_bins = 128
-    encoder = torch.randn(fbank_bins, spk, generator=generator) / fbank_bins**0.5
-    bundle.campplus.write_bytes(speaker_encoder(encoder.numpy().tobytes(), fbank_bins, spk))
-    codes = torch.randn(1, whisper_bins, 4, generator=generator) * 300  # scores of a few thousand, taken modulo
-    bundle.speech_tokenizer.write_bytes(speech_tokenizer(codes.numpy().tobytes(), whisper_bins, config.flow.vocab))
+def _write_voice_parts(bundle: Bundle, generator: torch.Generator, *, with_models: bool) -> None:
+    """Write one speaker, and prompt models with the inputs and outputs of the real ones."""
+    spk = bundle.config.flow.spk_embed
+    encoder = torch.randn(FBANK_BINS, spk, generator=generator) / FBANK_BINS**0.5
+    codes = torch.randn(1, WHISPER_BINS, 4, generator=generator) * 300  # scores of a few thousand, taken modulo
+    if with_models:
+        bundle.campplus.write_bytes(speaker_encoder(encoder.numpy()))
+        bundle.speech_tokenizer.write_bytes(speech_tokenizer(codes.numpy(), bundle.config.flow.vocab))
     torch.save({"random": {"embedding": torch.randn(1, spk, generator=generator)}}, bundle.speaker_info)
+
+
+def speaker_encoder(weights: np.ndarray) -> bytes:
+    """Build a model with the signature of CAM++: float ``[B, T, bins]`` -> float ``[B, size]``.
+
+    It multiplies the mean absolute value over time by ``weights [bins, size]``.
+    """
+    import onnx
+
+    bins, size = weights.shape
+    nodes = [
+        onnx.helper.make_node("Abs", ["input"], ["deviation"]),
+        onnx.helper.make_node("ReduceMean", ["deviation"], ["mean"], axes=[1], keepdims=0),
+        onnx.helper.make_node("MatMul", ["mean", "weights"], ["output"]),
+    ]
+    tensor_type = onnx.TensorProto
+    inputs = [onnx.helper.make_tensor_value_info("input", tensor_type.FLOAT, ["B", "T", bins])]
+    outputs = [onnx.helper.make_tensor_value_info("output", tensor_type.FLOAT, ["B", size])]
+    return _model(nodes, {"weights": weights}, inputs, outputs)
+
+
+def speech_tokenizer(weights: np.ndarray, codes: int) -> bytes:
+    """Build a model with the signature of the speech tokenizer.
+
+    Inputs are float ``[1, bins, T]`` and int32 ``[1]``; the output is int32 ids ``[1, ceil(T / 4)]`` in ``[0, codes)``.
+
+    Args:
+        weights: ``[1, bins, 4]``.
+        codes: Number of ids.
+    """
+    import onnx
+
+    tensor_type = onnx.TensorProto
+    nodes = [
+        onnx.helper.make_node("Conv", ["feats", "weights"], ["score"], strides=[4], pads=[1, 2]),
+        onnx.helper.make_node("Abs", ["score"], ["size"]),
+        onnx.helper.make_node("Cast", ["size"], ["whole"], to=tensor_type.INT32),
+        onnx.helper.make_node("Mod", ["whole", "codes"], ["id"]),
+        onnx.helper.make_node("Squeeze", ["id", "axis"], ["indices"]),
+    ]
+    tensors = {
+        "weights": weights,
+        "codes": np.array([codes], dtype=np.int32),
+        "axis": np.array([1], dtype=np.int64),
+    }
+    inputs = [
+        onnx.helper.make_tensor_value_info("feats", tensor_type.FLOAT, [1, weights.shape[1], "T"]),
+        onnx.helper.make_tensor_value_info("feats_length", tensor_type.INT32, [1]),
+    ]
+    outputs = [onnx.helper.make_tensor_value_info("indices", tensor_type.INT32, [1, "N"])]
+    return _model(nodes, tensors, inputs, outputs)
+
+
+def _model(nodes: list[Any], tensors: dict[str, np.ndarray], inputs: list[Any], outputs: list[Any]) -> bytes:
+    import onnx
+
+    values = [onnx.numpy_helper.from_array(np.ascontiguousarray(array), name) for name, array in tensors.items()]
+    graph = onnx.helper.make_graph(nodes, "random", inputs, outputs, values)
+    opset = onnx.helper.make_opsetid("", PROMPT_MODEL_OPSET)
+    model = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=PROMPT_MODEL_IR)
+    return bytes(model.SerializeToString(deterministic=True))
 
 
 def _weights(bundle: Bundle, part: str, generator: torch.Generator) -> dict[str, Tensor]:

@@ -297,6 +297,11 @@ class ExecutionStreams:
             stream.close()
 
 
+def flow_threads(threads: int) -> int:
+    """Return how many of PyTorch's threads compute the flow where it has its own thread."""
+    return max(1, threads - max(1, threads // 3))
+
+
 def streams_for(device: torch.device, *, overlap: bool = False) -> ExecutionStreams:
     """Create the streams for ``device``.
 
@@ -312,6 +317,5 @@ def streams_for(device: torch.device, *, overlap: bool = False) -> ExecutionStre
     if not overlap:
         return ExecutionStreams(host, host, host)
     threads = torch.get_num_threads()
-    caller_threads = max(1, threads // 3)
-    torch.set_num_threads(caller_threads)
-    return ExecutionStreams(host, ThreadStream(max(1, threads - caller_threads)), host)
+    torch.set_num_threads(max(1, threads // 3))
+    return ExecutionStreams(host, ThreadStream(flow_threads(threads)), host)

@@ -1,0 +1,136 @@
+"""What ``tts-worker doctor`` says about the back ends of the CosyVoice engine, found out by using them."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tts_worker.commands.finding import Finding, Status
+from tts_worker.commands.installation import install_command
+from tts_worker.commands.onnxruntime_builds import (
+    diagnose,
+    gpu_command,
+    imported_folder,
+    installed_builds,
+)
+from tts_worker.engine.cosyvoice.engine_config import OLDEST_TORCH
+
+if TYPE_CHECKING:
+    from tts_worker.settings import Settings
+
+
+def backend_findings(settings: Settings | None) -> Iterator[Finding]:
+    """Check ONNX Runtime, which the CPU voice needs, and every back end: PyTorch, ONNX Runtime, TensorRT."""
+    builds = diagnose(installed_builds(), imported_folder(), install_command())
+    yield Finding("onnxruntime", Status.OK if builds.works else Status.FAULT, builds.detail, builds.advice)
+    torch = importlib.import_module("torch") if find_spec("torch") is not None else None
+    yield _torch(torch)
+    if builds.works:
+        yield _providers()
+    yield _tensorrt(torch, settings)
+
+
+def has_nvidia_driver() -> bool:
+    """Whether this machine has an NVIDIA driver, so that missing CUDA support is worth a command."""
+    return Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi") is not None
+
+
+def _torch(torch: Any) -> Finding:
+    what = "backend torch"
+    if torch is None:
+        return Finding(what, Status.MISSING, "not installed; only the built-in voice can speak", _cosyvoice_command())
+    version = torch.__version__
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        return Finding(what, Status.MISSING, f"{version} is too old, needed: {oldest} or later", _cosyvoice_command())
+    if torch.version.cuda is None:
+        advice = "pip install --force-reinstall torch" if has_nvidia_driver() else ""
+        return Finding(what, Status.OK, f"{version} on the CPU; this build has no CUDA", advice)
+    if not torch.cuda.is_available():
+        return Finding(
+            what, Status.OK, f"{version} on the CPU; built for CUDA {torch.version.cuda}, but sees no device"
+        )
+    names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+    problem = _graph_problem(torch)
+    graphs = f"CUDA graphs fail ({problem})" if problem else "CUDA graphs work"
+    return Finding(what, Status.OK, f"{version}, CUDA {torch.version.cuda}, {names}; {graphs}")
+
+
+def _cosyvoice_command() -> str:
+    return install_command("gpu" if has_nvidia_driver() else "cosyvoice")
+
+
+def _graph_problem(torch: Any) -> str:
+    """Return why CUDA graphs do not work, by capturing one; empty if they do."""
+    try:
+        x = torch.zeros(1, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            x += 1
+        graph.replay()
+        return "" if x.tolist() == [1.0] else "a replay changed nothing"
+    except RuntimeError as error:
+        return f"{error!s:.100}"
+
+
+def _providers() -> Finding:
+    """Load every provider of the installed build that the worker would use."""
+    from tts_worker.engine.cosyvoice.backends.onnx_providers import CPU, CUDA, PREFERENCE, load_problem
+
+    what = "backend onnxruntime"
+    try:
+        onnxruntime = importlib.import_module("onnxruntime")
+    except ImportError as error:
+        return Finding(what, Status.FAULT, f"onnxruntime cannot be imported: {error!s:.200}", install_command())
+    onnxruntime.set_default_logger_severity(4)  # the reasons are in the findings
+    available = onnxruntime.get_available_providers()
+    problems = {name: load_problem(onnxruntime, name) for name in PREFERENCE if name in available}
+    states = [f"{_short(name)} {problem or 'works'}" for name, problem in problems.items()]
+    states += [f"{_short(name)} not in this build" for name in PREFERENCE if name not in available]
+    detail = f"{onnxruntime.__version__}: {', '.join(states)}"
+    if problems.get(CPU, "missing"):
+        return Finding(what, Status.FAULT, detail, install_command())
+    if problems.get(CUDA, "missing") and has_nvidia_driver():
+        advice = gpu_command() if CUDA not in available else "install the CUDA and cuDNN libraries that it names"
+        return Finding(what, Status.OK, detail, advice)
+    return Finding(what, Status.OK, detail)
+
+
+def _short(provider: str) -> str:
+    return provider.removesuffix("ExecutionProvider")
+
+
+def _tensorrt(torch: Any, settings: Settings | None) -> Finding:
+    what = "backend tensorrt"
+    try:
+        version = importlib.import_module("tensorrt").__version__
+    except ImportError as error:
+        detail = "not installed" if error.name == "tensorrt" else f"cannot be imported: {error!s:.200}"
+        return Finding(what, Status.MISSING, detail, install_command("tensorrt"))
+    if torch is None:
+        return Finding(what, Status.MISSING, f"{version}, but PyTorch is not installed", install_command("tensorrt"))
+    if not torch.cuda.is_available():
+        return Finding(what, Status.MISSING, f"{version}, but PyTorch sees no CUDA device: runs on PyTorch instead")
+    return Finding(what, Status.OK, f"{version}; {_plans(settings, version)}")
+
+
+def _plans(settings: Settings | None, version: str) -> str:
+    """Describe the plan caches of the settings."""
+    from tts_worker.engine.cosyvoice.backends.tensorrt import PlanCache, default_cache
+    from tts_worker.settings.engines import CosyVoiceEngineSettings
+
+    engines = settings.engines.values() if settings is not None else ()
+    folders = {
+        engine.plan_cache or default_cache() for engine in engines if isinstance(engine, CosyVoiceEngineSettings)
+    }
+    described = []
+    for folder in sorted(folders or {default_cache()}):
+        plans = list(PlanCache(folder).entries())
+        usable = sum(plan.tensorrt == version for plan in plans)
+        size_mb = sum(plan.size_bytes for plan in plans) / 1e6
+        described.append(f"{len(plans)} plans, {usable} of this version, {size_mb:.0f} MB in {folder}")
+    return "; ".join(described)
