@@ -132,6 +132,7 @@ class EngineShell(ABC, Generic[S]):
 
     Attributes:
         info: What the engine offers.
+        policy: Plans the steps. A benchmark may replace it with one that also takes notes.
         sequences: All utterances, by key.
     """
 
@@ -147,7 +148,7 @@ class EngineShell(ABC, Generic[S]):
         self.sequences: dict[UtteranceKey, S] = {}
         self._active: dict[UtteranceKey, S] = {}  # all but the held ones
         self._events: list[Event] = []
-        self._policy = policy or Scheduler().schedule
+        self.policy = policy or Scheduler().schedule
         self._max_chunk_samples = max_chunk_samples
         self._min_chunk_samples = min_chunk_samples
         self._only_emitted = False  # whether the last step started no work
@@ -231,6 +232,8 @@ class EngineShell(ABC, Generic[S]):
     def _open(self, command: Open) -> None:
         try:
             self._check_params(command.params)
+            if command.speech_tokens and "speech_tokens" not in self.info.capabilities:
+                raise InvalidRequest("this engine renders text only, no speech tokens")
             self._check_capacity(command)
             sequence = self.open_sequence(command)
         except TTSWorkerError as error:
@@ -279,7 +282,7 @@ class EngineShell(ABC, Generic[S]):
         self._only_emitted = bool(self._events) and not self._only_emitted
         if not self._only_emitted:
             candidates = self.candidates(now_us)
-            self.submit(self._policy(candidates, self.budgets(candidates), now_us))
+            self.submit(self.policy(candidates, self.budgets(candidates), now_us))
             self.collect()  # a device that works synchronously has finished
             self._postprocess(now_us)
         events = self._events

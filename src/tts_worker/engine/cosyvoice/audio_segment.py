@@ -6,6 +6,7 @@ from time.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 
 from tts_worker.engine.cosyvoice.alignment import WordAligner
@@ -123,7 +124,7 @@ class AudioSegment:
     def pages_ahead(self) -> int:
         """Estimated pages that the segment will still take."""
         tokens = max(self.aligner.expected_tokens, len(self.tokens)) - self.rendered_tokens
-        return max(0, int(tokens) // self._flow.chunk_tokens)
+        return max(0, -(-math.ceil(tokens) // self._flow.chunk_tokens))
 
     # -- text ---------------------------------------------------------------------------------------------------------
 
