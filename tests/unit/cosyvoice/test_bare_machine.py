@@ -5,6 +5,7 @@ It also writes its own weights; nothing else is loaded.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,3 +42,26 @@ def test_bundle_needs_only_a_pytorch_machine(tmp_path: Path) -> None:
     assert is_valid == "True"
     assert int(tensors) > 50
     assert int(tokens) >= 1
+
+
+COLLECT = """
+import sys
+
+for name in sys.argv[1:]:
+    sys.modules[name] = None  # importing it fails
+import pytest
+
+sys.exit(pytest.main(["-c", "tests/gpu/pytest.ini", "tests/gpu", "--collect-only", "-q", "-p", "no:cacheprovider"]))
+"""
+
+
+def test_gpu_tests_need_only_a_pytorch_machine() -> None:
+    absent = [*NOT_THERE.split(), "hypothesis", "pytest_asyncio", "pytest_timeout", "uvicorn", "anyio", "httpx", "grpc"]
+    command = [sys.executable, "-c", COLLECT, *absent]
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    root = Path(__file__).parents[3]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root, env=environment)
+
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert done.stdout.count("::test_") > 10

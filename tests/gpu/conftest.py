@@ -1,0 +1,59 @@
+"""The device of the GPU tests, and their weights. Needs PyTorch, numpy, tokenizers, PyYAML and safetensors only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
+
+CUDA = torch.device("cuda")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--on-cpu", action="store_true", help="run what does not need CUDA on the CPU")
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """The device under test: CUDA, or the CPU with ``--on-cpu``."""
+    if torch.cuda.is_available():
+        return CUDA
+    if request.config.getoption("on_cpu", default=False):
+        torch.set_num_threads(1)  # with tiny tensors, synchronizing threads costs more than computing
+        return torch.device("cpu")
+    pytest.skip("needs a CUDA device; there is none here (--on-cpu runs some tests on the CPU)")
+
+
+@pytest.fixture(scope="session")
+def cuda() -> torch.device:
+    """The device of a test that a CPU cannot run."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device; there is none here")
+    return CUDA
+
+
+@pytest.fixture(scope="session")
+def large_bundle(device: torch.device, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bundle]:
+    """Random weights by family: of the official size on CUDA, of the tiny size on the CPU."""
+    size = "full" if device.type == "cuda" else "tiny"
+    bundles: dict[str, Bundle] = {}
+
+    def load(family: str) -> Bundle:
+        if family not in bundles:
+            path = tmp_path_factory.mktemp("bundles") / family
+            bundles[family] = write_random_bundle(path, family, size)
+        return bundles[family]
+
+    return load
+
+
+@pytest.fixture(autouse=True)
+def free_memory() -> Iterator[None]:
+    """Return the memory of a finished test to the device."""
+    yield
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

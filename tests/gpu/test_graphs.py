@@ -1,0 +1,107 @@
+"""CUDA graphs: every computation is replayed, with the numbers of an eager call, and a refused capture is contained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.contract.engine_contract import segments
+from tests.gpu.engines import device_engine, forced, relative_difference, relative_error, seeded, speak_crowd
+from tests.unit.cosyvoice.bundles import FAMILIES
+from tts_worker.engine.cosyvoice.backends.graphs import GraphRunner
+from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
+from tts_worker.types import Boundary, Done, SynthesisParams
+
+pytestmark = pytest.mark.gpu
+
+COMPUTATIONS = {"decode", "flow", "null", "vocoder"}
+SPEEDS = (0.5, 0.77, 1.0, 1.3, 2.0)
+
+
+def eager_calls(subject: CosyVoiceEngine) -> dict[str, int]:
+    counts = subject.report().computations
+    assert {each.name for each in counts if each.replays} == COMPUTATIONS
+    return {each.name: each.eager_calls for each in counts if each.eager_calls}
+
+
+def recorded_mel(subject: CosyVoiceEngine, patch: pytest.MonkeyPatch) -> Tensor:
+    """Return the mel of one utterance.
+
+    In bfloat16, samples cannot be compared: the pitch differs in the last bit and phases drift apart.
+    """
+    made: list[Tensor] = []
+    advance = subject.components.pool.advance
+
+    def record(*args: object) -> Tensor:
+        mel = advance(*args)  # type: ignore[arg-type]
+        made.append(mel.float().cpu().clone())  # a graph reuses its output buffer
+        return mel
+
+    with patch.context() as patched:
+        patched.setattr(subject.components.pool, "advance", record)
+        speak_crowd(subject, [seeded(0)])
+    return torch.cat(made, dim=1)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_graph_audio_matches_eager_audio(
+    family: str, half: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowd = 8 if device.type == "cuda" else 2
+    eager, captured = (device_engine(family, device, half=half, graphs=graphs, crowd=crowd) for graphs in (False, True))
+    assert captured.info.degraded == ()
+    params = [SynthesisParams(("prompted", "plain")[n % 2], seed=n, speed=SPEEDS[n % 5]) for n in range(crowd)]
+    for one, other in zip(*(speak_crowd(subject, params) for subject in (eager, captured)), strict=True):
+        assert [type(end) for end in other.ends] == [Done]
+        assert one.words == other.words
+        if not half:
+            assert relative_difference(one.pcm, other.pcm) < 0.005
+    expected = recorded_mel(eager, monkeypatch)
+    assert relative_error(recorded_mel(captured, monkeypatch), expected) < (0.05 if half else 1e-4)
+    assert eager_calls(captured) == {}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_long_segment_is_replayed(family: str, device: torch.device) -> None:
+    """One audio segment of 26 s: contexts and page tables grow through all their sizes."""
+    clauses = 12 if device.type == "cuda" else 4
+    text = segments(*[("Hello, world and you, ", Boundary.WORD)] * (clauses - 1), ("it is.", Boundary.END))
+    sizes: dict[str, Any] = {"max_segment_s": 60, "lm_tokens": 1024, "script": forced(family, 55)}
+    outputs = []
+    for graphs in (False, True):
+        subject = device_engine(family, device, graphs=graphs, **sizes)
+        outputs += speak_crowd(subject, [seeded(0)], text)
+    assert outputs[0].samples == outputs[1].samples == clauses * 55 * 960
+    assert outputs[0].words == outputs[1].words
+    assert eager_calls(subject) == {}
+
+
+def test_refused_capture_leaves_the_others(cuda: torch.device) -> None:
+    """A capture that runs out of memory must not end the captures after it."""
+    stream = torch.cuda.Stream(cuda)  # type: ignore[no-untyped-call]
+    runner = GraphRunner(stream)
+    calls = 0
+
+    def too_much(x: Tensor) -> tuple[Tensor]:
+        nonlocal calls
+        calls += 1
+        if calls > 1:  # the eager call before the capture succeeds
+            torch.empty(1 << 44, dtype=torch.uint8, device=cuda)
+        return (x + 1,)
+
+    with torch.cuda.stream(stream):
+        x = torch.ones(4, device=cuda)
+        runner.capture(("before",), lambda x: (x * 2,), (x,))
+        runner.capture(("refused",), too_much, (x,))
+        runner.capture(("after",), lambda x: (x * 3,), (x,))
+        assert list(runner.refused) == [("refused",)]
+        assert "memory" in runner.refused["refused",]
+        calls = -10
+        results = {key: runner.run((key,), too_much, (x,))[0].tolist() for key in ("before", "refused", "after")}
+    assert results == {"before": [2.0] * 4, "refused": [2.0] * 4, "after": [3.0] * 4}
+    counts = {each.name: (each.captured, each.refused, each.replays, each.eager_calls) for each in runner.computations}
+    assert counts == {"after": (1, 0, 1, 0), "before": (1, 0, 1, 0), "refused": (0, 1, 0, 1)}
