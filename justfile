@@ -29,16 +29,9 @@ fix:
     .venv/bin/ruff check --fix .
     .venv/bin/ruff format .
 
-# one worker per GPU of this machine, on separate ports, registered in REDIS; Ctrl-C drains all
-gpu-workers config="configs/cosyvoice3.yaml" redis="redis://127.0.0.1:6379/0":
-    #!/usr/bin/env bash
-    set -euo pipefail
-    trap 'kill -TERM $(jobs -p) 2>/dev/null; wait' INT TERM
-    for gpu in $(nvidia-smi --query-gpu=index --format=csv,noheader); do
-        CUDA_VISIBLE_DEVICES=$gpu .venv/bin/tts-worker serve --config {{config}} --port $((8080 + gpu)) \
-            --set grpc.enabled=true --set grpc.port=$((7002 + gpu)) --set registry.url={{redis}} &
-    done
-    wait
+# one worker per GPU or MIG slice, registered in Redis, behind one address; Ctrl-C drains all
+gpu-workers config="configs/cosyvoice3.yaml" *args:
+    .venv/bin/tts-worker up --gpus all --config {{config}} {{args}}
 
 # run Ray Serve replicas behind http://127.0.0.1:8080
 ray *args:

@@ -155,7 +155,7 @@ class Worker:
         settings = self.settings.engines[name]
         enroller = enroller_of(settings)
         engine = EngineLoop(
-            EngineFactory(settings, enroller),
+            EngineFactory(settings, enroller, self.settings.engine.memory_share),
             name=name,
             hang_timeout_s=self.settings.hang_timeout_s,
             start_timeout_s=self.settings.engine.start_timeout_s,
@@ -173,9 +173,12 @@ class Worker:
             raise
         self.engines[name] = engine
         self.metrics.watch_engine(name, engine.stats)
+        if (gpu := dict(engine.info.extra).get("gpu")) is not None:
+            self.metrics.gpus.add(name, gpu)
 
     async def _unload(self, name: str) -> None:
         self.metrics.forget_engine(name)
+        self.metrics.gpus.remove(name)
         await self.engines.pop(name).stop()
 
     async def stop(self) -> None:
@@ -184,6 +187,7 @@ class Worker:
             self._lag.cancel()
         if self._key_watch is not None:
             self._key_watch.cancel()
+        self.metrics.gpus.stop()
         await self.hub.drain(timeout_s=0.0)
         await self.models.close()
         for engine in self.engines.values():

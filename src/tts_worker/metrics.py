@@ -27,6 +27,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from tts_worker import __version__
+from tts_worker.gpus import GpuMonitor
 from tts_worker.types import SAMPLE_RATE_HZ, ComputationCounts, ControlName, Ended
 
 _FAST_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
@@ -61,6 +62,33 @@ class EngineCounts(Protocol):
     def computations(self) -> Sequence[ComputationCounts]: ...
     @property
     def degraded(self) -> Sequence[str]: ...
+    @property
+    def stages_s(self) -> Sequence[tuple[str, float]]: ...
+    @property
+    def process_cpu_s(self) -> float: ...
+    @property
+    def process_memory_bytes(self) -> int: ...
+
+
+class _GpuCollector(Collector):
+    """Exports the last readings of the GPUs that engines use."""
+
+    def __init__(self, monitor: GpuMonitor) -> None:
+        self._monitor = monitor
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["gpu"]
+        used = GaugeMetricFamily("tts_gpu_memory_used_bytes", "Memory in use, of all processes.", labels=labels)
+        total = GaugeMetricFamily("tts_gpu_memory_total_bytes", "Memory of the GPU.", labels=labels)
+        busy = GaugeMetricFamily(
+            "tts_gpu_utilization_ratio", "Share of time in which a kernel ran, of all processes.", labels=labels
+        )
+        for uuid, state in self._monitor.states.items():
+            used.add_metric([uuid], state.memory_used_bytes)
+            total.add_metric([uuid], state.memory_total_bytes)
+            if state.utilisation is not None:
+                busy.add_metric([uuid], state.utilisation)
+        yield from (used, total, busy)
 
 
 class _EngineCollector(Collector):
@@ -95,7 +123,21 @@ class _EngineCollector(Collector):
             "CUDA graphs of the engine, by whether the capture succeeded.",
             labels=[*labels, "computation", "state"],
         )
+        stages = CounterMetricFamily(
+            "tts_engine_stage_seconds", "Time in a stage of the engine.", labels=[*labels, "stage"]
+        )
+        cpu = CounterMetricFamily(
+            "tts_engine_process_cpu_seconds", "Processor time of the engine's own process.", labels=labels
+        )
+        memory = GaugeMetricFamily(
+            "tts_engine_process_memory_bytes", "Resident memory of the engine's own process.", labels=labels
+        )
         for name, counts in self.engines.items():
+            if counts.process_memory_bytes:
+                cpu.add_metric([name], counts.process_cpu_s)
+                memory.add_metric([name], counts.process_memory_bytes)
+            for stage, seconds in counts.stages_s:
+                stages.add_metric([name, stage], seconds)
             steps.add_metric([name], counts.steps)
             busy.add_metric([name], counts.busy_s)
             slowest.add_metric([name, counts.slowest_step_cause], counts.slowest_step_s)
@@ -110,6 +152,7 @@ class _EngineCollector(Collector):
                 graphs.add_metric([name, each.name, "captured"], each.captured)
                 graphs.add_metric([name, each.name, "refused"], each.refused)
         yield from (steps, busy, slowest, audio, faults, stale, rtf, degraded, computations, graphs)
+        yield from (stages, cpu, memory)
 
 
 class SlotCounts(Protocol):
@@ -155,6 +198,8 @@ class Metrics:
         self._voices: set[str] = set()
         self._engines = _EngineCollector()
         registry.register(self._engines)
+        self.gpus = GpuMonitor()
+        registry.register(_GpuCollector(self.gpus))
         self.first_audio_s = Histogram(
             "tts_first_audio_seconds",
             "From the first speakable text of an utterance until its first frame is sent.",

@@ -402,10 +402,12 @@ class EngineReport:
     Attributes:
         computations: How its computations ran.
         last_step: What the last step did, in a few words.
+        stages_s: Time spent in each stage since the warm-up.
     """
 
     computations: tuple[ComputationCounts, ...] = ()
     last_step: str = ""
+    stages_s: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

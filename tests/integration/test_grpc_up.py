@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +14,12 @@ from typing import Any
 
 import psutil
 import pytest
+
+from tests.unit.test_gpus import FOUND, SMI
+from tts_worker.client import SessionOptions, connect
+from tts_worker.commands import up
+from tts_worker.errors import InvalidRequest, TTSWorkerError
+from tts_worker.types import Ended, Outcome
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,29 +49,99 @@ async def test_the_orchestrator_example_runs() -> None:
     assert output.splitlines()[-1] == "the fleet has drained"
 
 
-async def test_a_dead_worker_ends_the_command_and_its_children() -> None:
+async def until_line(stream: asyncio.StreamReader | None, start: bytes) -> bytes:
+    """Return the next line that begins with ``start``; fail at the end of the output."""
+    assert stream is not None
+    while not (line := await stream.readline()).startswith(start):
+        assert line, "it ended"
+    return line
+
+
+def workers_of(process: asyncio.subprocess.Process) -> list[psutil.Process]:
+    children = psutil.Process(process.pid).children(recursive=True)
+    return [child for child in children if "serve" in child.cmdline()]
+
+
+async def test_dead_worker_is_started_again_until_the_fleet_stops() -> None:
     words = ("-m", "tts_worker", "up", "--engine", "tone", "--workers", "1", "--port", "0")
     async with running(*words, stderr=asyncio.subprocess.PIPE) as process:
-        assert process.stdout is not None
-        while not (line := await process.stdout.readline()).startswith(b"up: "):
-            assert line, "it ended"
-        children = psutil.Process(process.pid).children(recursive=True)
-        worker = next(child for child in children if "serve" in child.cmdline())
+        line = await until_line(process.stdout, b"up: 1 workers")
+        url = line.decode().split()[-1]
+        (worker,) = workers_of(process)
         worker.kill()
-        _, errors = await process.communicate()
-        assert process.returncode == 1
-        assert b"a worker has ended" in errors
+        assert b"worker-1 ended with status -9" in await until_line(process.stderr, b"up: ")
+        async with connect(url) as client:  # finds the next one in the registry
+            while True:
+                with contextlib.suppress(TTSWorkerError):
+                    session = (await client.open(SessionOptions(realtime=False))).session
+                    break
+            session.speak("Hello.")
+            session.end_text()
+            async for output in session:
+                if isinstance(output, Ended):
+                    assert output.outcome is Outcome.DONE
+                    break
+        (replacement,) = workers_of(process)
+        assert replacement.pid != worker.pid
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        assert await process.wait() == 0
         # The command has waited for its children; the system may still have to reap them.
         _, alive = await asyncio.to_thread(psutil.wait_procs, children, timeout=30)
         assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
+
+
+async def test_worker_that_cannot_start_ends_the_command() -> None:
+    words = ("-m", "tts_worker", "up", "--engine", "tone", "--port", "0", "--set", "session.lead_ms=-1")
+    async with running(*words, stderr=asyncio.subprocess.PIPE) as process:
+        _, errors = await process.communicate()
+        assert process.returncode == 1
+        assert b"session.lead_ms" in errors
+        assert b"did not start" in errors
+
+
+async def test_one_worker_per_gpu_sees_only_its_gpu(tmp_path: Path) -> None:
+    """On a machine whose nvidia-smi lists two slices and a GPU; the tone engine stands for a GPU engine."""
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\ncat <<'X'\n{SMI}X\n")
+    smi.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    words = ("-m", "tts_worker", "up", "--gpus", "all", "--engine", "tone", "--port", "0")
+    async with running(*words, env=environment) as process:
+        await until_line(process.stdout, b"up: 3 workers")
+        visible = [worker.environ()["CUDA_VISIBLE_DEVICES"] for worker in workers_of(process)]
+        assert sorted(visible) == sorted(gpu.uuid for gpu in FOUND)
+        process.terminate()
+        assert await process.wait() == 0
+
+
+def plan(*words: str) -> list[up._Member]:
+    parser = argparse.ArgumentParser()
+    up.add_arguments(parser)
+    return up._plan(parser.parse_args(words))
+
+
+def test_workers_on_one_gpu_divide_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(up, "list_gpus", lambda: FOUND)
+    members = plan("--gpus", "1", "--workers", "2", "--config", "cosyvoice3.yaml")
+    assert [member.environment["CUDA_VISIBLE_DEVICES"] for member in members] == [FOUND[2].uuid] * 2
+    assert [float(member.settings["engine.memory_share"]) for member in members] == [0.5, 0.5]
+    assert [member.port for member in members] == [7002, 7003]
+    assert all(not member.settings for member in plan("--gpus", "1", "--engine", "tone"))
+
+
+def test_gpus_need_an_engine_that_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(up, "list_gpus", lambda: FOUND)
+    with pytest.raises(InvalidRequest, match="--config"):
+        plan("--gpus", "all")
 
 
 async def test_a_dead_redis_ends_the_command() -> None:
     words = ("-m", "tts_worker", "up", "--engine", "tone", "--workers", "1", "--port", "0")
     async with running(*words, stderr=asyncio.subprocess.PIPE) as process:
         assert process.stdout is not None
-        while not (line := await process.stdout.readline()).startswith(b"up: "):
-            assert line, "it ended"
+        line = await until_line(process.stdout, b"up: 1 workers")
         port = int(line.decode().strip().rpartition(":")[2])
         children = psutil.Process(process.pid).children(recursive=True)
         redis = next(child for child in children if "serve" not in child.cmdline() and listens(child, port))

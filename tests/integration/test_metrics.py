@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.conftest import serving, tone_settings
@@ -15,6 +16,8 @@ from tests.integration.test_session import to_end
 from tests.integration.test_websocket import dial
 from tts_worker import __version__
 from tts_worker.app import Worker, running_worker
+from tts_worker.engine.loop import EngineStats
+from tts_worker.gpus import GpuMonitor, GpuState
 from tts_worker.metrics import MAX_VOICES, Metrics
 from tts_worker.session.hub import SessionOptions
 
@@ -113,3 +116,19 @@ def test_voice_labels_are_bounded() -> None:
     assert len(labels) == MAX_VOICES + 1
     assert "other" in labels
     assert metrics.voice_label("prompt-0123456789abcdef") == "enrolled"
+
+
+def test_stages_processes_and_gpus_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = Metrics()
+    stages = (("prefill", 0.5), ("flow", 2.0))
+    metrics.watch_engine("cosy", EngineStats(stages_s=stages, process_cpu_s=3.0, process_memory_bytes=7))
+    states = {"GPU-a": GpuState(3, 8, 0.4), "MIG-b": GpuState(1, 2, None)}
+    monkeypatch.setattr(GpuMonitor, "states", property(lambda self: states))
+    text = metrics.render()
+    assert scraped(text, "tts_engine_stage_seconds_total", engine="cosy", stage="flow") == 2.0
+    assert scraped(text, "tts_engine_process_cpu_seconds_total", engine="cosy") == 3.0
+    assert scraped(text, "tts_engine_process_memory_bytes", engine="cosy") == 7
+    assert scraped(text, "tts_gpu_memory_used_bytes", gpu="GPU-a") == 3
+    assert scraped(text, "tts_gpu_memory_total_bytes", gpu="MIG-b") == 2
+    assert scraped(text, "tts_gpu_utilization_ratio", gpu="GPU-a") == 0.4
+    assert b'tts_gpu_utilization_ratio{gpu="MIG-b"}' not in text

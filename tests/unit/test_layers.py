@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "tts_worker"
 # Lowest first. A module belongs to the row with its longest matching prefix and may import from that row and below.
 ROWS: tuple[tuple[str, ...], ...] = (
     ("types", "errors", "callers", "__init__"),
-    ("voices", "text", "audio", "metrics", "logs", "settings", "voicepack"),
+    ("voices", "text", "audio", "metrics", "logs", "gpus", "settings", "voicepack"),
     (
         "session.machine",
         "session.utterance",

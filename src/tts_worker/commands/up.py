@@ -1,7 +1,9 @@
-"""``tts-worker up``: a small fleet on this machine for trials and tests: Redis and two CPU workers on loopback.
+"""``tts-worker up``: a fleet on this machine: Redis and workers, by default two CPU workers for trials and tests.
 
-Each worker is a separate ``tts-worker serve``, registered in a Redis that runs as long as this command. Prints the URL
-for ``tts_worker.connect``. Ctrl-C or SIGTERM drains all workers; the command ends if a worker or Redis ends.
+Each worker is a separate ``tts-worker serve`` on loopback, registered in a Redis that runs as long as this command;
+with ``--gpus`` there is one per GPU or MIG slice. Prints the URL for ``tts_worker.connect``, the one address of all
+workers. A worker that exits is started again. Ctrl-C or SIGTERM drains all workers; the command ends if Redis ends or a
+worker does not start.
 """
 
 from __future__ import annotations
@@ -9,24 +11,44 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import anyio
 
 from tts_worker.errors import EngineFault, InvalidRequest, MissingExtra
+from tts_worker.gpus import list_gpus, select_gpus
 
 _STOP_S = 40.0
 """Time limit for a worker to drain."""
 
+_BACKOFF_S = (0.5, 30.0)
+"""First and longest delay before a worker is started again. A minute of service resets it."""
+
+_HEALTHY_S = 60.0
+
+_MAX_FAILED_STARTS = 5
+"""Consecutive failures to start a worker again after which the command ends."""
+
+_MISUSE = 2
+"""Exit status of a worker whose settings are wrong: another attempt cannot succeed."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workers", type=int, default=2, help="number of workers (default 2)")
-    parser.add_argument("--engine", choices=("cpu", "tone"), default="cpu", help="cpu: the built-in voice; tone: tones")
+    parser.add_argument("--workers", type=int, help="number of workers (default 2), or of workers per GPU (default 1)")
+    parser.add_argument("--engine", choices=("cpu", "tone"), help="cpu (default): the built-in voice; tone: tones")
+    parser.add_argument("--config", metavar="FILE", help="settings of the workers, such as cosyvoice3.yaml")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the workers")
+    parser.add_argument(
+        "--gpus",
+        metavar="all|LIST",
+        help="run one worker per NVIDIA GPU or MIG slice; LIST: indices or UUIDs, separated by commas",
+    )
     parser.add_argument(
         "--port", type=int, default=7002, help="gRPC port of the first worker (default 7002; 0 picks free ones)"
     )
@@ -34,46 +56,130 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if not 1 <= args.workers <= 64 or not 0 <= args.port <= 65_535 - args.workers:
+    members = _plan(args)
+    return asyncio.run(_up(args, members))
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A worker of the fleet.
+
+    Attributes:
+        name: Its name in the registry.
+        port: gRPC port; 0 picks a free one.
+        device: What it runs on, for the output.
+        environment: Additional environment variables.
+        settings: Additional settings.
+    """
+
+    name: str
+    port: int
+    device: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+def _plan(args: argparse.Namespace) -> list[_Member]:
+    """Return the workers to run.
+
+    Raises:
+        ConfigError: ``--gpus`` names no GPU of this machine.
+        InvalidRequest: An argument is out of range, or two contradict each other.
+    """
+    if args.gpus is None:
+        devices: list[tuple[str, dict[str, str]]] = [("", {})]
+        per_device = 2 if args.workers is None else args.workers
+    else:
+        if args.config is None and args.engine is None:
+            raise InvalidRequest("--gpus needs --config, such as --config cosyvoice3.yaml: the CPU voice uses no GPU")
+        gpus = select_gpus(args.gpus, list_gpus())
+        devices = [(f"{gpu.name} {gpu.uuid}", {"CUDA_VISIBLE_DEVICES": gpu.uuid}) for gpu in gpus]
+        per_device = 1 if args.workers is None else args.workers
+    number = per_device * len(devices)
+    if not 1 <= number <= 64 or not 0 <= args.port <= 65_535 - number:
         raise InvalidRequest("--workers must be 1 to 64, --port 0 to 65535")
-    return asyncio.run(_up(args))
+    settings = {"engine.memory_share": f"{1 / per_device:.4f}"} if args.gpus is not None and per_device > 1 else {}
+    return [
+        _Member(f"worker-{index + 1}", args.port + index if args.port else 0, device, environment, settings)
+        for index, (device, environment) in enumerate(each for each in devices for _ in range(per_device))
+    ]
 
 
-async def _up(args: argparse.Namespace) -> int:
+async def _up(args: argparse.Namespace, members: list[_Member]) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    lost: asyncio.Task[None] | None = None
-    redis_ended = False
     async with contextlib.AsyncExitStack() as stack:
         redis = args.redis or await stack.enter_async_context(local_redis())
-        workers = [await stack.enter_async_context(_worker(args, redis, index)) for index in range(args.workers)]
-        stopping = asyncio.create_task(stop.wait())
-        stack.callback(stopping.cancel)
-        ready = asyncio.gather(*(_ready(worker, f"worker-{index + 1}") for index, worker in enumerate(workers)))
-        first: set[asyncio.Future[Any]] = {stopping, ready}
-        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-        if not stop.is_set():
-            await ready  # raises the failure of a worker
-            print(f"up: {args.workers} workers at {'the given Redis' if args.redis else redis}", flush=True)
-            ending: set[asyncio.Task[Any]] = {asyncio.create_task(worker.wait()) for worker in workers}
-            if not args.redis:
-                lost = asyncio.create_task(_wait_for_redis_exit(redis))
-                stack.callback(lost.cancel)
-                ending.add(lost)
-            await asyncio.wait({stopping, *ending}, return_when=asyncio.FIRST_COMPLETED)
-            redis_ended = lost is not None and lost.done()
-        ready.cancel()
-        for worker in workers:  # all workers drain concurrently
-            _terminate(worker)
-    if not stop.is_set():
-        raise EngineFault("Redis has ended" if redis_ended else "a worker has ended; see its message above")
+        ready = [loop.create_future() for _ in members]
+        tasks: list[asyncio.Task[object]] = [
+            loop.create_task(_supervise(args, redis, member, future))
+            for member, future in zip(members, ready, strict=True)
+        ]
+        stack.push_async_callback(_cancel, tasks)
+        tasks.append(loop.create_task(stop.wait()))
+        if not args.redis:
+            tasks.append(loop.create_task(_wait_for_redis_exit(redis)))
+        address = "the given Redis" if args.redis else redis
+        tasks.append(loop.create_task(_announce(ready, f"{len(members)} workers at {address}")))
+        pending = set(tasks)
+        while not stop.is_set():
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # raises why the fleet ends
     return 0
 
 
+async def _announce(ready: list[asyncio.Future[None]], text: str) -> None:
+    """Print the address when all workers are ready."""
+    await asyncio.wait(ready)
+    print(f"up: {text}", flush=True)
+
+
+async def _cancel(tasks: list[asyncio.Task[object]]) -> None:
+    """Cancel the tasks and wait for them: all workers drain concurrently."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _supervise(args: argparse.Namespace, redis: str, member: _Member, ready: asyncio.Future[None]) -> None:
+    """Run a worker, again whenever it exits, until cancelled.
+
+    Args:
+        args: Arguments of the command.
+        redis: URL of the registry.
+        member: The worker.
+        ready: Completed when the worker is ready for the first time.
+
+    Raises:
+        EngineFault: It did not start, or repeatedly did not start again.
+    """
+    clock = asyncio.get_running_loop().time
+    backoff_s = _BACKOFF_S[0]
+    failed_starts = 0
+    while True:
+        async with _worker(args, redis, member) as process:
+            is_ready = await _wait_until_ready(process)
+            began_s = clock()
+            if is_ready and not ready.done():
+                if member.device:
+                    print(f"{member.name} on {member.device}", flush=True)
+                ready.set_result(None)
+            status = await process.wait()
+        failed_starts = 0 if is_ready else failed_starts + 1
+        if not ready.done() or status == _MISUSE or failed_starts == _MAX_FAILED_STARTS:
+            raise EngineFault(f"{member.name} did not start; see its message above")
+        if is_ready and clock() - began_s > _HEALTHY_S:
+            backoff_s = _BACKOFF_S[0]
+        print(f"up: {member.name} ended with status {status} and starts again", file=sys.stderr, flush=True)
+        await asyncio.sleep(backoff_s)
+        backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
+
+
 async def _wait_for_redis_exit(url: str) -> None:
-    """Wait until the Redis of this command has ended, which closes an idle connection."""
+    """Wait until the Redis of this command has ended, which closes an idle connection. Raises EngineFault then."""
     parts = urlsplit(url)
     with contextlib.suppress(OSError):
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
@@ -81,6 +187,7 @@ async def _wait_for_redis_exit(url: str) -> None:
             await reader.read()
         finally:
             writer.close()
+    raise EngineFault("Redis has ended")
 
 
 @asynccontextmanager
@@ -103,49 +210,51 @@ async def local_redis() -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def _worker(args: argparse.Namespace, redis: str, index: int) -> AsyncIterator[asyncio.subprocess.Process]:
+async def _worker(args: argparse.Namespace, redis: str, member: _Member) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run a worker process; drain it on exit."""
     settings = {
         "grpc.enabled": "true",
-        "grpc.port": str(args.port + index if args.port else 0),
+        "grpc.port": str(member.port),
         "registry.url": redis,
-        "registry.name": f"worker-{index + 1}",
+        "registry.name": member.name,
         "registry.heartbeat_s": "3",
         "log_level": "warning",
-        "log_format": "text",  # _ready() reads the lines
+        "log_format": "text",  # _wait_until_ready() reads the lines
+        **member.settings,
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    words += [word for assignment in args.set for word in ("--set", assignment)]
+    if args.config is not None:
+        words += ["--config", args.config]
+    if args.engine is not None or args.config is None:
+        words += ["--engine", args.engine or "cpu"]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "tts_worker",
         "serve",
-        "--engine",
-        args.engine,
         "--port",
         "0",
         *words,
         stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, **member.environment},
         start_new_session=True,  # Ctrl-C reaches only this process, which drains the workers
     )
     try:
         yield process
     finally:
-        _terminate(process)
+        if process.returncode is None:
+            process.terminate()
         with anyio.move_on_after(_STOP_S, shield=True):
             await process.wait()
         if process.returncode is None:
             process.kill()
 
 
-def _terminate(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        process.terminate()
-
-
-async def _ready(process: asyncio.subprocess.Process, name: str) -> None:
+async def _wait_until_ready(process: asyncio.subprocess.Process) -> bool:
+    """Return whether the worker became ready; False if it ended before."""
     assert process.stdout is not None
     while (line := (await process.stdout.readline()).decode().strip()) != "ready":
         if not line:
-            raise EngineFault(f"{name} did not start; see its message above")
-        print(f"{name}: {line}", flush=True)
+            return False
+    return True

@@ -24,16 +24,18 @@ class EngineFactory:
     Attributes:
         settings: Settings of the engine.
         enrolled: Voices enrolled at run time, for engines that can enrol voices.
+        memory_share: Part of a GPU's memory that the engine may use.
     """
 
     settings: EngineSettings
     enrolled: EnrolledVoices | None = None
+    memory_share: float = 1.0
 
     def __call__(self) -> Engine:
         if isinstance(self.settings, HibariEngineSettings):
             return _hibari(self.settings)
         if isinstance(self.settings, CosyVoiceEngineSettings):
-            return _cosyvoice(self.settings, self.enrolled)
+            return _cosyvoice(self.settings, self.enrolled, self.memory_share)
         return _tone(self.settings)
 
 
@@ -70,14 +72,16 @@ def _hibari(settings: HibariEngineSettings) -> Engine:
     return HibariEngine(HibariSettings(max_utterances=settings.max_utterances, threads=settings.threads))
 
 
-def _cosyvoice(settings: CosyVoiceEngineSettings, enrolled: EnrolledVoices | None) -> Engine:
+def _cosyvoice(settings: CosyVoiceEngineSettings, enrolled: EnrolledVoices | None, memory_share: float) -> Engine:
     try:
         from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise MissingExtra("the CosyVoice engine", "cosyvoice") from None
-    return load_engine(LoadOptions(**settings.model_dump(exclude={"kind"})), enrolled=enrolled)
+    return load_engine(
+        LoadOptions(**settings.model_dump(exclude={"kind"}), memory_share=memory_share), enrolled=enrolled
+    )
 
 
 def _tone(settings: ToneEngineSettings) -> Engine:

@@ -68,6 +68,7 @@ class EngineStats:
         slowest_step_cause: What the longest step did; empty if the engine does not report it.
         computations: How the computations of the engine ran; empty if the engine does not report it.
         degraded: Why the engine is slower than it should be.
+        stages_s: Time in the stages of the engine since it was loaded; empty if the engine does not report it.
         process_cpu_s: Processor time of the engine processes; 0 on a thread.
         process_memory_bytes: Resident memory of the engine process; 0 on a thread.
     """
@@ -82,6 +83,7 @@ class EngineStats:
     slowest_step_cause: str = ""
     computations: tuple[ComputationCounts, ...] = ()
     degraded: tuple[str, ...] = ()
+    stages_s: tuple[tuple[str, float], ...] = ()
     process_cpu_s: float = 0.0
     process_memory_bytes: int = 0
 
@@ -93,6 +95,7 @@ class EngineStats:
     def add_report(self, report: EngineReport, slowest_s: float) -> None:
         """Take over a report. ``report.last_step`` is what a step of ``slowest_s`` did."""
         self.computations = report.computations
+        self.stages_s = report.stages_s
         if slowest_s > self.slowest_step_s:
             self.slowest_step_s = slowest_s
             self.slowest_step_cause = report.last_step

@@ -104,11 +104,14 @@ class EngineLoopSettings(Section):
 
     Attributes:
         process: ``thread`` of this process, or a ``process`` of its own for each engine.
+        memory_share: Part of a GPU's memory that an engine may use, weights included. Processes that share a GPU divide
+            it; ``up --gpus`` and shares of Ray replicas set it.
         start_timeout_s: An engine that is not built and warm after this time has failed: weights are read, kernels
             compiled, graphs captured.
     """
 
     process: Literal["thread", "process"] = "thread"
+    memory_share: float = Field(1.0, gt=0, le=1)
     start_timeout_s: Seconds = 600.0
 
 

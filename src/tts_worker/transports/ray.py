@@ -94,7 +94,10 @@ def application(settings: Settings, replica: type[Replica] = Replica) -> Applica
         logging_config={"enable_access_log": False},
         **_scaling(replicas, settings.session.max_sessions),
     )(serve.ingress()(replica))
-    bound: Application = deployment.bind(settings.model_dump())
+    flags = settings.model_dump()
+    if 0 < replicas.gpus_per_replica < 1 and settings.engine.memory_share == 1.0:
+        flags["engine"]["memory_share"] = replicas.gpus_per_replica
+    bound: Application = deployment.bind(flags)
     return bound
 
 

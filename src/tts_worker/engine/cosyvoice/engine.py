@@ -19,6 +19,7 @@ from tts_worker.engine.cosyvoice.audio_runner import AudioChunk, AudioResult, Au
 from tts_worker.engine.cosyvoice.backends.streams import StreamFuture
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.config import V2, V3
+from tts_worker.engine.cosyvoice.device import gpu_facts
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.enrol import Speaker
 from tts_worker.engine.cosyvoice.faults import Fault, FaultKind, Stage, attempt, device_responds, fault_kind
@@ -88,7 +89,11 @@ class CosyVoiceEngine(EngineShell[Sequence]):
                 speed_range=SPEED_RANGE,
                 device=str(device),
                 capabilities=("instruct", "speech_tokens"),
-                extra=(("family", config.family), ("text_mode", settings.text_mode.value)),
+                extra=(
+                    ("family", config.family),
+                    ("text_mode", settings.text_mode.value),
+                    *gpu_facts(device),
+                ),
             )
         )
         self.components = components
@@ -376,7 +381,17 @@ class CosyVoiceEngine(EngineShell[Sequence]):
     def report(self) -> EngineReport:
         """Return how the computations ran, and what the last step did."""
         notes = [*self._step_notes, *(f"{name} without a graph" for name in self.components.take_eager_names())]
-        return EngineReport(self.components.computations, ", ".join(notes) or "emit")
+        timings = self.timings
+        stages_s = tuple(
+            (stage, ms / 1000)
+            for stage, ms in (
+                ("prefill", timings.prefill_ms),
+                ("decode", timings.decode_ms),
+                ("flow", timings.flow_ms),
+                ("vocoder", timings.vocoder_ms),
+            )
+        )
+        return EngineReport(self.components.computations, ", ".join(notes) or "emit", stages_s)
 
     # -- lifecycle ----------------------------------------------------------------------------------------------------
 

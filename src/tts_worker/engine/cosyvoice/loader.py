@@ -53,6 +53,7 @@ class LoadOptions:
         graphs_dir: Directory of the ONNX graphs; ``None``: inside the model directory.
         allow_special: Interpret tags such as ``[laughter]`` in the text instead of reading them.
         memory_gb: Memory of the flow cache.
+        memory_share: Part of the GPU's memory for this engine, weights included; processes that share a GPU divide it.
         plan_cache: Directory of the engines that TensorRT builds; ``None``: in the user's cache directory.
 
     The other options are those of ``StreamingConfig``.
@@ -75,6 +76,7 @@ class LoadOptions:
     context_tokens: int = 250
     max_segment_s: int = 30
     memory_gb: float | None = None
+    memory_share: float = 1.0
     cached_voices: int = 4
     decode_batch: int | None = None
     render_batch: int | None = None
@@ -139,7 +141,7 @@ def load_engine(
         stride_chunks=stride_chunks,
         context_tokens=options.context_tokens,
         max_segment_s=options.max_segment_s,
-        pages=page_count(networks, options.memory_gb),
+        pages=page_count(networks, options.memory_gb, options.memory_share),
         cached_voices=options.cached_voices,
         decode_batch=options.decode_batch or (64 if cuda else 16),
         render_batch=render_batch,
@@ -241,14 +243,30 @@ def page_bytes(config: CosyVoiceConfig, dtype: torch.dtype) -> int:
     return 2 * values * dtype.itemsize
 
 
-def page_count(networks: Networks, memory_gb: float | None) -> int:
+def cache_budget(free_bytes: int, total_bytes: int, weight_bytes: int, share: float) -> float:
+    """Return the memory for the caches of an engine that may use ``share`` of a device.
+
+    Engines with the same share get the same budget, whichever is loaded first, as long as that much is free.
+    """
+    return CUDA_MEMORY_SHARE * max(0.0, min(free_bytes, share * total_bytes - weight_bytes))
+
+
+def weight_bytes(networks: Networks) -> int:
+    """Return the memory of the parameters and buffers."""
+    modules = (networks.lm, networks.flow, networks.hift)
+    tensors = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def page_count(networks: Networks, memory_gb: float | None, memory_share: float = 1.0) -> int:
     """Return how many pages fit into the memory. Raises ConfigError if they are too few for one utterance."""
     each = page_bytes(networks.config, networks.flow.time_tables.dtype)
     device = networks.flow.noise.device
     if memory_gb is not None:
         budget = memory_gb * 1e9
     elif device.type == "cuda":
-        budget = torch.cuda.mem_get_info(device)[0] * CUDA_MEMORY_SHARE
+        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+        budget = cache_budget(free_bytes, total_bytes, weight_bytes(networks), memory_share)
     else:
         budget = CPU_MEMORY_GB * 1e9
     pages = min(int(budget / each), MAX_PAGES)
