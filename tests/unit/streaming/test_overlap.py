@@ -303,7 +303,7 @@ def queued_samples(subject: CosyVoiceEngine) -> dict[UtteranceKey, int]:
 def test_samples_before_the_vocoder_count_as_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even when the vocoder retries a batch one by one while the flow continues: credit must not be exceeded."""
     config = settings(render_batch=4, decode_batch=4)
-    subject = engine("cosyvoice3", config, script=long_script, streams=flow_stream(SlowStream([0])))
+    subject = engine("cosyvoice3", config, script=long_script, streams=flow_stream(SlowStream([1])))
     vocode = subject.components.renderer.vocode
     failed = False
 
