@@ -53,7 +53,7 @@ def whole_mel(networks: Networks, device: torch.device) -> Tensor:
 def streamed_mel(networks: Networks, device: torch.device) -> Tensor:
     """Compute the mel of forced tokens chunk by chunk, from paged memory."""
     flow = networks.flow
-    pool = FlowPool(flow, slots=1, pages=8, max_chunks=8, dtype=flow.time_tables.dtype)
+    pool = FlowPool(flow, slots=1, pages=8, max_chunks=8, dtype=flow.dtype)
     state = pool.open()
     size = pool.chunk_tokens
     ahead = flow.dims.lookahead_tokens

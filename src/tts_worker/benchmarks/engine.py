@@ -133,7 +133,7 @@ class Bench:
         parts = self.engine.components
         info = dict(self.engine.info.extra)
         lm = parts.networks.lm.llm_decoder.weight.dtype
-        flow = parts.networks.flow.time_tables.dtype
+        flow = parts.networks.flow.dtype
         return {
             "family": info["family"],
             "device": self.engine.info.device,

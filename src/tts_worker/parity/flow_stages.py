@@ -44,7 +44,7 @@ def run_estimator(flow: Flow, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor, 
     Returns:
         Velocity ``[N, mel, T]`` for ``x``, ``mu`` and ``cond`` ``[N, mel, T]``, ``spk [N, mel]``, ``t [N]``.
     """
-    dtype = flow.time_tables.dtype
+    dtype = flow.dtype
     x, mu, cond = (y.transpose(1, 2).to(dtype) for y in (x, mu, cond))
     spk = spk.to(dtype)
     frames = x.shape[1]
@@ -129,7 +129,7 @@ def check_solver(checks: CheckList, golden: Golden, flow: Flow) -> None:
             part = noise[:, :, :count] if found.group(1) == "first" else noise[:, :, -count:]
             checks.close(golden, key, part, NOISE)
         if found := re.fullmatch(r"out_stream([01])", key):
-            dtype = flow.time_tables.dtype
+            dtype = flow.dtype
             mu = golden["mu"].transpose(1, 2).to(dtype)
             spk = golden["spks"].to(dtype)
             cond = golden["cond"].transpose(1, 2).to(dtype)

@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.unit.cosyvoice.networks import full_config
-from tts_worker.engine.cosyvoice import kv_cache
+from tts_worker.engine.cosyvoice import kv_cache, networks
 from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.graphs import Compute, Tensors
 from tts_worker.engine.cosyvoice.backends.streams import HostStream, PendingCopy
@@ -236,6 +236,7 @@ def fake_cuda(*, fused: bool = True) -> Iterator[None]:
         stack.enter_context(patch.object(FakeTensor, "is_cuda", True, create=True))
         stack.enter_context(patch.object(kv_cache, "_allocate", allocate))  # maps memory itself on a CPU
         stack.enter_context(patch.object(Networks, "check", lambda self: None))  # reads values
+        stack.enter_context(patch.object(networks, "fingerprint", lambda weights: ""))  # reads values, too
         stack.enter_context(patch.object(kernels, "has_triton", lambda: True))
         if fused:
             kernels.enable()

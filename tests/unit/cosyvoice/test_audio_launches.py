@@ -19,9 +19,9 @@ from tts_worker.engine.cosyvoice.flow_pool import FlowPool
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.vocoder_windows import VocoderWindows
 
-MAX_EULER_STEP_LAUNCHES = {"cosyvoice3": 489, "cosyvoice2": 945}
-MAX_VOCODER_LAUNCHES = {"cosyvoice3": 660, "cosyvoice2": 675}
-MAX_PARTIAL_WINDOW_LAUNCHES = 804
+MAX_EULER_STEP_LAUNCHES = {"cosyvoice3": 160, "cosyvoice2": 440}
+MAX_VOCODER_LAUNCHES = {"cosyvoice3": 290, "cosyvoice2": 290}
+MAX_PARTIAL_WINDOW_LAUNCHES = 335
 WINDOW_FRAMES = 82  # a chunk in the middle of an utterance
 
 
@@ -31,7 +31,7 @@ def flow_pool(networks: Networks, runner: FakeCudaRunner) -> FlowPool:
         slots=20,
         pages=300,
         max_chunks=62,
-        dtype=networks.flow.time_tables.dtype,
+        dtype=networks.flow.dtype,
         runner=runner,
         page_bucket=8,
     )
@@ -43,14 +43,14 @@ def test_euler_step_launches_few_kernels(family: str, monkeypatch: pytest.Monkey
     with fake_cuda():
         networks = fake_networks(family)
         pool = flow_pool(networks, FakeCudaRunner())
-        estimate = networks.flow.estimator.forward
+        estimate = networks.flow.estimator.velocity
 
         def counted(*args: object, **kwargs: object) -> Tensor:
             out, counter = count(estimate, *args, **kwargs)
             steps.append(counter)
             return out
 
-        monkeypatch.setattr(networks.flow.estimator, "forward", counted)
+        monkeypatch.setattr(networks.flow.estimator, "velocity", counted)
         states = [pool.open() for _ in range(2)]
         tokens = torch.zeros(2, 28, dtype=torch.long)
         pool.advance(states, tokens, [28, 28], torch.zeros(2, 80), torch.zeros(2, 50, 80))

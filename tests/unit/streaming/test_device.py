@@ -207,7 +207,7 @@ def test_decode_overlaps_rendering() -> None:
 def test_half_precision_is_close_to_float32(family: str) -> None:
     """bfloat16 has 8 significant bits; the solver state accumulates in float32."""
     half = load_networks(bundle(family), torch.device("cpu"), half=True)
-    assert half.flow.time_tables.dtype is half.lm.llm_decoder.weight.dtype is torch.bfloat16
+    assert half.flow.dtype is half.lm.llm_decoder.weight.dtype is torch.bfloat16
     assert half.hift.conv_post.weight.dtype is torch.float32
 
     def mel(loaded: Networks) -> Tensor:

@@ -17,7 +17,7 @@ from tts_worker.engine.cosyvoice.backends.graphs import (
     GraphRunner,
     Runner,
 )
-from tts_worker.engine.cosyvoice.backends.kernels import language_model
+from tts_worker.engine.cosyvoice.backends.kernels import audio, language_model
 from tts_worker.engine.cosyvoice.backends.selection import BackendState
 from tts_worker.engine.cosyvoice.backends.streams import CudaStream, ExecutionStreams, streams_for
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
@@ -113,7 +113,7 @@ class Components:
             slots=2 * config.max_utterances + config.cached_voices,
             pages=config.pages,
             max_chunks=max_flow_chunks(networks.config, config.max_segment_s),
-            dtype=networks.flow.time_tables.dtype,
+            dtype=networks.flow.dtype,
             checked=config.checked,
             runner=runners[1],
             page_bucket=PAGE_BUCKET if runners[1].fixed_shapes else 1,
@@ -192,5 +192,8 @@ def use_kernels(networks: Networks, device: torch.device, config: StreamingConfi
     if not config.kernels:
         kernels.disable()
     elif kernels.enable():
+        model = networks.config
         dtype = networks.lm.llm_decoder.weight.dtype
-        kernels.check(language_model.cases(networks.config.lm, networks.config.sampling, dtype, device))
+        kernels.check(language_model.cases(model.lm, model.sampling, dtype, device))
+        kernels.check(audio.flow_cases(model.flow, networks.flow.dtype, device))
+        kernels.check(audio.vocoder_cases(model.hift, device))

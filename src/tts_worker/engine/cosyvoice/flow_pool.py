@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -168,8 +169,8 @@ class FlowPool:
         slot, start, frames, page = index[0, :4, None].unbind()  # [1] each
         table = index[:, 4:]
         mask = chunk_mask(start, start + frames, size, table.shape[1] * size, size)
-        memory = self._null.view(slot, table, page[None])
-        dtype = self.flow.time_tables.dtype
+        memory = self._null.view(slot, table, page[None], slice(0, 1), start, start + frames)
+        dtype = self.flow.dtype
         x = self.flow.noise_at(start, size).to(dtype)
         zeros = torch.zeros(1, size, self.flow.dims.mel, dtype=dtype, device=self.device)
         tables = self.flow.time_tables[:1]
@@ -242,8 +243,9 @@ class FlowPool:
     def _advance(self, index: Tensor, tokens: Tensor, spk: Tensor, cond: Tensor, null: Tensor) -> Tensors:
         """``index [B, 3 + n + pages]``: slot, first token, available tokens, fresh pages, page table."""
         chunks = tokens.shape[1] // self.chunk_tokens
-        (slots, start, known), fresh, table = index[:, :3].unbind(1), index[:, 3 : 3 + chunks], index[:, 3 + chunks :]
+        slots, start, known = index[:, :3].T.contiguous()  # [B] each
+        fresh, table = index[:, 3 : 3 + chunks], index[:, 3 + chunks :]
         views = [memory.view(slots, table, fresh) for memory in self._front]
         front: Memory | EncoderPast = EncoderPast(*views) if len(views) == 2 else views[0]
-        past = ChunkPast(front, lambda rows: self._estimator.view(slots, table, fresh, rows), null)
+        past = ChunkPast(front, partial(self._estimator.view, slots, table, fresh), null)
         return (self.flow.chunk(tokens, known, start, table.shape[1] * self.chunk_tokens, spk, cond, past),)

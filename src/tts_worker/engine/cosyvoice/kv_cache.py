@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tts_worker.engine.cosyvoice.backends.kernels.audio import paged_attention
+
 
 def _allocate(shape: list[int], dtype: torch.dtype, device: str | torch.device, checked: bool) -> Tensor:
     """Zeros (NaN if ``checked``); on a CPU the operating system commits the pages on first use."""
@@ -206,19 +208,39 @@ class PagedMemory:
         for tail in self.tails:
             tail[:, target] = tail[:, source]
 
-    def view(self, slots: Tensor, table: Tensor, fresh: Tensor, rows: slice = slice(0, 1)) -> PagedView:
+    def view(
+        self,
+        slots: Tensor,
+        table: Tensor,
+        fresh: Tensor,
+        rows: slice = slice(0, 1),
+        start: Tensor | None = None,
+        total: Tensor | None = None,
+    ) -> PagedView:
         """View the past of ``slots [B]``: pages ``table [B, m]`` in time order, padded with 0.
 
-        This pass writes the pages ``fresh [B, n]``.
+        This pass writes the pages ``fresh [B, n]``. The fused operators need to know that it begins at position
+        ``start [B]`` and that positions before ``total [B]`` exist.
         """
-        return PagedView(self, slots, table, fresh, rows)
+        return PagedView(self, slots, table, fresh, rows, start, total)
 
 
 class PagedView:
     """A ``Memory`` over some utterances and solver rows of a ``PagedMemory``."""
 
-    def __init__(self, memory: PagedMemory, slots: Tensor, table: Tensor, fresh: Tensor, rows: slice) -> None:
+    def __init__(
+        self,
+        memory: PagedMemory,
+        slots: Tensor,
+        table: Tensor,
+        fresh: Tensor,
+        rows: slice,
+        start: Tensor | None = None,
+        total: Tensor | None = None,
+    ) -> None:
         self._memory = memory
+        self._extent = start, total
+        self._fresh_pages = fresh
         self._slots = slots
         self._rows = rows
         self._table = table.flatten()
@@ -242,6 +264,22 @@ class PagedView:
         """Views of ``count`` consecutive pages, ``[2, R, H, count*page, D]`` per layer."""
         pages = self._memory.data[:, :, :, self._rows, first : first + count]
         return pages.flatten(4, 5).transpose(2, 3).unbind(1)
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the fused operators are used."""
+        return self._extent[0] is not None and paged_attention.is_fused(self._pages)
+
+    def attend(self, site: int, qkv: Tensor, rotations: Tensor | None) -> Tensor:
+        """``kernels.audio.paged_attention`` at ``site``: ``qkv [N, T, 3, heads, dim]`` to ``[N, T, heads*dim]``."""
+        start, total = self._extent
+        assert start is not None
+        assert total is not None
+        return paged_attention(qkv, rotations, self._layers[site], self._pages, self._fresh_pages, start, total)
+
+    def past(self, site: int) -> tuple[Tensor, Tensor]:
+        """Contexts of convolution ``site``, ``[R, slots, C, w]``, and the slots ``[B]`` of this view."""
+        return self._memory.tails[site][self._rows], self._slots
 
     def left(self, site: int, x: Tensor) -> Tensor:
         if self._tails is not None:

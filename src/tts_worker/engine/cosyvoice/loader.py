@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from tts_worker.engine.cosyvoice.backends.onnx_graphs import GRAPHS_DIR
 from tts_worker.engine.cosyvoice.backends.onnx_profiles import ChunkPlan
@@ -207,17 +206,7 @@ def halve_flow(networks: Networks) -> None:
 
     Sums of norms, rotary angles, scores, solver state, encoder and vocoder stay in float32, the pitch in float64.
     """
-    _convert(networks.flow.estimator, torch.bfloat16)
-    networks.flow.time_tables = networks.flow.time_tables.to(torch.bfloat16)
-
-
-def _convert(network: nn.Module, dtype: torch.dtype) -> None:
-    """Convert a network, but not its rotary frequencies: bfloat16 turns the position of frame 1500 by 0.66 rad."""
-    frequencies = {name: each for name, each in network.named_buffers() if name.rpartition(".")[2] == "inv_freq"}
-    network.to(dtype)
-    for name, each in frequencies.items():
-        owner, _, buffer = name.rpartition(".")
-        setattr(network.get_submodule(owner), buffer, each)
+    networks.flow.use_dtype(torch.bfloat16)
 
 
 def bundle_voices(bundle: Bundle) -> dict[str, Voice]:
@@ -260,7 +249,7 @@ def weight_bytes(networks: Networks) -> int:
 
 def page_count(networks: Networks, memory_gb: float | None, memory_share: float = 1.0) -> int:
     """Return how many pages fit into the memory. Raises ConfigError if they are too few for one utterance."""
-    each = page_bytes(networks.config, networks.flow.time_tables.dtype)
+    each = page_bytes(networks.config, networks.flow.dtype)
     device = networks.flow.noise.device
     if memory_gb is not None:
         budget = memory_gb * 1e9

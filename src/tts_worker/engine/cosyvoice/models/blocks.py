@@ -7,12 +7,14 @@ utterance); start positions are per utterance, ``[B]``.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.kv_cache import Memory
+from tts_worker.engine.cosyvoice.backends.kernels.audio import causal_conv, pack_conv
+from tts_worker.engine.cosyvoice.kv_cache import Memory, PagedView
 from tts_worker.engine.cosyvoice.models.dims import LookaheadDims
 from tts_worker.engine.cosyvoice.models.fuse import fuse_linear
 
@@ -48,6 +50,66 @@ def attend(qkv: Tensor, mask: Tensor | None, site: int, memory: Memory) -> Tenso
     return F.scaled_dot_product_attention(qkv[0], k, v, mask).transpose(1, 2).flatten(2)
 
 
+class Estimator(nn.Module, ABC):
+    """Computes the velocity of the flow at a solver time. ``N`` are the rows of a pass: branches x utterances.
+
+    Attributes:
+        sites: Its convolutions and attentions over the past.
+        mel: Channels of the state, the first ones of its input.
+    """
+
+    sites: Sites
+    mel: int
+
+    @abstractmethod
+    def tables(self, t: Tensor) -> Tensor:
+        """Return what depends on the times ``t [S]`` only, ``[S, ...]``."""
+
+    @abstractmethod
+    def inputs(self, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor) -> Tensor:
+        """Concatenate the inputs, the state first: ``[N, T, I]``. Shapes as in ``forward``."""
+
+    @abstractmethod
+    def positions(self, start: Tensor, inputs: Tensor) -> Tensor | None:
+        """Return the position embedding of ``inputs [N, T, I]`` from frames ``start [B]``, ``[N, ...]``."""
+
+    @abstractmethod
+    def velocity(
+        self, inputs: Tensor, positions: Tensor | None, table: Tensor, mask: Tensor | None, past: Memory
+    ) -> Tensor:
+        """Compute the velocity ``[N, T, mel]``.
+
+        Arguments as in ``forward``, and the results of ``inputs`` and ``positions``. If the past is fused, ``mask`` is
+        ignored and ``table`` has one row.
+        """
+
+    def forward(
+        self,
+        x: Tensor,
+        mu: Tensor,
+        spk: Tensor,
+        cond: Tensor,
+        table: Tensor,
+        start: Tensor,
+        mask: Tensor | None,
+        past: Memory,
+    ) -> Tensor:
+        """Compute the velocity ``[N, T, mel]``.
+
+        Args:
+            x: ``[N, T, mel]`` current state.
+            mu: ``[N, T, mel]`` token condition.
+            spk: ``[N, mel]`` speaker condition.
+            cond: ``[N, T, mel]`` prompt mel.
+            table: ``[N or 1, ...]``, a row of ``tables``.
+            start: ``[B]`` position of the first frame.
+            mask: ``[N or 1, 1, T, L]``.
+            past: Past of this network.
+        """
+        inputs = self.inputs(x, mu, spk, cond)
+        return self.velocity(inputs, self.positions(start, inputs), table, mask, past)
+
+
 class FusedAttention(nn.Module):
     """Attention whose query, key and value projections are separate in the file and fused by ``prepare``."""
 
@@ -80,12 +142,23 @@ class Sites:
 class CausalConv(nn.Conv1d):
     """Causal convolution over a past: ``[N, C, T] -> [N, C', T]``."""
 
+    bias: Tensor
+    packed: Tensor
+
     def __init__(self, sites: Sites, in_channels: int, out_channels: int, kernel: int, groups: int = 1) -> None:
         super().__init__(in_channels, out_channels, kernel, groups=groups)
         self.site = sites.conv(in_channels, kernel - 1)
 
+    def pack(self) -> None:
+        """Store the weights in the order of the fused operators, as well."""
+        self.register_buffer("packed", pack_conv(self.weight, self.groups), persistent=False)
+
     def forward(self, x: Tensor, memory: Memory) -> Tensor:  # type: ignore[override]
         return super().forward(memory.left(self.site, x))
+
+    def fused(self, x: Tensor, memory: PagedView, has_mish: bool = False) -> Tensor:
+        """Like ``forward`` over ``x [N, T, C]``, with Mish on request: ``[N, T, C']``."""
+        return causal_conv(x, *memory.past(self.site), self.packed, self.bias, self.groups, has_mish)
 
 
 class Lookahead(nn.Module):

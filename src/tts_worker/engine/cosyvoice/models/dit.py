@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.kv_cache import Memory
-from tts_worker.engine.cosyvoice.models.blocks import CausalConv, FusedAttention, Sites, attend, sinusoid
+from tts_worker.engine.cosyvoice.backends.kernels.audio import add_norm, linear_gelu, rotate_first_heads
+from tts_worker.engine.cosyvoice.kv_cache import Memory, PagedView
+from tts_worker.engine.cosyvoice.models.blocks import CausalConv, Estimator, FusedAttention, Sites, attend, sinusoid
 from tts_worker.engine.cosyvoice.models.dims import DitDims
 
 # Fixed in the reference.
@@ -24,6 +25,7 @@ POSITION_KERNEL = 31
 POSITION_GROUPS = 16
 ROTARY_BASE = 10_000.0
 GELU_SLOPE = math.sqrt(8 / math.pi)
+NORM_EPS = 1e-6
 
 
 class TimeEmbed(nn.Module):
@@ -47,6 +49,10 @@ class ConvPosition(nn.Module):
         x = F.mish(self.conv1[0](x.transpose(1, 2), memory))
         return F.mish(self.conv2[0](x, memory)).transpose(1, 2)
 
+    def fused(self, x: Tensor, memory: PagedView) -> Tensor:
+        first, second = cast("CausalConv", self.conv1[0]), cast("CausalConv", self.conv2[0])
+        return second.fused(first.fused(x, memory, True), memory, True)
+
 
 class InputEmbed(nn.Module):
     def __init__(self, dims: DitDims, sites: Sites) -> None:
@@ -54,8 +60,8 @@ class InputEmbed(nn.Module):
         self.proj = nn.Linear(2 * dims.mel + dims.mu + dims.spk, dims.dim)
         self.conv_pos_embed = ConvPosition(dims.dim, sites)
 
-    def forward(self, x: Tensor, cond: Tensor, mu: Tensor, spk: Tensor, memory: Memory) -> Tensor:  # -> [N, T, D]
-        x = self.proj(torch.cat([x, cond, mu, spk[:, None].expand(-1, x.shape[1], -1)], dim=-1))
+    def forward(self, inputs: Tensor, memory: Memory) -> Tensor:  # [N, T, I] -> [N, T, D]
+        x = self.proj(inputs)
         return self.conv_pos_embed(x, memory) + x
 
 
@@ -79,26 +85,25 @@ class Rotary(nn.Module):
         return positions[:, :, None].float() * self.inv_freq.float()
 
     def rotations(self, start: Tensor, x: Tensor) -> Tensor:
-        """Rotations for ``x [N, T, D]`` from positions ``start [B]``, as ``rotate_first_heads`` takes them.
+        """Rotations for ``x [N, T, D]`` from positions ``start [B]``, as ``rotate`` takes them.
 
-        Complex, except for half precision (no complex type) and for exporters (which lose writes through a view).
+        Complex float32, except for exporters, which have no complex type.
         """
         angle = self.angles(start, x.shape[1]).repeat(x.shape[0] // start.shape[0], 1, 1)[:, :, None]  # [N, T, 1, d/2]
-        if x.dtype == torch.float32 and not torch.jit.is_tracing():  # type: ignore[attr-defined]
-            return torch.polar(torch.ones_like(angle), angle)
-        return torch.stack([angle.cos(), angle.sin()], dim=-1).to(x.dtype)
+        if torch.jit.is_tracing():  # type: ignore[attr-defined]
+            return torch.stack([angle.cos(), angle.sin()], dim=-1).to(x.dtype)
+        return torch.polar(torch.ones_like(angle), angle)
 
 
-def rotate_first_heads(qkv: Tensor, rotations: Tensor) -> Tensor:
+def rotate(qkv: Tensor, rotations: Tensor) -> Tensor:
     """Rotate head 0 of queries and keys in ``qkv [N, T, 3, H, d]``.
 
-    ``rotations`` are complex ``[N, T, 1, d/2]`` (rotates in place) or real ``[N, T, 1, d/2, 2]``.
+    ``rotations`` are complex ``[N, T, 1, d/2]`` (rotates in place) or real ``[N, T, 1, d/2, 2]`` (for exporters, which
+    lose writes through a view).
     """
-    head = qkv[:, :, :2, 0].unflatten(-1, (-1, 2))  # [N, T, 2, d/2, 2]
     if rotations.is_complex():
-        torch.view_as_complex(head).mul_(rotations)
-        return qkv
-    a, b = head.unbind(-1)
+        return rotate_first_heads(qkv, rotations)
+    a, b = qkv[:, :, :2, 0].unflatten(-1, (-1, 2)).unbind(-1)  # [N, T, 2, d/2] each
     cos, sin = rotations.unbind(-1)
     rotated = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)[:, :, :, None]  # [N, T, 2, 1, d]
     return torch.cat([torch.cat([rotated, qkv[:, :, :2, 1:]], dim=3), qkv[:, :, 2:]], dim=2)
@@ -116,8 +121,13 @@ class SelfAttention(FusedAttention):
         self.to_out = nn.ModuleList([nn.Linear(inner, dims.dim)])
 
     def forward(self, x: Tensor, rotations: Tensor, mask: Tensor | None, memory: Memory) -> Tensor:  # [N, T, D]
-        qkv = rotate_first_heads(self.to_qkv(x).unflatten(-1, (3, self.heads, -1)), rotations)  # [N, T, 3, H, d]
+        qkv = rotate(self.to_qkv(x).unflatten(-1, (3, self.heads, -1)), rotations)  # [N, T, 3, H, d]
         return self.to_out[0](attend(qkv, mask, self.site, memory))
+
+    def fused(self, x: Tensor, rotations: Tensor, memory: PagedView) -> Tensor:
+        """``forward`` over the pages."""
+        qkv = self.to_qkv(x).unflatten(-1, (3, self.heads, -1))
+        return self.to_out[0](memory.attend(self.site, qkv, rotations))
 
 
 class Gelu(nn.GELU):
@@ -143,6 +153,10 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.ff(x)
 
+    def fused(self, x: Tensor) -> Tensor:
+        first = cast("nn.Linear", self.ff.get_submodule("0.0"))
+        return self.ff[2](linear_gelu(x, first.weight, first.bias, True))
+
 
 class AdaLNModulation(nn.Module):
     """Shifts, scales and gates of one block from the time embedding: ``[S, D] -> [S, parts, D]``."""
@@ -160,7 +174,7 @@ class AdaLayerNorm(nn.LayerNorm):
     """Layer norm of ``x [N, T, D]`` with external ``shift, scale [D] or [N, 1, D]``."""
 
     def __init__(self, dim: int) -> None:
-        super().__init__(dim, eps=1e-6, elementwise_affine=False)
+        super().__init__(dim, eps=NORM_EPS, elementwise_affine=False)
 
     def forward(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:  # type: ignore[override]
         if shift.dim() == 1:  # shared by all rows: fused into the layer norm
@@ -179,21 +193,49 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, modulation: Sequence[Tensor], rotations: Tensor, mask: Tensor | None, memory: Memory
     ) -> Tensor:
-        """Run one block on ``x [N, T, D]``.
+        """Run one block on ``x [N, T, D]``, the residual stream.
 
         ``modulation``: shift, scale and gate of the attention, then of the feed-forward, each ``[D] or [N, 1, D]``.
         """
         shift, scale, gate, ff_shift, ff_scale, ff_gate = modulation
-        x = torch.addcmul(x, gate, self.attn(self.norm(x, shift, scale), rotations, mask, memory))
-        return torch.addcmul(x, ff_gate, self.ff(self.norm(x, ff_shift, ff_scale)))
+        dtype = self.attn.to_qkv.weight.dtype
+        x = torch.addcmul(x, gate, self.attn(self.norm(x, shift, scale).to(dtype), rotations, mask, memory))
+        return torch.addcmul(x, ff_gate, self.ff(self.norm(x, ff_shift, ff_scale).to(dtype)))
+
+    def fused(
+        self,
+        x: Tensor,
+        y: Tensor,
+        modulation: Sequence[Tensor],
+        following: Sequence[Tensor],
+        rotations: Tensor,
+        memory: PagedView,
+    ) -> tuple[Tensor, Tensor]:
+        """``forward``, up to and including the norm of the next block.
+
+        Args:
+            x: ``[N, T, D]`` residual stream.
+            y: ``[N, T, D]`` its norm.
+            modulation: As in ``forward``, ``[D]`` each.
+            following: Shift and scale of the next norm.
+            rotations: As in ``forward``.
+            memory: The pages.
+
+        Returns:
+            The residual stream and its norm.
+        """
+        _, _, gate, ff_shift, ff_scale, ff_gate = modulation
+        x, y = add_norm(x, self.attn.fused(y, rotations, memory), gate, ff_scale, ff_shift, NORM_EPS)
+        return add_norm(x, self.ff.fused(y), ff_gate, following[1], following[0], NORM_EPS)
 
 
-class Dit(nn.Module):
+class Dit(Estimator):
     """The diffusion transformer: noise and conditions to velocity."""
 
     def __init__(self, dims: DitDims) -> None:
         super().__init__()
         self.dims = dims
+        self.mel = dims.mel
         self.sites = Sites()
         self.time_embed = TimeEmbed(dims.dim)
         self.input_embed = InputEmbed(dims, self.sites)
@@ -218,32 +260,30 @@ class Dit(nn.Module):
         table[:, scales] += 1
         return table
 
-    def forward(
-        self,
-        x: Tensor,
-        mu: Tensor,
-        spk: Tensor,
-        cond: Tensor,
-        table: Tensor,
-        start: Tensor,
-        mask: Tensor | None,
-        past: Memory,
-    ) -> Tensor:
-        """Velocity ``[N, T, mel]``.
+    def inputs(self, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor) -> Tensor:
+        return torch.cat([x, cond, mu, spk[:, None].expand(-1, x.shape[1], -1)], dim=-1)
 
-        Args:
-            x: ``[N, T, mel]`` current state.
-            mu: ``[N, T, mel]`` token condition.
-            spk: ``[N, mel]`` speaker condition.
-            cond: ``[N, T, mel]`` prompt mel.
-            table: ``[N or 1, 6*depth+2, D]``, a row of ``tables``.
-            start: ``[B]`` position of the first frame.
-            mask: ``[N or 1, 1, T, L]``.
-            past: Past of this network.
-        """
-        rotations = self.rotary_embed.rotations(start, x)
-        x = self.input_embed(x, cond, mu, spk, past)  # [N, T, D]
+    def positions(self, start: Tensor, inputs: Tensor) -> Tensor:
+        return self.rotary_embed.rotations(start, inputs)
+
+    def velocity(
+        self, inputs: Tensor, positions: Tensor | None, table: Tensor, mask: Tensor | None, past: Memory
+    ) -> Tensor:
+        assert positions is not None
+        if isinstance(past, PagedView) and past.is_fused:
+            return self._fused(inputs, positions, table[0].unbind(), past)
+        x = self.input_embed(inputs, past).to(table.dtype)  # [N, T, D]
         modulation = table[0].unbind() if table.shape[0] == 1 else table[:, :, None].unbind(1)
         for i, block in enumerate(self.transformer_blocks):
-            x = block(x, modulation[6 * i : 6 * i + 6], rotations, mask, past)
-        return self.proj_out(self.norm(x, modulation[-1], modulation[-2]))
+            x = block(x, modulation[6 * i : 6 * i + 6], positions, mask, past)
+        return self.proj_out(self.norm(x, modulation[-1], modulation[-2]).to(inputs.dtype))
+
+    def _fused(self, inputs: Tensor, rotations: Tensor, modulation: Sequence[Tensor], past: PagedView) -> Tensor:
+        x = self.input_embed.proj(inputs)
+        y = self.input_embed.conv_pos_embed.fused(x, past)
+        x, y = add_norm(x, y, None, modulation[1], modulation[0], NORM_EPS)
+        last = len(self.transformer_blocks) - 1
+        for i, block in enumerate(cast("list[Block]", self.transformer_blocks)):
+            following = modulation[6 * i + 6 : 6 * i + 8] if i < last else (modulation[-1], modulation[-2])
+            x, y = block.fused(x, y, modulation[6 * i : 6 * i + 6], following, rotations, past)
+        return self.proj_out(y)

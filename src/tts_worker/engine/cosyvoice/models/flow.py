@@ -15,8 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tts_worker.engine.cosyvoice.backends.kernels.audio import paged_attention
 from tts_worker.engine.cosyvoice.kv_cache import Memory, NoPast
-from tts_worker.engine.cosyvoice.models.blocks import FusedAttention, Lookahead, Sites, chunk_mask
+from tts_worker.engine.cosyvoice.models.blocks import (
+    CausalConv,
+    Estimator,
+    FusedAttention,
+    Lookahead,
+    Sites,
+    chunk_mask,
+)
 from tts_worker.engine.cosyvoice.models.dims import FlowDims
 from tts_worker.engine.cosyvoice.models.dit import Dit
 from tts_worker.engine.cosyvoice.models.flow_encoder import Encoder, EncoderPast
@@ -50,14 +58,15 @@ class ChunkPast:
 
     Attributes:
         front: Past of the look-ahead layer (v3) or the encoder (v2).
-        estimator: Past of the estimator by solver rows. Row 0 is the conditional branch of the first step, rows 2s-1
-            and 2s are both branches of step s.
+        estimator: Past of the estimator by solver rows, for frames from ``start [B]`` on of which those before
+            ``total [B]`` exist. Row 0 is the conditional branch of the first step, rows 2s-1 and 2s are both branches
+            of step s.
         null_velocity: ``[B, T, mel]`` unconditional velocity of the first step where it is tabulated (it depends on
             the position only).
     """
 
     front: Memory | EncoderPast
-    estimator: Callable[[slice], Memory]
+    estimator: Callable[[slice, Tensor, Tensor], Memory]
     null_velocity: Tensor | None = None
 
 
@@ -86,7 +95,8 @@ class Flow(nn.Module):
         estimator = Unet(dims.unet) if dims.unet is not None else Dit(dims.dit)  # type: ignore[arg-type]
         self.decoder = _Decoder(estimator)
         self.chunk_frames = (dims.unet or dims.dit).chunk_frames  # type: ignore[union-attr]
-        self.times = self.noise = self.time_tables = torch.zeros(0)  # set by ``prepare``
+        self.times = self.weights = self.noise = self.time_tables = torch.zeros(0)  # set by ``prepare``
+        self.dtype = torch.float32  # of the estimator's products
 
     @property
     def estimator(self) -> Unet | Dit:
@@ -100,13 +110,31 @@ class Flow(nn.Module):
         """
         device = self.spk_embed_affine_layer.weight.device
         self.times = solver_times(self.dims.steps).to(device)  # [steps, 2]
+        # Weights of both branches in the sum over the steps, [steps, 2].
+        self.weights = self.times[:, 1:] * torch.tensor([1.0 + self.dims.guidance, -self.dims.guidance], device=device)
         self.noise = initial_noise(self.dims.mel).to(device)  # [NOISE_FRAMES, mel]
         for attention in [module for module in self.estimator.modules() if isinstance(module, FusedAttention)]:
             attention.prepare()
         self.time_tables = self.estimator.tables(self.times[:, 0])  # [steps, K, D]
         if self.dims.encoder is not None:
             self.encoder.prepare(tokens)
+        if self.noise.is_cuda:
+            self.pack()
         return self
+
+    @torch.inference_mode(False)
+    def pack(self) -> None:
+        """Store the weights that the fused operators need."""
+        for module in list(self.estimator.modules()):
+            if isinstance(module, CausalConv):
+                module.pack()
+
+    def use_dtype(self, dtype: torch.dtype) -> None:
+        """Compute the products of the estimator in ``dtype``. Norms and the residual stream stay float32."""
+        for module in self.estimator.modules():
+            if isinstance(module, nn.Linear | nn.Conv1d):
+                module.to(dtype)
+        self.dtype = dtype
 
     def speaker(self, embedding: Tensor) -> Tensor:
         """Project speaker embeddings ``[B, spk_embed]`` to conditions ``[B, mel]``."""
@@ -145,7 +173,14 @@ class Flow(nn.Module):
         return self.noise[(start[:, None] + torch.arange(frames, device=start.device)) % NOISE_FRAMES]
 
     def solve(
-        self, mu: Tensor, spk: Tensor, cond: Tensor, start: Tensor, mask: Tensor | None, past: ChunkPast
+        self,
+        mu: Tensor,
+        spk: Tensor,
+        cond: Tensor,
+        start: Tensor,
+        mask: Tensor | None,
+        past: ChunkPast,
+        total: Tensor | None = None,
     ) -> Tensor:
         """Run the guided Euler steps from noise to mel.
 
@@ -154,32 +189,70 @@ class Flow(nn.Module):
             spk: ``[B, mel]`` speaker condition.
             cond: ``[B, T, mel]`` prompt mel, or 0.
             start: ``[B]`` first frame.
-            mask: ``[B, 1, T, L]``, or None if every key is visible.
+            mask: ``[B, 1, T, L]``, or None if every key is visible or the past knows which ones are.
             past: Past of the networks.
+            total: ``[B]``: frames before this position exist; ``None``: all.
 
         Returns:
             ``[B, T, mel]`` float32.
         """
         x = self.noise_at(start, mu.shape[1])
-        guidance = self.dims.guidance
-        dtype = mu.dtype
+        total = start + mu.shape[1] if total is None else total
         if mask is not None:  # converted to an additive bias once instead of in each attention
-            mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
-        both = mask if mask is None or mask.shape[0] == 1 else mask.repeat(2, 1, 1, 1)
-        two = [torch.cat([y, torch.zeros_like(y)]) for y in (mu, spk, cond)]  # conditional, then unconditional branch
+            mask = torch.zeros(mask.shape, dtype=mu.dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
+        velocity = self._branches(mu, spk, cond, start, mask)
         for step in range(self.dims.steps):
             table = self.time_tables[step : step + 1]
-            dt = self.times[step, 1]
             if step == 0 and past.null_velocity is not None:
-                memory = past.estimator(slice(0, 1))
-                conditional = self.estimator(x.to(dtype), mu, spk, cond, table, start, mask, memory).float()
+                conditional = velocity(x, 1, table, past.estimator(slice(0, 1), start, total))
                 unconditional = past.null_velocity
             else:
-                memory = past.estimator(slice(2 * step - 1, 2 * step + 1))
-                velocity = self.estimator(x.to(dtype).repeat(2, 1, 1), *two, table, start, both, memory)
-                conditional, unconditional = velocity.float().chunk(2)
-            x = x + dt * ((1.0 + guidance) * conditional - guidance * unconditional)
+                memory = past.estimator(slice(2 * step - 1, 2 * step + 1), start, total)
+                conditional, unconditional = velocity(x, 2, table, memory).chunk(2)
+            x = torch.addcmul(x, conditional, self.weights[step, 0])
+            x = torch.addcmul(x, unconditional, self.weights[step, 1])
         return x
+
+    def _branches(
+        self, mu: Tensor, spk: Tensor, cond: Tensor, start: Tensor, mask: Tensor | None
+    ) -> Callable[[Tensor, int, Tensor, Memory], Tensor]:
+        """Prepare what all steps share.
+
+        Returns:
+            The velocity ``[n*B, T, mel]`` of the first ``n`` branches, the conditional one and the unconditional one,
+            from the state ``[B, T, mel]``, ``n``, a row of the time tables and the past.
+        """
+        batch = mu.shape[0]
+        mu, spk, cond = (torch.cat([y, torch.zeros_like(y)]) for y in (mu, spk, cond))
+        if mask is not None and mask.shape[0] > 1:
+            mask = mask.repeat(2, 1, 1, 1)
+        estimator = self.estimator
+        if not isinstance(estimator, Estimator):  # of another back end
+            return lambda x, n, table, past: self.estimator(
+                x.to(mu).repeat(n, 1, 1),
+                mu[: n * batch],
+                spk[: n * batch],
+                cond[: n * batch],
+                table,
+                start,
+                None if mask is None else mask[: n * batch],
+                past,
+            )
+        inputs = estimator.inputs(torch.zeros_like(mu), mu, spk, cond)  # [2B, T, I]
+        positions = estimator.positions(start, inputs)
+
+        def velocity(x: Tensor, n: int, table: Tensor, past: Memory) -> Tensor:
+            rows = slice(0, n * batch)
+            inputs[rows].unflatten(0, (n, batch))[..., : estimator.mel] = x
+            return estimator.velocity(
+                inputs[rows],
+                None if positions is None else positions[rows],
+                table,
+                None if mask is None else mask[rows],
+                past,
+            )
+
+        return velocity
 
     def no_past(self) -> ChunkPast:
         if self.dims.encoder is not None:
@@ -190,7 +263,7 @@ class Flow(nn.Module):
         else:
             front = NoPast(self.front_sites.tails)
         tails = self.estimator.sites.tails
-        return ChunkPast(front, lambda rows: NoPast(tails))
+        return ChunkPast(front, lambda rows, start, total: NoPast(tails))
 
     @torch.inference_mode()
     def mel(
@@ -227,7 +300,7 @@ class Flow(nn.Module):
             self.encoder.prepare(span)
         past = self.no_past()
         mu = self.mu(tokens, lengths, start, total, span, chunked, past.front)  # [B, T, mel]
-        mu = mu.to(self.time_tables.dtype)  # the estimator may run in less than float32
+        mu = mu.to(self.dtype)
         frames = mu.shape[1]
         cond = F.pad(prompt_mel, (0, 0, 0, max(0, frames - prompt_mel.shape[1])))[:, :frames].to(mu)
         is_prompt = torch.arange(frames, device=mu.device) < prompt_frames[:, None]
@@ -257,8 +330,12 @@ class Flow(nn.Module):
         ratio = self.dims.frames_per_token
         span = tokens.shape[1] - self.dims.lookahead_tokens
         total = start + known.clamp(max=span)
-        mu = self.mu(tokens, known, start, total, context, True, past.front).to(self.time_tables.dtype)
-        mask: Tensor | None = chunk_mask(start * ratio, total * ratio, span * ratio, context * ratio, self.chunk_frames)
-        if mask is not None and not mu.is_cuda and bool(mask.all()):
-            mask = None  # a single utterance sees its whole past; attention without a mask is faster on a CPU
-        return self.solve(mu, spk.to(mu), cond.to(mu), start * ratio, mask, past)
+        mu = self.mu(tokens, known, start, total, context, True, past.front).to(self.dtype)
+        start = start * ratio
+        total = total * ratio
+        mask: Tensor | None = None
+        if not (isinstance(self.estimator, Estimator) and paged_attention.is_fused(mu)):
+            mask = chunk_mask(start, total, span * ratio, context * ratio, self.chunk_frames)
+            if not mu.is_cuda and bool(mask.all()):
+                mask = None  # a single utterance sees its whole past; attention without a mask is faster on a CPU
+        return self.solve(mu, spk.to(mu), cond.to(mu), start, mask, past, total)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,11 +17,25 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
+from tts_worker.engine.cosyvoice.backends.kernels.audio import (
+    add_snake,
+    cycles_per_sample,
+    elu_rows,
+    excitation,
+    harmonic_sines,
+    hashed_noise,
+    mean_leaky_relu,
+    merge_snakes,
+    snake,
+    voiced_samples,
+    waveform,
+)
 from tts_worker.engine.cosyvoice.models.dims import HiftDims
-from tts_worker.engine.cosyvoice.sampler import mix
 
 EXTRA_HISTORY_FRAMES = 2  # past beyond the decoder's receptive field: the excitation reaches a little further
 HELD_FRAMES = 8  # v2: frames withheld until more future is known; the reference's cross-fade holds as many
+LAST_SLOPE = 0.01  # of the last leaky ReLU: the reference leaves PyTorch's default
+MAX_MAGNITUDE = 100.0  # of the spectrum
 BLEND_FRAMES = 2  # v2: length of the cross-fade from the early to the final version of the held frames
 
 
@@ -34,23 +48,15 @@ class Noise(Protocol):
 class HashedNoise:
     """Noise as a hash of (seed, sample, harmonic): stateless and independent of chunk boundaries.
 
-    Uniform in 0..1 for the causal vocoder, normal for the other, as each was trained. Uses 32-bit in-place operations
-    for speed (the mixer is "lowbias32", https://nullprogram.com/blog/2018/07/31).
+    Uniform in 0..1 for the causal vocoder, normal for the other, as each was trained.
     """
 
     def __init__(self, seeds: Tensor, normal: bool) -> None:
-        keys = mix(mix(seeds) + 0x5EED)[:, None, None]  # [B, 1, 1]
-        self._low = keys.to(torch.int32)
-        self._high = (keys >> 32).to(torch.int32)
+        self.seeds = seeds
         self._normal = normal
 
     def __call__(self, start: Tensor, samples: int, harmonics: int) -> Tensor:
-        count = torch.arange(samples * harmonics, dtype=torch.int32, device=start.device).view(samples, harmonics)
-        x = count + ((start * harmonics)[:, None, None].to(torch.int32) + self._low)  # [B, L, H]
-        x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(0x7FEB352D).add_(self._high)
-        x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(-0x7B935975)
-        u = (x >> 9).bitwise_and_(0x7FFFFF).float().add_(0.5).mul_(2.0**-23)
-        return torch.special.ndtri(u) if self._normal else u
+        return hashed_noise(start, self.seeds, samples, harmonics, self._normal)
 
 
 class StreamEnds:
@@ -130,7 +136,11 @@ class RepeatConv(Conv):
         self.weight = nn.Parameter(folded.flatten(0, 1).to(self.weight.dtype), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:  # [B, C, T] -> [B, C', rate*T]
-        return super().forward(x).unflatten(1, (-1, self.rate)).transpose(2, 3).flatten(2)
+        return self.unordered(x).unflatten(1, (-1, self.rate)).transpose(2, 3).flatten(2)
+
+    def unordered(self, x: Tensor) -> Tensor:
+        """``forward`` with the repetitions in neighboring channels, ``[B, C'*rate, T]``."""
+        return super().forward(x)
 
 
 class Snake(nn.Module):
@@ -139,13 +149,14 @@ class Snake(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.alpha = nn.Parameter(torch.ones(channels))
-        self.reciprocal = torch.zeros(0)  # [C, 1], set by ``prepare``
+        self.reciprocal = torch.zeros(0)  # [C], set by ``prepare``
 
     def prepare(self) -> None:
-        self.reciprocal = (self.alpha + 1e-9).reciprocal()[:, None]
+        self.reciprocal = (self.alpha + 1e-9).reciprocal()
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.addcmul(x, (x * self.alpha[:, None]).sin_().square_(), self.reciprocal)
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """``mask [B, 1, T]`` is 0 where the result shall be 0."""
+        return snake(x, self.alpha, self.reciprocal, mask)
 
 
 class ResBlock(nn.Module):
@@ -166,10 +177,28 @@ class ResBlock(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """``mask [B, 1, T]``: where the stream exists; the input is zero elsewhere."""
         for a1, c1, a2, c2 in zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True):
-            y = c1(a1(x))
-            y = c2(a2(y if mask is None else y * mask))
+            y = c2(a2(c1(a1(x)), mask))
             x = x + (y if mask is None else y * mask)
         return x
+
+    def fused(self, x: Tensor, activated: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """``forward`` without the last addition.
+
+        Args:
+            x: ``[B, C, T]``.
+            activated: Its first activation.
+            mask: As in ``forward``.
+
+        Returns:
+            Two tensors whose sum is the result, the second one without its mask.
+        """
+        last = len(self.convs1) - 1
+        for i, (c1, a2, c2) in enumerate(zip(self.convs1, self.activations2, self.convs2, strict=True)):
+            y = c2(a2(c1(activated), mask))
+            if i < last:
+                following = cast("Snake", self.activations1[i + 1])
+                x, activated = add_snake(x, y, following.alpha, following.reciprocal, mask)
+        return x, y
 
 
 class F0Predictor(nn.Module):
@@ -187,12 +216,20 @@ class F0Predictor(nn.Module):
             layers += [weight_norm(Conv(channels, channels, 3, same_padding(3, 1, dims.causal))), nn.ELU()]
         self.condnet = nn.Sequential(*layers)
         self.classifier = nn.Linear(channels, 1)
+        self.row_weights: list[Tensor] = []  # [C', k*C] of each convolution, set by ``prepare``
+
+    def prepare(self) -> None:
+        """Reorder the weights for CUDA, where float64 convolutions are matrix products."""
+        convs = [layer for layer in self.condnet if isinstance(layer, Conv)]
+        self.row_weights = [conv.weight.double().permute(0, 2, 1).flatten(1) for conv in convs]
 
     def forward(self, mel: Tensor, final: bool = True, mask: Tensor | None = None) -> Tensor:
         """Predict pitch; unless ``final`` (silence follows), the last ``ahead`` frames are look-ahead only.
 
         ``mask [B, 1, T]``: where the stream exists; ``mel`` is zero elsewhere.
         """
+        if self.row_weights and elu_rows.is_fused(mel):
+            return self._fused(mel, mask)[:, : None if final else mel.shape[2] - self.ahead]
         x = F.pad(mel.to(self.classifier.weight.dtype), (0, self.ahead if final else 0))
         if mask is None:
             x = self.condnet(x)
@@ -200,6 +237,17 @@ class F0Predictor(nn.Module):
             for layer in self.condnet:
                 x = layer(x) * mask
         return self.classifier(x.transpose(1, 2)).squeeze(-1).abs().to(mel.dtype)
+
+    def _fused(self, mel: Tensor, mask: Tensor | None) -> Tensor:  # [B, mel, T] -> [B, T]
+        mask = None if self.ahead else mask  # a causal network does not see what follows
+        x = mel.transpose(1, 2)
+        for i, weight in enumerate(self.row_weights):
+            conv = cast("Conv", self.condnet[2 * i])
+            width = conv.kernel_size[0]
+            left = width - 1 if self.ahead else width // 2
+            x = elu_rows(x, width, left if i or not self.ahead else 0, i > 0, mask)
+            x = F.linear(x, weight, conv.bias)
+        return self.classifier(F.elu(x)).squeeze(-1).abs().to(mel.dtype)
 
 
 class Source(nn.Module):
@@ -213,28 +261,43 @@ class Source(nn.Module):
 
     def cycles_per_sample(self, f0: Tensor) -> Tensor:
         """Frequency of each harmonic in cycles per sample: ``[B, F] -> [B, F, H]``, float32 as in the reference."""
-        number = torch.arange(1, self.dims.nb_harmonics + 2, device=f0.device, dtype=f0.dtype)
-        return (f0[:, :, None] * number / self.dims.sample_rate_hz) % 1
+        return cycles_per_sample(f0, self.dims.nb_harmonics + 1, self.dims.sample_rate_hz)
 
     def harmonics(self, f0: Tensor, phase: Tensor) -> Tensor:
         """Unit sines of each harmonic from ``phase [B, H]`` (float64, cycles / frame): ``[B, F*frame, H]``."""
-        frame = self.dims.frame_samples
-        cycles = phase[:, None] + self.cycles_per_sample(f0).double().cumsum(1)  # [B, F, H], in cycles / frame
-        # The reference keeps the phase in float32, which drifts over time (0.03 in harmonic 9 after 30 s).
-        angle = cycles * frame if self.exact_phase else cycles.float() * 2 * math.pi * frame
-        if not self.dims.causal:
-            angle = F.interpolate(angle.transpose(1, 2), scale_factor=frame, mode="linear").transpose(1, 2)
-        sines = ((angle % 1) * (2 * math.pi)).float().sin() if self.exact_phase else angle.sin()
-        # The causal vocoder was trained with a phase that is constant within a frame.
-        return sines.repeat_interleave(frame, dim=1) if self.dims.causal else sines
+        dims = self.dims
+        return harmonic_sines(
+            self.cycles_per_sample(f0), phase, dims.frame_samples, is_causal=dims.causal, is_exact=self.exact_phase
+        )
 
     def forward(self, f0: Tensor, phase: Tensor, noise: Tensor) -> Tensor:
         """Excitation ``[B, 1, F*frame]`` from ``f0 [B, F]``, ``phase [B, H]`` and ``noise [B, F*frame, H]``."""
         dims = self.dims
+        voiced = voiced_samples(f0, dims.nsf_voiced_threshold, dims.frame_samples)
         sines = self.harmonics(f0, phase) * dims.nsf_alpha
-        voiced = (f0 > dims.nsf_voiced_threshold).to(f0.dtype).repeat_interleave(dims.frame_samples, 1)[:, :, None]
         level = voiced * dims.nsf_sigma + (1 - voiced) * dims.nsf_alpha / 3
         return self.l_linear(sines * voiced + level * noise).tanh().transpose(1, 2)
+
+    def from_noise(self, f0: Tensor, phase: Tensor, start: Tensor, noise: Noise) -> Tensor:
+        """``forward`` with ``noise`` from frame ``start [B]`` on."""
+        dims = self.dims
+        first = start * dims.frame_samples
+        if isinstance(noise, HashedNoise) and self.exact_phase:
+            return excitation(
+                f0,
+                phase,
+                first,
+                noise.seeds,
+                self.l_linear.weight,
+                self.l_linear.bias,
+                dims.frame_samples,
+                dims.sample_rate_hz,
+                dims.nsf_alpha,
+                dims.nsf_sigma,
+                dims.nsf_voiced_threshold,
+                dims.causal,
+            )
+        return self.forward(f0, phase, noise(first, f0.shape[1] * dims.frame_samples, dims.nb_harmonics + 1).to(f0))
 
 
 class Fourier(nn.Module):
@@ -271,19 +334,12 @@ class Fourier(nn.Module):
             padded = x.gather(2, (last - (last - position).abs()).clamp(min=0)[:, None])
         return F.conv1d(padded, self.forward_kernel, stride=self.hop)
 
-    def synthesize(self, magnitude: Tensor, phase: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Inverse STFT: magnitude and phase ``[B, bins, T]`` to ``[B, (T-1)*hop]``.
+    def synthesize(self, x: Tensor, mask: Tensor | None, limit: float) -> Tensor:
+        """Inverse STFT of ``x [B, 2*bins, T]``, log magnitudes and arcsines of phases: ``[B, (T-1)*hop]``.
 
-        ``mask [B, 1, T]``: which columns exist.
+        ``mask [B, 1, T]``: which columns exist. Samples are clipped to ``limit``.
         """
-        if mask is None:
-            mask = torch.ones_like(magnitude[:1, :1])
-        else:
-            magnitude = magnitude * mask
-        spectrum = torch.cat([magnitude * phase.cos(), magnitude * phase.sin()], dim=1)
-        x = F.conv_transpose1d(spectrum, self.inverse_kernel, stride=self.hop)  # [B, 1, (T-1)*hop + n_fft]
-        weight = F.conv_transpose1d(mask, self.window_square, stride=self.hop)
-        return (x / weight.clamp(min=1e-11))[:, 0, self.n_fft // 2 : -(self.n_fft // 2)]
+        return waveform(x, self.inverse_kernel, self.window_square, mask, self.hop, MAX_MAGNITUDE, limit)
 
 
 @dataclass
@@ -353,6 +409,7 @@ class Hift(nn.Module):
                 self.resblocks.append(ResBlock(outer, k, d, causal))
         self.conv_post = weight_norm(Conv(base >> len(rates), bins, 7, same_padding(7, 1, causal)))
         self.f0_predictor = F0Predictor(dims)
+        self.firsts: list[tuple[Tensor, Tensor]] = []  # parameters of the first activations by stage, [blocks, C] each
 
     def prepare(self) -> Hift:
         """Fold the weight norm into the weights and convert the pitch predictor to float64.
@@ -371,6 +428,11 @@ class Hift(nn.Module):
                 parametrize.remove_parametrizations(module, "weight")
             if isinstance(module, RepeatConv):
                 module.prepare()
+        if self.conv_post.weight.is_cuda:
+            self.f0_predictor.prepare()
+        for i in range(len(self.ups)):
+            firsts = [cast("Snake", block.activations1[0]) for block in self._blocks(i)]
+            self.firsts.append((torch.stack([x.alpha for x in firsts]), torch.stack([x.reciprocal for x in firsts])))
         return self
 
     @property
@@ -427,28 +489,73 @@ class Hift(nn.Module):
         masked = ends if not dims.causal else None
         if masked is not None:
             x = x * masked.mask(x, 1)
+        stage = self._fused_stage if self._is_fused(x) else self._stage
+        x = F.leaky_relu(x, dims.lrelu_slope)
         rate = 1
-        for i, (up, down, merge) in enumerate(zip(self.ups, self.source_downs, self.source_resblocks, strict=True)):
-            is_last = i == stages - 1
+        for i in range(stages):
             rate *= dims.upsample_rates[i]
-            x = up(F.leaky_relu(x, dims.lrelu_slope))  # [B, base/2^(i+1), T'*rates]
-            if is_last:
-                x = F.pad(x, (1, 0), mode="reflect")
-            excitation = down(spectrum)
-            mask = None
-            if masked is not None:
-                mask = masked.mask(x, rate, int(is_last))
-                x = x * mask
-                excitation = excitation * mask
-            x = x + merge(excitation, mask)
-            blocks = self.resblocks[i * len(self.resblocks) // stages : (i + 1) * len(self.resblocks) // stages]
-            x = sum(block(x, mask) for block in blocks) / len(blocks)
-        x = self.conv_post(F.leaky_relu(x))  # [B, n_fft+2, T'*frame/hop + 1]
-        magnitude, phase = x.chunk(2, dim=1)
-        audio = self.fourier.synthesize(magnitude.exp().clamp(max=100.0), phase.sin(), columns)
-        if dims.causal and not final:
-            audio = audio[:, : -dims.frame_samples]
-        return audio.clamp(-dims.audio_limit, dims.audio_limit)
+            x = stage(i, x, spectrum, masked, rate)
+        x = self.conv_post(x)  # [B, n_fft+2, T'*frame/hop + 1]
+        audio = self.fourier.synthesize(x, columns, dims.audio_limit)
+        return audio[:, : -dims.frame_samples] if dims.causal and not final else audio
+
+    def _stage(self, i: int, x: Tensor, spectrum: Tensor, ends: StreamEnds | None, rate: int) -> Tensor:
+        """Run upsampling stage ``i``.
+
+        Args:
+            i: The stage.
+            x: ``[B, C, T]``.
+            spectrum: Of the excitation, ``[B, n_fft+2, T'']``.
+            ends: Ends of the streams that layers may not look past.
+            rate: Positions per frame after the stage.
+
+        Returns:
+            ``[B, C/2, T']``, after the leaky ReLU that follows.
+        """
+        is_last = i == len(self.ups) - 1
+        x = self.ups[i](x)
+        if is_last:
+            x = F.pad(x, (1, 0), mode="reflect")
+        added = self.source_downs[i](spectrum)
+        mask = None
+        if ends is not None:
+            mask = ends.mask(x, rate, int(is_last))
+            x = x * mask
+            added = added * mask
+        x = x + self.source_resblocks[i](added, mask)
+        blocks = self._blocks(i)
+        x = sum(block(x, mask) for block in blocks) / len(blocks)
+        return F.leaky_relu(x, self._slope(i))
+
+    def _fused_stage(self, i: int, x: Tensor, spectrum: Tensor, ends: StreamEnds | None, rate: int) -> Tensor:
+        """``_stage`` with fused operators."""
+        is_last = i == len(self.ups) - 1
+        up = self.ups[i]
+        merge = cast("ResBlock", self.source_resblocks[i])
+        added = self.source_downs[i](spectrum)
+        mask = None
+        if ends is not None:
+            mask = ends.mask(added, rate, int(is_last))
+            added = added * mask
+        first = cast("Snake", merge.activations1[0])
+        repeats = up.rate if isinstance(up, RepeatConv) else 1
+        x = up.unordered(x) if isinstance(up, RepeatConv) else up(x)
+        x, activated = merge_snakes(x, repeats, is_last, *merge.fused(added, first(added), mask), *self.firsts[i], mask)
+        parts = [block.fused(x, y, mask) for block, y in zip(self._blocks(i), activated, strict=True)]
+        (x1, y1), (x2, y2), (x3, y3) = parts
+        return mean_leaky_relu(x1, y1, x2, y2, x3, y3, mask, self._slope(i))
+
+    def _is_fused(self, x: Tensor) -> bool:
+        return add_snake.is_fused(x) and len(self.resblocks) == 3 * len(self.ups)
+
+    def _blocks(self, i: int) -> list[ResBlock]:
+        """Residual blocks of stage ``i``."""
+        count = len(self.resblocks) // len(self.ups)
+        return cast("list[ResBlock]", list(self.resblocks[i * count : (i + 1) * count]))
+
+    def _slope(self, i: int) -> float:
+        """Slope of the leaky ReLU after stage ``i``."""
+        return self.dims.lrelu_slope if i < len(self.ups) - 1 else LAST_SLOPE
 
     def start(self, batch: int, device: torch.device | str = "cpu") -> HiftState:
         """State before the first frame."""
@@ -461,8 +568,7 @@ class Hift(nn.Module):
         """Synthesize all of ``mel [B, mel, T]``: audio ``[B, T*frame]`` and excitation ``[B, 1, T*frame]``."""
         state = self.start(mel.shape[0], mel.device)
         f0 = self.f0_predictor(mel)
-        source_noise = noise(state.start, mel.shape[2] * self.dims.frame_samples, self.dims.nb_harmonics + 1).to(mel)
-        source = self.m_source(f0, state.phase, source_noise)
+        source = self.m_source.from_noise(f0, state.phase, state.start, noise)
         return self.decode(mel, source), source
 
     @torch.inference_mode()
@@ -486,9 +592,8 @@ class Hift(nn.Module):
         first = max(0, known - predictor.left)
         new_f0 = predictor(mel[:, :, first:], final)[:, known - first :]
         f0 = torch.cat([state.cached_f0, new_f0], dim=1)  # [B, n - ahead]
-        samples = f0.shape[1] * frame
-        source_noise = noise(state.start * frame, samples, self.dims.nb_harmonics + 1).to(mel)
-        audio = self.decode(mel[:, :, : f0.shape[1]], self.m_source(f0, state.phase, source_noise), final)
+        source = self.m_source.from_noise(f0, state.phase, state.start, noise)
+        audio = self.decode(mel[:, :, : f0.shape[1]], source, final)
         out = audio[:, state.emitted_frames * frame : end * frame]
         if state.tail is not None:
             n = min(state.tail.shape[1], out.shape[1])
@@ -550,8 +655,7 @@ class Hift(nn.Module):
         f0 = torch.where(position < known[:, None], f0, self.f0_predictor(mel, True, mask))
         if mask is not None:
             f0 = f0 * mask[:, 0]  # the phase then stays where the stream ends
-        source_noise = noise(start * frame, size * frame, dims.nb_harmonics + 1).to(mel)
-        audio = self.decode(mel, self.m_source(f0, phase, source_noise), True, stream_ends)
+        audio = self.decode(mel, self.m_source.from_noise(f0, phase, start, noise), True, stream_ends)
         sample = torch.arange(size * frame, device=mel.device)
         out = audio.gather(1, (emitted[:, None] * frame + sample).clamp(max=size * frame - 1))
         if not dims.causal:

@@ -7,14 +7,21 @@ only is computed once for all solver times (``tables``).
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.kv_cache import Memory
-from tts_worker.engine.cosyvoice.models.blocks import CausalConv, FusedAttention, Sites, attend, sinusoid
+from tts_worker.engine.cosyvoice.backends.kernels.audio import (
+    add_norm,
+    conv_norm_mish,
+    conv_norm_mish_add_norm,
+    linear_gelu,
+)
+from tts_worker.engine.cosyvoice.kv_cache import Memory, PagedView
+from tts_worker.engine.cosyvoice.models.blocks import CausalConv, Estimator, FusedAttention, Sites, attend, sinusoid
 from tts_worker.engine.cosyvoice.models.dims import UnetDims
 
 
@@ -29,7 +36,19 @@ class CausalBlock(nn.Module):
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
         x = self.block["0"](x, memory).transpose(1, 2)
-        return F.mish(self.block["2"](x)).transpose(1, 2)
+        return F.mish(self.block["2"](x.float())).to(x.dtype).transpose(1, 2)
+
+    def fused(self, x: Tensor, shift: Tensor | None, memory: PagedView) -> Tensor:
+        """``forward`` of ``x [N, T, C]`` plus ``shift [C']``: ``[N, T, C']``."""
+        return conv_norm_mish(*self.arguments(x, memory), shift)
+
+    def arguments(
+        self, x: Tensor, memory: PagedView
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float]:
+        """Arguments of the fused operators for ``x [N, T, C]``."""
+        conv = cast("CausalConv", self.block["0"])
+        norm = cast("nn.LayerNorm", self.block["2"])
+        return x, *memory.past(conv.site), conv.packed, conv.bias, norm.weight, norm.bias, norm.eps
 
 
 class Residual(nn.Module):
@@ -44,8 +63,18 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, time: Tensor, memory: Memory) -> Tensor:
         """``x [N, C, T] -> [N, C', T]``; ``time [N or 1, C']`` is already projected by ``mlp``."""
-        y = self.block1(x, memory) + time[:, :, None]
+        y = self.block1(x, memory) + time[:, :, None].to(x.dtype)
         return self.block2(y, memory) + self.res_conv(x)
+
+    def fused(self, x: Tensor, time: Tensor, following: nn.LayerNorm, memory: PagedView) -> tuple[Tensor, Tensor]:
+        """``forward`` of ``x [N, T, C]`` with ``time [C']``, and the norm of the first transformer block.
+
+        Returns:
+            The residual stream and its norm, ``[N, T, C']`` each.
+        """
+        y = self.block1.fused(x, time, memory)
+        shortcut = F.linear(x, self.res_conv.weight[:, :, 0], self.res_conv.bias)
+        return conv_norm_mish_add_norm(*self.block2.arguments(y, memory), shortcut, following.weight, following.bias)
 
 
 class SelfAttention(FusedAttention):
@@ -63,6 +92,10 @@ class SelfAttention(FusedAttention):
         qkv = self.to_qkv(x).unflatten(-1, (3, self.heads, -1))  # [N, T, 3, H, d]
         return self.to_out[0](attend(qkv, mask, self.site, memory))
 
+    def fused(self, x: Tensor, memory: PagedView) -> Tensor:
+        """``forward`` over the pages."""
+        return self.to_out[0](memory.attend(self.site, self.to_qkv(x).unflatten(-1, (3, self.heads, -1)), None))
+
 
 class FeedForward(nn.Module):
     def __init__(self, dim: int) -> None:
@@ -72,6 +105,10 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # [N, T, C] -> [N, T, C]
         return self.net(x)
+
+    def fused(self, x: Tensor) -> Tensor:
+        first = cast("nn.Linear", self.net.get_submodule("0.proj"))
+        return self.net[2](linear_gelu(x, first.weight, first.bias, False))
 
 
 class TransformerBlock(nn.Module):
@@ -83,8 +120,24 @@ class TransformerBlock(nn.Module):
         self.ff = FeedForward(dims.channels)
 
     def forward(self, x: Tensor, mask: Tensor | None, memory: Memory) -> Tensor:  # [N, T, C] -> [N, T, C]
-        x = x + self.attn1(self.norm1(x), mask, memory)
-        return x + self.ff(self.norm3(x))
+        dtype = self.attn1.to_qkv.weight.dtype
+        x = x + self.attn1(self.norm1(x).to(dtype), mask, memory)
+        return x + self.ff(self.norm3(x).to(dtype))
+
+    def fused(self, x: Tensor, y: Tensor, memory: PagedView) -> tuple[Tensor, Tensor]:
+        """``forward`` without the last addition.
+
+        Args:
+            x: ``[N, T, C]`` residual stream.
+            y: ``[N, T, C]`` its norm.
+            memory: The pages.
+
+        Returns:
+            The residual stream and what is to be added to it.
+        """
+        norm = self.norm3
+        x, y = add_norm(x, self.attn1.fused(y, memory), None, norm.weight, norm.bias, norm.eps)
+        return x, self.ff.fused(y)
 
 
 class TimeMlp(nn.Module):
@@ -97,12 +150,13 @@ class TimeMlp(nn.Module):
         return self.linear_2(F.silu(self.linear_1(t)))
 
 
-class Unet(nn.Module):
+class Unet(Estimator):
     """One down stage, the middle stages and one up stage with a skip connection, all at the same rate."""
 
     def __init__(self, dims: UnetDims) -> None:
         super().__init__()
         self.dims = dims
+        self.mel = dims.out_channels
         self.sites = Sites()
         width = dims.channels
         time = 4 * dims.channels
@@ -131,41 +185,47 @@ class Unet(nn.Module):
         time = self.time_embedding(t)
         return torch.stack([stage[0].mlp(time) for stage in self._stages()], dim=1)
 
-    def forward(
-        self,
-        x: Tensor,
-        mu: Tensor,
-        spk: Tensor,
-        cond: Tensor,
-        table: Tensor,
-        start: Tensor,
-        mask: Tensor | None,
-        past: Memory,
-    ) -> Tensor:
-        """Velocity ``[N, T, mel]``.
+    def inputs(self, x: Tensor, mu: Tensor, spk: Tensor, cond: Tensor) -> Tensor:
+        return torch.cat([x, mu, spk[:, None].expand(-1, x.shape[1], -1), cond], dim=-1)
 
-        Args:
-            x: ``[N, T, mel]`` current state.
-            mu: ``[N, T, mel]`` token condition.
-            spk: ``[N, mel]`` speaker condition.
-            cond: ``[N, T, mel]`` prompt mel.
-            table: ``[N or 1, stages, C]``, a row of ``tables``.
-            start: ``[B]``, unused: this network has no position embedding.
-            mask: ``[N or 1, 1, T, L]``.
-            past: Past of this network.
-        """
-        spk = spk[:, None].expand(-1, x.shape[1], -1)
-        x = torch.cat([x, mu, spk, cond], dim=-1).transpose(1, 2)  # [N, 4*mel, T]
+    def positions(self, start: Tensor, inputs: Tensor) -> None:
+        """This network has no position embedding."""
+
+    def velocity(
+        self, inputs: Tensor, positions: Tensor | None, table: Tensor, mask: Tensor | None, past: Memory
+    ) -> Tensor:
+        if isinstance(past, PagedView) and past.is_fused:
+            return self._fused(inputs, table[0].unbind(), past)
+        x = inputs.transpose(1, 2)  # [N, 4*mel, T]
         skip = x
         stages = self._stages()
         for i, (residual, blocks, *sampler) in enumerate(stages):
             if i == len(stages) - 1:
                 x = torch.cat([x, skip], dim=1)  # [N, 2C, T]
-            x = residual(x, table[:, i], past).transpose(1, 2)  # [N, T, C]
+            x = residual(x, table[:, i], past).transpose(1, 2).to(table.dtype)  # [N, T, C]
             for block in blocks:
                 x = block(x, mask, past)
-            x = x.transpose(1, 2)  # [N, C, T]
+            x = x.to(inputs.dtype).transpose(1, 2)  # [N, C, T]
             skip = x if i == 0 else skip
             for conv in sampler:
                 x = conv(x, past)
         return self.final_proj(self.final_block(x, past)).transpose(1, 2)
+
+    def _fused(self, x: Tensor, times: Sequence[Tensor], past: PagedView) -> Tensor:
+        stages = self._stages()
+        skip = x
+        for i, (residual, blocks, *sampler) in enumerate(stages):
+            if i == len(stages) - 1:
+                x = torch.cat([x, skip], dim=-1)  # [N, T, 2C]
+            total, y = residual.fused(x, times[i], blocks[0].norm1, past)
+            for j, block in enumerate(blocks):
+                total, y = block.fused(total, y, past)
+                if j < len(blocks) - 1:
+                    norm = blocks[j + 1].norm1
+                    total, y = add_norm(total, y, None, norm.weight, norm.bias, norm.eps)
+            x = torch.add(total, y, out=torch.empty_like(y))  # [N, T, C], in the dtype of the convolutions
+            skip = x if i == 0 else skip
+            for conv in sampler:
+                x = conv.fused(x, past)
+        x = self.final_block.fused(x, None, past)
+        return F.linear(x, self.final_proj.weight[:, :, 0], self.final_proj.bias)

@@ -1,0 +1,53 @@
+"""Triton kernels: equal to PyTorch's operators (interpreted), and they compile for GPUs.
+
+Needs the package triton, which CUDA builds of PyTorch bring along, and no GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cosyvoice.networks import FAMILIES
+from tts_worker.engine.cosyvoice.backends import kernels
+from tts_worker.engine.cosyvoice.backends.kernels import audio, language_model
+
+pytestmark = pytest.mark.skipif(not kernels.has_triton(), reason="triton is not installed: pip install triton")
+
+ROOT = Path(__file__).parents[3]
+UNET_ONLY = {"conv_norm_mish", "conv_norm_mish_add_norm"}
+MODULES = {f"{module.__name__}_triton" for module in (audio, language_model)}
+NAMES = {name for name, operator in kernels.OPERATORS.items() if operator.module in MODULES}
+
+
+def names(family: str) -> set[str]:
+    """Kernels that the networks of ``family`` use."""
+    return NAMES if family == "cosyvoice2" else NAMES - UNET_ONLY
+
+
+def check(arguments: list[str], **environment: str) -> list[set[str]]:
+    """Return the names that ``check_kernels`` prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.unit.cosyvoice.check_kernels", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [set(line.split()) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kernels_equal_the_compositions(family: str) -> None:
+    assert check(["interpret", family], TRITON_INTERPRET="1") == [names(family)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kernels_compile_for_gpus(family: str, tmp_path: Path) -> None:
+    assert check(["compile", family, "80", "90"], TRITON_CACHE_DIR=str(tmp_path)) == [names(family)] * 2
