@@ -31,6 +31,9 @@ def test_every_result_names_its_engine(name: str) -> None:
     command = record["command"]
     if engine == "hibari":
         expected = "the CPU voice"
+    elif "engine_process.py" in command:
+        assert f"--engine {engine} " in command
+        expected = {"tone": "the tone engine", "cpu": "the CPU voice"}[engine]
     elif "bench control" in command or "webrtc_stop_latency" in command:
         assert engine in ("tone", None)
         expected = "the tone engine"
