@@ -15,10 +15,9 @@ from typing import Protocol
 import anyio
 
 from tts_worker.errors import ErrorInfo, InvalidRequest, TTSWorkerError
-from tts_worker.session.hub import SessionHub, SessionOptions
-from tts_worker.session.machine import State
+from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
-from tts_worker.types import Ended, Outcome, PcmFrame, Receipt, UtteranceKey, Word, Words
+from tts_worker.types import Ended, Outcome, PcmFrame, Receipt, SessionOptions, State, UtteranceKey, Word, Words
 
 
 class ModelHost(Protocol):

@@ -9,8 +9,10 @@ Audio is *generated* by the engine, *sent* by the worker, and *played* by the cl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from tts_worker.errors import ErrorInfo
 
@@ -115,6 +117,64 @@ class Alignment(str, Enum):
     MEASURED = "measured"  # from the durations of the model
     ESTIMATED = "estimated"  # interpolated
     NONE = "none"
+
+
+# -- options of a session ---------------------------------------------------------------------------------------------
+
+
+class State(str, Enum):
+    IDLE = "idle"
+    SPEAKING = "speaking"
+    PAUSED = "paused"
+    CLOSED = "closed"
+
+
+class UrlMode(str, Enum):
+    """How a bare URL is read. The text of a Markdown link is always read, its target never."""
+
+    DROP = "drop"
+    HOST = "host"  # "https://www.example.com/a?b" is read as "example.com"
+    KEEP = "keep"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """Options of one session; None selects the worker's default.
+
+    Attributes:
+        model: The engine that must be used.
+        needs: Capabilities that the engine must have.
+        realtime: Send audio at playback pace, at most ``lead_ms`` ahead. Otherwise send it as fast as it is
+            generated; paced sessions are scheduled first.
+        own_clock: With ``realtime`` off: the reader takes audio at playback pace (a media track). A call.
+        buffered: With ``realtime`` off: the client plays the audio from its own buffer while it is generated (a
+            vendor's WebSocket client). A call, whose lead is measured against a virtual playhead.
+        raw_chunks: Return the engine's chunks, unpaced, instead of frames of ``frame_ms``.
+        lexicon: Word -> spelling or /phonemes/.
+        markdown: Keep Markdown, emoji and URLs from being read aloud.
+        flush_after_ms: Text pause after which complete words are spoken (0: only at punctuation, ``flush`` and end).
+    """
+
+    voice: str | None = None
+    model: str | None = None
+    needs: tuple[str, ...] = ()
+    speed: float = 1.0
+    seed: int = 0
+    language: str | None = None
+    instruct: str | None = None
+    realtime: bool = True
+    own_clock: bool = False
+    buffered: bool = False
+    lead_ms: float | None = None
+    frame_ms: int | None = None
+    raw_chunks: bool = False
+    lexicon: Mapping[str, Any] | None = None
+    markdown: bool | None = None
+    urls: UrlMode | None = None
+    normalise: bool | None = None
+    pause_timeout_s: float | None = None
+    text_idle_timeout_s: float | None = None
+    flush_after_ms: float | None = None
 
 
 # -- session -> engine ------------------------------------------------------------------------------------------------

@@ -7,8 +7,7 @@ import asyncio
 import anyio
 
 from tests.behaviour.table import LONG, TEXT, BehaviourContext, behaviour
-from tts_worker.session.machine import State
-from tts_worker.types import ControlName, Outcome
+from tts_worker.types import ControlName, Outcome, State
 
 # -- pause and resume -------------------------------------------------------------------------------------------------
 

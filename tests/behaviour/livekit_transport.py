@@ -18,7 +18,6 @@ from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT
 from tts_worker.client import Client, OpenedSession, SessionOptions
 from tts_worker.errors import ErrorCode, ErrorInfo, IllegalCommand, SessionClosed
 from tts_worker.integrations.livekit import TTS
-from tts_worker.session.machine import State
 from tts_worker.text.decoding import TextDecoder
 from tts_worker.types import (
     Acknowledged,
@@ -30,6 +29,7 @@ from tts_worker.types import (
     PcmFrame,
     Receipt,
     Started,
+    State,
     SynthesisParams,
     UtteranceKey,
     Word,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from tts_worker.session.session import Session
+from tts_worker.protocol.session import Session
 from tts_worker.types import Acknowledged, ControlName, Ended, Output, PcmFrame, Started, UtteranceKey, Word, Words
 
 

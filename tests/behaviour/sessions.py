@@ -20,8 +20,7 @@ from tts_worker.errors import (
     UnknownModel,
     UnknownVoice,
 )
-from tts_worker.session.machine import State
-from tts_worker.types import ControlName, Outcome
+from tts_worker.types import ControlName, Outcome, State
 
 
 @behaviour()

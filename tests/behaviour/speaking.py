@@ -13,8 +13,7 @@ from tts_worker.client import SessionOptions
 from tts_worker.errors import (
     IllegalCommand,
 )
-from tts_worker.session.machine import State
-from tts_worker.types import Outcome, PcmFrame, Started, SynthesisParams, Words
+from tts_worker.types import Outcome, PcmFrame, Started, State, SynthesisParams, Words
 
 
 @behaviour()

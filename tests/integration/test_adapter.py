@@ -13,8 +13,7 @@ from tts_worker import create_worker
 from tts_worker.adapter import TTSWorker, WorkerState
 from tts_worker.app import Worker
 from tts_worker.errors import IllegalCommand, InvalidRequest, UnknownModel, UnknownVoice
-from tts_worker.session.hub import SessionOptions
-from tts_worker.types import Outcome
+from tts_worker.types import Outcome, SessionOptions
 
 TEXT = "Hello there, my friend. How are you today?"
 

@@ -20,9 +20,8 @@ from tests.integration.test_websocket import dial as dial_socket
 from tts_worker.app import running_worker
 from tts_worker.client import ClientSettings, SessionOptions, connect
 from tts_worker.errors import ErrorCode, OverCapacity
-from tts_worker.session.machine import State
 from tts_worker.transports.grpc import tts_worker_pb2 as pb
-from tts_worker.types import Outcome
+from tts_worker.types import Outcome, State
 
 AT_ONCE = {"slot_idle_s": 0.000001}
 """An idle session loses its slot as soon as another caller needs it."""

@@ -33,9 +33,8 @@ from tts_worker.errors import (
     Unauthenticated,
     UnknownVoice,
 )
-from tts_worker.session.machine import State
 from tts_worker.transports import wire
-from tts_worker.types import Alignment, Ended, Outcome, Receipt, UtteranceKey, Word
+from tts_worker.types import Alignment, Ended, Outcome, Receipt, State, UtteranceKey, Word
 
 FAST = SessionOptions(realtime=False)
 STORY = "This is a long story that goes on and on. " * 10

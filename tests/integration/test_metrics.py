@@ -19,7 +19,7 @@ from tts_worker.app import Worker, running_worker
 from tts_worker.engine.loop import EngineStats
 from tts_worker.gpus import GpuMonitor, GpuState
 from tts_worker.metrics import MAX_VOICES, Metrics
-from tts_worker.session.hub import SessionOptions
+from tts_worker.types import SessionOptions
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 TEXT = "Hello there, my friend."

@@ -34,9 +34,8 @@ from tts_worker.errors import (
 )
 from tts_worker.models.enrolment import Enrolment, voice_name
 from tts_worker.models.manager import ModelState
-from tts_worker.session.hub import SessionOptions
 from tts_worker.settings import load_settings
-from tts_worker.types import Command, EngineInfo, Open, Outcome
+from tts_worker.types import Command, EngineInfo, Open, Outcome, SessionOptions
 
 TEXT = "Hello there, my friend."
 DEMAND = {"preload": ["a"], "on_demand": True, "resident_cap": 2, "min_residency_s": 0}

@@ -37,9 +37,8 @@ from tests.fakes.clock import measure_stalls
 from tts_worker.app import Worker, running_worker
 from tts_worker.client import connect
 from tts_worker.errors import ConfigError
-from tts_worker.session.hub import SessionOptions
 from tts_worker.settings import Settings
-from tts_worker.types import Ended, PcmFrame
+from tts_worker.types import Ended, PcmFrame, SessionOptions
 
 ray = pytest.importorskip("ray", reason="needs the extra 'ray'")
 serve = pytest.importorskip("ray.serve", reason="needs the extra 'ray'")

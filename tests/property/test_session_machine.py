@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.fakes.engine import ManualEngine, pcm_of
 from tests.fakes.text import WordText
 from tts_worker.errors import ErrorCode, ErrorInfo, SessionClosed, TTSWorkerError
-from tts_worker.session.machine import MachineConfig, SessionMachine, State
+from tts_worker.session.machine import MachineConfig, SessionMachine
 from tts_worker.types import (
     Acknowledged,
     Audio,
@@ -21,6 +21,7 @@ from tts_worker.types import (
     Outcome,
     PcmFrame,
     Started,
+    State,
     SynthesisParams,
     UtteranceKey,
     Words,

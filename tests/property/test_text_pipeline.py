@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tts_worker.text.character_filter import is_filtered
 from tts_worker.text.characters import cluster_end, is_pictograph
-from tts_worker.text.filter import UrlMode, filter_text
+from tts_worker.text.filter import filter_text
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.text.spoken_words import spoken_words
-from tts_worker.types import Boundary, Segment
+from tts_worker.types import Boundary, Segment, UrlMode
 
 LEXICON = Lexicon.from_mapping(
     {"New York": "noo york", "New York City": "the city", "nginx": "/ˈɛndʒɪnˈɛks/", "Dr.": "doctor", "好的": "hao de"}

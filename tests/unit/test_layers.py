@@ -17,6 +17,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "tts_worker"
 # Lowest first. A module belongs to the row with its longest matching prefix and may import from that row and below.
 ROWS: tuple[tuple[str, ...], ...] = (
     ("types", "errors", "callers", "__init__"),
+    ("protocol",),
     ("voices", "text", "audio", "metrics", "logs", "gpus", "settings", "voicepack"),
     (
         "session.machine",
@@ -39,7 +40,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("integrations",),
     ("cli", "__main__", "commands", "benchmarks", "parity", "voicepack.commands"),
 )
-PURE = ROWS[2]
+PURE = ROWS[1] + ROWS[3]
 """Modules without a clock, thread, event loop or tensor."""
 
 EXTRAS = (

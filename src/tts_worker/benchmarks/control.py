@@ -19,10 +19,9 @@ from time import perf_counter
 from tts_worker.app import Worker, running_worker
 from tts_worker.benchmarks.stats import Figure, LoopLag, percentile, rounded_ms
 from tts_worker.benchmarks.texts import paragraph
-from tts_worker.session.hub import SessionOptions
 from tts_worker.session.session import LocalSession
 from tts_worker.settings import Settings
-from tts_worker.types import Acknowledged, ControlName, Ended, Outcome, PcmFrame, UtteranceKey
+from tts_worker.types import Acknowledged, ControlName, Ended, Outcome, PcmFrame, SessionOptions, UtteranceKey
 
 SCRIPT = (ControlName.PAUSE, ControlName.RESUME, ControlName.STOP)
 GAP_S = (0.15, 0.9)

@@ -15,9 +15,8 @@ import numpy as np
 from tts_worker.app import Worker, running_worker
 from tts_worker.benchmarks.stats import Figure, percentile, rounded_ms
 from tts_worker.benchmarks.texts import SENTENCES
-from tts_worker.session.hub import SessionOptions
 from tts_worker.settings import Settings
-from tts_worker.types import SAMPLE_RATE_HZ, Ended, PcmFrame
+from tts_worker.types import SAMPLE_RATE_HZ, Ended, PcmFrame, SessionOptions
 
 _AUDIBLE = 104  # of 32768: -50 dBFS
 

@@ -19,10 +19,9 @@ from tts_worker.benchmarks.stall_monitor import StallMonitor, is_machine_stall
 from tts_worker.benchmarks.stats import Figure, percentile, rounded_ms, rss_mb
 from tts_worker.benchmarks.texts import paragraph
 from tts_worker.errors import ErrorCode, OverCapacity
-from tts_worker.session.hub import SessionOptions
 from tts_worker.session.session import LocalSession
 from tts_worker.settings import Settings
-from tts_worker.types import SAMPLE_RATE_HZ, Ended, PcmFrame
+from tts_worker.types import SAMPLE_RATE_HZ, Ended, PcmFrame, SessionOptions
 
 _STAGGER_S = 2.0
 """Sessions start spread over this time."""

@@ -17,8 +17,8 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 
 from tts_worker.client.base import ClientSettings, Connector, OpenedSession, connector_for
-from tts_worker.session.hub import SessionOptions
-from tts_worker.session.session import Session
+from tts_worker.protocol.session import Session
+from tts_worker.types import SessionOptions
 
 __all__ = ["Client", "ClientSettings", "Connector", "OpenedSession", "Session", "SessionOptions", "connect"]
 

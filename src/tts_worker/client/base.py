@@ -18,8 +18,8 @@ from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 from tts_worker.errors import InvalidRequest
-from tts_worker.session.hub import SessionOptions
-from tts_worker.session.session import Session
+from tts_worker.protocol.session import Session
+from tts_worker.types import SessionOptions
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,7 @@ from tts_worker.client.json_messages import Message, ProtocolError
 from tts_worker.client.link import RemoteConfig
 from tts_worker.client.remote import RemoteSession
 from tts_worker.errors import ConnectionLost, ErrorCode, ErrorInfo, RemoteError, TTSWorkerError, as_exception
-from tts_worker.session.hub import SessionOptions
-from tts_worker.types import ControlName, SynthesisParams
+from tts_worker.types import ControlName, SessionOptions, SynthesisParams
 
 PROTOCOL_VERSION = 1
 

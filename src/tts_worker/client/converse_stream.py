@@ -23,8 +23,7 @@ from tts_worker.errors import (
     TTSWorkerError,
     as_exception,
 )
-from tts_worker.session.hub import SessionOptions
-from tts_worker.types import ControlName, Outcome, Receipt, SynthesisParams, Word
+from tts_worker.types import ControlName, Outcome, Receipt, SessionOptions, SynthesisParams, Word
 
 try:
     import grpc

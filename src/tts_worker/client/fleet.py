@@ -33,8 +33,8 @@ from tts_worker.errors import (
 from tts_worker.registry.directory import ResolvedWorker, WorkerDirectory
 from tts_worker.registry.entry import LOOPBACK, parse_networks
 from tts_worker.registry.store import RedisStore
-from tts_worker.session.hub import SessionOptions
 from tts_worker.transports.grpc.messages import PROTOCOL_VERSION
+from tts_worker.types import SessionOptions
 
 _CACHE_TTL_S = 0.5
 """How long a list of workers is used before the registry is read again."""

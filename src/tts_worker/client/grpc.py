@@ -14,7 +14,7 @@ from tts_worker.client.base import ClientSettings, OpenedSession
 from tts_worker.client.link import RemoteConfig
 from tts_worker.client.remote import RemoteSession
 from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest, MissingExtra
-from tts_worker.session.hub import SessionOptions
+from tts_worker.types import SessionOptions
 
 try:
     import grpc

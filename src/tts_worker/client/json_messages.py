@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tts_worker.errors import ErrorCode, ErrorInfo
-from tts_worker.session.hub import SessionOptions
-from tts_worker.types import Alignment, Outcome, Receipt, SynthesisParams, Word
+from tts_worker.types import Alignment, Outcome, Receipt, SessionOptions, SynthesisParams, Word
 
 Message = dict[str, Any]
 

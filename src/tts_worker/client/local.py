@@ -17,10 +17,9 @@ from typing import Protocol
 from tts_worker.client.base import ClientSettings, OpenedSession
 from tts_worker.client.deadline import AudioDeadline
 from tts_worker.errors import ConnectionLost, DeadlineExceeded
-from tts_worker.session.hub import SessionHub, SessionOptions
-from tts_worker.session.machine import State
+from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
-from tts_worker.types import Ended, Outcome, Output, PcmFrame, SynthesisParams, UtteranceKey
+from tts_worker.types import Ended, Outcome, Output, PcmFrame, SessionOptions, State, SynthesisParams, UtteranceKey
 
 
 class HubHost(Protocol):

@@ -22,7 +22,6 @@ from tts_worker.errors import (
     IllegalCommand,
     SessionClosed,
 )
-from tts_worker.session.machine import State
 from tts_worker.types import (
     Acknowledged,
     ControlName,
@@ -32,6 +31,7 @@ from tts_worker.types import (
     PcmFrame,
     Receipt,
     Started,
+    State,
     SynthesisParams,
     UtteranceKey,
     Word,

@@ -14,7 +14,7 @@ from tts_worker.client.base import ClientSettings, OpenedSession
 from tts_worker.client.connection import WorkerConnection, dial
 from tts_worker.client.remote import RemoteSession
 from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest, TTSWorkerError
-from tts_worker.session.hub import SessionOptions
+from tts_worker.types import SessionOptions
 
 
 def connector(url: str, settings: ClientSettings) -> WebSocketConnector:

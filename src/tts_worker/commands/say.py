@@ -27,9 +27,8 @@ from tts_worker.commands import speak_offline
 from tts_worker.commands.common import OFFLINE_ENGINE, add_settings_arguments, quiet_logs, settings_from
 from tts_worker.commands.playback import FileSink, PlayerSink, Sink, StdoutSink, find_player
 from tts_worker.errors import InvalidRequest
-from tts_worker.session.hub import SessionOptions
 from tts_worker.settings import Settings, read_yaml
-from tts_worker.types import SAMPLE_RATE_HZ, Outcome
+from tts_worker.types import SAMPLE_RATE_HZ, Outcome, SessionOptions
 
 _LONG_TEXT_CHARS = 400
 _PORTION_CHARS = 1_000

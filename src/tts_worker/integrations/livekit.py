@@ -17,8 +17,7 @@ import anyio
 
 from tts_worker.client import Client, ClientSettings, Session, SessionOptions, connect
 from tts_worker.errors import InvalidRequest, MissingExtra, TTSWorkerError
-from tts_worker.session.machine import State
-from tts_worker.types import SAMPLE_RATE_HZ, Ended, Outcome
+from tts_worker.types import SAMPLE_RATE_HZ, Ended, Outcome, State
 
 try:
     from livekit.agents import APIConnectOptions, APITimeoutError, tts, utils

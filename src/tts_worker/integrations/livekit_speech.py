@@ -11,9 +11,8 @@ from livekit.agents.types import TimedString
 
 from tts_worker.client import Session
 from tts_worker.errors import HTTP_STATUS, ErrorCode, ErrorInfo, TTSWorkerError
-from tts_worker.session.machine import State
 from tts_worker.text.decoding import TextDecoder
-from tts_worker.types import SAMPLE_RATE_HZ, Ended, Outcome, PcmFrame, Receipt, Words
+from tts_worker.types import SAMPLE_RATE_HZ, Ended, Outcome, PcmFrame, Receipt, State, Words
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 
 from tts_worker.client import Client, ClientSettings, Session, SessionOptions, connect
 from tts_worker.errors import InvalidRequest, MissingExtra, TTSWorkerError
-from tts_worker.session.machine import State
-from tts_worker.types import Ended, Outcome, PcmFrame, Words
+from tts_worker.types import Ended, Outcome, PcmFrame, State, Words
 
 try:
     from pipecat.frames.frames import CancelFrame, EndFrame, ErrorFrame, Frame, StartFrame, TTSAudioRawFrame

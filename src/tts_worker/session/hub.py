@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import anyio
 
@@ -28,16 +28,15 @@ from tts_worker.errors import (
 from tts_worker.models.enrolment import Enrolment
 from tts_worker.models.routing import VoiceRequest, choose_voice
 from tts_worker.session.lexicons import LexiconCache
-from tts_worker.session.machine import MachineConfig, SessionMachine, State
+from tts_worker.session.machine import MachineConfig, SessionMachine
 from tts_worker.session.normalizing import NormalizingPort, SegmentNormalizer
 from tts_worker.session.reading import ReadScheduler
 from tts_worker.session.session import EnginePort, LocalSession, SessionObserver, SessionTimeouts
 from tts_worker.session.slots import SlotTable
-from tts_worker.text.filter import UrlMode
 from tts_worker.text.language import LanguageDetector
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.pipeline import TextOptions, TextPipeline
-from tts_worker.types import SAMPLE_RATE_HZ, EngineInfo, SynthesisParams, unpaced_share
+from tts_worker.types import SAMPLE_RATE_HZ, EngineInfo, SessionOptions, State, SynthesisParams, unpaced_share
 from tts_worker.voices import VoiceCatalog
 
 RETRY_AFTER_S = 1.0
@@ -119,46 +118,6 @@ class HubConfig:
     lexicon: Lexicon = field(default_factory=Lexicon)
     normalise: bool | None = None
     normalizer: SegmentNormalizer | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SessionOptions:
-    """Options of one session; None selects the worker's default.
-
-    Attributes:
-        model: The engine that must be used.
-        needs: Capabilities that the engine must have.
-        realtime: Send audio at playback pace, at most ``lead_ms`` ahead. Otherwise send it as fast as it is
-            generated; paced sessions are scheduled first.
-        own_clock: With ``realtime`` off: the reader takes audio at playback pace (a media track). A call.
-        buffered: With ``realtime`` off: the client plays the audio from its own buffer while it is generated (a
-            vendor's WebSocket client). A call, whose lead is measured against a virtual playhead.
-        raw_chunks: Return the engine's chunks, unpaced, instead of frames of ``frame_ms``.
-        lexicon: Word -> spelling or /phonemes/.
-        markdown: Keep Markdown, emoji and URLs from being read aloud.
-        flush_after_ms: Text pause after which complete words are spoken (0: only at punctuation, ``flush`` and end).
-    """
-
-    voice: str | None = None
-    model: str | None = None
-    needs: tuple[str, ...] = ()
-    speed: float = 1.0
-    seed: int = 0
-    language: str | None = None
-    instruct: str | None = None
-    realtime: bool = True
-    own_clock: bool = False
-    buffered: bool = False
-    lead_ms: float | None = None
-    frame_ms: int | None = None
-    raw_chunks: bool = False
-    lexicon: Mapping[str, Any] | None = None
-    markdown: bool | None = None
-    urls: UrlMode | None = None
-    normalise: bool | None = None
-    pause_timeout_s: float | None = None
-    text_idle_timeout_s: float | None = None
-    flush_after_ms: float | None = None
 
 
 class SessionHub:

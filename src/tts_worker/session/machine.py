@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from tts_worker.errors import EngineFault, ErrorInfo, IllegalCommand, SessionClosed, TextTooLong
 from tts_worker.session.utterance import TextSource, Utterance
@@ -49,17 +48,11 @@ from tts_worker.types import (
     Release,
     Segment,
     Started,
+    State,
     SynthesisParams,
     Text,
     UtteranceKey,
 )
-
-
-class State(str, Enum):
-    IDLE = "idle"
-    SPEAKING = "speaking"
-    PAUSED = "paused"
-    CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from tts_worker.text.urls import UrlMode
+from tts_worker.types import UrlMode
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Milliseconds = Annotated[float, Field(ge=0, le=60_000)]

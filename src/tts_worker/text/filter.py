@@ -13,8 +13,9 @@ from typing import Protocol
 from tts_worker.text.blocks import BlockFilter
 from tts_worker.text.character_filter import CharacterFilter
 from tts_worker.text.inline import InlineFilter
-from tts_worker.text.urls import UrlFilter, UrlMode
+from tts_worker.text.urls import UrlFilter
 from tts_worker.text.whitespace import TextSink, WhitespaceFilter
+from tts_worker.types import UrlMode
 
 __all__ = ["TextFilter", "UrlMode", "filter_text"]
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from tts_worker.errors import IllegalCommand, InvalidRequest
 from tts_worker.text.decoding import TextDecoder
-from tts_worker.text.filter import TextFilter, UrlMode
+from tts_worker.text.filter import TextFilter
 from tts_worker.text.lexicon import Lexicon, LexiconStage
 from tts_worker.text.segmenter import Segmenter, SegmenterOptions
-from tts_worker.types import Boundary, Segment
+from tts_worker.types import Boundary, Segment, UrlMode
 
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{1,8})*")
 _TAIL_PARTS = 4096

@@ -7,8 +7,6 @@ characters before a URL is certain.
 
 from __future__ import annotations
 
-from enum import Enum
-
 from tts_worker.text.character_filter import SOFT_SPACE, Push
 from tts_worker.text.characters import is_unspaced
 
@@ -18,14 +16,6 @@ _NOT_IN_URL = frozenset('<>"`{}|\\^[]')
 _TAIL = frozenset(".,;:!?'*_~(")
 _HOST_LIMIT = 253
 _TAIL_LIMIT = 32
-
-
-class UrlMode(str, Enum):
-    """How a bare URL is read. The text of a Markdown link is always read, its target never."""
-
-    DROP = "drop"
-    HOST = "host"  # "https://www.example.com/a?b" is read as "example.com"
-    KEEP = "keep"
 
 
 class UrlFilter:

@@ -18,9 +18,9 @@ from tts_worker.audio.g711 import encode_alaw, encode_mulaw
 from tts_worker.audio.pcm import to_float
 from tts_worker.errors import HTTP_STATUS, ErrorInfo, InvalidRequest
 from tts_worker.logs import current_request_id
-from tts_worker.session.hub import SessionOptions
 from tts_worker.transports import wire
 from tts_worker.transports.rendering import Rendering
+from tts_worker.types import SessionOptions
 from tts_worker.voices import Voice
 
 Message = dict[str, Any]

@@ -27,13 +27,12 @@ from tts_worker.errors import (
     TTSWorkerError,
     error_info,
 )
-from tts_worker.session.hub import SessionHub, SessionOptions
-from tts_worker.session.machine import State
+from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.transports import wire
 from tts_worker.transports.rates import MessageRate
 from tts_worker.transports.reply_queue import ReplyQueue
-from tts_worker.types import Output
+from tts_worker.types import Output, SessionOptions, State
 
 log = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from starlette.responses import Response
 from tts_worker.audio.encoders import AudioFormat, open_encoder
 from tts_worker.errors import InvalidRequest, TextTooLong
 from tts_worker.models.routing import INSTRUCT
-from tts_worker.session.hub import SessionHub, SessionOptions
+from tts_worker.session.hub import SessionHub
 from tts_worker.transports import wire
 from tts_worker.transports.rendering import Rendering, download
 from tts_worker.transports.responses import LiveStream
 from tts_worker.transports.uploads import Body, read_body
-from tts_worker.types import SAMPLE_RATE_HZ
+from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 
 ROUTES = (
     "/inference_sft",

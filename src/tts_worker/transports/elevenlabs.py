@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request, WebSocket
 from starlette.responses import JSONResponse, Response
 
 from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerError
-from tts_worker.session.hub import SessionHub, SessionOptions
+from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.text.decoding import TextDecoder
 from tts_worker.transports import elevenlabs_wire as vendor
@@ -24,7 +24,7 @@ from tts_worker.transports.character_times import CharacterClock, CharacterTimes
 from tts_worker.transports.context_socket import ContextSocket, Message, SocketLimits, SpeechContext
 from tts_worker.transports.rendering import Rendering, download, failure, synthesize
 from tts_worker.transports.responses import LiveStream
-from tts_worker.types import Ended, Output, PcmFrame, Words
+from tts_worker.types import Ended, Output, PcmFrame, SessionOptions, Words
 
 _SPEECH_PATH = "/v1/text-to-speech/{voice}"
 _SENTENCE_END = re.compile(r"""[.!?…]["')\]”’]*$""")

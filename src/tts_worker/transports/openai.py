@@ -25,11 +25,11 @@ from tts_worker.errors import (
     UnknownModel,
     UnknownVoice,
 )
-from tts_worker.session.hub import SessionHub, SessionOptions
+from tts_worker.session.hub import SessionHub
 from tts_worker.transports import wire
 from tts_worker.transports.rendering import Rendering, download
 from tts_worker.transports.responses import LiveStream, error_response
-from tts_worker.types import SAMPLE_RATE_HZ
+from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 """Model names that OpenAI's clients send by default. They select nothing: the voice determines the engine."""

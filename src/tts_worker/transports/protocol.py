@@ -11,13 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tts_worker.errors import IllegalCommand, InvalidRequest, SendTimeout, TextTooLong, TTSWorkerError
-from tts_worker.session.hub import SessionHub, SessionOptions
-from tts_worker.session.machine import State
+from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.transports import wire
 from tts_worker.transports.rates import MessageRate
 from tts_worker.transports.reply_queue import ReplyQueue
-from tts_worker.types import Acknowledged, Ended, Notice, PcmFrame, UtteranceKey
+from tts_worker.types import Acknowledged, Ended, Notice, PcmFrame, SessionOptions, State, UtteranceKey
 
 _LARGE_MESSAGE_CHARS = 4_096
 """Messages from this size on may carry a lexicon that takes milliseconds to build."""

@@ -8,8 +8,8 @@ from contextlib import aclosing
 from tts_worker.audio.encoders import Encoder
 from tts_worker.audio.resampler import Resampler
 from tts_worker.errors import Draining, ErrorInfo, InvalidRequest, RemoteError, UnspeakableText
-from tts_worker.session.hub import SessionHub, SessionOptions
-from tts_worker.types import SAMPLE_RATE_HZ, Ended, Outcome, PcmFrame, Words
+from tts_worker.session.hub import SessionHub
+from tts_worker.types import SAMPLE_RATE_HZ, Ended, Outcome, PcmFrame, SessionOptions, Words
 
 
 class Rendering:

@@ -25,14 +25,13 @@ from aiortc import (
 from aiortc.stats import RTCRemoteInboundRtpStreamStats
 
 from tts_worker.errors import InvalidRequest, RateLimited, TTSWorkerError
-from tts_worker.session.hub import SessionHub, SessionOptions
-from tts_worker.session.machine import State
+from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.transports import wire
 from tts_worker.transports.protocol import ProtocolHandler
 from tts_worker.transports.webrtc_playout import FRAME_MS, Playout
 from tts_worker.transports.webrtc_track import SpeechTrack
-from tts_worker.types import Ended, Outcome, PcmFrame
+from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions, State
 
 log = logging.getLogger(__name__)
 

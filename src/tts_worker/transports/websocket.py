@@ -26,14 +26,13 @@ from tts_worker.errors import (
     TTSWorkerError,
     error_info,
 )
-from tts_worker.session.hub import SessionHub, SessionOptions
-from tts_worker.session.machine import State
+from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.transports import wire
 from tts_worker.transports.protocol import ProtocolHandler
 from tts_worker.transports.responses import error_response
 from tts_worker.transports.security import SUBPROTOCOL
-from tts_worker.types import PcmFrame
+from tts_worker.types import PcmFrame, SessionOptions, State
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from tts_worker.errors import ErrorInfo, InvalidRequest
-from tts_worker.session.hub import SessionOptions
-from tts_worker.text.filter import UrlMode
-from tts_worker.types import Acknowledged, Ended, Notice, Receipt, Started, Word, Words
+from tts_worker.types import Acknowledged, Ended, Notice, Receipt, SessionOptions, Started, UrlMode, Word, Words
 from tts_worker.voices import Voice
 
 PROTOCOL_VERSION = 1

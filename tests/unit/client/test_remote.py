@@ -16,7 +16,7 @@ from tests.fakes.text import WordText
 from tts_worker.client.link import RemoteConfig
 from tts_worker.client.remote import RemoteSession
 from tts_worker.errors import ConnectionLost, ErrorCode, IllegalCommand, SynthesisFailed
-from tts_worker.session.machine import MachineConfig, SessionMachine, State
+from tts_worker.session.machine import MachineConfig, SessionMachine
 from tts_worker.types import (
     Acknowledged,
     ControlName,
@@ -25,6 +25,7 @@ from tts_worker.types import (
     Outcome,
     PcmFrame,
     Started,
+    State,
     SynthesisParams,
     UtteranceKey,
     Words,

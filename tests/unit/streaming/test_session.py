@@ -24,7 +24,6 @@ from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.engine.factory import EngineFactory, enroller_of
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.errors import ConfigError
-from tts_worker.session.hub import SessionOptions
 from tts_worker.session.session import LocalSession
 from tts_worker.settings import CosyVoiceEngineSettings, load_settings
 from tts_worker.types import (
@@ -36,6 +35,7 @@ from tts_worker.types import (
     Open,
     Outcome,
     PcmFrame,
+    SessionOptions,
     SynthesisParams,
     Text,
     UtteranceKey,

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from tts_worker.text.filter import UrlMode, filter_text
+from tts_worker.text.filter import filter_text
+from tts_worker.types import UrlMode
 
 
 def filtered(text: str, *, markdown: bool = True, urls: UrlMode = UrlMode.DROP) -> str:

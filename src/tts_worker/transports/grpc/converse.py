@@ -21,15 +21,13 @@ from tts_worker.errors import (
     TextTooLong,
     TTSWorkerError,
 )
-from tts_worker.session.hub import SessionHub, SessionOptions
-from tts_worker.session.machine import State
+from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
-from tts_worker.text.filter import UrlMode
 from tts_worker.transports.grpc import messages
 from tts_worker.transports.grpc import tts_worker_pb2 as pb
 from tts_worker.transports.grpc.calls import Context, ResponseWriter, abort_with
 from tts_worker.transports.grpc.contexts import ContextTracker
-from tts_worker.types import Acknowledged, Ended, Output, PcmFrame, Started, Words
+from tts_worker.types import Acknowledged, Ended, Output, PcmFrame, SessionOptions, Started, State, UrlMode, Words
 
 _MAX_UNSENT_REPLIES = 256
 """Unread rejections after which the call is ended."""

@@ -13,9 +13,8 @@ from typing import TypeVar
 
 from tts_worker.audio.resampler import MAX_RATE_HZ, MIN_RATE_HZ, RATE_STEP_HZ
 from tts_worker.errors import InvalidRequest
-from tts_worker.session.hub import SessionOptions
-from tts_worker.text.filter import UrlMode
 from tts_worker.transports.grpc.frames import StreamFormat
+from tts_worker.types import SessionOptions, UrlMode
 
 _Value = TypeVar("_Value")
 

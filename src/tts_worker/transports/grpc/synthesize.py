@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 
 from tts_worker.errors import IllegalCommand, SessionClosed, TTSWorkerError, as_exception
-from tts_worker.session.machine import State
 from tts_worker.session.session import LocalSession
 from tts_worker.text.spoken_words import split_spoken
 from tts_worker.transports.grpc import messages
@@ -27,6 +26,7 @@ from tts_worker.types import (
     Output,
     PcmFrame,
     Receipt,
+    State,
     Word,
     Words,
     WordTiming,

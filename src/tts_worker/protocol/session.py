@@ -1,0 +1,63 @@
+"""The interface of a session, local (``session.session``) or remote (``client.remote``).
+
+Commands never block. All methods must be called from one event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from tts_worker.types import Output, State, SynthesisParams, UtteranceKey
+
+
+class Session(Protocol):
+    """One conversation with the worker: a sequence of utterances."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def sample_rate_hz(self) -> int: ...
+    @property
+    def state(self) -> State: ...
+
+    def speak(self, text: str | bytes) -> UtteranceKey:
+        """Add text to the open utterance, or begin one. Raises SessionClosed, TextTooLong, IllegalCommand."""
+        ...
+
+    def flush(self) -> None:
+        """Speak the pending text without ending the utterance."""
+        ...
+
+    def end_text(self) -> None:
+        """End the text of the open utterance. Raises IllegalCommand if there is none."""
+        ...
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+    def stop(self, reason: str = "stop", played_samples: int | None = None) -> None:
+        """End all utterances now; the playback report follows in ``Ended``."""
+        ...
+
+    def played(self, samples: int) -> None:
+        """Report how much of the current utterance the client has played."""
+        ...
+
+    def configure(self, params: SynthesisParams) -> None:
+        """Set the parameters of later utterances."""
+        ...
+
+    def close(self, reason: str = "closed") -> None:
+        """End the session and free everything it holds. Closing twice changes nothing."""
+        ...
+
+    async def next(self) -> Output | None:
+        """Wait for the next frame or notice; None once the session is closed and everything was returned."""
+        ...
+
+    def poll(self) -> Output | None:
+        """Return the next frame or notice that is due now, or None."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[Output]: ...
