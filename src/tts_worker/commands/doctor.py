@@ -32,6 +32,7 @@ from tts_worker.settings import Settings
 _EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "cosyvoice": (("torch", "tokenizers"), "CosyVoice voices"),
     "gpu": (("torch", "tokenizers"), "CosyVoice on an NVIDIA GPU"),
+    "nvml": (("pynvml",), "GPU memory and utilisation in the metrics"),
     "tensorrt": (("torch", "tokenizers", "tensorrt"), "CosyVoice on TensorRT"),
     "export": (("onnx",), "writing ONNX graphs"),
     "livekit": (("livekit.agents",), "the LiveKit Agents plugin"),
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         settings = settings_from(args)
     except TTSWorkerError as error:
         checked = Finding("settings", Status.FAULT, error.message, "correct this setting")
-    findings = [_system(), *map(_package, _BASE), *map(_extra, _extras()), _player()]
+    findings = [_system(), *map(_package, _BASE), *map(extra_finding, _extras()), _player()]
     findings += [*backend_findings(settings), checked]
     if settings is not None:
         valid = settings
@@ -125,7 +126,8 @@ def _extras() -> list[str]:
     return [name for name in provided if name not in ("dev", "quality")]
 
 
-def _extra(name: str) -> Finding:
+def extra_finding(name: str) -> Finding:
+    """Return whether the extra ``name`` is installed."""
     modules, purpose = _EXTRAS[name]
     missing = [module for module in modules if not _installed(module)]
     if missing:

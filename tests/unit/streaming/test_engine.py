@@ -58,11 +58,16 @@ def samples(pcm: bytes) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def assert_pcm_close(a: bytes, b: bytes) -> None:
-    """Compare up to float32 rounding, which the vocoder amplifies about a hundredfold."""
+    """Compare up to float32 rounding, which the vocoder amplifies about a hundredfold.
+
+    The difference must stay 50 dB below the speech, and 34 dB at its peak. A float32 rounding lies 144 dB below the value;
+    networks of other shapes add a few hundred of them, and the excitation integrates the pitch over the whole segment.
+    """
     assert len(a) == len(b)
-    difference = samples(a) - samples(b)
-    assert np.abs(difference).max(initial=0) <= 40
-    assert np.square(difference).sum() <= len(difference)
+    expected = samples(b)
+    difference = samples(a) - expected
+    assert np.square(difference).sum() <= 1e-5 * np.square(expected).sum()
+    assert np.abs(difference).max(initial=0) <= max(1, 0.02 * np.abs(expected).max(initial=0))
 
 
 def build_request(family: str, text: str, first_tokens: int) -> Request:
