@@ -42,7 +42,7 @@ from tts_worker.types import (
 
 
 def engine_processes() -> list[psutil.Process]:
-    """The engine processes of this process. Other tests may have left children of their own (a Redis for the session)."""
+    """The engine processes of this process. Other tests may have left children (a Redis)."""
     return [child for child in psutil.Process().children() if not is_gone(child) and is_engine(child)]
 
 

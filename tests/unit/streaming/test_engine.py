@@ -60,8 +60,8 @@ def samples(pcm: bytes) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 def assert_pcm_close(a: bytes, b: bytes) -> None:
     """Compare up to float32 rounding, which the vocoder amplifies about a hundredfold.
 
-    The difference must stay 50 dB below the speech, and 34 dB at its peak. A float32 rounding lies 144 dB below the value;
-    networks of other shapes add a few hundred of them, and the excitation integrates the pitch over the whole segment.
+    The difference must stay 50 dB below the speech, and 34 dB at its peak. A float32 rounding lies 144 dB below the
+    value; networks of other shapes add a few hundred of them, and the excitation integrates the pitch over the segment.
     """
     assert len(a) == len(b)
     expected = samples(b)
