@@ -7,13 +7,17 @@ emoji selector changes the character before it.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable
 
 from tts_worker.text.characters import is_pictograph
 
 Push = Callable[[str, int], None]
-"""Input of a stage: one character and its offset in the original text. Offsets strictly increase."""
+"""Takes a run of text and the offset of its first character in the original text.
+
+Every character of a run stands for one original character, and the originals are adjacent. Offsets strictly increase.
+"""
 
 SOFT_SPACE = "\u200b"
 """Replaces dropped characters: a space if two words would otherwise be joined, else nothing."""
@@ -24,11 +28,17 @@ PARAGRAPH = "\u2029"
 _LINE_BREAKS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
 _KEYCAP = "\u20e3"
 _EMOJI_SELECTOR = "\ufe0f"
-_TEXT_SELECTOR = "\ufe0e"
 _MAY_BECOME_EMOJI = frozenset("0123456789#*©®‼⁉™ℹ↔↕↖↗↘↙↩↪Ⓜ")
 # Not read aloud despite their category: combining grapheme joiner, Hangul fillers, object and decoding replacement
 # characters; daggers mark footnotes.
 _SILENT = frozenset("\u034f\u115f\u1160\u3164\uffa0\ufffc\ufffd†‡" + _KEYCAP)
+
+# Everything but characters in common use that are read aloud, and line feeds after a carriage return.
+_UNUSUAL = re.compile(
+    "[^\n -~\u00a1-\u00ac\u00ae-\u024f\u0300-\u034e\u0391-\u03a1\u03a3-\u0482\u048a-\u052f\u0e01-\u0e3a\u0e40-\u0e5b"
+    "\u2010-\u2015\u2018-\u201f\u2026\u20a0-\u20bf\u3001-\u3029\u3041-\u3096\u30a1-\u30ff\u3400-\u4dbf\u4e00-\u9fef"
+    "\uac00-\ud7a3\uff01-\uff5e]|(?<=\r)\n"
+)
 
 
 def is_filtered(char: str) -> bool:
@@ -48,41 +58,75 @@ def is_filtered(char: str) -> bool:
 
 
 class CharacterFilter:
-    """Pushes the remaining characters to ``out``, with spaces as ``" "`` and line breaks as ``"\\n"``."""
+    """Pushes runs of the remaining characters to ``out``, with spaces as ``" "`` and line breaks as ``"\\n"``."""
 
     def __init__(self, out: Push) -> None:
         self._out = out
-        self._pending: tuple[str, int] | None = None  # possible base of an emoji
+        self._pending = ""  # possible base of an emoji
+        self._pending_at = 0
         self._after_return = False
 
-    def push(self, char: str, index: int) -> None:
-        if self._pending is not None:
-            pending = self._pending
-            self._pending = None
-            if char in (_EMOJI_SELECTOR, _KEYCAP):
-                self._out(SOFT_SPACE, pending[1])
-                return
-            self._out(*pending)
-        if char in _MAY_BECOME_EMOJI:
-            self._pending = (char, index)
-        elif " " <= char <= "~":
-            self._out(char, index)
-        elif char in _LINE_BREAKS:
-            if not (char == "\n" and self._after_return):
-                self._out("\n", index)
-            self._after_return = char == "\r"
+    def push(self, text: str, start: int) -> None:
+        if self._pending:
+            if text[0] in _EMOJI_SELECTOR + _KEYCAP:
+                self._out(SOFT_SPACE, self._pending_at)
+                text = text[1:]
+                start += 1
+            else:
+                self._out(self._pending, self._pending_at)
+            self._pending = ""
+        elif self._after_return and text[0] == "\n":
+            text = text[1:]
+            start += 1
+        self._after_return = text[-1:] == "\r"
+        if not text:
             return
-        elif char.isspace() or char == "\u2800":
-            self._out(" ", index)
-        elif is_pictograph(char):
-            self._out(SOFT_SPACE, index)
-        elif not is_filtered(char):
-            self._out(char, index)
-        self._after_return = False
+        if text[-1] in _MAY_BECOME_EMOJI:
+            self._pending = text[-1]
+            text = text[:-1]
+            self._pending_at = start + len(text)
+        unusual = _UNUSUAL.search(text)
+        if unusual is None:
+            if text:
+                self._out(text, start)
+        else:
+            self._push_unusual(text, start, unusual.start())
+
+    def _push_unusual(self, text: str, start: int, first: int) -> None:
+        """Push ``text``, whose first unusual character is at ``first``."""
+        begin = 0  # of the run that is not pushed yet
+        for match in _UNUSUAL.finditer(text, first):
+            place = match.start()
+            char = text[place]
+            replaced = _replacement(char)
+            if replaced == char:
+                continue
+            end = place
+            if char in _EMOJI_SELECTOR + _KEYCAP and place > begin and text[place - 1] in _MAY_BECOME_EMOJI:
+                end -= 1
+                replaced = SOFT_SPACE
+            if end > begin:
+                self._out(text[begin:end], start + begin)
+            if replaced:
+                self._out(replaced, start + end)
+            begin = place + 1
+        if begin < len(text):
+            self._out(text[begin:], start + begin)
 
     def settle(self) -> None:
         """Resolve the pending character as if the text ended here."""
-        if self._pending is not None:
+        if self._pending:
             pending = self._pending
-            self._pending = None
-            self._out(*pending)
+            self._pending = ""
+            self._out(pending, self._pending_at)
+
+
+def _replacement(char: str) -> str:
+    """Return what an unusual character is replaced by. A line feed after a carriage return belongs to it."""
+    if char in _LINE_BREAKS:
+        return "" if char == "\n" else "\n"
+    if char.isspace() or char == "\u2800":
+        return " "
+    if is_pictograph(char):
+        return SOFT_SPACE
+    return "" if is_filtered(char) else char

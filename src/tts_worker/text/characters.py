@@ -38,6 +38,9 @@ _UNSPACED = (
     (0x1B000, 0x1B16F),
     (0x20000, 0x3FFFD),
 )
+UNSPACED_CLASS = "".join(f"{chr(first)}-{chr(last)}" for first, last in _UNSPACED)
+"""Characters of ``is_unspaced`` for a regular expression."""
+
 _UNSPACED_FIRST = tuple(first for first, _ in _UNSPACED)
 
 _KANA = ((0x3041, 0x312F), (0x31F0, 0x31FF), (0xFF66, 0xFF9F), (0x1B000, 0x1B16F))

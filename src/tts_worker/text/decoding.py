@@ -16,17 +16,22 @@ class TextDecoder:
     def __init__(self) -> None:
         self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
         self._high_surrogate = ""  # first half of a surrogate pair
+        self._has_bytes = False  # whether bytes may wait for the rest of a character
 
     def feed(self, delta: str | bytes) -> str:
         """Return the characters completed by ``delta``."""
         if isinstance(delta, bytes):
             if not delta:
                 return ""
+            self._has_bytes = True
             replaced = _REPLACEMENT if self._high_surrogate else ""
             self._high_surrogate = ""
             return replaced + self._bytes.decode(delta)
+        if not self._has_bytes and not self._high_surrogate and delta.isascii():
+            return delta
         if not delta:
             return ""
+        self._has_bytes = False
         replaced = self._bytes.decode(b"", True)  # an incomplete character before this delta
         text = self._high_surrogate + delta
         self._high_surrogate = ""

@@ -224,7 +224,7 @@ class LexiconSink(TextSink, Protocol):
 
 
 class LexiconStage:
-    """Passes filtered characters to ``out``, and lexicon matches as single units.
+    """Passes filtered text to ``out``, and lexicon matches as single units.
 
     Buffers at most ``MAX_GRAPHEME_CHARS + 1`` characters, and only while they can begin an entry.
     """
@@ -237,7 +237,22 @@ class LexiconStage:
         self._nodes: list[_Node] = []  # nodes reached by the pending characters; exact spellings first
         self._match: tuple[int, LexiconEntry] | None = None  # length and entry of the longest match so far
 
-    def push(self, char: str, index: int) -> None:
+    def push(self, text: str, start: int) -> None:
+        plain = 0  # characters before this place are passed on
+        for place, char in enumerate(text):
+            if self._nodes:
+                self._take(char, start + place)
+                plain = place + 1
+                continue
+            before = text[place - 1] if place > plain else self._previous
+            if self._is_word_boundary(before, char) and _next_nodes([self._root], char):
+                self._emit(text[plain:place], start + plain)
+                self._take(char, start + place)
+                plain = place + 1
+        self._emit(text[plain:], start + plain)
+
+    def _take(self, char: str, index: int) -> None:
+        """Take the next character of a possible match, or the first."""
         todo = deque(((char, index),))
         while todo:
             char, index = todo.popleft()
@@ -267,7 +282,7 @@ class LexiconStage:
         while self._nodes:
             self._record_match()
             for char, index in self._decide():
-                self.push(char, index)
+                self._take(char, index)
 
     def _record_match(self) -> None:
         for node in self._nodes:
@@ -292,9 +307,10 @@ class LexiconStage:
         self._out.push_replacement(alias, pending[0][1], pending[length - 1][1] + 1, entry.phonemes)
         return pending[length:]
 
-    def _emit(self, char: str, index: int) -> None:
-        self._previous = char
-        self._out.push(char, index)
+    def _emit(self, text: str, start: int) -> None:
+        if text:
+            self._previous = text[-1]
+            self._out.push(text, start)
 
     @staticmethod
     def _is_word_boundary(before: str, after: str) -> bool:

@@ -92,8 +92,11 @@ class TextPipeline:
             IllegalCommand: Called after ``end``.
         """
         self._check_open()
-        self._process(self._decoder.feed(delta))
-        return self._pop_ready()
+        text = self._decoder.feed(delta)
+        if text:
+            self._filter.push(text, self._length)
+            self._append_source(text)
+        return self._pop_ready() if self._segmenter.ready else []
 
     def flush(self) -> list[Segment]:
         """Emit pending text without ending; half a character still waits for its other half.
@@ -128,7 +131,10 @@ class TextPipeline:
         """
         self._check_open()
         self._ended = True
-        self._process(self._decoder.end())
+        text = self._decoder.end()
+        if text:
+            self._filter.push(text, self._length)
+            self._append_source(text)
         self._filter.settle()
         return self._finish(Boundary.END)
 
@@ -145,14 +151,6 @@ class TextPipeline:
         if self._ended:
             raise IllegalCommand("the text of this utterance has ended; begin another utterance")
 
-    def _process(self, text: str) -> None:
-        if not text:
-            return
-        push = self._filter.push
-        for index, char in enumerate(text, self._length):
-            push(char, index)
-        self._append_source(text)
-
     def _append_source(self, text: str) -> None:
         self._length += len(text)
         self._tail.append(text)
@@ -168,7 +166,5 @@ class TextPipeline:
 
     def _pop_ready(self) -> list[Segment]:
         ready = self._segmenter.ready
-        if not ready:
-            return []
         self._segmenter.ready = []
         return ready

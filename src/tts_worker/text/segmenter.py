@@ -10,7 +10,10 @@ abbreviation, an ellipsis or a quote; in scripts without spaces with the next ch
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 
 from tts_worker.errors import InvalidRequest
 from tts_worker.text.abbreviations import Period, PeriodRules
@@ -22,7 +25,13 @@ _SENTENCE = frozenset(".!?…。！？｡．।॥؟۔።။։")
 _CLAUSE = frozenset(",;:—–-，、；：،؛፣၊")
 # These need no space after them.
 _WIDE = frozenset("。！？｡।॥؟۔።။։，、；：،؛፣၊—")
-_WORD_LIMIT = 24  # longest abbreviation, in units
+_UNIT = "\ufffc"  # never in filtered text
+_AUDIBLE = re.compile(f"[^\\W_]|{_UNIT}")
+_MARKS = re.compile("[\n" + re.escape("".join(sorted(_SENTENCE | _CLAUSE))) + "]")
+_WORD_STOPS = re.compile("[ \n]|[^\x00-\x7f]")
+_HEAVY = re.compile(r"[0-9$%&@+=*#<>|~^/\\]")  # of size 3
+_MAX_SIZE = 3  # of a character
+_WORD_LIMIT = 24  # longest abbreviation
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +63,22 @@ class SegmenterOptions:
             raise InvalidRequest("segment sizes: 20, first_clause_chars <= first_max_chars <= max_chars must hold")
 
 
-@dataclass(slots=True)
-class _Unit:
-    """One character, or one replacement by the lexicon."""
+@dataclass(frozen=True, slots=True)
+class _Replacement:
+    """Text inserted by the lexicon for the original characters ``[start, end)``; one unit, never split."""
 
     text: str
     start: int
     end: int
     size: int
-    is_replacement: bool = False  # inserted by the lexicon
-    phonemes: str | None = None
-
-    @property
-    def is_audible(self) -> bool:
-        return self.phonemes is not None or any(map(str.isalnum, self.text))
+    phonemes: str | None
 
 
 @dataclass(slots=True)
 class _Cut:
-    """A possible end of the segment after ``length`` units, to be confirmed by the text that follows."""
+    """A possible end of the segment after ``length`` characters, to be confirmed by the text that follows."""
 
-    first: int  # first unit of the mark
+    first: int  # place of the mark
     length: int
     boundary: Boundary
     mark: str  # without closing quotes and brackets
@@ -95,11 +99,14 @@ class _Cut:
 
 
 class Segmenter:
-    """Takes filtered characters (see ``LexiconSink``) and collects finished segments in ``ready``.
+    """Takes filtered text (see ``LexiconSink``) and collects finished segments in ``ready``.
 
     The ranges tile the original text: a segment begins where the last one ended, so filtered text belongs to the
     segment after it. Text without speech makes no segment and joins the next one. After the last segment it joins that
     segment if it is not emitted yet; otherwise it belongs to none.
+
+    Pending text is one string, in which ``_UNIT`` stands for each replacement of the lexicon. Plain text is appended in
+    runs; marks, and the text after them that decides whether they end the segment, are read one character at a time.
     """
 
     def __init__(self, options: SegmenterOptions | None = None, language: str | None = None) -> None:
@@ -107,27 +114,51 @@ class Segmenter:
         self._rules = PeriodRules(language)
         self.ready: list[Segment] = []
         self.count = 0
-        self._units: list[_Unit] = []
-        self._size = 0
+        self._text = ""
+        self._runs: list[tuple[int, int]] = []  # place in the text, and from there the shift to original offsets
+        self._replacements: dict[int, _Replacement] = {}  # by place in the text
+        self._size = 0  # of the first ``_sized`` characters
+        self._sized = 0
         self._start = 0  # of the current segment, in the original text
         self._last_boundary: Boundary | None = None
-        self._has_speech = False
         self._cut: _Cut | None = None
-        self._last_space = 0  # units before the last space
-        self._last_clause = 0  # units up to and including the last clause mark
+        self._last_clause = 0  # characters up to and including the last clause mark
         self._space_pending = False  # a space precedes the next letter but is not pushed yet
+        self._limit = self._options.first_max_chars  # of the current segment
         self._add = self._add_to_word if self._options.by_word else self._add_to_clause
+        self._stops = _WORD_STOPS if self._options.by_word else _MARKS
 
     # -- input ------------------------------------------------------------------------------------------------------
 
-    def push(self, char: str, index: int) -> None:
+    def push(self, text: str, start: int) -> None:
         self._space_pending = False
-        self._add(_Unit(char, index, index + 1, max(1, spoken_weight(char))))
+        unsized = len(self._text) - self._sized + len(text)
+        if (
+            self._cut is None
+            and self._size + _MAX_SIZE * unsized <= self._limit
+            and self._takes_runs
+            and not self._stops.search(text)
+        ):
+            self._append(text, start)
+        else:
+            self._take(text, start)
+
+    def _take(self, text: str, start: int) -> None:
+        at = 0
+        length = len(text)
+        while at < length:
+            if self._cut is None and self._takes_runs:
+                stop = self._stops.search(text, at)
+                at = self._append_run(text, at, stop.start() if stop else length, start)
+                if at == length:
+                    return
+            self._add(text[at], start + at, None)
+            at += 1
 
     def push_replacement(self, text: str, start: int, end: int, phonemes: str | None) -> None:
         self._space_pending = False
-        size = sum(max(1, spoken_weight(char)) for char in text)
-        self._add(_Unit(text, start, end, min(size, self._options.first_max_chars // 2), True, phonemes))
+        size = min(_size(text), self._options.first_max_chars // 2)
+        self._add(_UNIT, start, _Replacement(text, start, end, size, phonemes))
 
     def space_follows(self) -> None:
         self._space_pending = True
@@ -138,7 +169,7 @@ class Segmenter:
 
     def finish(self, boundary: Boundary, end: int) -> None:
         """Emit all pending text (FLUSH or END). The segment ranges to ``end``, the length of the original text."""
-        self._emit(len(self._units), boundary, end)
+        self._emit(len(self._text), boundary, end)
         if boundary is Boundary.FLUSH:
             self._mark_flush()
 
@@ -150,32 +181,33 @@ class Segmenter:
             return
         cut = self._cut
         ends_sentence = cut is not None and cut.length <= length and cut.boundary is Boundary.SENTENCE
-        self._emit(length, Boundary.SENTENCE if ends_sentence else Boundary.FLUSH, self._units[length - 1].end)
+        self._emit(length, Boundary.SENTENCE if ends_sentence else Boundary.FLUSH, self._end_of(length - 1))
 
     def _complete_length(self) -> int:
-        """Return the number of units up to the end of the last complete word."""
-        length = len(self._units)
+        """Return the number of characters up to the end of the last complete word."""
+        text = self._text
+        length = len(text)
         if length == 0 or self._space_pending or self._is_complete():
             return length
         for place in range(length - 1, 0, -1):
-            before = self._units[place - 1]
-            after = self._units[place]
-            if after.text == " " or before.is_replacement or after.is_replacement:
+            before = text[place - 1]
+            after = text[place]
+            if after == " " or _UNIT in (before, after):
                 return place
-            ideographs = max(before.text, after.text) >= FIRST_IDEOGRAPH
-            if ideographs and breaks_before(before.text, after.text):
+            ideographs = max(before, after) >= FIRST_IDEOGRAPH
+            if ideographs and breaks_before(before, after):
                 return place
         return 0
 
     def _is_complete(self) -> bool:
         """Return whether the last word cannot grow: a mark follows it, or its script has no spaces."""
-        last = self._units[-1]
-        if last.is_replacement or last.text == " ":
+        last = self._text[-1]
+        if last in (_UNIT, " "):
             return True
-        if self._cut is None or self._cut.length != len(self._units) or self._cut.first == 0:
-            return last.text[0] >= FIRST_IDEOGRAPH and is_unspaced(last.text[0])
+        if self._cut is None or self._cut.length != len(self._text) or self._cut.first == 0:
+            return last >= FIRST_IDEOGRAPH and is_unspaced(last)
         cut = self._cut
-        before = self._units[cut.first - 1].text[-1]
+        before = self._last_char(cut.first - 1)
         if cut.is_dash:
             return len(cut.mark) > 1  # "well-" may become "well-known"
         if len(cut.mark) > 1 or cut.mark not in ".,:":
@@ -185,47 +217,107 @@ class Segmenter:
         word, _ = self._word_before(cut.first)
         return word is None or (before.isalpha() and len(word) > 1 and "." not in word)
 
+    # -- pending text -------------------------------------------------------------------------------------------------
+
+    @property
+    def _takes_runs(self) -> bool:
+        """Return whether plain text may be appended without regard to the character before it."""
+        return not self._options.by_word or not self._text or self._text[-1] < "\x80"
+
+    def _append_run(self, text: str, first: int, last: int, start: int) -> int:
+        """Append as much of ``text[first:last]`` as surely fits the segment; return where the rest begins."""
+        limit = self._limit
+        room = (limit - self._size) // _MAX_SIZE - (len(self._text) - self._sized)
+        if room < last - first:
+            self._measure()
+            room = (limit - self._size) // _MAX_SIZE
+            if room < last - first <= limit - self._size and _size(text[first:last]) <= limit - self._size:
+                room = last - first
+        last = min(last, first + max(0, room))
+        if last > first:
+            self._append(text[first:last], start + first)
+        return last
+
+    def _append(self, text: str, start: int, replacement: _Replacement | None = None) -> None:
+        place = len(self._text)
+        shift = start - place
+        if not self._runs or self._runs[-1][1] != shift:
+            self._begin_run(place, shift)
+        if replacement is not None:
+            self._replacements[place] = replacement
+            self._begin_run(place, shift)
+            self._begin_run(place + 1, replacement.end - place - 1)
+        self._text += text
+
+    def _begin_run(self, place: int, shift: int) -> None:
+        if self._runs and self._runs[-1][0] == place:
+            self._runs.pop()
+        self._runs.append((place, shift))
+
+    def _measure(self) -> None:
+        if self._sized < len(self._text):
+            self._size += self._size_of(self._sized, len(self._text))
+            self._sized = len(self._text)
+
+    def _size_of(self, first: int, last: int) -> int:
+        size = _size(self._text[first:last])
+        if self._replacements:
+            size += sum(r.size - _char_size(_UNIT) for place, r in self._replacements.items() if first <= place < last)
+        return size
+
+    def _offset(self, place: int) -> int:
+        for first, shift in reversed(self._runs):
+            if first <= place:
+                return place + shift
+        return place
+
+    def _end_of(self, place: int) -> int:
+        replacement = self._replacements.get(place)
+        return self._offset(place) + 1 if replacement is None else replacement.end
+
+    def _last_char(self, place: int) -> str:
+        replacement = self._replacements.get(place)
+        return self._text[place] if replacement is None else replacement.text[-1]
+
+    def _has_speech_before(self, length: int) -> bool:
+        return _AUDIBLE.search(self._text, 0, length) is not None
+
     # -- by clause --------------------------------------------------------------------------------------------------
 
-    def _add_to_clause(self, unit: _Unit) -> None:
-        if self._cut is not None and self._resolve_cut(self._cut, unit):
+    def _add_to_clause(self, char: str, start: int, replacement: _Replacement | None) -> None:
+        following = char if replacement is None else replacement.text[0]
+        if self._cut is not None and self._resolve_cut(self._cut, char, following, start):
             return
-        if unit.text == "\n" and not unit.is_replacement:
-            self._units.append(unit)
-            self._emit(len(self._units), Boundary.PARAGRAPH, unit.end)
+        if char == "\n":
+            self._append(char, start)
+            self._emit(len(self._text), Boundary.PARAGRAPH, start + 1)
             return
-        if self._units and self._size + unit.size > self._limit():
-            self._force_cut(unit)
-            self._add_to_clause(unit)
+        if self._text and not self._fits(char, replacement):
+            self._force_cut(char)
+            self._add_to_clause(char, start, replacement)
             return
-        self._append(unit)
-        if not unit.is_replacement and self._cut is None:
-            self._record_mark(unit.text)
+        self._append(char, start, replacement)
+        if self._cut is None:
+            self._record_mark(char)
 
-    def _append(self, unit: _Unit) -> None:
-        if unit.text == " ":
-            self._last_space = len(self._units)
-        self._units.append(unit)
-        self._size += unit.size
-        self._has_speech = self._has_speech or unit.is_audible
-
-    def _limit(self) -> int:
-        return self._options.max_chars if self.count else self._options.first_max_chars
+    def _fits(self, char: str, replacement: _Replacement | None) -> bool:
+        size = _size(char) if replacement is None else replacement.size
+        self._measure()
+        return self._size + size <= self._limit
 
     def _clause_minimum(self) -> int:
         return min(self._options.clause_chars, self._options.first_clause_chars << min(self.count, 16))
 
     def _record_mark(self, char: str) -> None:
-        """Record a possible cut if the last unit is a mark that ends a segment."""
-        length = len(self._units)
+        """Record a possible cut if the last character is a mark that ends a segment."""
+        length = len(self._text)
         if char in _SENTENCE:
             self._cut = _Cut(length - 1, length, Boundary.SENTENCE, char)
         elif char in _CLAUSE:
             self._cut = _Cut(length - 1, length, Boundary.CLAUSE, char)
 
-    def _resolve_cut(self, cut: _Cut, unit: _Unit) -> bool:
-        """Decide a possible cut from the unit after it; return True if the unit became part of the mark."""
-        char = unit.text
+    def _resolve_cut(self, cut: _Cut, char: str, following: str, start: int) -> bool:
+        """Decide a possible cut from the character after it; return True if the character became part of the mark."""
         if char == "\n":
             self._cut = None
         elif char == " ":
@@ -233,11 +325,11 @@ class Segmenter:
                 self._space_after_cut(cut)
         elif cut.has_space:
             self._cut = None
-            if self._ends_before(cut, char[0]):
+            if self._ends_before(cut, following):
                 self._end_segment_at(cut)
-        elif not unit.is_replacement and self._extends_mark(cut, char) and self._size + unit.size <= self._limit():
-            self._append(unit)
-            cut.length = len(self._units)
+        elif char != _UNIT and self._extends_mark(cut, char) and self._fits(char, None):
+            self._append(char, start)
+            cut.length = len(self._text)
             if not is_closer(char):
                 cut.mark += char
                 if char in _SENTENCE:
@@ -245,7 +337,7 @@ class Segmenter:
             return True
         else:
             self._cut = None
-            if self._needs_no_space(cut, char[0]):
+            if self._needs_no_space(cut, following):
                 self._end_segment_at(cut)
         return False
 
@@ -261,7 +353,7 @@ class Segmenter:
         return cut.mark[-1] in _WIDE or (is_unspaced(following) and not self._is_ambiguous(cut))
 
     def _space_before(self, cut: _Cut) -> bool:
-        return cut.first == 0 or self._units[cut.first - 1].text == " "
+        return cut.first == 0 or self._text[cut.first - 1] == " "
 
     def _space_after_cut(self, cut: _Cut) -> None:
         """Confirm the cut, since a space follows the mark, unless the next word matters."""
@@ -294,58 +386,54 @@ class Segmenter:
         return cut.boundary is Boundary.CLAUSE or not following.islower()  # "Yes!" he said.
 
     def _word_before(self, length: int) -> tuple[str | None, bool]:
-        """Return the last word of the first ``length`` units without opening marks, and whether it begins the segment.
+        """Return the last word of the first ``length`` characters, and whether it begins the segment.
 
-        The word is None for a lexicon replacement and for a long word: neither is an abbreviation.
+        Opening marks do not belong to it. The word is None for a lexicon replacement and for a long word: neither is
+        an abbreviation.
         """
-        first = length
-        while first > 0 and self._units[first - 1].text != " ":
-            if self._units[first - 1].is_replacement or length - first >= _WORD_LIMIT:
-                return None, False
-            first -= 1
-        at_start = not any(unit.is_audible for unit in self._units[:first])
-        while first < length and not self._units[first].text.isalnum():
-            first += 1
-        return "".join(unit.text for unit in self._units[first:length]), at_start
+        first = self._text.rfind(" ", 0, length) + 1
+        word = self._text[first:length]
+        if _UNIT in word or len(word) > _WORD_LIMIT:
+            return None, False
+        letters = _AUDIBLE.search(word)
+        return word[letters.start() :] if letters else "", not self._has_speech_before(first)
 
     def _end_segment_at(self, cut: _Cut) -> None:
         if cut.boundary is Boundary.CLAUSE:
             self._last_clause = cut.length
-            size = sum(unit.size for unit in self._units[: cut.length])
-            if size < self._clause_minimum():
+            if self._size_of(0, cut.length) < self._clause_minimum():
                 return
-        self._emit(cut.length, cut.boundary, self._units[cut.length - 1].end)
+        self._emit(cut.length, cut.boundary, self._end_of(cut.length - 1))
 
-    def _force_cut(self, unit: _Unit) -> None:
+    def _force_cut(self, char: str) -> None:
         """Cut a segment that would grow too long: at the last mark, else at the last space, else here."""
-        enough = self._limit() // 3
+        enough = self._limit // 3
         self._cut = None
-        for place, boundary in ((self._last_clause, Boundary.CLAUSE), (self._last_space, Boundary.FORCED)):
-            if place and sum(p.size for p in self._units[:place]) >= enough and self._has_speech_before(place):
-                self._emit(place, boundary, self._units[place - 1].end)
+        last_space = max(0, self._text.rfind(" "))
+        for place, boundary in ((self._last_clause, Boundary.CLAUSE), (last_space, Boundary.FORCED)):
+            if place and self._size_of(0, place) >= enough and self._has_speech_before(place):
+                self._emit(place, boundary, self._end_of(place - 1))
                 return
-        place = self._last_space if self._has_speech_before(self._last_space) else len(self._units)
-        if place == len(self._units) and not unit.is_replacement and extends(unit.text):
+        place = last_space if self._has_speech_before(last_space) else len(self._text)
+        if place == len(self._text) and char != _UNIT and extends(char):
             base = place - 1  # keep combining marks with their letter
-            while base > 0 and extends(self._units[base].text):
+            while base > 0 and extends(self._text[base]):
                 base -= 1
             place = base or place
-        self._emit(place, Boundary.FORCED, self._units[place - 1].end)
-
-    def _has_speech_before(self, length: int) -> bool:
-        return any(unit.is_audible for unit in self._units[:length])
+        self._emit(place, Boundary.FORCED, self._end_of(place - 1))
 
     # -- word by word -----------------------------------------------------------------------------------------------
 
-    def _add_to_word(self, unit: _Unit) -> None:
-        if unit.text in (" ", "\n") and not unit.is_replacement:
-            self._end_word(Boundary.WORD if unit.text == " " else Boundary.PARAGRAPH)
-            unit.text = " "
-        elif self._units and breaks_before(self._units[-1].text[-1], unit.text[0]):
+    def _add_to_word(self, char: str, start: int, replacement: _Replacement | None) -> None:
+        following = char if replacement is None else replacement.text[0]
+        if char in " \n":
+            self._end_word(Boundary.WORD if char == " " else Boundary.PARAGRAPH)
+            char = " "
+        elif self._text and breaks_before(self._last_char(len(self._text) - 1), following):
             self._end_word()
-        if self._units and self._size + unit.size > self._limit():
-            self._emit(len(self._units), Boundary.FORCED, self._units[-1].end)
-        self._append(unit)
+        if self._text and not self._fits(char, replacement):
+            self._emit(len(self._text), Boundary.FORCED, self._end_of(len(self._text) - 1))
+        self._append(char, start, replacement)
 
     def _mark_flush(self) -> None:
         """Emit an empty segment if the words so far were emitted before it was known that a pause follows."""
@@ -353,69 +441,89 @@ class Segmenter:
             self._push_segment((), self._start, Boundary.FLUSH)
 
     def _end_word(self, boundary: Boundary = Boundary.WORD) -> None:
-        if self._has_speech:
-            self._emit(len(self._units), boundary, self._units[-1].end)
+        length = len(self._text)
+        if self._has_speech_before(length):
+            self._emit(length, boundary, self._end_of(length - 1))
 
     # -- output -----------------------------------------------------------------------------------------------------
 
     def _emit(self, length: int, boundary: Boundary, end: int) -> None:
-        """Emit the first ``length`` units as a segment up to ``end`` and process the rest again.
+        """Emit the first ``length`` characters as a segment up to ``end`` and process the rest again.
 
-        Units without speech are dropped; their range belongs to the next segment.
+        Text without speech is dropped; its range belongs to the next segment.
         """
-        units = self._units[:length]
-        rest = self._units[length:]
-        self._units = []
-        self._size = 0
-        self._has_speech = False
-        self._cut = None
-        self._last_space = self._last_clause = 0
-        if any(unit.is_audible for unit in units):
-            spans = _spans(units, strip=not self._options.by_word)
+        if self._has_speech_before(length):
+            spans = self._spans(length)
+            rest = self._pieces(length, len(self._text))
+            self._reset()
             self._push_segment(spans, end, boundary)
-        for unit in rest:
-            self._add(unit)
+        else:
+            rest = self._pieces(length, len(self._text))
+            self._reset()
+        for text, start, replacement in rest:
+            if replacement is None:
+                self._take(text, start)
+            else:
+                self._add(_UNIT, start, replacement)
+
+    def _reset(self) -> None:
+        self._text = ""
+        self._runs = []
+        if self._replacements:
+            self._replacements = {}
+        self._size = self._sized = self._last_clause = 0
+        self._cut = None
 
     def _push_segment(self, spans: tuple[Span, ...], end: int, boundary: Boundary) -> None:
         self.ready.append(Segment(self.count, spans, self._start, end, boundary))
         self.count += 1
+        self._limit = self._options.max_chars
         self._start = end
         self._last_boundary = boundary
 
+    def _pieces(self, first: int, last: int) -> list[tuple[str, int, _Replacement | None]]:
+        """Divide pending text into runs of adjacent original characters, and replacements."""
+        pieces: list[tuple[str, int, _Replacement | None]] = []
+        edges = [place for place, _ in self._runs if first < place < last]
+        for begin, end in pairwise([first, *edges, last]) if last > first else ():
+            replacement = self._replacements.get(begin)
+            if replacement is not None:
+                pieces.append((_UNIT, replacement.start, replacement))
+                begin += 1
+            if begin < end:
+                pieces.append((self._text[begin:end], self._offset(begin), None))
+        return pieces
 
-def _first_word(units: list[_Unit]) -> int:
+    def _spans(self, length: int) -> tuple[Span, ...]:
+        """Return the first ``length`` characters as spans: original text in runs, and the replacements."""
+        first = 0
+        if not self._options.by_word:
+            first = _first_word(self._text[:length])
+            length = len(self._text[:length].rstrip())
+        return tuple(
+            Span(text, start, start + len(text)) if r is None else Span(r.text, r.start, r.end, r.phonemes)
+            for text, start, r in self._pieces(first, length)
+        )
+
+
+def _first_word(text: str) -> int:
     """Return where the first word begins that is more than punctuation: "... ok", "— and"."""
     first = 0
-    for place, unit in enumerate(units):
-        if unit.text.isspace():
+    for place, char in enumerate(text):
+        if char.isspace():
             first = place + 1
-        elif unit.is_replacement or is_spoken(unit.text):
+        elif char == _UNIT or is_spoken(char):
             break
     return first
 
 
-def _spans(units: list[_Unit], *, strip: bool) -> tuple[Span, ...]:
-    """Join neighboring original characters into spans; lexicon replacements stay separate."""
-    first = 0
-    last = len(units)
-    if strip:
-        first = _first_word(units)
-        while units[last - 1].text.isspace():
-            last -= 1
-    spans: list[Span] = []
-    run: list[str] = []
-    start = end = -1
-    for unit in units[first:last]:
-        if run and (unit.is_replacement or unit.start != end):
-            spans.append(Span("".join(run), start, end))
-            run = []
-        if unit.is_replacement:
-            spans.append(Span(unit.text, unit.start, unit.end, unit.phonemes))
-            continue
-        if not run:
-            start = unit.start
-        run.append(unit.text)
-        end = unit.end
-    if run:
-        spans.append(Span("".join(run), start, end))
-    return tuple(spans)
+@lru_cache(maxsize=4096)
+def _char_size(char: str) -> int:
+    return max(1, spoken_weight(char))
+
+
+def _size(text: str) -> int:
+    """Return the spoken size of ``text``."""
+    if text.isascii():
+        return len(text) + 2 * len(_HEAVY.findall(text))
+    return sum(map(_char_size, text))

@@ -7,6 +7,7 @@ break of a long line.
 
 from __future__ import annotations
 
+import re
 from typing import Protocol
 
 from tts_worker.text.character_filter import PARAGRAPH, SOFT_SPACE
@@ -17,12 +18,18 @@ WRAP_CHARS = 40
 
 _STOPS = frozenset(".!?…:;。！？：；।؟۔)\"'”»")
 _CLOSE_UP = frozenset(".,;:!?)。，；：！？、")
+_GAPS = frozenset((" ", "\n", SOFT_SPACE, PARAGRAPH))
+_NO_SPACE_BEFORE = _GAPS | {","}
+# A space between two words needs no decision.
+_GAP = re.compile(f" (?=[, \n{SOFT_SPACE}{PARAGRAPH}]|\\Z)|[\n{SOFT_SPACE}{PARAGRAPH}]")
 
 
 class TextSink(Protocol):
     """Takes filtered text: single spaces, and ``"\\n"`` only at the end of a paragraph."""
 
-    def push(self, char: str, index: int) -> None: ...
+    def push(self, text: str, start: int) -> None:
+        """Take a run of text that begins at ``start`` in the original text."""
+        ...
 
     def space_follows(self) -> None:
         """Announce that a space or a line break precedes the next letter, before it is known which."""
@@ -39,26 +46,33 @@ class WhitespaceFilter:
         self._pending_at = -1
         self._line_chars = 0
 
-    def push(self, char: str, index: int) -> None:
-        if char == SOFT_SPACE:
-            self._defer(char, index, over=("",))
-        elif char == " ":
-            self._defer(char, index, over=("", SOFT_SPACE))
-        elif char == "\n":
-            if self._pending == "\n":  # a second break: an empty line
-                self._paragraph(self._pending_at)
-            elif self._line_chars < WRAP_CHARS or self._last_char in _STOPS:
-                self._paragraph(index)
-            else:
-                self._defer(char, index, over=("", SOFT_SPACE, " "))
-        elif char == PARAGRAPH:
-            self._paragraph(self._pending_at if self._pending == "\n" else index)
-        else:
+    def push(self, text: str, start: int) -> None:
+        at = 0
+        length = len(text)
+        while at < length:
+            first = at
             if self._pending:
-                self._decide(char, index)
-            self._last_char = char
-            self._line_chars += 1
-            self._out.push(char, index)
+                if self._pending == " " and self._pending_at == start + at - 1 and text[at] not in _NO_SPACE_BEFORE:
+                    self._pending = ""
+                    if at:
+                        first = at - 1
+                    else:  # emit the space with the word after it
+                        text = " " + text
+                        start -= 1
+                        length += 1
+                        at = 1
+                elif text[at] not in _GAPS:
+                    self._decide(text[at], start + at)
+            if text[at] in _GAPS:
+                self._push_gap(text[at], start + at)
+                at += 1
+                continue
+            gap = _GAP.search(text, at)
+            end = gap.start() if gap else length
+            self._last_char = text[end - 1]
+            self._line_chars += end - first
+            self._out.push(text[first:end] if first or end < length else text, start + first)
+            at = end
 
     def settle(self) -> None:
         """Emit a pending space with the text before it; more text may follow."""
@@ -66,6 +80,20 @@ class WhitespaceFilter:
             self._out.push(" ", self._pending_at)
             self._last_char = " "
         self._pending = ""
+
+    def _push_gap(self, char: str, index: int) -> None:
+        if char == SOFT_SPACE:
+            self._defer(char, index, over=("",))
+        elif char == " ":
+            self._defer(char, index, over=("", SOFT_SPACE))
+        elif char == PARAGRAPH:
+            self._paragraph(self._pending_at if self._pending == "\n" else index)
+        elif self._pending == "\n":  # a second break: an empty line
+            self._paragraph(self._pending_at)
+        elif self._line_chars < WRAP_CHARS or self._last_char in _STOPS:
+            self._paragraph(index)
+        else:
+            self._defer(char, index, over=("", SOFT_SPACE, " "))
 
     def _defer(self, kind: str, index: int, over: tuple[str, ...]) -> None:
         if self._last_char not in " \n" and self._pending in over:
