@@ -91,7 +91,7 @@ class OutputBuffer:
         Args:
             min_samples: A chunk is small if it has fewer and does not empty the buffer.
         """
-        if not self.can_emit:
+        if self.credit_samples <= 0 or not self._rendered:  # the usual case, so it comes first
             return False
         in_transit_samples = self.emitted_samples - self.taken_samples
         return in_transit_samples < min_samples or self.credit_samples >= min(self.waiting_samples, min_samples)

@@ -173,8 +173,9 @@ class EngineShell(ABC, Generic[S]):
     def hold_sequence(self, sequence: S) -> None:
         """Free what a paused utterance does not need. Until ``Release`` no step is spent on it."""
 
-    def collect(self) -> None:
-        """Take over the results of work that has finished."""
+    def collect(self) -> bool:
+        """Take over the results of work that has finished. Returns whether there may be any."""
+        return True
 
     @property
     def is_busy(self) -> bool:
@@ -268,8 +269,9 @@ class EngineShell(ABC, Generic[S]):
         """Whether ``step`` would do anything."""
         if self._events or self.is_busy:
             return True
+        min_samples = self._min_chunk_samples
         return any(
-            sequence.needs is not Need.NONE or self._can_emit(sequence) or sequence.is_finished
+            sequence.output.has_chunk(min_samples) or sequence.needs is not Need.NONE or sequence.is_finished
             for sequence in self._active.values()
         )
 
@@ -283,8 +285,8 @@ class EngineShell(ABC, Generic[S]):
         if not self._only_emitted:
             candidates = self.candidates(now_us)
             self.submit(self.policy(candidates, self.budgets(candidates), now_us))
-            self.collect()  # a device that works synchronously has finished
-            self._postprocess(now_us)
+            if self.collect():  # a device that works synchronously has finished
+                self._postprocess(now_us)
         events = self._events
         self._events = []
         return events
@@ -292,13 +294,10 @@ class EngineShell(ABC, Generic[S]):
     def _postprocess(self, now_us: int) -> None:
         """Emit audio within the credit, and end utterances whose audio is emitted."""
         for sequence in list(self._active.values()):
-            if self._can_emit(sequence) and not self.defers(sequence, now_us):
+            if sequence.output.has_chunk(self._min_chunk_samples) and not self.defers(sequence, now_us):
                 self._emit(sequence)
             if sequence.is_finished:
                 self._finish(sequence)
-
-    def _can_emit(self, sequence: S) -> bool:
-        return sequence.output.has_chunk(self._min_chunk_samples)
 
     def _emit(self, sequence: S) -> None:
         last = sequence.is_complete

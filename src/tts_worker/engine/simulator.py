@@ -683,7 +683,7 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
                 self.free_pages += voice.prepared_chunks
                 voice.prepared_chunks = 0
 
-    def collect(self) -> None:
+    def collect(self) -> bool:
         if self._tokens is not None and self._tokens.ready_us <= self.clock.now_us:
             self._collect_tokens()
         if self._vocoder is not None:
@@ -693,6 +693,7 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
             self._collect_flow()
         for sequence in list(self.sequences.values()):
             sequence.drop_empty_segment()
+        return True
 
     def defers(self, sequence: SimulatedSequence, now_us: int) -> bool:
         output = sequence.output

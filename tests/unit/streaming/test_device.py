@@ -185,6 +185,20 @@ def test_cancel_during_device_work_frees_resources(steps: int) -> None:
     assert synthesize(subject, TEXT).ends == [Done(KEY)]
 
 
+def test_awaited_audio_leaves_in_the_same_step() -> None:
+    """Otherwise the next step would only emit it, and the device would idle meanwhile."""
+    never = LateStream([1 << 30])
+    subject = engine("cosyvoice3", settings(smooth_start=False), streams=two_streams(never, never))
+    subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
+    subject.handle(Text(KEY, TEXT[0]))
+    subject.handle(EndText(KEY))
+    while KEY in subject.sequences:
+        output = subject.sequences[KEY].output
+        subject.step(0.0)
+        assert not output.waiting_samples
+    assert output.rendered_samples > 0
+
+
 def test_decode_overlaps_rendering() -> None:
     """The stages run concurrently: one does not wait for the other."""
     subject = engine(

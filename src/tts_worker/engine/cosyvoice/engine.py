@@ -33,11 +33,14 @@ from tts_worker.engine.shell import EngineShell
 from tts_worker.errors import DeviceLost, EngineFault, InvalidRequest, OutOfMemory, TTSWorkerError
 from tts_worker.types import (
     Alignment,
+    Command,
+    EndText,
     EngineInfo,
     EngineReport,
     Event,
     Open,
     SynthesisParams,
+    Text,
     UtteranceKey,
     unpaced_share,
 )
@@ -101,6 +104,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
         self._model = _with_warm_up(model)
         self._tokens = TokenRunner(components, settings.burst_tokens, self.timings)
         self._audio = AudioRunner(components, self.timings)
+        self._awaited: list[TokenResult | AudioResult] = []  # results that the step waited for
         self._lookups: dict[Sequence, StreamFuture[Speaker]] = {}  # of sequences that wait for a stored voice
         self._call_pages = max(0, components.pool.free_pages - unpaced_share(components.pool.free_pages))
         self._healthy = healthy or partial(device_responds, device)
@@ -141,6 +145,12 @@ class CosyVoiceEngine(EngineShell[Sequence]):
         if tokens and not 0 <= min(tokens) <= max(tokens) < config.flow.vocab:
             raise InvalidRequest(f"speech tokens must be 0 to {config.flow.vocab - 1}")
 
+    def handle(self, command: Command) -> None:
+        """Apply a command. The end of the text, or a flush, can end an audio segment without a token."""
+        super().handle(command)
+        if isinstance(command, Text | EndText) and command.key in self.sequences:
+            self._drop_empty_segments(self.sequences[command.key])
+
     def close_sequence(self, sequence: Sequence) -> None:
         sequence.enter(Phase.ENDED)
         self._lookups.pop(sequence, None)
@@ -174,13 +184,13 @@ class CosyVoiceEngine(EngineShell[Sequence]):
     def _is_active(self, sequence: Sequence) -> bool:
         return self._active.get(sequence.key) is sequence
 
-    def collect(self) -> None:
+    def collect(self) -> bool:
         """Take over the voices that are read, and what the runners have finished."""
         self._take_voices()
-        self._take_results([*self._tokens.collect(), *self._audio.collect()])
-        for sequence in self.sequences.values():
-            if sequence.generator.drop_empty_segment():
-                self._retry_admission()
+        results = [*self._awaited, *self._tokens.collect(), *self._audio.collect()]
+        self._awaited = []
+        self._take_results(results)
+        return bool(results)
 
     def _take_voices(self) -> None:
         for sequence, lookup in list(self._lookups.items()):
@@ -209,8 +219,10 @@ class CosyVoiceEngine(EngineShell[Sequence]):
                     self._take_prompt(result.voice)
                 case SlotFull() if not result.sequence.has_ended:
                     result.sequence.generator.end_at_capacity()
+                    self._drop_empty_segments(result.sequence)
                 case DrawnIds() if not result.sequence.has_ended:
                     result.sequence.take_ids(result.ids, result.ms)
+                    self._drop_empty_segments(result.sequence)
                 case MelChunk(job) if not job.sequence.has_ended:
                     job.sequence.take_mel(job.segment, job.request.chunk, result.samples)
                 case AudioChunk(job) if not job.sequence.has_ended:
@@ -229,6 +241,12 @@ class CosyVoiceEngine(EngineShell[Sequence]):
         job.sequence.take_audio(job.segment, job.request.chunk, result.pcm, result.flow_ms, result.vocoder_ms)
         if job.request.chunk.final:
             self._audio.close(job.segment.state)
+            self._drop_empty_segments(job.sequence)
+            self._retry_admission()
+
+    def _drop_empty_segments(self, sequence: Sequence) -> None:
+        """Drop audio segments that ended without a token. They take no pages, so others may ask for pages again."""
+        while sequence.generator.drop_empty_segment():
             self._retry_admission()
 
     def _retry_admission(self) -> None:
@@ -315,7 +333,10 @@ class CosyVoiceEngine(EngineShell[Sequence]):
             self._tokens.burst(members, batch.steps)
 
     def _wait(self) -> None:
-        """Wait for the runner that is expected to finish first, and only for it, so that neither idles."""
+        """Wait for the runner that is expected to finish first, and only for it, so that neither idles.
+
+        ``collect`` follows in the same step and takes over what it returned.
+        """
         tokens = self._tokens
         audio = self._audio
         is_audio_busy = audio.is_busy or audio.preparing is not None
@@ -323,9 +344,9 @@ class CosyVoiceEngine(EngineShell[Sequence]):
             return
         self._step_notes.append("wait")
         if is_audio_busy and (not tokens.is_busy or audio.expected_at_s < tokens.expected_at_s):
-            self._take_results(audio.collect(block=True))
+            self._awaited = [*audio.collect(block=True)]
         else:
-            self._take_results(tokens.collect(block=True))
+            self._awaited = [*tokens.collect(block=True)]
 
     # -- faults -------------------------------------------------------------------------------------------------------
 

@@ -179,6 +179,8 @@ class Sequence(EngineSequence):
         return self.in_flight is not InFlight.NOTHING or self.in_flight_samples > 0 or self.needs is not Need.NONE
 
     def candidate(self, now_us: int) -> Candidate | None:
+        if not self.has_capacity:
+            return None
         needs = self.needs
         joins = self.joins
         if needs is Need.NONE and joins is Need.NONE:

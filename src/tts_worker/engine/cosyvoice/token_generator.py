@@ -463,8 +463,10 @@ class TokenGenerator:
 
     def drop_empty_segment(self) -> bool:
         """Remove the first audio segment if it ended without a token. Returns True if it was removed."""
-        segment = self.due_segment
-        if segment is not None and segment.due_chunk is not None and segment.due_chunk.final and not segment.tokens:
-            self.audio_segments.popleft()
-            return True
-        return False
+        if not self.audio_segments:
+            return False
+        first = self.audio_segments[0]
+        if not first.is_complete or first.tokens:
+            return False
+        self.audio_segments.popleft()
+        return True
