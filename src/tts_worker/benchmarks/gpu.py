@@ -43,7 +43,6 @@ from tts_worker.engine.cosyvoice.features import MelSpectrogram
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool
 from tts_worker.engine.cosyvoice.loader import LoadOptions, resolve_device
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
-from tts_worker.errors import TTSWorkerError
 from tts_worker.types import SAMPLE_RATE_HZ, Boundary, Segment, Span, UtteranceKey
 
 log = logging.getLogger(__name__)
@@ -162,10 +161,29 @@ def sections(plan: Plan) -> list[Section]:
         *(Section(f"load_{n}", _load_section(n), plan.load_seconds + 40.0) for n in plan.loads),
         Section("growth", GpuBench.growth, 40.0),
         Section("cancels", GpuBench.cancels, 60.0),
-        Section("variants", GpuBench.variants, 150.0),
+        *_variant_sections(),
         Section("other_family", GpuBench.other_family, 150.0),
     ]
     return [section for section in everything if not plan.sections or section.name in plan.sections]
+
+
+def _variant_sections() -> list[Section]:
+    """Return a section for each switch of the engine, with ``variant_as_served`` first to compare with."""
+    on_cuda: dict[str, Figures] = {"no_graphs": {"graphs": False}, "no_kernels": {"kernels": False}}
+    anywhere: dict[str, Figures] = {
+        "float32": {"half": False},
+        "no_smooth_start": {"smooth_start": False},
+        "stride_2": {"stride_chunks": 2},
+    }
+    return [
+        _variant_section("as_served", {}),
+        *(_variant_section(name, changes, needs_cuda=True) for name, changes in on_cuda.items()),
+        *(_variant_section(name, changes) for name, changes in anywhere.items()),
+    ]
+
+
+def _variant_section(name: str, changes: Figures, *, needs_cuda: bool = False) -> Section:
+    return Section(f"variant_{name}", lambda bench: bench.variant(changes), 40.0, needs_cuda=needs_cuda)
 
 
 def _load_section(calls: int) -> Callable[[GpuBench], Figures]:
@@ -393,15 +411,10 @@ class GpuBench:
         """Measure memory after cancelled utterances."""
         return dict(self.bench.cancels(self._plan.cancels)) if self._plan.cancels else {}
 
-    def variants(self) -> Figures:
-        """Compare switches of the engine: first audio and speed with and without each."""
-        figures: Figures = {}
-        for name, options in _variants(self._plan.options).items():
-            try:
-                bench = self._loaded(options)
-                figures[name] = {**bench.first_audio(5), **bench.speed(self._plan.speed_seconds / 2, 1)}
-            except (TTSWorkerError, RuntimeError) as error:
-                figures[name] = {"error": f"{type(error).__name__}: {error}"}
+    def variant(self, changes: Figures) -> Figures:
+        """Measure first audio and speed with other options of the engine."""
+        bench = self._loaded(replace(self._plan.options, **changes))
+        figures = {**changes, **bench.first_audio(5), **bench.speed(self._plan.speed_seconds / 2, 1)}
         self.unload()
         return figures
 
@@ -416,17 +429,6 @@ class GpuBench:
         figures = {**bench.describe(), **bench.first_audio(10), **bench.speed(self._plan.speed_seconds, 2)}
         self.unload()
         return figures
-
-
-def _variants(options: LoadOptions) -> dict[str, LoadOptions]:
-    """Return the option sets to compare."""
-    return {
-        "as_served": options,
-        "no_graphs": replace(options, graphs=False),
-        "float32": replace(options, half=False),
-        "no_smooth_start": replace(options, smooth_start=False),
-        "stride_2": replace(options, stride_chunks=2),
-    }
 
 
 def bundle_size(bundle: Bundle) -> str:

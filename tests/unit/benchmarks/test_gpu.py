@@ -78,6 +78,16 @@ def test_sections_for_cuda_are_skipped_on_a_cpu(plan: Plan, monkeypatch: pytest.
     assert run_sections(plan, Results(None)).figures == {"on_cuda": {"skipped": "needs a CUDA device"}}
 
 
+def test_cuda_variants_are_skipped_on_a_cpu(plan: Plan) -> None:
+    names = ["variant_no_smooth_start", "variant_no_kernels", "variant_no_graphs"]
+
+    figures = run_sections(only(plan, *names, speed_seconds=2.0), Results(None)).figures
+
+    assert figures["variant_no_kernels"] == figures["variant_no_graphs"] == {"skipped": "needs a CUDA device"}
+    assert figures["variant_no_smooth_start"]["smooth_start"] is False
+    assert figures["variant_no_smooth_start"]["first_audio_p50_ms"] > 0
+
+
 def test_device_is_compared_with_the_cpu(plan: Plan) -> None:
     figures = run_sections(only(plan, "correct"), Results(None)).figures["correct"]
 
