@@ -36,6 +36,7 @@ from tts_worker.session.slots import SlotTable
 from tts_worker.text.language import LanguageDetector
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.spoken_forms import spoken_forms
 from tts_worker.types import SAMPLE_RATE_HZ, EngineInfo, SessionOptions, State, SynthesisParams, unpaced_share
 from tts_worker.voices import VoiceCatalog
 
@@ -447,6 +448,7 @@ class SessionHub:
     ) -> Callable[[SynthesisParams], TextPipeline]:
         defaults = self.config.text
         lexicons: dict[str, Lexicon | None] = {}  # merged lexicon by voice
+        rewrites = (self.config.normalise if options.normalise is None else options.normalise) is not False
 
         def make_text(params: SynthesisParams) -> TextPipeline:
             voice = self.voices.get(params.voice)
@@ -461,7 +463,8 @@ class SessionHub:
                 language=params.language or (voice.languages[0] if len(voice.languages) == 1 else None),
                 by_word=voice.info.text_by_word,
             )
-            return TextPipeline(text, lexicons[voice.name])
+            forms = spoken_forms(voice.languages, params.language) if rewrites else None
+            return TextPipeline(text, lexicons[voice.name], forms)
 
         return make_text
 

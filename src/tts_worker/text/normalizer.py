@@ -73,7 +73,7 @@ def normalize_segment(segment: Segment, normalize: Normalize, language: str | No
     spans: list[Span] = []
     run: list[Span] = []
     for span in segment.spans:
-        if _is_plain(span):
+        if is_plain(span):
             run.append(span)
             continue
         spans += _rewrite_run(run, normalize, language)
@@ -83,7 +83,7 @@ def normalize_segment(segment: Segment, normalize: Normalize, language: str | No
     return replace(segment, spans=tuple(spans))
 
 
-def _is_plain(span: Span) -> bool:
+def is_plain(span: Span) -> bool:
     return span.phonemes is None and len(span.text) == span.end - span.start
 
 
@@ -97,17 +97,17 @@ def _rewrite_run(run: list[Span], normalize: Normalize, language: str | None) ->
         return run
     places = [place for span in run for place in range(span.start, span.end)]
     first = source.index(core)
-    spans = _character_spans(source[:first], places[:first])
+    spans = character_spans(source[:first], places[:first])
     for text, start, end in _aligned_runs(core, target):
         if text == core[start:end]:
-            spans += _character_spans(text, places[first + start : first + end])
+            spans += character_spans(text, places[first + start : first + end])
         else:
             spans.append(Span(text, places[first + start], places[first + end - 1] + 1))
     tail = first + len(core)
-    return _merge_plain(spans + _character_spans(source[tail:], places[tail:]))
+    return merge_plain(spans + character_spans(source[tail:], places[tail:]))
 
 
-def _character_spans(text: str, places: list[int]) -> list[Span]:
+def character_spans(text: str, places: list[int]) -> list[Span]:
     return [Span(char, place, place + 1) for char, place in zip(text, places, strict=True)]
 
 
@@ -139,12 +139,12 @@ def _aligned_runs(source: str, target: str) -> list[tuple[str, int, int]]:
     return groups
 
 
-def _merge_plain(spans: list[Span]) -> list[Span]:
+def merge_plain(spans: list[Span]) -> list[Span]:
     """Merge neighboring plain spans."""
     joined: list[Span] = []
     for span in spans:
         last = joined[-1] if joined else None
-        if last is not None and _is_plain(last) and _is_plain(span) and last.end == span.start:
+        if last is not None and is_plain(last) and is_plain(span) and last.end == span.start:
             joined[-1] = Span(last.text + span.text, last.start, span.end)
         else:
             joined.append(span)

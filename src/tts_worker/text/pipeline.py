@@ -14,6 +14,7 @@ from tts_worker.text.decoding import TextDecoder
 from tts_worker.text.filter import TextFilter
 from tts_worker.text.lexicon import Lexicon, LexiconStage
 from tts_worker.text.segmenter import Segmenter, SegmenterOptions
+from tts_worker.text.spoken_forms import SpokenForms
 from tts_worker.types import Boundary, Segment, UrlMode
 
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{1,8})*")
@@ -57,9 +58,20 @@ class TextOptions:
 
 
 class TextPipeline:
-    """Turns the text of one utterance into segments."""
+    """Turns the text of one utterance into segments.
 
-    def __init__(self, options: TextOptions | None = None, lexicon: Lexicon | None = None) -> None:
+    Args:
+        options: How text is read.
+        lexicon: Words with a given pronunciation.
+        spoken_forms: Rewrites English codes, units, addresses; None leaves them to the engine.
+    """
+
+    def __init__(
+        self,
+        options: TextOptions | None = None,
+        lexicon: Lexicon | None = None,
+        spoken_forms: SpokenForms | None = None,
+    ) -> None:
         options = options or TextOptions()
         self._decoder = TextDecoder()
         self._segmenter = Segmenter(options.segmenter_options(), options.language)
@@ -67,6 +79,7 @@ class TextPipeline:
         self._filter = TextFilter(
             self._lexicon or self._segmenter, markdown=options.markdown, urls=UrlMode(options.urls)
         )
+        self._spoken_forms = spoken_forms
         self._parts: list[str] = []
         self._tail: list[str] = []  # latest deltas, joined periodically since a delta may be one character
         self._length = 0
@@ -167,4 +180,4 @@ class TextPipeline:
     def _pop_ready(self) -> list[Segment]:
         ready = self._segmenter.ready
         self._segmenter.ready = []
-        return ready
+        return ready if self._spoken_forms is None else [self._spoken_forms.apply(segment) for segment in ready]

@@ -42,6 +42,7 @@ class PhonemizedText:
         ("Dr. Smith is in", {"Dr.": "dˈɑktəɹ", "Smith": "smˈɪθ", "is": "ɪz", "in": "ˈɪn"}),
         ("at 7:30 pm", {"at": "æt", "7:30": "sˈɛvən θˈɜɹTi", "pm": "pˌiˈɛm"}),
         ("on 3/4/2024.", {"on": "ˌɔn", "3/4/2024.": "mˈɑɹʧ fˈɔɹθ, twˈɛnti twˈɛnti fˈɔɹ"}),
+        ("Résumé, jalapeño", {"Résumé,": "ɹˈɛzəmˌA", "jalapeño": "hˌɑləpˈAnjO"}),
         ("don't stop", {"don't": "dˈOnt", "stop": "stˈɑp"}),
         ("Now (she) – said", {"Now": "nˈW", "(she)": "ʃi", "said": "sˈɛd"}),
         ("Hello 你好 world", {"Hello": "həlˈO", "world": "wˈɜɹld"}),

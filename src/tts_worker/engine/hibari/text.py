@@ -39,6 +39,26 @@ _SILENT_CHARS = frozenset(' ;:,.!?—…"()“”ː↓→↗↘')
 _SENTENCE_MARKS = frozenset(".!?…")
 
 
+# Loan words that the G2P reads by English spelling rules.
+_ACCENTED = {
+    "résumé": "ɹˈɛzəmˌA",
+    "résumés": "ɹˈɛzəmˌAz",
+    "crème": "kɹˈɛm",
+    "déjà": "dˌAʒˈɑ",
+    "jalapeño": "hˌɑləpˈAnjO",
+    "jalapeños": "hˌɑləpˈAnjOz",
+    "pokémon": "pˈOkəmˌɑn",
+    "zoë": "zˈOi",
+    "são": "sˈW",
+}
+
+
+def _accented(word: str) -> dict[str, Any]:
+    """Return the phonemes of a word whose spelling misleads the G2P, as arguments of a token."""
+    phonemes = None if word.isascii() else _ACCENTED.get(unicodedata.normalize("NFC", word).lower())
+    return {} if phonemes is None else {"phonemes": phonemes, "rating": 5}
+
+
 @dataclass(frozen=True, slots=True)
 class PhraseWord:
     """A source word and the phoneme ids that speak it.
@@ -155,7 +175,10 @@ class Phonemizer:
                 normalized = self._normalize(_bounded(run.text))
                 pairs = self.g2p.tokenizer(normalized)
                 tags = self.g2p.tagger([text for text, _ in pairs]) if pairs else []
-                new_tokens = [self.make_token(text, tag, space) for (text, space), tag in zip(pairs, tags, strict=True)]
+                new_tokens = [
+                    self.make_token(text, tag, space, **_accented(text))
+                    for (text, space), tag in zip(pairs, tags, strict=True)
+                ]
                 ranges = [(run.start + start, run.start + end) for start, end in source_ranges(run.text, normalized)]
                 joins_previous = is_joined and not run.text[:1].isspace()
             if is_joined and not joins_previous:

@@ -1,0 +1,347 @@
+"""Spoken forms of English text: codes and phone numbers digit by digit, units, days, addresses of web pages.
+
+Rules are patterns over whole segments, so the result does not depend on how the stream was split. Each rewrites an
+exact range, which keeps word times and playback reports right. Plain numbers are left to the engine or to the
+normalizer that follows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from tts_worker.text.language import LanguageDetector, primary_tag
+from tts_worker.text.normalizer import character_spans, is_plain, merge_plain
+from tts_worker.types import Segment, Span
+
+Rewrite = tuple[int, int, str]
+"""Range of the text and what is spoken instead."""
+
+_CONTEXT_CHARS = 60
+"""Text of earlier segments that a rule may look at: "Your code is:" may be a segment of its own."""
+
+_DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+_TEENS = ["ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
+_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+
+
+def number_words(number: int) -> str:
+    """Return the English words of ``number`` (0 to 9999)."""
+    if number < 10:
+        return _DIGITS[number]
+    if number < 20:
+        return _TEENS[number - 10]
+    if number < 100:
+        tens = _TENS[number // 10 - 2]
+        return f"{tens}-{_DIGITS[number % 10]}" if number % 10 else tens
+    for unit, name in ((1000, "thousand"), (100, "hundred")):
+        if number >= unit:
+            words = f"{number_words(number // unit)} {name}"
+            return f"{words} {number_words(number % unit)}" if number % unit else words
+    raise AssertionError
+
+
+def spell(text: str) -> str:
+    """Return ``text`` letter by letter and digit by digit; other characters make a pause."""
+    groups = re.findall(r"[^\W_]+", text)
+    return ", ".join(" ".join(_spelled(char) for char in group) for group in groups)
+
+
+def _spelled(char: str) -> str:
+    return _DIGITS[int(char)] if char.isdecimal() and char.isascii() else char.upper()
+
+
+def _digit_groups(digits: str) -> str:
+    """Return a code in groups that are easy to remember: 6 digits as 3 and 3, 8 as 4 and 4."""
+    size = {6: 3, 8: 4, 9: 3, 10: 5, 12: 4}.get(len(digits), len(digits) if len(digits) < 6 else 3)
+    return ", ".join(spell(digits[place : place + size]) for place in range(0, len(digits), size))
+
+
+def _number(digits: str) -> str:
+    return number_words(int(digits)) if len(digits) <= 4 else spell(digits)
+
+
+def _count(digits: str, unit: str) -> str:
+    return f"{_number(digits)} {unit}" + ("" if int(digits) == 1 else "s")
+
+
+# -- rules ------------------------------------------------------------------------------------------------------------
+
+_DOMAIN = (
+    r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})\.){1,5}"
+    r"(?:com|org|net|io|ai|dev|app|edu|gov|info|biz|tv|xyz|cloud|tech|shop|store|co|uk|us|de|fr|eu|nl|ca|au|ch)"
+)
+_ADDRESS_MARKS = {"/": "slash", ".": "dot", "-": "dash", "_": "underscore", "@": "at", "+": "plus", ":": "colon"}
+_MARK_NAMES = re.compile("[" + re.escape("".join(_ADDRESS_MARKS)) + "]")
+
+
+def _web_address(match: re.Match[str]) -> Iterator[Rewrite]:
+    groups = match.groupdict("")
+    written = groups.get("email") or groups["host"] + groups["path"].rstrip("/")
+    spoken = _MARK_NAMES.sub(lambda mark: f" {_ADDRESS_MARKS[mark.group()]} ", written)
+    yield match.start(), match.end(), " ".join(spoken.split())
+
+
+def _by_word(match: re.Match[str], group: str | int, speak: Callable[[str], str] = spell) -> Iterator[Rewrite]:
+    """Spell the words of a group; all but the last end with a pause."""
+    words = list(re.finditer(r"\S+", match[group]))
+    first = match.start(group)
+    for word in words:
+        pause = "" if word is words[-1] else ","
+        yield first + word.start(), first + word.end(), speak(word.group()) + pause
+
+
+def _iban(match: re.Match[str]) -> Iterator[Rewrite]:
+    if " " in match.group():
+        yield from _by_word(match, 0)
+    else:
+        text = match.group()
+        yield match.start(), match.end(), ", ".join(spell(text[place : place + 4]) for place in range(0, len(text), 4))
+
+
+def _phone(match: re.Match[str]) -> Iterator[Rewrite]:
+    digits = sum(map(str.isdigit, match["phone"]))
+    if not 7 <= digits <= 15:
+        return
+    yield from _by_word(match, "phone", _phone_word)
+
+
+def _phone_word(word: str) -> str:
+    if word.isdigit() and len(word) == 10:
+        return ", ".join((spell(word[:3]), spell(word[3:6]), spell(word[6:])))
+    return ("plus " if word[0] == "+" else "") + (_digit_groups(word) if word.isdigit() else spell(word))
+
+
+def _code(match: re.Match[str]) -> Iterator[Rewrite]:
+    code = match["code"].lstrip("#")
+    if sum(map(str.isdigit, code)) >= 3:
+        yield match.start("code"), match.end("code"), _digit_groups(code) if code.isdigit() else spell(code)
+
+
+def _version(match: re.Match[str]) -> Iterator[Rewrite]:
+    yield match.start(), match.end(), "version " + _points(match["parts"])
+
+
+def _dotted(match: re.Match[str]) -> Iterator[Rewrite]:
+    """Read a version without "v", or an IP address."""
+    parts = match.group().split(".")
+    spoken = " dot ".join(map(spell, parts)) if len(parts) == 4 else _points(match.group())
+    yield match.start(), match.end(), spoken
+
+
+def _points(parts: str) -> str:
+    return " point ".join(map(_number, parts.split(".")))
+
+
+def _score(match: re.Match[str]) -> Iterator[Rewrite]:
+    yield match.start("slash"), match.end("slash"), " out of "
+
+
+def _always(match: re.Match[str]) -> Iterator[Rewrite]:
+    yield match.start(), match.end(), "twenty-four seven"
+
+
+def _duration(match: re.Match[str]) -> Iterator[Rewrite]:
+    for group, unit in (("h", "hour"), ("m", "minute"), ("s", "second")):
+        written = match.groupdict().get(group)
+        if written:
+            first = match.start(group) + len(written) - len(written.lstrip())
+            joins = " " if first == match.start(group) > match.start() else ""
+            yield first, match.end(group), joins + _count(written.strip(" hms"), unit)
+
+
+_SPOONS = {"tsp": "teaspoon", "tbsp": "tablespoon"}
+
+
+def _spoon(match: re.Match[str]) -> Iterator[Rewrite]:
+    singular = re.search(r"(?:(?<![\d.,])1|½|¼|¾|⅓|⅔|\d/\d|\bof an?|\ba)$", match["amount"])
+    yield match.start("name"), match.end(), _SPOONS[match["name"].lower()] + ("" if singular else "s")
+
+
+_RATES = {
+    **{"yr": "year", "mo": "month", "wk": "week", "hr": "hour", "h": "hour", "min": "minute", "sec": "second"},
+    **{"s": "second", "d": "day", "pp": "person"},
+}
+
+
+def _rate(match: re.Match[str]) -> Iterator[Rewrite]:
+    unit = match["unit"]
+    yield match.start("slash"), match.end(), " per " + _RATES.get(unit, unit)
+
+
+_PLACES = {"apt": "apartment", "ste": "suite", "rm": "room", "ext": "extension", "bldg": "building", "fl": "floor"}
+
+
+def _place(match: re.Match[str]) -> Iterator[Rewrite]:
+    name = _PLACES[match["name"].lower()]
+    yield match.start(), match.end(), name.capitalize() if match["name"][0].isupper() else name
+
+
+_DAYS = {
+    **{"mon": "Monday", "tue": "Tuesday", "tues": "Tuesday", "wed": "Wednesday", "thu": "Thursday"},
+    **{"thur": "Thursday", "thurs": "Thursday", "fri": "Friday", "sat": "Saturday", "sun": "Sunday"},
+}
+_DAY = r"(?:Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)\b"
+_MONTHS = {
+    **{"jan": "January", "feb": "February", "mar": "March", "apr": "April", "jun": "June", "jul": "July"},
+    **{"aug": "August", "sep": "September", "sept": "September", "oct": "October", "nov": "November"},
+    "dec": "December",
+}
+_MONTH = r"(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)\b"
+
+
+def _names(match: re.Match[str]) -> Iterator[Rewrite]:
+    for name in re.finditer(rf"{_DAY}\.?", match.group()):
+        day = name.group().rstrip(".").lower()
+        yield match.start() + name.start(), match.start() + name.end(), _DAYS[day]
+
+
+def _month(match: re.Match[str]) -> Iterator[Rewrite]:
+    yield match.start(), match.end(), _MONTHS[match.group().rstrip(".").lower()]
+
+
+_CODE_WORDS = r"(?:[Cc]ode|CODE|PIN|[Pp]in|OTP|[Pp]asscode|[Pp]asskey)"
+_ORDER_WORDS = (
+    r"(?:[Oo]rder|[Cc]onfirmation|[Tt]racking|[Aa]ccount|[Ii]nvoice|[Tt]icket|[Rr]eference|[Cc]ase|[Bb]ooking"
+    r"|[Rr]eservation|[Cc]ustomer|[Mm]embership|[Pp]olicy|[Ss]erial|[Rr]outing|[Cc]ard|[Pp]arcel|[Tt]ransaction)"
+)
+_PHONE_WORDS = r"(?:[Cc]all|[Dd]ial|[Pp]hone|[Tt]ext|[Tt]el|[Ff]ax|[Nn]umber|[Hh]otline)"
+_IS = r"(?: is| was|:| -| =)?\s*"
+
+_DURATION_H = r"(?<![\w.,/])(?P<h>\d{1,3} ?h)(?:(?P<m> ?\d{1,2} ?m(?!\w)|(?<=h)\d\d(?!\w)))?(?P<s> ?\d{1,2} ?s)?(?!\w)"
+
+_RULES: tuple[tuple[str, Callable[[re.Match[str]], Iterator[Rewrite]]], ...] = (
+    (rf"(?<![\w.+-])(?P<email>[\w.+-]{{1,64}}@{_DOMAIN})(?![\w@-])", _web_address),
+    (
+        rf"(?:https?://|(?<![\w.@/:-]))(?:www\.)?(?P<host>{_DOMAIN})(?![\w@-]|\.\w)(?P<path>(?:/[\w.~%-]*\w)*/?)"
+        r"(?:\?[\w=&%.+-]*[\w=])?(?:\#[\w-]+)?",
+        _web_address,
+    ),
+    (r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?\b", _iban),
+    (r"(?P<phone>\+\d{1,3}(?:[ .-]?\(?\d{1,5}\)?){2,5})(?![\w%])", _phone),
+    (r"(?<![\w.,$-])(?P<phone>(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4})(?![\w%])", _phone),
+    (
+        rf"\b{_PHONE_WORDS}\b[^\d\n.!?]{{0,20}}"
+        r"(?P<phone>\d{3}[ .-]?\d{4}|\d{3,5}[ .-]\d{5,8}|\d{8,15})(?![\w%])",
+        _phone,
+    ),
+    (
+        rf"\b{_CODE_WORDS}\b(?: number| \w+ed)?{_IS}[\"'“‘]?"
+        r"(?P<code>\d{3}[ -]\d{3}|[A-Z]{0,2}-?\d{3,8})\b(?![.,]\d|%)",
+        _code,
+    ),
+    (rf"(?<![\w.,$])(?P<code>\d{{4,8}})\b(?= is (?:your|the|my) [^.!?\n]{{0,30}}{_CODE_WORDS}\b)", _code),
+    (
+        rf"\b{_ORDER_WORDS}(?: (?:number|no\.?|ID|id|code)|s)?{_IS}"
+        r"(?:(?=#)|(?<=number )|(?<=number is )|(?<=number: )|(?<=no\. )|(?<=ID )|(?=[A-Z]|\d{5}))"
+        r"(?P<code>#?[A-Z]{0,4}-?\d[\dA-Z]*(?:-[\dA-Z]+){0,5})\b(?![.,]\d|%)",
+        _code,
+    ),
+    (r"(?<![\w.,$-])[vV](?P<parts>\d{1,4}(?:\.\d{1,4}){0,4})(?![\w%]|[.,]\d)", _version),
+    (r"(?<![\w.,$-])\d{1,3}(?:\.\d{1,3}){2,3}(?![\w%]|[.,]\d)", _dotted),
+    (r"(?<![\d/.,])24/7(?![\d/])", _always),
+    (r"(?<![\d/.,$])\d{1,3}(?:\.\d)?(?P<slash> ?/ ?)100(?![\d/%]|[.,]\d)", _score),
+    (
+        r"\b(?:[Ss]cored?|[Rr]at(?:ed|ings?|e)|[Gg]ot|[Gg]ave|[Gg]ive|[Ss]tars?)\b[^\d\n.!?]{0,25}"
+        r"\d{1,2}(?:\.\d)?(?P<slash> ?/ ?)(?:5|10|20)(?![\d/])",
+        _score,
+    ),
+    (_DURATION_H, _duration),
+    (r"(?<![\w.,/])(?P<m>\d{1,3} ?m)(?P<s> ?\d{1,2} ?s)(?!\w)", _duration),
+    (
+        r"(?P<amount>(?:\d/)?\d|[½¼¾⅓⅔]|\b[Aa]|\bof an?) ?(?P<name>[Tt]sp|[Tt]bsp)s?\b(?:\.(?= [a-z]))?",
+        _spoon,
+    ),
+    (
+        r"(?<=[\dkKM])(?P<slash> ?/ ?)(?P<unit>yr|mo|wk|hr|h|min|sec|d|pp|year|month|week|day|hour|minute|second|night"
+        r"|user|seat|person|piece|page|request)\b",
+        _rate,
+    ),
+    (r"\b(?P<name>[Aa]pt|[Ss]te|[Rr]m|[Ee]xt|[Bb]ldg|[Ff]l)\.(?= ?#?\d)", _place),
+    (r"\b(?P<name>[Aa]pt|[Ee]xt)(?= #?\d)", _place),
+    (rf"\b{_DAY}\.?(?:(?:, (?:and |or )?|,? (?:and|or|to|through|&) | ?[-–/] ?){_DAY}(?:\.(?=\W*\w))?)+", _names),
+    (r"\b(?:Tues?|Thu(?:rs?)?|Fri|Wed)\b(?:\.(?=\W*\w))?", _names),
+    (rf"\b(?:on|next|last|this|every|until|till|by|from|since|before|after) {_DAY}(?:\.(?=\W*\w))?", _names),
+    (rf"\b{_DAY}\.?(?=,? (?:at \d|\d|{_MONTH}|morning|afternoon|evening|night))", _names),
+    (rf"\b{_MONTH}\.?(?= \d)|(?<=\d ){_MONTH}", _month),
+)
+_COMPILED = tuple((re.compile(pattern), speak) for pattern, speak in _RULES)
+_MAY_APPLY = re.compile(rf"\d|@|\w\.[a-z]{{2}}|\b{_DAY}|\b[Aa] [Tt]b?sp")
+
+
+def rewrites(text: str, first: int = 0) -> list[Rewrite]:
+    """Return the disjoint rewrites of ``text`` from ``first`` on, in order; the text before it is only looked at."""
+    if not _MAY_APPLY.search(text, first):
+        return []
+    found: list[Rewrite] = []
+    for pattern, speak in _COMPILED:
+        for match in pattern.finditer(text):
+            for start, end, spoken in speak(match):
+                if first <= start and not any(start < last and begin < end for begin, last, _ in found):
+                    found.append((start, end, spoken))
+    return sorted(found)
+
+
+class SpokenForms:
+    """Rewrites the English segments of one utterance, in order.
+
+    Args:
+        is_english: Whether a text, the next segment, is English; None if all text is.
+    """
+
+    def __init__(self, is_english: Callable[[str], bool] | None = None) -> None:
+        self._is_english = is_english
+        self._before = ""
+
+    def apply(self, segment: Segment) -> Segment:
+        """Return ``segment`` with its plain text rewritten; replacements of the lexicon stay unchanged."""
+        text = segment.text
+        before = self._before
+        self._before = (before + text)[-_CONTEXT_CHARS:] + " "
+        if (self._is_english is not None and not self._is_english(text)) or not _MAY_APPLY.search(text):
+            return segment
+        spans: list[Span] = []
+        run: list[Span] = []
+        for span in [*segment.spans, None]:
+            if span is not None and is_plain(span):
+                run.append(span)
+                continue
+            spans += _rewrite_run(run, before)
+            run = []
+            if span is not None:
+                spans.append(span)
+        return replace(segment, spans=tuple(spans))
+
+
+def spoken_forms(languages: Sequence[str], explicit: str | None) -> SpokenForms | None:
+    """Return the spoken forms for one utterance; None if its text cannot be English.
+
+    Args:
+        languages: Languages of the voice; empty or "mul" means any.
+        explicit: Language requested by the caller.
+    """
+    tags = {primary_tag(explicit)} if explicit else set(map(primary_tag, languages)) or {"mul"}
+    if tags == {"en"}:
+        return SpokenForms()
+    if not tags & {"en", "mul"}:
+        return None
+    detector = LanguageDetector(languages, explicit)
+    return SpokenForms(lambda text: detector.detect(text) == "en")
+
+
+def _rewrite_run(run: list[Span], before: str) -> list[Span]:
+    source = "".join(span.text for span in run)
+    found = rewrites(before + source, len(before))
+    if not found:
+        return run
+    places = [place for span in run for place in range(span.start, span.end)]
+    spans: list[Span] = []
+    done = 0
+    for start, end, spoken in found:
+        start -= len(before)
+        end -= len(before)
+        spans += character_spans(source[done:start], places[done:start])
+        spans.append(Span(spoken, places[start], places[end - 1] + 1))
+        done = end
+    return merge_plain(spans + character_spans(source[done:], places[done:]))

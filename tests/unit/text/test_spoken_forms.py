@@ -1,0 +1,131 @@
+"""Spoken forms of English: a table, source ranges, and any split of the stream."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tts_worker.text.lexicon import Lexicon
+from tts_worker.text.pipeline import TextPipeline
+from tts_worker.text.spoken_forms import SpokenForms, number_words, rewrites, spoken_forms
+from tts_worker.text.spoken_words import spoken_words
+
+CASES = [
+    # days and months
+    ("See you on Tue at 5.", "See you on Tuesday at 5."),
+    ("Tue., May 3", "Tuesday, May 3"),
+    ("Open Mon-Fri; Sat and Sun closed", "Open Monday-Friday; Saturday and Sunday closed"),
+    ("The Sun is hot. He Sat down.", "The Sun is hot. He Sat down."),
+    ("Jan. 5 or 5 Feb, in Mar", "January 5 or 5 February, in Mar"),
+    # places and units
+    ("at 12 Main St, apt. 4", "at 12 Main St, apartment 4"),
+    ("That is apt. Yes.", "That is apt. Yes."),
+    ("add 1 tsp salt and 2 tbsp. oil", "add 1 teaspoon salt and 2 tablespoons oil"),
+    ("1/2 tsp sugar", "1/2 teaspoon sugar"),
+    ("it takes 2h 15m", "it takes two hours fifteen minutes"),
+    ("1h or 2h15 or 5m 30s", "one hour or two hours fifteen minutes or five minutes thirty seconds"),
+    ("$20/yr or 120k/year", "$20 per year or 120k per year"),
+    ("60 km/h and/or 5 m", "60 km/h and/or 5 m"),
+    # codes and numbers
+    ("Your code is 482913.", "Your code is four eight two, nine one three."),
+    ("Use PIN 0042 now", "Use PIN zero zero four two now"),
+    ("482913 is your login code", "four eight two, nine one three is your login code"),
+    ("Order 12345678 shipped", "Order one two three four, five six seven eight shipped"),
+    ("order #A12-3456", "order A one two, three four five six"),
+    ("order 2 pizzas, 12,345 units", "order 2 pizzas, 12,345 units"),
+    ("Call 555-123-4567 now", "Call five five five, one two three, four five six seven now"),
+    ("+1 (415) 555-2671", "plus one, four one five, five five five, two six seven one"),
+    ("dial 555-1234", "dial five five five, one two three four"),
+    ("from 100-2000 on 2024-05-12", "from 100-2000 on 2024-05-12"),
+    (
+        "DE89 3704 0044 0532 0130 00",
+        "D E eight nine, three seven zero four, zero zero four four, zero five three two, zero one three zero, "
+        "zero zero",
+    ),
+    (
+        "GB29NWBK60161331926819",
+        "G B two nine, N W B K, six zero one six, one three three one, nine two six eight, one nine",
+    ),
+    # scores and versions
+    ("you scored 98/100", "you scored 98 out of 100"),
+    ("rated 4/5, 1/2 cup, 12/05/2024", "rated 4 out of 5, 1/2 cup, 12/05/2024"),
+    ("24/7 support", "twenty-four seven support"),
+    ("update to v2.10.3.", "update to version two point ten point three."),
+    ("Pi is 3.14, node 10.0.0.1", "Pi is 3.14, node one zero dot zero dot zero dot one"),
+    # addresses
+    ("visit acme.io/pricing.", "visit acme dot io slash pricing."),
+    ("mail joe.doe@example.com", "mail joe dot doe at example dot com"),
+    ("e.g. the U.S. market.Then", "e.g. the U.S. market.Then"),
+]
+
+
+def spoken(text: str) -> str:
+    pieces = []
+    done = 0
+    for start, end, words in rewrites(text):
+        pieces += [text[done:start], words]
+        done = end
+    return "".join([*pieces, text[done:]])
+
+
+@pytest.mark.parametrize(("text", "expected"), CASES)
+def test_english_is_read_as_people_read_it(text: str, expected: str) -> None:
+    assert spoken(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(0, "zero"), (19, "nineteen"), (40, "forty"), (2019, "two thousand nineteen")]
+)
+def test_number_words(number: int, words: str) -> None:
+    assert number_words(number) == words
+
+
+def test_words_keep_their_source_range() -> None:
+    text = "Pay to **DE89 3704** 0044 0532 0130 00 by Tue."
+    pipeline = TextPipeline(spoken_forms=SpokenForms())
+    (segment,) = pipeline.feed(text) + pipeline.end()
+    assert segment.text.startswith("Pay to D E eight nine, three seven zero four, zero zero")
+    words = [text[word.start_char : word.end_char] for word in spoken_words(segment)]
+    assert words == ["Pay", "to", "DE89", "3704", "0044", "0532", "0130", "00", "by", "Tue."]
+
+
+def test_code_is_recognized_by_an_earlier_segment() -> None:
+    pipeline = TextPipeline(spoken_forms=SpokenForms())
+    segments = pipeline.feed("Here is your verification code: 482913.") + pipeline.end()
+    assert [segment.text for segment in segments][1:] == ["four eight two, nine one three."]
+
+
+def test_lexicon_wins_over_spoken_forms() -> None:
+    pipeline = TextPipeline(lexicon=Lexicon.from_mapping({"tsp": "pinch"}), spoken_forms=SpokenForms())
+    assert [segment.text for segment in pipeline.feed("2 tsp on Tue") + pipeline.end()] == ["2 pinch on Tuesday"]
+
+
+def test_only_english_is_rewritten() -> None:
+    assert spoken_forms(("de",), None) is None
+    assert spoken_forms(("en", "de"), "de") is None
+    forms = spoken_forms(("mul",), None)
+    pipeline = TextPipeline(spoken_forms=forms)
+    segments = pipeline.feed("Wir sind am Tue nicht da. This is on Tue. ") + pipeline.end()
+    assert [segment.text for segment in segments] == ["Wir sind am Tue nicht da.", "This is on Tuesday."]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.sampled_from([text for text, _ in CASES]), min_size=1, max_size=4), st.integers(1, 7))
+def test_spoken_forms_do_not_depend_on_the_split(texts: list[str], size: int) -> None:
+    text = ", ".join(texts)
+    whole = TextPipeline(spoken_forms=SpokenForms())
+    pipeline = TextPipeline(spoken_forms=SpokenForms())
+    deltas = [text[place : place + size] for place in range(0, len(text), size)]
+    assert [s for delta in deltas for s in pipeline.feed(delta)] + pipeline.end() == whole.feed(text) + whole.end()
+
+
+@pytest.mark.parametrize("mark", ["a.", "1-", "A1 ", "@a", "Tue, ", "v1", "/a", "+1 ", "https://a.", "code 1", "1h"])
+def test_hostile_segment_takes_bounded_time(mark: str) -> None:
+    text = "1" + (mark * 250)[:250]
+    began = time.process_time()
+    for _ in range(20):
+        rewrites(text)
+    assert (time.process_time() - began) / 20 < 0.05  # of a segment, which lasts seconds
