@@ -2,7 +2,8 @@
 
 An engine derives from ``EngineShell`` and supplies three hooks: ``open_sequence`` creates the state of an utterance,
 ``submit`` starts the work of a plan, and ``close_sequence`` frees what an utterance holds. An engine whose work goes on
-after ``submit`` also overrides ``collect`` and ``is_busy``, and one with several kinds of work ``budgets``.
+after ``submit`` also overrides ``collect`` and ``is_busy``, and one with several kinds of work ``budgets``. One whose
+work ends inside ``submit`` sets ``WORKS_IN_SUBMIT``: its steps pass over utterances that wait for their client.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from tts_worker.engine.output_buffer import OutputBuffer
 from tts_worker.engine.scheduler import Budgets, Candidate, Need, Plan, Policy, Scheduler
@@ -147,6 +148,7 @@ class EngineShell(ABC, Generic[S]):
         self.info = info
         self.sequences: dict[UtteranceKey, S] = {}
         self._active: dict[UtteranceKey, S] = {}  # all but the held ones
+        self._ready: dict[UtteranceKey, S] = {}  # the active ones that may have something to do
         self._events: list[Event] = []
         self.policy = policy or Scheduler().schedule
         self._max_chunk_samples = max_chunk_samples
@@ -154,6 +156,9 @@ class EngineShell(ABC, Generic[S]):
         self._only_emitted = False  # whether the last step started no work
 
     # -- hooks --------------------------------------------------------------------------------------------------------
+
+    WORKS_IN_SUBMIT: ClassVar[bool] = False
+    """Whether all work is done when ``submit`` returns, so that a sequence with nothing to do waits for a command."""
 
     @abstractmethod
     def open_sequence(self, command: Open) -> S:
@@ -188,7 +193,7 @@ class EngineShell(ABC, Generic[S]):
 
     def candidates(self, now_us: int) -> list[Candidate]:
         """Return the active utterances that could use a step."""
-        found = [sequence.candidate(now_us) for sequence in self._active.values()]
+        found = [sequence.candidate(now_us) for sequence in self._ready.values()]
         return [candidate for candidate in found if candidate is not None]
 
     def budgets(self, candidates: Sequence[Candidate]) -> Budgets:
@@ -224,11 +229,14 @@ class EngineShell(ABC, Generic[S]):
                 sequence.output.grant(command.samples)
             case Hold():
                 self._active.pop(command.key, None)
+                self._ready.pop(command.key, None)
                 self.hold_sequence(sequence)
             case Release():
                 self._active[command.key] = sequence
             case Cancel():
                 self._free(sequence)
+        if command.key in self._active:
+            self._ready[command.key] = sequence
 
     def _open(self, command: Open) -> None:
         try:
@@ -240,7 +248,7 @@ class EngineShell(ABC, Generic[S]):
         except TTSWorkerError as error:
             self._events.append(Failed(command.key, error.info))
         else:
-            self.sequences[command.key] = self._active[command.key] = sequence
+            self.sequences[command.key] = self._active[command.key] = self._ready[command.key] = sequence
 
     def _check_params(self, params: SynthesisParams) -> None:
         """Raise InvalidRequest for unsupported parameters. No parameter is replaced silently."""
@@ -269,11 +277,11 @@ class EngineShell(ABC, Generic[S]):
         """Whether ``step`` would do anything."""
         if self._events or self.is_busy:
             return True
-        min_samples = self._min_chunk_samples
-        return any(
-            sequence.output.has_chunk(min_samples) or sequence.needs is not Need.NONE or sequence.is_finished
-            for sequence in self._active.values()
-        )
+        return any(self._has_work(sequence) for sequence in self._ready.values())
+
+    def _has_work(self, sequence: S) -> bool:
+        has_chunk = sequence.output.has_chunk(self._min_chunk_samples)
+        return has_chunk or sequence.needs is not Need.NONE or sequence.is_finished
 
     def step(self, now_s: float) -> Sequence[Event]:
         """Do one bounded unit of work and return its events."""
@@ -293,11 +301,13 @@ class EngineShell(ABC, Generic[S]):
 
     def _postprocess(self, now_us: int) -> None:
         """Emit audio within the credit, and end utterances whose audio is emitted."""
-        for sequence in list(self._active.values()):
+        for sequence in list(self._ready.values()):
             if sequence.output.has_chunk(self._min_chunk_samples) and not self.defers(sequence, now_us):
                 self._emit(sequence)
             if sequence.is_finished:
                 self._finish(sequence)
+            elif self.WORKS_IN_SUBMIT and not self._has_work(sequence):
+                del self._ready[sequence.key]
 
     def _emit(self, sequence: S) -> None:
         last = sequence.is_complete
@@ -322,6 +332,7 @@ class EngineShell(ABC, Generic[S]):
     def _free(self, sequence: S) -> None:
         del self.sequences[sequence.key]
         self._active.pop(sequence.key, None)
+        self._ready.pop(sequence.key, None)
         self.close_sequence(sequence)
 
     # -- lifecycle ----------------------------------------------------------------------------------------------------

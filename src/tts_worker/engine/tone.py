@@ -157,6 +157,8 @@ class _NoteSequence(EngineSequence):
 class ToneEngine(EngineShell[_NoteSequence]):
     """Renders sine tones; a word's letters determine the pitch and their number the length."""
 
+    WORKS_IN_SUBMIT = True
+
     def __init__(self, settings: ToneSettings | None = None) -> None:
         self._settings = settings or ToneSettings()
         info = EngineInfo(

@@ -215,6 +215,8 @@ class HibariEngine(EngineShell[_PhraseSequence]):
         EngineFault: The voice is not installed, or its model does not match this release.
     """
 
+    WORKS_IN_SUBMIT = True
+
     def __init__(self, settings: HibariSettings | None = None, model: HibariModel | None = None) -> None:
         settings = settings or HibariSettings()
         self._model = model or HibariModel(threads=settings.threads)

@@ -1,0 +1,91 @@
+"""The cost of a step does not depend on the utterances that wait for their clients."""
+
+from __future__ import annotations
+
+from tts_worker.engine.scheduler import Need, Plan
+from tts_worker.engine.shell import EngineSequence, EngineShell
+from tts_worker.types import (
+    Alignment,
+    Credit,
+    EngineInfo,
+    Event,
+    Hold,
+    Open,
+    Release,
+    Segment,
+    SynthesisParams,
+    UtteranceKey,
+)
+
+CREDIT_SAMPLES = 480
+
+
+class _Sequence(EngineSequence):
+    """Endless silence; counts how often it is looked at."""
+
+    looks = 0
+
+    def add_text(self, segment: Segment) -> None:
+        raise AssertionError("the test sends no text")
+
+    @property
+    def needs(self) -> Need:
+        self.looks += 1
+        return Need.RENDER if self.output.credit_samples > 0 else Need.NONE
+
+    @property
+    def is_complete(self) -> bool:
+        return False
+
+
+class _Engine(EngineShell[_Sequence]):
+    WORKS_IN_SUBMIT = True
+
+    def __init__(self) -> None:
+        super().__init__(
+            EngineInfo("silence", voices=("v",), languages=("mul",), alignment=Alignment.NONE, max_utterances=100)
+        )
+
+    def open_sequence(self, command: Open) -> _Sequence:
+        return _Sequence(command)
+
+    def submit(self, plan: Plan) -> None:
+        if plan.audio is not None:
+            self.sequences[plan.audio.members[0]].output.render(bytes(2 * CREDIT_SAMPLES))
+
+
+def _key(index: int) -> UtteranceKey:
+    return UtteranceKey("s", index)
+
+
+def _engine_without_credit(utterances: int) -> _Engine:
+    engine = _Engine()
+    for index in range(utterances):
+        engine.handle(Open(_key(index), SynthesisParams("v"), CREDIT_SAMPLES))
+    _run(engine)
+    return engine
+
+
+def _run(engine: _Engine) -> list[Event]:
+    events: list[Event] = []
+    while engine.has_work:
+        events += engine.step(0.0)
+    return events
+
+
+def test_steps_pass_over_utterances_without_credit() -> None:
+    engine = _engine_without_credit(50)
+    before = [engine.sequences[_key(index)].looks for index in range(50)]
+    engine.handle(Credit(_key(7), CREDIT_SAMPLES))
+    assert [event.key for event in _run(engine)] == [_key(7)]
+    looked_at = [index for index in range(50) if engine.sequences[_key(index)].looks > before[index]]
+    assert looked_at == [7]
+
+
+def test_credit_of_a_held_utterance_counts_at_release() -> None:
+    engine = _engine_without_credit(2)
+    engine.handle(Hold(_key(0)))
+    engine.handle(Credit(_key(0), CREDIT_SAMPLES))
+    assert not engine.has_work
+    engine.handle(Release(_key(0)))
+    assert [event.key for event in _run(engine)] == [_key(0)]
