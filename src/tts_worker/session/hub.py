@@ -27,6 +27,7 @@ from tts_worker.errors import (
 )
 from tts_worker.models.enrolment import Enrolment
 from tts_worker.models.routing import VoiceRequest, choose_voice
+from tts_worker.session.frame_clock import FrameClock
 from tts_worker.session.lexicons import LexiconCache
 from tts_worker.session.machine import MachineConfig, SessionMachine
 from tts_worker.session.normalizing import NormalizingPort, SegmentNormalizer
@@ -46,6 +47,9 @@ RETRY_AFTER_S = 1.0
 _DRAIN_CHECK_S = 0.1
 """Interval at which a drain closes sessions that have become idle."""
 
+
+_CREDITS_PER_WINDOW = 6
+"""Portions in which the credit of a window is returned while the engine is well ahead of the client."""
 
 _READ_CHARS = 16
 """Text read between two looks at the clock. A character takes 2 to 10 us, with a hostile lexicon 100."""
@@ -140,6 +144,7 @@ class SessionHub:
         )
         self._loop = asyncio.get_running_loop()
         self._reading = ReadScheduler(self._loop)
+        self._frame_clock = FrameClock(self._loop)
         self._engine_of: dict[str, str] = {}
         self._caller_of: dict[str, Caller] = {}
         self._names = itertools.count(1)
@@ -327,12 +332,14 @@ class SessionHub:
         name = f"{self._prefix}-{next(self._names)}"
         self._check_quota(caller, replaces)
         self._take_slot(name, replaces)
+        window_samples = int(config.window_ms * SAMPLE_RATE_HZ / 1000)
         machine = SessionMachine(
             name,
             params,
             make_text,
             MachineConfig(
-                window_samples=int(config.window_ms * SAMPLE_RATE_HZ / 1000),
+                window_samples=window_samples,
+                large_credit_samples=window_samples // _CREDITS_PER_WINDOW,
                 frame_samples=None if options.raw_chunks else frame_ms * SAMPLE_RATE_HZ // 1000,
                 max_text_chars=config.max_utterance_chars,
                 max_queued_utterances=config.max_queued_utterances,
@@ -354,6 +361,7 @@ class SessionHub:
             on_idle=self._mark_idle,
             engine_name=voice.engine,
             reading=self._reading,
+            frame_clock=self._frame_clock,
         )
         self._sessions[session.id] = session
         self._engine_of[session.id] = voice.engine

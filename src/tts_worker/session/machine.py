@@ -62,6 +62,8 @@ class MachineConfig:
     Attributes:
         window_samples: Credit of an utterance: audio that may be generated ahead of the client.
         credit_quantum_samples: Credit is returned to the engine in portions of at least this size.
+        large_credit_samples: The size of those portions while at least half of the window is buffered: the engine has
+            time, and every portion wakes it.
         frame_samples: Size of a frame; None returns the engine's chunks unchanged.
         max_text_chars: Limit per utterance.
         max_queued_utterances: Limit of utterances behind the current one.
@@ -73,6 +75,7 @@ class MachineConfig:
 
     window_samples: int = 3 * SAMPLE_RATE_HZ // 2
     credit_quantum_samples: int = 4 * FRAME_SAMPLES
+    large_credit_samples: int = 0
     frame_samples: int | None = FRAME_SAMPLES
     max_text_chars: int = 200_000
     max_queued_utterances: int = 16
@@ -133,6 +136,11 @@ class SessionMachine:
     def buffered_samples(self) -> int:
         """Audio generated and not yet sent, over all utterances."""
         return sum(u.buffered_samples for u in self._utterances)
+
+    @property
+    def has_notices(self) -> bool:
+        """Whether ``poll`` has something to return that overtakes audio."""
+        return bool(self._notices)
 
     @property
     def unspoken_chars(self) -> int:
@@ -438,7 +446,10 @@ class SessionMachine:
 
     def _take_frame(self, utterance: Utterance, samples: int) -> PcmFrame:
         frame = utterance.take_frame(samples)
-        enough = utterance.uncredited_samples >= self._config.credit_quantum_samples
+        config = self._config
+        enough = utterance.uncredited_samples >= config.credit_quantum_samples
+        if enough and utterance.uncredited_samples < config.large_credit_samples:
+            enough = 2 * (utterance.generated_samples - utterance.sent_samples) < config.window_samples
         if not utterance.is_generated and (enough or utterance.is_drained):
             self._commands.append(Credit(utterance.key, utterance.uncredited_samples))
             utterance.granted_samples += utterance.uncredited_samples

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tts_worker.errors import ErrorInfo, TTSWorkerError
+from tts_worker.session.frame_clock import TIMER_RESOLUTION_S, FrameClock
 from tts_worker.session.machine import SessionMachine
 from tts_worker.session.pacer import Pacer
 from tts_worker.session.reading import ReadScheduler
@@ -29,11 +30,6 @@ from tts_worker.types import (
     Text,
     UtteranceKey,
 )
-
-_TIMER_RESOLUTION_S = 0.001
-"""Resolution of uvloop's timers, which may fire early by as much. A frame due within it is due now; otherwise the
-reader would wake ten times per frame."""
-
 
 LAST_WORD_FACTOR = 5
 """The last word may be incomplete ("hel", then "lo"). It is spoken after this many times ``flush_after_s``, as is
@@ -98,6 +94,7 @@ class LocalSession:
         on_idle: Called when the last utterance has ended.
         engine_name: For the log.
         reading: Schedules long texts, shared by the sessions of a worker; None creates one for this session.
+        frame_clock: Wakes the reader when a frame is due, shared by the sessions of a worker; None creates one.
     """
 
     def __init__(
@@ -113,6 +110,7 @@ class LocalSession:
         on_idle: Callable[[str], None] = lambda session: None,
         engine_name: str = "",
         reading: ReadScheduler | None = None,
+        frame_clock: FrameClock | None = None,
     ) -> None:
         self.id = machine.session
         self.sample_rate_hz = SAMPLE_RATE_HZ
@@ -130,6 +128,9 @@ class LocalSession:
         self._next_timeouts: SessionTimeouts | None = None
         self._loop = asyncio.get_running_loop()
         self._read_scheduler = reading or ReadScheduler(self._loop)
+        self._frame_clock = frame_clock or FrameClock(self._loop)
+        self._tick: int | None = None  # at which the frame clock wakes the reader
+        self._awaits_frame = False  # the reader waits for the time of its next frame
         self._wakeup = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None  # fires at the pause timeout
         self._text_timer: asyncio.TimerHandle | None = None  # fires at the text idle timeout
@@ -277,11 +278,14 @@ class LocalSession:
         self._changed()
 
     def _changed(self) -> None:
+        self._apply()
+        self._wakeup.set()
+
+    def _apply(self) -> None:
         if not self._reading:
             self._read_text()
         self._note_activity()
         self._post()
-        self._wakeup.set()
 
     def _read_text(self) -> None:
         """Read text while this iteration of the event loop has time for it; the rest follows in later ones."""
@@ -311,7 +315,9 @@ class LocalSession:
         if posted_at_s is not None and isinstance(event, Audio):
             self._observer.queue_wait(max(0.0, self._loop.time() - posted_at_s - event.meta.wall_ms / 1000))
         self._machine.on_engine(event)
-        self._changed()
+        self._apply()
+        if not self._awaits_frame or self._machine.has_notices:
+            self._wakeup.set()
 
     def _on_pause_timeout(self) -> None:
         self._timer = None
@@ -339,7 +345,7 @@ class LocalSession:
         remaining_s = max(due_at_s - self._loop.time(), self._machine.buffered_samples / SAMPLE_RATE_HZ - after_s)
         if self._machine.state is State.PAUSED or self._machine.has_unread_text:
             remaining_s = max(remaining_s, after_s)
-        if remaining_s > _TIMER_RESOLUTION_S:
+        if remaining_s > TIMER_RESOLUTION_S:
             self._flush_timer = self._loop.call_later(remaining_s, self._on_flush_due)
             return
         self._flushes += 1
@@ -366,11 +372,12 @@ class LocalSession:
 
     def poll(self) -> Output | None:
         self._wakeup.clear()
+        self._awaits_frame = False
         if self._final_events:
             return self._final_events.popleft()
         now_s = self._loop.time()
         due_at_s = self.pacer.due_at_s(self._machine.next_frame_samples, now_s)
-        item = self._machine.poll(audio=due_at_s <= now_s + _TIMER_RESOLUTION_S)
+        item = self._machine.poll(audio=due_at_s <= now_s + TIMER_RESOLUTION_S)
         if item is None:
             return None
         self._note(item, now_s)
@@ -388,14 +395,17 @@ class LocalSession:
     async def wait(self) -> None:
         """Wait until ``poll`` may return something or ``wake`` is called, for readers with several sources."""
         samples = self._machine.next_frame_samples
-        if not samples:
-            await self._wakeup.wait()
-        else:
-            timer = self._loop.call_at(self.pacer.due_at_s(samples, self._loop.time()), self._wakeup.set)
-            try:
-                await self._wakeup.wait()
-            finally:
-                timer.cancel()
+        if samples:
+            self._awaits_frame = True
+            tick = self._frame_clock.tick_at(self.pacer.due_at_s(samples, self._loop.time()))
+            if tick != self._tick:
+                self._tick = tick
+                self._frame_clock.call_at(tick, self._on_tick)
+        await self._wakeup.wait()
+
+    def _on_tick(self) -> None:
+        self._tick = None
+        self._wakeup.set()
 
     def wake(self) -> None:
         """End a pending ``wait``."""
