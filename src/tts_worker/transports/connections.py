@@ -18,6 +18,7 @@ import os
 import re
 import socket
 import ssl
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -57,6 +58,12 @@ _MAX_UNREAD_PONG_BYTES = 65_536
 _LINGER_S = 2.0
 """How long to discard client data after a last response: closing with unread data would send a reset, which can
 destroy the response."""
+
+SEND_AUDIO = "tts_worker.send_audio"
+"""Extension of the ASGI scope of a WebSocket: its ``send`` is ``WebSocketProtocol.send_audio``."""
+
+_BINARY_MESSAGE = 0x82
+"""First byte of a WebSocket frame that is a whole binary message (RFC 6455, section 5.2)."""
 
 _CLOSE_REASONS = MappingProxyType({400: "invalid", 414: "header_too_large", 431: "header_too_large"})
 """Metric label by status of requests that are rejected before the application."""
@@ -511,6 +518,15 @@ class HttpProtocol(H11Protocol):
         self.transport.abort()
 
 
+def binary_header(size: int) -> bytes:
+    """Return the header of a binary message from a server, which is not masked (RFC 6455, section 5.2)."""
+    if size < 126:
+        return struct.pack("!BB", _BINARY_MESSAGE, size)
+    if size < 65_536:
+        return struct.pack("!BBH", _BINARY_MESSAGE, 126, size)
+    return struct.pack("!BBQ", _BINARY_MESSAGE, 127, size)
+
+
 class WebSocketProtocol(WebSocketsSansIOProtocol):
     """A WebSocket with bounded work per event loop turn.
 
@@ -569,7 +585,21 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
                 self._parsing = self.loop.call_soon(self._parse)
         return message
 
+    def send_audio(self, data: bytes) -> bool:
+        """Send a binary message now, without the way through the application's middleware.
+
+        Returns:
+            False if the client is behind or the connection is being closed: ``send`` then waits, or raises.
+        """
+        is_open = self.handshake_complete and not self.close_sent and not self.transport.is_closing()
+        if not is_open or not self.writable.is_set():
+            return False
+        self.transport.write(binary_header(len(data)) + data)
+        return True
+
     async def run_asgi(self) -> None:
+        if not self.conn.extensions:  # an extension would change the frames
+            self.scope["extensions"][SEND_AUDIO] = {"send": self.send_audio}
         try:
             await super().run_asgi()
         finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ from tts_worker.errors import (
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.transports import wire
+from tts_worker.transports.connections import SEND_AUDIO
 from tts_worker.transports.protocol import ProtocolHandler
 from tts_worker.transports.responses import error_response
 from tts_worker.transports.security import SUBPROTOCOL
@@ -75,6 +77,11 @@ def _options_from_query(websocket: WebSocket) -> SessionOptions:
         raise InvalidRequest(wire.explain(error)) from None
 
 
+def _never(pcm: bytes) -> bool:
+    """Send nothing: a server without the extension takes messages only as ASGI events."""
+    return False
+
+
 class _StreamConnection:
     """The worker's protocol on a WebSocket."""
 
@@ -85,6 +92,8 @@ class _StreamConnection:
         self._protocol = ProtocolHandler(
             hub, session, max_message_chars=limits.max_message_chars, max_messages_per_s=limits.max_messages_per_s
         )
+        extension = websocket.scope.get("extensions", {}).get(SEND_AUDIO, {})
+        self._send_now: Callable[[bytes], bool] = extension.get("send", _never)
         self._sending_since_s: float | None = None
         self._writer: asyncio.Task[None] | None = None
 
@@ -136,7 +145,8 @@ class _StreamConnection:
                 await self._send(self._protocol.replies.take())
             elif (item := session.poll()) is not None:
                 if isinstance(item, PcmFrame):
-                    await self._send(item.pcm)
+                    if not self._send_now(item.pcm):
+                        await self._send(item.pcm)
                 else:
                     await self._send(self._protocol.encode_event(item))
             elif session.state is not State.CLOSED:
