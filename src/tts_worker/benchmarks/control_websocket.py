@@ -15,6 +15,7 @@ import random
 import sys
 from collections.abc import AsyncIterator
 from time import perf_counter
+from typing import NamedTuple
 
 from websockets.asyncio.client import ClientConnection, connect
 
@@ -31,9 +32,16 @@ _MESSAGES = {
 }
 
 
+class ServerProcess(NamedTuple):
+    """A running server: its address, ``host:port``, and the id of its process."""
+
+    address: str
+    pid: int
+
+
 @contextlib.asynccontextmanager
-async def server_process(arguments: list[str], *, source: str | None = None) -> AsyncIterator[str]:
-    """Run ``tts-worker serve`` on a free port in a separate process; yield ``host:port`` once it is ready.
+async def server_process(arguments: list[str], *, source: str | None = None) -> AsyncIterator[ServerProcess]:
+    """Run ``tts-worker serve`` on a free port in a separate process; yield it once it is ready.
 
     Args:
         arguments: Further arguments.
@@ -52,7 +60,7 @@ async def server_process(arguments: list[str], *, source: str | None = None) -> 
         listening = (await process.stdout.readline()).decode()
         if not listening.startswith("listening on http://") or not await process.stdout.readline():
             raise EngineFault("the server did not start; see its message above")
-        yield listening.split("//")[1].strip()
+        yield ServerProcess(listening.split("//")[1].strip(), process.pid)
     finally:
         if process.returncode is None:
             process.kill()

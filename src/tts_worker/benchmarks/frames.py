@@ -1,7 +1,7 @@
 """Cost of a frame: processor time of a real server per 20 ms frame, with calls that speak all the time.
 
-The calls are WebSockets (``/v1/stream``) of this process; the server runs in another one and reports its own processor
-time (``/metrics``). All of it counts: synthesis, events, sending. With the tone engine, whose audio costs almost
+The calls are WebSockets (``/v1/stream``) of this process; the server runs in another one, whose processor time Linux
+reports. All of it counts: synthesis, events, sending. With the tone engine, whose audio costs almost
 nothing, it is the cost of sessions, event loop and transport.
 
 A baseline, the server of another version, is measured in turn with this one. The processors of a machine do not always
@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from time import monotonic, process_time
 
-from tts_worker.benchmarks.calls import Calls, SpeakingCall, scrape, unexplained_underruns
+from tts_worker.benchmarks.calls import Calls, SpeakingCall, unexplained_underruns
 from tts_worker.benchmarks.control_websocket import server_process
 from tts_worker.benchmarks.stall_monitor import StallMonitor
 from tts_worker.benchmarks.stats import Figure, rounded_ms
@@ -70,7 +71,7 @@ async def measure_frames(
         EngineFault: The server did not start, or refused a call.
     """
     calls = Calls()
-    async with server_process(arguments, source=source) as address, contextlib.AsyncExitStack() as stack:
+    async with server_process(arguments, source=source) as (address, pid), contextlib.AsyncExitStack() as stack:
         monitor = await stack.enter_async_context(StallMonitor())
         tasks = [
             asyncio.create_task(SpeakingCall(address, seed, calls, _STAGGER_S * seed).run()) for seed in range(sessions)
@@ -81,10 +82,10 @@ async def measure_frames(
         calls.frames = 0
         calls.audio_s = 0.0
         began_s = monotonic()
-        server_s = -await _processor_time_s(address)
+        server_s = -_processor_time_s(pid)
         client_s = -process_time()
         await asyncio.sleep(seconds)
-        server_s += await _processor_time_s(address)
+        server_s += _processor_time_s(pid)
         client_s += process_time()
         measured_s = monotonic() - began_s
         for task in tasks:
@@ -128,11 +129,15 @@ def _figures(costs: list[FrameCost]) -> dict[str, Figure]:
     }
 
 
-async def _processor_time_s(address: str) -> float:
-    found = re.search(r"^process_cpu_seconds_total (\S+)", await scrape(address), re.M)
-    if found is None:
-        raise EngineFault("the server does not report its processor time, which needs Linux")
-    return float(found[1])
+def _processor_time_s(pid: int) -> float:
+    """Return the processor time of a process and its threads."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        raise EngineFault("the processor time of another process can be read on Linux only") from None
+    # The fields after the name in parentheses: utime and stime are the fields 14 and 15 (proc_pid_stat(5)).
+    user, system = stat.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

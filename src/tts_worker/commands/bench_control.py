@@ -56,5 +56,5 @@ async def _measure(args: argparse.Namespace, engine: dict[str, object]) -> dict[
             return await measure_control_grpc(address, args.sessions, args.seconds)
     from tts_worker.benchmarks.control_websocket import measure_control_websocket, server_process
 
-    async with server_process(arguments) as address:
+    async with server_process(arguments) as (address, _):
         return await measure_control_websocket(address, args.sessions, args.seconds)

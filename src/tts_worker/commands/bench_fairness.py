@@ -51,7 +51,7 @@ async def _measure(args: argparse.Namespace, settings: Settings) -> dict[str, Fi
     if args.engine is not None:
         arguments += ["--engine", args.engine]
     arguments += [word for assignment in args.set for word in ("--set", assignment)]
-    async with server_process(arguments) as address:
+    async with server_process(arguments) as (address, _):
         return await measure_fairness(
             address,
             downloads=args.downloads,
