@@ -48,7 +48,7 @@ _DRAIN_CHECK_S = 0.1
 """Interval at which a drain closes sessions that have become idle."""
 
 
-_CREDITS_PER_WINDOW = 6
+_CREDITS_PER_WINDOW = 5
 """Portions in which the credit of a window is returned while the engine is well ahead of the client."""
 
 _READ_CHARS = 16
