@@ -267,7 +267,7 @@ class GpuBench:
                 "memory_gb": round(total / 1e9, 1),
                 "free_gb": round(free / 1e9, 1),
                 "cuda": torch.version.cuda,
-                "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+                "cudnn": torch.backends.cudnn.version(),
                 "nvidia_smi": _nvidia_smi(),
             }
         return figures

@@ -17,7 +17,7 @@ from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.guard import TokenGuard
 from tts_worker.engine.cosyvoice.renderer import MelResampler, RenderState
 from tts_worker.engine.cosyvoice.request import Request
-from tts_worker.engine.cosyvoice.runs import MAX_RATIO, MIN_RATIO, ClauseRun, InterleavedRun
+from tts_worker.engine.cosyvoice.runs import MAX_RATIO, MIN_RATIO, ClauseRun, InterleavedRun, LmRun
 from tts_worker.engine.cosyvoice.silence import SILENT_TOKENS, SilenceFilter
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
@@ -96,7 +96,7 @@ class TokenGenerator:
         self.params = params
         self.voice: VoiceState | None = None
         self.audio_segments: deque[AudioSegment] = deque()
-        self.run: ClauseRun | InterleavedRun | None = None
+        self.run: LmRun | None = None
         self.text_ended = False
         self.has_text = self.has_speakable_text = bool(speech_tokens)
         self.truncated: str | None = None
@@ -389,7 +389,7 @@ class TokenGenerator:
             if self.run is None or not self._process_id(self.audio_segments[-1], self.run, token):
                 return
 
-    def _process_id(self, audio_segment: AudioSegment, run: ClauseRun | InterleavedRun, token: int) -> bool:
+    def _process_id(self, audio_segment: AudioSegment, run: LmRun, token: int) -> bool:
         """Process one id. Returns False if the run is over or was restarted."""
         if token < 0:
             return self._handle_violation("broken_scores", len(self._run_ids))

@@ -227,7 +227,7 @@ class GraphRunner(CapturingRunner):
         return _CapturedGraph(inputs, static_outputs, graph.replay)
 
     def _time(self, replay: Callable[[], None], repeats: int) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         with torch.cuda.stream(self._stream):
             start.record(self._stream)
             for _ in range(repeats):

@@ -124,7 +124,7 @@ def open_graph(spec: GraphSpec, path: Path, weights: str, options: SessionOption
     onnxruntime = import_onnxruntime()
     check_file(path, weights)
     on_gpu = options.device.type == "cuda"
-    stream = torch.cuda.Stream(options.device) if on_gpu else None  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream(options.device) if on_gpu else None
     available = onnxruntime.get_available_providers()
     providers = select_providers(
         available,

@@ -209,7 +209,7 @@ class _CudaTimingEvent:
     """A timing event by the clock of the device."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._event = torch.cuda.Event(enable_timing=True)
         self._event.record(stream)
 
     def ms_since(self, earlier: TimingEvent) -> float:
@@ -225,12 +225,12 @@ class _CudaCopy:
         self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         self._host.copy_(tensor, non_blocking=True)
         self._source = tensor  # must live until the copy is done
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event = torch.cuda.Event()
         self._event.record()
 
     @property
     def ready(self) -> bool:
-        return bool(self._event.query())  # type: ignore[no-untyped-call]
+        return bool(self._event.query())
 
     def wait(self) -> Tensor:
         self._event.synchronize()
@@ -247,12 +247,12 @@ class CudaStream:
 
     def __init__(self, device: torch.device, *, high_priority: bool = False) -> None:
         self.device = device
-        self.cuda_stream = torch.cuda.Stream(device, priority=-1 if high_priority else 0)  # type: ignore[no-untyped-call]
+        self.cuda_stream = torch.cuda.Stream(device, priority=-1 if high_priority else 0)
         self._contexts: list[torch.cuda.StreamContext] = []
 
     def __enter__(self) -> CudaStream:
         context = torch.cuda.stream(self.cuda_stream)
-        context.__enter__()  # type: ignore[no-untyped-call]
+        context.__enter__()
         self._contexts.append(context)
         return self
 

@@ -90,7 +90,7 @@ class Rotary(nn.Module):
         Complex float32, except for exporters, which have no complex type.
         """
         angle = self.angles(start, x.shape[1]).repeat(x.shape[0] // start.shape[0], 1, 1)[:, :, None]  # [N, T, 1, d/2]
-        if torch.jit.is_tracing():  # type: ignore[attr-defined]
+        if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
             return torch.stack([angle.cos(), angle.sin()], dim=-1).to(x.dtype)
         return torch.polar(torch.ones_like(angle), angle)
 

@@ -25,7 +25,7 @@ from tts_worker.engine.cosyvoice.models.blocks import (
     Sites,
     chunk_mask,
 )
-from tts_worker.engine.cosyvoice.models.dims import FlowDims
+from tts_worker.engine.cosyvoice.models.dims import FlowDims, UnetDims
 from tts_worker.engine.cosyvoice.models.dit import Dit
 from tts_worker.engine.cosyvoice.models.flow_encoder import Encoder, EncoderPast
 from tts_worker.engine.cosyvoice.models.qwen2 import embedding
@@ -92,9 +92,10 @@ class Flow(nn.Module):
             self.encoder_proj = nn.Linear(dims.encoder.output_size, dims.mel)
         if dims.lookahead is not None:
             self.pre_lookahead_layer = Lookahead(dims.lookahead, self.front_sites)
-        estimator = Unet(dims.unet) if dims.unet is not None else Dit(dims.dit)  # type: ignore[arg-type]
-        self.decoder = _Decoder(estimator)
-        self.chunk_frames = (dims.unet or dims.dit).chunk_frames  # type: ignore[union-attr]
+        estimator_dims = dims.unet or dims.dit
+        assert estimator_dims is not None
+        self.decoder = _Decoder(Unet(estimator_dims) if isinstance(estimator_dims, UnetDims) else Dit(estimator_dims))
+        self.chunk_frames = estimator_dims.chunk_frames
         self.times = self.weights = self.noise = self.time_tables = torch.zeros(0)  # set by ``prepare``
         self.dtype = torch.float32  # of the estimator's products
 
