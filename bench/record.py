@@ -1,19 +1,23 @@
 """Run a benchmark and store its figures with the command and the hardware, as a JSON file in bench/results.
 
     python bench/record.py NAME -- tts-worker bench load --engine cpu --sessions 40
+    python bench/record.py NAME --runs 6 -- tts-worker bench fairness
 
 The last line of its output must be one JSON object; ``--json`` is added to the command if it is missing.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -30,27 +34,38 @@ def hardware() -> str:
     return f"{os.cpu_count()} cores, {model}, {memory_gib:.0f} GiB"
 
 
+def run(command: Sequence[str]) -> Any:
+    """Run a benchmark and return its figures."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
 def main() -> int:
-    if len(sys.argv) < 4 or sys.argv[2] != "--":
+    words = sys.argv[1:]
+    if "--" not in words:
         print(__doc__, file=sys.stderr)
         return 2
-    name = sys.argv[1]
-    command = sys.argv[3:]
+    separator = words.index("--")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name")
+    parser.add_argument("--runs", type=int, default=1)
+    options = parser.parse_args(words[:separator])
+    command = words[separator + 1 :]
     if "--json" not in command:
         command.append("--json")
     load_before = os.getloadavg()[0]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    results = [run(command) for _ in range(options.runs)]
     record = {
         "command": " ".join(command),
         "date": datetime.now(timezone.utc).date().isoformat(),
         "hardware": hardware(),
         "python": platform.python_version(),
         "load_average_before": round(load_before, 2),
-        "result": json.loads(done.stdout.strip().splitlines()[-1]),
+        **({"result": results[0]} if len(results) == 1 else {"runs": results}),
     }
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
-    print(json.dumps(record["result"], indent=2))
+    (RESULTS / f"{options.name}.json").write_text(json.dumps(record, indent=2) + "\n")
+    print(json.dumps(results, indent=2))
     return 0
 
 

@@ -210,7 +210,19 @@ def _render(note: _Note, samples: int, seed: int) -> bytes:
     """Render the next ``samples`` of a note as s16le; the result does not depend on how the note is divided."""
     if note.hz == 0.0:
         return bytes(2 * samples)
-    index = np.arange(note.rendered_samples, note.rendered_samples + samples)
-    ramp = np.minimum(np.minimum(index, note.samples - 1 - index) / _RAMP_SAMPLES, 1.0)
-    phase = 2 * np.pi * note.hz * index / SAMPLE_RATE_HZ + (seed % 628) / 100
-    return (np.sin(phase) * ramp * _AMPLITUDE).astype("<i2").tobytes()
+    start = note.rendered_samples
+    end = start + samples
+    # In place and without the ramp where it is 1: a large numpy operation releases the interpreter lock, and taking it
+    # back from a busy event loop costs more than the operation.
+    wave = np.arange(start, end, dtype=np.float32)
+    wave *= 2 * np.pi * note.hz / SAMPLE_RATE_HZ
+    wave += (seed % 628) / 100
+    np.sin(wave, out=wave)
+    wave *= _AMPLITUDE
+    release = max(_RAMP_SAMPLES, note.samples - _RAMP_SAMPLES)
+    for first, last in ((start, min(end, _RAMP_SAMPLES)), (max(start, release), end)):
+        if first < last:
+            index = np.arange(first, last)
+            edge = np.minimum(index, note.samples - 1 - index) / _RAMP_SAMPLES
+            wave[first - start : last - start] *= np.minimum(edge, 1.0).astype(np.float32)
+    return wave.astype("<i2").tobytes()
