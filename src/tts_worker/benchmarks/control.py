@@ -3,7 +3,8 @@
 Commands come from another thread, as from a socket, so that the lag of the event loop counts. STOP and PAUSE are timed
 until the acknowledgement, after which no old frame may be sent (such frames are counted). RESUME is timed until the
 next frame if the utterance had audio before the pause; otherwise the time is a first-audio latency and reported
-separately. ``control_websocket`` measures the same over WebSockets.
+separately. ``control_websocket`` measures the same over WebSockets. A STOP during which the machine stalled
+(``stall_monitor``) counts in ``stop_p99_ms``, and not in ``stop_p99_outside_stalls_ms``.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import asyncio
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
 from tts_worker.app import Worker, running_worker
+from tts_worker.benchmarks.stall_monitor import Stall, StallMonitor
 from tts_worker.benchmarks.stats import Figure, LoopLag, percentile, rounded_ms
 from tts_worker.benchmarks.texts import paragraph
 from tts_worker.session.session import LocalSession
@@ -27,12 +29,16 @@ SCRIPT = (ControlName.PAUSE, ControlName.RESUME, ControlName.STOP)
 GAP_S = (0.15, 0.9)
 """Range of the pause between two commands of a session."""
 
+_MIN_STALL_S = 0.004
+"""A stall of this length matters to a STOP of a few milliseconds."""
+
 
 @dataclass(slots=True)
 class ControlTimes:
     """Seconds per command, and frames that should not have been sent."""
 
     stop_s: list[float] = field(default_factory=list)
+    stopped_at_s: list[float] = field(default_factory=list)  # when each ended, if the measurement asks for it
     pause_s: list[float] = field(default_factory=list)
     resume_s: list[float] = field(default_factory=list)
     resume_to_first_audio_s: list[float] = field(default_factory=list)
@@ -54,6 +60,15 @@ class ControlTimes:
             "frames_after_stop": self.frames_after_stop,
             "frames_in_pause": self.frames_in_pause,
         }
+
+
+def outside_stalls(times: ControlTimes, stalls: Sequence[Stall]) -> list[float]:
+    """Return the seconds of each STOP during which the machine did not stall."""
+    return [
+        stop_s
+        for stop_s, stopped_at_s in zip(times.stop_s, times.stopped_at_s, strict=True)
+        if not any(stall.begin_s < stopped_at_s and stall.end_s > stopped_at_s - stop_s for stall in stalls)
+    ]
 
 
 class PendingCommands:
@@ -172,6 +187,7 @@ class _SpeakingSession:
         if ended.outcome is Outcome.STOPPED:
             self._last_stopped = ended.key
             self._times.stop_s.append(now_s - self._commands.acknowledged(ControlName.STOP, applied=True))
+            self._times.stopped_at_s.append(now_s)
         self._commands.end_utterance()
         self._speak()
 
@@ -184,7 +200,7 @@ class _SpeakingSession:
 async def measure_control(settings: Settings, sessions: int, seconds: float) -> dict[str, Figure]:
     """Measure ``sessions`` sessions within this process."""
     times = ControlTimes()
-    async with running_worker(settings) as worker, LoopLag() as lag:
+    async with StallMonitor(_MIN_STALL_S) as monitor, running_worker(settings) as worker, LoopLag() as lag:
         speaking_sessions = [
             _SpeakingSession(_open_session(worker), random.Random(index), times) for index in range(sessions)
         ]
@@ -198,8 +214,13 @@ async def measure_control(settings: Settings, sessions: int, seconds: float) -> 
         for task in listening:
             task.cancel()
         await asyncio.wait(listening)
+    unstalled_s = outside_stalls(times, monitor.stalls)
     return {
         **times.figures(),
+        "stop_p99_outside_stalls_ms": rounded_ms(percentile(unstalled_s, 99)),
+        "stop_max_outside_stalls_ms": rounded_ms(max(unstalled_s, default=None)),
+        "stops_in_stalls": len(times.stop_s) - len(unstalled_s),
+        "machine_stalls": len(monitor.stalls),
         "loop_lag_p99_ms": rounded_ms(percentile(lag.lags_s, 99)),
         "engine_load": round(busy_s / seconds, 3),
     }

@@ -27,12 +27,14 @@ class Stall(NamedTuple):
     end_s: float
 
 
-def detect_stalls(clock: Callable[[], float], sleep: Callable[[float], object]) -> Iterator[Stall]:
-    """Yield a stall whenever a sleep of ``INTERVAL_S`` ends at least ``MIN_STALL_S`` late; never ends."""
+def detect_stalls(
+    clock: Callable[[], float], sleep: Callable[[float], object], min_stall_s: float = MIN_STALL_S
+) -> Iterator[Stall]:
+    """Yield a stall whenever a sleep of ``INTERVAL_S`` ends at least ``min_stall_s`` late; never ends."""
     while True:
         due_s = clock() + INTERVAL_S
         sleep(INTERVAL_S)
-        if clock() - due_s >= MIN_STALL_S:
+        if clock() - due_s >= min_stall_s:
             yield Stall(due_s, clock())
 
 
@@ -62,19 +64,25 @@ def is_machine_stall(observed: Iterable[Stall], gap_s: float, ended_at_s: float,
 class StallMonitor:
     """Runs the monitor process while the context is open.
 
+    Args:
+        min_stall_s: Shortest delay of a sleep that counts as a stall.
+
     Attributes:
         stalls: Stalls detected so far.
         process: The monitor process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, min_stall_s: float = MIN_STALL_S) -> None:
+        self._min_stall_s = min_stall_s
         self.stalls: list[Stall] = []
         self.process: asyncio.subprocess.Process
         self._reader: asyncio.Task[None]
 
     async def __aenter__(self) -> StallMonitor:
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", __name__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            *(sys.executable, "-m", __name__, str(self._min_stall_s)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
         )
         assert self.process.stdout is not None
         await self.process.stdout.readline()  # the process runs
@@ -93,23 +101,23 @@ class StallMonitor:
             self.stalls.append(Stall(float(begin_s), float(end_s)))
 
 
-def _watch(cpu: int | None) -> None:
+def _watch(cpu: int | None, min_stall_s: float) -> None:
     if cpu is not None:
         os.sched_setaffinity(0, {cpu})  # affinity of this thread
-    for stall in detect_stalls(time.monotonic, threading.Event().wait):
+    for stall in detect_stalls(time.monotonic, threading.Event().wait, min_stall_s):
         # One write per line: the process may end, or another thread may write, between two writes.
         os.write(1, f"{stall.begin_s} {stall.end_s}\n".encode())
 
 
-def _main() -> None:
+def _main(min_stall_s: float) -> None:
     cpus: list[int | None] = [None]
     if sys.platform == "linux":
         cpus = [*os.sched_getaffinity(0)]
     print("ready", flush=True)  # must be the first line, before the threads can write
     for cpu in cpus:
-        threading.Thread(target=_watch, args=(cpu,), daemon=True).start()
+        threading.Thread(target=_watch, args=(cpu, min_stall_s), daemon=True).start()
     sys.stdin.read()  # until the parent closes the pipe
 
 
 if __name__ == "__main__":
-    _main()
+    _main(float(sys.argv[1]))

@@ -8,7 +8,8 @@ import random
 
 from tests.conftest import until
 from tts_worker.app import Worker
-from tts_worker.benchmarks.control import SCRIPT, ControlTimes, _SpeakingSession
+from tts_worker.benchmarks.control import SCRIPT, ControlTimes, _SpeakingSession, outside_stalls
+from tts_worker.benchmarks.stall_monitor import Stall
 from tts_worker.types import ControlName, PcmFrame
 
 
@@ -46,3 +47,8 @@ async def test_resume_without_effect_is_not_timed(worker: Worker) -> None:
     times = await run_commands(worker, (ControlName.STOP, ControlName.RESUME), pauses=0)
     assert not times.resume_s
     assert not times.resume_to_first_audio_s
+
+
+def test_stop_during_a_stall_is_left_out() -> None:
+    times = ControlTimes(stop_s=[0.001, 0.010, 0.002], stopped_at_s=[1.0, 2.0, 3.0])
+    assert outside_stalls(times, [Stall(1.995, 2.1), Stall(2.5, 2.9)]) == [0.001, 0.002]
