@@ -17,7 +17,7 @@ from tts_worker.types import Boundary, Done, SynthesisParams
 
 pytestmark = pytest.mark.gpu
 
-COMPUTATIONS = {"decode", "flow", "null", "vocoder"}
+COMPUTATIONS = {"prefill", "decode", "flow", "null", "vocoder"}
 SPEEDS = (0.5, 0.77, 1.0, 1.3, 2.0)
 
 

@@ -65,7 +65,7 @@ def test_every_computation_is_replayed_after_the_warm_up(family: str) -> None:
     outputs = speak_together(subject, params)
 
     counts = {each.name: each for each in subject.report().computations}
-    assert set(counts) == {"decode", "flow", "null", "vocoder"}
+    assert set(counts) == {"prefill", "decode", "flow", "null", "vocoder"}
     assert {name: each.eager_calls for name, each in counts.items()} == dict.fromkeys(counts, 0)
     assert [runner.captured_graphs for runner in runners] == graphs, "nothing is captured while clients wait"
     expected = speak_together(engine(family, small, **shared), params)
@@ -381,7 +381,7 @@ def test_refused_capture_concerns_its_shape_only(caplog: pytest.LogCaptureFixtur
             str(key[0]) for key in runner.refused
         }
     assert len(subject.info.degraded) == 2
-    for reason, name in zip(subject.info.degraded, ("decode", "null"), strict=True):
+    for reason, name in zip(subject.info.degraded, ("prefill", "null"), strict=True):
         assert reason.startswith(name)
     assert sum("the capture failed" in message for message in caplog.messages) == 3
 

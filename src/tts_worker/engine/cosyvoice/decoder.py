@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.backends.graphs import Runner
@@ -30,6 +30,13 @@ from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.sampler import DrawState
 
 CONTEXT_BUCKET = 256
+PREFILL_BUCKETS = (8, 64, 128, 192, 256, 384)
+"""Inputs of a prefill where shapes are fixed; longer ones are fed in pieces."""
+PREFILL_INPUTS = 1536  # most inputs of one pass, all utterances together
+PREFILL_CONTEXT = 512  # shortest context of a prefill; longer ones are twice as long each
+SHARED_INPUTS = 16  # a longer prefill runs alone where shapes are not fixed: padding would cost more than a pass
+_KINDS = {Kind.TEXT: 0, Kind.SPEECH: 1, Kind.SOS: 2, Kind.TASK: 3}
+_PLAN_WIDTH = 6  # of a prefill: slot, special, special_from, budget, forced id, number of inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,31 @@ class Prefix:
 
     items: tuple[Item, ...]
     kv: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _PrefillRow:
+    """One slot of a prefill.
+
+    Attributes:
+        plan: Plan of the draw; without a budget, nothing is drawn.
+        items: Inputs.
+        end: Inputs in the slot afterwards.
+    """
+
+    plan: DecodeRow
+    items: Sequence[Item]
+    end: int
+
+    def sent(self, span: int) -> list[int]:
+        """Return the plan, ``span`` ids and their kinds, padded."""
+        plan = self.plan
+        padding = [0] * (span - len(self.items))
+        ids = [i for _, i in self.items]
+        kinds = [_KINDS[kind] for kind, _ in self.items]
+        forced = plan.forced[0] if plan.forced else NOT_FORCED
+        head = [plan.slot, plan.special, plan.special_from, plan.budget, forced, len(self.items)]
+        return [*head, *ids, *padding, *kinds, *padding]
 
 
 class Decoder:
@@ -165,7 +197,8 @@ class Decoder:
             self._pool.reset(at)
             self._erase(slot, 0)
             self._used_positions[slot] = len(items)
-            self._forward(self._embed([items]), self._stream.to_device([len(items)]), at, len(items))
+            for begin, end in self._pieces(len(items)):
+                self._run_prefill([_PrefillRow(DecodeRow(slot, 0, 0, 0), items[begin:end], end)])
             kv = self._pool.data[:, :, slot, :, : len(items)].clone()
         return Prefix(tuple(items), kv)
 
@@ -220,19 +253,92 @@ class Decoder:
 
     @torch.inference_mode()
     def prefill(self, rows: Sequence[DecodeRow], items: Sequence[Sequence[Item]]) -> PendingCopy:
-        """Feed each slot its ``items``, padded to equal length, and draw one id each: ``[1, B]``."""
-        counts = [len(part) for part in items]
-        for row, count in zip(rows, counts, strict=True):
-            self._use(row.slot, count)
+        """Feed each slot its ``items`` and draw one id each: ``[1, B]``.
+
+        Where shapes are fixed, several passes may follow each other without the host: the first pieces of long inputs,
+        which draw nothing, then the utterances by length.
+        """
+        first: dict[int, list[_PrefillRow]] = {}  # by number of the piece
+        last: list[tuple[int, _PrefillRow]] = []
+        for index, (row, part) in enumerate(zip(rows, items, strict=True)):
+            self._use(row.slot, len(part))
+            cached = self.length(row.slot)
+            *pieces, (begin, end) = self._pieces(len(part))
+            for number, (start, stop) in enumerate(pieces):
+                idle = DecodeRow(row.slot, 0, 0, 0)
+                first.setdefault(number, []).append(_PrefillRow(idle, part[start:stop], cached + stop))
+            last.append((index, _PrefillRow(row, part[begin:end], cached + end)))
+        if self._runner.fixed_shapes:
+            last.sort(key=lambda member: len(member[1].items))
         with self._stream:
-            (plan,) = self._plan_draws(rows, 1)
-            slots = plan[0, :, 0]
-            context = self._context(max(self.length(row.slot) + n for row, n in zip(rows, counts, strict=True)))
-            scores = self._forward(self._embed(items), self._stream.to_device(counts), slots, context)
-            copy = self._stream.to_host(self._draw(scores, plan, slots).T)
+            for members in first.values():
+                self._run_prefill(members)
+            ids = self._run_prefill([row for _, row in last])
+            order = [index for index, _ in last]
+            if order != sorted(order):
+                ids = ids[self._stream.to_device([order.index(index) for index in range(len(order))])]
+            copy = self._stream.to_host(ids.T)
         for row, part in zip(rows, items, strict=True):
             self._cached_items[row.slot] += part
         return copy
+
+    @property
+    def shared_inputs(self) -> int:
+        """Most inputs of a prefill that shares a batch."""
+        return self.max_tokens if self._runner.fixed_shapes else SHARED_INPUTS
+
+    def _pieces(self, inputs: int) -> list[tuple[int, int]]:
+        """Return the pieces in which a prefill is fed."""
+        size = PREFILL_BUCKETS[-1] if self._runner.fixed_shapes else inputs
+        return [(begin, min(begin + size, inputs)) for begin in range(0, inputs, size)]
+
+    def _run_prefill(self, members: Sequence[_PrefillRow]) -> Tensor:
+        """Feed ``members``, ordered by length where shapes are fixed. Returns the drawn ids ``[B, 1]``."""
+        drawn = []
+        while members:
+            count = len(members)
+            span = max(len(member.items) for member in members)
+            if self._runner.fixed_shapes:
+                # The longest ones first, as many as fit into one pass.
+                span = next(size for size in PREFILL_BUCKETS if size >= span)
+                count = min(count, _prefill_rows(span))
+            drawn.append(self._prefill_pass(members[-count:], span))
+            members = members[:-count]
+        return torch.cat(drawn[::-1])
+
+    def _prefill_pass(self, members: Sequence[_PrefillRow], span: int) -> Tensor:
+        rows = len(members)
+        if self._runner.fixed_shapes:
+            rows = _next_power_of_two(rows)
+        context = self._prefill_context(max(span, *(member.end for member in members)))
+        sent = [member.sent(span) for member in members]
+        sent += [_PrefillRow(DecodeRow(self._padding_slot, 0, 0, 0), (), 0).sent(span)] * (rows - len(members))
+        key = ("prefill", rows, span, context)
+        (ids,) = self._runner.run(key, self._prefill_step(span, context), (self._stream.to_device(sent),))
+        self.steps += 1
+        self.positions += rows * span
+        return ids[: len(members)].clone()  # a graph reuses its output buffer
+
+    def _prefill_step(self, span: int, context: int) -> Callable[[Tensor], tuple[Tensor]]:
+        def step(sent: Tensor) -> tuple[Tensor]:
+            ids, kinds = sent[:, _PLAN_WIDTH:].tensor_split((span,), dim=1)  # [B, T] each
+            plan = plan_draws(sent[:, : _PLAN_WIDTH - 1], self._draws.keys, self._draws.steps, self._remaining)[0]
+            slots = plan[0, :, 0]
+            scores = self._lm.logits(self._embed(ids, kinds), sent[:, _PLAN_WIDTH - 1], slots, self._pool, context)
+            return (self._draw(scores, plan, slots),)
+
+        return step
+
+    def _prefill_context(self, longest: int) -> int:
+        """Return the context of a prefill. The fused attention reads what is there, so that one suffices."""
+        if not self._runner.fixed_shapes:
+            return min(longest, self.max_tokens)
+        if slot_attention.is_fused(self._pool.data):
+            return self.max_tokens
+        context = PREFILL_CONTEXT
+        while context < longest:
+            context *= 2
+        return min(context, self.max_tokens)
 
     @torch.inference_mode()
     def burst(self, rows: Sequence[DecodeRow], steps: int) -> PendingCopy:
@@ -272,11 +378,21 @@ class Decoder:
 
     @torch.inference_mode()
     def capture(self, batch: int) -> None:
-        """Capture a decode step of every shape, in the padding slot.
+        """Capture prefills and decode steps of every shape, in the padding slot.
 
         Args:
-            batch: Most utterances in a step.
+            batch: Most utterances in a pass.
         """
+        idle = _PrefillRow(DecodeRow(self._padding_slot, 0, 0, 0), (), 0)
+        for span in reversed(PREFILL_BUCKETS):
+            lengths = range(min(span, self.max_tokens), self.max_tokens + 1)
+            most = min(_next_power_of_two(batch), _prefill_rows(span))
+            for context in sorted({self._prefill_context(length) for length in lengths}, reverse=True):
+                for rows in (1 << power for power in reversed(range(most.bit_length()))):
+                    with self._stream:
+                        sent = self._stream.to_device([idle.sent(span)] * rows)
+                        key = ("prefill", rows, span, context)
+                        self._runner.capture(key, self._prefill_step(span, context), (sent,))
         contexts = sorted({self._decode_context(n) for n in range(1, self.max_tokens + 1)}, reverse=True)
         for rows in (1 << power for power in reversed(range(_next_power_of_two(batch).bit_length()))):
             for context in contexts:  # the largest first: the smaller ones reuse its memory
@@ -315,11 +431,6 @@ class Decoder:
 
         return step
 
-    def _forward(self, x: Tensor, new: Tensor, slots: Tensor, context: int) -> Tensor:
-        self.steps += 1
-        self.positions += x.shape[0] * x.shape[1]
-        return self._lm.logits(x, new, slots, self._pool, context)
-
     def _draw(self, scores: Tensor, plan: Tensor, slots: Tensor) -> Tensor:
         """Draw one id ``[B, 1]`` per slot from ``scores [B, V]`` by one step of ``_plan_draws``."""
         draws = self._draws
@@ -328,21 +439,16 @@ class Decoder:
         state = (self._remaining, draws.recent, draws.steps)
         return draw_ids(scores, plan, slots, *state, speech, rule.top_p, rule.top_k, rule.repeats)
 
-    def _embed(self, rows: Sequence[Sequence[Item]]) -> Tensor:
-        """Return input vectors ``[B, T, D]``, padded with zeros."""
-        return torch.nn.utils.rnn.pad_sequence([self._embed_row(row) for row in rows], batch_first=True)
-
-    def _embed_row(self, items: Sequence[Item]) -> Tensor:
-        parts = []
-        for kind, group in groupby(items, key=lambda item: item[0]):
-            ids = [i for _, i in group]
-            if kind in (Kind.SOS, Kind.TASK):
-                row = self._dims.sos_row if kind is Kind.SOS else self._dims.task_row
-                parts.append(self._lm.embed_special(row).expand(len(ids), -1))
-            else:
-                table = self._lm.embed_text if kind is Kind.TEXT else self._lm.embed_speech
-                parts.append(table(self._stream.to_device(ids)))
-        return torch.cat(parts)
+    def _embed(self, ids: Tensor, kinds: Tensor) -> Tensor:
+        """Return input vectors ``[B, T, D]`` of ``ids [B, T]`` of the given ``kinds``."""
+        lm = self._lm
+        is_text = kinds == _KINDS[Kind.TEXT]
+        is_special = kinds >= _KINDS[Kind.SOS]
+        text = lm.embed_text(torch.where(is_text, ids, 0))
+        speech = lm.embed_speech(torch.where(kinds == _KINDS[Kind.SPEECH], ids, 0))
+        special = torch.cat([lm.embed_special(self._dims.sos_row), lm.embed_special(self._dims.task_row)])  # [2, D]
+        special = F.embedding((kinds - _KINDS[Kind.SOS]).clamp(min=0), special)
+        return torch.where(is_special[..., None], special, torch.where(is_text[..., None], text, speech))
 
 
 def _common_prefix_length(a: Sequence[Item], b: Sequence[Item]) -> int:
@@ -351,6 +457,11 @@ def _common_prefix_length(a: Sequence[Item], b: Sequence[Item]) -> int:
         if x != y:
             return place
     return min(len(a), len(b))
+
+
+def _prefill_rows(span: int) -> int:
+    """Return the most utterances of one prefill pass: a power of two."""
+    return 1 << ((PREFILL_INPUTS // span).bit_length() - 1)
 
 
 def _next_power_of_two(rows: int) -> int:

@@ -267,6 +267,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
             audio_batch=settings.render_batch if self._audio.has_capacity else 0,
             concurrent=streams.tokens is not streams.flow,
             burst_steps=settings.burst_tokens,
+            shared_inputs=self.components.decoder.shared_inputs,
             free_pages=self.components.pool.free_pages,
             evictable_pages=self.components.voice_cache.evictable_pages,
             call_pages=self._call_pages,

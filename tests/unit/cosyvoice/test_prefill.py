@@ -1,0 +1,101 @@
+"""Prefills in a few fixed shapes: the ids of exact lengths, every length captured, and many starts in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.cosyvoice.networks import FAMILIES, networks
+from tts_worker.engine.cosyvoice.backends.graphs import Compute, EagerRunner, FakeGraphRunner, Key, Runner, Tensors
+from tts_worker.engine.cosyvoice.backends.streams import HostStream
+from tts_worker.engine.cosyvoice.chunks import Item, Kind
+from tts_worker.engine.cosyvoice.decoder import PREFILL_BUCKETS, PREFILL_INPUTS, Decoder, DecodeRow
+
+MAX_TOKENS = 1100
+
+
+def decoder(family: str, runner: Runner, slots: int = 3, max_tokens: int = MAX_TOKENS) -> Decoder:
+    return Decoder(networks(family), slots=slots, max_tokens=max_tokens, stream=HostStream(), runner=runner)
+
+
+def inputs(text: int, speech: int) -> list[Item]:
+    """Return the inputs of a run: text, then the speech that it continues."""
+    items: list[Item] = [(Kind.SOS, 0), *((Kind.TEXT, 3 + i % 40) for i in range(text)), (Kind.TASK, 0)]
+    return [*items, *((Kind.SPEECH, 7 + 3 * i) for i in range(speech))]
+
+
+def draw(
+    subject: Decoder, runs: Sequence[list[Item]], steps: int = 3, prefix: int = 0, seed: int = 0
+) -> list[list[int]]:
+    """Draw the first id and a burst for runs that start at the same time, after a common prefix."""
+    shared = subject.prefix(runs[0][:prefix]) if prefix else None
+    slots = [subject.acquire() for _ in runs]
+    rows = [DecodeRow(slot, subject._dims.eos_id, 10**6, steps + 1) for slot in slots]
+    fed = [subject.start(slot, n, items, shared) for n, (slot, items) in enumerate(zip(slots, runs, strict=True), seed)]
+    drawn = [[token] for token in subject.prefill(rows, fed).wait()[0].tolist()]
+    columns = subject.burst(rows, steps).wait().T.tolist()
+    for slot, ids, column in zip(slots, drawn, columns, strict=True):
+        ids += subject.record_burst(slot, column, ids[-1])
+    for slot in slots:
+        subject.release(slot)
+    return drawn
+
+
+lengths = st.tuples(st.integers(1, 60), st.sampled_from([0, 3, 70, 180, 330, 390, 900]))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(deadline=None, max_examples=8)
+@given(runs=st.lists(lengths, min_size=1, max_size=3))
+def test_a_crowd_of_starts_equals_each_alone(family: str, runs: list[tuple[int, int]]) -> None:
+    """Padded prefills of any lengths, in one piece or several, draw the ids of exact lengths."""
+    items = [inputs(text, speech) for text, speech in runs]
+    alone = decoder(family, EagerRunner())
+    exact = [draw(alone, [one], seed=n)[0] for n, one in enumerate(items)]
+    assert draw(decoder(family, FakeGraphRunner()), items) == exact
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padded_prefix_gives_the_same_ids(family: str) -> None:
+    items = [inputs(430, 20), inputs(430, 21)]
+    exact = draw(decoder(family, EagerRunner()), items, prefix=420)
+    assert draw(decoder(family, FakeGraphRunner()), items, prefix=420) == exact
+    assert draw(decoder(family, EagerRunner()), items) == exact, "a prefix changes nothing"
+
+
+class RecordingRunner(FakeGraphRunner):
+    """Records the keys of all runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: list[Key] = []
+
+    def run(self, key: Key, compute: Compute, inputs: Tensors) -> Tensors:
+        self.keys.append(key)
+        return super().run(key, compute, inputs)
+
+
+def test_every_prefill_length_is_captured() -> None:
+    runner = RecordingRunner()
+    subject = decoder("cosyvoice3", runner, max_tokens=520)
+    subject.capture(2)
+    assert runner.captured_graphs <= 2 * len(PREFILL_BUCKETS) * 2 + 2 * 3
+    assert not runner.refused
+    for length in (1, 8, 9, 64, 65, 150, 200, 384, 385, 500):
+        draw(subject, [inputs(1, length - 1)], prefix=2)
+        draw(subject, [inputs(1, length - 1), inputs(5, 3)])
+    assert runner.eager_calls == 0
+    assert {key[2] for key in runner.keys if key[0] == "prefill"} == set(PREFILL_BUCKETS)
+
+
+def test_new_utterances_share_prefills() -> None:
+    """Many starts take as few passes as their inputs allow, in any order."""
+    runner = RecordingRunner()
+    subject = decoder("cosyvoice3", runner, slots=12, max_tokens=300)
+    draw(subject, [inputs(5 + n, 100 if n % 2 else 4) for n in range(12)])
+    passes = [key for key in runner.keys if key[0] == "prefill"]
+    assert [key[1:3] for key in passes] == [(8, 128), (4, 64)]
+    assert all(rows * span <= PREFILL_INPUTS for _, rows, span, _ in passes)  # type: ignore[operator]
