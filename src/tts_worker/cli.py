@@ -38,6 +38,7 @@ COMMANDS: dict[str, str] = {
     "bench text": "measure the processor time of the text pipeline per character",
     "bench engine": "measure the CosyVoice engine by stage, with forced tokens",
     "bench gpu": "measure everything that a GPU machine promises, within a time budget",
+    "bench simulate": "predict how many calls an engine serves, from the times of its stages",
 }
 """Command -> summary. ``bench control`` is the module ``bench_control``."""
 

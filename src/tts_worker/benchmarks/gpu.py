@@ -31,6 +31,8 @@ import torch
 
 from tts_worker.benchmarks.engine import VOICE, Bench, forced_tokens
 from tts_worker.benchmarks.gpu_load import Arrivals, CallScript, measure_arrivals, slots_for
+from tts_worker.benchmarks.measure_stages import measure_stage_times
+from tts_worker.benchmarks.stage_times import stage_times_as_json
 from tts_worker.benchmarks.stats import percentile
 from tts_worker.benchmarks.texts import SENTENCES
 from tts_worker.engine.cosyvoice.backends.graphs import CapturingRunner
@@ -70,6 +72,7 @@ class Plan:
         speed_seconds: Audio length for the real-time factor.
         growth_seconds: Length of the long turn.
         correct_tokens: Lengths of the utterances that are compared with the CPU.
+        stage_batches: Numbers of utterances for the stage times.
         cancels: Utterances to cancel.
         budget_s: A section starts only while the time it is expected to take is left.
         sections: Names of the sections to run; empty for all.
@@ -83,6 +86,7 @@ class Plan:
     speed_seconds: float = 20.0
     growth_seconds: float = 60.0
     correct_tokens: tuple[int, ...] = (40, 110, 250)
+    stage_batches: tuple[int, ...] = (1, 4, 16)
     cancels: int = 500
     budget_s: float = 1500.0
     sections: tuple[str, ...] = ()
@@ -155,6 +159,7 @@ def sections(plan: Plan) -> list[Section]:
         Section("start", GpuBench.start, 60.0),
         Section("first_audio", GpuBench.first_audio, 30.0),
         Section("speed", GpuBench.speed, 40.0),
+        Section("stages", GpuBench.stages, 30.0),
         Section("correct", GpuBench.correct, 120.0),
         Section("replays", GpuBench.replays, 60.0, needs_cuda=True),
         Section("profile", GpuBench.profile, 40.0),
@@ -313,6 +318,14 @@ class GpuBench:
     def speed(self) -> Figures:
         """Measure the real-time factor and the time by stage."""
         return dict(self.bench.speed(self._plan.speed_seconds, 3))
+
+    def stages(self) -> Figures:
+        """Measure the stage times by batch; ``bench simulate --times`` reads them from the results."""
+        slots = max(self._plan.stage_batches)
+        bench = self._loaded(replace(self._plan.options, max_utterances=slots, decode_batch=slots))
+        figures = stage_times_as_json(measure_stage_times(bench, self._plan.stage_batches, repeats=2))
+        self.unload()
+        return figures
 
     def replays(self) -> Figures:
         """Time every captured graph alone."""

@@ -278,10 +278,12 @@ class Goal:
     first_audio_p95_ms: float | None = 100.0
 
     def is_met(self, figures: dict[str, object]) -> bool:
+        if figures["refused"] or figures["failed"]:
+            return False
         c50 = figures["continuity_c50"]
         p95_ms = figures["first_audio_p95_ms"]
-        if not isinstance(c50, float) or not isinstance(p95_ms, float) or figures["refused"] or figures["failed"]:
-            return False
+        if not isinstance(c50, float) or not isinstance(p95_ms, float):
+            return True  # no call lasted long enough to be heard
         return c50 >= self.continuity_c50 and (self.first_audio_p95_ms is None or p95_ms <= self.first_audio_p95_ms)
 
 

@@ -37,7 +37,7 @@ def test_every_result_names_its_engine(name: str) -> None:
     elif "bench control" in command or "webrtc_stop_latency" in command:
         assert engine in ("tone", None)
         expected = "the tone engine"
-    elif "tests/data" in command:
+    elif "tests/data" in command or "RANDOM-TINY" in command:
         expected = "tiny random weights"
     elif "bench latency --engine cpu" in command:
         expected = "the CPU voice"

@@ -1,0 +1,236 @@
+"""Measures the stage times of a CosyVoice engine: what each pass took, by the size of its batch.
+
+The engine speaks as in service; a recorder beside its scheduler notes the batches that it planned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from tts_worker.benchmarks.engine import VOICE, Bench, forced_tokens
+from tts_worker.benchmarks.gpu_load import Arrivals, CallScript, measure_arrivals
+from tts_worker.benchmarks.stage_times import fit
+from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
+from tts_worker.engine.scheduler import Batch, Budgets, Candidate, Need, Plan, Policy
+from tts_worker.engine.simulator import NO_TIME, Execution, SimulationConfig, StageTime, StageTimes
+from tts_worker.errors import SynthesisFailed
+from tts_worker.types import Boundary, EndText, Failed, Open, Segment, Span, SynthesisParams, Text, UtteranceKey
+
+_SESSION = "stages"
+_CREDIT_SAMPLES = 1 << 40
+
+
+@dataclass
+class PassRecorder:
+    """Notes the plans of a scheduler and what their passes took.
+
+    Attributes:
+        policy: The scheduler of the engine.
+        prefills: Inputs and microseconds of each prefill.
+        decodes: Utterances and microseconds of each decode step.
+        flows: Chunks and microseconds of each flow pass.
+        vocoders: Chunks, with their context, and microseconds of each vocoder pass.
+        steps: Live utterances of each step, and the microseconds that it spent beside the passes, where the engine
+            thread computes them.
+        launches: By operation, the size of its batch (a burst: its steps) and the microseconds of the host to plan and
+            launch it, where a device computes.
+    """
+
+    policy: Policy
+    prefills: list[tuple[float, float]] = field(default_factory=list)
+    decodes: list[tuple[float, float]] = field(default_factory=list)
+    flows: list[tuple[float, float]] = field(default_factory=list)
+    vocoders: list[tuple[float, float]] = field(default_factory=list)
+    steps: list[tuple[float, float]] = field(default_factory=list)
+    launches: dict[Need, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    _tokens: tuple[Batch, int] | None = None  # in flight, and the inputs of a prefill
+    _plan: Plan = field(default_factory=Plan)  # of the last step that planned
+
+    def __call__(self, candidates: Sequence[Candidate], budgets: Budgets, now_us: int) -> Plan:
+        plan = self._plan = self.policy(candidates, budgets, now_us)
+        if plan.tokens is not None:
+            members = set(plan.tokens.members)
+            self._tokens = (plan.tokens, sum(c.inputs for c in candidates if c.key in members))
+        return plan
+
+    def step(self, engine: CosyVoiceEngine) -> Sequence[object]:
+        """Run one step of ``engine`` and note what it took."""
+        before = _Totals.of(engine)
+        live = engine.active_utterances
+        self._plan = Plan()
+        began_s = perf_counter()
+        events = engine.step(began_s)
+        elapsed_us = 1e6 * (perf_counter() - began_s)
+        spent = _Totals.of(engine).since(before)
+        if self._tokens is not None and spent.tokens_us:
+            batch, inputs = self._tokens
+            self._tokens = None
+            if batch.operation is Need.PREFILL:
+                self.prefills.append((float(inputs), spent.tokens_us))
+            else:
+                self.decodes.append((float(len(batch.members)), spent.tokens_us / max(1, batch.steps)))
+        if spent.flow_us and spent.chunks:
+            self.flows.append((spent.chunks, spent.flow_us))
+            self.vocoders.append((spent.vocoder_chunks, spent.vocoder_us))
+        self._add_host_time(engine, live, elapsed_us, spent.total_us)
+        return events
+
+    def _add_host_time(self, engine: CosyVoiceEngine, live: int, elapsed_us: float, passes_us: float) -> None:
+        execution = execution_of(engine)
+        if execution is Execution.SERIAL:
+            self.steps.append((float(live), max(0.0, elapsed_us - passes_us)))
+        started = [batch for batch in (self._plan.tokens, self._plan.audio) if batch is not None]
+        if execution is Execution.STREAMS and len(started) == 1:  # such a step launches one batch and never waits
+            batch = started[0]
+            size = batch.steps if batch.operation is Need.DECODE else len(batch.members)
+            self.launches[batch.operation].append((float(size), elapsed_us))
+
+
+@dataclass(frozen=True)
+class _Totals:
+    """What an engine has spent so far, in microseconds, and the chunks that its flow and its vocoder computed."""
+
+    tokens_us: float
+    flow_us: float
+    vocoder_us: float
+    chunks: float
+    vocoder_chunks: float
+
+    @classmethod
+    def of(cls, engine: CosyVoiceEngine) -> _Totals:
+        timings = engine.timings
+        renderer = engine.components.renderer
+        chunk_frames = engine.components.networks.flow.chunk_frames
+        return cls(
+            1000 * (timings.prefill_ms + timings.decode_ms),
+            1000 * timings.flow_ms,
+            1000 * timings.vocoder_ms,
+            renderer.flow_frames / chunk_frames,
+            renderer.vocoder_frames / chunk_frames,
+        )
+
+    def since(self, before: _Totals) -> _Totals:
+        return _Totals(
+            self.tokens_us - before.tokens_us,
+            self.flow_us - before.flow_us,
+            self.vocoder_us - before.vocoder_us,
+            self.chunks - before.chunks,
+            self.vocoder_chunks - before.vocoder_chunks,
+        )
+
+    @property
+    def total_us(self) -> float:
+        return self.tokens_us + self.flow_us + self.vocoder_us
+
+
+def measure_stage_times(
+    bench: Bench, batches: Sequence[int] = (1, 2, 4, 8), tokens: int = 110, repeats: int = 3
+) -> StageTimes:
+    """Speak in batches of several sizes and return the stage times.
+
+    Args:
+        bench: A warm engine without utterances.
+        batches: Numbers of concurrent utterances.
+        tokens: Speech tokens of each.
+        repeats: How often each batch speaks.
+
+    Raises:
+        SynthesisFailed: An utterance failed.
+    """
+    engine = bench.engine
+    recorder = PassRecorder(engine.policy)
+    engine.policy = recorder
+    bench.tokens_of = lambda key, run: forced_tokens(tokens, key.generation).tolist()
+    try:
+        for count in batches:
+            for _ in range(repeats):
+                _speak_together(engine, recorder, count)
+    finally:
+        engine.policy = recorder.policy
+    return StageTimes(
+        execution_of(engine),
+        prefill=_line(recorder.prefills),
+        decode=fit(recorder.decodes),
+        flow=fit(recorder.flows),
+        vocoder=fit(recorder.vocoders),
+        launch_prefill=_fit_or_none(recorder.launches[Need.PREFILL]),
+        launch_decode=_fit_or_none(recorder.launches[Need.DECODE]),
+        launch_flow=_fit_or_none(recorder.launches[Need.RENDER]),  # the vocoder is launched in the same step
+        step=_fit_or_none(recorder.steps),
+        pads_audio=bench.engine.components.runners[1].fixed_shapes,
+        source=f"measured on {engine.info.device}",
+    )
+
+
+def execution_of(engine: CosyVoiceEngine) -> Execution:
+    """Return where the stages of ``engine`` run."""
+    if engine.info.device != "cpu":
+        return Execution.STREAMS
+    return Execution.FLOW_THREAD if engine.settings.overlap else Execution.SERIAL
+
+
+def _fit_or_none(samples: Sequence[tuple[float, float]]) -> StageTime:
+    return fit(samples) if samples else NO_TIME
+
+
+def _line(samples: Sequence[tuple[float, float]]) -> StageTime:
+    """Fit prefills, whose sizes hardly repeat: through the median of the smaller and of the larger half."""
+    ordered = sorted(samples)
+    half = max(1, len(ordered) // 2)
+    low = fit((0.0, us) for _, us in ordered[:half]).points[0][1]
+    high = fit((0.0, us) for _, us in ordered[half:] or ordered).points[0][1]
+    sizes = [sorted(size for size, _ in part) for part in (ordered[:half], ordered[half:] or ordered)]
+    first, second = (part[len(part) // 2] for part in sizes)
+    if second <= first:
+        return StageTime(((first, low),))
+    return StageTime(((first, low), (second, max(low, high))))
+
+
+def _speak_together(engine: CosyVoiceEngine, recorder: PassRecorder, count: int) -> None:
+    keys = [UtteranceKey(f"{_SESSION}-{n}", n) for n in range(count)]
+    text = "All of them say the same words at the same time."
+    segment = Segment(0, (Span(text, 0, len(text)),), 0, len(text), Boundary.END)
+    for key in keys:
+        engine.handle(Open(key, SynthesisParams(VOICE), _CREDIT_SAMPLES))
+        engine.handle(Text(key, segment))
+        engine.handle(EndText(key))
+    while engine.has_work:
+        for event in recorder.step(engine):
+            if isinstance(event, Failed):
+                raise SynthesisFailed(f"the measurement failed: {event.error.message}")
+
+
+def simulated_settings(engine: CosyVoiceEngine, prompt_tokens: int) -> SimulationConfig:
+    """Return the settings of ``engine`` for a simulation."""
+    settings = engine.settings
+    networks = engine.components.networks
+    context_frames = networks.hift.held + networks.hift.history
+    return SimulationConfig(
+        first_tokens=settings.first_tokens,
+        stride_chunks=settings.stride_chunks,
+        context_tokens=settings.context_tokens,
+        pages=settings.pages,
+        decode_batch=settings.decode_batch,
+        render_batch=settings.render_batch,
+        burst_tokens=settings.burst_tokens,
+        smooth_start=settings.smooth_start,
+        vocoder_context_tokens=context_frames // networks.config.flow.frames_per_token,
+        prompt_tokens=prompt_tokens,
+    )
+
+
+def measure_load(bench: Bench, arrivals: Arrivals) -> dict[str, object]:
+    """Run ``arrivals`` on the engine in real time and return the figures of ``bench gpu``."""
+    engine = bench.engine
+    scripts: dict[UtteranceKey, CallScript] = {}
+    bench.tokens_of = lambda key, run: forced_tokens(scripts[key].tokens[run], run).tolist()
+
+    def stages() -> dict[str, float]:
+        timings = engine.timings
+        return {name: getattr(timings, name) for name in ("prefill_ms", "decode_ms", "flow_ms", "vocoder_ms")}
+
+    return asyncio.run(measure_arrivals(engine, arrivals, stages=stages, announce=scripts.__setitem__))

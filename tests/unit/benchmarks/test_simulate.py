@@ -1,0 +1,176 @@
+"""``bench simulate``: stage times from files and from an engine, predictions, and the largest load."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.unit.cosyvoice.bundles import tiny
+from tts_worker.benchmarks.gpu_load import Arrivals
+from tts_worker.benchmarks.measure_stages import PassRecorder
+from tts_worker.benchmarks.simulate import Goal, largest_load, predict
+from tts_worker.benchmarks.stage_times import fit, read_stage_times, stage_times_as_json
+from tts_worker.cli import main
+from tts_worker.engine.scheduler import Batch, Budgets, Need, Plan, Policy
+from tts_worker.engine.simulator import Execution, SimulationConfig, StageTime, StageTimes
+from tts_worker.errors import ConfigError
+from tts_worker.types import UtteranceKey
+
+STAGE_TIMES = Path(__file__).parents[3] / "bench" / "stage_times"
+FAST = StageTimes(
+    Execution.STREAMS,
+    prefill=StageTime.linear(1_000),
+    decode=StageTime.linear(500, 5),
+    flow=StageTime.linear(4_000, 1_000),
+    vocoder=StageTime.linear(1_000, 500),
+)
+
+
+def test_stage_time_interpolates_and_extrapolates() -> None:
+    stage = StageTime(((1, 10.0), (2, 12.0), (4, 20.0)))
+
+    assert [stage.us(size) for size in (0, 1, 1.5, 3, 4, 8)] == [10.0, 10.0, 11.0, 16.0, 20.0, 36.0]
+
+
+def test_fit_takes_medians_and_never_falls() -> None:
+    assert fit([(1, 5.0), (1, 7.0), (1, 900.0), (2, 6.0), (3, 9.0)]).points == ((1, 7.0), (2, 7.0), (3, 9.0))
+
+
+def test_stage_times_survive_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "times.json"
+    file.write_text(json.dumps(stage_times_as_json(FAST)))
+
+    assert read_stage_times(file) == FAST
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"execution": "magic"}, "execution must be one of"),
+        ({"surprise": 1}, "surprise is unknown"),
+        ({"stages_us": {"decode": {"1": 2}}}, "stages_us.prefill is missing"),
+        ({"stages_us": {"nothing": {"1": 2}}}, "stages_us.nothing is unknown"),
+        ({"stages_us": []}, "stages_us must be an object"),
+    ],
+)
+def test_malformed_stage_times_are_reported(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    file = tmp_path / "times.json"
+    file.write_text(json.dumps({**stage_times_as_json(FAST), **change}))
+
+    with pytest.raises(ConfigError, match=message):
+        read_stage_times(file)
+
+
+@pytest.mark.parametrize("points", [{}, {"1": "x"}, {"1": -5}, {"1": float("nan")}, 7])
+def test_malformed_stage_is_named(tmp_path: Path, points: object) -> None:
+    data = stage_times_as_json(FAST)
+    data["stages_us"]["flow"] = points
+    file = tmp_path / "times.json"
+    file.write_text(json.dumps(data))
+
+    with pytest.raises(ConfigError, match=r"stages_us\.flow"):
+        read_stage_times(file)
+
+
+def test_same_seed_gives_the_same_prediction() -> None:
+    arrivals = Arrivals(4, 3.0, (1.0, 2.0), "simulated", seed=3)
+
+    assert predict(FAST, SimulationConfig(), arrivals) == predict(FAST, SimulationConfig(), arrivals)
+
+
+@pytest.mark.parametrize("capacity", [0, 1, 5, 37, 200])
+def test_largest_load_is_found_within_five_percent(capacity: int) -> None:
+    def measure(calls: int) -> dict[str, object]:
+        c50 = 1.0 if calls <= capacity else 0.5
+        return {"continuity_c50": c50, "first_audio_p95_ms": 10.0, "refused": 0, "failed": 0}
+
+    found = largest_load(Goal(), measure)
+
+    assert capacity - max(1, capacity // 20) < found <= capacity or found == capacity == 0
+
+
+def test_load_without_audio_meets_the_goal() -> None:
+    unheard = {"continuity_c50": None, "first_audio_p95_ms": None, "refused": 0, "failed": 0}
+
+    assert Goal().is_met(unheard)
+    assert not Goal().is_met({**unheard, "failed": 1})
+
+
+@pytest.mark.parametrize("name", ["h200-modelled-written", "h200-modelled-mended"])
+def test_modelled_times_say_that_they_are_modelled(name: str) -> None:
+    assert read_stage_times(STAGE_TIMES / f"{name}.json").source.startswith("Modelled, not measured")
+
+
+def test_command_prints_the_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = STAGE_TIMES / "h200-modelled-mended.json"
+    args = ["bench", "simulate", "--times", str(file), "--calls", "2,4", "--seconds", "3", "--call-seconds", "1,2"]
+
+    assert main([*args, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+
+    assert [load["calls"] for load in figures["predicted"]] == [2, 4]
+    assert all(load["continuity_c50"] == 1.0 for load in figures["predicted"])
+    assert main(["bench", "simulate", "--times", str(tmp_path / "none.json"), "--calls", "1"]) == 2
+    assert main(["bench", "simulate", "--times", str(file)]) == 2
+    assert main(["bench", "simulate", "--times", str(file), "--calls", "2", "--measure"]) == 2
+
+
+def test_measured_times_are_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quick = ["--device", "cpu", "--threads", "1", "--batches", "1", "--repeats", "1", "--call-seconds", "0.2,0.3"]
+    load = ["--calls", "2", "--seconds", "0.5", "--measure", "--json"]
+
+    assert main(["bench", "simulate", "--bundle", str(tiny("cosyvoice3")), *quick, *load]) == 0
+    printed = capsys.readouterr().out
+    figures = json.loads(printed)
+    file = tmp_path / "measured.json"
+    file.write_text(printed)
+
+    stages = figures["times"]["stages_us"]
+    assert figures["times"]["execution"] == "serial"
+    assert all(us > 0 for name in ("prefill", "decode", "flow", "vocoder", "step") for us in stages[name].values())
+    assert [load["arrivals"] for load in figures["predicted"]] == [load["arrivals"] for load in figures["measured"]]
+    assert stage_times_as_json(read_stage_times(file)) == figures["times"]
+
+
+@dataclass
+class _Device:
+    """An engine on a device whose burst of four steps takes 8 ms there, and the host a moment to launch."""
+
+    policy: Policy
+    info: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(device="cuda:0"))
+    timings: SimpleNamespace = field(
+        default_factory=lambda: SimpleNamespace(prefill_ms=0.0, decode_ms=0.0, flow_ms=0.0, vocoder_ms=0.0)
+    )
+    components: SimpleNamespace = field(
+        default_factory=lambda: SimpleNamespace(
+            renderer=SimpleNamespace(flow_frames=0, vocoder_frames=0),
+            networks=SimpleNamespace(flow=SimpleNamespace(chunk_frames=50)),
+        )
+    )
+    active_utterances: int = 1
+
+    def step(self, now_s: float) -> list[object]:
+        if self.timings.decode_ms == 0:
+            self.policy([], Budgets(), 0)
+            self.timings.decode_ms = 8.0
+        return []
+
+
+def test_recorder_separates_launch_and_device_time() -> None:
+    burst = Plan(tokens=Batch(Need.DECODE, (UtteranceKey("s", 1),), 4))
+    recorder = PassRecorder(lambda candidates, budgets, now_us: burst)
+    device: Any = _Device(recorder)
+
+    recorder.step(device)
+    recorder.step(device)
+
+    assert recorder.decodes == [(1.0, 2000.0)]
+    ((steps, launch_us),) = recorder.launches[Need.DECODE]
+    assert steps == 4
+    assert launch_us > 0
+    assert recorder.steps == []
