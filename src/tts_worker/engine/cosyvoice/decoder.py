@@ -29,6 +29,7 @@ from tts_worker.engine.cosyvoice.kv_cache import SlotPool
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.sampler import DrawState
 
+EXTRA_SLOTS = 2  # one to pad batches, one to compute prefixes
 CONTEXT_BUCKET = 256
 PREFILL_BUCKETS = (8, 64, 128, 192, 256, 384)
 """Inputs of a prefill where shapes are fixed; longer ones are fed in pieces."""
@@ -126,7 +127,7 @@ class Decoder:
         self._runner = runner
         self.max_tokens = max_tokens
         device = weight.device
-        count = slots + 2  # with one slot to pad batches and one to compute prefixes
+        count = slots + EXTRA_SLOTS
         self._padding_slot = slots
         self._prefix_slot = slots + 1
         self._pool = SlotPool(

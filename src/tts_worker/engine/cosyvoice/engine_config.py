@@ -8,6 +8,7 @@ from enum import Enum
 from tts_worker.errors import ConfigError
 
 OLDEST_TORCH = (2, 9)  # the first one with RMS norm as a single CUDA kernel
+LM_TOKENS = 3072  # default length of the language model's context
 
 
 class TextMode(str, Enum):
@@ -53,7 +54,7 @@ class StreamingConfig:
     stride_chunks: int = 1
     context_tokens: int = 250
     max_segment_s: int = 30
-    lm_tokens: int = 3072
+    lm_tokens: int = LM_TOKENS
     pages: int = 160
     cached_voices: int = 4
     decode_batch: int = 16

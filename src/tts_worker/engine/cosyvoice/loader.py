@@ -18,8 +18,9 @@ from tts_worker.engine.cosyvoice.backends.streams import flow_threads
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.components import Components, max_flow_chunks
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
+from tts_worker.engine.cosyvoice.decoder import EXTRA_SLOTS
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.engine_config import OLDEST_TORCH, StreamingConfig, TextMode
+from tts_worker.engine.cosyvoice.engine_config import LM_TOKENS, OLDEST_TORCH, StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.enrol import bundled_voices
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
 from tts_worker.engine.cosyvoice.networks import Networks
@@ -31,7 +32,8 @@ from tts_worker.voicepack.voice_file import VOICES_DIR, Voice
 log = logging.getLogger(__name__)
 
 CPU_MEMORY_GB = 4.0
-CUDA_MEMORY_SHARE = 0.6  # of the memory that is free after loading the weights
+CUDA_MEMORY_SHARE = 0.85  # of the memory that is free beside the weights and the cache of the language model
+CUDA_WORKING_BYTES = 2 * 10**9  # at least what remains for activations, contexts of the flow and captured graphs
 MIN_OVERLAP_THREADS = 3  # with fewer, the two computing threads would starve the event loop
 MIN_PAGES = 12
 MAX_PAGES = 65_536
@@ -132,15 +134,16 @@ def load_engine(
     )
     if half and backend.active is Backend.TORCH:
         halve_flow(networks)
+    max_utterances = options.max_utterances or (64 if cuda else 16)
     config = StreamingConfig(
         overlap=overlap,
-        max_utterances=options.max_utterances or (64 if cuda else 16),
+        max_utterances=max_utterances,
         text_mode=TextMode(options.text_mode),
         first_tokens=options.first_tokens,
         stride_chunks=stride_chunks,
         context_tokens=options.context_tokens,
         max_segment_s=options.max_segment_s,
-        pages=page_count(networks, options.memory_gb, options.memory_share),
+        pages=page_count(networks, max_utterances, options.memory_gb, options.memory_share),
         cached_voices=options.cached_voices,
         decode_batch=options.decode_batch or (64 if cuda else 16),
         render_batch=render_batch,
@@ -232,12 +235,26 @@ def page_bytes(config: CosyVoiceConfig, dtype: torch.dtype) -> int:
     return 2 * values * dtype.itemsize
 
 
-def cache_budget(free_bytes: int, total_bytes: int, weight_bytes: int, share: float) -> float:
-    """Return the memory for the caches of an engine that may use ``share`` of a device.
+def lm_cache_bytes(config: CosyVoiceConfig, slots: int, max_tokens: int, dtype: torch.dtype) -> int:
+    """Return the size of the language model's KV cache."""
+    lm = config.lm
+    return 2 * lm.layers * slots * lm.kv_heads * (max_tokens + 1) * lm.head_dim * dtype.itemsize
+
+
+def page_budget(free_bytes: int, total_bytes: int, weight_bytes: int, lm_cache_bytes: int, share: float) -> float:
+    """Return the memory for the pages of an engine that may use ``share`` of a device.
 
     Engines with the same share get the same budget, whichever is loaded first, as long as that much is free.
+
+    Args:
+        free_bytes: Free memory after loading the weights.
+        total_bytes: Memory of the device.
+        weight_bytes: Weights of this engine.
+        lm_cache_bytes: KV cache of the language model, which is allocated beside the pages.
+        share: Part of the device for this engine, weights included.
     """
-    return CUDA_MEMORY_SHARE * max(0.0, min(free_bytes, share * total_bytes - weight_bytes))
+    room = min(free_bytes, share * total_bytes - weight_bytes) - lm_cache_bytes
+    return max(0.0, min(CUDA_MEMORY_SHARE * room, room - CUDA_WORKING_BYTES))
 
 
 def weight_bytes(networks: Networks) -> int:
@@ -247,7 +264,7 @@ def weight_bytes(networks: Networks) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def page_count(networks: Networks, memory_gb: float | None, memory_share: float = 1.0) -> int:
+def page_count(networks: Networks, utterances: int, memory_gb: float | None, memory_share: float = 1.0) -> int:
     """Return how many pages fit into the memory. Raises ConfigError if they are too few for one utterance."""
     each = page_bytes(networks.config, networks.flow.dtype)
     device = networks.flow.noise.device
@@ -255,7 +272,9 @@ def page_count(networks: Networks, memory_gb: float | None, memory_share: float 
         budget = memory_gb * 1e9
     elif device.type == "cuda":
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-        budget = cache_budget(free_bytes, total_bytes, weight_bytes(networks), memory_share)
+        lm_dtype = networks.lm.llm_decoder.weight.dtype
+        lm_bytes = lm_cache_bytes(networks.config, utterances + EXTRA_SLOTS, LM_TOKENS, lm_dtype)
+        budget = page_budget(free_bytes, total_bytes, weight_bytes(networks), lm_bytes, memory_share)
     else:
         budget = CPU_MEMORY_GB * 1e9
     pages = min(int(budget / each), MAX_PAGES)
