@@ -89,6 +89,7 @@ def figures(bursts: list[tuple[list[float], list[int]]]) -> dict[str, Any]:
         "first_audio_p95_ms": rounded_ms(percentile(latencies_s, 95)),
         "first_audio_max_ms": rounded_ms(max(latencies_s)),
         "largest_displacements": [max(map(abs, places)) for _, places in bursts],
+        "displacements_p95": [percentile([abs(place) for place in places], 95) for _, places in bursts],
     }
 
 

@@ -1,17 +1,22 @@
 """One timer for the frames of all sessions of an event loop.
 
 Every timer that fires wakes the event loop, which takes the interpreter lock from an engine thread and gives it back.
-With a timer per session, 64 calls would do that 3,200 times per second. Here the frames of a tick are due together.
+With a timer per session, 64 calls would do that 3,200 times per second. Here the frames of a tick are due together, but
+only a few sessions are woken per iteration of the loop: commands need not wait for the frames of all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from math import ceil
 
 TICK_S = 0.002
 """A frame is sent at the first tick after its time."""
+
+WOKEN_AT_ONCE = 16
+"""Readers woken per iteration of the event loop: their frames take a millisecond or two."""
 
 TIMER_RESOLUTION_S = 0.001
 """Resolution of uvloop's timers, which may fire early by as much. What is due within it is due now."""
@@ -27,6 +32,7 @@ class FrameClock:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._readers: dict[int, list[Callable[[], None]]] = {}  # by tick
+        self._due: deque[Callable[[], None]] = deque()  # woken in the next iterations
         self._timer: asyncio.TimerHandle | None = None
         self._timer_tick = 0
 
@@ -54,8 +60,16 @@ class FrameClock:
     def _on_tick(self) -> None:
         self._timer = None
         now_s = self._loop.time() + TIMER_RESOLUTION_S
+        is_waking = bool(self._due)
         for tick in sorted(tick for tick in self._readers if tick * TICK_S <= now_s):
-            for reader in self._readers.pop(tick):
-                reader()
+            self._due.extend(self._readers.pop(tick))
+        if not is_waking:
+            self._wake_due()
         if self._readers:
             self._arm(min(self._readers))
+
+    def _wake_due(self) -> None:
+        for _ in range(min(len(self._due), WOKEN_AT_ONCE)):
+            self._due.popleft()()
+        if self._due:
+            self._loop.call_soon(self._wake_due)

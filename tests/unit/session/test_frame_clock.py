@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.fakes.clock import run_in_virtual_time
 from tests.unit.session.test_flush_after import OBSERVER, RecordingEngine
-from tts_worker.session.frame_clock import TICK_S, TIMER_RESOLUTION_S, FrameClock
+from tts_worker.session.frame_clock import TICK_S, TIMER_RESOLUTION_S, WOKEN_AT_ONCE, FrameClock
 from tts_worker.session.machine import MachineConfig, SessionMachine
 from tts_worker.session.session import LocalSession
 from tts_worker.text.pipeline import TextPipeline
@@ -33,6 +33,9 @@ class CountingLoop:
         self.timers += 1
         return self._loop.call_at(*args)
 
+    def call_soon(self, *args: Any) -> asyncio.Handle:
+        return self._loop.call_soon(*args)
+
 
 @settings(max_examples=30)
 @given(st.lists(st.floats(0.0, 0.1), min_size=1, max_size=20))
@@ -48,6 +51,27 @@ def test_readers_wake_at_their_ticks(delays_s: list[float]) -> None:
         for reader, at_s in enumerate(due_s):
             assert at_s - TIMER_RESOLUTION_S <= woken[reader] <= at_s + TICK_S + TIMER_RESOLUTION_S
         assert loop.timers <= len({clock.tick_at(at_s) for at_s in due_s})
+
+    run_in_virtual_time(run())
+
+
+def test_commands_overtake_the_frames_of_a_crowd() -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        clock = FrameClock(loop)
+        woken: list[int] = []
+        woken_before_command: list[int] = []
+
+        def wake(reader: int) -> None:
+            woken.append(reader)
+            if reader == 0:
+                loop.call_soon(lambda: woken_before_command.extend(woken))
+
+        for reader in range(5 * WOKEN_AT_ONCE):
+            clock.call_at(clock.tick_at(0.1), lambda reader=reader: wake(reader))
+        await asyncio.sleep(0.2)
+        assert woken == list(range(5 * WOKEN_AT_ONCE))
+        assert len(woken_before_command) == WOKEN_AT_ONCE
 
     run_in_virtual_time(run())
 
