@@ -1,6 +1,6 @@
 """Generate the Python modules of the protocols: ``python proto/generate.py [FOLDER]`` (needs grpcio-tools).
 
-The default folder is the one in the package. Absolute imports written by protoc become imports from the package.
+The default folder is ``src``. Absolute imports written by protoc become imports from the package.
 """
 
 from __future__ import annotations
@@ -12,24 +12,29 @@ from pathlib import Path
 from grpc_tools import protoc
 
 PROTO = Path(__file__).parent
-HOME = PROTO.parent / "src" / "tts_worker" / "transports" / "grpc"
-PACKAGE = "tts_worker.transports.grpc"
+SOURCE = PROTO.parent / "src"
+PACKAGES = {"tts_worker": "tts_worker.protocol", "cosyvoice": "tts_worker.transports.grpc"}
+"""Package of the modules generated from each file."""
 
 
-def generate(folder: Path = HOME) -> list[Path]:
-    """Write the modules into ``folder`` and return their paths.
+def generate(root: Path = SOURCE) -> list[Path]:
+    """Write the modules into the packages below ``root`` and return their paths.
 
     Raises:
         RuntimeError: protoc rejected the files.
     """
-    protos = sorted(path.name for path in PROTO.glob("*.proto"))
-    arguments = [f"--{kind}_out={folder}" for kind in ("python", "pyi", "grpc_python")]
-    if protoc.main(["protoc", f"-I{PROTO}", *arguments, *protos]) != 0:
-        raise RuntimeError("protoc rejected the files; see its message above")
-    for module in folder.glob("*_pb2_grpc.py"):
-        text = module.read_text("utf-8")
-        module.write_text(re.sub(r"^import (\w+_pb2) as", rf"from {PACKAGE} import \1 as", text, flags=re.M), "utf-8")
-    return sorted(folder.glob("*_pb2*"))
+    written: list[Path] = []
+    for name, package in PACKAGES.items():
+        folder = root.joinpath(*package.split("."))
+        folder.mkdir(parents=True, exist_ok=True)
+        arguments = [f"--{kind}_out={folder}" for kind in ("python", "pyi", "grpc_python")]
+        if protoc.main(["protoc", f"-I{PROTO}", *arguments, f"{name}.proto"]) != 0:
+            raise RuntimeError("protoc rejected the files; see its message above")
+        stubs = folder / f"{name}_pb2_grpc.py"
+        text = stubs.read_text("utf-8")
+        stubs.write_text(re.sub(r"^import (\w+_pb2) as", rf"from {package} import \1 as", text, flags=re.M), "utf-8")
+        written += sorted(folder.glob(f"{name}_pb2*"))
+    return written
 
 
 if __name__ == "__main__":

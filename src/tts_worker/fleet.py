@@ -23,7 +23,8 @@ from tts_worker.settings import Settings
 from tts_worker.transports.keys import KeyRing
 
 try:
-    from tts_worker.transports.grpc import messages, server
+    from tts_worker.protocol.messages import PROTOCOL_VERSION
+    from tts_worker.transports.grpc import server
     from tts_worker.transports.grpc.cosyvoice import CosyVoiceServiceConfig
     from tts_worker.transports.grpc.frames import StreamFormat
     from tts_worker.transports.grpc.models import ModelCatalog, ServedModel
@@ -173,7 +174,7 @@ def _registrar(worker: FleetWorker, models: ModelCatalog, name: str, address: st
                 max_concurrent_sessions=hub.config.max_sessions,
                 voices=[*(voice.name for voice in voices), *worker.settings.voices.aliases],
                 sample_rates=list(SAMPLE_RATES_HZ),
-                protocol_version=messages.PROTOCOL_VERSION,
+                protocol_version=PROTOCOL_VERSION,
             ),
             resident_models=models.resident,
             metrics=load_metrics(hub),

@@ -20,9 +20,11 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosedError
 
 from tests.integration.webrtc_client import AiortcClient, post_offer
-from tts_worker.client import ClientSettings, OpenedSession, SessionOptions, json_messages
+from tts_worker.client import ClientSettings, OpenedSession, SessionOptions
 from tts_worker.client.connection import WorkerConnection
 from tts_worker.errors import as_exception
+from tts_worker.protocol.json_codec import parse_worker_message
+from tts_worker.protocol.messages import ReadyMessage, parse_error
 
 _TERMINAL_TYPES = frozenset({"done", "stopped", "truncated", "error"})
 _FRAME_SAMPLES = 480  # at 24 kHz
@@ -168,7 +170,8 @@ class WebRtcClient:
         try:
             await self._join(socket)
             with anyio.fail_after(60):
-                ready = json.loads(await socket.recv())
+                ready = parse_worker_message(await socket.recv())
+            assert isinstance(ready, ReadyMessage)
             connection = WorkerConnection(
                 cast(ClientConnection, socket), ready, self._settings, WorkerConnection.close, lambda _: None
             )
@@ -183,7 +186,7 @@ class WebRtcClient:
     async def _join(self, socket: TrackSocket) -> None:
         answer = await post_offer(self._address, await socket.client.offer())
         if answer.status_code != httpx.codes.OK:
-            info = json_messages.parse_error(answer.json()["error"])
+            info = parse_error(answer.json()["error"])
             after = answer.headers.get("Retry-After")
             raise as_exception(replace(info, retry_after_s=None if after is None else float(after)))
         await socket.client.accept(answer.json()["sdp"])

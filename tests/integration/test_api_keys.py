@@ -25,10 +25,10 @@ from tts_worker.callers import current_caller
 from tts_worker.client import ClientSettings, SessionOptions, connect
 from tts_worker.errors import ConfigError
 from tts_worker.logs import JsonLines, TextLines
+from tts_worker.protocol import tts_worker_pb2 as pb
+from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.settings import load_settings
 from tts_worker.settings.keys import ApiKey, read_key_file
-from tts_worker.transports.grpc import tts_worker_pb2 as pb
-from tts_worker.transports.grpc import tts_worker_pb2_grpc
 from tts_worker.transports.keys import FREE_FAILURES, KeyRing
 
 APP = "app-key-0123"

@@ -20,7 +20,7 @@ from tests.integration.test_websocket import dial as dial_socket
 from tts_worker.app import running_worker
 from tts_worker.client import ClientSettings, SessionOptions, connect
 from tts_worker.errors import ErrorCode, OverCapacity
-from tts_worker.transports.grpc import tts_worker_pb2 as pb
+from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.types import Outcome, State
 
 AT_ONCE = {"slot_idle_s": 0.000001}
@@ -29,7 +29,7 @@ NEVER = {"slot_idle_s": 600}
 
 CRASHING_CLIENT = """
 import sys, grpc
-from tts_worker.transports.grpc import tts_worker_pb2 as pb, tts_worker_pb2_grpc
+from tts_worker.protocol import tts_worker_pb2 as pb, tts_worker_pb2_grpc
 stub = tts_worker_pb2_grpc.TTSServiceStub(grpc.insecure_channel(sys.argv[1]))
 calls = []
 for number in range(int(sys.argv[2])):

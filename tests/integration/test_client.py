@@ -12,8 +12,6 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from websockets.asyncio.server import ServerConnection, serve
 
 import tts_worker
@@ -21,7 +19,7 @@ from tests.behaviour.recording_client import RecordingClient
 from tests.behaviour.transports import Setup, serve_setup
 from tests.conftest import until
 from tests.fakes.proxy import run_proxy
-from tts_worker.client import Client, ClientSettings, SessionOptions, connect, json_messages
+from tts_worker.client import Client, ClientSettings, SessionOptions, connect
 from tts_worker.errors import (
     ConnectionLost,
     DeadlineExceeded,
@@ -33,8 +31,7 @@ from tts_worker.errors import (
     Unauthenticated,
     UnknownVoice,
 )
-from tts_worker.transports import wire
-from tts_worker.types import Alignment, Ended, Outcome, Receipt, State, UtteranceKey, Word
+from tts_worker.types import Alignment, Ended, Outcome, State, UtteranceKey
 
 FAST = SessionOptions(realtime=False)
 STORY = "This is a long story that goes on and on. " * 10
@@ -377,30 +374,6 @@ async def test_small_deltas_are_joined() -> None:
         assert key.generation == 1
         assert len(received) < 20
         assert "".join(message.get("text", "") for message in received) == "x" * 10_000
-
-
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-words = st.builds(Word, texts, *(st.integers(0, 2**40) for _ in range(4)))
-receipts = st.builds(
-    Receipt,
-    reason=texts,
-    samples_generated=st.integers(0, 2**40),
-    samples_sent=st.integers(0, 2**40),
-    samples_played=st.none() | st.integers(0, 2**40),
-    text_spoken=texts,
-    text_remaining=texts,
-    words=st.lists(words, max_size=3).map(tuple),
-    alignment=st.sampled_from(Alignment),
-)
-
-
-@settings(deadline=None, max_examples=60)
-@given(receipt=receipts, outcome=st.sampled_from([o for o in Outcome if o is not Outcome.ERROR]))
-def test_report_round_trips_through_json(receipt: Receipt, outcome: Outcome) -> None:
-    message = json.loads(wire.dumps(wire.notice_json(Ended(UtteranceKey("s", 1), outcome, receipt))))
-    assert json_messages.parse_receipt(message) == receipt
-    assert json_messages.parse_outcome(message) is outcome
-    assert json_messages.parse_words(message) == receipt.words
 
 
 @pytest.mark.parametrize(

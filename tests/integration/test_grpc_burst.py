@@ -11,7 +11,7 @@ import pytest
 from tests.integration.grpc_worker import GrpcWorker, running_grpc_worker
 from tts_worker.engine.scheduler import Plan
 from tts_worker.engine.tone import ToneEngine
-from tts_worker.transports.grpc import tts_worker_pb2 as pb
+from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.transports.grpc.service import TTSService
 from tts_worker.transports.grpc.synthesize import SynthesizeCall
 

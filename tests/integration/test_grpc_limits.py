@@ -20,8 +20,8 @@ from tests.fakes.scrape import scraped
 from tests.integration.grpc_worker import LONG, TEXT, GrpcWorker, SynthesizeStream, dial, running_grpc_worker, say
 from tts_worker.client import ClientSettings, SessionOptions, connect
 from tts_worker.errors import ErrorCode, InvalidRequest, TTSWorkerError, Unauthenticated
-from tts_worker.transports.grpc import tts_worker_pb2 as pb
-from tts_worker.transports.grpc import tts_worker_pb2_grpc
+from tts_worker.protocol import tts_worker_pb2 as pb
+from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.transports.grpc.calls import CODE_KEY, RETRY_AFTER_KEY
 
 CODE = grpc.StatusCode

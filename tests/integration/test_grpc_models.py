@@ -7,9 +7,9 @@ import asyncio
 from tests.integration.grpc_worker import TEXT, GrpcWorker, dial, say
 from tests.integration.test_models import ManyWorker
 from tts_worker.fleet import join_fleet
+from tts_worker.protocol import tts_worker_pb2 as pb
+from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.settings import GrpcSettings
-from tts_worker.transports.grpc import tts_worker_pb2 as pb
-from tts_worker.transports.grpc import tts_worker_pb2_grpc
 
 
 async def test_loads_and_unloads_race_with_sessions() -> None:

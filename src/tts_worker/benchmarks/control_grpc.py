@@ -22,8 +22,8 @@ from tts_worker.benchmarks.stall_monitor import StallMonitor
 from tts_worker.benchmarks.stats import Figure, LoopLag, percentile, rounded_ms
 from tts_worker.benchmarks.texts import paragraph
 from tts_worker.errors import EngineFault
-from tts_worker.transports.grpc import messages, tts_worker_pb2_grpc
-from tts_worker.transports.grpc import tts_worker_pb2 as pb
+from tts_worker.protocol import tts_worker_pb2 as pb
+from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.types import BYTES_PER_SAMPLE, ControlName
 
 
@@ -83,7 +83,7 @@ class _GrpcClient:
         if command is ControlName.RESUME:
             self._resume_sent_at_s = at_s
             self._is_paused = False
-        request = pb.ControlRequest(session_id=self._name, command=messages.COMMANDS[command])
+        request = pb.ControlRequest(session_id=self._name, command=command.name)
         answer = await self._stub.Control(request)
         now_s = perf_counter()
         self.acknowledged_s.append(now_s - at_s)

@@ -1,13 +1,9 @@
-"""One WebSocket connection to a worker (``docs/protocol.md``), the ``Link`` of one ``RemoteSession`` at a time.
-
-Session commands only append to an outbox; a writer task sends it while a reader task dispatches incoming messages.
-"""
+"""One WebSocket connection to a worker (``docs/protocol.md``), the ``Link`` of one ``RemoteSession`` at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,18 +11,31 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.http11 import Response
 
-from tts_worker.client import json_messages
 from tts_worker.client.base import ClientSettings
-from tts_worker.client.json_messages import Message, ProtocolError
 from tts_worker.client.link import RemoteConfig
 from tts_worker.client.remote import RemoteSession
-from tts_worker.errors import ConnectionLost, ErrorCode, ErrorInfo, RemoteError, TTSWorkerError, as_exception
-from tts_worker.types import ControlName, SessionOptions, SynthesisParams
-
-PROTOCOL_VERSION = 1
-
-_MESSAGE_CHARS = 4_000
-"""Maximum characters of a text message; queued deltas are joined up to this size."""
+from tts_worker.client.stream import MessageStream
+from tts_worker.errors import (
+    ConnectionLost,
+    ErrorCode,
+    ErrorInfo,
+    InvalidRequest,
+    RemoteError,
+    TTSWorkerError,
+    as_exception,
+)
+from tts_worker.protocol.json_codec import ProtocolError, dumps, parse_worker_message
+from tts_worker.protocol.messages import (
+    PROTOCOL_VERSION,
+    ClientMessage,
+    ConfigureMessage,
+    ReadyMessage,
+    RejectedMessage,
+    StartMessage,
+    WorkerMessage,
+    parse_error,
+)
+from tts_worker.types import SessionOptions, SynthesisParams
 
 
 async def dial(
@@ -64,7 +73,10 @@ async def dial(
     except (OSError, InvalidHandshake, EOFError) as error:
         raise ConnectionLost(f"the worker cannot be reached ({type(error).__name__}): is it running?") from None
     try:
-        ready = _validate_ready(_parse(await socket.recv()))
+        ready = parse_worker_message(await socket.recv())
+        if not isinstance(ready, ReadyMessage):
+            raise ProtocolError("the first message is not ready")
+        _check_ready(ready)
         return WorkerConnection(socket, ready, settings, on_idle, on_lost)
     except (ConnectionClosed, ProtocolError) as error:
         await socket.close()
@@ -77,67 +89,47 @@ async def dial(
 def _handshake_error(response: Response) -> TTSWorkerError:
     """Convert an HTTP response to the handshake into a typed error."""
     try:
-        error = json.loads(response.body or b"")["error"]
-        info = json_messages.parse_error(error)
+        info = parse_error(json.loads(response.body or b"")["error"])
     except (ValueError, TypeError, KeyError, AttributeError):
         return ConnectionLost(f"the server at this URL is no tts-worker (HTTP status {response.status_code})")
     after = response.headers.get("Retry-After", "")
     return as_exception(replace(info, retry_after_s=float(after) if after.isdigit() else info.retry_after_s))
 
 
-def _parse(raw: str | bytes) -> Message:
-    try:
-        message = json.loads(raw)
-    except ValueError:
-        message = None
-    if not isinstance(message, dict):
-        raise ProtocolError("the message is not a JSON object")
-    return message
-
-
-def _validate_ready(message: Message) -> Message:
-    """Check type, protocol version and audio format. Raises ProtocolError, RemoteError."""
-    if message.get("type") != "ready":
-        raise ProtocolError("the first message is not ready")
-    protocol = json_messages.require_int(message, "protocol")
-    if protocol != PROTOCOL_VERSION:
-        raise RemoteError(ErrorInfo(ErrorCode.CONFIG, f"the worker speaks protocol {protocol}, not {PROTOCOL_VERSION}"))
-    if (message.get("format"), message.get("channels")) != ("pcm_s16le", 1):
+def _check_ready(ready: ReadyMessage) -> None:
+    """Check protocol version and audio format. Raises RemoteError."""
+    if ready.protocol != PROTOCOL_VERSION:
+        message = f"the worker speaks protocol {ready.protocol}, not {PROTOCOL_VERSION}"
+        raise RemoteError(ErrorInfo(ErrorCode.CONFIG, message))
+    if (ready.format, ready.channels) != ("pcm_s16le", 1):
         raise RemoteError(ErrorInfo(ErrorCode.CONFIG, "the worker's audio format is not s16le mono"))
-    json_messages.require_int(message, "sample_rate")
-    return message
 
 
-class WorkerConnection:
+class WorkerConnection(MessageStream):
     """A WebSocket connection that serves one session after the other; the ``Link`` of the current one.
 
     Attributes:
         sessions: Number of sessions opened so far.
-        is_lost: The connection is closed and serves no further session.
     """
 
     def __init__(
         self,
         socket: ClientConnection,
-        ready: Message,
+        ready: ReadyMessage,
         settings: ClientSettings,
         on_idle: Callable[[WorkerConnection], None],
         on_lost: Callable[[WorkerConnection], None],
     ) -> None:
+        super().__init__()
         self.sessions = 0
-        self.is_lost = False
         self._socket = socket
         self._ready = ready
         self._settings = settings
         self._on_idle = on_idle
         self._on_lost = on_lost
         self._options = SessionOptions()
-        self._session: RemoteSession | None = None
-        self._ready_reply: asyncio.Future[Message] | None = None
-        self._outbox: deque[Message] = deque()
-        self._outgoing = asyncio.Event()
-        self._writer = asyncio.create_task(self._write(), name="tts-client-writer")
-        self._reader = asyncio.create_task(self._read(), name="tts-client-reader")
+        self._ready_reply: asyncio.Future[ReadyMessage] | None = None
+        self._start()
 
     # -- sessions -----------------------------------------------------------------------------------------------------
 
@@ -147,175 +139,99 @@ class WorkerConnection:
             raise ConnectionLost("the connection to the worker was lost")
         if options != self._options:
             self._ready_reply = asyncio.get_running_loop().create_future()
-            self._post(json_messages.start_message(options))
+            self.send(StartMessage.of(options))
             try:
                 self._ready = await self._ready_reply
             finally:
                 self._ready_reply = None
             self._options = options
         self.sessions += 1
-        self._session = RemoteSession(
+        voice = self._ready.voice
+        session = RemoteSession(
             self,
             RemoteConfig(
-                session=f"{self._ready.get('session', 'remote')}/{self.sessions}",
+                session=f"{self._ready.session}/{self.sessions}",
                 context_prefix=f"{self.sessions}.",
-                params=self._params(),
+                params=SynthesisParams(voice, options.speed, options.seed, options.language, options.instruct),
                 audio_timeout_s=audio_timeout_s,
                 read_ahead_s=self._settings.read_ahead_s,
-                sample_rate_hz=json_messages.require_int(self._ready, "sample_rate"),
+                sample_rate_hz=self._ready.sample_rate,
             ),
         )
-        return self._session
+        self._receiver = session
+        return session
 
-    def _params(self) -> SynthesisParams:
-        options = self._options
-        voice = json_messages.require_str(self._ready, "voice")
-        return SynthesisParams(voice, options.speed, options.seed, options.language, options.instruct)
-
-    def close(self) -> None:
-        """Close the connection. A current session ends with ConnectionLost."""
-        self._disconnect(ConnectionLost("the connection was closed").info)
-
-    async def wait_closed(self) -> None:
-        """Wait until both tasks have ended."""
-        await asyncio.wait({self._writer, self._reader})
-
-    # -- Link ---------------------------------------------------------------------------------------------------------
-
-    def text(self, context: str, text: str) -> None:
-        last = self._outbox[-1] if self._outbox else None
-        joins = last is not None and last["type"] == "text" and last["context"] == context
-        if last is not None and joins and len(last["text"]) + len(text) <= _MESSAGE_CHARS:
-            last["text"] += text
-            return
-        for start in range(0, len(text) or 1, _MESSAGE_CHARS):
-            self._post({"type": "text", "text": text[start : start + _MESSAGE_CHARS], "context": context})
-
-    def flush(self) -> None:
-        self._post({"type": "flush"})
-
-    def end_text(self, context: str) -> None:
-        self._post({"type": "end", "context": context})
-
-    def pause(self) -> None:
-        self._post({"type": "pause"})
-
-    def resume(self) -> None:
-        self._post({"type": "resume"})
-
-    def stop(self, reason: str, played_samples: int) -> None:
-        self._post({"type": "stop", "reason": reason[:64], "played_samples": played_samples})
-
-    def played(self, samples: int) -> None:
-        self._post({"type": "played", "samples": samples})
-
-    def configure(self, params: SynthesisParams) -> None:
-        self._options = replace(
-            self._options,
-            voice=params.voice,
-            speed=params.speed,
-            seed=params.seed,
-            language=params.language,
-            instruct=params.instruct,
-        )
-        self._post(json_messages.start_message(self._options))
+    def send(self, message: ClientMessage) -> None:
+        """See ``link.Link``. A ``start`` sets the voice, as JSON has no ``configure``."""
+        if isinstance(message, ConfigureMessage):
+            self._options = replace(
+                self._options,
+                voice=message.voice,
+                speed=message.speed,
+                seed=message.seed,
+                language=message.language,
+                instruct=message.instruct,
+            )
+            message = StartMessage.of(self._options)
+        super().send(message)
 
     def release(self, *, healthy: bool) -> None:
-        self._session = None
+        """See ``link.Link``."""
+        self._receiver = None
         if not healthy:
             self.close()
         elif not self.is_lost:
             self._on_idle(self)
 
-    def _post(self, message: Message) -> None:
-        self._outbox.append(message)
-        self._outgoing.set()
+    # -- transport ----------------------------------------------------------------------------------------------------
 
-    # -- tasks --------------------------------------------------------------------------------------------------------
-
-    async def _write(self) -> None:
-        while True:
-            while self._outbox:
-                message = json.dumps(self._outbox.popleft(), separators=(",", ":"))
-                try:
-                    await self._socket.send(message)
-                except ConnectionClosed:
-                    return  # the reader reports the loss
-            self._outgoing.clear()
-            await self._outgoing.wait()
-
-    async def _read(self) -> None:
-        lost = ConnectionLost("the connection to the worker was lost")
+    async def _transmit(self, message: ClientMessage) -> bool:
         try:
-            while not self.is_lost:
-                if self._session is not None:
-                    await self._session.wait_for_capacity()
-                raw = await self._socket.recv()
-                if isinstance(raw, bytes):
-                    if self._session is not None:
-                        self._session.on_audio(raw)
-                else:
-                    self._dispatch(_parse(raw))
+            data = dumps(message)
+        except TypeError:
+            raise InvalidRequest("an option has a value that JSON cannot express") from None
+        try:
+            await self._socket.send(data)
+        except ConnectionClosed:
+            return False
+        return True
+
+    async def _next(self) -> WorkerMessage | bytes | None:
+        try:
+            raw = await self._socket.recv()
+            return raw if isinstance(raw, bytes) else parse_worker_message(raw)
         except ConnectionClosed as closed:
-            if closed.rcvd is not None and closed.rcvd.reason:
-                lost = ConnectionLost(f"the worker closed the connection: {closed.rcvd.reason}")
+            reason = closed.rcvd.reason if closed.rcvd is not None else ""
+            lost = f"the worker closed the connection: {reason}" if reason else "the connection to the worker was lost"
+            raise ConnectionLost(lost) from None
         except ProtocolError as wrong:
-            lost = ConnectionLost(f"the worker sent a message that violates the protocol: {wrong}")
-        finally:
-            self._disconnect(lost.info)
-            await self._socket.close()
+            raise ConnectionLost(f"the worker sent a message that violates the protocol: {wrong}") from None
 
-    def _dispatch(self, message: Message) -> None:
-        kind = message.get("type")
-        if kind == "ready" or (kind == "rejected" and self._ready_reply is not None):
-            self._resolve_ready_reply(message)
-        elif self._session is not None:
-            _dispatch_to(self._session, message)
+    def _dispatch(self, message: WorkerMessage | bytes) -> None:
+        reply = self._ready_reply
+        if isinstance(message, ReadyMessage) or (isinstance(message, RejectedMessage) and reply is not None):
+            if reply is not None and not reply.done():
+                _resolve(reply, message)
+        else:
+            super()._dispatch(message)
 
-    def _resolve_ready_reply(self, message: Message) -> None:
-        """Answer a pending ``open_session`` with the worker's "ready" or "rejected"."""
-        if self._ready_reply is None or self._ready_reply.done():
-            return
-        if message["type"] == "rejected":
-            self._ready_reply.set_exception(as_exception(json_messages.parse_error(message)))
-            return
-        try:
-            self._ready_reply.set_result(_validate_ready(message))
-        except TTSWorkerError as error:
-            self._ready_reply.set_exception(error)
+    async def _close_transport(self) -> None:
+        await self._socket.close()
 
-    def _disconnect(self, error: ErrorInfo) -> None:
-        if self.is_lost:
-            return
-        self.is_lost = True
+    def _on_disconnect(self, error: ErrorInfo) -> None:
         if self._ready_reply is not None and not self._ready_reply.done():
             self._ready_reply.set_exception(ConnectionLost(error.message))
-        session = self._session
-        self._session = None
-        if session is not None:
-            session.on_lost(error)
-        self._writer.cancel()
-        if asyncio.current_task() is not self._reader:
-            self._reader.cancel()
         self._on_lost(self)
 
 
-def _dispatch_to(session: RemoteSession, message: Message) -> None:
-    context = str(message.get("context", ""))
-    match message.get("type"):
-        case "started":
-            session.on_started(context, json_messages.parse_params(message))
-        case "words":
-            session.on_words(json_messages.parse_words(message))
-        case "paused":
-            session.on_acknowledged(ControlName.PAUSE)
-        case "resumed":
-            session.on_acknowledged(ControlName.RESUME)
-        case "rejected":
-            session.on_rejected(json_messages.parse_error(message))
-        case "stopped" if not message.get("applied", True):
-            pass  # acknowledges a STOP that had nothing to stop
-        case "done" | "stopped" | "truncated" | "error" as kind:
-            outcome = json_messages.parse_outcome(message)
-            error = json_messages.parse_error(message) if kind == "error" else None
-            session.on_ended(context, outcome, json_messages.parse_receipt(message), error)
+def _resolve(reply: asyncio.Future[ReadyMessage], message: ReadyMessage | RejectedMessage) -> None:
+    """Answer a pending ``open_session``."""
+    if isinstance(message, RejectedMessage):
+        reply.set_exception(as_exception(message.error))
+        return
+    try:
+        _check_ready(message)
+    except TTSWorkerError as error:
+        reply.set_exception(error)
+    else:
+        reply.set_result(message)

@@ -11,9 +11,28 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from tts_worker.client.converse_stream import ConverseStream, Receiver
+from tts_worker.client.converse_stream import ConverseStream
+from tts_worker.client.link import Receiver
 from tts_worker.errors import ConnectionLost, ErrorInfo, error_info
-from tts_worker.types import BYTES_PER_SAMPLE, ControlName, Outcome, Receipt, SynthesisParams, Word
+from tts_worker.protocol.messages import (
+    ClientMessage,
+    ConfigureMessage,
+    ControlMessage,
+    EndMessage,
+    FlushMessage,
+    NothingStoppedMessage,
+    PausedMessage,
+    PauseMessage,
+    ReportMessage,
+    ResumeMessage,
+    StartedMessage,
+    StopMessage,
+    TextMessage,
+    WordsMessage,
+    WorkerMessage,
+    report_message,
+)
+from tts_worker.types import BYTES_PER_SAMPLE, Outcome, Receipt
 
 _MAX_FAILOVERS = 3
 """Workers that may be lost in a row without any audio before the session fails."""
@@ -21,25 +40,23 @@ _MAX_FAILOVERS = 3
 
 @dataclass(slots=True)
 class ReplayEntry:
-    """Commands of an utterance that has not ended.
+    """Messages of an utterance that has not ended.
 
     Attributes:
-        parts: Text deltas; None stands for a flush.
-        text_ended: The text is complete.
+        messages: Its text, flushes and end.
         is_started: The start was reported to the session.
         delivered_samples: Samples passed on to the session.
-        params: Parameters of the last ``configure`` before it; None if there was none.
+        voice: The last ``configure`` before it; None if there was none.
     """
 
-    parts: list[str | None] = field(default_factory=list)
-    text_ended: bool = False
+    messages: list[ClientMessage] = field(default_factory=list)
     is_started: bool = False
     delivered_samples: int = 0
-    params: SynthesisParams | None = None
+    voice: ConfigureMessage | None = None
 
     @property
     def text(self) -> str:
-        return "".join(part for part in self.parts if part is not None)
+        return "".join(message.text for message in self.messages if isinstance(message, TextMessage))
 
 
 class FailoverLink:
@@ -60,11 +77,11 @@ class FailoverLink:
         self._on_closed: Callable[[ConverseStream], None] = lambda _: None
         self._replay: dict[str, ReplayEntry] = {}  # by context, in order
         self._unconfirmed_stops: dict[str, tuple[str, ReplayEntry]] = {}  # context -> reason, entry
-        self._unacknowledged: deque[ControlName] = deque()
+        self._unacknowledged: deque[PauseMessage | ResumeMessage] = deque()
         self._is_pause_acknowledged = False
         self._extra_acknowledgments = 0  # of commands sent by this link, not by the session
-        self._params: SynthesisParams | None = None
-        self._words: list[Word] = []
+        self._voice: ConfigureMessage | None = None
+        self._words: list[WordsMessage] = []
         self._consecutive_failovers = 0  # since the last audio
         self._failover_task: asyncio.Task[None] | None = None
         self.is_closed = False
@@ -77,54 +94,36 @@ class FailoverLink:
 
     # -- Link ---------------------------------------------------------------------------------------------------------
 
-    def text(self, context: str, text: str) -> None:
-        entry = self._replay.setdefault(context, ReplayEntry(params=self._params))
-        entry.parts.append(text)
+    def send(self, message: ClientMessage) -> None:
+        """See ``link.Link``. Messages that a replay needs are kept until their utterance ends."""
+        match message:
+            case TextMessage():
+                entry = self._replay.setdefault(message.context or "", ReplayEntry(voice=self._voice))
+                entry.messages.append(message)
+            case EndMessage() if message.context in self._replay:
+                self._replay[message.context].messages.append(message)
+            case FlushMessage():
+                for entry in list(self._replay.values())[-1:]:
+                    entry.messages.append(message)
+            case PauseMessage() | ResumeMessage():
+                self._unacknowledged.append(message)
+            case ConfigureMessage():
+                self._voice = message
+            case StopMessage():
+                self._stop(message.reason or "stop")
         if self._stream is not None:
-            self._stream.text(context, text)
+            self._stream.send(message)
 
-    def flush(self) -> None:
-        for entry in list(self._replay.values())[-1:]:
-            entry.parts.append(None)
-        if self._stream is not None:
-            self._stream.flush()
-
-    def end_text(self, context: str) -> None:
-        if context in self._replay:
-            self._replay[context].text_ended = True
-        if self._stream is not None:
-            self._stream.end_text(context)
-
-    def pause(self) -> None:
-        self._unacknowledged.append(ControlName.PAUSE)
-        if self._stream is not None:
-            self._stream.pause()
-
-    def resume(self) -> None:
-        self._unacknowledged.append(ControlName.RESUME)
-        if self._stream is not None:
-            self._stream.resume()
-
-    def stop(self, reason: str, played_samples: int) -> None:
+    def _stop(self, reason: str) -> None:
         self._unconfirmed_stops |= {context: (reason, entry) for context, entry in self._replay.items()}
         self._replay.clear()
         self._words.clear()
         self._is_pause_acknowledged = False
-        if self._stream is not None:
-            self._stream.stop(reason, played_samples)
-        else:
+        if self._stream is None:
             asyncio.get_running_loop().call_soon(self._confirm_stops)
 
-    def played(self, samples: int) -> None:
-        if self._stream is not None:
-            self._stream.played(samples)
-
-    def configure(self, params: SynthesisParams) -> None:
-        self._params = params
-        if self._stream is not None:
-            self._stream.configure(params)
-
     def release(self, *, healthy: bool) -> None:
+        """See ``link.Link``."""
         self.close()
 
     def close(self) -> None:
@@ -142,49 +141,50 @@ class FailoverLink:
     async def wait_for_capacity(self) -> None:
         await self._session_receiver().wait_for_capacity()
 
-    def on_started(self, context: str, params: SynthesisParams) -> None:
-        entry = self._replay.get(context)
-        if entry is None or not entry.is_started:
-            self._session_receiver().on_started(context, params)
-        if entry is not None:
-            entry.is_started = True
+    def receive(self, message: WorkerMessage | bytes) -> None:
+        """See ``link.Receiver``. Passes on what the session has not received from a lost worker."""
+        match message:
+            case WordsMessage():
+                self._words.append(message)  # held until their audio arrives: both are replayed, or neither
+                return
+            case bytes():
+                self._on_audio(message)
+            case StartedMessage() if (entry := self._replay.get(message.context or "")) is not None:
+                if entry.is_started:
+                    return
+                entry.is_started = True
+            case ControlMessage() if not isinstance(message, NothingStoppedMessage):
+                if self._extra_acknowledgments:
+                    self._extra_acknowledgments -= 1
+                    return
+                self._on_acknowledged(is_pause=isinstance(message, PausedMessage))
+            case ReportMessage():
+                self._on_ended(message.context or "")
+        self._session_receiver().receive(message)
 
-    def on_words(self, words: tuple[Word, ...]) -> None:
-        self._words.extend(words)  # held until their audio arrives: both are replayed, or neither
-
-    def on_audio(self, pcm: bytes) -> None:
+    def _on_audio(self, pcm: bytes) -> None:
         entry = next(iter(self._replay.values()), None)
         if entry is not None and entry.is_started:  # otherwise the audio belongs to a stopped utterance
             entry.delivered_samples += len(pcm) // BYTES_PER_SAMPLE
             self._consecutive_failovers = 0
         self._flush_words()
-        self._session_receiver().on_audio(pcm)
 
     def _flush_words(self) -> None:
-        if self._words:
-            words = tuple(self._words)
-            self._words = []
-            self._session_receiver().on_words(words)
+        for message in self._words:
+            self._session_receiver().receive(message)
+        self._words = []
 
-    def on_acknowledged(self, command: ControlName) -> None:
-        if self._extra_acknowledgments:
-            self._extra_acknowledgments -= 1
-            return
-        if self._unacknowledged and self._unacknowledged[0] is command:
+    def _on_acknowledged(self, *, is_pause: bool) -> None:
+        if self._unacknowledged and isinstance(self._unacknowledged[0], PauseMessage) is is_pause:
             self._unacknowledged.popleft()
-        self._is_pause_acknowledged = command is ControlName.PAUSE
-        self._session_receiver().on_acknowledged(command)
+        self._is_pause_acknowledged = is_pause
 
-    def on_ended(self, context: str, outcome: Outcome, receipt: Receipt, error: ErrorInfo | None) -> None:
+    def _on_ended(self, context: str) -> None:
         self._flush_words()
         self._replay.pop(context, None)
         self._unconfirmed_stops.pop(context, None)
         if not self._replay:
             self._is_pause_acknowledged = False
-        self._session_receiver().on_ended(context, outcome, receipt, error)
-
-    def on_rejected(self, error: ErrorInfo) -> None:
-        self._session_receiver().on_rejected(error)
 
     def on_lost(self, error: ErrorInfo) -> None:
         if self.is_closed:
@@ -216,7 +216,7 @@ class FailoverLink:
         self._unconfirmed_stops = {}
         for context, (reason, entry) in stops.items():
             receipt = Receipt(reason, entry.delivered_samples, entry.delivered_samples + 1, None, "", entry.text)
-            self._session_receiver().on_ended(context, Outcome.STOPPED, receipt, None)
+            self._session_receiver().receive(report_message(Outcome.STOPPED, receipt, context=context))
 
     def _give_up(self, error: ErrorInfo) -> None:
         self.is_closed = True
@@ -234,26 +234,18 @@ class FailoverLink:
         stream.attach(self, self._on_closed)
 
     def _replay_on(self, stream: ConverseStream) -> None:
-        params: SynthesisParams | None = None
-        for context, entry in self._replay.items():
-            if entry.params != params and entry.params is not None:
-                params = entry.params
-                stream.configure(params)
-            for part in entry.parts:
-                if part is None:
-                    stream.flush()
-                else:
-                    stream.text(context, part)
-            if entry.text_ended:
-                stream.end_text(context)
-        if self._params is not None and self._params != params:
-            stream.configure(self._params)
+        voice: ConfigureMessage | None = None
+        for entry in self._replay.values():
+            if entry.voice is not None and entry.voice != voice:
+                voice = entry.voice
+                stream.send(voice)
+            for message in entry.messages:
+                stream.send(message)
+        if self._voice is not None and self._voice != voice:
+            stream.send(self._voice)
         self._extra_acknowledgments = 0
         if self._is_pause_acknowledged:
             self._extra_acknowledgments = 1
-            stream.pause()
+            stream.send(PauseMessage())
         for command in self._unacknowledged:
-            if command is ControlName.PAUSE:
-                stream.pause()
-            else:
-                stream.resume()
+            stream.send(command)

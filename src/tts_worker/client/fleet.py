@@ -30,10 +30,10 @@ from tts_worker.errors import (
     TTSWorkerError,
     UnknownVoice,
 )
+from tts_worker.protocol.messages import PROTOCOL_VERSION
 from tts_worker.registry.directory import ResolvedWorker, WorkerDirectory
 from tts_worker.registry.entry import LOOPBACK, parse_networks
 from tts_worker.registry.store import RedisStore
-from tts_worker.transports.grpc.messages import PROTOCOL_VERSION
 from tts_worker.types import SessionOptions
 
 _CACHE_TTL_S = 0.5

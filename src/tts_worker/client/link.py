@@ -5,24 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from tts_worker.errors import ErrorInfo
+from tts_worker.protocol.messages import ClientMessage, WorkerMessage
 from tts_worker.types import SAMPLE_RATE_HZ, SynthesisParams
 
 
 class Link(Protocol):
-    """Sends the commands of one session to the worker.
+    """Sends the messages of one session to the worker."""
 
-    No method blocks or raises: messages are queued, and a lost connection is reported by ``RemoteSession.on_lost``.
-    ``context`` identifies an utterance and is unique on the connection.
-    """
+    def send(self, message: ClientMessage) -> None:
+        """Queue a message. Neither blocks nor raises: a lost connection is reported by ``Receiver.on_lost``.
 
-    def text(self, context: str, text: str) -> None: ...
-    def flush(self) -> None: ...
-    def end_text(self, context: str) -> None: ...
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-    def stop(self, reason: str, played_samples: int) -> None: ...
-    def played(self, samples: int) -> None: ...
-    def configure(self, params: SynthesisParams) -> None: ...
+        A context identifies an utterance and is unique on the connection.
+        """
+        ...
 
     def release(self, *, healthy: bool) -> None:
         """End the use of the link: the session is closed and all its commands are answered.
@@ -30,6 +26,22 @@ class Link(Protocol):
         Args:
             healthy: Whether the connection may serve another session.
         """
+        ...
+
+
+class Receiver(Protocol):
+    """Handles the worker's messages (``remote.RemoteSession``)."""
+
+    async def wait_for_capacity(self) -> None:
+        """Wait until more may be read (backpressure)."""
+        ...
+
+    def receive(self, message: WorkerMessage | bytes) -> None:
+        """Handle a message, or PCM of the utterance that was started last."""
+        ...
+
+    def on_lost(self, error: ErrorInfo) -> None:
+        """The worker or the connection is lost."""
         ...
 
 

@@ -2,8 +2,8 @@
 
 The guarantees are the same for every transport: commands return at once, no frame of an earlier utterance is delivered
 after ``stop`` and none while paused, every utterance ends with exactly one ``Ended`` even if the worker or the
-connection is lost, and missing audio has a deadline. A ``Link`` sends the commands. The transport calls the ``on_*``
-methods on the session's event loop, in the order of the worker's messages.
+connection is lost, and missing audio has a deadline. A ``Link`` sends the commands. The transport calls ``receive`` and
+``on_lost`` on the session's event loop, in the order of the worker's messages.
 """
 
 from __future__ import annotations
@@ -21,6 +21,23 @@ from tts_worker.errors import (
     ErrorInfo,
     IllegalCommand,
     SessionClosed,
+)
+from tts_worker.protocol.messages import (
+    ConfigureMessage,
+    EndMessage,
+    FlushMessage,
+    PausedMessage,
+    PauseMessage,
+    PlayedMessage,
+    RejectedMessage,
+    ReportMessage,
+    ResumedMessage,
+    ResumeMessage,
+    StartedMessage,
+    StopMessage,
+    TextMessage,
+    WordsMessage,
+    WorkerMessage,
 )
 from tts_worker.types import (
     Acknowledged,
@@ -89,13 +106,13 @@ class RemoteSession:
     def speak(self, text: str | bytes) -> UtteranceKey:
         self._require_open()
         utterance = self._open_utterance() or self._begin_utterance()
-        self._link.text(utterance.context, utterance.write(text))
+        self._link.send(TextMessage(text=utterance.write(text), context=utterance.context))
         return utterance.key
 
     def flush(self) -> None:
         self._require_open()
         if self._open_utterance() is not None:
-            self._link.flush()
+            self._link.send(FlushMessage())
 
     def end_text(self) -> None:
         self._require_open()
@@ -104,8 +121,8 @@ class RemoteSession:
             raise IllegalCommand("there is no utterance to end: send text first")
         rest = utterance.end_text()
         if rest:
-            self._link.text(utterance.context, rest)
-        self._link.end_text(utterance.context)
+            self._link.send(TextMessage(text=rest, context=utterance.context))
+        self._link.send(EndMessage(context=utterance.context))
         self._deadline.touch()
 
     def pause(self) -> None:
@@ -114,7 +131,7 @@ class RemoteSession:
         if applied:
             self._paused = True
             self._unacknowledged.append(ControlName.PAUSE)
-            self._link.pause()
+            self._link.send(PauseMessage())
             self._notify()
         else:
             self._acknowledge(ControlName.PAUSE, applied=False)
@@ -125,7 +142,7 @@ class RemoteSession:
         if applied:
             self._paused = False
             self._unacknowledged.append(ControlName.RESUME)
-            self._link.resume()
+            self._link.send(ResumeMessage())
             self._deadline.touch()
             self._notify()
         else:
@@ -145,7 +162,7 @@ class RemoteSession:
         if self._live:
             self._live[0].report_played(samples)
             if not self._live[0].worker_ended:
-                self._link.played(samples)
+                self._link.send(PlayedMessage(samples=max(0, samples)))
 
     def configure(self, params: SynthesisParams) -> None:
         self._require_open()
@@ -175,7 +192,7 @@ class RemoteSession:
 
     def _begin_utterance(self) -> RemoteUtterance:
         if self._params != self._worker_params:
-            self._link.configure(self._params)
+            self._link.send(ConfigureMessage.of(self._params))
             self._worker_params = self._params
         self._generation += 1
         key = UtteranceKey(self.id, self._generation)
@@ -190,7 +207,7 @@ class RemoteSession:
             head = self._live[0]
             played_samples = head.delivered_samples if head.played_samples is None else head.played_samples
             # Audio dropped here was not played. If the worker has ended the head, it is already on the next utterance.
-            self._link.stop(reason, 0 if head.worker_ended else played_samples)
+            self._send_stop(reason, 0 if head.worker_ended else played_samples)
         self._drop_audio()
         for utterance in self._live:
             utterance.stop_reason = reason
@@ -198,6 +215,9 @@ class RemoteSession:
                 self._terminate(utterance, Outcome.STOPPED, reason)
         self._live.clear()
         self._paused = False
+
+    def _send_stop(self, reason: str, played_samples: int) -> None:
+        self._link.send(StopMessage(reason=reason[:64] or None, played_samples=played_samples))
 
     def _drop_audio(self, utterance: RemoteUtterance | None = None) -> None:
         """Drop undelivered events of one utterance, or of all. ``Started`` events are still delivered."""
@@ -255,7 +275,7 @@ class RemoteSession:
 
     def _on_deadline(self) -> None:
         self._healthy = False
-        self._link.stop("deadline", self._live[0].delivered_samples)
+        self._send_stop("deadline", self._live[0].delivered_samples)
         self._fail(DeadlineExceeded(f"the worker sent no audio for {self._deadline.timeout_s:g} s").info)
         self._notify()
 
@@ -276,7 +296,25 @@ class RemoteSession:
             self._capacity_changed.clear()
             await self._capacity_changed.wait()
 
-    def on_started(self, context: str, params: SynthesisParams) -> None:
+    def receive(self, message: WorkerMessage | bytes) -> None:
+        """Handle a message of the worker, or audio of the current utterance (s16le mono)."""
+        match message:
+            case bytes():
+                self._on_audio(message)
+            case WordsMessage():
+                self._on_words(message.words)
+            case StartedMessage():
+                self._on_started(message.context or "", message.params)
+            case PausedMessage():
+                self._on_acknowledged(ControlName.PAUSE)
+            case ResumedMessage():
+                self._on_acknowledged(ControlName.RESUME)
+            case ReportMessage():
+                self._on_ended(message)
+            case RejectedMessage():
+                self._on_rejected(message.error)
+
+    def _on_started(self, context: str, params: SynthesisParams) -> None:
         """Assign the audio and words that follow to this utterance. Contexts of earlier sessions are ignored."""
         self._receiving = utterance = self._by_context.get(context)
         if utterance is not None and not utterance.is_terminated:
@@ -287,7 +325,7 @@ class RemoteSession:
                 self._queue.append(started)
             self._notify()
 
-    def on_words(self, words: tuple[Word, ...]) -> None:
+    def _on_words(self, words: tuple[Word, ...]) -> None:
         """Word timestamps of the current utterance, sent before the audio in which they begin."""
         utterance = self._active_utterance()
         if utterance is not None:
@@ -295,7 +333,7 @@ class RemoteSession:
             self._queue.append(Words(utterance.key, words))
             self._notify()
 
-    def on_audio(self, pcm: bytes) -> None:
+    def _on_audio(self, pcm: bytes) -> None:
         """Next audio of the current utterance, s16le mono."""
         utterance = self._active_utterance()
         if utterance is not None and pcm:
@@ -311,7 +349,7 @@ class RemoteSession:
             return None  # sent before the worker received the STOP
         return utterance
 
-    def on_acknowledged(self, command: ControlName) -> None:
+    def _on_acknowledged(self, command: ControlName) -> None:
         """Emit the acknowledgment of a PAUSE or RESUME, with the position on this side."""
         if self._unacknowledged and self._unacknowledged[0] is command:
             self._unacknowledged.popleft()
@@ -319,16 +357,17 @@ class RemoteSession:
                 self._acknowledge(command, applied=True)
         self._release_link()
 
-    def on_ended(self, context: str, outcome: Outcome, receipt: Receipt, error: ErrorInfo | None) -> None:
+    def _on_ended(self, message: ReportMessage) -> None:
         """Terminal message of the worker for an utterance."""
-        utterance = self._by_context.pop(context, None)
+        utterance = self._by_context.pop(message.context or "", None)
+        receipt = message.receipt
         if utterance is not None and not utterance.is_terminated and not utterance.worker_ended:
             if utterance.stop_reason is not None:
                 receipt = utterance.adjust_receipt(replace(receipt, reason=utterance.stop_reason), dropped=True)
                 utterance.is_terminated = True
                 self._notices.append(Ended(utterance.key, Outcome.STOPPED, receipt))
             else:
-                self._end(utterance, outcome, receipt, error)
+                self._end(utterance, message.outcome, receipt, message.error)
             self._deadline.touch()
         self._release_link()
         self._notify()
@@ -347,11 +386,11 @@ class RemoteSession:
         else:
             self._queue.append(ended)
 
-    def on_rejected(self, error: ErrorInfo) -> None:
+    def _on_rejected(self, error: ErrorInfo) -> None:
         """The worker rejected a message: the utterances are incomplete and fail."""
         self._healthy = False
         if not self._closed:
-            self._link.stop("rejected", 0)
+            self._send_stop("rejected", 0)
             self._fail(error)
         self._release_link()
         self._notify()

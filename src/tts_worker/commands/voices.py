@@ -14,7 +14,7 @@ from tts_worker.app import running_worker
 from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
 from tts_worker.errors import InvalidRequest
 from tts_worker.settings import Settings
-from tts_worker.transports import wire
+from tts_worker.transports.responses import voice_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 async def _local(settings: Settings) -> list[dict[str, Any]]:
     async with running_worker(settings) as worker:
         voices = worker.hub.voices
-        return [wire.voice_json(voice, voices.default) for voice in voices]
+        return [voice_json(voice, voices.default) for voice in voices]
 
 
 def _remote(url: str) -> list[dict[str, Any]]:

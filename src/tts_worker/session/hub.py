@@ -421,6 +421,18 @@ class SessionHub:
             return None
         return OverCapacity(f"all {most} sessions for downloads are taken", retry_after_s=RETRY_AFTER_S)
 
+    def configure(self, session: LocalSession, options: SessionOptions) -> None:
+        """Apply the voice and the time limits of ``options`` to the later utterances of a session.
+
+        Raises:
+            IllegalCommand: The voice belongs to another engine.
+            TTSWorkerError: The errors of ``params`` and ``timeouts``.
+        """
+        params = self.params(options)
+        if self.voices.get(params.voice).engine != self.voices.get(session.params.voice).engine:
+            raise IllegalCommand("that voice is on another engine: start when nothing is being spoken")
+        session.configure(params, self.timeouts(options))
+
     def params(self, options: SessionOptions) -> SynthesisParams:
         """Validate the options and choose a voice (``models.routing``).
 

@@ -133,6 +133,11 @@ class SessionMachine:
         return self._config.paced
 
     @property
+    def alignment(self) -> Alignment:
+        """How the engine determines word timestamps."""
+        return self._config.alignment
+
+    @property
     def buffered_samples(self) -> int:
         """Audio generated and not yet sent, over all utterances."""
         return sum(u.buffered_samples for u in self._utterances)

@@ -17,6 +17,7 @@ from tts_worker.session.record import SessionRecord
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Acknowledged,
+    Alignment,
     Audio,
     Command,
     ControlName,
@@ -150,6 +151,11 @@ class LocalSession:
     @property
     def params(self) -> SynthesisParams:
         return self._machine.params
+
+    @property
+    def alignment(self) -> Alignment:
+        """How the engine determines word timestamps."""
+        return self._machine.alignment
 
     @property
     def paced(self) -> bool:

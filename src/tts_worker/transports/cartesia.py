@@ -19,13 +19,16 @@ from fastapi import APIRouter, Request, WebSocket
 from starlette.responses import JSONResponse, Response
 
 from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerError
+from tts_worker.protocol.json_codec import dumps, parse_object
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.transports import cartesia_wire as vendor
-from tts_worker.transports import voice_pages, wire
-from tts_worker.transports.context_socket import ContextSocket, Message, SocketLimits, SpeechContext
+from tts_worker.transports import voice_pages
+from tts_worker.transports.context_socket import ContextSocket, Message, SpeechContext
+from tts_worker.transports.message_socket import SocketLimits
 from tts_worker.transports.rendering import Rendering, download, failure, synthesize
 from tts_worker.transports.responses import LiveStream
+from tts_worker.transports.validation import validate
 from tts_worker.types import SAMPLE_RATE_HZ, Ended, Output, PcmFrame, UtteranceKey, Words
 
 _MAX_UTTERANCES = 8
@@ -152,7 +155,6 @@ class _CartesiaProtocol:
     def __init__(self, socket: ContextSocket) -> None:
         self._socket = socket
         self._cancelled: dict[str, None] = {}  # ordered, oldest first
-        socket.protocol = self
 
     def context_of(self, data: Message) -> str | None:
         name = data.get("context_id")
@@ -163,15 +165,15 @@ class _CartesiaProtocol:
 
     def handle_message(self, data: Message) -> None:
         if data.get("cancel"):
-            self._cancel(vendor.validate(vendor.CANCEL, data).context_id)
+            self._cancel(validate(vendor.Cancel, data).context_id)
             return
-        message = vendor.validate(vendor.CONTINUATION, data)
+        message = validate(vendor.Continuation, data)
         self._socket.check_text(message.transcript)
         if message.context_id in self._cancelled:
             return
         context = self._socket.contexts.get(message.context_id)
         if context is None:
-            context = self._open(message, vendor.validate(vendor.GENERATION_REQUEST, data))
+            context = self._open(message, validate(vendor.GenerationRequest, data))
         encoder = context.encoder
         assert isinstance(encoder, _CartesiaEncoder)
         context.run_command(
@@ -228,7 +230,7 @@ async def _events(
 
 
 def _event(message: Message) -> bytes:
-    return f"event: {message['type']}\ndata: {wire.dumps(message)}\n\n".encode()
+    return f"event: {message['type']}\ndata: {dumps(message)}\n\n".encode()
 
 
 # -- routes -----------------------------------------------------------------------------------------------------------
@@ -240,13 +242,11 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
 
     @routes.websocket("/tts/websocket")
     async def contexts(websocket: WebSocket) -> None:
-        socket = ContextSocket(websocket, hub, limits)
-        _CartesiaProtocol(socket)
-        await socket.run()
+        await ContextSocket(websocket, hub, limits, _CartesiaProtocol).run()
 
     async def read(request: Request) -> tuple[vendor.GenerationRequest, Rendering]:
-        body = wire.parse_object(await request.body(), "body")
-        generation: vendor.GenerationRequest = vendor.validate(vendor.GENERATION_REQUEST, body)
+        body = parse_object(await request.body(), "body")
+        generation = validate(vendor.GenerationRequest, body)
         if len(generation.transcript) > max_input_chars:
             raise TextTooLong(f"transcript may have at most {max_input_chars} characters")
         return generation, generation.output_format.rendering()
@@ -289,7 +289,7 @@ def _add_voice_routes(routes: APIRouter, hub: SessionHub) -> None:
     @routes.get("/voices", summary="List the voices for Cartesia clients")
     async def voices(request: Request) -> Response:
         try:
-            query: vendor.VoiceQuery = vendor.validate(vendor.VOICE_QUERY, dict(request.query_params))
+            query = validate(vendor.VoiceQuery, dict(request.query_params))
             return JSONResponse(_listed_voices(hub, query))
         except TTSWorkerError as error:
             return vendor.error_response(error.info)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
 from tts_worker.audio.encoders import AudioFormat, open_encoder
@@ -18,7 +18,6 @@ from tts_worker.audio.g711 import encode_alaw, encode_mulaw
 from tts_worker.audio.pcm import to_float
 from tts_worker.errors import HTTP_STATUS, ErrorInfo, InvalidRequest
 from tts_worker.logs import current_request_id
-from tts_worker.transports import wire
 from tts_worker.transports.rendering import Rendering
 from tts_worker.types import SessionOptions
 from tts_worker.voices import Voice
@@ -131,11 +130,6 @@ class VoiceQuery(BaseModel):
     is_owner: bool | None = None
 
 
-GENERATION_REQUEST = TypeAdapter(GenerationRequest)
-CONTINUATION = TypeAdapter(Continuation)
-CANCEL = TypeAdapter(Cancel)
-VOICE_QUERY = TypeAdapter(VoiceQuery)
-
 _GENDERS = MappingProxyType({"female": "feminine", "male": "masculine", "neutral": "gender_neutral"})
 _CREATED_AT = "1970-01-01T00:00:00Z"
 """Required by the vendor's clients; the worker's voices have no creation time."""
@@ -163,18 +157,6 @@ class _RawEncoder:
 
     def finish(self) -> bytes:
         return b""
-
-
-def validate(adapter: TypeAdapter[Any], data: Message) -> Any:
-    """Validate a message or query.
-
-    Raises:
-        InvalidRequest: Names the invalid field.
-    """
-    try:
-        return adapter.validate_python(data)
-    except ValidationError as error:
-        raise InvalidRequest(wire.explain(error)) from None
 
 
 def gender_of(voice: Voice) -> str | None:

@@ -8,17 +8,17 @@ stop when the client disconnects. ``spk_id`` names a voice; a recording needs an
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from tts_worker.audio.encoders import AudioFormat, open_encoder
-from tts_worker.errors import InvalidRequest, TextTooLong
+from tts_worker.errors import TextTooLong
 from tts_worker.models.routing import INSTRUCT
 from tts_worker.session.hub import SessionHub
-from tts_worker.transports import wire
 from tts_worker.transports.rendering import Rendering, download
 from tts_worker.transports.responses import LiveStream
 from tts_worker.transports.uploads import Body, read_body
+from tts_worker.transports.validation import validate
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 
 ROUTES = (
@@ -69,7 +69,7 @@ def router(hub: SessionHub, *, max_input_chars: int, send_timeout_s: float) -> A
     def add(path: str, request_type: type[_InferenceRequest]) -> None:
         async def inference(request: Request) -> Response:
             body = await read_body(request)
-            fields = _validate(request_type, body)
+            fields = validate(request_type, body.fields)
             if len(fields.tts_text) > max_input_chars:
                 raise TextTooLong(f"tts_text may have at most {max_input_chars} characters")
             options = await _options(hub, fields, body)
@@ -95,13 +95,6 @@ def router(hub: SessionHub, *, max_input_chars: int, send_timeout_s: float) -> A
     for path, request_type in zip(ROUTES, request_types, strict=True):
         add(path, request_type)
     return routes
-
-
-def _validate(request_type: type[_InferenceRequest], body: Body) -> _InferenceRequest:
-    try:
-        return request_type.model_validate(body.fields)
-    except ValidationError as error:
-        raise InvalidRequest(wire.explain(error)) from None
 
 
 async def _options(hub: SessionHub, fields: _InferenceRequest, body: Body) -> SessionOptions:

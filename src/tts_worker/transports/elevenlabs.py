@@ -10,20 +10,24 @@ import base64
 import re
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from functools import partial
 
 from fastapi import APIRouter, Request, WebSocket
 from starlette.responses import JSONResponse, Response
 
 from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerError
+from tts_worker.protocol.json_codec import dumps, parse_object
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.text.decoding import TextDecoder
 from tts_worker.transports import elevenlabs_wire as vendor
-from tts_worker.transports import voice_pages, wire
+from tts_worker.transports import voice_pages
 from tts_worker.transports.character_times import CharacterClock, CharacterTimes
-from tts_worker.transports.context_socket import ContextSocket, Message, SocketLimits, SpeechContext
+from tts_worker.transports.context_socket import ContextSocket, Message, SpeechContext
+from tts_worker.transports.message_socket import SocketLimits
 from tts_worker.transports.rendering import Rendering, download, failure, synthesize
 from tts_worker.transports.responses import LiveStream
+from tts_worker.transports.validation import validate
 from tts_worker.types import Ended, Output, PcmFrame, SessionOptions, Words
 
 _SPEECH_PATH = "/v1/text-to-speech/{voice}"
@@ -120,7 +124,6 @@ class _ElevenLabsProtocol:
         self._voice = voice
         self._query = query
         self._single = single
-        socket.protocol = self
 
     def context_of(self, data: Message) -> str | None:
         """Return the named context; the unnamed one only if it is open."""
@@ -133,7 +136,7 @@ class _ElevenLabsProtocol:
         return {**({"contextId": context} if context else {}), **vendor.error_fields(error)}
 
     def handle_message(self, data: Message) -> None:
-        message: vendor.Input = vendor.validate(vendor.INPUT, data)
+        message = validate(vendor.Input, data)
         name = vendor.UNNAMED if self._single else message.name
         if message.close_socket:
             self._close_socket()
@@ -238,7 +241,7 @@ async def _as_lines(timed: AsyncGenerator[tuple[bytes, CharacterTimes | None], N
     async with aclosing(timed):
         async for data, times in timed:
             line = {"audio_base64": base64.b64encode(data).decode(), **_timed_fields(times)}
-            yield f"{wire.dumps(line)}\n".encode()
+            yield f"{dumps(line)}\n".encode()
 
 
 async def _as_document(timed: AsyncGenerator[tuple[bytes, CharacterTimes | None], None]) -> AsyncGenerator[bytes, None]:
@@ -257,7 +260,7 @@ async def _as_document(timed: AsyncGenerator[tuple[bytes, CharacterTimes | None]
                 yield head + base64.b64encode(rest[:ready])
                 head = b""
                 rest = rest[ready:]
-    tail = wire.dumps(_timed_fields(all_times if all_times["chars"] else None))
+    tail = dumps(_timed_fields(all_times if all_times["chars"] else None))
     yield head + base64.b64encode(rest) + b'",' + tail[1:].encode()
 
 
@@ -311,7 +314,7 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
 
     async def read(request: Request, voice: str) -> tuple[SessionOptions, str, Rendering]:
         query = vendor.parse_query(request.query_params)
-        body: vendor.Body = vendor.validate(vendor.BODY, wire.parse_object(await request.body(), "body"))
+        body = validate(vendor.Body, parse_object(await request.body(), "body"))
         if len(body.text) > max_input_chars:
             raise TextTooLong(f"text may have at most {max_input_chars} characters")
         query = query.model_copy(update=body.model_dump(include={"language_code", "seed"}, exclude_none=True))
@@ -360,9 +363,8 @@ def _add_sockets(routes: APIRouter, hub: SessionHub, limits: SocketLimits) -> No
         except TTSWorkerError as error:
             await websocket.send_denial_response(vendor.error_response(error.info))
             return
-        socket = ContextSocket(websocket, hub, limits)
-        _ElevenLabsProtocol(socket, voice, query, single=single)
-        await socket.run()
+        make_protocol = partial(_ElevenLabsProtocol, voice=voice, query=query, single=single)
+        await ContextSocket(websocket, hub, limits, make_protocol).run()
 
     @routes.websocket(f"{_SPEECH_PATH}/multi-stream-input")
     async def multi_stream_input(websocket: WebSocket, voice: str) -> None:

@@ -11,15 +11,15 @@ from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import QueryParams
 from starlette.responses import JSONResponse, Response
 
 from tts_worker.audio.encoders import AudioFormat, open_encoder
 from tts_worker.errors import HTTP_STATUS, ErrorInfo, InvalidRequest
-from tts_worker.transports import wire
 from tts_worker.transports.character_times import CharacterTimes
 from tts_worker.transports.rendering import Rendering
+from tts_worker.transports.validation import validate
 from tts_worker.types import SessionOptions
 from tts_worker.voices import Voice
 
@@ -117,32 +117,13 @@ class VoiceQuery(BaseModel):
     voice_ids: tuple[str, ...] | None = Field(None, max_length=100)
 
 
-INPUT = TypeAdapter(Input)
-BODY = TypeAdapter(Body)
-QUERY = TypeAdapter(Query)
-VOICE_QUERY = TypeAdapter(VoiceQuery)
-
-
-def validate(adapter: TypeAdapter[Any], data: object) -> Any:
-    """Validate a message, body or query.
-
-    Raises:
-        InvalidRequest: Names the invalid field.
-    """
-    try:
-        return adapter.validate_python(data)
-    except ValidationError as error:
-        raise InvalidRequest(wire.explain(error)) from None
-
-
 def parse_query(params: QueryParams) -> Query:
     """Parse the query parameters of a socket or HTTP route.
 
     Raises:
         InvalidRequest: A parameter is invalid or the output format is not supported.
     """
-    query = validate(QUERY, dict(params))
-    assert isinstance(query, Query)
+    query = validate(Query, dict(params))
     query.rendering()  # reject an unsupported format before a socket is accepted
     return query
 
@@ -153,9 +134,7 @@ def parse_voice_query(params: QueryParams) -> VoiceQuery:
     Raises:
         InvalidRequest: A parameter is invalid.
     """
-    query = validate(VOICE_QUERY, {**params, "voice_ids": params.getlist("voice_ids") or None})
-    assert isinstance(query, VoiceQuery)
-    return query
+    return validate(VoiceQuery, {**params, "voice_ids": params.getlist("voice_ids") or None})
 
 
 def voice_json(voice: Voice) -> Message:

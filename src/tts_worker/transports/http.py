@@ -19,12 +19,13 @@ from tts_worker.errors import ErrorCode, ErrorInfo, TTSWorkerError
 from tts_worker.metrics import Metrics
 from tts_worker.session.hub import SessionHub
 from tts_worker.settings import WebRtcSettings
-from tts_worker.transports import cartesia, cosyvoice_http, elevenlabs, openai, ray_cosyvoice, vendors, webrtc, wire
-from tts_worker.transports.context_socket import SocketLimits
+from tts_worker.transports import cartesia, cosyvoice_http, elevenlabs, openai, ray_cosyvoice, vendors, webrtc
 from tts_worker.transports.keys import KeyRing
+from tts_worker.transports.message_socket import SocketLimits
+from tts_worker.transports.responses import voice_json
 from tts_worker.transports.security import AuthMiddleware
 from tts_worker.transports.vendors import ELEVENLABS_PREFIX
-from tts_worker.transports.websocket import StreamLimits, stream
+from tts_worker.transports.websocket import stream
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class HttpConfig:
 def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig, keys: KeyRing | None = None) -> ASGIApp:
     """Build the application over a running hub. Without ``keys`` no API key is required."""
     app = FastAPI(title="tts-worker", version=__version__, docs_url=None, redoc_url=None)
-    limits = StreamLimits(config.max_message_chars, config.send_timeout_s, config.max_messages_per_s)
+    limits = SocketLimits(config.max_message_chars, config.send_timeout_s, config.max_messages_per_s)
     _add_errors(app)
 
     @app.get("/health/live", summary="Liveness: 503 once an engine cannot be rebuilt and the process must restart")
@@ -97,12 +98,11 @@ def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig, keys: KeyR
         app.include_router(
             cosyvoice.router(hub, max_input_chars=config.max_input_chars, send_timeout_s=config.send_timeout_s)
         )
-    sockets = SocketLimits(config.max_message_chars, config.send_timeout_s, config.max_messages_per_s)
-    app.include_router(cartesia.router(hub, sockets, max_input_chars=config.max_input_chars))
-    app.include_router(elevenlabs.router(hub, sockets, max_input_chars=config.max_input_chars))
+    app.include_router(cartesia.router(hub, limits, max_input_chars=config.max_input_chars))
+    app.include_router(elevenlabs.router(hub, limits, max_input_chars=config.max_input_chars))
     app.include_router(
         elevenlabs.prefixed_router(
-            hub, sockets, prefix=vendors.ELEVENLABS_PREFIX, max_input_chars=config.max_input_chars
+            hub, limits, prefix=vendors.ELEVENLABS_PREFIX, max_input_chars=config.max_input_chars
         )
     )
     if config.webrtc.enabled:
@@ -141,13 +141,13 @@ def _add_shared_paths(app: FastAPI, hub: SessionHub, config: HttpConfig) -> None
     async def voices(request: Request) -> Response:
         if is_elevenlabs(request):
             return elevenlabs.voices_response(hub)
-        return JSONResponse({"voices": [wire.voice_json(voice, hub.voices.default) for voice in hub.voices]})
+        return JSONResponse({"voices": [voice_json(voice, hub.voices.default) for voice in hub.voices]})
 
     @app.get("/v1/voices/{name}", summary="Describe a voice")
     async def voice(request: Request, name: str) -> Response:
         if is_elevenlabs(request):
             return elevenlabs.voice_response(hub, name)
-        return JSONResponse(wire.voice_json(hub.voices.get(name), hub.voices.default))
+        return JSONResponse(voice_json(hub.voices.get(name), hub.voices.default))
 
     @app.get("/v1/models", summary="List the engines of this worker")
     async def models(request: Request) -> Response:

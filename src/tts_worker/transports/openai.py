@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Collection
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
 from tts_worker.audio.encoders import AudioFormat, open_encoder
@@ -25,10 +25,12 @@ from tts_worker.errors import (
     UnknownModel,
     UnknownVoice,
 )
+from tts_worker.protocol.json_codec import parse_object
+from tts_worker.protocol.messages import error_fields
 from tts_worker.session.hub import SessionHub
-from tts_worker.transports import wire
 from tts_worker.transports.rendering import Rendering, download
 from tts_worker.transports.responses import LiveStream, error_response
+from tts_worker.transports.validation import validate
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
@@ -92,7 +94,7 @@ def router(
     async def speech(request: Request) -> Response:
         body = await request.body()
         try:
-            speech_request = _resolve_voice(_parse(body), hub, voice_names)
+            speech_request = _resolve_voice(validate(SpeechRequest, parse_object(body, "body")), hub, voice_names)
             if len(speech_request.input) > max_input_chars:
                 raise TextTooLong(f"input may have at most {max_input_chars} characters")
             _check_model(speech_request, hub)
@@ -147,17 +149,6 @@ def _body_schema() -> dict[str, Any]:
             "content": {"application/json": {"schema": SpeechRequest.model_json_schema()}},
         }
     }
-
-
-def _parse(body: bytes) -> SpeechRequest:
-    try:
-        data = json.loads(body)
-    except (ValueError, RecursionError):
-        raise InvalidRequest("the body is not valid JSON") from None
-    try:
-        return SpeechRequest.model_validate(data)
-    except ValidationError as error:
-        raise InvalidRequest(wire.explain(error)) from None
 
 
 def _resolve_voice(request: SpeechRequest, hub: SessionHub, voice_names: Collection[str]) -> SpeechRequest:
@@ -220,7 +211,7 @@ async def _as_events(audio: AsyncGenerator[bytes, None], request: SpeechRequest)
     except TTSWorkerError as error:
         if sent_bytes == 0:
             raise  # nothing was sent yet: becomes an error response
-        yield _event({"type": "error", "error": wire.error_json(error.info)})
+        yield _event({"type": "error", "error": error_fields(error.info)})
     finally:
         await audio.aclose()
 

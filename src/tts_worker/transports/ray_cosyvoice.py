@@ -11,17 +11,17 @@ from collections.abc import AsyncGenerator
 from typing import Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
 from tts_worker.audio.encoders import AudioFormat, open_encoder, wav_file
-from tts_worker.errors import InvalidRequest, TextTooLong
+from tts_worker.errors import TextTooLong
 from tts_worker.session.hub import SessionHub
-from tts_worker.transports import wire
 from tts_worker.transports.cosyvoice_http import speech_options
 from tts_worker.transports.rendering import Rendering, download
 from tts_worker.transports.responses import LiveStream
 from tts_worker.transports.uploads import Body, read_body
+from tts_worker.transports.validation import validate
 from tts_worker.types import SAMPLE_RATE_HZ
 
 _BASE = "/v1/model/cosyvoice"
@@ -66,7 +66,7 @@ def router(hub: SessionHub, *, max_input_chars: int, send_timeout_s: float) -> A
     def add(path: str, request_type: type[_TtsRequest]) -> None:
         async def speech(request: Request) -> Response:
             body = await read_body(request)
-            fields = _validate(request_type, body)
+            fields = validate(request_type, body.fields)
             if len(fields.text) > max_input_chars:
                 raise TextTooLong(f"text may have at most {max_input_chars} characters")
             voice, instruct = await _voice(hub, fields, body)
@@ -100,13 +100,6 @@ def router(hub: SessionHub, *, max_input_chars: int, send_timeout_s: float) -> A
         return JSONResponse({"status": "healthy" if hub.ready else "unhealthy"}, 200 if hub.ready else 503)
 
     return routes
-
-
-def _validate(request_type: type[_TtsRequest], body: Body) -> _TtsRequest:
-    try:
-        return request_type.model_validate(body.fields)
-    except ValidationError as error:
-        raise InvalidRequest(wire.explain(error)) from None
 
 
 async def _voice(hub: SessionHub, fields: _TtsRequest, body: Body) -> tuple[str | None, str | None]:

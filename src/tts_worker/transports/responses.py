@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from tts_worker.errors import HTTP_STATUS, ErrorCode, ErrorInfo, SendTimeout, TTSWorkerError
+from tts_worker.voices import Voice
 
 
 class SafeJSONResponse(JSONResponse):
@@ -53,6 +54,23 @@ def error_body(error: ErrorInfo, status: int) -> dict[str, object]:
             "code": error.code.value,
             "retryable": error.retryable,
         }
+    }
+
+
+def voice_json(voice: Voice, default: str | None) -> dict[str, object]:
+    """Encode a voice for ``GET /v1/voices``."""
+    return {
+        "id": voice.name,
+        "voice_id": voice.name,  # read by ElevenLabs clients, as is "category"
+        "category": "premade",
+        "name": voice.name,
+        "engine": voice.engine,
+        "languages": list(voice.languages),
+        "description": voice.description,
+        "sample_rate": voice.info.sample_rate_hz,
+        "alignment": voice.info.alignment.value,
+        "speed_range": list(voice.info.speed_range),
+        "default": voice.name == default,
     }
 
 

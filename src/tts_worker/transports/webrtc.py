@@ -5,19 +5,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from tts_worker.errors import HTTP_STATUS, InvalidRequest, MissingExtra, OverCapacity, TTSWorkerError
+from tts_worker.protocol.json_codec import parse_object, parse_start
 from tts_worker.session.hub import SessionHub
 from tts_worker.settings import WebRtcSettings
-from tts_worker.transports import wire
 from tts_worker.transports.responses import error_response
+from tts_worker.transports.validation import validate
 
 if TYPE_CHECKING:
     from tts_worker.transports.webrtc_peer import Peer
@@ -81,14 +81,14 @@ class PeerRegistry:
             InvalidRequest: The offer or an option is invalid.
             TTSWorkerError: The errors of ``SessionHub.admit``.
         """
-        options = self._webrtc_peer.track_options(wire.parse_start(offer.session).options())
+        options = self._webrtc_peer.track_options(parse_start(offer.session).options())
         if len(self._peers) + self._joining >= self._max_peers:
             raise OverCapacity(f"all {self._max_peers} WebRTC peers are taken", retry_after_s=_RETRY_AFTER_S)
         self._joining += 1
         try:
             session = await self._hub.admit(options)
             try:
-                peer = self._webrtc_peer.Peer(self._hub, session, self._limits, self._peers.discard)
+                peer = self._webrtc_peer.Peer(self._hub, session, options, self._limits, self._peers.discard)
             except BaseException:
                 session.close("failed")
                 raise
@@ -114,7 +114,7 @@ def router(
     async def answer_offer(request: Request) -> Response:
         nonlocal registry
         try:
-            offer = _parse(await request.body())
+            offer = validate(Offer, parse_object(await request.body(), "body"))
             if registry is None:
                 registry = PeerRegistry(
                     hub, settings, max_message_chars=max_message_chars, max_messages_per_s=max_messages_per_s
@@ -132,12 +132,3 @@ def router(
             return FileResponse(_PAGE, headers={"Content-Security-Policy": _PAGE_POLICY})
 
     return routes
-
-
-def _parse(body: bytes) -> Offer:
-    try:
-        return Offer.model_validate(json.loads(body))
-    except ValidationError as error:
-        raise InvalidRequest(wire.explain(error)) from None
-    except (ValueError, RecursionError):
-        raise InvalidRequest("the body is not valid JSON") from None

@@ -11,9 +11,9 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import anyio
+import msgspec
 from aiortc import (
     RTCConfiguration,
     RTCDataChannel,
@@ -25,13 +25,15 @@ from aiortc import (
 from aiortc.stats import RTCRemoteInboundRtpStreamStats
 
 from tts_worker.errors import InvalidRequest, RateLimited, TTSWorkerError
+from tts_worker.protocol.dialogue import Dialogue
+from tts_worker.protocol.json_codec import dumps, parse_client_message
+from tts_worker.protocol.messages import RejectedMessage, ReportMessage, StoppedMessage, WorkerMessage
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
-from tts_worker.transports import wire
-from tts_worker.transports.protocol import ProtocolHandler
+from tts_worker.transports.rates import MessageRate
 from tts_worker.transports.webrtc_playout import FRAME_MS, Playout
 from tts_worker.transports.webrtc_track import SpeechTrack
-from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions, State
+from tts_worker.types import PcmFrame, SessionOptions, State
 
 log = logging.getLogger(__name__)
 
@@ -80,20 +82,27 @@ class Peer:
 
     Args:
         session: A session that was just admitted.
+        options: Its options.
         on_end: Called once, after the peer has released everything.
     """
 
     def __init__(
-        self, hub: SessionHub, session: LocalSession, limits: PeerLimits, on_end: Callable[[Peer], None]
+        self,
+        hub: SessionHub,
+        session: LocalSession,
+        options: SessionOptions,
+        limits: PeerLimits,
+        on_end: Callable[[Peer], None],
     ) -> None:
         self._limits = limits
         self._on_end = on_end
         self._playout = Playout()
-        self._protocol = ProtocolHandler(
+        self._rate = MessageRate(limits.max_messages_per_s)
+        self._dialogue = Dialogue(
             hub,
             session,
+            options,
             max_message_chars=limits.max_message_chars,
-            max_messages_per_s=limits.max_messages_per_s,
             adapt_options=track_options,
             on_stop=self._playout.clear,
         )
@@ -122,7 +131,7 @@ class Peer:
         except BaseException:
             await self._release()
             raise
-        self._task = asyncio.create_task(self._run(), name=f"{self._protocol.session.id}-peer")
+        self._task = asyncio.create_task(self._run(), name=f"{self._dialogue.session.id}-peer")
         return description
 
     async def _negotiate(self, sdp: str) -> str:
@@ -157,7 +166,7 @@ class Peer:
             if not connect_scope.cancelled_caught:
                 await self._watch()
         except Exception as error:
-            log.error("session %s: the peer failed", self._protocol.session.id, exc_info=error)
+            log.error("session %s: the peer failed", self._dialogue.session.id, exc_info=error)
         finally:
             await self._release()
 
@@ -166,7 +175,7 @@ class Peer:
         loop = asyncio.get_running_loop()
         last_report: object = None
         reported_s = loop.time()
-        while not self._ended.is_set() and self._protocol.session.state is not State.CLOSED:
+        while not self._ended.is_set() and self._dialogue.session.state is not State.CLOSED:
             report = await self._last_report()
             if report != last_report:
                 last_report = report
@@ -185,8 +194,8 @@ class Peer:
         return None
 
     async def _release(self) -> None:
-        self._protocol.session.close("disconnected")
-        self._protocol.replies.clear()
+        self._dialogue.session.close("disconnected")
+        self._dialogue.replies.clear()
         self._pending_messages.clear()
         self._track.stop()
         try:
@@ -207,25 +216,29 @@ class Peer:
 
     def _pull(self) -> bytes | None:
         """Return the next 20 ms for the track."""
-        if self._protocol.session.state is State.CLOSED:
+        if self._dialogue.session.state is State.CLOSED:
             self.end()  # closed by a drain, for example
         self._advance()
-        return self._playout.hold() if self._protocol.session.state is State.PAUSED else self._playout.take()
+        return self._playout.hold() if self._dialogue.session.state is State.PAUSED else self._playout.take()
 
     def _advance(self) -> None:
         """Move audio from the session to the playout and send the events between.
 
         A paused session returns no audio, so its events are sent even while the playout is full.
         """
-        session = self._protocol.session
-        while (self._playout.has_capacity or session.state is State.PAUSED) and (item := session.poll()) is not None:
+        dialogue = self._dialogue
+        if self._channel is None:
+            return  # messages wait for the channel, and no text can arrive without it
+        while self._playout.has_capacity or dialogue.replies or dialogue.session.state is State.PAUSED:
+            item = dialogue.poll()
+            if item is None:
+                return
             if isinstance(item, PcmFrame):
                 self._playout.push(item.pcm)
-            else:
-                if isinstance(item, Ended):
-                    (self._playout.end if item.outcome is not Outcome.STOPPED else self._playout.clear)()
-                self._send(self._protocol.encode_event(item))
-        self._send_replies()
+                continue
+            if isinstance(item, ReportMessage):
+                (self._playout.clear if isinstance(item, StoppedMessage) else self._playout.end)()
+            self._send(item)
 
     # -- data channel -------------------------------------------------------------------------------------------------
 
@@ -256,28 +269,25 @@ class Peer:
 
     def _handle_message(self, raw: str | bytes) -> None:
         try:
-            self._protocol.handle_message(raw)
+            self._rate.count(len(raw), asyncio.get_running_loop().time())
+            self._dialogue.receive(raw, parse_client_message)
             self._advance()
         except RateLimited as error:
-            self._send({"type": "rejected", "command": None, **wire.error_json(error.info)})
+            self._send(RejectedMessage.of(error.info))
             self.end()
         except TTSWorkerError:  # SendTimeout: the peer sends, but reads no replies
             self.end()
-        if self._protocol.closing:
+        if self._dialogue.closing:
             self.end()
 
-    def _send_replies(self) -> None:
-        while self._channel is not None and self._protocol.replies:
-            self._send(self._protocol.replies.take())
-
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, message: WorkerMessage) -> None:
         channel = self._channel
         if channel is None or channel.readyState != "open":
             return
         if channel.bufferedAmount > _MAX_BUFFERED_BYTES:
             self.end()
             return
-        channel.send(wire.dumps(_shortened(message)))
+        channel.send(_encode(message))
 
 
 def track_options(options: SessionOptions) -> SessionOptions:
@@ -285,21 +295,18 @@ def track_options(options: SessionOptions) -> SessionOptions:
     return replace(options, realtime=False, own_clock=True, frame_ms=FRAME_MS, lead_ms=None)
 
 
-def _shortened(message: dict[str, Any]) -> dict[str, Any]:
-    """Fit a playback report into a data channel message.
+def _encode(message: WorkerMessage) -> str:
+    """Encode a message; fit a playback report into a data channel message.
 
     Drops the words first, which were already sent one by one, then replaces the texts by their lengths, which locate
     the position in the client's own text.
     """
-    if len(wire.dumps(message).encode()) <= _MAX_MESSAGE_BYTES or "text_spoken" not in message:
-        return message
-    shortened = {**message, "words": [], "words_omitted": True}
-    if len(wire.dumps(shortened).encode()) > _MAX_MESSAGE_BYTES:
-        shortened |= {
-            "text_spoken": "",
-            "text_remaining": "",
-            "text_omitted": True,
-            "spoken_chars": len(message["text_spoken"]),
-            "remaining_chars": len(message["text_remaining"]),
-        }
-    return shortened
+    encoded = dumps(message)
+    if len(encoded.encode()) <= _MAX_MESSAGE_BYTES or not isinstance(message, ReportMessage):
+        return encoded
+    fields = {**msgspec.to_builtins(message), "words": [], "words_omitted": True}
+    encoded = dumps(fields)
+    if len(encoded.encode()) <= _MAX_MESSAGE_BYTES:
+        return encoded
+    lengths = {"spoken_chars": len(message.text_spoken), "remaining_chars": len(message.text_remaining)}
+    return dumps({**fields, "text_spoken": "", "text_remaining": "", "text_omitted": True, **lengths})

@@ -5,165 +5,63 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.behaviour.recording_client import RecordingClient
-from tests.fakes.engine import ManualEngine
-from tests.fakes.text import WordText
+from tests.fakes.dialogue import PARAMS, DialogueWorker
 from tts_worker.client.link import RemoteConfig
 from tts_worker.client.remote import RemoteSession
-from tts_worker.errors import ConnectionLost, ErrorCode, IllegalCommand, SynthesisFailed
-from tts_worker.session.machine import MachineConfig, SessionMachine
+from tts_worker.errors import ConnectionLost, ErrorCode, IllegalCommand
+from tts_worker.protocol.json_codec import dumps, parse_client_message, parse_worker_message
+from tts_worker.protocol.messages import ClientMessage, PausedMessage, RejectedMessage, ResumedMessage, StopMessage
 from tts_worker.types import (
-    Acknowledged,
-    ControlName,
-    Ended,
-    Failed,
     Outcome,
     PcmFrame,
-    Started,
     State,
-    SynthesisParams,
     UtteranceKey,
-    Words,
 )
-
-PARAMS = SynthesisParams("voice")
 
 
 @dataclass
 class Wire:
-    """Queues of both directions, delivered one message at a time; also the ``Link`` of the client."""
+    """Encoded messages of both directions, delivered one at a time; also the ``Link`` of the client."""
 
-    up: deque[tuple[Any, ...]] = field(default_factory=deque)
-    down: deque[tuple[Any, ...]] = field(default_factory=deque)
+    up: deque[str] = field(default_factory=deque)
+    down: deque[str | bytes] = field(default_factory=deque)
     released: list[bool] = field(default_factory=list)
 
-    def text(self, context: str, text: str) -> None:
-        self.up.append(("text", context, text))
-
-    def flush(self) -> None:
-        self.up.append(("flush",))
-
-    def end_text(self, context: str) -> None:
-        self.up.append(("end", context))
-
-    def pause(self) -> None:
-        self.up.append(("pause",))
-
-    def resume(self) -> None:
-        self.up.append(("resume",))
-
-    def stop(self, reason: str, played_samples: int) -> None:
-        self.up.append(("stop", reason, played_samples))
-
-    def played(self, samples: int) -> None:
-        self.up.append(("played", samples))
-
-    def configure(self, params: SynthesisParams) -> None:
-        self.up.append(("configure", params))
+    def send(self, message: ClientMessage) -> None:
+        self.up.append(dumps(message))
 
     def release(self, *, healthy: bool) -> None:
         self.released.append(healthy)
 
 
-class SimulatedWorker:
-    """Server side of a session, with the context rules of ``transports.websocket``, without a socket."""
+class SimulatedWorker(DialogueWorker):
+    """The worker at the other end of a wire."""
 
     def __init__(self, wire: Wire) -> None:
+        super().__init__()
         self.wire = wire
-        self.engine = ManualEngine()
-        config = MachineConfig(window_samples=1_000, credit_quantum_samples=200, frame_samples=100)
-        self.machine = SessionMachine("far", PARAMS, lambda params: WordText(), config)
-        self.contexts: dict[UtteranceKey, str] = {}
-        self.context: str | None = None
-        self.key: UtteranceKey | None = None
-        self.stopped: str | None = None
 
-    def retire(self) -> None:
-        if self.context is not None:
-            self.stopped = self.context
-            self.context = None
-
-    def receive(self) -> None:
-        kind, *rest = self.wire.up.popleft()
-        machine = self.machine
-        if kind == "text":
-            if rest[0] == self.context and machine.writing != self.key:
-                self.retire()
-            if rest[0] == self.stopped:
-                return
-            if self.context not in (None, rest[0]) and machine.writing == self.key:
-                machine.end_text()
-            self.key = machine.speak(rest[1])
-            self.context = self.contexts[self.key] = rest[0]
-        elif kind == "end":
-            if rest[0] == self.context and machine.writing == self.key:
-                machine.end_text()
-                self.context = None
-        elif kind == "stop":
-            self.retire()
-            machine.stop(rest[0], rest[1])
-        elif kind == "played":
-            machine.played(rest[0])
-        elif kind == "configure":
-            machine.configure(rest[0])
-        else:
-            {"flush": machine.flush, "pause": machine.pause, "resume": machine.resume}[kind]()
-        while machine.has_unread_text:
-            machine.read_more()
-        self.engine.take(machine.take_commands())
-
-    def work(self, samples: int, *, fail: bool = False) -> None:
-        live = self.engine.live()
-        if live:
-            key = live[0]
-            event: Any = self.engine.emit(key, samples)
-            if fail and not self.engine.utterances[key].is_done:
-                self.engine.utterances[key].is_done = True
-                event = Failed(key, SynthesisFailed("requested by the test").info)
-            if event is not None:
-                self.machine.on_engine(event)
-                self.engine.take(self.machine.take_commands())
+    def deliver(self) -> None:
+        """Receive the next message of the client."""
+        self.receive(parse_client_message(self.wire.up.popleft()))
 
     def send(self) -> bool:
-        item = self.machine.poll()
-        self.engine.take(self.machine.take_commands())
-        if item is None:
-            return False
-        if isinstance(item, PcmFrame):
-            self.wire.down.append(("audio", item.pcm))
-        elif isinstance(item, Started):
-            self.wire.down.append(("started", self.contexts[item.key]))
-        elif isinstance(item, Words):
-            self.wire.down.append(("words", item.words))
-        elif isinstance(item, Acknowledged):
-            if item.command is not ControlName.STOP:
-                self.wire.down.append(("acknowledged", item.command))
-        else:
-            context = self.contexts.pop(item.key)
-            if item.key == self.key:
-                self.retire()
-            self.wire.down.append(("ended", context, item))
-        return True
+        item = self.poll()
+        if item is not None:
+            self.wire.down.append(item if isinstance(item, bytes) else dumps(item))
+        return item is not None
 
 
 def deliver(wire: Wire, session: RemoteSession) -> None:
-    kind, *rest = wire.down.popleft()
-    if kind == "audio":
-        session.on_audio(rest[0])
-    elif kind == "started":
-        session.on_started(rest[0], PARAMS)
-    elif kind == "words":
-        session.on_words(rest[0])
-    elif kind == "acknowledged":
-        session.on_acknowledged(rest[0])
-    else:
-        ended: Ended = rest[1]
-        session.on_ended(rest[0], ended.outcome, ended.receipt, ended.error)
+    raw = wire.down.popleft()
+    message = raw if isinstance(raw, bytes) else parse_worker_message(raw)
+    assert message is not None
+    session.receive(message)
 
 
 def remote(wire: Wire, audio_timeout_s: float = 60.0) -> RemoteSession:
@@ -215,7 +113,7 @@ class Scenario:
     def move(self, name: str) -> None:
         """Run one step of the wire, the worker or the reader."""
         if name == "up" and self.wire.up:
-            self.worker.receive()
+            self.worker.deliver()
         elif name == "work":
             self.worker.work(137)
         elif name == "send":
@@ -243,7 +141,7 @@ class Scenario:
         while quiet < 3:
             before = (len(self.recorder.log), len(self.wire.up), self.worker.machine.sent_samples)
             while self.wire.up:
-                self.worker.receive()
+                self.worker.deliver()
             self.worker.work(500)
             while self.worker.send():
                 pass
@@ -361,7 +259,7 @@ async def test_rejection_marks_the_link_unhealthy() -> None:
     session = remote(wire)
     recorder = RecordingClient(session)
     key = session.speak("too much")
-    session.on_rejected(ConnectionLost("no").info)
+    session.receive(RejectedMessage.of(ConnectionLost("no").info))
     ended = await recorder.wait_ended(key)
     assert ended.outcome is Outcome.ERROR
     session.close()
@@ -380,11 +278,11 @@ async def test_missing_audio_expires_unless_paused() -> None:
     await asyncio.sleep(0.2)
     assert session.state is State.PAUSED
     session.resume()
-    session.on_acknowledged(ControlName.PAUSE)
-    session.on_acknowledged(ControlName.RESUME)
+    session.receive(PausedMessage())
+    session.receive(ResumedMessage())
     ended = await recorder.wait_ended(key)
     assert ended.error is not None
     assert ended.error.code is ErrorCode.DEADLINE_EXCEEDED
-    assert wire.up[-1][0] == "stop", "the worker is stopped"
+    assert isinstance(parse_client_message(wire.up[-1]), StopMessage), "the worker is stopped"
     session.close()
     assert wire.released == [False]

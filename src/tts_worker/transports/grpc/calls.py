@@ -12,6 +12,7 @@ import grpc
 from tts_worker.callers import set_caller
 from tts_worker.errors import GRPC_STATUS, ErrorInfo, QuotaExceeded, SendTimeout, error_info
 from tts_worker.logs import set_request_id
+from tts_worker.protocol.proto_codec import encode_trailers
 from tts_worker.transports.keys import KeyRing
 
 log = logging.getLogger(__name__)
@@ -20,11 +21,6 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 _Handler: TypeAlias = "grpc.RpcMethodHandler[_Request, _Response] | None"
-
-CODE_KEY = "tts-error-code"
-RETRY_AFTER_KEY = "tts-retry-after-s"
-RETRYABLE_KEY = "tts-retryable"
-"""Trailing metadata of a failed call: the error details that a status code lacks."""
 
 OPEN_SERVICES = ("/grpc.health.v1.Health/",)
 """Services without API key check; they expose no user data."""
@@ -142,10 +138,7 @@ class ResponseWriter:
 
 async def abort(context: Context, error: ErrorInfo) -> NoReturn:
     """End the call with the status and trailing metadata of ``error``."""
-    metadata = [(CODE_KEY, error.code.value), (RETRYABLE_KEY, str(error.retryable).lower())]
-    if error.retry_after_s is not None:
-        metadata.append((RETRY_AFTER_KEY, f"{error.retry_after_s:g}"))
-    await context.abort(grpc.StatusCode[GRPC_STATUS[error.code]], error.message, tuple(metadata))
+    await context.abort(grpc.StatusCode[GRPC_STATUS[error.code]], error.message, encode_trailers(error))
 
 
 async def abort_with(context: Context, error: Exception) -> NoReturn:

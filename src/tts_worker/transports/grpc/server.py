@@ -17,8 +17,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from tts_worker.errors import ConfigError
+from tts_worker.protocol import tts_worker_pb2, tts_worker_pb2_grpc
 from tts_worker.session.hub import SessionHub
-from tts_worker.transports.grpc import cosyvoice_pb2, cosyvoice_pb2_grpc, tts_worker_pb2, tts_worker_pb2_grpc
+from tts_worker.transports.grpc import cosyvoice_pb2, cosyvoice_pb2_grpc
 from tts_worker.transports.grpc.calls import KeyGuard
 from tts_worker.transports.grpc.converse import ConversationService
 from tts_worker.transports.grpc.cosyvoice import CosyVoiceService, CosyVoiceServiceConfig

@@ -12,10 +12,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from tts_worker.errors import IllegalCommand, InvalidRequest, TextTooLong, TTSWorkerError
+from tts_worker.protocol import proto_codec
+from tts_worker.protocol import tts_worker_pb2 as pb
+from tts_worker.protocol.messages import PROTOCOL_VERSION
 from tts_worker.session.hub import SessionHub
 from tts_worker.transports.audit import admin_action
-from tts_worker.transports.grpc import messages
-from tts_worker.transports.grpc import tts_worker_pb2 as pb
 from tts_worker.transports.grpc.calls import Context, ResponseWriter, abort_with, caller_identity
 from tts_worker.transports.grpc.frames import StreamFormat
 from tts_worker.transports.grpc.models import ModelCatalog
@@ -56,7 +57,7 @@ class TTSService:
             start_options = parse_start_options(request.options, self._config.stream_format)
             session = await self._start(request, start_options, caller_identity(context))
         except TTSWorkerError as error:
-            return pb.StartSessionResponse(message=error.message, error=messages.encode_error(error.info))
+            return pb.StartSessionResponse(message=error.message, error=proto_codec.encode_error(error.info))
         ignored = (
             f"; ignored unknown options: {', '.join(start_options.unknown)[:200]}" if start_options.unknown else ""
         )
@@ -134,7 +135,7 @@ class TTSService:
             session = self.sessions.get(request.session_id, caller_identity(context))
             response = self._control(request, session)
         except TTSWorkerError as error:
-            response = pb.ControlResponse(message=error.message, error=messages.encode_error(error.info))
+            response = pb.ControlResponse(message=error.message, error=proto_codec.encode_error(error.info))
         response.timestamp_ms = time.time_ns() // 1_000_000
         response.effect_us = int(1e6 * (time.perf_counter() - began_s))
         return response
@@ -190,7 +191,7 @@ class TTSService:
             with admin_action("load_model", request.model_id):
                 await self._models.load(request.model_id)
         except TTSWorkerError as error:
-            return pb.LoadModelResponse(message=error.message, error=messages.encode_error(error.info))
+            return pb.LoadModelResponse(message=error.message, error=proto_codec.encode_error(error.info))
         return pb.LoadModelResponse(success=True, load_duration_ms=int(1000 * (time.perf_counter() - began_s)))
 
     async def UnloadModel(self, request: pb.UnloadModelRequest, context: Context) -> pb.UnloadModelResponse:
@@ -199,7 +200,7 @@ class TTSService:
             with admin_action("unload_model", request.model_id):
                 unloaded = await self._models.unload(request.model_id)
         except TTSWorkerError as error:
-            return pb.UnloadModelResponse(message=error.message, error=messages.encode_error(error.info))
+            return pb.UnloadModelResponse(message=error.message, error=proto_codec.encode_error(error.info))
         message = "" if unloaded else "the model stays loaded: it is the default of this worker"
         return pb.UnloadModelResponse(success=True, unloaded=unloaded, message=message)
 
@@ -220,7 +221,7 @@ class TTSService:
                 word_timestamps=any(info.alignment is not Alignment.NONE for info in infos),
                 pause_resume=True,
                 max_lookahead_ms=round(hub.config.window_ms),
-                protocol_version=messages.PROTOCOL_VERSION,
+                protocol_version=PROTOCOL_VERSION,
                 voices=[voice.name for voice in hub.voices],
                 pause_timeout_ms=round(1000 * self._config.pause_timeout_s),
             ),
@@ -268,6 +269,6 @@ def _stop(
 def _put_receipt(response: pb.ControlResponse, receipt: Receipt, stream_format: StreamFormat) -> None:
     response.spoken_text = receipt.text_spoken
     response.remaining_text = receipt.text_remaining
-    response.words.extend(messages.encode_words(receipt.words, stream_format))
+    response.words.extend(proto_codec.encode_words(receipt.words, stream_format.sample_rate_hz))
     if receipt.samples_played is not None:
         response.played_samples = stream_format.to_stream(receipt.samples_played)

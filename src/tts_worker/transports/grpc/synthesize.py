@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 
 from tts_worker.errors import IllegalCommand, SessionClosed, TTSWorkerError, as_exception
+from tts_worker.protocol import proto_codec
+from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.session.session import LocalSession
 from tts_worker.text.spoken_words import split_spoken
-from tts_worker.transports.grpc import messages
-from tts_worker.transports.grpc import tts_worker_pb2 as pb
 from tts_worker.transports.grpc.frames import FrameShaper, ShapedFrame, StreamFormat
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
@@ -234,7 +234,7 @@ class SynthesizeCall:
                     generation=self.generation,
                     pts_samples=frame.start_sample,
                     speech_samples=frame.samples,
-                    words=messages.encode_words(words, self._stream_format),
+                    words=proto_codec.encode_words(words, self._stream_format.sample_rate_hz),
                 )
             )
 
@@ -268,8 +268,8 @@ class SynthesizeCall:
             )
         final = self._ready_frames[-1]
         final.is_final = True
-        final.words.extend(messages.encode_words(self._words, self._stream_format))
-        final.receipt.CopyFrom(messages.encode_receipt(receipt, outcome, self._stream_format))
+        final.words.extend(proto_codec.encode_words(self._words, self._stream_format.sample_rate_hz))
+        final.receipt.CopyFrom(proto_codec.encode_receipt(receipt, outcome, self._stream_format.sample_rate_hz))
 
     def _discard_audio(self) -> None:
         self._ready_frames.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tts_worker.errors import SendTimeout
-from tts_worker.transports.reply_queue import ReplyQueue
+from tts_worker.protocol.reply_queue import ReplyQueue
 
 
 def test_unread_replies_are_bounded_in_number() -> None:

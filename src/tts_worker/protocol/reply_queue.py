@@ -3,39 +3,42 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Generic, TypeVar
 
 from tts_worker.errors import SendTimeout
-from tts_worker.transports import wire
+from tts_worker.protocol.json_codec import dumps
 
 _MAX_MESSAGES = 256
 _MAX_CHARS = 2_000_000
 """Playback reports repeat the text of their utterance; a few large ones must fit."""
 
 
-class ReplyQueue:
-    """JSON messages to send, bounded in number and in size."""
+_M = TypeVar("_M")
+
+
+class ReplyQueue(Generic[_M]):
+    """Messages to send, bounded in number and in size (as JSON)."""
 
     def __init__(self) -> None:
-        self._messages: deque[tuple[dict[str, Any], int]] = deque()
+        self._messages: deque[tuple[_M, int]] = deque()
         self._chars = 0
 
     def __len__(self) -> int:
         return len(self._messages)
 
-    def put(self, message: dict[str, Any]) -> None:
+    def put(self, message: _M) -> None:
         """Append a message.
 
         Raises:
             SendTimeout: The client leaves too many messages unread, or too large ones.
         """
-        chars = len(wire.dumps(message))
+        chars = len(dumps(message))
         if len(self._messages) >= _MAX_MESSAGES or (self._messages and self._chars + chars > _MAX_CHARS):
             raise SendTimeout("too many replies were not read")
         self._messages.append((message, chars))
         self._chars += chars
 
-    def take(self) -> dict[str, Any]:
+    def take(self) -> _M:
         """Remove and return the oldest message.
 
         Raises:

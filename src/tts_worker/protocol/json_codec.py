@@ -1,0 +1,141 @@
+"""JSON encoding of the messages, for WebSockets and data channels.
+
+An invalid message of a client is an InvalidRequest that names the field, never its value.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import msgspec
+
+from tts_worker.errors import InvalidRequest
+from tts_worker.protocol.messages import (
+    ClearMessage,
+    ClientMessage,
+    ConfigureMessage,
+    Message,
+    NothingStoppedMessage,
+    StartMessage,
+    WorkerMessage,
+    convert,
+    explain,
+)
+
+CLIENT_MESSAGES: tuple[type[Message], ...] = (
+    *(kind for kind in get_args(ClientMessage) if kind is not ConfigureMessage),
+    ClearMessage,
+)
+WORKER_MESSAGES: tuple[type[Message], ...] = get_args(WorkerMessage)
+
+_CLIENT_TYPES = {kind.type_name(): kind for kind in CLIENT_MESSAGES}
+_WORKER_TYPES = {kind.type_name(): kind for kind in WORKER_MESSAGES}
+
+_TRUTH = {"yes": True, "on": True, "true": True, "1": True, "no": False, "off": False, "false": False, "0": False}
+_FLAGS = frozenset({"realtime", "markdown", "normalise"})
+
+
+class ProtocolError(Exception):
+    """A message of the worker violates the protocol."""
+
+
+def dumps(value: object) -> str:
+    """Encode a message, or an object of strings, numbers, lists and dicts, as JSON that is valid UTF-8.
+
+    Canonical text contains no lone surrogates; a name chosen by a client may, and is then escaped.
+    """
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value), separators=(",", ":"))
+
+
+def parse_client_message(raw: str | bytes) -> ClientMessage:
+    """Parse a client's message. Raises InvalidRequest."""
+    if isinstance(raw, bytes):
+        raise InvalidRequest("binary messages are not supported: send JSON text")
+    data = parse_object(raw, "message")
+    name = data.get("type")
+    kind = _CLIENT_TYPES.get(name) if isinstance(name, str) else None
+    if kind is None:
+        known = ", ".join(_CLIENT_TYPES)
+        raise InvalidRequest(f'"type" must be one of {known}' if "type" in data else 'the message has no "type"')
+    return convert(data, kind)  # type: ignore[return-value]
+
+
+def parse_start(fields: Mapping[str, Any]) -> StartMessage:
+    """Validate the fields of a ``start`` that were not sent as a message. Raises InvalidRequest."""
+    return convert(dict(fields), StartMessage)
+
+
+def parse_start_query(params: Mapping[str, str]) -> StartMessage:
+    """Parse a ``start`` in a URL, such as ``?voice=heart&speed=1.1&needs=instruct``. Raises InvalidRequest."""
+    fields: dict[str, Any] = {"type": "start", **params}
+    if "needs" in fields:
+        fields["needs"] = fields["needs"].split(",")
+    for name in _FLAGS & fields.keys():
+        fields[name] = _TRUTH.get(fields[name].lower(), fields[name])
+    return convert(fields, StartMessage, strict=False)
+
+
+def parse_worker_message(raw: str | bytes) -> WorkerMessage | None:
+    """Parse a worker's message. None is a type that this version does not know. Raises ProtocolError."""
+    try:
+        data = json.loads(raw)
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict):
+        raise ProtocolError("the message is not a JSON object")
+    name = data.get("type")
+    kind = _WORKER_TYPES.get(name) if isinstance(name, str) else None
+    if name == "stopped" and data.get("applied") is False:
+        kind = NothingStoppedMessage
+    if kind is None:
+        return None
+    try:
+        return msgspec.convert(data, kind)  # type: ignore[return-value]
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise ProtocolError(explain(error)) from None
+
+
+def parse_object(raw: str | bytes, noun: str) -> dict[str, Any]:
+    """Parse a JSON object; ``noun`` names it in the error message. Raises InvalidRequest."""
+    try:
+        # Unlike msgspec, json.loads accepts lone surrogates, sent by clients that split text by UTF-16 units.
+        data = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise InvalidRequest(f"the {noun} is not valid JSON") from None
+    if not isinstance(data, dict):
+        raise InvalidRequest(f"the {noun} must be a JSON object")
+    return data
+
+
+def find_lexicon(raw: str) -> dict[str, Any] | None:
+    """Return the lexicon in a client's message, None if it has none or is invalid."""
+    try:
+        data = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    lexicon = data.get("lexicon") if isinstance(data, dict) else None
+    return lexicon if isinstance(lexicon, dict) else None
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of all messages, in both directions."""
+    kinds = {"ClientMessage": CLIENT_MESSAGES, "WorkerMessage": WORKER_MESSAGES}
+    references, definitions = msgspec.json.schema_components(
+        [kind for group in kinds.values() for kind in group], ref_template="#/$defs/{name}"
+    )
+    unions: dict[str, Any] = {}
+    for name, group in kinds.items():
+        unions[name] = {"anyOf": list(references[: len(group)])}
+        references = references[len(group) :]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "tts-worker /v1/stream",
+        "description": "Text messages of the WebSocket protocol; binary messages are PCM (s16le, mono).",
+        "anyOf": [{"$ref": f"#/$defs/{name}"} for name in kinds],
+        "$defs": {**unions, **definitions},
+    }

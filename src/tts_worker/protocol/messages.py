@@ -1,0 +1,473 @@
+"""The messages of a conversation with the worker, declared once; ``docs/protocol.md`` explains them.
+
+``json_codec`` and ``proto_codec`` convert them to bytes and back; the JSON Schema is generated from them. Unknown
+fields are ignored, since newer peers may send them. An optional field that has its default is not sent.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from tts_worker.errors import ErrorCode, ErrorInfo, InvalidRequest
+from tts_worker.types import (
+    Acknowledged,
+    Alignment,
+    ControlName,
+    Ended,
+    Notice,
+    Outcome,
+    Receipt,
+    SessionOptions,
+    Started,
+    SynthesisParams,
+    UrlMode,
+    Word,
+    Words,
+)
+
+PROTOCOL_VERSION = 1
+
+_T = TypeVar("_T")
+_M = TypeVar("_M", bound="Message")
+
+Name = Annotated[str, Meta(max_length=128)]
+Samples = Annotated[int, Meta(ge=0)]
+_PROBLEM = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?", re.DOTALL)
+
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+def _always_sent(default: _T) -> _T:
+    """Declare a field whose default is sent: msgspec leaves out only plain defaults."""
+    return field(default_factory=lambda: default)
+
+
+class Message(Struct, kw_only=True, omit_defaults=True, tag_field="type"):
+    """Base of all messages."""
+
+    @classmethod
+    def type_name(cls) -> str:
+        """The field ``type`` of the message."""
+        return str(cls.__struct_config__.tag)
+
+
+def convert(fields: dict[str, Any], kind: type[_M], *, strict: bool = True) -> _M:
+    """Validate the fields of a message.
+
+    Raises:
+        InvalidRequest: Names the invalid field, never its value.
+    """
+    try:
+        return msgspec.convert({**fields, "type": kind.type_name()}, kind, strict=strict)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise InvalidRequest(explain(error)) from None
+
+
+def explain(error: Exception) -> str:
+    """Describe a validation error: the field first, and no value."""
+    match = _PROBLEM.fullmatch(str(error))
+    text, location = (match[1], match[2]) if match is not None else (str(error), None)
+    if text.startswith("Invalid "):
+        text = "Invalid value"
+    return f"{location}: {text[:1].lower()}{text[1:]}" if location else text
+
+
+# -- client -> worker -------------------------------------------------------------------------------------------------
+
+
+class StartMessage(Message, tag="start"):
+    """Configures the session: as the first message, or later for subsequent utterances. Answered by ``ready``."""
+
+    voice: Name | None = None
+    model: Name | None = None
+    needs: Annotated[tuple[str, ...], Meta(max_length=16)] = ()
+    speed: float = 1.0
+    seed: int = 0
+    language: Annotated[str, Meta(max_length=35)] | None = None
+    instruct: Annotated[str, Meta(max_length=2_000)] | None = None
+    realtime: bool = True
+    lead_ms: float | None = None
+    frame_ms: int | None = None
+    raw_chunks: bool = False
+    lexicon: dict[str, Any] | None = None
+    markdown: bool | None = None
+    urls: Literal["drop", "host"] | None = None
+    normalise: bool | None = None
+    pause_timeout_s: float | None = None
+    text_idle_timeout_s: float | None = None
+    flush_after_ms: float | None = None
+
+    def options(self) -> SessionOptions:
+        """Convert to session options."""
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        return SessionOptions(**{**values, "urls": None if self.urls is None else UrlMode(self.urls)})
+
+    @classmethod
+    def of(cls, options: SessionOptions) -> StartMessage:
+        """Build the message for these options."""
+        values = {name: getattr(options, name) for name in cls.__struct_fields__}
+        lexicon = None if options.lexicon is None else dict(options.lexicon)
+        return cls(**{**values, "lexicon": lexicon, "urls": None if options.urls is None else options.urls.value})
+
+
+class ConfigureMessage(Message, tag="configure"):
+    """Sets the voice of later utterances. Only protobuf has it; a JSON client sends ``start``."""
+
+    voice: str | None = None
+    speed: float = 1.0
+    seed: int = 0
+    language: str | None = None
+    instruct: str | None = None
+
+    @classmethod
+    def of(cls, params: SynthesisParams) -> ConfigureMessage:
+        """Build the message for these parameters."""
+        return cls(
+            voice=params.voice or None,
+            speed=params.speed,
+            seed=params.seed,
+            language=params.language,
+            instruct=params.instruct,
+        )
+
+
+class TextMessage(Message, tag="text"):
+    """Text of the utterance being written, or of a new one.
+
+    Attributes:
+        text: Text to append.
+        end: Complete the utterance.
+        context: The client's name for the utterance. Text for a stopped context is dropped, so text sent before the
+            client knew of a STOP does not start a new utterance.
+    """
+
+    text: str
+    end: bool = False
+    context: Name | None = None
+
+
+class EndMessage(Message, tag="end"):
+    """Completes the utterance."""
+
+    context: Name | None = None
+
+
+class FlushMessage(Message, tag="flush"):
+    """Speaks the text so far without waiting for the end of the sentence."""
+
+
+class PauseMessage(Message, tag="pause"):
+    """Pauses the audio."""
+
+
+class ResumeMessage(Message, tag="resume"):
+    """Resumes at the next sample."""
+
+
+class StopMessage(Message, tag="stop"):
+    """Ends all utterances. ``played_samples``: samples of the current utterance that were played, if known."""
+
+    played_samples: Samples | None = None
+    reason: Annotated[str, Meta(max_length=64)] | None = None
+
+
+class ClearMessage(StopMessage, tag="clear"):
+    """Does the same as ``stop``."""
+
+
+class PlayedMessage(Message, tag="played"):
+    """Reports how many samples of the current utterance were played."""
+
+    samples: Samples
+
+
+class PingMessage(Message, tag="ping"):
+    """Answered by ``pong`` with the same ``id``."""
+
+    id: Int64 | Name | None = None
+
+
+class CloseMessage(Message, tag="close"):
+    """Ends the session."""
+
+
+ClientMessage = (
+    StartMessage
+    | ConfigureMessage
+    | TextMessage
+    | EndMessage
+    | FlushMessage
+    | PauseMessage
+    | ResumeMessage
+    | StopMessage
+    | PlayedMessage
+    | PingMessage
+    | CloseMessage
+)
+
+# -- worker -> client -------------------------------------------------------------------------------------------------
+
+
+class ReadyMessage(Message, tag="ready"):
+    """The first message, and the answer to ``start``."""
+
+    protocol: int
+    session: str
+    sample_rate: int
+    voice: str
+    alignment: str = _always_sent("estimated")
+    format: str = _always_sent("pcm_s16le")
+    channels: int = _always_sent(1)
+    synthetic: bool = _always_sent(True)
+
+
+class StartedMessage(Message, tag="started"):
+    """The audio of the utterance follows."""
+
+    voice: str
+    utterance: int = _always_sent(0)
+    speed: float = _always_sent(1.0)
+    seed: int = _always_sent(0)
+    language: str | None = None
+    instruct: str | None = None
+    context: str | None = None
+    synthetic: bool = _always_sent(True)
+
+    @property
+    def params(self) -> SynthesisParams:
+        """Parameters of the utterance."""
+        return SynthesisParams(self.voice, self.speed, self.seed, self.language, self.instruct)
+
+
+class WordsMessage(Message, tag="words"):
+    """Word timestamps, sent before the audio in which the words begin."""
+
+    words: tuple[Word, ...]
+    utterance: int = _always_sent(0)
+    context: str | None = None
+
+
+class ControlMessage(Message):
+    """Base of acknowledgements. ``applied`` is false if the command changed nothing.
+
+    Attributes:
+        utterance: The current utterance, if any.
+        position_samples: Audio sent of that utterance.
+    """
+
+    applied: bool = _always_sent(True)
+    utterance: int | None = _always_sent(None)
+    position_samples: int = _always_sent(0)
+
+
+class PausedMessage(ControlMessage, tag="paused"):
+    """Acknowledges ``pause``."""
+
+
+class ResumedMessage(ControlMessage, tag="resumed"):
+    """Acknowledges ``resume``."""
+
+
+class NothingStoppedMessage(ControlMessage, tag="stopped"):
+    """Acknowledges a ``stop`` when nothing is being spoken: ``applied`` is false."""
+
+
+class ReportMessage(Message):
+    """Base of the messages that end an utterance: its playback report, see ``types.Receipt``."""
+
+    reason: str
+    samples_generated: int
+    samples_sent: int
+    text_spoken: str
+    text_remaining: str
+    words: tuple[Word, ...] = _always_sent(())
+    alignment: str = _always_sent("estimated")
+    samples_played: int | None = None
+    utterance: int | None = _always_sent(None)
+    context: str | None = None
+    synthetic: bool = _always_sent(True)
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the utterance ended."""
+        return Outcome(self.type_name())
+
+    @property
+    def receipt(self) -> Receipt:
+        """The playback report. An alignment that this version does not know counts as estimated."""
+        known = (alignment for alignment in Alignment if alignment.value == self.alignment)
+        return Receipt(
+            self.reason,
+            self.samples_generated,
+            self.samples_sent,
+            self.samples_played,
+            self.text_spoken,
+            self.text_remaining,
+            self.words,
+            next(known, Alignment.ESTIMATED),
+        )
+
+    @property
+    def error(self) -> ErrorInfo | None:
+        """Why synthesis failed, if it did."""
+        return None
+
+
+class DoneMessage(ReportMessage, tag="done"):
+    """All audio was sent."""
+
+
+class StoppedMessage(ReportMessage, tag="stopped"):
+    """Ended by ``stop``, a timeout or a drain."""
+
+    applied: bool = _always_sent(True)
+
+
+class TruncatedMessage(ReportMessage, tag="truncated"):
+    """The speech ends before the text does."""
+
+
+class ErrorMessage(ReportMessage, tag="error"):
+    """Synthesis failed."""
+
+    code: str = _always_sent(ErrorCode.INTERNAL.value)
+    message: str = _always_sent("the worker reported an error")
+    retryable: bool = _always_sent(False)
+    retry_after_s: float | None = None
+
+    @property
+    def error(self) -> ErrorInfo:
+        """Why synthesis failed."""
+        return _error_info(self)
+
+
+class RejectedMessage(Message, tag="rejected"):
+    """A message was invalid or not allowed; nothing changed."""
+
+    command: str | None = _always_sent(None)
+    context: str | None = None
+    code: str = _always_sent(ErrorCode.INTERNAL.value)
+    message: str = _always_sent("the worker reported an error")
+    retryable: bool = _always_sent(False)
+    retry_after_s: float | None = None
+
+    @property
+    def error(self) -> ErrorInfo:
+        """Why the message was rejected."""
+        return _error_info(self)
+
+    @classmethod
+    def of(cls, error: ErrorInfo, command: str | None = None, context: str | None = None) -> RejectedMessage:
+        """Build the message for an error."""
+        return cls(command=command, context=context, **error_fields(error))
+
+
+class PongMessage(Message, tag="pong"):
+    """Answers ``ping``."""
+
+    id: int | str | None = _always_sent(None)
+
+
+WorkerMessage = (
+    ReadyMessage
+    | StartedMessage
+    | WordsMessage
+    | PausedMessage
+    | ResumedMessage
+    | NothingStoppedMessage
+    | DoneMessage
+    | StoppedMessage
+    | TruncatedMessage
+    | ErrorMessage
+    | RejectedMessage
+    | PongMessage
+)
+
+_REPORTS: dict[Outcome, type[DoneMessage | StoppedMessage | TruncatedMessage | ErrorMessage]] = {
+    Outcome.DONE: DoneMessage,
+    Outcome.STOPPED: StoppedMessage,
+    Outcome.TRUNCATED: TruncatedMessage,
+    Outcome.ERROR: ErrorMessage,
+}
+_ACKNOWLEDGEMENTS: dict[ControlName, type[PausedMessage | ResumedMessage | NothingStoppedMessage]] = {
+    ControlName.PAUSE: PausedMessage,
+    ControlName.RESUME: ResumedMessage,
+    ControlName.STOP: NothingStoppedMessage,
+}
+
+
+def event_message(event: Notice, context: str | None = None) -> WorkerMessage:
+    """Build the message for a session event; ``context`` is the client's name for the utterance."""
+    match event:
+        case Started(key, params):
+            return StartedMessage(
+                utterance=key.generation,
+                voice=params.voice,
+                speed=params.speed,
+                seed=params.seed,
+                language=params.language,
+                instruct=params.instruct,
+                context=context,
+            )
+        case Words(key, words):
+            return WordsMessage(utterance=key.generation, words=words, context=context)
+        case Acknowledged():
+            return _ACKNOWLEDGEMENTS[event.command](
+                applied=event.applied,
+                utterance=event.key.generation if event.key is not None else None,
+                position_samples=event.position_samples,
+            )
+        case Ended():
+            return report_message(event.outcome, event.receipt, event.error, event.key.generation, context)
+
+
+def report_message(
+    outcome: Outcome,
+    receipt: Receipt,
+    error: ErrorInfo | None = None,
+    utterance: int | None = None,
+    context: str | None = None,
+) -> DoneMessage | StoppedMessage | TruncatedMessage | ErrorMessage:
+    """Build the message that ends an utterance."""
+    return _REPORTS[outcome](
+        utterance=utterance,
+        context=context,
+        reason=receipt.reason,
+        samples_generated=receipt.samples_generated,
+        samples_sent=receipt.samples_sent,
+        samples_played=receipt.samples_played,
+        text_spoken=receipt.text_spoken,
+        text_remaining=receipt.text_remaining,
+        words=receipt.words,
+        alignment=receipt.alignment.value,
+        **({} if error is None else error_fields(error)),
+    )
+
+
+def error_fields(error: ErrorInfo) -> dict[str, Any]:
+    """The fields of an error in a message. ``retry_after_s`` is present only if it is known."""
+    fields: dict[str, Any] = {"code": error.code.value, "message": error.message, "retryable": error.retryable}
+    return fields if error.retry_after_s is None else {**fields, "retry_after_s": error.retry_after_s}
+
+
+def parse_error(fields: dict[str, Any]) -> ErrorInfo:
+    """Parse the fields of an error; values of a wrong type get defaults."""
+    after_s = fields.get("retry_after_s")
+    return _error_info(
+        RejectedMessage(
+            code=str(fields.get("code")),
+            message=str(fields.get("message", "the worker reported an error")),
+            retryable=fields.get("retryable") is True,
+            retry_after_s=float(after_s) if isinstance(after_s, int | float) else None,
+        )
+    )
+
+
+def _error_info(message: ErrorMessage | RejectedMessage) -> ErrorInfo:
+    """An error code that this version does not know becomes INTERNAL and keeps ``retryable``."""
+    code = next((known for known in ErrorCode if known.value == message.code), ErrorCode.INTERNAL)
+    return ErrorInfo(code, message.message, message.retryable, message.retry_after_s)

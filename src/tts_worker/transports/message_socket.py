@@ -1,0 +1,158 @@
+"""One WebSocket connection from accept to close, as every WebSocket endpoint of the worker needs it.
+
+The reader never waits for the writer, so a control message takes effect on arrival, even while the client does not
+read. Sends have a time limit, received messages a rate limit, and an error becomes a close code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+
+import anyio
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from tts_worker.errors import WEBSOCKET_CLOSE, ErrorInfo, RateLimited, SendTimeout, TTSWorkerError, error_info
+from tts_worker.transports.connections import SEND_AUDIO
+from tts_worker.transports.rates import MessageRate
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SocketLimits:
+    """Limits of one connection.
+
+    Attributes:
+        max_message_chars: Text of one message.
+        send_timeout_s: How long a client may read nothing.
+        max_messages_per_s: Average rate of messages.
+    """
+
+    max_message_chars: int = 100_000
+    send_timeout_s: float = 10.0
+    max_messages_per_s: float = 1_000.0
+
+
+def _never(data: bytes) -> bool:
+    """Send nothing: a server without the extension takes messages only as ASGI events."""
+    return False
+
+
+class MessageSocket:
+    """A WebSocket with limits.
+
+    Args:
+        websocket: The connection, not accepted yet.
+        limits: Its limits.
+        name: Name of its tasks.
+
+    Attributes:
+        send_now: Sends a binary message without the way through the middleware. Returns False if ``send`` must be used:
+            the client is behind, or the server has no such extension.
+    """
+
+    def __init__(self, websocket: WebSocket, limits: SocketLimits, name: str) -> None:
+        self.limits = limits
+        extension = websocket.scope.get("extensions", {}).get(SEND_AUDIO, {})
+        self.send_now: Callable[[bytes], bool] = extension.get("send", _never)
+        self._websocket = websocket
+        self._name = name
+        self._rate = MessageRate(limits.max_messages_per_s)
+        self._loop = asyncio.get_running_loop()
+        self._sending_since_s: float | None = None
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def run(
+        self,
+        *jobs: Callable[[], Coroutine[object, object, None]],
+        on_end: Callable[[str], None],
+        encode_error: Callable[[ErrorInfo], str],
+        subprotocol: str | None = None,
+    ) -> None:
+        """Accept the connection and run ``jobs`` until the first one ends; its error determines the close code.
+
+        Args:
+            jobs: Coroutine functions that read and write.
+            on_end: Called with the reason before the connection is closed, to release everything.
+            encode_error: Encodes an error that the client is told before the connection is closed.
+            subprotocol: The accepted subprotocol.
+        """
+        tasks: set[asyncio.Task[None]] = set()
+        error: BaseException | None = None
+        try:
+            await self._websocket.accept(subprotocol=subprotocol)
+            tasks |= {asyncio.create_task(job(), name=self._name) for job in (*jobs, self._watch_sends)}
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            error = next((task.exception() for task in done if task.exception() is not None), None)
+        finally:
+            on_end("send_timeout" if isinstance(error, SendTimeout) else "disconnected")
+            tasks |= self._background
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+        await self._close(error, encode_error)
+
+    def spawn(self, job: Coroutine[object, object, None], name: str) -> None:
+        """Run a coroutine until the connection ends. Its end does not end the connection."""
+        task = asyncio.create_task(job, name=name)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def receive(self) -> str | bytes:
+        """Wait for the next message.
+
+        Raises:
+            WebSocketDisconnect: The client is gone.
+            RateLimited: It sends too many messages.
+        """
+        await asyncio.sleep(0)  # buffered messages arrive without suspending: yield to the other tasks
+        message = await self._websocket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message.get("code", 1005))
+        text = message.get("text")
+        received: str | bytes = text if text is not None else message.get("bytes", b"")
+        self._rate.count(len(received), self._loop.time())
+        return received
+
+    async def send(self, data: str | bytes) -> None:
+        """Send a message. Raises WebSocketDisconnect."""
+        self._sending_since_s = self._loop.time()
+        try:
+            if isinstance(data, bytes):
+                await self._websocket.send_bytes(data)
+            else:
+                await self._websocket.send_text(data)
+        except RuntimeError:  # Starlette's error for a socket that is already closed
+            raise WebSocketDisconnect(1006) from None
+        self._sending_since_s = None
+
+    async def _watch_sends(self) -> None:
+        """Fail the connection when the client stops reading."""
+        limit_s = self.limits.send_timeout_s
+        while True:
+            await asyncio.sleep(limit_s / 4)
+            since_s = self._sending_since_s
+            if since_s is not None and self._loop.time() - since_s > limit_s:
+                raise SendTimeout(f"the client read nothing for {limit_s:g} s")
+
+    async def _close(self, error: BaseException | None, encode_error: Callable[[ErrorInfo], str]) -> None:
+        if self._websocket.application_state is not WebSocketState.CONNECTED or isinstance(error, WebSocketDisconnect):
+            return
+        code = 1000
+        reason = ""
+        if error is not None:
+            info = error_info(error)
+            code = WEBSOCKET_CLOSE.get(info.code, 1011)
+            reason = info.message
+            if not isinstance(error, TTSWorkerError):
+                log.error("%s: the connection failed", self._name, exc_info=error)
+        # A client that does not read does not receive the close frame either: drop the socket after a second.
+        with contextlib.suppress(RuntimeError, WebSocketDisconnect), anyio.move_on_after(1.0):
+            if isinstance(error, RateLimited):
+                await self.send(encode_error(error.info))
+            await self._websocket.close(code, reason[:100])

@@ -1,0 +1,210 @@
+"""The codecs: messages survive both encodings, and invalid ones are errors that show no value."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tts_worker.errors import ErrorCode, ErrorInfo, InvalidRequest
+from tts_worker.protocol import json_codec
+from tts_worker.protocol.messages import (
+    ClearMessage,
+    CloseMessage,
+    ConfigureMessage,
+    EndMessage,
+    FlushMessage,
+    NothingStoppedMessage,
+    PausedMessage,
+    PauseMessage,
+    PingMessage,
+    PlayedMessage,
+    PongMessage,
+    ReadyMessage,
+    RejectedMessage,
+    ResumedMessage,
+    ResumeMessage,
+    StartedMessage,
+    StartMessage,
+    StopMessage,
+    TextMessage,
+    WordsMessage,
+    report_message,
+)
+from tts_worker.types import Alignment, Outcome, Receipt, SessionOptions, UrlMode, Word
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+samples = st.integers(0, 2**40)
+flags = st.booleans()
+voices: dict[str, Any] = {
+    "voice": st.none() | names,
+    "speed": st.floats(0.5, 2.0),
+    "seed": st.integers(0, 2**62),
+    "language": st.none() | st.sampled_from(["en-US", "de"]),
+    "instruct": st.none() | texts,
+}
+starts = st.builds(
+    StartMessage,
+    **voices,
+    model=st.none() | names,
+    needs=st.lists(names, max_size=3).map(tuple),
+    realtime=flags,
+    raw_chunks=flags,
+    lead_ms=st.none() | st.floats(0, 1_000),
+    frame_ms=st.none() | st.integers(5, 200),
+    lexicon=st.none() | st.dictionaries(names, texts, max_size=3),
+    markdown=st.none() | flags,
+    urls=st.sampled_from([None, "drop", "host"]),
+    normalise=st.none() | flags,
+    pause_timeout_s=st.none() | st.floats(0.1, 60),
+    text_idle_timeout_s=st.none() | st.floats(0.1, 60),
+    flush_after_ms=st.none() | st.floats(0, 1_000),
+)
+stops = st.builds(StopMessage, played_samples=st.none() | samples, reason=st.none() | names)
+client_messages = st.one_of(
+    starts,
+    st.builds(TextMessage, text=texts, context=names),
+    st.builds(EndMessage, context=names),
+    st.sampled_from([FlushMessage(), PauseMessage(), ResumeMessage()]),
+    stops,
+    st.builds(PlayedMessage, samples=samples),
+)
+words = st.lists(st.builds(Word, texts, *(samples for _ in range(4))), max_size=3).map(tuple)
+receipts = st.builds(
+    Receipt,
+    reason=texts,
+    samples_generated=samples,
+    samples_sent=samples,
+    samples_played=st.none() | samples,
+    text_spoken=texts,
+    text_remaining=texts,
+    words=words,
+    alignment=st.sampled_from(Alignment),
+)
+errors = st.builds(ErrorInfo, st.sampled_from(ErrorCode), names, flags, st.none() | st.floats(0, 100))
+reports = st.builds(
+    lambda outcome, receipt, error, context: report_message(
+        outcome, receipt, error if outcome is Outcome.ERROR else None, context=context
+    ),
+    st.sampled_from(Outcome),
+    receipts,
+    errors,
+    names,
+)
+worker_messages = st.one_of(
+    st.builds(ReadyMessage, protocol=st.just(1), session=names, sample_rate=st.just(24_000), voice=names),
+    st.builds(StartedMessage, context=names, **{**voices, "voice": names}),
+    st.builds(WordsMessage, words=words),
+    st.builds(PausedMessage, applied=flags, position_samples=samples),
+    st.builds(ResumedMessage, applied=flags, position_samples=samples),
+    st.builds(NothingStoppedMessage, applied=st.just(False), position_samples=samples),
+    reports,
+    st.builds(lambda error, context: RejectedMessage.of(error, context=context), errors, names),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    message=client_messages
+    | st.builds(PingMessage, id=st.none() | st.integers(-(2**63), 2**63 - 1) | names)
+    | st.builds(TextMessage, text=texts, end=flags)
+    | st.sampled_from([CloseMessage(), EndMessage(), ClearMessage(reason="x")])
+)
+def test_client_messages_survive_json(message: Any) -> None:
+    decoded = json_codec.parse_client_message(json_codec.dumps(message))
+    assert (type(decoded), decoded) == (type(message), message)
+
+
+@settings(deadline=None, max_examples=60)
+@given(message=worker_messages | st.builds(PongMessage, id=st.none() | st.integers(0, 9) | names))
+def test_worker_messages_survive_json(message: Any) -> None:
+    decoded = json_codec.parse_worker_message(json_codec.dumps(message))
+    assert (type(decoded), decoded) == (type(message), message)
+
+
+@settings(deadline=None, max_examples=60)
+@given(message=client_messages | st.builds(ConfigureMessage, **voices))
+def test_client_messages_survive_protobuf(message: Any) -> None:
+    codec = pytest.importorskip("tts_worker.protocol.proto_codec", reason="needs the extra 'grpc'")
+    request = codec.encode_client_message(message)
+    decoded = codec.parse_client_message(type(request).FromString(request.SerializeToString()))
+    assert (type(decoded), decoded) == (type(message), message)
+
+
+@settings(deadline=None, max_examples=60)
+@given(message=worker_messages)
+def test_worker_messages_survive_protobuf(message: Any) -> None:
+    codec = pytest.importorskip("tts_worker.protocol.proto_codec", reason="needs the extra 'grpc'")
+    response = codec.encode_worker_message(message)
+    decoded = codec.parse_worker_message(type(response).FromString(response.SerializeToString()))
+    assert (type(decoded), decoded) == (type(message), message)
+
+
+@settings(deadline=None, max_examples=30)
+@given(start=starts)
+def test_start_and_session_options_convert(start: StartMessage) -> None:
+    assert StartMessage.of(start.options()) == start
+    assert StartMessage.of(SessionOptions(urls=UrlMode.HOST)).urls == "host"
+
+
+def test_start_in_a_url() -> None:
+    query = {"voice": "a", "speed": "1.5", "needs": "x,y", "realtime": "no", "markdown": "1", "frame_ms": "20"}
+    expected = StartMessage(voice="a", speed=1.5, needs=("x", "y"), realtime=False, markdown=True, frame_ms=20)
+    assert json_codec.parse_start_query({**query, "unknown": "1"}) == expected
+    with pytest.raises(InvalidRequest, match="speed"):
+        json_codec.parse_start_query({"speed": "fast"})
+
+
+@pytest.mark.parametrize(
+    ("raw", "field"),
+    [
+        ('{"type": "secret"}', "type"),
+        ('{"type": {"secret": 1}}', "type"),
+        ('{"type": "start", "urls": "secret"}', "urls"),
+        ('{"type": "start", "needs": ["a", {"secret": 1}]}', "needs"),
+        ('{"type": "start", "instruct": 7}', "instruct"),
+        ('{"type": "ping", "id": ["secret"]}', "id"),
+        ('{"type": "ping", "id": 99999999999999999999999}', "id"),
+        ('{"type": "stop", "played_samples": 1.5}', "played_samples"),
+        ('{"secret": 1}', "type"),
+        ('"secret"', "object"),
+    ],
+)
+def test_error_names_the_field_and_no_value(raw: str, field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        json_codec.parse_client_message(raw)
+    assert field in caught.value.message
+    assert "secret" not in caught.value.message
+    assert "99999" not in caught.value.message
+
+
+def test_lone_surrogates_are_accepted_and_escaped() -> None:
+    message = json_codec.parse_client_message('{"type": "text", "text": "\\ud83d", "context": "\\udfff"}')
+    assert isinstance(message, TextMessage)
+    assert message.text == "\ud83d"
+    encoded = json_codec.dumps(RejectedMessage(context=message.context))
+    assert encoded.isascii()
+    assert json.loads(encoded)["context"] == "\udfff"
+
+
+def test_messages_of_a_newer_worker() -> None:
+    assert json_codec.parse_worker_message('{"type": "hologram"}') is None
+    newer = json_codec.parse_worker_message('{"type": "rejected", "code": "quantum_flux", "retryable": true, "new": 1}')
+    assert isinstance(newer, RejectedMessage)
+    assert newer.error == ErrorInfo(ErrorCode.INTERNAL, "the worker reported an error", True)
+    for raw in ("null", "[", '{"type": "done"}', '{"type": "words", "words": 5}'):
+        with pytest.raises(json_codec.ProtocolError):
+            json_codec.parse_worker_message(raw)
+
+
+@settings(deadline=None, max_examples=40)
+@given(message=client_messages | worker_messages)
+def test_messages_match_the_schema(message: Any) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    schema = json_codec.json_schema()
+    union = {"$ref": f"#/$defs/{type(message).__name__}", "$defs": schema["$defs"]}
+    jsonschema.Draft202012Validator(union).validate(json.loads(json_codec.dumps(message)))

@@ -1,0 +1,150 @@
+"""The dialogue: context rules, replies and sessions, over the real session machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.fakes.dialogue import DialogueWorker
+from tts_worker.errors import SendTimeout
+from tts_worker.protocol.messages import (
+    CloseMessage,
+    ConfigureMessage,
+    DoneMessage,
+    EndMessage,
+    NothingStoppedMessage,
+    PingMessage,
+    PongMessage,
+    ReadyMessage,
+    RejectedMessage,
+    ReportMessage,
+    StartedMessage,
+    StartMessage,
+    StopMessage,
+    StoppedMessage,
+    TextMessage,
+)
+from tts_worker.types import State
+
+
+def reports(sent: list[Any]) -> list[tuple[str | None, str]]:
+    return [(m.context, m.text_spoken + m.text_remaining) for m in sent if isinstance(m, ReportMessage)]
+
+
+def test_another_context_completes_the_utterance() -> None:
+    worker = DialogueWorker()
+    worker.receive(TextMessage(text="one ", context="a"))
+    worker.receive(TextMessage(text="two ", context="b", end=True))
+    worker.receive(TextMessage(text="three ", end=True))
+    assert reports(worker.settle()) == [("a", "one "), ("b", "two "), (None, "three ")]
+
+
+def test_text_of_a_stopped_context_is_dropped() -> None:
+    worker = DialogueWorker()
+    worker.receive(TextMessage(text="one ", context="a"))
+    worker.receive(StopMessage())
+    worker.receive(TextMessage(text="late ", context="a"))
+    worker.receive(EndMessage(context="a"))
+    worker.receive(TextMessage(text="two ", context="b", end=True))
+    assert reports(worker.settle()) == [("a", "one "), ("b", "two ")]
+
+
+def test_text_after_an_unnoticed_end_is_dropped() -> None:
+    worker = DialogueWorker()
+    worker.receive(TextMessage(text="one ", context="a"))
+    worker.machine.end_text()  # the idle timeout; the client does not know of it yet
+    worker.receive(TextMessage(text="late ", context="a"))
+    worker.receive(TextMessage(text="later ", context="a"))
+    assert reports(worker.settle()) == [("a", "one ")]
+
+
+def test_commands_after_an_unnoticed_end_are_ignored() -> None:
+    worker = DialogueWorker()
+    worker.receive(TextMessage(text="one ", context="a"))
+    worker.machine.end_text()
+    worker.receive(EndMessage(context="a"))
+    assert not [m for m in worker.settle() if isinstance(m, RejectedMessage)]
+
+
+def test_stop_without_utterance_is_acknowledged() -> None:
+    worker = DialogueWorker()
+    worker.receive(StopMessage())
+    assert worker.settle() == [NothingStoppedMessage(applied=False)]
+
+
+def test_stop_reports_the_played_position() -> None:
+    worker = DialogueWorker()
+    worker.receive(TextMessage(text="one two three four ", context="a"))
+    worker.work(1_000)
+    sent = [worker.poll() for _ in range(6)]
+    assert any(isinstance(item, bytes) for item in sent)
+    worker.receive(StopMessage(played_samples=50, reason="barge-in"))
+    (report,) = [m for m in worker.settle() if isinstance(m, StoppedMessage)]
+    assert (report.reason, report.samples_played, report.context) == ("barge-in", 50, "a")
+
+
+def test_start_replaces_an_idle_session_only() -> None:
+    worker = DialogueWorker()
+    worker.receive(StartMessage(voice="second"))
+    (ready,) = worker.settle()
+    assert isinstance(ready, ReadyMessage)
+    assert (ready.session, ready.voice) == ("far-2", "second")
+    worker.receive(TextMessage(text="one ", context="a"))
+    worker.receive(StartMessage(voice="third"))
+    worker.receive(TextMessage(text="two ", context="b", end=True))
+    sent = worker.settle()
+    assert worker.opened == 2
+    assert [(m.context, m.voice) for m in sent if isinstance(m, StartedMessage)] == [("a", "second"), ("b", "third")]
+
+
+def test_replaced_session_sends_its_reports_first() -> None:
+    worker = DialogueWorker()
+    worker.receive(TextMessage(text="one ", context="a"))
+    worker.receive(StopMessage())
+    worker.receive(StartMessage())
+    kinds = [type(item) for item in worker.settle()]
+    assert kinds == [StartedMessage, StoppedMessage, ReadyMessage]
+
+
+def test_rejected_start_changes_nothing() -> None:
+    worker = DialogueWorker()
+    worker.receive(StartMessage(voice="elsewhere"))
+    (rejected,) = worker.settle()
+    assert isinstance(rejected, RejectedMessage)
+    assert (rejected.command, rejected.code) == ("start", "illegal_command")
+    worker.receive(TextMessage(text="one ", end=True))
+    assert [m for m in worker.settle() if isinstance(m, DoneMessage)]
+
+
+def test_configure_keeps_the_session() -> None:
+    worker = DialogueWorker()
+    worker.receive(ConfigureMessage(voice="second"))
+    worker.receive(TextMessage(text="one ", end=True))
+    (started,) = [m for m in worker.settle() if isinstance(m, StartedMessage)]
+    assert (started.voice, worker.opened) == ("second", 1)
+
+
+def test_long_text_is_rejected_with_its_context() -> None:
+    worker = DialogueWorker()
+    worker.receive(TextMessage(text="x" * 1_001, context="a"))
+    (rejected,) = worker.settle()
+    assert isinstance(rejected, RejectedMessage)
+    assert (rejected.command, rejected.context, rejected.code) == ("text", "a", "text_too_long")
+
+
+def test_close_ends_the_session() -> None:
+    worker = DialogueWorker()
+    worker.receive(CloseMessage())
+    assert worker.dialogue.closing
+    assert worker.machine.state is State.CLOSED
+
+
+def test_unread_replies_are_bounded() -> None:
+    worker = DialogueWorker()
+    worker.receive(PingMessage(id=1))
+    assert worker.poll() == PongMessage(id=1)
+    for _ in range(256):
+        worker.receive(PingMessage())
+    with pytest.raises(SendTimeout):
+        worker.receive(PingMessage())
