@@ -280,20 +280,14 @@ class TTSWorker:
         sessions = self._sessions()
         match command:
             case "PAUSE":
-                affected = [session for session in sessions if session.state is State.SPEAKING]
-                for session in affected:
-                    session.pause()
+                results = [session.pause() for session in sessions]
             case "RESUME":
-                affected = [session for session in sessions if session.state is State.PAUSED]
-                for session in affected:
-                    session.resume()
+                results = [session.resume() for session in sessions]
             case "STOP":
-                affected = [session for session in sessions if session.state in (State.SPEAKING, State.PAUSED)]
-                for session in affected:
-                    session.stop("stop", played_samples)
+                results = [session.stop("stop", played_samples) for session in sessions]
             case _:
                 raise InvalidRequest("control takes PAUSE, RESUME or STOP")
-        return bool(affected)
+        return any(result.applied for result in results)
 
 
 class _PcmStream:

@@ -404,25 +404,6 @@ class ControlName(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Acknowledged:
-    """A control command was handled.
-
-    A STOP that ended utterances is acknowledged by their ``Ended``; it appears here only with ``applied=False``.
-
-    Attributes:
-        command: The command.
-        applied: False if it changed nothing (already paused, nothing to stop).
-        key: The current utterance, if any.
-        position_samples: Audio sent of that utterance, 0 without one.
-    """
-
-    command: ControlName
-    applied: bool
-    key: UtteranceKey | None = None
-    position_samples: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Ended:
     """The one terminal event of an utterance."""
 
@@ -430,6 +411,27 @@ class Ended:
     outcome: Outcome
     receipt: Receipt
     error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A control command was handled: the result of the command, and an event.
+
+    As an event it follows everything that the command caused, so that of a STOP follows the playback reports.
+
+    Attributes:
+        command: The command.
+        applied: False if it changed nothing (already paused, nothing to stop).
+        key: The current utterance, if any; for a STOP the first one that it ended.
+        position_samples: Audio sent of that utterance, 0 without one.
+        ended: The utterances that a STOP ended, as far as their reports are known: a remote session has none yet.
+    """
+
+    command: ControlName
+    applied: bool
+    key: UtteranceKey | None = None
+    position_samples: int = 0
+    ended: tuple[Ended, ...] = ()
 
 
 Notice = Started | Words | Acknowledged | Ended

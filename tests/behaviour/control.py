@@ -69,9 +69,9 @@ async def commands_without_effect_are_not_applied(context: BehaviourContext) -> 
         (ControlName.RESUME, recorder.session.resume),
         (ControlName.STOP, recorder.session.stop),
     ):
-        send()
+        result = send()
         answer = await recorder.wait_acknowledged(command)
-        assert (answer.applied, answer.key) == (False, None)
+        assert (answer.applied, answer.key) == (result.applied, result.key) == (False, None)
     key = recorder.session.speak(TEXT)
     await recorder.receive_samples(1, key)
     recorder.session.resume()
@@ -161,8 +161,9 @@ async def second_stop_has_no_effect(context: BehaviourContext) -> None:
     await recorder.receive_samples(1, key)
     recorder.session.stop("first")
     recorder.session.stop("second")
+    assert (await recorder.wait_acknowledged(ControlName.STOP)).applied
+    assert recorder.ends[key].receipt.reason == "first", "the report comes before the acknowledgement"
     assert not (await recorder.wait_acknowledged(ControlName.STOP)).applied
-    assert (await recorder.wait_ended(key)).receipt.reason == "first"
     await recorder.synthesize("Next.")
 
 
@@ -205,6 +206,7 @@ async def stop_ends_queued_utterances(context: BehaviourContext) -> None:
         receipt = (await recorder.wait_ended(key)).receipt
         assert receipt.text_spoken + receipt.text_remaining == LONG
     assert [recorder.ends[key].outcome for key in keys] == [Outcome.STOPPED] * 4
+    assert (await recorder.wait_acknowledged(ControlName.STOP)).key == keys[0]
 
 
 @behaviour()

@@ -65,6 +65,7 @@ class LiveKitSession:
         self.id = f"livekit-{id(self):x}"
         self._live: deque[_Utterance] = deque()
         self._notices: deque[Output] = deque()
+        self._stops: deque[tuple[Acknowledged, list[_Utterance]]] = deque()  # and the utterances that they end
         self._generation = 0
         self._paused = False
         self._closed = False
@@ -114,27 +115,29 @@ class LiveKitSession:
         utterance.stream.push_text(rest)
         utterance.stream.end_input()
 
-    def pause(self) -> None:
+    def pause(self) -> Acknowledged:
         self._require_open()
-        self._acknowledge(ControlName.PAUSE, self.state is State.SPEAKING, self.voice.pause, paused=True)
+        return self._acknowledge(ControlName.PAUSE, self.state is State.SPEAKING, self.voice.pause, paused=True)
 
-    def resume(self) -> None:
+    def resume(self) -> Acknowledged:
         self._require_open()
-        self._acknowledge(ControlName.RESUME, self.state is State.PAUSED, self.voice.resume, paused=False)
+        return self._acknowledge(ControlName.RESUME, self.state is State.PAUSED, self.voice.resume, paused=False)
 
-    def _acknowledge(self, command: ControlName, applied: bool, act: Any, *, paused: bool) -> None:
+    def _acknowledge(self, command: ControlName, applied: bool, act: Any, *, paused: bool) -> Acknowledged:
         if applied:
             act()
             self._paused = paused
         head = self._live[0] if self._live else None
         position_samples = head.samples - sum(f.samples for f in head.queue if isinstance(f, PcmFrame)) if head else 0
-        self._notices.append(Acknowledged(command, applied, head.key if head else None, position_samples))
+        acknowledged = Acknowledged(command, applied, head.key if head else None, position_samples)
+        self._notices.append(acknowledged)
         self._wakeup.set()
+        return acknowledged
 
-    def stop(self, reason: str = "stop", played_samples: int | None = None) -> None:
+    def stop(self, reason: str = "stop", played_samples: int | None = None) -> Acknowledged:
         self._require_open()
-        if not self._live:
-            self._notices.append(Acknowledged(ControlName.STOP, applied=False))
+        acknowledged = Acknowledged(ControlName.STOP, bool(self._live), self._live[0].key if self._live else None)
+        self._stops.append((acknowledged, list(self._live)))
         for utterance in self._live:
             utterance.stop_reason = reason
             if not any(isinstance(item, Ended) for item in utterance.queue):
@@ -143,9 +146,11 @@ class LiveKitSession:
             self._notices.extend(started)
             if utterance.task is not None and utterance.task.done():
                 self._notices.append(_stopped(utterance, None))
+                utterance.is_reported = True
         self._live.clear()
         self._paused = False
         self._wakeup.set()
+        return acknowledged
 
     def played(self, samples: int) -> None:
         raise NotImplementedError("LiveKit's audio sink counts the played samples")
@@ -200,6 +205,7 @@ class LiveKitSession:
             return
         if utterance.stop_reason is not None:
             self._notices.append(_stopped(utterance, receipt))
+            utterance.is_reported = True
         elif receipt is not None and receipt.reason == "pause_timeout":
             self._live.remove(utterance)
             self._paused = False
@@ -216,6 +222,8 @@ class LiveKitSession:
     def poll(self) -> Output | None:
         if self._notices:
             return self._notices.popleft()
+        if self._stops and all(utterance.is_reported for utterance in self._stops[0][1]):
+            return self._stops.popleft()[0]
         if not self._live or not self._live[0].queue:
             return None
         if self._paused and isinstance(self._live[0].queue[0], PcmFrame | Words):

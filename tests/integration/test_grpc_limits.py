@@ -22,7 +22,7 @@ from tts_worker.client import ClientSettings, SessionOptions, connect
 from tts_worker.errors import ErrorCode, InvalidRequest, TTSWorkerError, Unauthenticated
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc
-from tts_worker.transports.grpc.calls import CODE_KEY, RETRY_AFTER_KEY
+from tts_worker.protocol.proto_codec import CODE_KEY, RETRY_AFTER_KEY
 
 CODE = grpc.StatusCode
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 import pytest
@@ -76,6 +77,7 @@ class Driver:
         self.received: dict[UtteranceKey, Received] = {}
         self.retired: set[UtteranceKey] = set()
         self.failed: set[UtteranceKey] = set()
+        self.acknowledged: deque[Acknowledged] = deque()  # results of commands, not emitted yet
         self.pauses = 0
 
     def do(self, action: tuple) -> None:
@@ -104,14 +106,14 @@ class Driver:
             case ("read",):
                 self.machine.read_more()
             case ("pause",):
-                self.machine.pause()
+                self.acknowledged.append(self.machine.pause())
                 assert self.machine.state in (State.PAUSED, State.IDLE)
             case ("resume",):
-                self.machine.resume()
+                self.acknowledged.append(self.machine.resume())
                 assert self.machine.state in (State.SPEAKING, State.IDLE)
             case ("stop", played_samples):
                 self.retire()
-                self.machine.stop("test", played_samples)
+                self.acknowledged.append(self.machine.stop("test", played_samples))
                 assert self.machine.state is State.IDLE
             case _:
                 self._apply_engine_or_client(action)
@@ -160,6 +162,9 @@ class Driver:
         if item is None:
             return False
         if isinstance(item, Acknowledged):
+            assert item is self.acknowledged.popleft(), "the result of a command is emitted, in order"
+            assert [self.received[ended.key].ended for ended in item.ended] == list(item.ended), "after its reports"
+            assert not item.ended or (item.applied and item.key == item.ended[0].key)
             return True
         received = self.received[item.key]
         if isinstance(item, PcmFrame):

@@ -177,17 +177,21 @@ class _SpeakingSession:
                 case PcmFrame():
                     self._on_frame(item, now_s)
                 case Ended():
-                    self._on_ended(item, now_s)
+                    self._on_ended(item)
                 case Acknowledged():
-                    sent_at_s = self._commands.acknowledged(item.command, applied=item.applied)
-                    if item.command is ControlName.PAUSE:
-                        self._times.pause_s.append(now_s - sent_at_s)
+                    self._on_acknowledged(item, now_s)
 
-    def _on_ended(self, ended: Ended, now_s: float) -> None:
+    def _on_acknowledged(self, acknowledged: Acknowledged, now_s: float) -> None:
+        sent_at_s = self._commands.acknowledged(acknowledged.command, applied=acknowledged.applied)
+        if acknowledged.command is ControlName.PAUSE:
+            self._times.pause_s.append(now_s - sent_at_s)
+        elif acknowledged.command is ControlName.STOP and acknowledged.applied:
+            self._times.stop_s.append(now_s - sent_at_s)
+            self._times.stopped_at_s.append(now_s)
+
+    def _on_ended(self, ended: Ended) -> None:
         if ended.outcome is Outcome.STOPPED:
             self._last_stopped = ended.key
-            self._times.stop_s.append(now_s - self._commands.acknowledged(ControlName.STOP, applied=True))
-            self._times.stopped_at_s.append(now_s)
         self._commands.end_utterance()
         self._speak()
 

@@ -19,7 +19,17 @@ from tts_worker.client.deadline import AudioDeadline
 from tts_worker.errors import ConnectionLost, DeadlineExceeded
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
-from tts_worker.types import Ended, Outcome, Output, PcmFrame, SessionOptions, State, SynthesisParams, UtteranceKey
+from tts_worker.types import (
+    Acknowledged,
+    Ended,
+    Outcome,
+    Output,
+    PcmFrame,
+    SessionOptions,
+    State,
+    SynthesisParams,
+    UtteranceKey,
+)
 
 
 class HubHost(Protocol):
@@ -92,6 +102,7 @@ class DeadlineSession:
         self._writing: UtteranceKey | None = None
         self._audio_due: set[UtteranceKey] = set()  # utterances with complete text, not ended
         self._timed_out: set[UtteranceKey] = set()
+        self._deadline_stop: Acknowledged | None = None  # of a STOP that the caller did not send
         self._deadline = AudioDeadline(audio_timeout_s, self._is_audio_due, self._on_deadline)
 
     @property
@@ -112,17 +123,18 @@ class DeadlineSession:
             self._writing = None
             self._deadline.touch()
 
-    def pause(self) -> None:
-        self._session.pause()
+    def pause(self) -> Acknowledged:
+        return self._session.pause()
 
-    def resume(self) -> None:
-        self._session.resume()
+    def resume(self) -> Acknowledged:
+        acknowledged = self._session.resume()
         self._deadline.touch()
+        return acknowledged
 
-    def stop(self, reason: str = "stop", played_samples: int | None = None) -> None:
-        self._session.stop(reason, played_samples)
+    def stop(self, reason: str = "stop", played_samples: int | None = None) -> Acknowledged:
         self._audio_due.clear()
         self._writing = None
+        return self._session.stop(reason, played_samples)
 
     def played(self, samples: int) -> None:
         self._session.played(samples)
@@ -140,14 +152,16 @@ class DeadlineSession:
 
     def _on_deadline(self) -> None:
         self._timed_out |= self._audio_due
-        self.stop("deadline")
+        self._deadline_stop = self.stop("deadline")
 
     def poll(self) -> Output | None:
-        item = self._session.poll()
+        while (item := self._session.poll()) is not None and item is self._deadline_stop:
+            pass
         return None if item is None else self._observe(item)
 
     async def next(self) -> Output | None:
-        item = await self._session.next()
+        while (item := await self._session.next()) is not None and item is self._deadline_stop:
+            pass
         return None if item is None else self._observe(item)
 
     async def __aiter__(self) -> AsyncIterator[Output]:

@@ -71,6 +71,7 @@ class RemoteSession:
         self._by_context: dict[str, RemoteUtterance] = {}  # not ended by the worker
         self._receiving: RemoteUtterance | None = None  # the target of incoming audio
         self._unacknowledged: deque[ControlName] = deque()  # commands without an acknowledgment
+        self._unconfirmed_stops: deque[tuple[Acknowledged, set[UtteranceKey]]] = deque()  # and utterances to end before
         self._notices: deque[Output] = deque()  # delivered before audio
         self._queue: deque[Output] = deque()  # in order with the audio
         self._paused = False
@@ -125,38 +126,43 @@ class RemoteSession:
         self._link.send(EndMessage(context=utterance.context))
         self._deadline.touch()
 
-    def pause(self) -> None:
+    def pause(self) -> Acknowledged:
         self._require_open()
-        applied = self.state is State.SPEAKING
-        if applied:
+        acknowledged = self._result(ControlName.PAUSE, applied=self.state is State.SPEAKING)
+        if acknowledged.applied:
             self._paused = True
             self._unacknowledged.append(ControlName.PAUSE)
             self._link.send(PauseMessage())
-            self._notify()
         else:
-            self._acknowledge(ControlName.PAUSE, applied=False)
+            self._notices.append(acknowledged)
+        self._notify()
+        return acknowledged
 
-    def resume(self) -> None:
+    def resume(self) -> Acknowledged:
         self._require_open()
-        applied = self.state is State.PAUSED
-        if applied:
+        acknowledged = self._result(ControlName.RESUME, applied=self.state is State.PAUSED)
+        if acknowledged.applied:
             self._paused = False
             self._unacknowledged.append(ControlName.RESUME)
             self._link.send(ResumeMessage())
             self._deadline.touch()
-            self._notify()
         else:
-            self._acknowledge(ControlName.RESUME, applied=False)
+            self._notices.append(acknowledged)
+        self._notify()
+        return acknowledged
 
-    def stop(self, reason: str = "stop", played_samples: int | None = None) -> None:
+    def stop(self, reason: str = "stop", played_samples: int | None = None) -> Acknowledged:
         self._require_open()
-        if not self._live:
-            self._acknowledge(ControlName.STOP, applied=False)
-            return
-        if played_samples is not None:
+        acknowledged = self._result(ControlName.STOP, applied=bool(self._live))
+        if self._live and played_samples is not None:
             self._live[0].report_played(played_samples)
         self._stop(reason)
+        # The worker reports stopped utterances in their order: those stopped by now are reported before later ones.
+        waiting = {u.key for u in self._by_context.values() if u.stop_reason is not None and not u.is_terminated}
+        self._unconfirmed_stops.append((acknowledged, waiting))
+        self._confirm_stops()
         self._notify()
+        return acknowledged
 
     def played(self, samples: int) -> None:
         if self._live:
@@ -233,6 +239,7 @@ class RemoteSession:
         if not utterance.is_terminated:
             utterance.is_terminated = True
             self._notices.append(utterance.ended_event(outcome, reason, error))
+            self._confirm_stops(utterance.key)
 
     def _fail(self, error: ErrorInfo) -> None:
         """End all utterances with an error. Received audio of the playing utterance is still delivered."""
@@ -246,11 +253,17 @@ class RemoteSession:
             self._queue.append(utterance.ended_event(Outcome.ERROR, error.code.value, error))
         self._paused = False
 
-    def _acknowledge(self, command: ControlName, applied: bool) -> None:
+    def _result(self, command: ControlName, applied: bool) -> Acknowledged:
         head = self._live[0] if self._live else None
         position = head.delivered_samples if head is not None else 0
-        self._notices.append(Acknowledged(command, applied, head.key if head is not None else None, position))
-        self._notify()
+        return Acknowledged(command, applied, head.key if head is not None else None, position)
+
+    def _confirm_stops(self, key: UtteranceKey | None = None) -> None:
+        """Acknowledge every STOP whose utterances have ended, after ``key`` has ended."""
+        for _, waiting in self._unconfirmed_stops:
+            waiting.discard(key)
+        while self._unconfirmed_stops and not self._unconfirmed_stops[0][1]:
+            self._notices.append(self._unconfirmed_stops.popleft()[0])
 
     def _notify(self) -> None:
         self._wakeup.set()
@@ -354,7 +367,8 @@ class RemoteSession:
         if self._unacknowledged and self._unacknowledged[0] is command:
             self._unacknowledged.popleft()
             if not self._closed:
-                self._acknowledge(command, applied=True)
+                self._notices.append(self._result(command, applied=True))
+                self._notify()
         self._release_link()
 
     def _on_ended(self, message: ReportMessage) -> None:
@@ -366,6 +380,7 @@ class RemoteSession:
                 receipt = utterance.adjust_receipt(replace(receipt, reason=utterance.stop_reason), dropped=True)
                 utterance.is_terminated = True
                 self._notices.append(Ended(utterance.key, Outcome.STOPPED, receipt))
+                self._confirm_stops(utterance.key)
             else:
                 self._end(utterance, message.outcome, receipt, message.error)
             self._deadline.touch()

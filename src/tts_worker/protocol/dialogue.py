@@ -37,6 +37,7 @@ from tts_worker.protocol.reply_queue import ReplyQueue
 from tts_worker.types import (
     Acknowledged,
     Alignment,
+    ControlName,
     Ended,
     Notice,
     Output,
@@ -209,8 +210,8 @@ class Dialogue(Generic[_S]):
             replaced = self.session
             self.session = self._source.open(options, replaces=replaced)
             while (item := replaced.poll()) is not None:  # unsent playback reports and acknowledgements
-                if not isinstance(item, PcmFrame):
-                    self._reply(self._encode(item))
+                if not isinstance(item, PcmFrame) and (message := self._encode(item)) is not None:
+                    self._reply(message)
             self._on_stop()
         else:
             self._source.configure(self.session, options)
@@ -275,11 +276,18 @@ class Dialogue(Generic[_S]):
         """Return the next message or frame that is due, or None."""
         if self.replies:
             return self.replies.take()
-        item = self.session.poll()
-        return item if item is None or isinstance(item, PcmFrame) else self._encode(item)
+        while (item := self.session.poll()) is not None:
+            if isinstance(item, PcmFrame):
+                return item
+            if (message := self._encode(item)) is not None:
+                return message
+        return None
 
-    def _encode(self, event: Notice) -> WorkerMessage:
-        context = None if isinstance(event, Acknowledged) else self._contexts.get(event.key)
+    def _encode(self, event: Notice) -> WorkerMessage | None:
+        if isinstance(event, Acknowledged):
+            # The reports of stopped utterances answer a STOP.
+            return None if event.command is ControlName.STOP and event.applied else event_message(event)
+        context = self._contexts.get(event.key)
         if isinstance(event, Ended):
             self._contexts.pop(event.key, None)
             if event.key == self._context_key:  # the utterance ended before its text did; a newer context stays

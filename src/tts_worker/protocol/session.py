@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from tts_worker.types import Output, State, SynthesisParams, UtteranceKey
+from tts_worker.types import Acknowledged, Output, State, SynthesisParams, UtteranceKey
 
 
 class Session(Protocol):
@@ -33,11 +33,16 @@ class Session(Protocol):
         """End the text of the open utterance. Raises IllegalCommand if there is none."""
         ...
 
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
+    def pause(self) -> Acknowledged:
+        """Send no audio until ``resume``. The result is emitted, too, as that of ``resume`` and ``stop``."""
+        ...
 
-    def stop(self, reason: str = "stop", played_samples: int | None = None) -> None:
-        """End all utterances now; the playback report follows in ``Ended``."""
+    def resume(self) -> Acknowledged:
+        """Continue at the next sample."""
+        ...
+
+    def stop(self, reason: str = "stop", played_samples: int | None = None) -> Acknowledged:
+        """End all utterances now. Their playback reports are emitted, then the acknowledgement."""
         ...
 
     def played(self, samples: int) -> None:

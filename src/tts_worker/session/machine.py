@@ -257,16 +257,16 @@ class SessionMachine:
 
     # -- control ------------------------------------------------------------------------------------------------------
 
-    def pause(self) -> None:
+    def pause(self) -> Acknowledged:
         """Send no audio and spend no engine time until ``resume``."""
         self._require_open()
         applied = self.state is State.SPEAKING
         if applied:
             self.state = State.PAUSED
             self._commands.extend(Hold(u.key) for u in self._utterances if u.is_opened and not u.is_generated)
-        self._acknowledge(ControlName.PAUSE, applied)
+        return self._acknowledge(Acknowledged(ControlName.PAUSE, applied, self.current, self.sent_samples))
 
-    def resume(self) -> None:
+    def resume(self) -> Acknowledged:
         """Continue at the next sample."""
         self._require_open()
         applied = self.state is State.PAUSED
@@ -274,28 +274,45 @@ class SessionMachine:
             self.state = State.SPEAKING
             self._commands.extend(Release(u.key) for u in self._utterances if u.is_opened and not u.is_generated)
             self._advance()
-        self._acknowledge(ControlName.RESUME, applied)
+        return self._acknowledge(Acknowledged(ControlName.RESUME, applied, self.current, self.sent_samples))
 
-    def stop(self, reason: str = "stop", played_samples: int | None = None) -> None:
+    def stop(self, reason: str = "stop", played_samples: int | None = None) -> Acknowledged:
         """End every utterance now.
 
         Args:
             reason: Reason for the playback reports.
             played_samples: Played audio of the current utterance, if the client knows it.
+
+        Returns:
+            The acknowledgement with the playback reports.
         """
         self._require_open()
-        if not self._utterances:
-            self._acknowledge(ControlName.STOP, applied=False)
-            return
         if played_samples is not None:
             self.played(played_samples)
-        self._stop_all(reason)
-        self.state = State.IDLE
+        key = self.current
+        position_samples = self.sent_samples
+        ended = self.stop_all(reason)
+        return self._acknowledge(Acknowledged(ControlName.STOP, bool(ended), key, position_samples, ended))
+
+    def stop_all(self, reason: str) -> tuple[Ended, ...]:
+        """End every utterance without a command of the client, such as after a timeout. Returns the reports."""
+        self._withheld = False
+        ended: list[Ended] = []
+        while self._utterances:
+            utterance = self._utterances.popleft()
+            self._cancel_on_engine(utterance)
+            utterance.abandon_text()
+            receipt = utterance.receipt(reason, Outcome.STOPPED, self._config.alignment)
+            ended.append(Ended(utterance.key, Outcome.STOPPED, receipt))
+        self._notices.extend(ended)
+        if self.state is not State.CLOSED:
+            self.state = State.IDLE
+        return tuple(ended)
 
     def close(self, reason: str = "closed") -> None:
         """End all utterances and the session. Closing twice changes nothing."""
         if self.state is not State.CLOSED:
-            self._stop_all(reason)
+            self.stop_all(reason)
             self.state = State.CLOSED
 
     def played(self, samples: int) -> None:
@@ -311,21 +328,13 @@ class SessionMachine:
         self._require_open()
         self.params = params
 
-    def _stop_all(self, reason: str) -> None:
-        self._withheld = False
-        while self._utterances:
-            utterance = self._utterances.popleft()
-            self._cancel_on_engine(utterance)
-            utterance.abandon_text()
-            receipt = utterance.receipt(reason, Outcome.STOPPED, self._config.alignment)
-            self._notices.append(Ended(utterance.key, Outcome.STOPPED, receipt))
-
     def _cancel_on_engine(self, utterance: Utterance) -> None:
         if utterance.is_opened and not utterance.is_generated:
             self._commands.append(Cancel(utterance.key))
 
-    def _acknowledge(self, command: ControlName, applied: bool) -> None:
-        self._notices.append(Acknowledged(command, applied, self.current, self.sent_samples))
+    def _acknowledge(self, acknowledged: Acknowledged) -> Acknowledged:
+        self._notices.append(acknowledged)
+        return acknowledged
 
     @property
     def _speaking(self) -> bool:

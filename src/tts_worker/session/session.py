@@ -209,24 +209,30 @@ class LocalSession:
         self._machine.end_text()
         self._changed()
 
-    def pause(self) -> None:
+    def pause(self) -> Acknowledged:
         self._control(ControlName.PAUSE)
-        self._machine.pause()
+        acknowledged = self._machine.pause()
         self._timestamps.speakable_at_s.clear()  # a pause does not count as latency
         self.pacer.expect_gap()
         if self._timer is None and self._machine.state is State.PAUSED:
             self._timer = self._loop.call_later(self._timeouts.pause_s, self._on_pause_timeout)
         self._changed()
+        return acknowledged
 
-    def resume(self) -> None:
+    def resume(self) -> Acknowledged:
         self._control(ControlName.RESUME)
-        self._machine.resume()
+        acknowledged = self._machine.resume()
         self._cancel_pause_timer()
         self._changed()
+        return acknowledged
 
-    def stop(self, reason: str = "stop", played_samples: int | None = None) -> None:
+    def stop(self, reason: str = "stop", played_samples: int | None = None) -> Acknowledged:
         self._control(ControlName.STOP)
-        self._machine.stop(reason, played_samples)
+        acknowledged = self._machine.stop(reason, played_samples)
+        self._stopped()
+        return acknowledged
+
+    def _stopped(self) -> None:
         self.pacer.drop()
         self._cancel_pause_timer()
         self._changed()
@@ -328,7 +334,8 @@ class LocalSession:
     def _on_pause_timeout(self) -> None:
         self._timer = None
         if self._machine.state is State.PAUSED:
-            self.stop("pause_timeout")
+            self._machine.stop_all("pause_timeout")
+            self._stopped()
 
     def _on_text_idle(self) -> None:
         """End idle text. Re-armed lazily: new text only updates a timestamp, which is checked when the timer fires."""
@@ -429,7 +436,6 @@ class LocalSession:
             case Acknowledged():
                 self._note_control(item.command, now_s)
             case Ended():
-                self._note_control(ControlName.STOP, now_s)
                 self._timestamps.speakable_at_s.pop(item.key, None)
                 self._timestamps.ended_at_s = now_s
                 self._timestamps.posted_at_s.pop(item.key, None)

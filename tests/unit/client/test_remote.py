@@ -17,6 +17,8 @@ from tts_worker.errors import ConnectionLost, ErrorCode, IllegalCommand
 from tts_worker.protocol.json_codec import dumps, parse_client_message, parse_worker_message
 from tts_worker.protocol.messages import ClientMessage, PausedMessage, RejectedMessage, ResumedMessage, StopMessage
 from tts_worker.types import (
+    Acknowledged,
+    ControlName,
     Outcome,
     PcmFrame,
     State,
@@ -85,6 +87,7 @@ class Scenario:
         self.recorder = RecordingClient(self.session)
         self.texts: dict[UtteranceKey, str] = {}
         self.paused = False
+        self.stops: deque[Acknowledged] = deque()  # not acknowledged yet
 
     def act(self, name: str, size: int) -> None:
         session = self.session
@@ -98,7 +101,7 @@ class Scenario:
             except IllegalCommand:
                 assert session.writing is None
         elif name == "stop":
-            session.stop("stop", None if size % 2 else size * 40)
+            self.stops.append(session.stop("stop", None if size % 2 else size * 40))
         elif name == "played":
             session.played(size * 30)
         elif name == "fail":
@@ -133,6 +136,9 @@ class Scenario:
             return False
         assert not (paused and isinstance(item, PcmFrame)), "audio while paused"
         self.recorder.record(item)
+        if isinstance(item, Acknowledged) and item.command is ControlName.STOP:
+            assert item is self.stops.popleft(), "every STOP is acknowledged, in order"
+            assert not item.applied or item.key in self.recorder.ends, "the report comes first"
         return True
 
     def settle(self) -> None:
@@ -154,6 +160,7 @@ class Scenario:
 
     def check(self) -> None:
         assert set(self.recorder.ends) == set(self.texts), "exactly one terminal event each"
+        assert not self.stops, "every STOP is acknowledged"
         for key, ended in self.recorder.ends.items():
             receipt = ended.receipt
             assert receipt.text_spoken + receipt.text_remaining == self.texts[key]

@@ -19,8 +19,6 @@ from tts_worker.text.spoken_words import split_spoken
 from tts_worker.transports.grpc.frames import FrameShaper, ShapedFrame, StreamFormat
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
-    Acknowledged,
-    ControlName,
     Ended,
     Outcome,
     Output,
@@ -51,7 +49,6 @@ class SynthesizeCall:
         self._session_id = session_id
         self._stream_format = stream_format
         self._shaper = FrameShaper(stream_format)
-        self._pending_outputs: deque[Output] = deque()  # polled by a control while it awaited its acknowledgement
         self._ready_frames: deque[pb.AudioFrame] = deque()
         self._words: list[Word] = []
         self._sequence = 0
@@ -109,13 +106,11 @@ class SynthesizeCall:
 
     def pause(self) -> bool:
         """Stop emitting frames. Returns whether the state changed."""
-        self.session.pause()
-        return self._poll_acknowledgement(ControlName.PAUSE)
+        return self.session.pause().applied
 
     def resume(self) -> bool:
         """Continue after a pause. Returns whether the state changed."""
-        self.session.resume()
-        applied = self._poll_acknowledgement(ControlName.RESUME)
+        applied = self.session.resume().applied
         buffered = self._shaper.buffered_samples + sum(frame.speech_samples for frame in self._ready_frames)
         if applied and buffered:
             # The client's buffer has run empty; audio buffered here is the first part of its new playout lead.
@@ -134,18 +129,17 @@ class SynthesizeCall:
         """
         if self.finished:
             return None
+        was_stopped = self._stopped
         reported = None if played_samples is None else min(played_samples, self.emitted_samples)
         if self.session.state is not State.CLOSED:
             position = self.emitted_samples if reported is None else reported
             self.session.stop(reason, self._stream_format.to_engine(position))
-            while not isinstance(item := self.session.poll(), Acknowledged) and item is not None:
-                if isinstance(item, Ended) and item.key == self._key:
-                    return self._truncate(item.receipt, reason, reported)
-        while self._pending_outputs:
-            self._process(self._pending_outputs.popleft())
-        if self._receipt is None or self._stopped or self._failure is not None:
-            if self._failure is not None:
-                self._discard_audio()
+            while (item := self.session.poll()) is not None:  # reports only: a stopped session has no audio
+                self._process(item)
+        if self._failure is not None:
+            self._discard_audio()
+            return None
+        if self._receipt is None or was_stopped:
             return None
         return self._truncate(self._receipt, reason, reported)
 
@@ -158,20 +152,12 @@ class SynthesizeCall:
         self._discard_audio()
         self.finished = True
 
-    def _poll_acknowledgement(self, command: ControlName) -> bool:
-        """Return whether ``command`` was applied. The session emits its notices before audio, so no frame is taken."""
-        while (item := self.session.poll()) is not None:
-            if isinstance(item, Acknowledged) and item.command is command:
-                return item.applied
-            self._pending_outputs.append(item)
-        return False
-
     # -- frames -------------------------------------------------------------------------------------------------------
 
     async def frames(self) -> AsyncIterator[pb.AudioFrame]:
         """Yield frames when they are due; the last one is final. Raises the error that ended the utterance."""
         while not self.finished:
-            item = self._pending_outputs.popleft() if self._pending_outputs else self.session.poll()
+            item = self.session.poll()
             if item is not None:
                 self._process(item)
             if self._failure is not None and not self._ready_frames:
@@ -192,7 +178,7 @@ class SynthesizeCall:
 
     def _process(self, item: Output) -> None:
         if item.key != self._key or self._receipt is not None:
-            return  # belongs to an earlier utterance of the session
+            return  # of another utterance of the session, or an acknowledgement after the end
         match item:
             case Words():
                 self._words.extend(item.words)
@@ -248,7 +234,6 @@ class SynthesizeCall:
 
     def _truncate(self, receipt: Receipt, reason: str, reported_samples: int | None) -> Receipt:
         """Discard unsent audio and leave only an end marker to send. Returns the truncated playback report."""
-        self._pending_outputs.clear()
         self._discard_audio()
         self._stopped = True
         self._receipt = self._truncated_receipt(receipt, reason, reported_samples)
