@@ -7,6 +7,7 @@ import base64
 import io
 import itertools
 import json
+import re
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -85,8 +86,38 @@ async def test_health_metrics_voices_models() -> None:
         assert [voice["id"] for voice in voices if voice["default"]] == ["tone"]
         models = (await client.get("/v1/models")).json()
         assert "tone" in {model["id"] for model in models["data"]}
-        schema = (await client.get("/openapi.json")).json()
-        assert "/v1/audio/speech" in schema["paths"]
+
+
+async def test_api_describes_itself() -> None:
+    async with serving() as address, http(address) as client:
+        openapi = (await client.get("/openapi.json")).json()
+        bodies = {
+            path: operations["post"]["requestBody"]
+            for path, operations in openapi["paths"].items()
+            if "requestBody" in operations.get("post", {})
+        }
+        assert {"/v1/audio/speech", "/tts/bytes", "/v1/text-to-speech/{voice}", "/inference_sft", "/tts"} <= set(bodies)
+        schemas = openapi["components"]["schemas"]
+        references = re.findall(r'"#/components/schemas/(\w+)"', json.dumps(openapi))
+        assert references
+        assert set(references) <= set(schemas)
+        stream = (await client.get("/v1/stream/schema.json")).json()
+        assert {"StartMessage", "TextMessage", "DoneMessage", "Word"} <= set(stream["$defs"])
+        page = (await client.get("/docs")).text
+        assert "://" not in page, "the page loads nothing from elsewhere"
+
+
+async def test_api_description_needs_the_key() -> None:
+    async with serving(server={"api_keys": ["correct-horse"]}) as address, http(address) as client:
+        assert (await client.get("/docs")).status_code == 200
+        for path in ("/openapi.json", "/v1/stream/schema.json"):
+            assert (await client.get(path)).status_code == 401
+            assert (await client.get(path, headers={"X-API-Key": "correct-horse"})).status_code == 200
+
+
+async def test_docs_page_follows_the_setting() -> None:
+    async with serving(server={"web_page": False}) as address, http(address) as client:
+        assert (await client.get("/docs")).status_code == 404
 
 
 async def test_lost_engine_fails_liveness(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:

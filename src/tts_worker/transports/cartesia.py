@@ -28,7 +28,7 @@ from tts_worker.transports.context_socket import ContextSocket, Message, SpeechC
 from tts_worker.transports.message_socket import SocketLimits
 from tts_worker.transports.rendering import Rendering, download, failure, synthesize
 from tts_worker.transports.responses import LiveStream
-from tts_worker.transports.validation import validate
+from tts_worker.transports.validation import request_body, validate
 from tts_worker.types import SAMPLE_RATE_HZ, Ended, Output, PcmFrame, UtteranceKey, Words
 
 _MAX_UTTERANCES = 8
@@ -36,6 +36,9 @@ _MAX_UTTERANCES = 8
 
 _MAX_CANCELLED = 256
 """Cancelled contexts to remember, so text sent before the client's cancel does not reopen them."""
+
+
+_BODY = request_body(vendor.GenerationRequest)
 
 
 # -- one context ------------------------------------------------------------------------------------------------------
@@ -251,7 +254,7 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
             raise TextTooLong(f"transcript may have at most {max_input_chars} characters")
         return generation, generation.output_format.rendering()
 
-    @routes.post("/tts/bytes", summary="Text to speech for Cartesia clients, streamed")
+    @routes.post("/tts/bytes", summary="Text to speech for Cartesia clients, streamed", openapi_extra=_BODY)
     async def speech(request: Request) -> Response:
         try:
             generation, rendering = await read(request)
@@ -265,7 +268,7 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
             make_error_response=vendor.error_response,
         )
 
-    @routes.post("/tts/sse", summary="Text to speech as server-sent events, with word timestamps")
+    @routes.post("/tts/sse", summary="Text to speech as server-sent events, with word timestamps", openapi_extra=_BODY)
     async def events(request: Request) -> Response:
         try:
             generation, rendering = await read(request)

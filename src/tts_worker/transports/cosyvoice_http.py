@@ -1,110 +1,165 @@
-"""CosyVoice's own HTTP API for its published clients.
+"""The HTTP APIs of CosyVoice for their published clients; they work on any worker.
 
-Routes and form fields follow CosyVoice's ``runtime/python/fastapi``; GET works like POST, because its client uses GET.
-Responses stream PCM16LE mono. Unlike the original server, they state the sample rate, clip instead of overflowing, and
-stop when the client disconnects. ``spk_id`` names a voice; a recording needs an engine that enrols voices.
+- CosyVoice's own server (``/inference_...``, its ``runtime/python/fastapi``): GET works like POST, because its client
+  uses GET. The response streams PCM16LE mono.
+- The project cosyvoice-ray-serve-api, with or without Ray: its old paths (``/v1/model/cosyvoice/...``) and new ones
+  (``/tts``, ...). The response is MP3, WAV or PCM according to ``response_format``, whole or streamed.
+
+Unlike the originals, responses state the sample rate, an unknown voice is an error, a recording is never a file path,
+and synthesis stops when the client disconnects. A recording needs an engine that enrols voices.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from typing import Any, ClassVar, Literal
+
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
-from tts_worker.audio.encoders import AudioFormat, open_encoder
+from tts_worker.audio.encoders import AudioFormat, open_encoder, wav_file
 from tts_worker.errors import TextTooLong
 from tts_worker.models.routing import INSTRUCT
 from tts_worker.session.hub import SessionHub
 from tts_worker.transports.rendering import Rendering, download
 from tts_worker.transports.responses import LiveStream
 from tts_worker.transports.uploads import Body, read_body
-from tts_worker.transports.validation import validate
+from tts_worker.transports.validation import request_body, validate
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 
-ROUTES = (
-    "/inference_sft",
-    "/inference_zero_shot",
-    "/inference_cross_lingual",
-    "/inference_instruct",
-    "/inference_instruct2",
-)
-PATHS = frozenset(ROUTES)
+_TYPES = {"mp3": "audio/mpeg", "wav": "audio/wav", "pcm": f"audio/pcm;rate={SAMPLE_RATE_HZ};channels=1"}
+_MEDIA_TYPES = ("multipart/form-data", "application/x-www-form-urlencoded", "application/json")
+
+
+class _CosyVoiceRequest(BaseModel):
+    """A request of either API. The fields that an API lacks have these values."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    recording: ClassVar[str | None] = None
+    """Name of the field with a recording of the voice."""
+    optional_recording: ClassVar[bool] = False
+
+    text: str
+
+    def value(self, name: str, default: Any = None) -> Any:
+        return getattr(self, name, default)
+
+
+# -- CosyVoice's own API ----------------------------------------------------------------------------------------------
+
+
+class InferenceSftRequest(_CosyVoiceRequest):
+    text: str = Field(alias="tts_text")
+    voice: str = Field(alias="spk_id", max_length=128)
+
+
+class InferenceInstructRequest(InferenceSftRequest):
+    instruct: str = Field(alias="instruct_text", max_length=2_000)
+
+
+class InferenceCrossLingualRequest(_CosyVoiceRequest):
+    recording = "prompt_wav"
+
+    text: str = Field(alias="tts_text")
+
+
+class InferenceZeroShotRequest(InferenceCrossLingualRequest):
+    transcript: str = Field(alias="prompt_text")
+
+
+class InferenceInstruct2Request(InferenceCrossLingualRequest):
+    instruct: str = Field(alias="instruct_text", max_length=2_000)
+
+
+# -- the API of cosyvoice-ray-serve-api -------------------------------------------------------------------------------
+
+
+class TtsRequest(_CosyVoiceRequest):
+    text: str = Field(min_length=1)
+    voice: str | None = Field(None, alias="voice_type", max_length=128)
+    speed: float = Field(1.0, ge=0.5, le=2.0)
+    stream: bool = False
+    response_format: Literal["mp3", "wav", "pcm"] = "mp3"
+
+
+class CrossLingualRequest(TtsRequest):
+    recording = "reference_audio"
+
+
+class ZeroShotRequest(CrossLingualRequest):
+    transcript: str = Field(alias="reference_text", min_length=1)
+
+
+class InstructRequest(TtsRequest):
+    recording = "reference_audio"
+    optional_recording = True
+
+    instruct: str = Field(alias="instruction", min_length=1, max_length=2_000)
+
+
+_BASE = "/v1/model/cosyvoice"
+_HEALTH = f"{_BASE}/healthcheck"
+_ROUTES: dict[str, type[_CosyVoiceRequest]] = {
+    "/inference_sft": InferenceSftRequest,
+    "/inference_zero_shot": InferenceZeroShotRequest,
+    "/inference_cross_lingual": InferenceCrossLingualRequest,
+    "/inference_instruct": InferenceInstructRequest,
+    "/inference_instruct2": InferenceInstruct2Request,
+    f"{_BASE}/tts": TtsRequest,
+    "/tts": TtsRequest,
+    f"{_BASE}/zero_shot": ZeroShotRequest,
+    "/zero_shot_tts": ZeroShotRequest,
+    f"{_BASE}/cross_lingual": CrossLingualRequest,
+    "/cross_lingual_tts": CrossLingualRequest,
+    f"{_BASE}/instruct": InstructRequest,
+    "/instruct_tts": InstructRequest,
+}
+PATHS = frozenset(_ROUTES)
 """Paths whose requests may contain a recording."""
-
-_RECORDING = "prompt_wav"
-
-
-class _SftRequest(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    tts_text: str
-    spk_id: str = Field(max_length=128)
-
-
-class _InstructRequest(_SftRequest):
-    instruct_text: str = Field(max_length=2_000)
-
-
-class _CrossLingualRequest(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    tts_text: str
-
-
-class _ZeroShotRequest(_CrossLingualRequest):
-    prompt_text: str
-
-
-class _Instruct2Request(_CrossLingualRequest):
-    instruct_text: str = Field(max_length=2_000)
-
-
-_InferenceRequest = _SftRequest | _CrossLingualRequest
 
 
 def router(hub: SessionHub, *, max_input_chars: int, send_timeout_s: float) -> APIRouter:
     """Build the routes over ``hub``."""
     routes = APIRouter()
 
-    def add(path: str, request_type: type[_InferenceRequest]) -> None:
-        async def inference(request: Request) -> Response:
+    def add(path: str, kind: type[_CosyVoiceRequest]) -> None:
+        async def speech(request: Request) -> Response:
             body = await read_body(request)
-            fields = validate(request_type, body.fields)
-            if len(fields.tts_text) > max_input_chars:
-                raise TextTooLong(f"tts_text may have at most {max_input_chars} characters")
-            options = await _options(hub, fields, body)
-            encoder = open_encoder(AudioFormat.PCM)
-            return LiveStream(
-                download(hub, options, fields.tts_text, Rendering(encoder, SAMPLE_RATE_HZ)),
-                encoder.content_type,
-                {"x-sample-rate": str(SAMPLE_RATE_HZ), "x-synthetic": "true"},
-                send_timeout_s=send_timeout_s,
+            fields = validate(kind, body.fields)
+            if len(fields.text) > max_input_chars:
+                name = kind.model_fields["text"].alias or "text"
+                raise TextTooLong(f"{name} may have at most {max_input_chars} characters")
+            options = speech_options(
+                await _voice(hub, fields, body), fields.value("instruct"), fields.value("speed", 1.0)
             )
+            return _response(hub, options, fields, send_timeout_s)
 
-        name = path.removeprefix("/")
-        for method in ("GET", "POST"):
-            routes.add_api_route(path, inference, methods=[method], name=name, operation_id=f"{name}_{method.lower()}")
+        name = path.strip("/").replace("/", "_")
+        for method in ("GET", "POST") if path.startswith("/inference") else ("POST",):
+            extra = request_body(kind, *_MEDIA_TYPES) if method == "POST" else None
+            operation = f"{name}_{method.lower()}"
+            routes.add_api_route(path, speech, methods=[method], name=name, operation_id=operation, openapi_extra=extra)
 
-    request_types: tuple[type[_InferenceRequest], ...] = (
-        _SftRequest,
-        _ZeroShotRequest,
-        _CrossLingualRequest,
-        _InstructRequest,
-        _Instruct2Request,
-    )
-    for path, request_type in zip(ROUTES, request_types, strict=True):
-        add(path, request_type)
+    for path, kind in _ROUTES.items():
+        add(path, kind)
+
+    @routes.post(_HEALTH, include_in_schema=False)
+    @routes.get(_HEALTH, summary="Whether the worker accepts sessions")
+    async def healthcheck() -> Response:
+        return JSONResponse({"status": "healthy" if hub.ready else "unhealthy"}, 200 if hub.ready else 503)
+
     return routes
 
 
-async def _options(hub: SessionHub, fields: _InferenceRequest, body: Body) -> SessionOptions:
-    """Build the synthesis parameters; enrols the voice of a recording."""
-    if isinstance(fields, _SftRequest):
-        instruct = fields.instruct_text if isinstance(fields, _InstructRequest) else None
-        return speech_options(fields.spk_id, instruct)
-    recording = body.recording(_RECORDING)
-    voice = await hub.enrol(recording, fields.prompt_text if isinstance(fields, _ZeroShotRequest) else "")
-    return speech_options(voice, fields.instruct_text if isinstance(fields, _Instruct2Request) else None)
+async def _voice(hub: SessionHub, fields: _CosyVoiceRequest, body: Body) -> str | None:
+    """Return the voice that the request names, or enrol that of its recording."""
+    name = fields.recording
+    if name is None or (fields.optional_recording and name not in body.files and name not in body.fields):
+        voice: str | None = fields.value("voice")
+        return voice
+    return await hub.enrol(body.recording(name), fields.value("transcript", ""))
 
 
 def speech_options(voice: str | None, instruct: str | None = None, speed: float = 1.0) -> SessionOptions:
@@ -117,3 +172,27 @@ def speech_options(voice: str | None, instruct: str | None = None, speed: float 
         realtime=False,
         raw_chunks=True,
     )
+
+
+def _response(hub: SessionHub, options: SessionOptions, fields: _CosyVoiceRequest, send_timeout_s: float) -> Response:
+    audio_format = fields.value("response_format", "pcm")
+    stream = fields.value("stream", True)
+    # The header of a whole WAV file contains its length, so the file is built from PCM at the end.
+    as_wav = audio_format == "wav" and not stream
+    encoder = open_encoder(AudioFormat.PCM if as_wav else AudioFormat(audio_format))
+    audio = download(hub, options, fields.text, Rendering(encoder, SAMPLE_RATE_HZ))
+    return LiveStream(
+        audio if stream else _collect(audio, as_wav=as_wav),
+        _TYPES[audio_format],
+        {"x-sample-rate": str(SAMPLE_RATE_HZ), "x-synthetic": "true"},
+        send_timeout_s=send_timeout_s,
+    )
+
+
+async def _collect(audio: AsyncGenerator[bytes, None], *, as_wav: bool) -> AsyncGenerator[bytes, None]:
+    """Yield all audio at once, so that a failure becomes an error response instead of a truncated file."""
+    try:
+        data = b"".join([chunk async for chunk in audio])
+    finally:
+        await audio.aclose()
+    yield wav_file(data) if as_wav else data

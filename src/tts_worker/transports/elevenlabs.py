@@ -27,10 +27,11 @@ from tts_worker.transports.context_socket import ContextSocket, Message, SpeechC
 from tts_worker.transports.message_socket import SocketLimits
 from tts_worker.transports.rendering import Rendering, download, failure, synthesize
 from tts_worker.transports.responses import LiveStream
-from tts_worker.transports.validation import validate
+from tts_worker.transports.validation import request_body, validate
 from tts_worker.types import Ended, Output, PcmFrame, SessionOptions, Words
 
 _SPEECH_PATH = "/v1/text-to-speech/{voice}"
+_BODY = request_body(vendor.Body)
 _SENTENCE_END = re.compile(r"""[.!?…]["')\]”’]*$""")
 
 
@@ -327,7 +328,7 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
             chunks, content_type, headers, send_timeout_s=timeout_s, make_error_response=vendor.error_response
         )
 
-    @routes.post(_SPEECH_PATH, summary="Text to speech for ElevenLabs clients, streamed")
+    @routes.post(_SPEECH_PATH, summary="Text to speech for ElevenLabs clients, streamed", openapi_extra=_BODY)
     @routes.post(f"{_SPEECH_PATH}/stream", include_in_schema=False)
     async def speech(request: Request, voice: str) -> Response:
         try:
@@ -336,7 +337,11 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
             return vendor.error_response(error.info)
         return streamed(download(hub, options, text, rendering), rendering.content_type)
 
-    @routes.post(f"{_SPEECH_PATH}/with-timestamps", summary="Text to speech as JSON, with character timestamps")
+    @routes.post(
+        f"{_SPEECH_PATH}/with-timestamps",
+        summary="Text to speech as JSON, with character timestamps",
+        openapi_extra=_BODY,
+    )
     async def speech_with_times(request: Request, voice: str) -> Response:
         try:
             timed = _timed_audio(hub, *await read(request, voice))
@@ -344,7 +349,9 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
             return vendor.error_response(error.info)
         return streamed(_as_document(timed), "application/json")
 
-    @routes.post(f"{_SPEECH_PATH}/stream/with-timestamps", summary="Text to speech as JSON lines, streamed")
+    @routes.post(
+        f"{_SPEECH_PATH}/stream/with-timestamps", summary="Text to speech as JSON lines, streamed", openapi_extra=_BODY
+    )
     async def stream_with_times(request: Request, voice: str) -> Response:
         try:
             timed = _timed_audio(hub, *await read(request, voice))

@@ -19,7 +19,7 @@ from tts_worker.errors import ErrorCode, ErrorInfo, TTSWorkerError
 from tts_worker.metrics import Metrics
 from tts_worker.session.hub import SessionHub
 from tts_worker.settings import WebRtcSettings
-from tts_worker.transports import cartesia, cosyvoice_http, elevenlabs, openai, ray_cosyvoice, vendors, webrtc
+from tts_worker.transports import api_docs, cartesia, cosyvoice_http, elevenlabs, openai, vendors, webrtc
 from tts_worker.transports.keys import KeyRing
 from tts_worker.transports.message_socket import SocketLimits
 from tts_worker.transports.responses import voice_json
@@ -94,10 +94,9 @@ def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig, keys: KeyR
             voice_names=openai.OPENAI_VOICES if config.openai_voice_names else frozenset(),
         )
     )
-    for cosyvoice in (cosyvoice_http, ray_cosyvoice):
-        app.include_router(
-            cosyvoice.router(hub, max_input_chars=config.max_input_chars, send_timeout_s=config.send_timeout_s)
-        )
+    app.include_router(
+        cosyvoice_http.router(hub, max_input_chars=config.max_input_chars, send_timeout_s=config.send_timeout_s)
+    )
     app.include_router(cartesia.router(hub, limits, max_input_chars=config.max_input_chars))
     app.include_router(elevenlabs.router(hub, limits, max_input_chars=config.max_input_chars))
     app.include_router(
@@ -115,6 +114,7 @@ def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig, keys: KeyR
                 web_page=config.web_page,
             )
         )
+    api_docs.describe(app)
     if config.web_page:
         _add_page(app)
     return AuthMiddleware(
@@ -124,7 +124,7 @@ def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig, keys: KeyR
         allowed_origins=config.allowed_origins,
         loopback_only=config.loopback_only,
         max_body_bytes=config.max_request_bytes,
-        upload_paths=cosyvoice_http.PATHS | ray_cosyvoice.PATHS,
+        upload_paths=cosyvoice_http.PATHS,
         max_upload_bytes=config.max_upload_bytes,
         max_buffered_bytes=config.max_buffered_bytes,
     )
@@ -158,7 +158,7 @@ def _add_shared_paths(app: FastAPI, hub: SessionHub, config: HttpConfig) -> None
 
 def transport_of(path: str) -> str:
     """Return the API of a path as metrics and logs name it: one of a small fixed set."""
-    if path in cosyvoice_http.PATHS or path in ray_cosyvoice.PATHS:
+    if path in cosyvoice_http.PATHS:
         return "cosyvoice"
     return next((name for prefix, name in _TRANSPORTS if path.startswith(prefix)), "http")
 
@@ -167,6 +167,10 @@ def _add_page(app: FastAPI) -> None:
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
         return FileResponse(_PAGE / "index.html", headers={"Content-Security-Policy": _PAGE_POLICY})
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return FileResponse(_PAGE / "docs.html", headers={"Content-Security-Policy": _PAGE_POLICY})
 
     app.mount("/static", _RevalidatedFiles(directory=_PAGE), name="static")
 

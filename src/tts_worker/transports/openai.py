@@ -30,7 +30,7 @@ from tts_worker.protocol.messages import error_fields
 from tts_worker.session.hub import SessionHub
 from tts_worker.transports.rendering import Rendering, download
 from tts_worker.transports.responses import LiveStream, error_response
-from tts_worker.transports.validation import validate
+from tts_worker.transports.validation import request_body, validate
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
@@ -90,7 +90,7 @@ def router(
     """
     routes = APIRouter()
 
-    @routes.post("/v1/audio/speech", summary="Text to speech, streamed", openapi_extra=_body_schema())
+    @routes.post("/v1/audio/speech", summary="Text to speech, streamed", openapi_extra=request_body(SpeechRequest))
     async def speech(request: Request) -> Response:
         body = await request.body()
         try:
@@ -140,15 +140,6 @@ def _unknown_model(name: str) -> UnknownModel:
 
 def _error_response(error: ErrorInfo) -> Response:
     return error_response(error, 400 if error.code in _BAD_REQUEST else None)
-
-
-def _body_schema() -> dict[str, Any]:
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": SpeechRequest.model_json_schema()}},
-        }
-    }
 
 
 def _resolve_voice(request: SpeechRequest, hub: SessionHub, voice_names: Collection[str]) -> SpeechRequest:

@@ -17,7 +17,7 @@ from tts_worker.protocol.json_codec import parse_object, parse_start
 from tts_worker.session.hub import SessionHub
 from tts_worker.settings import WebRtcSettings
 from tts_worker.transports.responses import error_response
-from tts_worker.transports.validation import validate
+from tts_worker.transports.validation import request_body, validate
 
 if TYPE_CHECKING:
     from tts_worker.transports.webrtc_peer import Peer
@@ -110,7 +110,11 @@ def router(
     routes = APIRouter()
     registry: PeerRegistry | None = None  # built with the first offer
 
-    @routes.post("/webrtc/offer", summary="A WebRTC offer: audio on a track, the worker's protocol on a data channel")
+    @routes.post(
+        "/webrtc/offer",
+        summary="A WebRTC offer: audio on a track, the worker's protocol on a data channel",
+        openapi_extra=request_body(Offer),
+    )
     async def answer_offer(request: Request) -> Response:
         nonlocal registry
         try:

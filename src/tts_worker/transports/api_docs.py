@@ -1,0 +1,37 @@
+"""The description of the API: OpenAPI of the HTTP routes and the JSON Schema of ``/v1/stream``."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from starlette.responses import JSONResponse, Response
+
+from tts_worker.protocol.json_codec import json_schema
+
+SCHEMA_PATH = "/v1/stream/schema.json"
+
+_DESCRIPTION = f"""Text in, speech out. Streaming uses the WebSocket `/v1/stream`; its messages are described by the JSON
+Schema at `{SCHEMA_PATH}`. A key is sent as `Authorization: Bearer KEY` or `X-API-Key: KEY`."""
+
+
+def describe(app: FastAPI) -> None:
+    """Serve the JSON Schema of ``/v1/stream``, and OpenAPI with the bodies that routes validate themselves."""
+
+    @app.get(SCHEMA_PATH, summary="JSON Schema of the messages of the WebSocket /v1/stream")
+    async def stream_schema() -> Response:
+        return JSONResponse(json_schema())
+
+    @cache
+    def openapi() -> dict[str, Any]:
+        schema = get_openapi(title=app.title, version=app.version, description=_DESCRIPTION, routes=app.routes)
+        schemas = schema.setdefault("components", {}).setdefault("schemas", {})
+        for operations in schema["paths"].values():
+            for operation in operations.values():
+                for content in operation.get("requestBody", {}).get("content", {}).values():
+                    schemas |= content["schema"].pop("$defs", {})
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
