@@ -10,24 +10,13 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Protocol
 
 import anyio
 
 from tts_worker.errors import ErrorInfo, InvalidRequest, TTSWorkerError
-from tts_worker.session.hub import SessionHub
+from tts_worker.session.host import WorkerHost
 from tts_worker.session.session import LocalSession
 from tts_worker.types import Ended, Outcome, PcmFrame, Receipt, SessionOptions, State, UtteranceKey, Word, Words
-
-
-class ModelHost(Protocol):
-    """Loads engines (``app.Worker``)."""
-
-    @property
-    def hub(self) -> SessionHub: ...
-    def is_loaded(self, name: str) -> bool: ...
-    async def load(self, name: str) -> None: ...
-    async def unload(self, name: str) -> None: ...
 
 
 class WorkerState(str, Enum):
@@ -195,7 +184,7 @@ async def _write(
 class TTSWorker:
     """The TTS worker protocol; created by ``tts_worker.create_worker``. Call all methods from one event loop."""
 
-    def __init__(self, models: ModelHost, options: SessionOptions | None = None) -> None:
+    def __init__(self, models: WorkerHost, options: SessionOptions | None = None) -> None:
         self._models = models
         self._options = options or SessionOptions(realtime=False)
         self._live: list[LocalSession] = []

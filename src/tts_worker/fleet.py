@@ -12,15 +12,13 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tts_worker.errors import MissingExtra
 from tts_worker.registry.entry import WorkerCapabilities, WorkerEntry
 from tts_worker.registry.registrar import Registrar
 from tts_worker.registry.store import RedisStore
-from tts_worker.session.hub import SessionHub
 from tts_worker.settings import Settings
-from tts_worker.transports.keys import KeyRing
 
 try:
     from tts_worker.protocol.messages import PROTOCOL_VERSION
@@ -33,18 +31,8 @@ except ModuleNotFoundError:
     raise MissingExtra("the gRPC server", "grpc") from None
 
 
-class FleetWorker(Protocol):
-    """The part of ``app.Worker`` that this module uses."""
-
-    settings: Settings
-    keys: KeyRing
-
-    @property
-    def hub(self) -> SessionHub: ...
-    def is_loaded(self, name: str) -> bool: ...
-    async def load(self, name: str) -> None: ...
-    async def unload(self, name: str) -> None: ...
-
+if TYPE_CHECKING:
+    from tts_worker.app import Worker
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +68,7 @@ class FleetMember:
 
 
 @asynccontextmanager
-async def join_fleet(worker: FleetWorker) -> AsyncIterator[FleetMember]:
+async def join_fleet(worker: Worker) -> AsyncIterator[FleetMember]:
     """Run the gRPC servers; the health service reports NOT_SERVING until the worker is ready.
 
     Raises:
@@ -112,7 +100,7 @@ async def join_fleet(worker: FleetWorker) -> AsyncIterator[FleetMember]:
         )
 
 
-def _models(worker: FleetWorker) -> ModelCatalog:
+def _models(worker: Worker) -> ModelCatalog:
     engines = worker.settings.engines
     named = {
         name: ServedModel(model.engine, model.family or engines[model.engine].kind, model.voice, model.languages)
@@ -133,7 +121,7 @@ def _service_config(settings: Settings) -> ServiceConfig:
     )
 
 
-def _port_config(worker: FleetWorker, port: int) -> server.PortConfig:
+def _port_config(worker: Worker, port: int) -> server.PortConfig:
     settings = worker.settings
     certificate = settings.grpc.tls_certificate
     key = settings.grpc.tls_key
@@ -152,7 +140,7 @@ def _default_name(address: str) -> str:
     return f"{host}-{address.rpartition(':')[2]}"
 
 
-def _registrar(worker: FleetWorker, models: ModelCatalog, name: str, address: str) -> Registrar | None:
+def _registrar(worker: Worker, models: ModelCatalog, name: str, address: str) -> Registrar | None:
     registry = worker.settings.registry
     hub = worker.hub
     if registry.url is None:

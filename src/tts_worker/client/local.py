@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from tts_worker.client.base import ClientSettings, OpenedSession
 from tts_worker.client.deadline import AudioDeadline
 from tts_worker.errors import ConnectionLost, DeadlineExceeded
+from tts_worker.session.host import WorkerHost
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.types import (
@@ -32,18 +32,11 @@ from tts_worker.types import (
 )
 
 
-class HubHost(Protocol):
-    """Provides a session hub (``app.Worker``)."""
-
-    @property
-    def hub(self) -> SessionHub: ...
-
-
 def connector(url: str, settings: ClientSettings) -> LocalConnector:
     """See ``base.SchemeModule``. A ConfigError is raised when the worker starts, not here."""
     name = url.partition(":")[2].removeprefix("//")
 
-    def worker() -> AbstractAsyncContextManager[HubHost]:
+    def worker() -> AbstractAsyncContextManager[WorkerHost]:
         from tts_worker.app import running_worker
         from tts_worker.settings import load_settings
 
@@ -55,7 +48,7 @@ def connector(url: str, settings: ClientSettings) -> LocalConnector:
 class LocalConnector:
     """Connector to the worker that ``start_worker()`` runs. See ``base.Connector``."""
 
-    def __init__(self, start_worker: Callable[[], AbstractAsyncContextManager[HubHost]]) -> None:
+    def __init__(self, start_worker: Callable[[], AbstractAsyncContextManager[WorkerHost]]) -> None:
         self._start_worker = start_worker
         self._stack = AsyncExitStack()
         self._starting: asyncio.Task[SessionHub] | None = None

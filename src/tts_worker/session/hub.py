@@ -27,18 +27,19 @@ from tts_worker.errors import (
 )
 from tts_worker.models.enrolment import Enrolment
 from tts_worker.models.routing import VoiceRequest, choose_voice
+from tts_worker.session.engine_port import EnginePort
 from tts_worker.session.frame_clock import FrameClock
 from tts_worker.session.lexicons import LexiconCache
 from tts_worker.session.machine import MachineConfig, SessionMachine
 from tts_worker.session.normalizing import NormalizingPort, SegmentNormalizer
 from tts_worker.session.reading import ReadScheduler
-from tts_worker.session.session import EnginePort, LocalSession, SessionObserver, SessionTimeouts
+from tts_worker.session.session import LocalSession, SessionObserver, SessionTimeouts
 from tts_worker.session.slots import SlotTable
 from tts_worker.text.language import LanguageDetector
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.text.spoken_forms import spoken_forms
-from tts_worker.types import SAMPLE_RATE_HZ, EngineInfo, SessionOptions, State, SynthesisParams, unpaced_share
+from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions, State, SynthesisParams, unpaced_share
 from tts_worker.voices import VoiceCatalog
 
 RETRY_AFTER_S = 1.0
@@ -53,28 +54,6 @@ _CREDITS_PER_WINDOW = 5
 
 _READ_CHARS = 16
 """Text read between two looks at the clock. A character takes 2 to 10 us, with a hostile lexicon 100."""
-
-
-class EngineCosts(Protocol):
-    """Engine time spent and audio generated, in seconds."""
-
-    @property
-    def busy_s(self) -> float: ...
-    @property
-    def audio_s(self) -> float: ...
-
-
-class HubEngine(EnginePort, Protocol):
-    """The part of ``engine.loop.EngineLoop`` that the hub uses."""
-
-    @property
-    def ready(self) -> bool: ...
-    @property
-    def lost(self) -> bool: ...
-    @property
-    def info(self) -> EngineInfo: ...
-    @property
-    def stats(self) -> EngineCosts: ...
 
 
 class ModelLoader(Protocol):
@@ -135,7 +114,7 @@ class SessionHub:
         """Loads engines on demand; None if engines are only added and removed explicitly."""
         self.enrolling_engines: Collection[str] = ()
         """Configured engines that can enrol voices, loaded or not."""
-        self._engines: dict[str, HubEngine] = {}
+        self._engines: dict[str, EnginePort] = {}
         self._enrolments: dict[str, Enrolment] = {}
         self._observer = observer
         self._sessions: dict[str, LocalSession] = {}
@@ -153,7 +132,7 @@ class SessionHub:
         self._empty = asyncio.Event()
         self.lexicons = LexiconCache()
 
-    def add_engine(self, name: str, family: str, engine: HubEngine, enrolment: Enrolment | None = None) -> None:
+    def add_engine(self, name: str, family: str, engine: EnginePort, enrolment: Enrolment | None = None) -> None:
         """Accept sessions for the voices of a started engine.
 
         Args:
@@ -488,7 +467,7 @@ class SessionHub:
 
         return make_text
 
-    def _port(self, engine: HubEngine, requested: bool | None) -> EnginePort:
+    def _port(self, engine: EnginePort, requested: bool | None) -> EnginePort | NormalizingPort:
         """The port to ``engine``, through text normalization if requested. Raises InvalidRequest."""
         enabled = self.config.normalise if requested is None else requested
         normalizer = self.config.normalizer

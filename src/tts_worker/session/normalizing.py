@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 
-from tts_worker.session.session import EnginePort
+from tts_worker.session.engine_port import EnginePort
 from tts_worker.text.language import LanguageDetector
 from tts_worker.text.normalizer import LANGUAGES, Normalize, needs_rewriting, normalize_segment
 from tts_worker.types import Cancel, Command, Done, EndText, Event, Failed, Open, Segment, SynthesisParams, Text
@@ -51,7 +51,7 @@ class SegmentNormalizer:
 
 
 class NormalizingPort:
-    """An ``EnginePort`` that normalizes the segments of one session.
+    """Stands between a session and its engine, and normalizes the segments.
 
     Args:
         engine: Receives the commands.

@@ -6,9 +6,10 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tts_worker.errors import ErrorInfo, TTSWorkerError
+from tts_worker.session.engine_port import EnginePort
 from tts_worker.session.frame_clock import TIMER_RESOLUTION_S, FrameClock
 from tts_worker.session.machine import SessionMachine
 from tts_worker.session.pacer import Pacer
@@ -19,7 +20,6 @@ from tts_worker.types import (
     Acknowledged,
     Alignment,
     Audio,
-    Command,
     ControlName,
     Ended,
     Event,
@@ -32,17 +32,12 @@ from tts_worker.types import (
     UtteranceKey,
 )
 
+if TYPE_CHECKING:
+    from tts_worker.session.normalizing import NormalizingPort
+
 LAST_WORD_FACTOR = 5
 """The last word may be incomplete ("hel", then "lo"). It is spoken after this many times ``flush_after_s``, as is
 unfinished markup."""
-
-
-class EnginePort(Protocol):
-    """Carries commands to an engine and its events back (``engine.loop.EngineLoop``)."""
-
-    def post(self, command: Command) -> None: ...
-    def subscribe(self, session: str, callback: Callable[[Event], None]) -> None: ...
-    def unsubscribe(self, session: str) -> None: ...
 
 
 class SessionObserver(Protocol):
@@ -101,7 +96,7 @@ class LocalSession:
     def __init__(
         self,
         machine: SessionMachine,
-        engine: EnginePort,
+        engine: EnginePort | NormalizingPort,
         *,
         lead_s: float | None,
         observer: SessionObserver,

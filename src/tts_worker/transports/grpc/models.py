@@ -8,21 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from tts_worker.errors import IllegalCommand, UnknownModel, UnknownVoice
-from tts_worker.session.hub import SessionHub
+from tts_worker.session.host import WorkerHost
 from tts_worker.voices import Voice
-
-
-class ModelHost(Protocol):
-    """Loads engines (``app.Worker``)."""
-
-    @property
-    def hub(self) -> SessionHub: ...
-    def is_loaded(self, name: str) -> bool: ...
-    async def load(self, name: str) -> None: ...
-    async def unload(self, name: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +40,7 @@ class ModelCatalog:
         aliases: Further ids from the settings.
     """
 
-    def __init__(self, host: ModelHost, engines: Mapping[str, str], aliases: Mapping[str, ServedModel]) -> None:
+    def __init__(self, host: WorkerHost, engines: Mapping[str, str], aliases: Mapping[str, ServedModel]) -> None:
         self._host = host
         self._models = {name: ServedModel(name, family) for name, family in engines.items()} | dict(aliases)
 
