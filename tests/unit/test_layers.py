@@ -210,6 +210,16 @@ def test_wall_clock_is_used_only_by_the_registry() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_client_loads_no_server_and_no_text_pipeline() -> None:
+    program = (
+        "import sys, tts_worker.client.websocket\n"
+        "heavy = {'numpy', 'pydantic', 'fastapi', 'onnxruntime', 'tts_worker.text.pipeline', 'tts_worker.session'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or None)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2_000:]
+
+
 BASE_MODULES = (
     "app",
     "adapter",

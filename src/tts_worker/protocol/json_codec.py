@@ -67,7 +67,7 @@ def parse_client_message(raw: str | bytes) -> ClientMessage:
 
 def parse_start(fields: Mapping[str, Any]) -> StartMessage:
     """Validate the fields of a ``start`` that were not sent as a message. Raises InvalidRequest."""
-    return convert(dict(fields), StartMessage)
+    return convert({**fields, "type": "start"}, StartMessage)
 
 
 def parse_start_query(params: Mapping[str, str]) -> StartMessage:

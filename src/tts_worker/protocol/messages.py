@@ -62,7 +62,7 @@ def convert(fields: dict[str, Any], kind: type[_M], *, strict: bool = True) -> _
         InvalidRequest: Names the invalid field, never its value.
     """
     try:
-        return msgspec.convert({**fields, "type": kind.type_name()}, kind, strict=strict)
+        return msgspec.convert({"type": kind.type_name(), **fields}, kind, strict=strict)
     except (msgspec.ValidationError, RecursionError) as error:
         raise InvalidRequest(explain(error)) from None
 

@@ -431,6 +431,7 @@ class LocalSession:
             case Acknowledged():
                 self._note_control(item.command, now_s)
             case Ended():
+                self._note_control(ControlName.STOP, now_s)
                 self._timestamps.speakable_at_s.pop(item.key, None)
                 self._timestamps.ended_at_s = now_s
                 self._timestamps.posted_at_s.pop(item.key, None)
