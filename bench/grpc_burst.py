@@ -113,7 +113,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="accepted for bench/record.py; the output is always JSON")
     args = parser.parse_args()
     result = asyncio.run(compare(args.baseline, args.engine, args.streams, args.rounds))
-    print(json.dumps({"engine": args.engine, "streams": args.streams, "rounds": args.rounds} | result))
+    kind = "hibari" if args.engine == "cpu" else "tone"
+    print(json.dumps({"engine": kind, "streams": args.streams, "rounds": args.rounds} | result))
 
 
 if __name__ == "__main__":

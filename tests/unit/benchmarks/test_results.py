@@ -27,10 +27,14 @@ def test_every_result_file_is_explained() -> None:
 def test_every_result_names_its_engine(name: str) -> None:
     """A figure without its engine misleads: the tone engine costs almost nothing."""
     record: dict[str, Any] = json.loads((RESULTS / name).read_text("utf-8"))
-    engine = record["result"].get("engine")
+    figures = record["runs"][0] if "runs" in record else record["result"]
+    engine = figures.get("engine")
     command = record["command"]
     if engine == "hibari":
         expected = "the CPU voice"
+    elif "bench frames" in command:
+        assert engine == "tone"
+        expected = "the tone engine"
     elif "engine_process.py" in command:
         assert f"--engine {engine} " in command
         expected = {"tone": "the tone engine", "cpu": "the CPU voice"}[engine]
@@ -55,3 +59,5 @@ def test_quoted_figures_match_the_files() -> None:
     assert f"outside of such stalls: {load['underruns_unexplained']}." in text
     assert f"p50 {latency['first_audio_p50_ms']:.1f} ms" in text
     assert f"p95 ({latency['first_audio_p95_ms']:.1f} ms)" in text
+    fairness = json.loads((RESULTS / "fairness-cpu.json").read_text("utf-8"))["runs"]
+    assert f"{sum(run['underruns'] for run in fairness)} underruns in {len(fairness)} runs" in text
