@@ -23,8 +23,8 @@ import grpc
 
 from tts_worker.benchmarks.stats import percentile, rounded_ms
 from tts_worker.benchmarks.texts import SENTENCES
-from tts_worker.transports.grpc import tts_worker_pb2 as pb
-from tts_worker.transports.grpc import tts_worker_pb2_grpc
+from tts_worker.protocol import tts_worker_pb2 as pb
+from tts_worker.protocol import tts_worker_pb2_grpc
 
 
 @contextlib.asynccontextmanager
