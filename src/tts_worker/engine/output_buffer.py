@@ -81,17 +81,13 @@ class OutputBuffer:
         """Samples rendered and not yet emitted."""
         return self.rendered_samples - self.emitted_samples
 
-    @property
-    def can_emit(self) -> bool:
-        return self.credit_samples > 0 and bool(self._rendered)
-
     def has_chunk(self, min_samples: int) -> bool:
         """Whether a chunk can be emitted that is worth it: small ones wait while audio is on its way to the client.
 
         Args:
             min_samples: A chunk is small if it has fewer and does not empty the buffer.
         """
-        if self.credit_samples <= 0 or not self._rendered:  # the usual case, so it comes first
+        if self.credit_samples <= 0 or not self._rendered:
             return False
         in_transit_samples = self.emitted_samples - self.taken_samples
         return in_transit_samples < min_samples or self.credit_samples >= min(self.waiting_samples, min_samples)
@@ -131,7 +127,7 @@ class OutputBuffer:
         the words that begin before its end. With ``last``, the chunk that empties the buffer carries all remaining
         words (a word at the very end may have no audio).
         """
-        if not self.can_emit:
+        if self.credit_samples <= 0 or not self._rendered:
             return None
         rendered = self._rendered[0]
         samples = min(max_samples, self.credit_samples, rendered.remaining_samples)

@@ -291,9 +291,8 @@ class EngineShell(ABC, Generic[S]):
         # Finished audio leaves before new work starts, but two consecutive steps never only emit.
         self._only_emitted = bool(self._events) and not self._only_emitted
         if not self._only_emitted:
-            candidates = self.candidates(now_us)
-            self.submit(self.policy(candidates, self.budgets(candidates), now_us))
-            if self.collect():  # a device that works synchronously has finished
+            self.submit(self._schedule(now_us))
+            if self.collect():  # a device that works synchronously has finished, or the step has waited for a result
                 self._postprocess(now_us)
         events = self._events
         self._events = []
@@ -308,6 +307,11 @@ class EngineShell(ABC, Generic[S]):
                 self._finish(sequence)
             elif self.WORKS_IN_SUBMIT and not self._has_work(sequence):
                 del self._ready[sequence.key]
+
+    def _schedule(self, now_us: int) -> Plan:
+        """Plan the step from what the utterances need and what is free."""
+        candidates = self.candidates(now_us)
+        return self.policy(candidates, self.budgets(candidates), now_us)
 
     def _emit(self, sequence: S) -> None:
         last = sequence.is_complete

@@ -292,8 +292,6 @@ class SimulatedSequence(EngineSequence):
         in_flight_samples: Samples in the vocoder or before it.
     """
 
-    UNSPEAKABLE = "the text has no letters or digits to speak"
-
     def __init__(self, command: Open, voice: _Voice, config: SimulationConfig, tokens_of: TokensOf) -> None:
         super().__init__(command)
         self.voice = voice
