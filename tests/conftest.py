@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import SimpleNamespace
@@ -15,6 +16,10 @@ from hypothesis import settings as examples
 
 from tts_worker.app import Worker, running_worker, serve
 from tts_worker.settings import Settings, load_settings
+
+# Tiny tensors on a shared machine: threads that wait for each other cost more than they compute. PyTorch reads it when
+# it is imported, also in the servers that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The duration of an example depends on the load of the machine; pytest-timeout ends hanging examples.
 examples.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -1,4 +1,4 @@
-"""Ten thousand dropped calls leak nothing, and no old audio follows a thousand STOPs."""
+"""Thousands of dropped calls leak nothing, and no old audio follows hundreds of STOPs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tts_worker.app import Worker, running_worker
 from tts_worker.settings import Settings, load_settings
 from tts_worker.types import PcmFrame, SessionOptions
 
-pytestmark = pytest.mark.timeout(600)  # the calls take 30 s of CPU time
+pytestmark = pytest.mark.timeout(600)  # the calls take 10 s of CPU time
 
 TEXT = "Hello there, my friend. How are you today? I am well, thank you for asking."
 
@@ -74,13 +74,13 @@ def held() -> tuple[int, int, int]:
 
 @pytest.mark.parametrize(
     ("settings", "number"),
-    [(tone_settings(session={"max_sessions": 256}), 10_000), (load_settings(), 1_000)],
+    [(tone_settings(session={"max_sessions": 256}), 3_000), (load_settings(), 300)],
     ids=["tone", "cpu voice"],
 )
 async def test_dropped_calls_leak_nothing(settings: Settings, number: int) -> None:
     process = psutil.Process(os.getpid())
     async with running_worker(settings) as worker:
-        await calls(worker, max(500, number // 10), seed=1)  # fills caches and memory arenas
+        await calls(worker, max(200, number // 6), seed=1)  # fills caches and memory arenas
         before = held()
         memory_bytes = process.memory_info().rss
         await calls(worker, number, seed=2)
@@ -111,7 +111,7 @@ async def test_stops_over_sockets_send_no_old_audio() -> None:
             await client.send(type="text", text=TEXT, end=True)
             await client.until("done")
             expected = client.pcm
-        await asyncio.gather(*(_races(address, expected, 40, seed) for seed in range(25)))
+        await asyncio.gather(*(_races(address, expected, 20, seed) for seed in range(20)))
 
 
 async def _races(address: str, expected: bytes, races: int, seed: int) -> None:

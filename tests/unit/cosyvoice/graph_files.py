@@ -13,8 +13,8 @@ from unittest import mock
 
 import torch
 
-from tests.unit.cosyvoice.bundles import copy_of, tiny
-from tests.unit.cosyvoice.networks import networks
+from tests.unit.cosyvoice.bundles import copy_of
+from tests.unit.cosyvoice.networks import networks, tiny_bundle
 from tts_worker.engine.cosyvoice.backends.onnx_graphs import (
     ENCODER,
     ESTIMATOR,
@@ -24,7 +24,6 @@ from tts_worker.engine.cosyvoice.backends.onnx_graphs import (
     export_onnx,
 )
 from tts_worker.engine.cosyvoice.backends.onnx_networks import BoundGraph
-from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool
 from tts_worker.engine.cosyvoice.networks import Networks
 
@@ -37,7 +36,7 @@ LAST_BIAS = {"cosyvoice2": "final_proj.bias", "cosyvoice3": "proj_out.bias"}
 
 def fresh(family: str) -> Networks:
     """Networks that a test may change."""
-    return Networks.load(Bundle.open(tiny(family)))
+    return Networks.load(tiny_bundle(family))
 
 
 @lru_cache

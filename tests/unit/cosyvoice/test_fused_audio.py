@@ -10,12 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.cosyvoice.bundles import tiny
-from tests.unit.cosyvoice.networks import FAMILIES, apart, networks
+from tests.unit.cosyvoice.networks import FAMILIES, apart, networks, tiny_bundle
 from tests.unit.cosyvoice.test_flow import CHUNK, LIMIT, MEL, RATIO, Speech, advance
 from tests.unit.cosyvoice.test_hift import a_mel, hashed
 from tts_worker.engine.cosyvoice.backends import kernels
-from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool
 from tts_worker.engine.cosyvoice.loader import load_networks
 from tts_worker.engine.cosyvoice.networks import Networks
@@ -37,7 +35,7 @@ def claimed_cuda() -> Iterator[None]:
 @lru_cache
 def fused_networks(family: str, *, half: bool = False) -> Networks:
     with claimed_cuda():
-        return load_networks(Bundle.open(tiny(family)), torch.device("cpu"), half=half)
+        return load_networks(tiny_bundle(family), torch.device("cpu"), half=half)
 
 
 def pool_of(family: str, *, half: bool = False, max_chunks: int = 8) -> FlowPool:

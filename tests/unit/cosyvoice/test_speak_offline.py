@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-import torch
 
 from tests.contract.engine_contract import EngineOutput
 from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, copy_of
 from tts_worker.cli import main
-from tts_worker.engine.cosyvoice import loader
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
-from tts_worker.parity.speech import ReferenceSpeech
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.types import Audio, Command, Credit, EndText, Open, SynthesisParams, Text, UtteranceKey
 
@@ -33,25 +30,19 @@ SAMPLES_PER_TOKEN = 960
 TEXT = "Hello."
 
 
-@lru_cache
-def load_once(path: Path, rl: bool, float32_phase: bool) -> Networks:
-    return Networks.load(Bundle.open(path, rl=rl), float32_phase=float32_phase)
+@pytest.fixture(autouse=True, scope="module")
+def weights_are_loaded_once() -> Iterator[None]:
+    """What is tested here happens before and after. The back end of PyTorch changes no weights."""
+    load = Networks.load.__func__  # type: ignore[attr-defined]
 
+    @lru_cache
+    def load_once(path: Path, rl: bool, **options: Any) -> Networks:
+        loaded: Networks = load(Networks, Bundle.open(path, rl=rl), **options)
+        return loaded
 
-@pytest.fixture(autouse=True)
-def weights_are_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is tested here happens before and after."""
-
-    def load(bundle: Bundle, device: torch.device, *, half: bool) -> Networks:
-        assert (device.type, half) == ("cpu", False)
-        return load_once(bundle.path, bundle.rl, float32_phase=False)
-
-    def load_reference(speech: ReferenceSpeech, device: str) -> Networks:
-        assert device == "cpu"
-        return load_once(speech._bundle.path, speech._bundle.rl, float32_phase=True)
-
-    monkeypatch.setattr(loader, "load_networks", load)
-    monkeypatch.setattr(ReferenceSpeech, "load", load_reference)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Networks, "load", lambda bundle, **options: load_once(bundle.path, bundle.rl, **options))
+        yield
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

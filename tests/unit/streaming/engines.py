@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput
-from tests.unit.cosyvoice.bundles import FAMILIES, tiny
+from tests.unit.cosyvoice.bundles import FAMILIES
+from tests.unit.cosyvoice.networks import tiny_bundle
 from tts_worker.engine.cosyvoice.backends.graphs import Runner
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams
 from tts_worker.engine.cosyvoice.bundle import Bundle
@@ -55,7 +56,7 @@ EOS_BIAS = 9.0  # added to the score of the end of speech, so that runs end soon
 
 @lru_cache
 def bundle(family: str) -> Bundle:
-    return Bundle.open(tiny(family))
+    return tiny_bundle(family)
 
 
 @lru_cache

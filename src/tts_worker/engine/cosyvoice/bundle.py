@@ -11,7 +11,7 @@ This module owns file names and their fallbacks (``.safetensors`` before ``.pt``
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,7 +147,7 @@ class Bundle:
                 # Stored voices do not need these models.
                 yield Problem(file.name, f"{problem}: no voice can be added", fatal=file.exists())
 
-    def _read(self, part: str, expected: dict[str, Shape]) -> tuple[dict[str, Tensor], list[Problem]]:
+    def _read(self, part: str, expected: Mapping[str, Shape]) -> tuple[dict[str, Tensor], list[Problem]]:
         file = self.weight_file(part)
         tensors = normalise_keys(part, read_tensors(file), str(file))
         return tensors, check_tensors(expected, tensors, file.name)

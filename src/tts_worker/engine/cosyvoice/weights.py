@@ -7,6 +7,8 @@ in tensor_files.py and bundle.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -35,8 +37,12 @@ _IDENTIFYING_KEYS = {
 }
 
 
-def expected_shapes(config: CosyVoiceConfig, part: str) -> dict[str, Shape]:
-    """Current key names and shapes of ``part`` (``llm``, ``flow`` or ``hift``)."""
+@lru_cache(maxsize=8)
+def expected_shapes(config: CosyVoiceConfig, part: str) -> Mapping[str, Shape]:
+    """Current key names and shapes of ``part`` (``llm``, ``flow`` or ``hift``).
+
+    Cached: building the networks takes as long as reading a small model.
+    """
     with torch.device("meta"):
         if part == "llm":
             state = SpeechLM(config.lm).state_dict()
@@ -44,7 +50,7 @@ def expected_shapes(config: CosyVoiceConfig, part: str) -> dict[str, Shape]:
             state = Flow(config.flow).state_dict()
         else:
             state = Hift(config.hift).state_dict()
-    return {key: tuple(tensor.shape) for key, tensor in state.items()}
+    return MappingProxyType({key: tuple(tensor.shape) for key, tensor in state.items()})
 
 
 def normalise_keys(part: str, tensors: Mapping[str, Tensor], file: str) -> dict[str, Tensor]:
