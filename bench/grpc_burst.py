@@ -53,12 +53,13 @@ async def serving(source: str | None, engine: str, streams: int) -> AsyncIterato
         await process.wait()
 
 
-async def first_audio_s(call: Any) -> float:
-    """Return when the first audio frame of a call arrived."""
+async def read_frames(call: Any, first_audio: asyncio.Future[float]) -> None:
+    """Read a call to its end, as unread frames would fill the window that all calls share; note the first audio."""
     async for frame in call:
-        if frame.audio_data:
-            return perf_counter()
-    raise SystemExit("a call ended without audio")
+        if frame.audio_data and not first_audio.done():
+            first_audio.set_result(perf_counter())
+    if not first_audio.done():
+        raise SystemExit("a call ended without audio")
 
 
 async def measure_burst(address: str, streams: int) -> tuple[list[float], list[int]]:
@@ -69,14 +70,17 @@ async def measure_burst(address: str, streams: int) -> tuple[list[float], list[i
         for number in range(streams):
             await stub.StartSession(pb.StartSessionRequest(session_id=f"burst-{number}"))
             calls.append(stub.Synthesize())
+        first_audio = [asyncio.get_running_loop().create_future() for _ in calls]
+        reading = [asyncio.create_task(read_frames(*pair)) for pair in zip(calls, first_audio, strict=True)]
         sent_s = []
         for number, call in enumerate(calls):
             sent_s.append(perf_counter())
             text = SENTENCES[number % len(SENTENCES)]
             await call.write(pb.TextChunk(session_id=f"burst-{number}", text=text, is_final=True))
-        at_s = await asyncio.gather(*(first_audio_s(call) for call in calls))
-        for call in calls:
-            call.cancel()
+        at_s = await asyncio.gather(*first_audio)
+        for task in reading:
+            task.cancel()
+        await asyncio.wait(reading)
     order = sorted(range(streams), key=lambda number: at_s[number])
     displacements = [place - number for place, number in enumerate(order)]
     return [at - sent for at, sent in zip(at_s, sent_s, strict=True)], displacements

@@ -59,11 +59,12 @@ _LINGER_S = 2.0
 """How long to discard client data after a last response: closing with unread data would send a reset, which can
 destroy the response."""
 
-SEND_AUDIO = "tts_worker.send_audio"
-"""Extension of the ASGI scope of a WebSocket: its ``send`` is ``WebSocketProtocol.send_audio``."""
+SEND_NOW = "tts_worker.send_now"
+"""Extension of the ASGI scope of a WebSocket: its ``send`` is ``WebSocketProtocol.send_now``."""
 
+_TEXT_MESSAGE = 0x81
 _BINARY_MESSAGE = 0x82
-"""First byte of a WebSocket frame that is a whole binary message (RFC 6455, section 5.2)."""
+"""First byte of a WebSocket frame that is a whole message (RFC 6455, section 5.2)."""
 
 _CLOSE_REASONS = MappingProxyType({400: "invalid", 414: "header_too_large", 431: "header_too_large"})
 """Metric label by status of requests that are rejected before the application."""
@@ -518,13 +519,19 @@ class HttpProtocol(H11Protocol):
         self.transport.abort()
 
 
-def binary_header(size: int) -> bytes:
-    """Return the header of a binary message from a server, which is not masked (RFC 6455, section 5.2)."""
-    if size < 126:
-        return struct.pack("!BB", _BINARY_MESSAGE, size)
-    if size < 65_536:
-        return struct.pack("!BBH", _BINARY_MESSAGE, 126, size)
-    return struct.pack("!BBQ", _BINARY_MESSAGE, 127, size)
+def message_frame(message: str | bytes) -> bytes:
+    """Return a message from a server as one WebSocket frame, which is not masked (RFC 6455, section 5.2)."""
+    if isinstance(message, str):
+        kind = _TEXT_MESSAGE
+        data = message.encode()
+    else:
+        kind = _BINARY_MESSAGE
+        data = message
+    if len(data) < 126:
+        return struct.pack("!BB", kind, len(data)) + data
+    if len(data) < 65_536:
+        return struct.pack("!BBH", kind, 126, len(data)) + data
+    return struct.pack("!BBQ", kind, 127, len(data)) + data
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
@@ -585,8 +592,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
                 self._parsing = self.loop.call_soon(self._parse)
         return message
 
-    def send_audio(self, data: bytes) -> bool:
-        """Send a binary message now, without the way through the application's middleware.
+    def send_now(self, message: str | bytes) -> bool:
+        """Send a message now, without the way through the application's middleware.
 
         Returns:
             False if the client is behind or the connection is being closed: ``send`` then waits, or raises.
@@ -594,12 +601,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         is_open = self.handshake_complete and not self.close_sent and not self.transport.is_closing()
         if not is_open or not self.writable.is_set():
             return False
-        self.transport.write(binary_header(len(data)) + data)
+        self.transport.write(message_frame(message))
         return True
 
     async def run_asgi(self) -> None:
         if not self.conn.extensions:  # an extension would change the frames
-            self.scope["extensions"][SEND_AUDIO] = {"send": self.send_audio}
+            self.scope["extensions"][SEND_NOW] = {"send": self.send_now}
         try:
             await super().run_asgi()
         finally:

@@ -16,7 +16,7 @@ import anyio
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from tts_worker.errors import WEBSOCKET_CLOSE, ErrorInfo, RateLimited, SendTimeout, TTSWorkerError, error_info
-from tts_worker.transports.connections import SEND_AUDIO
+from tts_worker.transports.connections import SEND_NOW
 from tts_worker.transports.rates import MessageRate
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class SocketLimits:
     max_messages_per_s: float = 1_000.0
 
 
-def _never(data: bytes) -> bool:
+def _never(message: str | bytes) -> bool:
     """Send nothing: a server without the extension takes messages only as ASGI events."""
     return False
 
@@ -49,16 +49,12 @@ class MessageSocket:
         websocket: The connection, not accepted yet.
         limits: Its limits.
         name: Name of its tasks.
-
-    Attributes:
-        send_now: Sends a binary message without the way through the middleware. Returns False if ``send`` must be used:
-            the client is behind, or the server has no such extension.
     """
 
     def __init__(self, websocket: WebSocket, limits: SocketLimits, name: str) -> None:
         self.limits = limits
-        extension = websocket.scope.get("extensions", {}).get(SEND_AUDIO, {})
-        self.send_now: Callable[[bytes], bool] = extension.get("send", _never)
+        extension = websocket.scope.get("extensions", {}).get(SEND_NOW, {})
+        self._send_now: Callable[[str | bytes], bool] = extension.get("send", _never)
         self._websocket = websocket
         self._name = name
         self._rate = MessageRate(limits.max_messages_per_s)
@@ -120,7 +116,9 @@ class MessageSocket:
         return received
 
     async def send(self, data: str | bytes) -> None:
-        """Send a message. Raises WebSocketDisconnect."""
+        """Send a message, waiting while the client is behind. Raises WebSocketDisconnect."""
+        if self._send_now(data):
+            return
         self._sending_since_s = self._loop.time()
         try:
             if isinstance(data, bytes):

@@ -80,8 +80,7 @@ class _Stream:
             session = dialogue.session
             item = dialogue.poll()
             if isinstance(item, PcmFrame):
-                if not self._socket.send_now(item.pcm):
-                    await self._socket.send(item.pcm)
+                await self._socket.send(item.pcm)
             elif item is not None:
                 await self._socket.send(dumps(item))
             elif session.state is not State.CLOSED:
