@@ -65,6 +65,7 @@ class Boundary(str, Enum):
     SENTENCE = "sentence"  # full stop, question or exclamation mark
     PARAGRAPH = "paragraph"  # line break, list item, heading
     FORCED = "forced"  # too long without punctuation: cut at a space, no pause
+    BREAK = "break"  # a silence of ``Segment.pause_ms`` follows
     FLUSH = "flush"  # requested by the caller
     END = "end"  # end of the text
 
@@ -75,7 +76,15 @@ class Segment:
 
     The ranges ``[start, end)`` of consecutive segments tile the original text from 0: text removed by a filter belongs
     to the segment after it. Only unspoken text may follow the last segment. Where an engine takes text word by word, a
-    flush after the last word is a segment without spans.
+    flush after the last word is a segment without spans. So is a break without text before it.
+
+    Attributes:
+        index: Number of the segment in its utterance.
+        spans: The spoken text.
+        start: Start of its range in the original text.
+        end: End of the range.
+        boundary: Why it ends.
+        pause_ms: Silence after it, with ``Boundary.BREAK``.
     """
 
     index: int
@@ -83,6 +92,7 @@ class Segment:
     start: int
     end: int
     boundary: Boundary
+    pause_ms: int = 0
 
     @property
     def text(self) -> str:

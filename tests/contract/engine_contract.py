@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from tts_worker.engine.base import Engine
 from tts_worker.errors import ErrorCode
 from tts_worker.types import (
+    BYTES_PER_SAMPLE,
+    SAMPLE_RATE_HZ,
     Audio,
     Boundary,
     Cancel,
@@ -233,6 +235,39 @@ def output_is_independent_of_text_timing(case: EngineCase) -> None:
     driver.send(EndText(KEY))
     driver.drain()
     assert output.content == expected.content
+
+
+def break_is_silence_of_its_length(case: EngineCase) -> None:
+    """Two breaks between the segments, the second without text, and one at the end."""
+    first, *rest = case.segments
+    text = [
+        replace(first, boundary=Boundary.BREAK, pause_ms=300),
+        Segment(1, (), first.end, first.end, Boundary.BREAK, pause_ms=200),
+        *(replace(segment, index=segment.index + 1) for segment in rest),
+    ]
+    text[-1] = replace(text[-1], boundary=Boundary.BREAK, pause_ms=100)
+    driver = EngineDriver(case)
+    output = driver.open(KEY)
+    driver.send_text(KEY, text)
+    driver.drain()
+    silent_samples = SAMPLE_RATE_HZ // 2
+    speech_end = output.pcm.index(bytes(BYTES_PER_SAMPLE * silent_samples)) // BYTES_PER_SAMPLE
+    before = [word for word in output.words if word.end_char <= first.end]
+    after = [word for word in output.words if word.start_char >= first.end]
+    assert len(before) + len(after) == len(output.words)
+    assert all(word.start_sample < speech_end for word in before)
+    assert all(word.start_sample >= speech_end + silent_samples for word in after)
+    assert not any(output.pcm[-BYTES_PER_SAMPLE * SAMPLE_RATE_HZ // 10 :])
+    paced = EngineDriver(case)
+    same = paced.open(KEY, credit_samples=4801)
+    for segment in text:
+        paced.send_text(KEY, [segment], end=False)
+        paced.drain()
+    paced.send(EndText(KEY))
+    while not same.ends:
+        paced.drain()
+        paced.send(Credit(KEY, 4801))
+    assert same.content == output.content
 
 
 def output_is_independent_of_other_utterances(case: EngineCase) -> None:
@@ -475,6 +510,7 @@ CONTRACT: tuple[ContractCheck, ...] = (
     exact_credit_suffices_for_done,
     output_is_independent_of_credit_timing,
     output_is_independent_of_text_timing,
+    break_is_silence_of_its_length,
     output_is_independent_of_other_utterances,
     output_is_the_same_on_another_instance,
     release_continues_at_the_held_sample,

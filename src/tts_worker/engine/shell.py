@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Generic, TypeVar
 
+from tts_worker.audio.pcm import silence
 from tts_worker.engine.output_buffer import OutputBuffer
 from tts_worker.engine.scheduler import Budgets, Candidate, Need, Plan, Policy, Scheduler
 from tts_worker.errors import (
@@ -26,6 +28,7 @@ from tts_worker.errors import (
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Audio,
+    Boundary,
     Cancel,
     Command,
     Credit,
@@ -70,15 +73,51 @@ class EngineSequence(ABC):
         self.output = OutputBuffer(command.key, command.credit_samples, paced=command.paced, buffered=command.buffered)
         self.has_text = False
         self.text_ended = False
+        self._received: deque[Text | EndText] = deque()  # text after a break
+        self._pause_ms: int | None = None  # silence that is due when the text before it is rendered
         self.waiting_since_us: int | None = None
 
     @abstractmethod
     def add_text(self, segment: Segment) -> None:
         """Take the next segment of the text."""
 
+    def close_text(self) -> None:
+        """Speak all received text without waiting for more, since a silence follows."""
+        return
+
     def end_text(self) -> None:
         """Take the end of the text."""
         self.text_ended = True
+
+    def receive(self, command: Text | EndText) -> None:
+        """Take text in order. After a break it waits for the audio before it."""
+        self._received.append(command)
+        self.pass_text_on()
+
+    def pass_text_on(self) -> None:
+        """Pass received text on, up to the next break; render the silence of a break whose time has come.
+
+        Silence needs credit, as other audio does, so that many breaks take no memory.
+        """
+        while self._received or self._pause_ms is not None:
+            if self._pause_ms is not None:
+                output = self.output
+                if self.has_pending_speech or output.credit_samples <= output.waiting_samples:
+                    return
+                output.render(silence(self._pause_ms * SAMPLE_RATE_HZ // 1000))
+                self._pause_ms = None
+                continue
+            command = self._received.popleft()
+            if isinstance(command, EndText):
+                self.end_text()
+                continue
+            segment = command.segment
+            self.has_text = True
+            if segment.spans or segment.boundary is not Boundary.BREAK:
+                self.add_text(segment)
+            if segment.boundary is Boundary.BREAK:
+                self.close_text()
+                self._pause_ms = segment.pause_ms
 
     @property
     @abstractmethod
@@ -87,8 +126,13 @@ class EngineSequence(ABC):
 
     @property
     @abstractmethod
+    def has_pending_speech(self) -> bool:
+        """Whether audio of the text so far is not in the output buffer yet."""
+
+    @property
     def is_complete(self) -> bool:
         """Whether all its audio is in the output buffer and no text follows."""
+        return self.text_ended and not self.has_pending_speech
 
     @property
     def is_finished(self) -> bool:
@@ -220,13 +264,11 @@ class EngineShell(ABC, Generic[S]):
         if sequence is None:
             return
         match command:
-            case Text():
-                sequence.has_text = True
-                sequence.add_text(command.segment)
-            case EndText():
-                sequence.end_text()
+            case Text() | EndText():
+                sequence.receive(command)
             case Credit():
                 sequence.output.grant(command.samples)
+                sequence.pass_text_on()
             case Hold():
                 self._active.pop(command.key, None)
                 self._ready.pop(command.key, None)
@@ -301,6 +343,7 @@ class EngineShell(ABC, Generic[S]):
     def _postprocess(self, now_us: int) -> None:
         """Emit audio within the credit, and end utterances whose audio is emitted."""
         for sequence in list(self._ready.values()):
+            sequence.pass_text_on()
             if sequence.output.has_chunk(self._min_chunk_samples) and not self.defers(sequence, now_us):
                 self._emit(sequence)
             if sequence.is_finished:

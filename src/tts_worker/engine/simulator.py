@@ -319,6 +319,15 @@ class SimulatedSequence(EngineSequence):
             closes = segment.boundary in _CLOSING_BOUNDARIES
             self._text.append((len(segment.text) // _CHARS_PER_TEXT_TOKEN + 1, tokens, closes))
 
+    def close_text(self) -> None:
+        if self._text:
+            text_tokens, tokens, _ = self._text[-1]
+            self._text[-1] = (text_tokens, tokens, True)
+        elif self.run is not None:
+            self.run.closes_segment = True
+        elif self.segments:
+            self.segments[-1].is_closed = self.segments[-1].is_complete = True
+
     def end_text(self) -> None:
         super().end_text()
         self._close_if_finished()
@@ -418,10 +427,6 @@ class SimulatedSequence(EngineSequence):
         if not self.has_capacity or self.unrendered_tokens >= max_tokens:
             return Need.NONE
         return self._needs_tokens
-
-    @property
-    def is_complete(self) -> bool:
-        return self.text_ended and not self.has_pending_speech
 
     def candidate(self, now_us: int) -> Candidate | None:
         needs = self.needs

@@ -131,8 +131,8 @@ class _NoteSequence(EngineSequence):
         return Need.RENDER if self.notes and self.output.credit_samples > 0 else Need.NONE
 
     @property
-    def is_complete(self) -> bool:
-        return self.text_ended and not self.notes
+    def has_pending_speech(self) -> bool:
+        return bool(self.notes)
 
     def render(self, max_samples: int) -> int:
         """Render the next ``max_samples``, fewer at the end of the text. Returns how many."""

@@ -25,6 +25,9 @@ SOFT_SPACE = "\u200b"
 PARAGRAPH = "\u2029"
 """An intended line break: blank line, list item, heading, table row. A plain line break stays a line feed."""
 
+BREAK = "\ufdd0"
+"""A silence of given length. The character is never in text: it is filtered."""
+
 _LINE_BREAKS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
 _KEYCAP = "\u20e3"
 _EMOJI_SELECTOR = "\ufe0f"

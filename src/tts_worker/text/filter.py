@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tts_worker.text import markup
-from tts_worker.text.character_filter import PARAGRAPH, SOFT_SPACE, CharacterFilter, Push
+from tts_worker.text.character_filter import BREAK, PARAGRAPH, SOFT_SPACE, CharacterFilter, Push
 from tts_worker.text.markup import SPACES
 from tts_worker.text.whitespace import TextSink, WhitespaceFilter
 from tts_worker.types import UrlMode
@@ -25,6 +25,9 @@ _BRACKET_LIMIT = 200
 
 _BRACKET_DEPTH = 4
 _COMMENT_LIMIT = 2000
+_SPELL_LIMIT = 200
+"""Characters that an unclosed ``<spell>`` spells."""
+
 _FENCE = 3
 _BLANKS = " " + SOFT_SPACE
 
@@ -33,14 +36,22 @@ class TextFilter:
     """Pushes readable text to ``out``.
 
     With ``markdown=False`` it keeps markup and tags, and drops only characters and, depending on ``urls``, URLs.
+    A break of given length is the character ``BREAK``; its length in ms goes into ``pauses``, by its offset.
     """
 
-    def __init__(self, out: TextSink, *, markdown: bool = True, urls: UrlMode = UrlMode.DROP) -> None:
+    def __init__(
+        self,
+        out: TextSink,
+        *,
+        markdown: bool = True,
+        urls: UrlMode = UrlMode.DROP,
+        pauses: dict[int, int] | None = None,
+    ) -> None:
         self._whitespace = WhitespaceFilter(out)
         self._scanner: Scanner | None = None
         sink: Push = self._whitespace.push
         if markdown or urls is not UrlMode.KEEP:
-            self._scanner = Scanner(sink, markdown=markdown, urls=urls)
+            self._scanner = Scanner(self._whitespace, markdown=markdown, urls=urls, pauses=pauses)
             sink = self._scanner.push
         self._characters = CharacterFilter(sink)
         self.push = self._characters.push
@@ -68,6 +79,9 @@ class _Collector:
 
     def push(self, text: str, start: int) -> None:
         self.found += [(char, index) for index, char in enumerate(text, start)]
+
+    def push_replacement(self, text: str, start: int, end: int, phonemes: str | None) -> None:
+        self.found.append((text, start))
 
     def space_follows(self) -> None:
         pass
@@ -101,8 +115,12 @@ class Scanner:
     arrive first. With ``_is_final`` it decides as if the text ended there.
     """
 
-    def __init__(self, out: Push, *, markdown: bool, urls: UrlMode) -> None:
-        self._out = out
+    def __init__(
+        self, out: WhitespaceFilter, *, markdown: bool, urls: UrlMode, pauses: dict[int, int] | None = None
+    ) -> None:
+        self._out = out.push
+        self._push_replacement = out.push_replacement
+        self._pauses = {} if pauses is None else pauses
         self._urls = urls
         self._markdown = markdown
         self._text = " "
@@ -129,6 +147,9 @@ class Scanner:
         self._brackets: list[_Bracket] = []
         self._held: list[tuple[str, int]] = []  # text after the first open bracket
         self._comment_left = 0
+        self._phonemes = ""  # of a <phoneme> tag
+        self._spelled_left = 0  # characters that an open <spell> tag may still spell
+        self._joins_spelled = False  # whether a spelled character precedes
         self._depth = 0  # open parentheses of a URL or a long link target
         self._in_angle_brackets = False  # whether the URL is in angle brackets
         self._marks = self._choose_marks()
@@ -669,11 +690,72 @@ class Scanner:
         if tag["comment"]:
             self._comment_left = _COMMENT_LIMIT
             self._read = self._comment
-        elif name in markup.BREAKING_TAGS:
+        elif tag["closed"]:
+            self._close_tag(name, end)
+        elif name == "break" and (pause_ms := markup.break_ms(tag["attributes"])) is not None:
+            self._pauses[self._offset(end - 1)] = pause_ms
+            self._break(BREAK, end - 1)
+        elif name == "phoneme" and (phonemes := markup.phonemes_of(tag["attributes"])) is not None:
+            self._phonemes = phonemes
+            self._read = self._pronounced
+        elif name == "spell":
+            self._give_up_brackets()
+            self._spelled_left = _SPELL_LIMIT
+            self._joins_spelled = False
+            self._read = self._spelled
+        else:
+            self._close_tag(name, end)
+        return end
+
+    def _close_tag(self, name: str, end: int) -> None:
+        """Handle a tag that only separates text."""
+        if name in markup.BREAKING_TAGS:
             self._break(PARAGRAPH, end - 1)
         elif name in markup.CELL_TAGS:
             self._emit_char(" ", end - 1)
-        return end
+
+    def _spelled(self, at: int) -> int:
+        """Spell the next character of ``<spell>``, which ends with its closing tag, the line, or its limit."""
+        char = self._text[at]
+        if char == "<":
+            closing = markup.CLOSING_SPELL.match(self._text, at)
+            if closing and not closing["whole"] and self._must_wait(closing.end()):
+                return ~at
+            if closing and closing["whole"]:
+                self._read = self._inline
+                return closing.end()
+        if char == "\n" or not self._spelled_left:
+            self._read = self._inline
+            return at
+        self._spelled_left -= 1
+        if not char.isalnum():
+            self._joins_spelled = False
+            return self._keep(at, at + 1)
+        start = self._offset(at)
+        name = markup.letter_name(char)
+        self._push_replacement(f" {name}" if self._joins_spelled else name, start, start + 1, None)
+        self._joins_spelled = True
+        self._previous = char
+        self._at_line_start = False
+        return at + 1
+
+    def _pronounced(self, at: int) -> int:
+        """Read the content of ``<phoneme>`` with its phonemes. Without a closing tag nearby it is plain text."""
+        content = markup.PRONOUNCED.match(self._text, at)
+        if content is None or (not content["whole"] and not self._must_wait(content.end())):
+            self._read = self._inline
+            return at
+        if not content["whole"]:
+            return ~at
+        self._give_up_brackets()
+        written = content["content"]
+        start = self._offset(content.start("content"))
+        end = self._offset(content.end("content") - 1) + 1
+        self._push_replacement(" ".join(written.split()), start, end, self._phonemes)
+        self._previous = written[-1]
+        self._at_line_start = False
+        self._read = self._inline
+        return content.end()
 
     def _close_angle(self, at: int) -> int:
         if self._skip_closing_angle:

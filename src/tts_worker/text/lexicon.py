@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
-from typing import Protocol
 
 from tts_worker.errors import InvalidRequest
 from tts_worker.text.character_filter import is_filtered
@@ -217,19 +216,13 @@ class _Node:
         self._unexpanded = ()
 
 
-class LexiconSink(TextSink, Protocol):
-    def push_replacement(self, text: str, start: int, end: int, phonemes: str | None) -> None:
-        """Take ``text`` as one unit that replaces the original characters ``[start, end)``."""
-        ...
-
-
 class LexiconStage:
     """Passes filtered text to ``out``, and lexicon matches as single units.
 
     Buffers at most ``MAX_GRAPHEME_CHARS + 1`` characters, and only while they can begin an entry.
     """
 
-    def __init__(self, lexicon: Lexicon, out: LexiconSink) -> None:
+    def __init__(self, lexicon: Lexicon, out: TextSink) -> None:
         self._root = lexicon.root
         self._out = out
         self._previous = " "
@@ -272,6 +265,11 @@ class LexiconStage:
                 self._pending.append((char, index))
             else:
                 self._emit(char, index)
+
+    def push_replacement(self, text: str, start: int, end: int, phonemes: str | None) -> None:
+        self.settle()
+        self._previous = text[-1]
+        self._out.push_replacement(text, start, end, phonemes)
 
     def space_follows(self) -> None:
         if not self._nodes:

@@ -115,6 +115,16 @@ CUT_TAG = re.compile(
 )
 """A tag that is cut off by the end of the stream."""
 
+CLOSING_SPELL = re.compile(r"<(?:/(?:s(?:p(?:e(?:l(?:l {0,8}(?P<whole>>)?)?)?)?)?)?)?", re.IGNORECASE)
+PRONOUNCED = re.compile(
+    rf"(?P<content>[^<{_NO_LINE}]{{1,100}})(?:<(?:/(?:p(?:h(?:o(?:n(?:e(?:m(?:e(?P<whole>>)?)?)?)?)?)?)?)?)?)?",
+    re.IGNORECASE,
+)
+_BREAK_TIME = re.compile(r"(?<![\w-])time=[\"']?(\d{1,6}(?:\.\d{1,3})?)(ms|s)(?![\w.])", re.IGNORECASE)
+_PHONEMES = re.compile(r"(?<![\w-])ph=(?:\"([^\"]*)\"|'([^']*)')", re.IGNORECASE)
+_ALPHABET = re.compile(r"(?<![\w-])alphabet=[\"']?([\w-]+)", re.IGNORECASE)
+MAX_BREAK_MS = 10_000
+_MAX_PHONEMES = 100
 ADDRESS = re.compile(rf"<(?:mailto:)?(?=[A-Za-z]{_NAME_CHARS}*@)", re.IGNORECASE)
 TAG_LIMIT = 301
 TARGET_LIMIT = 500
@@ -150,6 +160,30 @@ def target_end(text: str, start: int) -> tuple[int, int]:
         else:
             return -1, 0
     return min(len(text), limit), depth
+
+
+def break_ms(attributes: str | None) -> int | None:
+    """Return the length of a break: ``time="300ms"``, ``time="1.5s"``, at most 10 s. None without a valid length."""
+    found = _BREAK_TIME.search(attributes or "")
+    if found is None:
+        return None
+    return min(MAX_BREAK_MS, round(float(found[1]) * (1000 if found[2].lower() == "s" else 1)))
+
+
+def phonemes_of(attributes: str | None) -> str | None:
+    """Return the phonemes of a ``<phoneme>`` tag in IPA; None if it has none, or in another alphabet."""
+    attributes = attributes or ""
+    alphabet = _ALPHABET.search(attributes)
+    found = _PHONEMES.search(attributes)
+    phonemes = " ".join((found[1] or found[2] or "").split()) if found else ""
+    if not phonemes or len(phonemes) > _MAX_PHONEMES or (alphabet and alphabet[1].lower() != "ipa"):
+        return None
+    return phonemes
+
+
+def letter_name(char: str) -> str:
+    """Return how a spelled character is written, so that no engine reads "A" as the article."""
+    return "A," if char in "Aa" else char.upper()
 
 
 def entity_char(written: str) -> str | None:

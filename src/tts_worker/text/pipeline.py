@@ -74,10 +74,11 @@ class TextPipeline:
     ) -> None:
         options = options or TextOptions()
         self._decoder = TextDecoder()
-        self._segmenter = Segmenter(options.segmenter_options(), options.language)
+        pauses: dict[int, int] = {}  # length of the breaks in ms, by offset
+        self._segmenter = Segmenter(options.segmenter_options(), options.language, pauses)
         self._lexicon = LexiconStage(lexicon, self._segmenter) if lexicon else None
         self._filter = TextFilter(
-            self._lexicon or self._segmenter, markdown=options.markdown, urls=UrlMode(options.urls)
+            self._lexicon or self._segmenter, markdown=options.markdown, urls=UrlMode(options.urls), pauses=pauses
         )
         self._spoken_forms = spoken_forms
         self._parts: list[str] = []

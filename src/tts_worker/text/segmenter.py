@@ -11,12 +11,13 @@ abbreviation, an ellipsis or a quote; in scripts without spaces with the next ch
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
 from tts_worker.errors import InvalidRequest
 from tts_worker.text.abbreviations import Period, PeriodRules
+from tts_worker.text.character_filter import BREAK
 from tts_worker.text.characters import FIRST_IDEOGRAPH, extends, is_closer, is_spoken, is_unspaced, spoken_weight
 from tts_worker.text.rewrite_alignment import breaks_before
 from tts_worker.types import Boundary, Segment, Span
@@ -27,7 +28,7 @@ _CLAUSE = frozenset(",;:—–-，、；：،؛፣၊")
 _WIDE = frozenset("。！？｡।॥؟۔።။։，、；：،؛፣၊—")
 _UNIT = "\ufffc"  # never in filtered text
 _AUDIBLE = re.compile(f"[^\\W_]|{_UNIT}")
-_MARKS = re.compile("[\n" + re.escape("".join(sorted(_SENTENCE | _CLAUSE))) + "]")
+_MARKS = re.compile(f"[\n{BREAK}" + re.escape("".join(sorted(_SENTENCE | _CLAUSE))) + "]")
 _WORD_STOPS = re.compile("[ \n]|[^\x00-\x7f]")
 _HEAVY = re.compile(r"[0-9$%&@+=*#<>|~^/\\]")  # of size 3
 _MAX_SIZE = 3  # of a character
@@ -99,7 +100,7 @@ class _Cut:
 
 
 class Segmenter:
-    """Takes filtered text (see ``LexiconSink``) and collects finished segments in ``ready``.
+    """Takes filtered text (see ``TextSink``) and collects finished segments in ``ready``.
 
     The ranges tile the original text: a segment begins where the last one ended, so filtered text belongs to the
     segment after it. Text without speech makes no segment and joins the next one. After the last segment it joins that
@@ -109,7 +110,13 @@ class Segmenter:
     runs; marks, and the text after them that decides whether they end the segment, are read one character at a time.
     """
 
-    def __init__(self, options: SegmenterOptions | None = None, language: str | None = None) -> None:
+    def __init__(
+        self,
+        options: SegmenterOptions | None = None,
+        language: str | None = None,
+        pauses: dict[int, int] | None = None,
+    ) -> None:
+        self._pauses_ms = {} if pauses is None else pauses  # by the offset of the break
         self._options = options or SegmenterOptions()
         self._rules = PeriodRules(language)
         self.ready: list[Segment] = []
@@ -292,6 +299,9 @@ class Segmenter:
             self._append(char, start)
             self._emit(len(self._text), Boundary.PARAGRAPH, start + 1)
             return
+        if char == BREAK:
+            self._break(start)
+            return
         if self._text and not self._fits(char, replacement):
             self._force_cut(char)
             self._add_to_clause(char, start, replacement)
@@ -318,7 +328,7 @@ class Segmenter:
 
     def _resolve_cut(self, cut: _Cut, char: str, following: str, start: int) -> bool:
         """Decide a possible cut from the character after it; return True if the character became part of the mark."""
-        if char == "\n":
+        if char in ("\n", BREAK):
             self._cut = None
         elif char == " ":
             if not cut.has_space:
@@ -426,6 +436,9 @@ class Segmenter:
 
     def _add_to_word(self, char: str, start: int, replacement: _Replacement | None) -> None:
         following = char if replacement is None else replacement.text[0]
+        if char == BREAK:
+            self._break(start)
+            return
         if char in " \n":
             self._end_word(Boundary.WORD if char == " " else Boundary.PARAGRAPH)
             char = " "
@@ -474,8 +487,17 @@ class Segmenter:
         self._size = self._sized = self._last_clause = 0
         self._cut = None
 
+    def _break(self, start: int) -> None:
+        """End the segment with a silence; the segment has no spans if no text precedes the break."""
+        if self._has_speech_before(len(self._text)):
+            self._emit(len(self._text), Boundary.BREAK, start + 1)
+        else:
+            self._reset()
+            self._push_segment((), start + 1, Boundary.BREAK)
+
     def _push_segment(self, spans: tuple[Span, ...], end: int, boundary: Boundary) -> None:
-        self.ready.append(Segment(self.count, spans, self._start, end, boundary))
+        pause_ms = self._pauses_ms.pop(end - 1, 0) if boundary is Boundary.BREAK else 0
+        self.ready.append(Segment(self.count, spans, self._start, end, boundary, pause_ms))
         self.count += 1
         self._limit = self._options.max_chars
         self._start = end
@@ -500,10 +522,13 @@ class Segmenter:
         if not self._options.by_word:
             first = _first_word(self._text[:length])
             length = len(self._text[:length].rstrip())
-        return tuple(
+        spans = [
             Span(text, start, start + len(text)) if r is None else Span(r.text, r.start, r.end, r.phonemes)
             for text, start, r in self._pieces(first, length)
-        )
+        ]
+        if not self._options.by_word and spans[0].text[0] == " ":  # a spelled letter
+            spans[0] = replace(spans[0], text=spans[0].text.lstrip())
+        return tuple(spans)
 
 
 def _first_word(text: str) -> int:

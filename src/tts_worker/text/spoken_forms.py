@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from tts_worker.text.language import LanguageDetector, primary_tag
+from tts_worker.text.markup import letter_name
 from tts_worker.text.normalizer import character_spans, is_plain, merge_plain
 from tts_worker.types import Segment, Span
 
@@ -45,11 +46,11 @@ def number_words(number: int) -> str:
 def spell(text: str) -> str:
     """Return ``text`` letter by letter and digit by digit; other characters make a pause."""
     groups = re.findall(r"[^\W_]+", text)
-    return ", ".join(" ".join(_spelled(char) for char in group) for group in groups)
+    return ", ".join(" ".join(map(_spelled, group)).rstrip(",") for group in groups)
 
 
 def _spelled(char: str) -> str:
-    return _DIGITS[int(char)] if char.isdecimal() and char.isascii() else char.upper()
+    return _DIGITS[int(char)] if char.isdecimal() and char.isascii() else letter_name(char)
 
 
 def _digit_groups(digits: str) -> str:

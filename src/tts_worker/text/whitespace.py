@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-from tts_worker.text.character_filter import PARAGRAPH, SOFT_SPACE
+from tts_worker.text.character_filter import BREAK, PARAGRAPH, SOFT_SPACE
 from tts_worker.text.characters import is_unspaced
 
 WRAP_CHARS = 40
@@ -18,17 +18,21 @@ WRAP_CHARS = 40
 
 _STOPS = frozenset(".!?…:;。！？：；।؟۔)\"'”»")
 _CLOSE_UP = frozenset(".,;:!?)。，；：！？、")
-_GAPS = frozenset((" ", "\n", SOFT_SPACE, PARAGRAPH))
+_GAPS = frozenset((" ", "\n", SOFT_SPACE, PARAGRAPH, BREAK))
 _NO_SPACE_BEFORE = _GAPS | {","}
 # A space between two words needs no decision.
-_GAP = re.compile(f" (?=[, \n{SOFT_SPACE}{PARAGRAPH}]|\\Z)|[\n{SOFT_SPACE}{PARAGRAPH}]")
+_GAP = re.compile(f" (?=[, \n{SOFT_SPACE}{PARAGRAPH}]|\\Z)|[\n{SOFT_SPACE}{PARAGRAPH}{BREAK}]")
 
 
 class TextSink(Protocol):
-    """Takes filtered text: single spaces, and ``"\\n"`` only at the end of a paragraph."""
+    """Takes filtered text: single spaces, ``"\\n"`` only at the end of a paragraph, and ``BREAK``."""
 
     def push(self, text: str, start: int) -> None:
         """Take a run of text that begins at ``start`` in the original text."""
+        ...
+
+    def push_replacement(self, text: str, start: int, end: int, phonemes: str | None) -> None:
+        """Take ``text`` as one unit that replaces the original characters ``[start, end)``."""
         ...
 
     def space_follows(self) -> None:
@@ -74,6 +78,14 @@ class WhitespaceFilter:
             self._out.push(text[first:end] if first or end < length else text, start + first)
             at = end
 
+    def push_replacement(self, text: str, start: int, end: int, phonemes: str | None) -> None:
+        """Push ``text`` as one unit that replaces the original characters ``[start, end)``."""
+        if self._pending:
+            self._decide(text[0], start)
+        self._last_char = text[-1]
+        self._line_chars += len(text)
+        self._out.push_replacement(text, start, end, phonemes)
+
     def settle(self) -> None:
         """Emit a pending space with the text before it; more text may follow."""
         if self._pending in (" ", "\n"):
@@ -86,6 +98,11 @@ class WhitespaceFilter:
             self._defer(char, index, over=("",))
         elif char == " ":
             self._defer(char, index, over=("", SOFT_SPACE))
+        elif char == BREAK:
+            self._pending = ""
+            self._line_chars = 0
+            self._last_char = "\n"
+            self._out.push(char, index)
         elif char == PARAGRAPH:
             self._paragraph(self._pending_at if self._pending == "\n" else index)
         elif self._pending == "\n":  # a second break: an empty line

@@ -103,7 +103,7 @@ CASES: list[tuple[str, list[tuple[str, Boundary]]]] = [
         "\U0001f468\u200d\U0001f469\u200d\U0001f467 Family \U0001f1e9\U0001f1ea flag 1\ufe0f\u20e3 one",
         [("Family flag one", E)],
     ),
-    ('<speak>Hello <break time="1s"/> there.</speak>', [("Hello", P), ("there.", E)]),
+    ('<speak>Hello <break time="1s"/> there.</speak>', [("Hello", Boundary.BREAK), ("there.", E)]),
     ("Fact[1]. Other fact[^2].", [("Fact.", S), ("Other fact.", E)]),
     ("2*3*4 is 24. snake_case_name too.", [("2*3*4 is 24. snake_case_name too.", E)]),
     ("if a < b and 5 > 3 then", [("if a < b and 5 > 3 then", E)]),

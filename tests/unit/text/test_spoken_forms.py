@@ -34,7 +34,7 @@ CASES = [
     ("Use PIN 0042 now", "Use PIN zero zero four two now"),
     ("482913 is your login code", "four eight two, nine one three is your login code"),
     ("Order 12345678 shipped", "Order one two three four, five six seven eight shipped"),
-    ("order #A12-3456", "order A one two, three four five six"),
+    ("order #A12-3456", "order A, one two, three four five six"),
     ("order 2 pizzas, 12,345 units", "order 2 pizzas, 12,345 units"),
     ("Call 555-123-4567 now", "Call five five five, one two three, four five six seven now"),
     ("+1 (415) 555-2671", "plus one, four one five, five five five, two six seven one"),

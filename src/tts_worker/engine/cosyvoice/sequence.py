@@ -112,12 +112,20 @@ class Sequence(EngineSequence):
     def add_text(self, segment: Segment) -> None:
         self.generator.add_text(segment)
 
+    def close_text(self) -> None:
+        self.generator.close_text()
+
     def end_text(self) -> None:
+        super().end_text()
         self.generator.end_text()
 
     @property
+    def has_pending_speech(self) -> bool:
+        return self.generator.has_pending_speech
+
+    @property
     def is_complete(self) -> bool:
-        return self.generator.text_ended and not self.generator.has_pending_speech
+        return self.generator.text_ended and not self.has_pending_speech  # truncated speech ends before its text
 
     def end(self) -> Done:
         generator = self.generator

@@ -135,10 +135,10 @@ class TokenGenerator:
             self._text_segments.append(segment)
             self._feed_interleaved()
         elif segment.boundary is Boundary.FLUSH and self._interleaved:
-            self._flush_words()
+            self.close_text()
 
-    def _flush_words(self) -> None:
-        """Speak all received words without waiting for the next one: close the audio segment after them."""
+    def close_text(self) -> None:
+        """Speak all received text without waiting for more: close the audio segment after it."""
         if self._text_segments:
             self._text_segments[-1] = replace(self._text_segments[-1], boundary=Boundary.FLUSH)
         elif self.run is not None:

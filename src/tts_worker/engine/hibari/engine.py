@@ -102,9 +102,9 @@ class _PhraseSequence(EngineSequence):
         return Need.RENDER if can_synthesize else Need.NONE
 
     @property
-    def is_complete(self) -> bool:
+    def has_pending_speech(self) -> bool:
         has_phrase = self._next_phrase is not None or self.synthesis is not None
-        return self.text_ended and not self._segments and self._phrases is None and not has_phrase
+        return has_phrase or bool(self._segments) or self._phrases is not None
 
     @property
     def spectra_frames(self) -> int:
