@@ -69,6 +69,11 @@ class CharacterFilter:
         self._pending_at = 0
         self._after_return = False
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the next character may be passed on without regard to the text before it."""
+        return not (self._pending or self._after_return)
+
     def push(self, text: str, start: int) -> None:
         if self._pending:
             if text[0] in _EMOJI_SELECTOR + _KEYCAP:

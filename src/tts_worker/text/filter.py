@@ -54,7 +54,11 @@ class TextFilter:
             self._scanner = Scanner(self._whitespace, markdown=markdown, urls=urls, pauses=pauses)
             sink = self._scanner.push
         self._characters = CharacterFilter(sink)
-        self.push = self._characters.push
+
+    def push(self, text: str, start: int) -> None:
+        """Take the next characters of the text, of which the first has the offset ``start``."""
+        if self._scanner is None or not self._characters.is_idle or not self._scanner.push_plain(text, start):
+            self._characters.push(text, start)
 
     def settle(self) -> None:
         """Resolve pending characters at the end of the text."""
@@ -176,12 +180,16 @@ class Scanner:
 
     # -- the stream ---------------------------------------------------------------------------------------------------
 
+    def push_plain(self, text: str, start: int) -> bool:
+        """Pass ``text`` on if no stage has anything to do with it; return whether it was passed on."""
+        if not self._is_plain or markup.PLAIN_STOP.search(self._text + text, 1):
+            return False
+        self._text = self._previous = text[-1]
+        self._shift = start + len(text) - 1
+        self._out(text, start)
+        return True
+
     def push(self, text: str, start: int) -> None:
-        if self._is_plain and not self._marks.search(self._text + text, 1):
-            self._text = self._previous = text[-1]
-            self._shift = start + len(text) - 1
-            self._out(text, start)
-            return
         shift = start - len(self._text)
         if shift != (self._shifts[-1][1] if self._shifts else self._shift):
             self._shifts.append((len(self._text), shift))
@@ -217,6 +225,7 @@ class Scanner:
         self._is_plain = (
             len(self._text) == 1
             and self._read == self._inline
+            and not (self._code or self._is_heading)
             and not (self._shifts or self._brackets or self._at_line_start or self._skip_closing_angle)
         )
 

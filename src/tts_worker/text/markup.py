@@ -96,6 +96,11 @@ MARKS_WITHOUT_URLS = {
 PLAIN_MARKS = re.compile("[\n<]|" + _url_start(), re.DOTALL)
 """For text without Markdown."""
 
+PLAIN_STOP = re.compile(
+    "[^ -~\u00c0-\u024f\u2013\u2014\u2018-\u201f\u2026\u4e00-\u9fef]|[0-9#*]\\Z|" + TEXT_MARKS.pattern, re.DOTALL
+)
+"""What text without any mark, URL or unusual character does not contain."""
+
 # -- within a line ----------------------------------------------------------------------------------------------------
 
 ENTITY = re.compile(r"&(?P<name>[A-Za-z0-9#]{1,10})?(?P<end>;)?")

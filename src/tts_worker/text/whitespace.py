@@ -77,6 +77,11 @@ class WhitespaceFilter:
             self._line_chars += end - first
             self._out.push(text[first:end] if first or end < length else text, start + first)
             at = end
+            if at == length - 1 and text[at] == " ":  # the common end of a delta
+                self._out.space_follows()
+                self._pending = " "
+                self._pending_at = start + at
+                return
 
     def push_replacement(self, text: str, start: int, end: int, phonemes: str | None) -> None:
         """Push ``text`` as one unit that replaces the original characters ``[start, end)``."""
