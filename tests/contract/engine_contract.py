@@ -270,6 +270,21 @@ def break_is_silence_of_its_length(case: EngineCase) -> None:
     assert same.content == output.content
 
 
+def break_replaces_the_pause_of_a_sentence(case: EngineCase) -> None:
+    first, second, *_ = case.segments
+    outputs = []
+    pause = Segment(1, (), first.end, first.end, Boundary.BREAK, pause_ms=300)
+    for text in (
+        [replace(first, boundary=Boundary.BREAK, pause_ms=300), second],
+        [replace(first, boundary=Boundary.SENTENCE), pause, second],
+    ):
+        driver = EngineDriver(case)
+        outputs.append(driver.open(KEY))
+        driver.send_text(KEY, text)
+        driver.drain()
+    assert outputs[0].content == outputs[1].content
+
+
 def output_is_independent_of_other_utterances(case: EngineCase) -> None:
     expected = _solo_output(case)
     rng = random.Random(11)
@@ -511,6 +526,7 @@ CONTRACT: tuple[ContractCheck, ...] = (
     output_is_independent_of_credit_timing,
     output_is_independent_of_text_timing,
     break_is_silence_of_its_length,
+    break_replaces_the_pause_of_a_sentence,
     output_is_independent_of_other_utterances,
     output_is_the_same_on_another_instance,
     release_continues_at_the_held_sample,

@@ -85,6 +85,10 @@ class EngineSequence(ABC):
         """Speak all received text without waiting for more, since a silence follows."""
         return
 
+    def drop_pause(self) -> None:
+        """Drop the pause of the last boundary, which a break replaces. All received text is rendered."""
+        return
+
     def end_text(self) -> None:
         """Take the end of the text."""
         self.text_ended = True
@@ -106,6 +110,7 @@ class EngineSequence(ABC):
                     return
                 output.render(silence(self._pause_ms * SAMPLE_RATE_HZ // 1000))
                 self._pause_ms = None
+                self.drop_pause()
                 continue
             command = self._received.popleft()
             if isinstance(command, EndText):

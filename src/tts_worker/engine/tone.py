@@ -130,6 +130,9 @@ class _NoteSequence(EngineSequence):
     def needs(self) -> Need:
         return Need.RENDER if self.notes and self.output.credit_samples > 0 else Need.NONE
 
+    def drop_pause(self) -> None:
+        self._pending_pause = None
+
     @property
     def has_pending_speech(self) -> bool:
         return bool(self.notes)

@@ -101,6 +101,9 @@ class _PhraseSequence(EngineSequence):
         can_synthesize = self.synthesis is not None or self._can_phonemize or self._can_start_phrase
         return Need.RENDER if can_synthesize else Need.NONE
 
+    def drop_pause(self) -> None:
+        self._pause_samples = 0
+
     @property
     def has_pending_speech(self) -> bool:
         has_phrase = self._next_phrase is not None or self.synthesis is not None
