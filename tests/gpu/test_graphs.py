@@ -11,8 +11,10 @@ from torch import Tensor
 from tests.contract.engine_contract import segments
 from tests.gpu.engines import device_engine, forced, relative_difference, relative_error, seeded, speak_crowd
 from tests.unit.cosyvoice.bundles import FAMILIES
+from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.graphs import GraphRunner
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
+from tts_worker.engine.cosyvoice.engine_config import CompileMode
 from tts_worker.types import Boundary, Done, SynthesisParams
 
 pytestmark = pytest.mark.gpu
@@ -63,6 +65,30 @@ def test_graph_audio_matches_eager_audio(
     expected = recorded_mel(eager, monkeypatch)
     assert relative_error(recorded_mel(captured, monkeypatch), expected) < (0.05 if half else 1e-4)
     assert eager_calls(captured) == {}
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_compiled_steps_have_the_numbers_of_eager_ones(half: bool, cuda: torch.device) -> None:
+    """Every compiled step was compared with the eager one, in float32 the drawn id, too."""
+    modes = (CompileMode.OFF, CompileMode.ON)
+    eager, compiled = (device_engine("cosyvoice3", cuda, half=half, kernels=False, compile=mode) for mode in modes)
+    compiler = compiled.components.compiler
+    assert compiler is not None
+    assert compiler.faults == {}
+    assert compiler.shapes["decode"] > 0
+    assert compiled.info.degraded == ()
+    one, other = (speak_crowd(subject, [seeded(0)])[0] for subject in (eager, compiled))
+    assert one.words == other.words
+    assert half or relative_difference(one.pcm, other.pcm) < 0.005
+    assert eager_calls(compiled) == {}
+
+
+def test_every_kernel_passes_its_check(cuda: torch.device) -> None:
+    for family in FAMILIES:
+        for half in (False, True):
+            device_engine(family, cuda, half=half, graphs=False)
+            assert kernels.are_enabled()
+            assert kernels.faults() == {}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -174,7 +174,12 @@ def sections(plan: Plan) -> list[Section]:
 
 def _variant_sections() -> list[Section]:
     """Return a section for each switch of the engine, with ``variant_as_served`` first to compare with."""
-    on_cuda: dict[str, Figures] = {"no_graphs": {"graphs": False}, "no_kernels": {"kernels": False}}
+    on_cuda: dict[str, Figures] = {
+        "no_graphs": {"graphs": False},
+        "no_kernels": {"kernels": False, "compile": "off"},
+        "compiled": {"kernels": False, "compile": "on"},
+        "kernels_compiled": {"compile": "on"},
+    }
     anywhere: dict[str, Figures] = {
         "float32": {"half": False},
         "no_smooth_start": {"smooth_start": False},

@@ -55,6 +55,7 @@ class CosyVoiceEngineSettings(Section):
     plan_cache: Path | None = None
     graphs: bool = True
     kernels: bool = True
+    compile: Literal["auto", "on", "off"] = "auto"
     max_utterances: int | None = Field(None, ge=1, le=4_096)
     text_mode: Literal["clause", "interleaved"] = "clause"
     first_tokens: int = Field(8, ge=1, le=25)
@@ -67,6 +68,11 @@ class CosyVoiceEngineSettings(Section):
     decode_batch: int | None = Field(None, ge=1, le=512)
     render_batch: int | None = Field(None, ge=1, le=64)
     smooth_start: bool = True
+
+    @field_validator("compile", mode="before")
+    @classmethod
+    def _name_compile_mode(cls, mode: object) -> object:
+        return {True: "on", False: "off"}[mode] if isinstance(mode, bool) else mode  # as YAML reads on and off
 
     @field_validator("backend", mode="before")
     @classmethod

@@ -1,16 +1,22 @@
-"""The decode step is one graph for ``torch.compile``: nothing in it depends on values or leaves PyTorch."""
+"""``torch.compile``: the decode step is one graph, and is used only with the numbers of the eager one."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.unit.cosyvoice.networks import FAMILIES, networks
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
+from tts_worker.engine.cosyvoice.backends import kernels
+from tts_worker.engine.cosyvoice.backends.compiling import Compiler, compiler_for
+from tts_worker.engine.cosyvoice.backends.graphs import Compute, EagerRunner, FakeGraphRunner
 from tts_worker.engine.cosyvoice.backends.streams import HostStream
+from tts_worker.engine.cosyvoice.chunks import Kind
 from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
+from tts_worker.engine.cosyvoice.engine_config import CompileMode
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -31,3 +37,92 @@ def test_decode_step_traces_without_a_break(family: str) -> None:
         compiled = torch.compile(step, backend="eager", fullgraph=True)
         assert torch.equal(compiled(plan)[0], expected)
         assert all(map(torch.equal, state, after))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compiled_step_has_the_numbers_of_the_eager_one(family: str) -> None:
+    """Through AOTAutograd, as Inductor gets it; generating code for it takes half a minute."""
+    compiler = Compiler("aot_eager")
+    drawn = []
+    for is_compiled in (False, True):
+        runner = FakeGraphRunner()
+        decoder = Decoder(networks(family), slots=2, max_tokens=128, stream=HostStream(), runner=runner)
+        decoder.capture(2)
+        if is_compiled:
+            runner.clear()
+            with torch.inference_mode(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of PyTorch's compiler
+                step = decoder.compile_step(2, 128, compiler)
+                (plan,) = decoder._plan_draws([DecodeRow(slot, 0, 0, 0) for slot in range(2)], 1)
+                runner.capture(("decode", 2, 128), step, (plan,))
+        slots = [decoder.acquire(), decoder.acquire()]
+        rows = [DecodeRow(slot, networks(family).config.lm.eos_id, 0, 9) for slot in slots]
+        fed = [decoder.start(slot, 7 + slot, [(Kind.SPEECH, 5 + slot)] * 9) for slot in slots]
+        drawn.append([*decoder.prefill(rows, fed).wait().tolist(), *decoder.burst(rows, 8).wait().tolist()])
+        assert {each.name: each.replays for each in runner.computations}["decode"] == 8
+    assert drawn[0] == drawn[1]
+    assert compiler.faults == {}
+    assert compiler.shapes == {"decode": 1}
+
+
+def prepared(compiler: Compiler, compute: Compute, state: Tensor) -> bool:
+    """Return whether ``compute`` is compiled, and check that its state is unchanged."""
+    before = state.clone()
+    with torch.inference_mode():
+        used = compiler.compile(("decode", 1), compute, (torch.ones(3),), (state,))
+    assert torch.equal(state, before)
+    return used is not compute
+
+
+def wrong(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., object]:
+    """A back end of ``torch.compile`` whose programs return other numbers."""
+    return lambda *args: tuple(out + 1e-3 for out in graph(*args))
+
+
+def test_other_numbers_are_not_compiled(caplog: pytest.LogCaptureFixture) -> None:
+    state = torch.zeros(3)
+
+    def compute(x: Tensor) -> tuple[Tensor]:
+        state.add_(x)
+        return (state * 2,)
+
+    assert prepared(Compiler("eager"), compute, state)
+    compiler = Compiler(wrong)
+    assert not any(prepared(compiler, compute, state) for _ in range(2))
+    assert list(compiler.faults) == ["decode"]
+    assert caplog.text.count("decode is not compiled: it differs") == 1
+
+
+def test_what_cannot_be_traced_is_not_compiled() -> None:
+    def compute(x: Tensor) -> tuple[Tensor]:
+        return (x * float(str(x.sum().item())),)
+
+    compiler = Compiler("eager")
+    assert not prepared(compiler, compute, torch.zeros(1))
+    assert list(compiler.faults) == ["decode"]
+
+
+def test_compiling_ends_with_its_time() -> None:
+    state = torch.zeros(3)
+    ticks = iter((0.0, 50.0, 50.0, 130.0))
+    compiler = Compiler("eager", budget_s=100.0, clock=lambda: next(ticks))
+    assert [prepared(compiler, lambda x: (x * 2,), state) for _ in range(3)] == [True, True, False]
+    assert compiler.faults == {}
+
+
+@pytest.mark.parametrize(
+    ("mode", "kernels_enabled", "compiles"),
+    [
+        (CompileMode.AUTO, False, True),
+        (CompileMode.AUTO, True, False),
+        (CompileMode.ON, True, True),
+        (CompileMode.OFF, False, False),
+    ],
+)
+def test_compile_mode(
+    mode: CompileMode, kernels_enabled: bool, compiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "are_enabled", lambda: kernels_enabled)
+    monkeypatch.setattr(kernels, "has_triton", lambda: True)
+    assert (compiler_for(mode, torch.device("cuda")) is not None) == compiles
+    assert compiler_for(mode, torch.device("cpu")) is None

@@ -10,6 +10,7 @@ import torch
 
 from tts_worker.audio.prompt import MAX_PROMPT_S
 from tts_worker.engine.cosyvoice.backends import kernels
+from tts_worker.engine.cosyvoice.backends.compiling import Compiler, compiler_for
 from tts_worker.engine.cosyvoice.backends.graphs import (
     CapturingRunner,
     CountingRunner,
@@ -55,6 +56,7 @@ class Components:
         streams: Execution streams of the device.
         runners: Runner of tokens, runner of audio.
         backend: What runs flow and vocoder.
+        compiler: Compiles decode steps; ``None``: nothing is compiled.
     """
 
     networks: Networks
@@ -65,6 +67,7 @@ class Components:
     streams: ExecutionStreams
     runners: tuple[Runner, Runner]
     backend: BackendState = field(default_factory=BackendState)
+    compiler: Compiler | None = None
 
     @classmethod
     def build(
@@ -130,7 +133,8 @@ class Components:
         renderer = Renderer(networks, pool, streams, runners[1], config.stride_chunks, config.first_tokens)
         if device.type == "cuda":  # weights and cleared memory must be in place before other streams use them
             torch.cuda.synchronize(device)
-        return cls(networks, decoder, renderer, pool, voice_cache, streams, runners)
+        compiler = compiler_for(config.compile, device) if config.graphs else None
+        return cls(networks, decoder, renderer, pool, voice_cache, streams, runners, compiler=compiler)
 
     def capture(self, config: StreamingConfig) -> bool:
         """Capture all computations of fixed shapes. Call it once, after one utterance has run.
@@ -140,7 +144,7 @@ class Components:
         """
         tokens, audio = self.runners
         if tokens.fixed_shapes:
-            self.decoder.capture(config.decode_batch)
+            self.decoder.capture(config.decode_batch, self.compiler)
         if audio.fixed_shapes:
             with self.streams.flow:
                 self.pool.capture(config.render_batch, range(1, config.stride_chunks + 1))
@@ -162,7 +166,9 @@ class Components:
             for counts in self.computations
             if counts.refused
         )
-        return self.backend.degraded + refused + tuple(f"{name}: the kernel is not used" for name in kernels.faults())
+        unfused = tuple(f"{name}: the kernel is not used" for name in kernels.faults())
+        faults = () if self.compiler is None else tuple(self.compiler.faults)
+        return self.backend.degraded + refused + unfused + tuple(f"{name}: it is not compiled" for name in faults)
 
     @property
     def computations(self) -> tuple[ComputationCounts, ...]:

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.backends.graphs import Runner
+from tts_worker.engine.cosyvoice.backends.compiling import Compiler
+from tts_worker.engine.cosyvoice.backends.graphs import Compute, Runner
 from tts_worker.engine.cosyvoice.backends.kernels.language_model import (
     IDLE,
     NOT_FORCED,
@@ -355,7 +356,7 @@ class Decoder:
                 reach = steps if self._runner.fixed_shapes else step + 1
                 context = self._decode_context(longest + reach)
                 key = ("decode", len(padded), context)
-                (ids,) = self._runner.run(key, self._decode_step(context), (plan,))
+                ids = self._runner.run(key, self._decode_step(context), (plan,))[0]
                 drawn.append(ids.clone())
             self.steps += steps
             self.positions += steps * len(padded)
@@ -378,11 +379,12 @@ class Decoder:
         return drawn
 
     @torch.inference_mode()
-    def capture(self, batch: int) -> None:
+    def capture(self, batch: int, compiler: Compiler | None = None) -> None:
         """Capture prefills and decode steps of every shape, in the padding slot.
 
         Args:
             batch: Most utterances in a pass.
+            compiler: Compiles the decode steps of a single utterance, in which launches weigh most.
         """
         idle = _PrefillRow(DecodeRow(self._padding_slot, 0, 0, 0), (), 0)
         for span in reversed(PREFILL_BUCKETS):
@@ -392,14 +394,31 @@ class Decoder:
                 for rows in (1 << power for power in reversed(range(most.bit_length()))):
                     with self._stream:
                         sent = self._stream.to_device([idle.sent(span)] * rows)
-                        key = ("prefill", rows, span, context)
-                        self._runner.capture(key, self._prefill_step(span, context), (sent,))
+                        shape = ("prefill", rows, span, context)
+                        self._runner.capture(shape, self._prefill_step(span, context), (sent,))
         contexts = sorted({self._decode_context(n) for n in range(1, self.max_tokens + 1)}, reverse=True)
         for rows in (1 << power for power in reversed(range(_next_power_of_two(batch).bit_length()))):
             for context in contexts:  # the largest first: the smaller ones reuse its memory
                 with self._stream:
+                    key = ("decode", rows, context)
+                    step = self._decode_step(context)
+                    if compiler is not None and rows == 1:
+                        step = self.compile_step(rows, context, compiler)
                     (plan,) = self._plan_draws([DecodeRow(self._padding_slot, 0, 0, 0)] * rows, 1)
-                    self._runner.capture(("decode", rows, context), self._decode_step(context), (plan,))
+                    self._runner.capture(key, step, (plan,))
+
+    def compile_step(self, rows: int, context: int, compiler: Compiler) -> Compute:
+        """Return a decode step of one or two utterances, compiled if that gives the same numbers in unused slots.
+
+        In half precision the id is forced: scores that are rounded differently may give another draw.
+        """
+        forced = () if self._pool.data.dtype == torch.float32 else (1,)
+        slots = (self._padding_slot, self._prefix_slot)[:rows]
+        (plan,) = self._plan_draws([DecodeRow(slot, self._dims.eos_id, 0, 1, forced) for slot in slots], 1)
+        state = (self._remaining, self._draws.recent, self._draws.steps, self._pool.lengths)
+        step = compiler.compile(("decode", rows, context), self._decode_step(context), (plan,), state)
+        self._remaining.zero_()
+        return step
 
     def _plan_draws(self, rows: Sequence[DecodeRow], steps: int) -> Sequence[Tensor]:
         """Upload the plan of the next draws: for each step ``[4, B, 1]``, as ``plan_draws`` returns it."""
@@ -420,15 +439,17 @@ class Decoder:
             return min(SPLIT_POSITIONS if longest <= SPLIT_POSITIONS else self.max_tokens, self.max_tokens)
         return self._context(longest)
 
-    def _decode_step(self, context: int) -> Callable[[Tensor], tuple[Tensor]]:
-        def step(plan: Tensor) -> tuple[Tensor]:
+    def _decode_step(self, context: int) -> Compute:
+        """Return the step: drawn ids ``[B, 1]``, and the scores, which show that a compiled step is right."""
+
+        def step(plan: Tensor) -> tuple[Tensor, Tensor]:
             slots = plan[0, :, 0]
             table = self._lm.speech_embedding.weight
             x, positions, ends = begin_step(
                 slots, self._remaining, self._draws.recent, self._pool.lengths, table, self.max_tokens
             )
             scores = self._lm.step_logits(x, positions, ends, slots, self._pool, context)
-            return (self._draw(scores, plan, slots),)
+            return self._draw(scores, plan, slots), scores
 
         return step
 

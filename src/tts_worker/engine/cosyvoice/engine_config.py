@@ -18,6 +18,14 @@ class TextMode(str, Enum):
     INTERLEAVED = "interleaved"  # word by word: five text tokens alternate with fifteen speech tokens
 
 
+class CompileMode(str, Enum):
+    """When to compile computations with ``torch.compile``."""
+
+    AUTO = "auto"  # on CUDA with Triton, unless the fused kernels are used
+    ON = "on"
+    OFF = "off"
+
+
 @dataclass(frozen=True, slots=True)
 class StreamingConfig:
     """Settings of one engine. Sizes that cannot work raise ``ConfigError``.
@@ -43,6 +51,7 @@ class StreamingConfig:
         retries: How often a run of invalid tokens is drawn again while none of its audio may have been sent.
         graphs: Capture CUDA graphs during warm-up.
         kernels: On CUDA, use the fused kernels that pass their check. Applies to all engines of the process.
+        compile: Compile decode steps before they are captured (``backends.compiling``).
         audio_graphs: Capture them for flow and vocoder, too. Other back ends than PyTorch cannot be captured.
         checked: Fill memory with NaN to detect reads of unwritten memory, for tests.
     """
@@ -64,6 +73,7 @@ class StreamingConfig:
     retries: int = 2
     graphs: bool = False
     kernels: bool = True
+    compile: CompileMode = CompileMode.AUTO
     audio_graphs: bool = True
     checked: bool = False
 

@@ -20,7 +20,7 @@ from tts_worker.engine.cosyvoice.components import Components, max_flow_chunks
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.decoder import EXTRA_SLOTS
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.engine_config import LM_TOKENS, OLDEST_TORCH, StreamingConfig, TextMode
+from tts_worker.engine.cosyvoice.engine_config import LM_TOKENS, OLDEST_TORCH, CompileMode, StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.enrol import bundled_voices
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
 from tts_worker.engine.cosyvoice.networks import Networks
@@ -70,6 +70,7 @@ class LoadOptions:
     backend: str = "torch"
     graphs: bool = True
     kernels: bool = True
+    compile: str = "auto"
     max_utterances: int | None = None
     text_mode: str = "clause"
     first_tokens: int = 8
@@ -150,6 +151,7 @@ def load_engine(
         smooth_start=options.smooth_start,
         graphs=options.graphs and cuda,
         kernels=options.kernels,
+        compile=CompileMode(options.compile),
         audio_graphs=backend.active is Backend.TORCH,
     )
     stored = options.voices or options.bundle / VOICES_DIR

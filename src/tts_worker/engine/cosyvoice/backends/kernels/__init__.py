@@ -144,6 +144,11 @@ def disable() -> None:
     _kernels.is_on = False
 
 
+def are_enabled() -> bool:
+    """Whether the kernels are used for tensors on CUDA."""
+    return _kernels.is_on
+
+
 @dataclass(frozen=True)
 class Case:
     """Arguments to check an operator with.
@@ -192,7 +197,7 @@ def _difference(case: Case) -> str:
     expected = _tensors((case.operator.composition(*composition_args), *composition_args))
     if [tensor.shape for tensor in got] != [tensor.shape for tensor in expected]:
         return "it returns tensors of other shapes"
-    worst = max((_relative_difference(one, other) for one, other in zip(got, expected, strict=True)), default=0.0)
+    worst = max((relative_difference(one, other) for one, other in zip(got, expected, strict=True)), default=0.0)
     return "" if worst <= case.tolerance else f"it differs by {worst:.2g} from PyTorch's operators"
 
 
@@ -206,7 +211,7 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
     return found
 
 
-def _relative_difference(got: Tensor, expected: Tensor) -> float:
+def relative_difference(got: Tensor, expected: Tensor) -> float:
     """Largest difference relative to the largest value; infinite for other values that are not equal, NaN included."""
     if not got.numel() or torch.equal(got, expected):
         return 0.0
