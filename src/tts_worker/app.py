@@ -37,7 +37,6 @@ from tts_worker.settings import (
     ServerSettings,
     Settings,
     TextSettings,
-    is_loopback,
     packaged,
     read_yaml,
 )
@@ -53,7 +52,7 @@ from tts_worker.transports.connections import (
     Listener,
     limit_by_descriptors,
 )
-from tts_worker.transports.http import HttpConfig, create_app
+from tts_worker.transports.http import create_app
 from tts_worker.transports.keys import KeyFileWatch, KeyRing
 from tts_worker.voices import VoiceCatalog, VoicePack, read_voicepacks
 
@@ -287,27 +286,7 @@ def _server_lexicon(text: TextSettings) -> Lexicon:
 
 def create_application(worker: Worker) -> ASGIApp:
     """Create the ASGI application of ``worker``; its routes answer 503 until the worker has started."""
-    server = worker.settings.server
-    session = worker.settings.session
-    return create_app(
-        worker.hub,
-        worker.metrics,
-        HttpConfig(
-            allowed_origins=server.allowed_origins,
-            loopback_only=is_loopback(server.host),
-            max_request_bytes=server.max_request_bytes,
-            max_upload_bytes=server.max_upload_bytes,
-            max_input_chars=server.max_input_chars,
-            max_message_chars=session.max_message_chars,
-            max_messages_per_s=session.max_messages_per_s,
-            max_buffered_bytes=server.max_buffered_bytes,
-            send_timeout_s=server.send_timeout_s,
-            web_page=server.web_page,
-            openai_voice_names=worker.settings.voices.openai_names,
-            webrtc=worker.settings.webrtc,
-        ),
-        worker.keys,
-    )
+    return create_app(worker.hub, worker.metrics, worker.settings, worker.keys)
 
 
 _SHUTDOWN_S = 13.0

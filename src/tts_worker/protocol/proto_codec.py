@@ -6,7 +6,7 @@ A field that an older or newer peer does not set has its default and is never an
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tts_worker.errors import ErrorCode, ErrorInfo, InvalidRequest
@@ -38,18 +38,26 @@ from tts_worker.protocol.messages import (
 )
 from tts_worker.types import SAMPLE_RATE_HZ, Alignment, Outcome, Receipt, Word
 
-_MAX_REASON_CHARS = 64
-
 _VOICING = ("voice", "speed", "seed", "language", "instruct")
 _START = (
     *("realtime", "raw_chunks", "lead_ms", "frame_ms", "markdown", "urls", "normalise", "pause_timeout_s"),
     *("text_idle_timeout_s", "model", "needs", "flush_after_ms"),
 )
-_EMPTY_MESSAGES: dict[str | None, Callable[[], ClientMessage]] = {
-    "flush": FlushMessage,
-    "pause": PauseMessage,
-    "resume": ResumeMessage,
+_CLIENT_MESSAGES: dict[str, tuple[type[ClientMessage], tuple[str, ...]]] = {
+    "start": (StartMessage, _START),
+    "say": (TextMessage, ("context", "text")),
+    "end": (EndMessage, ("context",)),
+    "flush": (FlushMessage, ()),
+    "pause": (PauseMessage, ()),
+    "resume": (ResumeMessage, ()),
+    "stop": (StopMessage, ("reason", "played_samples")),
+    "played": (PlayedMessage, ("samples",)),
+    "configure": (ConfigureMessage, _VOICING),
 }
+"""Name in protobuf -> message, and the fields that both have."""
+
+_READY = ("session", "sample_rate", "voice", "alignment")
+
 _ACKNOWLEDGEMENTS: dict[pb.ControlCommand, type[PausedMessage | ResumedMessage | NothingStoppedMessage]] = {
     pb.PAUSE: PausedMessage,
     pb.RESUME: ResumedMessage,
@@ -71,77 +79,44 @@ def encode_client_message(message: ClientMessage) -> pb.ConverseRequest:
     Raises:
         InvalidRequest: A value does not fit its protobuf field, or protobuf has no such message.
     """
+    found = ((name, fields) for name, (kind, fields) in _CLIENT_MESSAGES.items() if isinstance(message, kind))
+    name, fields = next(found, ("", ()))
+    if not name:
+        raise InvalidRequest(f"protobuf has no message {message.type_name()}")
     request = pb.ConverseRequest()
+    part = getattr(request, name)
+    part.SetInParent()
     try:
-        match message:
-            case StartMessage():
-                request.start.CopyFrom(_encode_start(message))
-            case ConfigureMessage():
-                request.configure.CopyFrom(_encode_voicing(message))
-            case TextMessage():
-                request.say.CopyFrom(request.Say(context=message.context, text=message.text))
-            case EndMessage():
-                request.end.CopyFrom(request.EndText(context=message.context))
-            case FlushMessage():
-                request.flush.SetInParent()
-            case PauseMessage():
-                request.pause.SetInParent()
-            case ResumeMessage():
-                request.resume.SetInParent()
-            case StopMessage():
-                request.stop.CopyFrom(request.Stop(reason=message.reason, played_samples=message.played_samples))
-            case PlayedMessage():
-                request.played.samples = message.samples
-            case _:
-                raise InvalidRequest(f"protobuf has no message {message.type_name()}")
+        _fill(part, message, fields)
+        if isinstance(message, StartMessage):
+            part.protocol_version = PROTOCOL_VERSION
+            part.lexicon_json = "" if message.lexicon is None else json.dumps(message.lexicon)
+            _fill(part.voicing, message, _VOICING)
     except (ValueError, TypeError):
         raise InvalidRequest("an option has a type or value that does not fit its protobuf field") from None
     return request
 
 
-def _encode_start(message: StartMessage) -> pb.ConverseRequest.Start:
-    return pb.ConverseRequest.Start(
-        protocol_version=PROTOCOL_VERSION,
-        voicing=_encode_voicing(message),
-        lexicon_json="" if message.lexicon is None else json.dumps(message.lexicon),
-        **{name: getattr(message, name) for name in _START},
-    )
-
-
-def _encode_voicing(message: StartMessage | ConfigureMessage) -> pb.ConverseRequest.Voicing:
-    return pb.ConverseRequest.Voicing(**{name: getattr(message, name) for name in _VOICING})
-
-
 def parse_client_message(request: pb.ConverseRequest) -> ClientMessage:
     """Parse a client's message. Raises InvalidRequest."""
     name = request.WhichOneof("message")
-    message = _EMPTY_MESSAGES[name]() if name in _EMPTY_MESSAGES else None
-    match name:
-        case "say":
-            message = convert({"context": _context(request.say.context), "text": request.say.text}, TextMessage)
-        case "end":
-            message = convert({"context": _context(request.end.context)}, EndMessage)
-        case "stop":
-            played = max(0, request.stop.played_samples) if request.stop.HasField("played_samples") else None
-            message = StopMessage(reason=request.stop.reason[:_MAX_REASON_CHARS] or None, played_samples=played)
-        case "played":
-            message = PlayedMessage(samples=max(0, request.played.samples))
-        case "configure":
-            message = convert(_present(request.configure, _VOICING), ConfigureMessage)
-        case "start":
-            message = _parse_start(request.start)
-    if message is None:
+    if name not in _CLIENT_MESSAGES:
         raise InvalidRequest("unknown message type in this version of the protocol")
-    return message
-
-
-def _context(name: str) -> str:
-    if not name:
+    kind, names = _CLIENT_MESSAGES[name]
+    part = getattr(request, name)
+    fields = _present(part, names)
+    if isinstance(part, pb.ConverseRequest.Start):
+        fields |= _start_fields(part)
+    elif "context" in names and "context" not in fields:
         raise InvalidRequest("context must have 1 to 128 characters")
-    return name
+    if "reason" in fields:
+        fields["reason"] = fields["reason"][:64]
+    for position in {"played_samples", "samples"} & fields.keys():
+        fields[position] = max(0, fields[position])  # a STOP must not fail because of a wrong position
+    return convert(fields, kind)
 
 
-def _parse_start(start: pb.ConverseRequest.Start) -> StartMessage:
+def _start_fields(start: pb.ConverseRequest.Start) -> dict[str, Any]:
     if start.protocol_version != PROTOCOL_VERSION:
         raise InvalidRequest(
             f"this worker uses protocol version {PROTOCOL_VERSION}, the client {start.protocol_version}"
@@ -150,14 +125,24 @@ def _parse_start(start: pb.ConverseRequest.Start) -> StartMessage:
         lexicon = json.loads(start.lexicon_json) if start.lexicon_json else None
     except (ValueError, RecursionError):
         raise InvalidRequest("lexicon_json must be a JSON object") from None
-    fields = {**_present(start, _START), **_present(start.voicing, _VOICING)}
-    return convert({**fields, "needs": tuple(start.needs), "lexicon": lexicon}, StartMessage)
+    return {**_present(start.voicing, _VOICING), "needs": tuple(start.needs), "lexicon": lexicon}
 
 
-def _present(message: Any, names: Iterable[str]) -> dict[str, Any]:
-    """The fields that are set, and those without presence."""
-    presence = {field.name for field in message.DESCRIPTOR.fields if field.has_presence}
-    return {name: getattr(message, name) for name in names if name not in presence or message.HasField(name)}
+def _fill(part: Any, message: Any, names: Iterable[str]) -> None:
+    """Set the fields that are not None."""
+    for name in names:
+        value = getattr(message, name)
+        if isinstance(value, tuple):
+            getattr(part, name).extend(value)
+        elif value is not None:
+            setattr(part, name, value)
+
+
+def _present(part: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return the fields that are set, and those without presence; an empty name is not set."""
+    presence = {field.name for field in part.DESCRIPTOR.fields if field.has_presence}
+    values = {name: getattr(part, name) for name in names if name not in presence or part.HasField(name)}
+    return {name: value for name, value in values.items() if value != "" or name not in ("context", "reason")}
 
 
 # -- worker -> client -------------------------------------------------------------------------------------------------
@@ -165,77 +150,60 @@ def _present(message: Any, names: Iterable[str]) -> dict[str, Any]:
 
 def encode_worker_message(message: WorkerMessage | bytes) -> pb.ConverseResponse:
     """Encode a worker's message, or PCM."""
-    response = pb.ConverseResponse
+    response = pb.ConverseResponse()
     match message:
         case bytes():
-            return response(pcm=message)
+            response.pcm = message
         case WordsMessage():
-            return response(words=response.Words(words=encode_words(message.words)))
+            response.words.words.extend(encode_words(message.words))
         case StartedMessage():
-            started = response.Started(context=message.context, **{n: getattr(message, n) for n in _VOICING})
-            return response(started=started)
+            _fill(response.started, message, ("context", *_VOICING))
         case ReportMessage():
-            error = message.error
-            ended = response.Ended(
-                context=message.context,
-                receipt=encode_receipt(message.receipt, message.outcome),
-                error=None if error is None else encode_error(error),
-            )
-            return response(ended=ended)
+            _fill(response.ended, message, ("context",))
+            response.ended.receipt.CopyFrom(encode_receipt(message.receipt, message.outcome))
+            if (error := message.error) is not None:
+                response.ended.error.CopyFrom(encode_error(error))
         case ControlMessage():
             command = next(number for number, kind in _ACKNOWLEDGEMENTS.items() if isinstance(message, kind))
-            position = message.position_samples
-            return response(
-                acknowledged=response.Acknowledged(command=command, applied=message.applied, position_samples=position)
-            )
+            response.acknowledged.command = command
+            _fill(response.acknowledged, message, ("applied", "position_samples"))
         case RejectedMessage():
-            rejected = response.Rejected(context=message.context, error=encode_error(message.error))
-            return response(rejected=rejected)
+            _fill(response.rejected, message, ("context",))
+            response.rejected.error.CopyFrom(encode_error(message.error))
         case ReadyMessage():
-            ready = response.Ready(
-                protocol_version=message.protocol,
-                session=message.session,
-                sample_rate=message.sample_rate,
-                voice=message.voice,
-                alignment=message.alignment,
-            )
-            return response(ready=ready)
-    raise TypeError(f"protobuf has no message {message.type_name()}")
+            response.ready.protocol_version = message.protocol
+            _fill(response.ready, message, _READY)
+        case _:
+            raise TypeError(f"protobuf has no message {message.type_name()}")
+    return response
 
 
 def parse_worker_message(response: pb.ConverseResponse) -> WorkerMessage | bytes | None:
     """Parse a worker's message, or return its PCM. None is a message that this version does not know."""
+    message: WorkerMessage | bytes | None = None
     match response.WhichOneof("message"):
         case "pcm":
-            return response.pcm
+            message = response.pcm
         case "words":
-            return WordsMessage(words=parse_words(response.words.words))
+            message = WordsMessage(words=parse_words(response.words.words))
         case "started":
-            started = response.started
-            return StartedMessage(context=started.context, **_present(started, _VOICING))
+            message = StartedMessage(**{"voice": "", **_present(response.started, ("context", *_VOICING))})
         case "ended":
             ended = response.ended
             outcome = parse_outcome(ended.receipt)
             error = parse_error(ended.error) if outcome is Outcome.ERROR else None
-            return report_message(outcome, parse_receipt(ended.receipt), error, context=ended.context)
+            message = report_message(outcome, parse_receipt(ended.receipt), error, context=ended.context)
         case "acknowledged":
+            fields = _present(response.acknowledged, ("applied", "position_samples"))
             kind = _ACKNOWLEDGEMENTS.get(response.acknowledged.command)
-            applied = response.acknowledged.applied
-            position = response.acknowledged.position_samples
-            return None if kind is None else kind(applied=applied, position_samples=position)
+            message = None if kind is None else kind(**fields)
         case "rejected":
-            return RejectedMessage.of(parse_error(response.rejected.error), context=response.rejected.context)
+            message = RejectedMessage.of(parse_error(response.rejected.error), context=response.rejected.context)
         case "ready":
             ready = response.ready
-            return ReadyMessage(
-                protocol=ready.protocol_version,
-                session=ready.session,
-                sample_rate=ready.sample_rate,
-                voice=ready.voice,
-                alignment=ready.alignment,
-            )
-        case _:
-            return None
+            values = {name: getattr(ready, name) for name in _READY}
+            message = ReadyMessage(protocol=ready.protocol_version, **values)
+    return message
 
 
 # -- playback reports, words and errors -------------------------------------------------------------------------------

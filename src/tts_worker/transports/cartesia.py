@@ -25,7 +25,7 @@ from tts_worker.session.session import LocalSession
 from tts_worker.transports import cartesia_wire as vendor
 from tts_worker.transports import voice_pages
 from tts_worker.transports.context_socket import ContextSocket, Message, SpeechContext
-from tts_worker.transports.message_socket import SocketLimits
+from tts_worker.transports.limits import ApiLimits
 from tts_worker.transports.rendering import Rendering, download, failure, synthesize
 from tts_worker.transports.responses import LiveStream
 from tts_worker.transports.validation import request_body, validate
@@ -239,7 +239,7 @@ def _event(message: Message) -> bytes:
 # -- routes -----------------------------------------------------------------------------------------------------------
 
 
-def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> APIRouter:
+def router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
     """Return Cartesia's routes."""
     routes = APIRouter()
 
@@ -250,38 +250,30 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
     async def read(request: Request) -> tuple[vendor.GenerationRequest, Rendering]:
         body = parse_object(await request.body(), "body")
         generation = validate(vendor.GenerationRequest, body)
-        if len(generation.transcript) > max_input_chars:
-            raise TextTooLong(f"transcript may have at most {max_input_chars} characters")
+        if len(generation.transcript) > limits.max_input_chars:
+            raise TextTooLong(f"transcript may have at most {limits.max_input_chars} characters")
         return generation, generation.output_format.rendering()
 
     @routes.post("/tts/bytes", summary="Text to speech for Cartesia clients, streamed", openapi_extra=_BODY)
     async def speech(request: Request) -> Response:
-        try:
-            generation, rendering = await read(request)
-        except TTSWorkerError as error:
-            return vendor.error_response(error.info)
+        generation, rendering = await read(request)
         return LiveStream(
             download(hub, generation.options(), generation.transcript, rendering),
             rendering.content_type,
             {"x-sample-rate": str(generation.output_format.sample_rate), "x-synthetic": "true"},
             send_timeout_s=limits.send_timeout_s,
-            make_error_response=vendor.error_response,
         )
 
     @routes.post("/tts/sse", summary="Text to speech as server-sent events, with word timestamps", openapi_extra=_BODY)
     async def events(request: Request) -> Response:
-        try:
-            generation, rendering = await read(request)
-            if generation.output_format.container != "raw":
-                raise InvalidRequest("output_format.container: events support raw audio only")
-        except TTSWorkerError as error:
-            return vendor.error_response(error.info)
+        generation, rendering = await read(request)
+        if generation.output_format.container != "raw":
+            raise InvalidRequest("output_format.container: events support raw audio only")
         return LiveStream(
             _events(hub, generation, rendering),
             "text/event-stream",
             {"x-synthetic": "true"},
             send_timeout_s=limits.send_timeout_s,
-            make_error_response=vendor.error_response,
         )
 
     _add_voice_routes(routes, hub)
@@ -291,18 +283,11 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
 def _add_voice_routes(routes: APIRouter, hub: SessionHub) -> None:
     @routes.get("/voices", summary="List the voices for Cartesia clients")
     async def voices(request: Request) -> Response:
-        try:
-            query = validate(vendor.VoiceQuery, dict(request.query_params))
-            return JSONResponse(_listed_voices(hub, query))
-        except TTSWorkerError as error:
-            return vendor.error_response(error.info)
+        return JSONResponse(_listed_voices(hub, validate(vendor.VoiceQuery, dict(request.query_params))))
 
     @routes.get("/voices/{voice}", summary="Describe a voice for Cartesia clients")
     async def voice(voice: str) -> Response:
-        try:
-            return JSONResponse(vendor.voice_json(hub.voices.get(voice)))
-        except TTSWorkerError as error:
-            return vendor.error_response(error.info)
+        return JSONResponse(vendor.voice_json(hub.voices.get(voice)))
 
 
 def _listed_voices(hub: SessionHub, query: vendor.VoiceQuery) -> Message:

@@ -19,6 +19,7 @@ from tts_worker.audio.pcm import to_float
 from tts_worker.errors import HTTP_STATUS, ErrorInfo, InvalidRequest
 from tts_worker.logs import current_request_id
 from tts_worker.transports.rendering import Rendering
+from tts_worker.transports.responses import retry_after
 from tts_worker.types import SessionOptions
 from tts_worker.voices import Voice
 
@@ -204,6 +205,5 @@ def error_fields(error: ErrorInfo) -> Message:
 
 def error_response(error: ErrorInfo, status: int | None = None) -> Response:
     """Build an error response of the vendor's HTTP API. ``status``: None uses the status of the error's code."""
-    headers = {} if error.retry_after_s is None else {"Retry-After": str(max(1, round(error.retry_after_s)))}
     status = HTTP_STATUS[error.code] if status is None else status
-    return JSONResponse({**error_fields(error), "status_code": status}, status, headers)
+    return JSONResponse({**error_fields(error), "status_code": status}, status, retry_after(error))

@@ -28,7 +28,8 @@ from tts_worker.protocol.json_codec import dumps, parse_object
 from tts_worker.protocol.reply_queue import ReplyQueue
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
-from tts_worker.transports.message_socket import MessageSocket, SocketLimits
+from tts_worker.transports.limits import ApiLimits
+from tts_worker.transports.message_socket import MessageSocket
 from tts_worker.types import Output, SessionOptions, State
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ class ContextSocket:
         self,
         websocket: WebSocket,
         hub: SessionHub,
-        limits: SocketLimits,
+        limits: ApiLimits,
         make_protocol: Callable[[ContextSocket], VendorProtocol],
     ) -> None:
         self.contexts: dict[str, SpeechContext] = {}

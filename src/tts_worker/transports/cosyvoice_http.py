@@ -22,6 +22,7 @@ from tts_worker.audio.encoders import AudioFormat, open_encoder, wav_file
 from tts_worker.errors import TextTooLong
 from tts_worker.models.routing import INSTRUCT
 from tts_worker.session.hub import SessionHub
+from tts_worker.transports.limits import ApiLimits
 from tts_worker.transports.rendering import Rendering, download
 from tts_worker.transports.responses import LiveStream
 from tts_worker.transports.uploads import Body, read_body
@@ -120,7 +121,7 @@ PATHS = frozenset(_ROUTES)
 """Paths whose requests may contain a recording."""
 
 
-def router(hub: SessionHub, *, max_input_chars: int, send_timeout_s: float) -> APIRouter:
+def router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
     """Build the routes over ``hub``."""
     routes = APIRouter()
 
@@ -128,13 +129,13 @@ def router(hub: SessionHub, *, max_input_chars: int, send_timeout_s: float) -> A
         async def speech(request: Request) -> Response:
             body = await read_body(request)
             fields = validate(kind, body.fields)
-            if len(fields.text) > max_input_chars:
+            if len(fields.text) > limits.max_input_chars:
                 name = kind.model_fields["text"].alias or "text"
-                raise TextTooLong(f"{name} may have at most {max_input_chars} characters")
+                raise TextTooLong(f"{name} may have at most {limits.max_input_chars} characters")
             options = speech_options(
                 await _voice(hub, fields, body), fields.value("instruct"), fields.value("speed", 1.0)
             )
-            return _response(hub, options, fields, send_timeout_s)
+            return _response(hub, options, fields, limits.send_timeout_s)
 
         name = path.strip("/").replace("/", "_")
         for method in ("GET", "POST") if path.startswith("/inference") else ("POST",):

@@ -24,7 +24,7 @@ from tts_worker.transports import elevenlabs_wire as vendor
 from tts_worker.transports import voice_pages
 from tts_worker.transports.character_times import CharacterClock, CharacterTimes
 from tts_worker.transports.context_socket import ContextSocket, Message, SpeechContext
-from tts_worker.transports.message_socket import SocketLimits
+from tts_worker.transports.limits import ApiLimits
 from tts_worker.transports.rendering import Rendering, download, failure, synthesize
 from tts_worker.transports.responses import LiveStream
 from tts_worker.transports.validation import request_body, validate
@@ -282,15 +282,15 @@ def voice_response(hub: SessionHub, name: str) -> Response:
     return JSONResponse(vendor.voice_json(hub.voices.get(name)))
 
 
-def models_response(hub: SessionHub, *, max_input_chars: int) -> Response:
+def models_response(hub: SessionHub, limits: ApiLimits) -> Response:
     """Answer ``GET /v1/models``."""
-    return JSONResponse(vendor.models_json(hub.voices, max_input_chars=max_input_chars))
+    return JSONResponse(vendor.models_json(hub.voices, max_input_chars=limits.max_input_chars))
 
 
-def prefixed_router(hub: SessionHub, limits: SocketLimits, *, prefix: str, max_input_chars: int) -> APIRouter:
+def prefixed_router(hub: SessionHub, limits: ApiLimits, *, prefix: str) -> APIRouter:
     """Return all of ElevenLabs' routes under ``prefix``, including the paths that other APIs share."""
     routes = APIRouter(prefix=prefix, include_in_schema=False)
-    routes.include_router(router(hub, limits, max_input_chars=max_input_chars))
+    routes.include_router(router(hub, limits))
 
     @routes.get("/v1/voices")
     async def voices() -> Response:
@@ -302,12 +302,12 @@ def prefixed_router(hub: SessionHub, limits: SocketLimits, *, prefix: str, max_i
 
     @routes.get("/v1/models")
     async def models() -> Response:
-        return models_response(hub, max_input_chars=max_input_chars)
+        return models_response(hub, limits)
 
     return routes
 
 
-def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> APIRouter:
+def router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
     """Return the routes on paths that no other API shares."""
     routes = APIRouter()
     _add_sockets(routes, hub, limits)
@@ -316,25 +316,18 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
     async def read(request: Request, voice: str) -> tuple[SessionOptions, str, Rendering]:
         query = vendor.parse_query(request.query_params)
         body = validate(vendor.Body, parse_object(await request.body(), "body"))
-        if len(body.text) > max_input_chars:
-            raise TextTooLong(f"text may have at most {max_input_chars} characters")
+        if len(body.text) > limits.max_input_chars:
+            raise TextTooLong(f"text may have at most {limits.max_input_chars} characters")
         query = query.model_copy(update=body.model_dump(include={"language_code", "seed"}, exclude_none=True))
         return query.options(voice, body.voice_settings), body.text, query.rendering()
 
     def streamed(chunks: AsyncGenerator[bytes, None], content_type: str) -> Response:
-        headers = {"x-synthetic": "true"}
-        timeout_s = limits.send_timeout_s
-        return LiveStream(
-            chunks, content_type, headers, send_timeout_s=timeout_s, make_error_response=vendor.error_response
-        )
+        return LiveStream(chunks, content_type, {"x-synthetic": "true"}, send_timeout_s=limits.send_timeout_s)
 
     @routes.post(_SPEECH_PATH, summary="Text to speech for ElevenLabs clients, streamed", openapi_extra=_BODY)
     @routes.post(f"{_SPEECH_PATH}/stream", include_in_schema=False)
     async def speech(request: Request, voice: str) -> Response:
-        try:
-            options, text, rendering = await read(request, voice)
-        except TTSWorkerError as error:
-            return vendor.error_response(error.info)
+        options, text, rendering = await read(request, voice)
         return streamed(download(hub, options, text, rendering), rendering.content_type)
 
     @routes.post(
@@ -343,26 +336,18 @@ def router(hub: SessionHub, limits: SocketLimits, *, max_input_chars: int) -> AP
         openapi_extra=_BODY,
     )
     async def speech_with_times(request: Request, voice: str) -> Response:
-        try:
-            timed = _timed_audio(hub, *await read(request, voice))
-        except TTSWorkerError as error:
-            return vendor.error_response(error.info)
-        return streamed(_as_document(timed), "application/json")
+        return streamed(_as_document(_timed_audio(hub, *await read(request, voice))), "application/json")
 
     @routes.post(
         f"{_SPEECH_PATH}/stream/with-timestamps", summary="Text to speech as JSON lines, streamed", openapi_extra=_BODY
     )
     async def stream_with_times(request: Request, voice: str) -> Response:
-        try:
-            timed = _timed_audio(hub, *await read(request, voice))
-        except TTSWorkerError as error:
-            return vendor.error_response(error.info)
-        return streamed(_as_lines(timed), "application/x-ndjson")
+        return streamed(_as_lines(_timed_audio(hub, *await read(request, voice))), "application/x-ndjson")
 
     return routes
 
 
-def _add_sockets(routes: APIRouter, hub: SessionHub, limits: SocketLimits) -> None:
+def _add_sockets(routes: APIRouter, hub: SessionHub, limits: ApiLimits) -> None:
     async def serve_socket(websocket: WebSocket, voice: str, *, single: bool) -> None:
         try:
             hub.voices.get(voice)  # an unknown voice rejects the handshake with 404
@@ -385,10 +370,7 @@ def _add_sockets(routes: APIRouter, hub: SessionHub, limits: SocketLimits) -> No
 def _add_voice_search(routes: APIRouter, hub: SessionHub) -> None:
     @routes.get("/v2/voices", summary="Search the voices for ElevenLabs clients")
     async def search_voices(request: Request) -> Response:
-        try:
-            return JSONResponse(_matching_voices(hub, vendor.parse_voice_query(request.query_params)))
-        except TTSWorkerError as error:
-            return vendor.error_response(error.info)
+        return JSONResponse(_matching_voices(hub, vendor.parse_voice_query(request.query_params)))
 
 
 def _matching_voices(hub: SessionHub, query: vendor.VoiceQuery) -> Message:

@@ -19,6 +19,7 @@ from tts_worker.audio.encoders import AudioFormat, open_encoder
 from tts_worker.errors import HTTP_STATUS, ErrorInfo, InvalidRequest
 from tts_worker.transports.character_times import CharacterTimes
 from tts_worker.transports.rendering import Rendering
+from tts_worker.transports.responses import retry_after
 from tts_worker.transports.validation import validate
 from tts_worker.types import SessionOptions
 from tts_worker.voices import Voice
@@ -198,6 +199,5 @@ def error_fields(error: ErrorInfo) -> Message:
 
 def error_response(error: ErrorInfo, status: int | None = None) -> Response:
     """Build an error response of the vendor's HTTP API. ``status``: None uses the status of the error's code."""
-    headers = {} if error.retry_after_s is None else {"Retry-After": str(max(1, round(error.retry_after_s)))}
     detail = {"status": error.code.value, "message": error.message}
-    return JSONResponse({"detail": detail}, HTTP_STATUS[error.code] if status is None else status, headers)
+    return JSONResponse({"detail": detail}, HTTP_STATUS[error.code] if status is None else status, retry_after(error))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,12 @@ from tts_worker import __version__
 from tts_worker.errors import ErrorCode, ErrorInfo, TTSWorkerError
 from tts_worker.metrics import Metrics
 from tts_worker.session.hub import SessionHub
-from tts_worker.settings import WebRtcSettings
+from tts_worker.settings import Settings, is_loopback
 from tts_worker.transports import api_docs, cartesia, cosyvoice_http, elevenlabs, openai, vendors, webrtc
 from tts_worker.transports.keys import KeyRing
-from tts_worker.transports.message_socket import SocketLimits
+from tts_worker.transports.limits import ApiLimits
 from tts_worker.transports.responses import voice_json
-from tts_worker.transports.security import AuthMiddleware
+from tts_worker.transports.security import AuthMiddleware, BodyTooLarge
 from tts_worker.transports.vendors import ELEVENLABS_PREFIX
 from tts_worker.transports.websocket import stream
 
@@ -42,30 +41,49 @@ _PAGE = Path(__file__).parent / "page"
 _PAGE_POLICY = "default-src 'self'; connect-src 'self' ws: wss:; img-src 'self' data:; base-uri 'none'"
 
 
-@dataclass(frozen=True, slots=True)
-class HttpConfig:
-    """Limits and options of the application; see ``settings.ServerSettings``."""
-
-    allowed_origins: tuple[str, ...] = ()
-    loopback_only: bool = True
-    max_request_bytes: int = 1_048_576
-    max_upload_bytes: int = 12_582_912
-    max_input_chars: int = 20_000
-    max_message_chars: int = 100_000
-    max_messages_per_s: float = 1_000.0
-    max_buffered_bytes: int = 67_108_864
-    send_timeout_s: float = 10.0
-    web_page: bool = True
-    openai_voice_names: bool = True
-    webrtc: WebRtcSettings = field(default_factory=WebRtcSettings)
-
-
-def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig, keys: KeyRing | None = None) -> ASGIApp:
+def create_app(hub: SessionHub, metrics: Metrics, settings: Settings, keys: KeyRing | None = None) -> ASGIApp:
     """Build the application over a running hub. Without ``keys`` no API key is required."""
     app = FastAPI(title="tts-worker", version=__version__, docs_url=None, redoc_url=None)
-    limits = SocketLimits(config.max_message_chars, config.send_timeout_s, config.max_messages_per_s)
+    server = settings.server
+    limits = ApiLimits(
+        settings.session.max_message_chars,
+        server.send_timeout_s,
+        settings.session.max_messages_per_s,
+        server.max_input_chars,
+    )
     _add_errors(app)
+    _add_status(app, hub, metrics)
+    _add_shared_paths(app, hub, limits)
 
+    @app.websocket("/v1/stream")
+    async def v1_stream(websocket: WebSocket) -> None:
+        await stream(websocket, hub, limits)
+
+    voice_names = openai.OPENAI_VOICES if settings.voices.openai_names else frozenset()
+    app.include_router(openai.router(hub, limits, voice_names=voice_names))
+    app.include_router(cosyvoice_http.router(hub, limits))
+    app.include_router(cartesia.router(hub, limits))
+    app.include_router(elevenlabs.router(hub, limits))
+    app.include_router(elevenlabs.prefixed_router(hub, limits, prefix=vendors.ELEVENLABS_PREFIX))
+    if settings.webrtc.enabled:
+        app.include_router(webrtc.router(hub, settings.webrtc, limits, web_page=server.web_page))
+    api_docs.describe(app)
+    if server.web_page:
+        _add_page(app)
+    return AuthMiddleware(
+        app,
+        keys=keys,
+        transport_of=transport_of,
+        allowed_origins=server.allowed_origins,
+        loopback_only=is_loopback(server.host),
+        max_body_bytes=server.max_request_bytes,
+        upload_paths=cosyvoice_http.PATHS,
+        max_upload_bytes=server.max_upload_bytes,
+        max_buffered_bytes=server.max_buffered_bytes,
+    )
+
+
+def _add_status(app: FastAPI, hub: SessionHub, metrics: Metrics) -> None:
     @app.get("/health/live", summary="Liveness: 503 once an engine cannot be rebuilt and the process must restart")
     async def live() -> Response:
         return JSONResponse({"status": "lost"}, 503) if hub.lost else JSONResponse({"status": "live"})
@@ -80,57 +98,8 @@ def create_app(hub: SessionHub, metrics: Metrics, config: HttpConfig, keys: KeyR
     async def scrape() -> Response:
         return Response(metrics.render(), media_type=metrics.content_type)
 
-    _add_shared_paths(app, hub, config)
 
-    @app.websocket("/v1/stream")
-    async def v1_stream(websocket: WebSocket) -> None:
-        await stream(websocket, hub, limits)
-
-    app.include_router(
-        openai.router(
-            hub,
-            max_input_chars=config.max_input_chars,
-            send_timeout_s=config.send_timeout_s,
-            voice_names=openai.OPENAI_VOICES if config.openai_voice_names else frozenset(),
-        )
-    )
-    app.include_router(
-        cosyvoice_http.router(hub, max_input_chars=config.max_input_chars, send_timeout_s=config.send_timeout_s)
-    )
-    app.include_router(cartesia.router(hub, limits, max_input_chars=config.max_input_chars))
-    app.include_router(elevenlabs.router(hub, limits, max_input_chars=config.max_input_chars))
-    app.include_router(
-        elevenlabs.prefixed_router(
-            hub, limits, prefix=vendors.ELEVENLABS_PREFIX, max_input_chars=config.max_input_chars
-        )
-    )
-    if config.webrtc.enabled:
-        app.include_router(
-            webrtc.router(
-                hub,
-                config.webrtc,
-                max_message_chars=config.max_message_chars,
-                max_messages_per_s=config.max_messages_per_s,
-                web_page=config.web_page,
-            )
-        )
-    api_docs.describe(app)
-    if config.web_page:
-        _add_page(app)
-    return AuthMiddleware(
-        app,
-        keys=keys,
-        transport_of=transport_of,
-        allowed_origins=config.allowed_origins,
-        loopback_only=config.loopback_only,
-        max_body_bytes=config.max_request_bytes,
-        upload_paths=cosyvoice_http.PATHS,
-        max_upload_bytes=config.max_upload_bytes,
-        max_buffered_bytes=config.max_buffered_bytes,
-    )
-
-
-def _add_shared_paths(app: FastAPI, hub: SessionHub, config: HttpConfig) -> None:
+def _add_shared_paths(app: FastAPI, hub: SessionHub, limits: ApiLimits) -> None:
     """Add the paths that several APIs share. ElevenLabs clients, known by their key header, get that API's response."""
 
     def is_elevenlabs(request: Request) -> bool:
@@ -152,7 +121,7 @@ def _add_shared_paths(app: FastAPI, hub: SessionHub, config: HttpConfig) -> None
     @app.get("/v1/models", summary="List the engines of this worker")
     async def models(request: Request) -> Response:
         if is_elevenlabs(request):
-            return elevenlabs.models_response(hub, max_input_chars=config.max_input_chars)
+            return elevenlabs.models_response(hub, limits)
         return openai.models_response(hub)
 
 
@@ -190,7 +159,9 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(TTSWorkerError)
     async def on_worker_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, TTSWorkerError)
-        return vendors.error_response(request.scope, error.info)
+        as_bad_request = error.code in openai.BAD_REQUEST and not isinstance(error, BodyTooLarge)
+        status = 400 if as_bad_request and request.url.path == openai.SPEECH_PATH else None
+        return vendors.error_response(request.scope, error.info, status)
 
     @app.exception_handler(HTTPException)
     async def on_http_exception(request: Request, error: Exception) -> Response:

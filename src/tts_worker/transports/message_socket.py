@@ -10,31 +10,16 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 
 import anyio
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from tts_worker.errors import WEBSOCKET_CLOSE, ErrorInfo, RateLimited, SendTimeout, TTSWorkerError, error_info
 from tts_worker.transports.connections import SEND_NOW
+from tts_worker.transports.limits import ApiLimits
 from tts_worker.transports.rates import MessageRate
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class SocketLimits:
-    """Limits of one connection.
-
-    Attributes:
-        max_message_chars: Text of one message.
-        send_timeout_s: How long a client may read nothing.
-        max_messages_per_s: Average rate of messages.
-    """
-
-    max_message_chars: int = 100_000
-    send_timeout_s: float = 10.0
-    max_messages_per_s: float = 1_000.0
 
 
 def _never(message: str | bytes) -> bool:
@@ -51,7 +36,7 @@ class MessageSocket:
         name: Name of its tasks.
     """
 
-    def __init__(self, websocket: WebSocket, limits: SocketLimits, name: str) -> None:
+    def __init__(self, websocket: WebSocket, limits: ApiLimits, name: str) -> None:
         self.limits = limits
         extension = websocket.scope.get("extensions", {}).get(SEND_NOW, {})
         self._send_now: Callable[[str | bytes], bool] = extension.get("send", _never)

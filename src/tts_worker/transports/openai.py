@@ -18,7 +18,6 @@ from starlette.responses import JSONResponse, Response
 from tts_worker.audio.encoders import AudioFormat, open_encoder
 from tts_worker.errors import (
     ErrorCode,
-    ErrorInfo,
     InvalidRequest,
     TextTooLong,
     TTSWorkerError,
@@ -28,8 +27,9 @@ from tts_worker.errors import (
 from tts_worker.protocol.json_codec import parse_object
 from tts_worker.protocol.messages import error_fields
 from tts_worker.session.hub import SessionHub
+from tts_worker.transports.limits import ApiLimits
 from tts_worker.transports.rendering import Rendering, download
-from tts_worker.transports.responses import LiveStream, error_response
+from tts_worker.transports.responses import LiveStream
 from tts_worker.transports.validation import request_body, validate
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 
@@ -45,7 +45,9 @@ OPENAI_VOICES = frozenset(
 """Voice names that OpenAI's clients send; some accept no others. They select the default voice unless a voice or alias
 has the name."""
 
-_BAD_REQUEST = frozenset({ErrorCode.TEXT_TOO_LONG, ErrorCode.UNSPEAKABLE_TEXT})
+SPEECH_PATH = "/v1/audio/speech"
+
+BAD_REQUEST = frozenset({ErrorCode.TEXT_TOO_LONG, ErrorCode.UNSPEAKABLE_TEXT})
 """Errors answered with 400, as OpenAI does: its SDKs raise BadRequestError for 400 only."""
 
 
@@ -77,39 +79,32 @@ class SpeechRequest(BaseModel):
         return self.voice.id if isinstance(self.voice, VoiceId) else self.voice
 
 
-def router(
-    hub: SessionHub, *, max_input_chars: int, send_timeout_s: float, voice_names: Collection[str] = OPENAI_VOICES
-) -> APIRouter:
+def router(hub: SessionHub, limits: ApiLimits, *, voice_names: Collection[str] = OPENAI_VOICES) -> APIRouter:
     """Return OpenAI's routes.
 
     Args:
         hub: The session hub.
-        max_input_chars: Limit on the input text.
-        send_timeout_s: How long a client may read nothing.
+        limits: Limits of a request.
         voice_names: Names that select the default voice if no voice or alias has them.
     """
     routes = APIRouter()
 
-    @routes.post("/v1/audio/speech", summary="Text to speech, streamed", openapi_extra=request_body(SpeechRequest))
+    @routes.post(SPEECH_PATH, summary="Text to speech, streamed", openapi_extra=request_body(SpeechRequest))
     async def speech(request: Request) -> Response:
-        body = await request.body()
-        try:
-            speech_request = _resolve_voice(validate(SpeechRequest, parse_object(body, "body")), hub, voice_names)
-            if len(speech_request.input) > max_input_chars:
-                raise TextTooLong(f"input may have at most {max_input_chars} characters")
-            _check_model(speech_request, hub)
-            rate_hz = _rate_hz(speech_request)
-            rendering = Rendering(open_encoder(AudioFormat(speech_request.response_format), rate_hz), rate_hz)
-        except TTSWorkerError as error:
-            return _error_response(error.info)
+        data = parse_object(await request.body(), "body")
+        speech_request = _resolve_voice(validate(SpeechRequest, data), hub, voice_names)
+        if len(speech_request.input) > limits.max_input_chars:
+            raise TextTooLong(f"input may have at most {limits.max_input_chars} characters")
+        _check_model(speech_request, hub)
+        rate_hz = _rate_hz(speech_request)
+        rendering = Rendering(open_encoder(AudioFormat(speech_request.response_format), rate_hz), rate_hz)
         audio = download(hub, _options(speech_request), speech_request.input, rendering)
         use_sse = speech_request.stream_format == "sse"
         return LiveStream(
             _as_events(audio, speech_request) if use_sse else audio,
             "text/event-stream" if use_sse else rendering.content_type,
             {"x-sample-rate": str(rate_hz), "x-synthetic": "true"},
-            send_timeout_s=send_timeout_s,
-            make_error_response=_error_response,
+            send_timeout_s=limits.send_timeout_s,
         )
 
     @routes.get("/v1/models/{name}", summary="Describe a model")
@@ -136,10 +131,6 @@ def _model(name: str) -> dict[str, Any]:
 
 def _unknown_model(name: str) -> UnknownModel:
     return UnknownModel(f'unknown model "{name[:64]}"; GET /v1/models lists the models')
-
-
-def _error_response(error: ErrorInfo) -> Response:
-    return error_response(error, 400 if error.code in _BAD_REQUEST else None)
 
 
 def _resolve_voice(request: SpeechRequest, hub: SessionHub, voice_names: Collection[str]) -> SpeechRequest:

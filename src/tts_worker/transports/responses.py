@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 
 import anyio
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from tts_worker.errors import HTTP_STATUS, ErrorCode, ErrorInfo, SendTimeout, TTSWorkerError
+from tts_worker.errors import HTTP_STATUS, ErrorCode, ErrorInfo, SendTimeout
 from tts_worker.voices import Voice
 
 
@@ -35,10 +35,12 @@ def error_response(error: ErrorInfo, status: int | None = None) -> JSONResponse:
         status: HTTP status; None uses the status of the error's code.
     """
     status = HTTP_STATUS[error.code] if status is None else status
-    headers = {}
-    if error.retry_after_s is not None:
-        headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
-    return SafeJSONResponse(error_body(error, status), status, headers)
+    return SafeJSONResponse(error_body(error, status), status, retry_after(error))
+
+
+def retry_after(error: ErrorInfo) -> dict[str, str]:
+    """Return the header with the time after which to retry, if it is known."""
+    return {} if error.retry_after_s is None else {"Retry-After": str(max(1, round(error.retry_after_s)))}
 
 
 def error_body(error: ErrorInfo, status: int) -> dict[str, object]:
@@ -77,15 +79,14 @@ def voice_json(voice: Voice, default: str | None) -> dict[str, object]:
 class LiveStream(Response):
     """A streamed body that ends as soon as the client disconnects, even before the first byte.
 
-    A TTSWorkerError before the first chunk becomes an error response. A later error aborts the connection without the
-    final chunk, so the client sees an error instead of a complete body.
+    An error before the first chunk is raised, so that the application answers it. A later error aborts the connection
+    without the final chunk, so the client sees an error instead of a complete body.
 
     Args:
         body: Yields chunks. It is closed when the client disconnects, so its ``finally`` frees its resources.
         media_type: Content type, sent without a charset.
         headers: Additional headers.
         send_timeout_s: How long the client may read nothing.
-        make_error_response: Encodes an error that occurs before the first chunk.
     """
 
     def __init__(
@@ -95,7 +96,6 @@ class LiveStream(Response):
         headers: Mapping[str, str],
         *,
         send_timeout_s: float = 10.0,
-        make_error_response: Callable[[ErrorInfo], Response] = error_response,
     ) -> None:
         super().__init__(media_type=media_type)
         del self.headers["content-length"]
@@ -104,10 +104,9 @@ class LiveStream(Response):
             self.headers[name] = value
         self._chunks = body
         self._send_timeout_s = send_timeout_s
-        self._make_error_response = make_error_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._stream(scope, receive, send))
+        sending = asyncio.ensure_future(self._stream(send))
         disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
             await asyncio.wait({sending, disconnected}, return_when=asyncio.FIRST_COMPLETED)
@@ -119,13 +118,9 @@ class LiveStream(Response):
         if not sending.cancelled():
             sending.result()
 
-    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _stream(self, send: Send) -> None:
         try:
-            try:
-                first = await anext(self._chunks, None)
-            except TTSWorkerError as error:
-                await self._make_error_response(error.info)(scope, receive, send)
-                return
+            first = await anext(self._chunks, None)
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             if first is not None:
                 await self._send(send, first)

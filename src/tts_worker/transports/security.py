@@ -51,6 +51,10 @@ KEY_SUBPROTOCOL = "key."
 SUBPROTOCOL = "tts-worker"
 
 
+class BodyTooLarge(TextTooLong):
+    """A request body exceeds its limit in bytes."""
+
+
 class AuthMiddleware:
     """Checks requests before ``app`` sees them.
 
@@ -155,7 +159,7 @@ class AuthMiddleware:
             if not length.isascii() or not length.isdigit():
                 raise InvalidRequest("Content-Length is not a number")
             if int(length[:20]) > (limit_bytes := self._limit_bytes(scope)):
-                raise TextTooLong(f"a request may have at most {limit_bytes} bytes")
+                raise BodyTooLarge(f"a request may have at most {limit_bytes} bytes")
 
     def _limit_bytes(self, scope: Scope) -> int:
         return self._max_upload_bytes if scope["path"] in self._upload_paths else self._max_body_bytes
@@ -225,7 +229,7 @@ class _LimitedReceive:
             size = len(message.get("body", b""))
             self._remaining_bytes -= size
             if self._remaining_bytes < 0:
-                raise TextTooLong("the request is too large")
+                raise BodyTooLarge("the request is too large")
             if self._budget.buffered_bytes + size > self._budget.max_bytes:
                 raise OverCapacity("too many request bodies are being received", retry_after_s=1.0)
             self._buffered_bytes += size

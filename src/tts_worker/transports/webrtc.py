@@ -12,10 +12,11 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import FileResponse, JSONResponse, Response
 
-from tts_worker.errors import HTTP_STATUS, InvalidRequest, MissingExtra, OverCapacity, TTSWorkerError
+from tts_worker.errors import InvalidRequest, MissingExtra, OverCapacity
 from tts_worker.protocol.json_codec import parse_object, parse_start
 from tts_worker.session.hub import SessionHub
 from tts_worker.settings import WebRtcSettings
+from tts_worker.transports.limits import ApiLimits
 from tts_worker.transports.responses import error_response
 from tts_worker.transports.validation import request_body, validate
 
@@ -44,9 +45,7 @@ class PeerRegistry:
         MissingExtra: The extra "webrtc" is not installed.
     """
 
-    def __init__(
-        self, hub: SessionHub, settings: WebRtcSettings, *, max_message_chars: int, max_messages_per_s: float
-    ) -> None:
+    def __init__(self, hub: SessionHub, settings: WebRtcSettings, limits: ApiLimits) -> None:
         try:
             from tts_worker.transports import webrtc_peer
         except ModuleNotFoundError as error:
@@ -59,8 +58,8 @@ class PeerRegistry:
         self._limits = webrtc_peer.PeerLimits(
             connect_timeout_s=settings.connect_timeout_s,
             silence_timeout_s=settings.silence_timeout_s,
-            max_message_chars=max_message_chars,
-            max_messages_per_s=max_messages_per_s,
+            max_message_chars=limits.max_message_chars,
+            max_messages_per_s=limits.max_messages_per_s,
             ice_servers=tuple(
                 webrtc_peer.IceServer(
                     server.urls,
@@ -98,14 +97,7 @@ class PeerRegistry:
         return {"type": "answer", "sdp": await peer.answer(offer.sdp), "session": session.id}
 
 
-def router(
-    hub: SessionHub,
-    settings: WebRtcSettings,
-    *,
-    max_message_chars: int,
-    max_messages_per_s: float,
-    web_page: bool,
-) -> APIRouter:
+def router(hub: SessionHub, settings: WebRtcSettings, limits: ApiLimits, *, web_page: bool) -> APIRouter:
     """Return the offer's route and, with ``web_page``, the page at ``/webrtc``."""
     routes = APIRouter()
     registry: PeerRegistry | None = None  # built with the first offer
@@ -120,14 +112,10 @@ def router(
         try:
             offer = validate(Offer, parse_object(await request.body(), "body"))
             if registry is None:
-                registry = PeerRegistry(
-                    hub, settings, max_message_chars=max_message_chars, max_messages_per_s=max_messages_per_s
-                )
+                registry = PeerRegistry(hub, settings, limits)
             return JSONResponse(await registry.join(offer))
         except InvalidRequest as error:
             return error_response(error.info, 422)
-        except TTSWorkerError as error:
-            return error_response(error.info, HTTP_STATUS[error.code])
 
     if web_page:
 

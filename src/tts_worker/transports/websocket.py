@@ -16,7 +16,8 @@ from tts_worker.protocol.json_codec import dumps, find_lexicon, parse_client_mes
 from tts_worker.protocol.messages import RejectedMessage
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
-from tts_worker.transports.message_socket import MessageSocket, SocketLimits
+from tts_worker.transports.limits import ApiLimits
+from tts_worker.transports.message_socket import MessageSocket
 from tts_worker.transports.responses import error_response
 from tts_worker.transports.security import SUBPROTOCOL
 from tts_worker.types import PcmFrame, SessionOptions, State
@@ -25,7 +26,7 @@ _LARGE_MESSAGE_CHARS = 4_096
 """Messages from this size on may carry a lexicon that takes milliseconds to build."""
 
 
-async def stream(websocket: WebSocket, hub: SessionHub, limits: SocketLimits) -> None:
+async def stream(websocket: WebSocket, hub: SessionHub, limits: ApiLimits) -> None:
     """Serve one connection from handshake to close. A rejection is the HTTP response to the handshake (503, 404)."""
     try:
         options = parse_start_query(dict(websocket.query_params)).options()
@@ -45,7 +46,7 @@ class _Stream:
         hub: SessionHub,
         session: LocalSession,
         options: SessionOptions,
-        limits: SocketLimits,
+        limits: ApiLimits,
     ) -> None:
         self._hub = hub
         self._socket = MessageSocket(websocket, limits, f"stream {session.id}")
