@@ -13,7 +13,7 @@ from grpc_tools import protoc
 
 PROTO = Path(__file__).parent
 SOURCE = PROTO.parent / "src"
-PACKAGES = {"tts_worker": "tts_worker.protocol", "cosyvoice": "tts_worker.transports.grpc"}
+PACKAGES = {"tts_worker": "tts_worker.protocol", "cosyvoice": "tts_worker.server.grpc"}
 """Package of the modules generated from each file."""
 
 

@@ -28,6 +28,16 @@ from tts_worker.metrics import Metrics
 from tts_worker.models.enrolment import Enrolment
 from tts_worker.models.manager import EngineActions, ManagerConfig, ModelManager
 from tts_worker.models.policy import EvictionRules
+from tts_worker.server.connections import (
+    Connection,
+    ConnectionLimits,
+    ConnectionTable,
+    HttpProtocol,
+    Listener,
+    limit_by_descriptors,
+)
+from tts_worker.server.http import create_app
+from tts_worker.server.keys import KeyFileWatch, KeyRing
 from tts_worker.session.hub import HubConfig, SessionHub
 from tts_worker.session.normalizing import SegmentNormalizer
 from tts_worker.session.session import SessionTimeouts
@@ -44,16 +54,6 @@ from tts_worker.settings.keys import plain_keys, read_key_file
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.normalizer import load_normalizer
 from tts_worker.text.pipeline import TextOptions
-from tts_worker.transports.connections import (
-    Connection,
-    ConnectionLimits,
-    ConnectionTable,
-    HttpProtocol,
-    Listener,
-    limit_by_descriptors,
-)
-from tts_worker.transports.http import create_app
-from tts_worker.transports.keys import KeyFileWatch, KeyRing
 from tts_worker.voices import VoiceCatalog, VoicePack, read_voicepacks
 
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ from tts_worker.settings import Settings
 
 try:
     from tts_worker.protocol.messages import PROTOCOL_VERSION
-    from tts_worker.transports.grpc import server
-    from tts_worker.transports.grpc.cosyvoice import CosyVoiceServiceConfig
-    from tts_worker.transports.grpc.frames import StreamFormat
-    from tts_worker.transports.grpc.models import ModelCatalog, ServedModel
-    from tts_worker.transports.grpc.service import SAMPLE_RATES_HZ, ServiceConfig, load_metrics
+    from tts_worker.server.grpc import server
+    from tts_worker.server.grpc.cosyvoice import CosyVoiceServiceConfig
+    from tts_worker.server.grpc.frames import StreamFormat
+    from tts_worker.server.grpc.models import ModelCatalog, ServedModel
+    from tts_worker.server.grpc.service import SAMPLE_RATES_HZ, ServiceConfig, load_metrics
 except ModuleNotFoundError:
     raise MissingExtra("the gRPC server", "grpc") from None
 

@@ -316,7 +316,7 @@ class Metrics:
         self._resident.labels(name).set(0)
         self._unloads.labels(name, reason).inc()
 
-    # -- transports.keys ----------------------------------------------------------------------------------------------
+    # -- server.keys --------------------------------------------------------------------------------------------------
 
     def auth_failure(self, transport: str, reason: str) -> None:
         self._auth_failures.labels(transport, reason).inc()

@@ -27,9 +27,9 @@ from tts_worker.errors import ConfigError
 from tts_worker.logs import JsonLines, TextLines
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc
+from tts_worker.server.keys import FREE_FAILURES, KeyRing
 from tts_worker.settings import load_settings
 from tts_worker.settings.keys import ApiKey, read_key_file
-from tts_worker.transports.keys import FREE_FAILURES, KeyRing
 
 APP = "app-key-0123"
 OPERATOR = "operator-key-0123"
@@ -160,7 +160,7 @@ async def test_changed_key_file_is_reloaded(tmp_path: Path) -> None:
 
 
 async def test_sighup_reloads_the_key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tts_worker.transports.keys._RELOAD_INTERVAL_S", 3_600.0)
+    monkeypatch.setattr("tts_worker.server.keys._RELOAD_INTERVAL_S", 3_600.0)
     file = key_file(tmp_path)
     async with (
         serving(server={"key_file": str(file)}) as address,
@@ -214,7 +214,7 @@ async def test_wrong_keys_are_counted_and_never_logged(caplog: pytest.LogCapture
         metrics = (await client.get("/metrics", headers=bearer(APP))).text
     assert 'tts_auth_failures_total{reason="wrong",transport="openai"} 3.0' in metrics
     assert 'tts_auth_failures_total{reason="missing",transport="http"} 1.0' in metrics
-    warnings = [record.getMessage() for record in caplog.records if record.name == "tts_worker.transports.keys"]
+    warnings = [record.getMessage() for record in caplog.records if record.name == "tts_worker.server.keys"]
     assert len(warnings) == 4
     assert "127.0.0.1" in warnings[0]
     assert "a-wrong-key" not in caplog.text
@@ -227,7 +227,7 @@ async def test_many_wrong_keys_delay_the_response(monkeypatch: pytest.MonkeyPatc
     async def sleep(seconds: float) -> None:
         delays.append(seconds)
 
-    monkeypatch.setattr("tts_worker.transports.keys.asyncio.sleep", sleep)
+    monkeypatch.setattr("tts_worker.server.keys.asyncio.sleep", sleep)
     now_s = 0.0
     ring = KeyRing([ApiKey(name="app", key=APP)], clock=lambda: now_s)  # type: ignore[arg-type]
     for _ in range(FREE_FAILURES + 5):

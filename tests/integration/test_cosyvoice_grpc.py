@@ -17,8 +17,8 @@ from tests.integration.grpc_worker import dial
 from tts_worker.app import Worker, running_worker
 from tts_worker.fleet import join_fleet
 from tts_worker.protocol import tts_worker_pb2, tts_worker_pb2_grpc
-from tts_worker.transports.grpc import cosyvoice_pb2 as pb
-from tts_worker.transports.grpc import cosyvoice_pb2_grpc
+from tts_worker.server.grpc import cosyvoice_pb2 as pb
+from tts_worker.server.grpc import cosyvoice_pb2_grpc
 
 TEXT = "Hello there, my friend."
 SECOND = np.zeros(16_000, "<i2").tobytes()

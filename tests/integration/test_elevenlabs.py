@@ -22,7 +22,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.conftest import serving
 from tests.integration.test_websocket import LONG_TIMEOUTS, until_live_sessions
-from tts_worker.transports.character_times import CharacterClock
+from tts_worker.server.compat.character_times import CharacterClock
 from tts_worker.types import Word
 
 with warnings.catch_warnings():

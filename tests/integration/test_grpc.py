@@ -14,9 +14,9 @@ from tests.fakes.scrape import scraped
 from tests.integration.grpc_worker import LONG, SAMPLES_PER_CHAR_48K, TEXT, GrpcWorker, running_grpc_worker, say
 from tts_worker.app import running_worker
 from tts_worker.protocol import tts_worker_pb2 as pb
-from tts_worker.transports.grpc.frames import StreamFormat
-from tts_worker.transports.grpc.options import add_shaper_lead
-from tts_worker.transports.grpc.synthesize import SynthesizeCall
+from tts_worker.server.grpc.frames import StreamFormat
+from tts_worker.server.grpc.options import add_shaper_lead
+from tts_worker.server.grpc.synthesize import SynthesizeCall
 from tts_worker.types import SessionOptions
 
 FAST = {"realtime": "false"}

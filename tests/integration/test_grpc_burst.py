@@ -12,8 +12,8 @@ from tests.integration.grpc_worker import GrpcWorker, running_grpc_worker
 from tts_worker.engine.scheduler import Plan
 from tts_worker.engine.tone import ToneEngine
 from tts_worker.protocol import tts_worker_pb2 as pb
-from tts_worker.transports.grpc.service import TTSService
-from tts_worker.transports.grpc.synthesize import SynthesizeCall
+from tts_worker.server.grpc.service import TTSService
+from tts_worker.server.grpc.synthesize import SynthesizeCall
 
 CALLS = 60
 MAX_DISPLACEMENT = 4

@@ -26,7 +26,7 @@ from tests.integration.test_websocket import dial, metric, until_live_sessions
 from tests.unit.audio.test_encoders import with_flac_length
 from tts_worker.app import Worker, create_application, running_worker
 from tts_worker.engine.loop import EngineLoop
-from tts_worker.transports.openai import OPENAI_VOICES
+from tts_worker.server.compat.openai import OPENAI_VOICES
 
 TEXT = "Hello there, my friend. How are you today?"
 

@@ -68,7 +68,7 @@ class Cluster:
 
     async def deploy(self, **sections: Any) -> None:
         """Replace the running deployment."""
-        from tts_worker.transports.ray import deploy
+        from tts_worker.server.ray import deploy
 
         self.address = await asyncio.to_thread(deploy, settings_of(self.port, **sections))
 
@@ -84,7 +84,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    from tts_worker.transports import ray as ray_transport
+    from tts_worker.server import ray as ray_transport
 
     before = set(psutil.Process().children(recursive=True))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -335,7 +335,7 @@ async def test_behaviour_with_other_settings(cluster: Cluster, name: str) -> Non
 
 def replica_with(name: str) -> Any:
     """Replica class with the faulty worker of a behaviour."""
-    from tts_worker.transports.ray import Replica
+    from tts_worker.server.ray import Replica
 
     class FaultyReplica(Replica):
         @staticmethod
@@ -350,7 +350,7 @@ def replica_with(name: str) -> Any:
 
 @pytest.mark.parametrize("name", [name for name, behaviour in BEHAVIOURS.items() if behaviour.setup.engine is not None])
 async def test_behaviour_with_a_failing_worker(cluster: Cluster, name: str) -> None:
-    from tts_worker.transports import ray as ray_transport
+    from tts_worker.server import ray as ray_transport
 
     behaviour = BEHAVIOURS[name]
     one = ray_transport.application(
@@ -404,7 +404,7 @@ async def test_the_command_drains_and_leaves_the_cluster_running(cluster: Cluste
 
 
 def test_the_application_builder_of_ray_serve(tmp_path: Path) -> None:
-    from tts_worker.transports.ray import app
+    from tts_worker.server.ray import app
 
     file = tmp_path / "ray.yaml"
     file.write_text("ray: {max_replicas: 3, gpus_per_replica: 0.5}\nsession: {max_sessions: 10}\n")

@@ -301,11 +301,11 @@ async def test_offer_needs_key_and_enabled_webrtc() -> None:
 async def test_missing_extra_is_501_with_install_command(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    from tts_worker import transports
+    from tts_worker.server import webrtc
 
-    for module in ("webrtc_peer", "webrtc_track"):
-        monkeypatch.delitem(sys.modules, f"tts_worker.transports.{module}", raising=False)
-        monkeypatch.delattr(transports, module, raising=False)
+    for module in ("peer", "track"):
+        monkeypatch.delitem(sys.modules, f"tts_worker.server.webrtc.{module}", raising=False)
+        monkeypatch.delattr(webrtc, module, raising=False)
     monkeypatch.setitem(sys.modules, "aiortc", None)
     async with serving() as other, real_offer() as sdp:
         answer = await post_offer(other, sdp)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tts_worker.audio.resampler import Resampler
-from tts_worker.transports.webrtc_playout import TRACK_FRAME_SAMPLES, Playout, TrackClock
+from tts_worker.server.webrtc.playout import TRACK_FRAME_SAMPLES, Playout, TrackClock
 
 FRAME_S = 0.020
 

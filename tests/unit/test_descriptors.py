@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from tts_worker.transports.connections import PROBE_CONNECTIONS, limit_by_descriptors
+from tts_worker.server.connections import PROBE_CONNECTIONS, limit_by_descriptors
 
 resource = pytest.importorskip("resource", reason="Windows has no such limit")
 

@@ -31,7 +31,7 @@ def test_wheel_holds_voice_packs_configs_and_pages(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {f"tts_worker/configs/{file.name}" for file in (ROOT / "configs").glob("*.yaml")} <= names
     assert {"tts_worker/voicepacks/hibari/heart/metadata.yaml", "livekit/plugins/tts_worker/__init__.py"} <= names
-    assert any(name.startswith("tts_worker/transports/page/") for name in names)
+    assert any(name.startswith("tts_worker/server/web/") for name in names)
     assert not any(name.startswith(("tests/", "docs/")) for name in names)
 
 

@@ -34,9 +34,9 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ),
     ("engine",),
     ("models", "session"),
-    ("transports", "registry", "adapter"),
+    ("server", "registry", "adapter"),
     ("app", "fleet"),
-    ("client", "transports.ray"),  # both create workers: "local:" in this process, Ray Serve in its replicas
+    ("client", "server.ray"),  # both create workers: "local:" in this process, Ray Serve in its replicas
     ("integrations",),
     ("cli", "__main__", "commands", "benchmarks", "parity", "voicepack.commands"),
 )
@@ -138,7 +138,7 @@ def test_sessions_and_engines_do_not_import_each_other() -> None:
         for found in _imports()
         if (found.importer.startswith("engine") and found.imported.startswith("tts_worker.session"))
         or (found.importer.startswith("session") and found.imported.startswith("tts_worker.engine"))
-        or (found.importer.startswith("transports") and found.imported.startswith("tts_worker.engine"))
+        or (found.importer.startswith("server") and found.imported.startswith("tts_worker.engine"))
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -224,7 +224,7 @@ BASE_MODULES = (
     "app",
     "adapter",
     "cli",
-    "transports.http",
+    "server.http",
     "client",
     "session.hub",
     "engine.hibari.engine",

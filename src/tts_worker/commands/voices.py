@@ -13,8 +13,8 @@ from typing import Any
 from tts_worker.app import running_worker
 from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
 from tts_worker.errors import InvalidRequest
+from tts_worker.server.responses import voice_json
 from tts_worker.settings import Settings
-from tts_worker.transports.responses import voice_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

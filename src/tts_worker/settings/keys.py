@@ -5,7 +5,7 @@
       - {name: operator, sha256: 5e88...42d8, scopes: [speak, enrol, admin]}
       - {name: prometheus, key: another-random-string, scopes: []}
 
-``transports.keys`` checks the keys of callers against it.
+``server.keys`` checks the keys of callers against it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from google.protobuf.descriptor import Descriptor
 from tts_worker.errors import GRPC_STATUS, ErrorCode, ErrorInfo
 from tts_worker.protocol import proto_codec, tts_worker_pb2
 from tts_worker.protocol import tts_worker_pb2 as pb
-from tts_worker.transports.grpc import cosyvoice_pb2
+from tts_worker.server.grpc import cosyvoice_pb2
 from tts_worker.types import Alignment, Outcome, Receipt, Word
 
 ROOT = Path(__file__).parents[3]

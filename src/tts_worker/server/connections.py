@@ -33,8 +33,8 @@ from uvicorn.server import ServerState
 from websockets.frames import Frame
 
 from tts_worker.errors import ErrorCode, ErrorInfo
-from tts_worker.transports.rates import ThrottledLog, TokenBucket
-from tts_worker.transports.responses import error_body
+from tts_worker.server.rates import ThrottledLog, TokenBucket
+from tts_worker.server.responses import error_body
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol.dialogue import Dialogue
 from tts_worker.protocol.messages import ClientMessage, ReportMessage, StartMessage
 from tts_worker.protocol.proto_codec import encode_worker_message, parse_client_message
+from tts_worker.server.grpc.calls import Context, ResponseWriter, abort_with
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
-from tts_worker.transports.grpc.calls import Context, ResponseWriter, abort_with
 from tts_worker.types import PcmFrame, SessionOptions, State
 
 

@@ -11,10 +11,10 @@ import logging
 from collections.abc import Iterable
 
 from tts_worker.errors import IllegalCommand, InvalidRequest, SessionClosed
+from tts_worker.server.grpc.frames import StreamFormat
+from tts_worker.server.grpc.synthesize import SynthesizeCall
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
-from tts_worker.transports.grpc.frames import StreamFormat
-from tts_worker.transports.grpc.synthesize import SynthesizeCall
 from tts_worker.types import SessionOptions, State
 
 log = logging.getLogger(__name__)

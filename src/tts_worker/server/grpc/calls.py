@@ -13,7 +13,7 @@ from tts_worker.callers import set_caller
 from tts_worker.errors import GRPC_STATUS, ErrorInfo, QuotaExceeded, SendTimeout, error_info
 from tts_worker.logs import set_request_id
 from tts_worker.protocol.proto_codec import encode_trailers
-from tts_worker.transports.keys import KeyRing
+from tts_worker.server.keys import KeyRing
 
 log = logging.getLogger(__name__)
 

@@ -18,14 +18,14 @@ from grpc_reflection.v1alpha import reflection
 
 from tts_worker.errors import ConfigError
 from tts_worker.protocol import tts_worker_pb2, tts_worker_pb2_grpc
+from tts_worker.server.grpc import cosyvoice_pb2, cosyvoice_pb2_grpc
+from tts_worker.server.grpc.calls import KeyGuard
+from tts_worker.server.grpc.converse import ConversationService
+from tts_worker.server.grpc.cosyvoice import CosyVoiceService, CosyVoiceServiceConfig
+from tts_worker.server.grpc.models import ModelCatalog
+from tts_worker.server.grpc.service import ServiceConfig, TTSService
+from tts_worker.server.keys import KeyRing
 from tts_worker.session.hub import SessionHub
-from tts_worker.transports.grpc import cosyvoice_pb2, cosyvoice_pb2_grpc
-from tts_worker.transports.grpc.calls import KeyGuard
-from tts_worker.transports.grpc.converse import ConversationService
-from tts_worker.transports.grpc.cosyvoice import CosyVoiceService, CosyVoiceServiceConfig
-from tts_worker.transports.grpc.models import ModelCatalog
-from tts_worker.transports.grpc.service import ServiceConfig, TTSService
-from tts_worker.transports.keys import KeyRing
 
 _HEALTH_INTERVAL_S = 0.2
 _CLOSE_GRACE_S = 1.0

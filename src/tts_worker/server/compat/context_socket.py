@@ -26,10 +26,10 @@ from tts_worker.errors import (
 )
 from tts_worker.protocol.json_codec import dumps, parse_object
 from tts_worker.protocol.reply_queue import ReplyQueue
+from tts_worker.server.limits import ApiLimits
+from tts_worker.server.message_socket import MessageSocket
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
-from tts_worker.transports.limits import ApiLimits
-from tts_worker.transports.message_socket import MessageSocket
 from tts_worker.types import Output, SessionOptions, State
 
 log = logging.getLogger(__name__)

@@ -23,11 +23,12 @@ from tts_worker.errors import (
     Unauthenticated,
 )
 from tts_worker.logs import current_request_id, fields, set_request_id
+from tts_worker.server import cors
+from tts_worker.server.compat import elevenlabs
+from tts_worker.server.compat.apis import error_response
+from tts_worker.server.keys import KeyRing
+from tts_worker.server.rates import ThrottledLog
 from tts_worker.settings import is_loopback
-from tts_worker.transports import cors
-from tts_worker.transports.keys import KeyRing
-from tts_worker.transports.rates import ThrottledLog
-from tts_worker.transports.vendors import ELEVENLABS_PREFIX, error_response
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ KEY_HEADERS = ("x-api-key", "xi-api-key")
 """Headers of a key besides ``Authorization: Bearer``: the worker's and Cartesia's, ElevenLabs'."""
 
 KEY_PARAMETERS = ("api_key", "access_token", "xi_api_key", "xi-api-key")
-KEY_PARAMETER_PATHS = ("/tts/", "/v1/text-to-speech/", f"{ELEVENLABS_PREFIX}/v1/text-to-speech/")
+KEY_PARAMETER_PATHS = ("/tts/", "/v1/text-to-speech/", f"{elevenlabs.PREFIX}/v1/text-to-speech/")
 """Paths of the compatibility APIs that accept a key in the URL, as their browser clients send it. All other paths
 ignore it: URLs end up in the logs of proxies."""
 

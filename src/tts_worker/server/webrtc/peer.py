@@ -28,11 +28,11 @@ from tts_worker.errors import InvalidRequest, RateLimited, TTSWorkerError
 from tts_worker.protocol.dialogue import Dialogue
 from tts_worker.protocol.json_codec import dumps, parse_client_message
 from tts_worker.protocol.messages import RejectedMessage, ReportMessage, StoppedMessage, WorkerMessage
+from tts_worker.server.rates import MessageRate
+from tts_worker.server.webrtc.playout import FRAME_MS, Playout
+from tts_worker.server.webrtc.track import SpeechTrack
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
-from tts_worker.transports.rates import MessageRate
-from tts_worker.transports.webrtc_playout import FRAME_MS, Playout
-from tts_worker.transports.webrtc_track import SpeechTrack
 from tts_worker.types import PcmFrame, SessionOptions, State
 
 log = logging.getLogger(__name__)

@@ -16,28 +16,20 @@ from starlette.types import ASGIApp
 from tts_worker import __version__
 from tts_worker.errors import ErrorCode, ErrorInfo, TTSWorkerError
 from tts_worker.metrics import Metrics
+from tts_worker.server import api_docs
+from tts_worker.server.compat import apis, cosyvoice, elevenlabs, openai
+from tts_worker.server.keys import KeyRing
+from tts_worker.server.limits import ApiLimits
+from tts_worker.server.responses import voice_json
+from tts_worker.server.security import AuthMiddleware, BodyTooLarge
+from tts_worker.server.webrtc import offers
+from tts_worker.server.websocket import stream
 from tts_worker.session.hub import SessionHub
 from tts_worker.settings import Settings, is_loopback
-from tts_worker.transports import api_docs, cartesia, cosyvoice_http, elevenlabs, openai, vendors, webrtc
-from tts_worker.transports.keys import KeyRing
-from tts_worker.transports.limits import ApiLimits
-from tts_worker.transports.responses import voice_json
-from tts_worker.transports.security import AuthMiddleware, BodyTooLarge
-from tts_worker.transports.vendors import ELEVENLABS_PREFIX
-from tts_worker.transports.websocket import stream
 
 log = logging.getLogger(__name__)
 
-_TRANSPORTS = (
-    ("/v1/stream", "websocket"),
-    ("/webrtc", "webrtc"),
-    (f"{ELEVENLABS_PREFIX}/", "elevenlabs"),
-    ("/v1/text-to-speech/", "elevenlabs"),
-    ("/tts/", "cartesia"),
-    ("/v1/audio/", "openai"),
-)
-
-_PAGE = Path(__file__).parent / "page"
+_PAGE = Path(__file__).parent / "web"
 _PAGE_POLICY = "default-src 'self'; connect-src 'self' ws: wss:; img-src 'self' data:; base-uri 'none'"
 
 
@@ -61,12 +53,10 @@ def create_app(hub: SessionHub, metrics: Metrics, settings: Settings, keys: KeyR
 
     voice_names = openai.OPENAI_VOICES if settings.voices.openai_names else frozenset()
     app.include_router(openai.router(hub, limits, voice_names=voice_names))
-    app.include_router(cosyvoice_http.router(hub, limits))
-    app.include_router(cartesia.router(hub, limits))
-    app.include_router(elevenlabs.router(hub, limits))
-    app.include_router(elevenlabs.prefixed_router(hub, limits, prefix=vendors.ELEVENLABS_PREFIX))
+    for api in (apis.ELEVENLABS, apis.CARTESIA, apis.COSYVOICE):
+        app.include_router(api.router(hub, limits))
     if settings.webrtc.enabled:
-        app.include_router(webrtc.router(hub, settings.webrtc, limits, web_page=server.web_page))
+        app.include_router(offers.router(hub, settings.webrtc, limits, web_page=server.web_page))
     api_docs.describe(app)
     if server.web_page:
         _add_page(app)
@@ -77,7 +67,7 @@ def create_app(hub: SessionHub, metrics: Metrics, settings: Settings, keys: KeyR
         allowed_origins=server.allowed_origins,
         loopback_only=is_loopback(server.host),
         max_body_bytes=server.max_request_bytes,
-        upload_paths=cosyvoice_http.PATHS,
+        upload_paths=cosyvoice.PATHS,
         max_upload_bytes=server.max_upload_bytes,
         max_buffered_bytes=server.max_buffered_bytes,
     )
@@ -103,7 +93,7 @@ def _add_shared_paths(app: FastAPI, hub: SessionHub, limits: ApiLimits) -> None:
     """Add the paths that several APIs share. ElevenLabs clients, known by their key header, get that API's response."""
 
     def is_elevenlabs(request: Request) -> bool:
-        return vendors.vendor_of(request.scope) is vendors.Vendor.ELEVENLABS
+        return apis.api_of_client(request.scope) is apis.ELEVENLABS
 
     @app.get("/v1/voices", summary="List the voices")
     @app.get("/v1/audio/voices", include_in_schema=False)
@@ -127,9 +117,9 @@ def _add_shared_paths(app: FastAPI, hub: SessionHub, limits: ApiLimits) -> None:
 
 def transport_of(path: str) -> str:
     """Return the API of a path as metrics and logs name it: one of a small fixed set."""
-    if path in cosyvoice_http.PATHS:
-        return "cosyvoice"
-    return next((name for prefix, name in _TRANSPORTS if path.startswith(prefix)), "http")
+    own = {"/v1/stream": "websocket", "/webrtc": "webrtc"}
+    name = next((name for prefix, name in own.items() if path.startswith(prefix)), "http")
+    return name if (api := apis.api_of_path(path)) is None else api.name
 
 
 def _add_page(app: FastAPI) -> None:
@@ -154,20 +144,20 @@ class _RevalidatedFiles(StaticFiles):
 
 
 def _add_errors(app: FastAPI) -> None:
-    """Answer every error in the format of the client's API (``vendors.error_response``)."""
+    """Answer every error in the format of the client's API (``apis.error_response``)."""
 
     @app.exception_handler(TTSWorkerError)
     async def on_worker_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, TTSWorkerError)
         as_bad_request = error.code in openai.BAD_REQUEST and not isinstance(error, BodyTooLarge)
         status = 400 if as_bad_request and request.url.path == openai.SPEECH_PATH else None
-        return vendors.error_response(request.scope, error.info, status)
+        return apis.error_response(request.scope, error.info, status)
 
     @app.exception_handler(HTTPException)
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         info = ErrorInfo(ErrorCode.INVALID_REQUEST, str(error.detail))
-        return vendors.error_response(request.scope, info, error.status_code)
+        return apis.error_response(request.scope, info, error.status_code)
 
     @app.exception_handler(ClientDisconnect)
     async def on_disconnect(request: Request, error: Exception) -> Response:
@@ -176,4 +166,4 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def on_unexpected_error(request: Request, error: Exception) -> Response:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return vendors.error_response(request.scope, ErrorInfo(ErrorCode.INTERNAL, "internal error"))
+        return apis.error_response(request.scope, ErrorInfo(ErrorCode.INTERNAL, "internal error"))

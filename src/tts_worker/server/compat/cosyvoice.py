@@ -21,12 +21,12 @@ from starlette.responses import JSONResponse, Response
 from tts_worker.audio.encoders import AudioFormat, open_encoder, wav_file
 from tts_worker.errors import TextTooLong
 from tts_worker.models.routing import INSTRUCT
+from tts_worker.server.compat.rendering import Rendering, download
+from tts_worker.server.compat.uploads import Body, read_body
+from tts_worker.server.limits import ApiLimits
+from tts_worker.server.responses import LiveStream
+from tts_worker.server.validation import request_body, validate
 from tts_worker.session.hub import SessionHub
-from tts_worker.transports.limits import ApiLimits
-from tts_worker.transports.rendering import Rendering, download
-from tts_worker.transports.responses import LiveStream
-from tts_worker.transports.uploads import Body, read_body
-from tts_worker.transports.validation import request_body, validate
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 
 _TYPES = {"mp3": "audio/mpeg", "wav": "audio/wav", "pcm": f"audio/pcm;rate={SAMPLE_RATE_HZ};channels=1"}

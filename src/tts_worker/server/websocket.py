@@ -14,12 +14,12 @@ from tts_worker.errors import HTTP_STATUS, Draining, InvalidRequest, TTSWorkerEr
 from tts_worker.protocol.dialogue import Dialogue
 from tts_worker.protocol.json_codec import dumps, find_lexicon, parse_client_message, parse_start_query
 from tts_worker.protocol.messages import RejectedMessage
+from tts_worker.server.limits import ApiLimits
+from tts_worker.server.message_socket import MessageSocket
+from tts_worker.server.responses import error_response
+from tts_worker.server.security import SUBPROTOCOL
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
-from tts_worker.transports.limits import ApiLimits
-from tts_worker.transports.message_socket import MessageSocket
-from tts_worker.transports.responses import error_response
-from tts_worker.transports.security import SUBPROTOCOL
 from tts_worker.types import PcmFrame, SessionOptions, State
 
 _LARGE_MESSAGE_CHARS = 4_096

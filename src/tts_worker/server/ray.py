@@ -1,7 +1,7 @@
 """Deployment of workers as replicas of Ray Serve behind one address.
 
     tts-worker serve --ray --config configs/ray.yaml
-    serve run tts_worker.transports.ray:app config=configs/ray.yaml
+    serve run tts_worker.server.ray:app config=configs/ray.yaml
 
 A replica is a whole worker in its own process, with its engines loaded before it gets requests. Replicas share no
 state, and sessions end with their replica. Ray does the scheduling, routing and proxying.
@@ -118,7 +118,7 @@ def _scaling(replicas: RaySettings, max_sessions: int) -> dict[str, Any]:
 
 
 def app(arguments: dict[str, str]) -> Application:
-    """Application builder for ``serve run tts_worker.transports.ray:app config=FILE``. Raises ConfigError."""
+    """Application builder for ``serve run tts_worker.server.ray:app config=FILE``. Raises ConfigError."""
     if unknown := set(arguments) - {"config"}:
         raise ConfigError(f"unknown argument {', '.join(sorted(unknown))}: use config=FILE; see configs/ray.yaml")
     return application(load_settings(Path(arguments["config"]) if "config" in arguments else None))

@@ -14,9 +14,9 @@ from dataclasses import replace
 from tts_worker.errors import IllegalCommand, SessionClosed, TTSWorkerError, as_exception
 from tts_worker.protocol import proto_codec
 from tts_worker.protocol import tts_worker_pb2 as pb
+from tts_worker.server.grpc.frames import FrameShaper, ShapedFrame, StreamFormat
 from tts_worker.session.session import LocalSession
 from tts_worker.text.spoken_words import split_spoken
-from tts_worker.transports.grpc.frames import FrameShaper, ShapedFrame, StreamFormat
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Ended,

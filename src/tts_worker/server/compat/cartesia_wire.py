@@ -18,8 +18,8 @@ from tts_worker.audio.g711 import encode_alaw, encode_mulaw
 from tts_worker.audio.pcm import to_float
 from tts_worker.errors import HTTP_STATUS, ErrorInfo, InvalidRequest
 from tts_worker.logs import current_request_id
-from tts_worker.transports.rendering import Rendering
-from tts_worker.transports.responses import retry_after
+from tts_worker.server.compat.rendering import Rendering
+from tts_worker.server.responses import retry_after
 from tts_worker.types import SessionOptions
 from tts_worker.voices import Voice
 

@@ -17,18 +17,21 @@ from starlette.responses import JSONResponse, Response
 
 from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerError
 from tts_worker.protocol.json_codec import dumps, parse_object
+from tts_worker.server.compat import elevenlabs_wire as vendor
+from tts_worker.server.compat import voice_pages
+from tts_worker.server.compat.character_times import CharacterClock, CharacterTimes
+from tts_worker.server.compat.context_socket import ContextSocket, Message, SpeechContext
+from tts_worker.server.compat.rendering import Rendering, download, failure, synthesize
+from tts_worker.server.limits import ApiLimits
+from tts_worker.server.responses import LiveStream
+from tts_worker.server.validation import request_body, validate
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.text.decoding import TextDecoder
-from tts_worker.transports import elevenlabs_wire as vendor
-from tts_worker.transports import voice_pages
-from tts_worker.transports.character_times import CharacterClock, CharacterTimes
-from tts_worker.transports.context_socket import ContextSocket, Message, SpeechContext
-from tts_worker.transports.limits import ApiLimits
-from tts_worker.transports.rendering import Rendering, download, failure, synthesize
-from tts_worker.transports.responses import LiveStream
-from tts_worker.transports.validation import request_body, validate
 from tts_worker.types import Ended, Output, PcmFrame, SessionOptions, Words
+
+PREFIX = "/elevenlabs"
+"""Prefix under which all routes are served, so a client needs no header to select this API."""
 
 _SPEECH_PATH = "/v1/text-to-speech/{voice}"
 _BODY = request_body(vendor.Body)
@@ -287,10 +290,10 @@ def models_response(hub: SessionHub, limits: ApiLimits) -> Response:
     return JSONResponse(vendor.models_json(hub.voices, max_input_chars=limits.max_input_chars))
 
 
-def prefixed_router(hub: SessionHub, limits: ApiLimits, *, prefix: str) -> APIRouter:
-    """Return all of ElevenLabs' routes under ``prefix``, including the paths that other APIs share."""
-    routes = APIRouter(prefix=prefix, include_in_schema=False)
-    routes.include_router(router(hub, limits))
+def _prefixed_router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
+    """Return all routes under ``PREFIX``, including the paths that other APIs share."""
+    routes = APIRouter(prefix=PREFIX, include_in_schema=False)
+    routes.include_router(_own_router(hub, limits))
 
     @routes.get("/v1/voices")
     async def voices() -> Response:
@@ -308,7 +311,14 @@ def prefixed_router(hub: SessionHub, limits: ApiLimits, *, prefix: str) -> APIRo
 
 
 def router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
-    """Return the routes on paths that no other API shares."""
+    """Return ElevenLabs' routes, without those on paths that other APIs share (see ``http``)."""
+    routes = APIRouter()
+    routes.include_router(_own_router(hub, limits))
+    routes.include_router(_prefixed_router(hub, limits))
+    return routes
+
+
+def _own_router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
     routes = APIRouter()
     _add_sockets(routes, hub, limits)
     _add_voice_search(routes, hub)

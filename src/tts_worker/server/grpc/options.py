@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from tts_worker.audio.resampler import MAX_RATE_HZ, MIN_RATE_HZ, RATE_STEP_HZ
 from tts_worker.errors import InvalidRequest
-from tts_worker.transports.grpc.frames import StreamFormat
+from tts_worker.server.grpc.frames import StreamFormat
 from tts_worker.types import SessionOptions, UrlMode
 
 _Value = TypeVar("_Value")

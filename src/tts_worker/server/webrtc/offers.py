@@ -1,6 +1,6 @@
 """``POST /webrtc/offer`` and the web page that uses it.
 
-``webrtc_peer``, which needs the extra "webrtc", is imported with the first offer.
+``peer``, which needs the extra "webrtc", is imported with the first offer.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from starlette.responses import FileResponse, JSONResponse, Response
 
 from tts_worker.errors import InvalidRequest, MissingExtra, OverCapacity
 from tts_worker.protocol.json_codec import parse_object, parse_start
+from tts_worker.server.limits import ApiLimits
+from tts_worker.server.responses import error_response
+from tts_worker.server.validation import request_body, validate
 from tts_worker.session.hub import SessionHub
 from tts_worker.settings import WebRtcSettings
-from tts_worker.transports.limits import ApiLimits
-from tts_worker.transports.responses import error_response
-from tts_worker.transports.validation import request_body, validate
 
 if TYPE_CHECKING:
-    from tts_worker.transports.webrtc_peer import Peer
+    from tts_worker.server.webrtc.peer import Peer
 
-_PAGE = Path(__file__).parent / "page" / "index.html"
+_PAGE = Path(__file__).parents[1] / "web" / "index.html"
 _PAGE_POLICY = "default-src 'self'; media-src 'self' blob: mediastream:; base-uri 'none'"
 _RETRY_AFTER_S = 1.0
 
@@ -47,7 +47,7 @@ class PeerRegistry:
 
     def __init__(self, hub: SessionHub, settings: WebRtcSettings, limits: ApiLimits) -> None:
         try:
-            from tts_worker.transports import webrtc_peer
+            from tts_worker.server.webrtc import peer as webrtc_peer
         except ModuleNotFoundError as error:
             if error.name not in ("aiortc", "av"):
                 raise

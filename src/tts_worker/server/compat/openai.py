@@ -26,11 +26,11 @@ from tts_worker.errors import (
 )
 from tts_worker.protocol.json_codec import parse_object
 from tts_worker.protocol.messages import error_fields
+from tts_worker.server.compat.rendering import Rendering, download
+from tts_worker.server.limits import ApiLimits
+from tts_worker.server.responses import LiveStream
+from tts_worker.server.validation import request_body, validate
 from tts_worker.session.hub import SessionHub
-from tts_worker.transports.limits import ApiLimits
-from tts_worker.transports.rendering import Rendering, download
-from tts_worker.transports.responses import LiveStream
-from tts_worker.transports.validation import request_body, validate
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")

@@ -18,10 +18,10 @@ from tts_worker.errors import (
     UnspeakableText,
     as_exception,
 )
+from tts_worker.server.compat.cosyvoice import speech_options
+from tts_worker.server.grpc import cosyvoice_pb2 as pb
+from tts_worker.server.grpc.calls import Context, ResponseWriter, abort_with
 from tts_worker.session.hub import SessionHub
-from tts_worker.transports.cosyvoice_http import speech_options
-from tts_worker.transports.grpc import cosyvoice_pb2 as pb
-from tts_worker.transports.grpc.calls import Context, ResponseWriter, abort_with
 from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions
 
 PROMPT_RATE_HZ = 16_000

@@ -17,10 +17,10 @@ from starlette.responses import JSONResponse, Response
 
 from tts_worker.audio.encoders import AudioFormat, open_encoder
 from tts_worker.errors import HTTP_STATUS, ErrorInfo, InvalidRequest
-from tts_worker.transports.character_times import CharacterTimes
-from tts_worker.transports.rendering import Rendering
-from tts_worker.transports.responses import retry_after
-from tts_worker.transports.validation import validate
+from tts_worker.server.compat.character_times import CharacterTimes
+from tts_worker.server.compat.rendering import Rendering
+from tts_worker.server.responses import retry_after
+from tts_worker.server.validation import validate
 from tts_worker.types import SessionOptions
 from tts_worker.voices import Voice
 

@@ -15,7 +15,7 @@ import numpy as np
 from aiortc import MediaStreamTrack
 from aiortc.mediastreams import MediaStreamError
 
-from tts_worker.transports.webrtc_playout import TRACK_FRAME_SAMPLES, TRACK_RATE_HZ, TrackClock
+from tts_worker.server.webrtc.playout import TRACK_FRAME_SAMPLES, TRACK_RATE_HZ, TrackClock
 
 _TIME_BASE = fractions.Fraction(1, TRACK_RATE_HZ)
 _SILENT_PACKET = b"\xf8\xff\xfe"

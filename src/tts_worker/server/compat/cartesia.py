@@ -20,15 +20,15 @@ from starlette.responses import JSONResponse, Response
 
 from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerError
 from tts_worker.protocol.json_codec import dumps, parse_object
+from tts_worker.server.compat import cartesia_wire as vendor
+from tts_worker.server.compat import voice_pages
+from tts_worker.server.compat.context_socket import ContextSocket, Message, SpeechContext
+from tts_worker.server.compat.rendering import Rendering, download, failure, synthesize
+from tts_worker.server.limits import ApiLimits
+from tts_worker.server.responses import LiveStream
+from tts_worker.server.validation import request_body, validate
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
-from tts_worker.transports import cartesia_wire as vendor
-from tts_worker.transports import voice_pages
-from tts_worker.transports.context_socket import ContextSocket, Message, SpeechContext
-from tts_worker.transports.limits import ApiLimits
-from tts_worker.transports.rendering import Rendering, download, failure, synthesize
-from tts_worker.transports.responses import LiveStream
-from tts_worker.transports.validation import request_body, validate
 from tts_worker.types import SAMPLE_RATE_HZ, Ended, Output, PcmFrame, UtteranceKey, Words
 
 _MAX_UTTERANCES = 8

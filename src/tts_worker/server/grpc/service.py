@@ -15,14 +15,14 @@ from tts_worker.errors import IllegalCommand, InvalidRequest, TextTooLong, TTSWo
 from tts_worker.protocol import proto_codec
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol.messages import PROTOCOL_VERSION
+from tts_worker.server.audit import admin_action
+from tts_worker.server.grpc.calls import Context, ResponseWriter, abort_with, caller_identity
+from tts_worker.server.grpc.frames import StreamFormat
+from tts_worker.server.grpc.models import ModelCatalog
+from tts_worker.server.grpc.options import StartOptions, add_shaper_lead, parse_start_options
+from tts_worker.server.grpc.sessions import SessionTable, WorkerSession
+from tts_worker.server.grpc.synthesize import SynthesizeCall
 from tts_worker.session.hub import SessionHub
-from tts_worker.transports.audit import admin_action
-from tts_worker.transports.grpc.calls import Context, ResponseWriter, abort_with, caller_identity
-from tts_worker.transports.grpc.frames import StreamFormat
-from tts_worker.transports.grpc.models import ModelCatalog
-from tts_worker.transports.grpc.options import StartOptions, add_shaper_lead, parse_start_options
-from tts_worker.transports.grpc.sessions import SessionTable, WorkerSession
-from tts_worker.transports.grpc.synthesize import SynthesizeCall
 from tts_worker.types import SAMPLE_RATE_HZ, Alignment, Receipt
 
 SAMPLE_RATES_HZ = (8_000, 16_000, 22_050, SAMPLE_RATE_HZ, 32_000, 44_100, 48_000)
