@@ -152,11 +152,9 @@ async def test_lone_surrogates_leave_the_peer_usable(address: str) -> None:
         client.send(type="ping", id=surrogate)
         client.send(type="text", text="Hello.", context=surrogate)
         client.send(type=surrogate)
-        assert (await client.until_message("rejected"))["code"] == "invalid_request"
-        assert (await client.until_message("pong"))["id"] == surrogate
+        assert (await client.until_message("rejected", 3))["code"] == "invalid_request"
         client.send(type="text", text=f"Hello {surrogate}there.", end=True)
-        done = await client.until_message("done")
-        assert (done["text_remaining"], done["context"]) == ("", surrogate)
+        assert (await client.until_message("done"))["text_remaining"] == ""
 
 
 async def test_flood_of_messages_ends_the_peer() -> None:

@@ -34,7 +34,10 @@ PROTOCOL_VERSION = 1
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound="Message")
 
-Name = Annotated[str, Meta(max_length=128)]
+_VALID = r"^[^\uD800-\uDFFF]*$"
+"""Text without lone surrogates, which neither UTF-8 nor an engine can take. The text to speak may have some."""
+
+Name = Annotated[str, Meta(max_length=128, pattern=_VALID)]
 Samples = Annotated[int, Meta(ge=0)]
 _PROBLEM = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?", re.DOTALL)
 
@@ -73,6 +76,8 @@ def explain(error: Exception) -> str:
     text, location = (match[1], match[2]) if match is not None else (str(error), None)
     if text.startswith("Invalid "):
         text = "Invalid value"
+    elif "regex" in text:
+        text = "Expected text without lone surrogates"
     return f"{location}: {text[:1].lower()}{text[1:]}" if location else text
 
 
@@ -87,8 +92,8 @@ class StartMessage(Message, tag="start"):
     needs: Annotated[tuple[str, ...], Meta(max_length=16)] = ()
     speed: float = 1.0
     seed: int = 0
-    language: Annotated[str, Meta(max_length=35)] | None = None
-    instruct: Annotated[str, Meta(max_length=2_000)] | None = None
+    language: Annotated[str, Meta(max_length=35, pattern=_VALID)] | None = None
+    instruct: Annotated[str, Meta(max_length=2_000, pattern=_VALID)] | None = None
     realtime: bool = True
     lead_ms: float | None = None
     frame_ms: int | None = None
@@ -172,7 +177,7 @@ class StopMessage(Message, tag="stop"):
     """Ends all utterances. ``played_samples``: samples of the current utterance that were played, if known."""
 
     played_samples: Samples | None = None
-    reason: Annotated[str, Meta(max_length=64)] | None = None
+    reason: Annotated[str, Meta(max_length=64, pattern=_VALID)] | None = None
 
 
 class ClearMessage(StopMessage, tag="clear"):

@@ -182,11 +182,17 @@ def test_error_names_the_field_and_no_value(raw: str, field: str) -> None:
     assert "99999" not in caught.value.message
 
 
-def test_lone_surrogates_are_accepted_and_escaped() -> None:
-    message = json_codec.parse_client_message('{"type": "text", "text": "\\ud83d", "context": "\\udfff"}')
+def test_lone_surrogates_are_accepted_in_text_only() -> None:
+    message = json_codec.parse_client_message('{"type": "text", "text": "\\ud83d"}')
     assert isinstance(message, TextMessage)
     assert message.text == "\ud83d"
-    encoded = json_codec.dumps(RejectedMessage(context=message.context))
+    for raw in ('{"type": "text", "text": "a", "context": "\\udfff"}', '{"type": "start", "instruct": "a\\udfffb"}'):
+        with pytest.raises(InvalidRequest, match="without lone surrogates"):
+            json_codec.parse_client_message(raw)
+
+
+def test_names_of_other_programs_are_escaped() -> None:
+    encoded = json_codec.dumps(RejectedMessage(context="\udfff"))
     assert encoded.isascii()
     assert json.loads(encoded)["context"] == "\udfff"
 
