@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -214,3 +216,11 @@ def test_messages_match_the_schema(message: Any) -> None:
     schema = json_codec.json_schema()
     union = {"$ref": f"#/$defs/{type(message).__name__}", "$defs": schema["$defs"]}
     jsonschema.Draft202012Validator(union).validate(json.loads(json_codec.dumps(message)))
+
+
+def test_documentation_names_every_message_and_field() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text("utf-8")
+    words = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]*)`", text))))
+    for kind in (*json_codec.CLIENT_MESSAGES, *json_codec.WORKER_MESSAGES):
+        missing = {kind.type_name(), *kind.__struct_fields__} - words - {"synthetic"}
+        assert not missing, f"docs/protocol.md does not name {missing} of {kind.__name__}"
