@@ -35,6 +35,8 @@ def test_every_result_names_its_engine(name: str) -> None:
     elif "bench frames" in command:
         assert engine == "tone"
         expected = "the tone engine"
+    elif "bench text" in command:
+        expected = "no audio"
     elif "engine_process.py" in command:
         assert f"--engine {engine} " in command
         expected = {"tone": "the tone engine", "cpu": "the CPU voice"}[engine]
