@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +26,30 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 examples.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 examples.load_profile("any machine")
 
+SLOW = (
+    "behaviour/",
+    "browser/",
+    "integration/test_cli.py",
+    "integration/test_elevenlabs.py",
+    "integration/test_grpc_up.py",
+    "integration/test_leaks_and_races.py",
+    "integration/test_models.py",
+    "integration/test_ray.py",
+    "integration/test_webrtc.py",
+    "integrations/test_examples.py",
+    "parity/",
+    "property/test_fair_schedule.py",
+    "property/test_playback_lead.py",
+    "property/test_simulated_engine.py",
+    "quality/",
+    "unit/benchmarks/",
+    "unit/cosyvoice/",
+    "unit/engine/test_process.py",
+    "unit/streaming/",
+    "unit/voicepack/",
+)
+"""Folders and files whose tests are marked ``slow``: each takes more than about 5 s of processor time."""
+
 TONE: dict[str, Any] = {"engines": {"tone": {"kind": "tone"}}}
 
 
@@ -38,6 +63,13 @@ async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> Non
     with anyio.fail_after(timeout_s):
         while not condition():  # noqa: ASYNC110  (other threads change the condition without a signal)
             await asyncio.sleep(0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tests = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(tests).as_posix().startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

@@ -34,6 +34,10 @@ class _Sequence(EngineSequence):
         return Need.RENDER if self.output.credit_samples > 0 else Need.NONE
 
     @property
+    def has_pending_speech(self) -> bool:
+        return True
+
+    @property
     def is_complete(self) -> bool:
         return False
 
