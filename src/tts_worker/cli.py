@@ -28,7 +28,7 @@ COMMANDS: dict[str, str] = {
     "voice": "add, list and import voices of a CosyVoice model directory",
     "voicepack": "download, check, convert or create CosyVoice model directories",
     "doctor": "report what is installed, what is missing and how to install it",
-    "parity": "compare every stage of a CosyVoice model directory with reference figures",
+    "parity": "compare every stage of a CosyVoice model directory with reference figures (in a clone)",
     "export": "export ONNX graphs of a CosyVoice model directory",
     "bench control": "measure the latency of STOP, PAUSE and RESUME under load",
     "bench latency": "measure the first-audio latency",
@@ -48,7 +48,9 @@ EXIT_DEVICE_LOST = 75
 _MISUSE = frozenset({ErrorCode.INVALID_REQUEST, ErrorCode.CONFIG, ErrorCode.UNKNOWN_VOICE, ErrorCode.UNKNOWN_MODEL})
 
 
-class _CommandModule(Protocol):
+class CommandModule(Protocol):
+    """What a command consists of."""
+
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
     def run(self, args: argparse.Namespace) -> int: ...
 
@@ -59,12 +61,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = _command(words)
     if name is None:
         return _help(words)
-    module = cast(_CommandModule, importlib.import_module(f"tts_worker.commands.{name.replace(' ', '_')}"))
-    parser = argparse.ArgumentParser(prog=f"tts-worker {name}", description=_sentence(COMMANDS[name]))
-    module.add_arguments(parser)
-    args = parser.parse_args(words[len(name.split()) :])
+    module = cast(CommandModule, importlib.import_module(f"tts_worker.commands.{name.replace(' ', '_')}"))
+    return run_command(f"tts-worker {name}", module, words[len(name.split()) :], description=_sentence(COMMANDS[name]))
+
+
+def run_command(prog: str, module: CommandModule, words: Sequence[str], *, description: str = "") -> int:
+    """Parse the arguments of a command, run it and return the exit code; a typed error goes to standard error."""
+    parser = argparse.ArgumentParser(prog=prog, description=description or module.__doc__)
     try:
-        return module.run(args)
+        module.add_arguments(parser)
+        return module.run(parser.parse_args(words))
     except TTSWorkerError as error:
         print(f"error: {error.message}", file=sys.stderr)
         if isinstance(error, DeviceLost):

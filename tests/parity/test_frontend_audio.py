@@ -21,9 +21,9 @@ from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.enrol import bundled_voices
 from tts_worker.engine.cosyvoice.features import KaldiFbank, MelSpectrogram, WhisperMel, slaney_filters
+from tts_worker.engine.cosyvoice.reference.algorithms import ReferenceFrontend, SincResampler
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.errors import BundleError, InvalidRequest
-from tts_worker.parity.reference import ReferenceFrontend, SincResampler
 
 LIMIT = 1e-4
 PROMPTS = ("prompt_24k", "prompt_44k1_stereo")

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.cosyvoice.bundles import DATA, FAMILIES, tiny
 
 from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer, special_tokens
-from tts_worker.errors import BundleError
-from tts_worker.parity.reference_normalizer import (
+from tts_worker.engine.cosyvoice.reference.normalizer import (
     contains_chinese,
     is_only_punctuation,
     normalize,
@@ -23,6 +21,8 @@ from tts_worker.parity.reference_normalizer import (
     spell_out_numbers,
     wetext_rewriter,
 )
+from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer, special_tokens
+from tts_worker.errors import BundleError
 
 TEXT = DATA / "golden" / "text"
 REAL_VOCABULARY = DATA / "qwen2-tokenizer"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,14 +14,15 @@ import torch
 from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, tiny
 from torch import Tensor
 
+from tools.parity.compare import CheckList, Golden
+from tools.parity.flow_stages import check_estimator, check_inference
+from tools.parity.report import Check, ParityReport, Status
+from tools.parity.runner import run_parity
 from tts_worker.cli import main
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.tensor_files import read_safetensors, write_safetensors
 from tts_worker.errors import BundleError, ConfigError, InvalidRequest
-from tts_worker.parity import Check, ParityReport, Status, run_parity
-from tts_worker.parity.compare import CheckList, Golden
-from tts_worker.parity.flow_stages import check_estimator, check_inference
 
 pytestmark = pytest.mark.timeout(400)  # a whole run of every stage is half a minute of work where two share a core
 
@@ -185,6 +188,21 @@ def test_parity_command_prints_the_report(folder: Path, capsys: pytest.CaptureFi
     assert main([*args, "--failures"]) == 1
     assert len(capsys.readouterr().out.splitlines()) == 2
     assert main([*args[:-1], str(folder / "no")]) == 2
+
+
+def test_tool_and_command_print_the_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["--bundle", str(tiny("cosyvoice2")), "--golden", str(folder), "--json"]
+    tool = [sys.executable, "-m", "tools.parity"]
+    root = Path(__file__).parents[2]
+
+    done = subprocess.run([*tool, *args], cwd=root, capture_output=True, text=True, check=False)
+    refused = subprocess.run([*tool, *args[:3], str(folder / "no")], cwd=root, capture_output=True, text=True)
+
+    assert main(["parity", *args]) == done.returncode == 0, done.stderr
+    printed = [{**json.loads(out), "checks": 0} for out in (capsys.readouterr().out, done.stdout)]
+    assert printed[0] == printed[1]
+    assert refused.returncode == 2
+    assert "no such golden folder" in refused.stderr
 
 
 def test_long_waveforms_are_compared_in_db(tmp_path: Path) -> None:

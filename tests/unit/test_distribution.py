@@ -22,6 +22,13 @@ def built(kind: str, directory: Path) -> Path:
     return file
 
 
+def run_installed(arguments: list[str], directory: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python in ``directory`` with the package of ``directory / "site"``."""
+    path = os.pathsep.join([str(directory / "site"), *filter(None, sys.path[1:])])
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run([sys.executable, *arguments], cwd=directory, env=environment, capture_output=True, text=True)
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built("wheel", tmp_path_factory.mktemp("wheel"))
@@ -32,7 +39,7 @@ def test_wheel_holds_voice_packs_configs_and_pages(wheel: Path) -> None:
     assert {f"tts_worker/configs/{file.name}" for file in (ROOT / "configs").glob("*.yaml")} <= names
     assert {"tts_worker/voicepacks/hibari/heart/metadata.yaml", "livekit/plugins/tts_worker/__init__.py"} <= names
     assert any(name.startswith("tts_worker/server/web/") for name in names)
-    assert not any(name.startswith(("tests/", "docs/")) for name in names)
+    assert not any(name.startswith(("tests/", "docs/", "tools/")) for name in names)
 
 
 def test_installed_wheel_finds_its_voices_and_configs(wheel: Path, tmp_path: Path) -> None:
@@ -49,10 +56,16 @@ def test_installed_wheel_finds_its_voices_and_configs(wheel: Path, tmp_path: Pat
         "settings = load_settings(find_config(Path('configs/worker.yaml')))\n"
         "assert read_voicepacks(settings.voices.directory)\n"
     )
-    path = os.pathsep.join([str(tmp_path / "site"), *filter(None, sys.path[1:])])
-    run = [sys.executable, "-c", code]
-    done = subprocess.run(run, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    done = run_installed(["-c", code], tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_installed_wheel_says_that_parity_needs_a_clone(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    done = run_installed(["-m", "tts_worker", "parity", "--bundle", "x", "--golden", "y"], tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "python -m tools.parity" in done.stderr
 
 
 def test_sdist_holds_docs_and_examples_but_no_weights(tmp_path: Path) -> None:
@@ -60,6 +73,17 @@ def test_sdist_holds_docs_and_examples_but_no_weights(tmp_path: Path) -> None:
     with tarfile.open(file) as archive:
         names = {member.name.partition("/")[2] for member in archive.getmembers()}
     folders = {name.partition("/")[0] for name in names}
-    assert {"src", "configs", "voicepacks", "docs", "examples", "tests", "scripts", "LICENSE", "NOTICE"} <= folders
+    assert {
+        "src",
+        "configs",
+        "voicepacks",
+        "docs",
+        "examples",
+        "tests",
+        "tools",
+        "scripts",
+        "LICENSE",
+        "NOTICE",
+    } <= folders
     assert not [name for name in names if name.endswith((".safetensors", ".pt", ".onnx"))]
     assert file.stat().st_size < 3_000_000, "weights for tests made it 15 MB"

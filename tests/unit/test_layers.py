@@ -38,7 +38,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("app", "fleet"),
     ("client", "server.ray"),  # both create workers: "local:" in this process, Ray Serve in its replicas
     ("integrations",),
-    ("cli", "__main__", "commands", "benchmarks", "parity", "voicepack.commands"),
+    ("cli", "__main__", "commands", "benchmarks", "voicepack.commands"),
 )
 PURE = ROWS[1] + ROWS[3]
 """Modules without a clock, thread, event loop or tensor."""
@@ -132,6 +132,11 @@ def test_layers_import_only_lower_layers() -> None:
     assert len(ours) > 300
 
 
+def test_package_does_not_need_the_tools() -> None:
+    """``tools`` is not installed; only the command ``parity`` looks for it, in a clone."""
+    assert [_describe(found) for found in _imports() if found.imported.split(".")[0] == "tools"] == []
+
+
 def test_sessions_and_engines_do_not_import_each_other() -> None:
     wrong = [
         _describe(found)
@@ -161,7 +166,6 @@ def test_only_the_engine_loop_uses_asyncio_in_engines() -> None:
 def test_torch_is_imported_only_by_engines_and_tools() -> None:
     allowed = (
         "engine",
-        "parity",
         "commands.bench_engine",
         "commands.doctor",
         "commands.export",

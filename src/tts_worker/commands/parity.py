@@ -1,49 +1,36 @@
-"""``tts-worker parity``: compares every stage of a model directory with the reference figures of a golden folder."""
+"""``tts-worker parity``: starts the developer tool ``tools.parity``, which only a clone has."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import sys
 from pathlib import Path
+from typing import cast
 
-from tts_worker.commands.progress import Bar
-from tts_worker.voicepack.commands import need_torch
+from tts_worker.cli import CommandModule
+from tts_worker.errors import ConfigError
+
+CLONE = Path(__file__).resolve().parents[3]
+"""Root of the clone, if the package runs from one."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bundle", type=Path, required=True, metavar="DIR", help="model directory")
-    parser.add_argument(
-        "--golden",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="golden folder of one model family; text/ lies beside it",
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the networks run")
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16"),
-        default="float32",
-        help="of the language model and the flow estimator; errors in bfloat16 are relative",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--failures", action="store_true", help="list only failures")
+    """Add the arguments of the tool.
+
+    Raises:
+        ConfigError: The package does not run from a clone.
+    """
+    _tool().add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    need_torch()
-    from tts_worker.parity.runner import run_parity
+    return _tool().run(args)
 
-    with Bar(shown=not args.json) as bar:
-        report = run_parity(
-            args.bundle,
-            args.golden,
-            lambda file: bar.update(f"comparing {file}"),
-            device=args.device,
-            half=args.dtype == "bfloat16",
-        )
-    if args.json:
-        print(report.to_json())
-    else:
-        for line in report.lines(every=not args.failures):
-            print(line)
-    return report.exit_code
+
+def _tool() -> CommandModule:
+    if not (CLONE / "tools" / "parity").is_dir():
+        raise ConfigError("parity is not part of the installed package: run `python -m tools.parity` in a clone")
+    if str(CLONE) not in sys.path:
+        sys.path.insert(0, str(CLONE))
+    return cast(CommandModule, importlib.import_module("tools.parity.command"))

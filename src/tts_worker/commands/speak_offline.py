@@ -1,7 +1,7 @@
 """``tts-worker say --engine cosyvoice --bundle DIR``: one utterance through the streaming engine, without a worker.
 
 Supports every mode of the models. Takes the arguments of ``say`` and the ones added here. ``--compat reference`` speaks
-with the reference's algorithms instead (``tts_worker.parity``).
+with the reference's algorithms instead (``engine.cosyvoice.reference``).
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ def _normalized(args: argparse.Namespace, segments: list[Segment], speaker: Spea
 
 def _prepare_reference(args: argparse.Namespace, bundle: Bundle, _name: str, speaker: Speaker) -> Speak:
     """Prepare speech of the reference's algorithms: everything that needs no weights."""
-    from tts_worker.parity.speech import ReferenceOptions, ReferenceSpeech
+    from tts_worker.engine.cosyvoice.reference.speech import ReferenceOptions, ReferenceSpeech
 
     if args.backend != "torch":
         raise InvalidRequest("--compat reference runs on PyTorch only: leave --backend out")

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from tts_worker.cli import COMMANDS
-from tts_worker.parity.compat import Compat
+from tts_worker.engine.cosyvoice.reference.compat import Compat
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cosyvoice.md").read_text("utf-8")
 TYPED = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
-OURS = [line for line in TYPED if line.startswith("tts-worker ")]
+COMMANDS_TYPED = [line.replace("python -m tools.parity", "tts-worker parity") for line in TYPED]
+OURS = [line for line in COMMANDS_TYPED if line.startswith("tts-worker ")]
 
 
 @pytest.mark.parametrize("line", OURS)

@@ -15,7 +15,7 @@ from tests.unit.cosyvoice.networks import FAMILIES, apart, full_config, networks
 from tts_worker.engine.cosyvoice.backends.kernels.audio import inverse_stft
 from tts_worker.engine.cosyvoice.models import hift as hift_module
 from tts_worker.engine.cosyvoice.models.hift import Conv, Fourier, HashedNoise, Hift, RepeatConv, Source
-from tts_worker.parity.reference import BufferedNoise, FadeState, reference_fade
+from tts_worker.engine.cosyvoice.reference.algorithms import BufferedNoise, FadeState, reference_fade
 
 V2, V3 = FAMILIES
 FRAME = 480

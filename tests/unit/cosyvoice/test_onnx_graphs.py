@@ -41,9 +41,9 @@ from tts_worker.engine.cosyvoice.backends.onnx_runtime import (
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.reference.pipeline import OfflinePipeline
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.errors import BundleError, ConfigError
-from tts_worker.parity.pipeline import OfflinePipeline
 from tts_worker.types import Boundary, SynthesisParams, UtteranceKey
 
 TOLERANCE = 5e-5

@@ -30,9 +30,9 @@ from tts_worker.engine.cosyvoice.chunks import trimmed_prompt
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.engine_config import TextMode
 from tts_worker.engine.cosyvoice.enrol import Speaker
+from tts_worker.engine.cosyvoice.reference.pipeline import OfflinePipeline
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.sequence import plain_segment
-from tts_worker.parity.pipeline import OfflinePipeline
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.types import (
     Audio,

@@ -10,8 +10,8 @@ from tests.unit.streaming.engines import FAMILIES, KEY, PROMPTED, engine, networ
 from tests.unit.streaming.test_engine import assert_pcm_close, build_request
 from tts_worker.audio.pcm import to_pcm
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
+from tts_worker.engine.cosyvoice.reference.pipeline import OfflinePipeline
 from tts_worker.errors import ErrorCode
-from tts_worker.parity.pipeline import OfflinePipeline
 from tts_worker.types import Boundary, Cancel, Credit, Done, EndText, Failed, Open, Segment, Text
 
 TOKENS = tuple(i * 97 % 6561 for i in range(70))

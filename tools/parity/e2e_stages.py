@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tools.parity.compare import MEL, CheckList, Golden
+from tools.parity.hift_stages import noise_named, seed_of
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.reference.compat import Compat
+from tts_worker.engine.cosyvoice.reference.pipeline import AudioChunk, OfflinePipeline
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.tensor_files import read_pickled
 from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer
-from tts_worker.parity.compare import MEL, CheckList, Golden
-from tts_worker.parity.compat import Compat
-from tts_worker.parity.hift_stages import noise_named, seed_of
-from tts_worker.parity.pipeline import AudioChunk, OfflinePipeline
 
 
 @dataclass(frozen=True)

@@ -16,20 +16,20 @@ from typing import Any
 
 import torch
 
+from tools.parity.compare import CheckList, Golden
+from tools.parity.debug_stages import check_layers
+from tools.parity.e2e_stages import check_text2wav, check_token2wav
+from tools.parity.flow_stages import check_encoder, check_estimator, check_inference, check_solver
+from tools.parity.front_stages import check_frontend, check_normalizer, check_speakers, check_tokenizer
+from tools.parity.hift_stages import check_hift
+from tools.parity.lm_stages import check_bistream, check_free_run, check_llm, check_sampling, check_silence
+from tools.parity.report import ParityReport
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import V3
 from tts_worker.engine.cosyvoice.loader import load_networks, resolve_device
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.errors import InvalidRequest
-from tts_worker.parity.compare import CheckList, Golden
-from tts_worker.parity.debug_stages import check_layers
-from tts_worker.parity.e2e_stages import check_text2wav, check_token2wav
-from tts_worker.parity.flow_stages import check_encoder, check_estimator, check_inference, check_solver
-from tts_worker.parity.front_stages import check_frontend, check_normalizer, check_speakers, check_tokenizer
-from tts_worker.parity.hift_stages import check_hift
-from tts_worker.parity.lm_stages import check_bistream, check_free_run, check_llm, check_sampling, check_silence
-from tts_worker.parity.report import ParityReport
 
 BFLOAT16_LIMIT = 0.05
 """Relative error of what is computed in bfloat16: an 8-bit mantissa (4e-3), amplified about tenfold by the layers."""

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tools.parity.compare import DECODE, FEATURES, PITCH_HZ, SHORT_WAVE, CheckList, Golden
 from tts_worker.engine.cosyvoice.models.hift import Hift, Noise
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.parity.compare import DECODE, FEATURES, PITCH_HZ, SHORT_WAVE, CheckList, Golden
-from tts_worker.parity.reference import BufferedNoise, DefaultGeneratorNoise, NaturalNoise
+from tts_worker.engine.cosyvoice.reference.algorithms import BufferedNoise, DefaultGeneratorNoise, NaturalNoise
 
 
 def seed_of(meta: dict[str, Any]) -> int:

@@ -16,12 +16,12 @@ from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import V3
 from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
 from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.reference.algorithms import ReferenceFrontend, reference_request
+from tts_worker.engine.cosyvoice.reference.compat import Compat
+from tts_worker.engine.cosyvoice.reference.normalizer import normalize_and_split, wetext_rewriter
+from tts_worker.engine.cosyvoice.reference.pipeline import AudioChunk, OfflinePipeline
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.errors import ConfigError, UnspeakableText
-from tts_worker.parity.compat import Compat
-from tts_worker.parity.pipeline import AudioChunk, OfflinePipeline
-from tts_worker.parity.reference import ReferenceFrontend, reference_request
-from tts_worker.parity.reference_normalizer import normalize_and_split, wetext_rewriter
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,11 @@ from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
 from tts_worker.engine.cosyvoice.models.dims import FlowDims, HiftDims
 from tts_worker.engine.cosyvoice.models.flow import NOISE_FRAMES
 from tts_worker.engine.cosyvoice.models.hift import HELD_FRAMES, F0Predictor, Hift, Noise
+from tts_worker.engine.cosyvoice.reference.compat import Compat
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.sampler import SampleRule
 from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT
 from tts_worker.errors import InvalidRequest
-from tts_worker.parity.compat import Compat
 
 # The hop doubles from the first to the maximum, independently of the trained chunk size.
 FIRST_HOP_TOKENS = 25

@@ -18,13 +18,7 @@ from tts_worker.engine.cosyvoice.chunks import Chunk, Draw, GridPlan, Interleave
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool
 from tts_worker.engine.cosyvoice.models.hift import HashedNoise, Noise
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.request import Request
-from tts_worker.engine.cosyvoice.runs import MAX_RATIO, MIN_RATIO
-from tts_worker.engine.cosyvoice.sampler import DrawState, draw
-from tts_worker.engine.cosyvoice.silence import SILENT_TOKENS, SilenceFilter
-from tts_worker.errors import InvalidRequest
-from tts_worker.parity.compat import Compat
-from tts_worker.parity.reference import (
+from tts_worker.engine.cosyvoice.reference.algorithms import (
     DefaultGeneratorNoise,
     FadeState,
     Hop,
@@ -34,6 +28,12 @@ from tts_worker.parity.reference import (
     reference_draw,
     reference_fade,
 )
+from tts_worker.engine.cosyvoice.reference.compat import Compat
+from tts_worker.engine.cosyvoice.request import Request
+from tts_worker.engine.cosyvoice.runs import MAX_RATIO, MIN_RATIO
+from tts_worker.engine.cosyvoice.sampler import DrawState, draw
+from tts_worker.engine.cosyvoice.silence import SILENT_TOKENS, SilenceFilter
+from tts_worker.errors import InvalidRequest
 
 INTERLEAVED_TOKENS = 4096  # longest interleaved sequence, text and speech together
 MAX_SEED = 1 << 63

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tools.parity.compare import DECODE, FEATURES, MEL, PITCH_HZ, SCORES, CheckList, Golden
+from tools.parity.flow_stages import outputs_of, run_estimator, whole_past
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool
 from tts_worker.engine.cosyvoice.models.dit import Dit
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.parity.compare import DECODE, FEATURES, MEL, PITCH_HZ, SCORES, CheckList, Golden
-from tts_worker.parity.flow_stages import outputs_of, run_estimator, whole_past
 
 NO_MODULE = "this network has no such module"
 

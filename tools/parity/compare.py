@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tools.parity.report import Check, Status
 from tts_worker.engine.cosyvoice.tensor_files import read_safetensors
-from tts_worker.parity.report import Check, Status
 
 # Largest absolute differences: log-probabilities, mu and mel, front-end features
 SCORES = 1e-4

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tools.parity.compare import SCORES, CheckList, Golden
 from tts_worker.engine.cosyvoice.chunks import Draw, Item, Kind
 from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.reference.algorithms import nucleus, reference_draw
+from tts_worker.engine.cosyvoice.reference.compat import Compat
+from tts_worker.engine.cosyvoice.reference.pipeline import OfflinePipeline, TokenDecoder
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.runs import MAX_RATIO, MIN_RATIO
 from tts_worker.engine.cosyvoice.silence import SILENCE_LIMIT_TOKENS, SILENT_TOKENS, SilenceFilter
 from tts_worker.errors import SynthesisFailed
-from tts_worker.parity.compare import SCORES, CheckList, Golden
-from tts_worker.parity.compat import Compat
-from tts_worker.parity.pipeline import OfflinePipeline, TokenDecoder
-from tts_worker.parity.reference import nucleus, reference_draw
 
 EXACT = 1e-6  # copied rows
 

@@ -1,0 +1,1 @@
+"""Compares the networks with reference outputs, stage by stage (``runner.run_parity``)."""
