@@ -11,6 +11,14 @@ demo:
 test *args:
     scripts/test {{args}}
 
+# the tests that need no browser, no networks and no other processes: about a minute
+test-fast *args:
+    scripts/test -m "not slow" {{args}}
+
+# all tests, with the lines and branches that none of them ran
+coverage *args:
+    scripts/test --cov --cov-report=term-missing {{args}}
+
 # run the server with the CPU voice on http://127.0.0.1:8080
 serve *args:
     scripts/setup base
