@@ -1,6 +1,6 @@
 """Record the pictures of the README from the real page: an animated GIF and a still, in docs/images.
 
-    python tools/record_page.py [--out docs/images]
+    python -m tools.record_page [--out docs/images]
 
 Runs a worker with the built-in voice and opens its page in Debian's headless Chromium: words light up as they are
 played, Stop interrupts, the playback report appears. Needs ``pip install playwright pillow`` and ``apt install

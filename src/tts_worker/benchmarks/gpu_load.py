@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from time import perf_counter
 from typing import Protocol
 
@@ -154,7 +155,7 @@ class Arrivals:
 
     Attributes:
         calls: Mean number of live calls.
-        seconds: Measured time, after a ramp of one mean call.
+        seconds: Measured time, after a ramp of one mean call; longer if no call arrives in it.
         call_s: Shortest and longest call.
         voice: Voice of all calls.
         token_rate_hz: Speech tokens per second of audio.
@@ -207,10 +208,12 @@ class PlannedCall:
     stop_after_s: float | None
 
 
-def plan_calls(rng: random.Random, arrivals: Arrivals, seconds: float) -> Iterator[PlannedCall]:
-    """Yield calls that arrive at random within ``seconds``."""
+def plan_calls(rng: random.Random, arrivals: Arrivals, seconds: float, *, at_least: int = 0) -> Iterator[PlannedCall]:
+    """Yield calls that arrive at random within ``seconds``, or later until there are ``at_least``."""
     after_s = rng.expovariate(arrivals.rate_hz)
-    while after_s < seconds:
+    for number in count():
+        if after_s >= seconds and number >= at_least:
+            return
         script = random_call(rng, arrivals)
         stops = rng.random() < _STOPPED_SHARE
         yield PlannedCall(after_s, script, rng.uniform(0.0, arrivals.call_s[0]) if stops else None)
@@ -249,7 +252,7 @@ async def measure_arrivals(
             before = stages()
             began_s = perf_counter()
             load.is_measuring = True
-            await load.arrive(arrivals.seconds)
+            await load.arrive(arrivals.seconds, at_least=1)  # a short run at a low load measures a call, too
             wall_s = perf_counter() - began_s
             after = stages()
             await load.drain(2 * arrivals.call_s[1])
@@ -301,10 +304,10 @@ class _Load:
         self._count = 0
         self._is_idle = asyncio.Event()
 
-    async def arrive(self, seconds: float) -> None:
-        """Open calls at random times for ``seconds``."""
+    async def arrive(self, seconds: float, *, at_least: int = 0) -> None:
+        """Open calls at random times for ``seconds``, or longer until ``at_least`` have arrived."""
         began_s = perf_counter()
-        for planned in plan_calls(self._rng, self._arrivals, seconds):
+        for planned in plan_calls(self._rng, self._arrivals, seconds, at_least=at_least):
             await asyncio.sleep(max(0.0, began_s + planned.after_s - perf_counter()))
             self._open(planned)
         await asyncio.sleep(max(0.0, began_s + seconds - perf_counter()))

@@ -35,7 +35,7 @@ def read_stage_times(path: Path) -> StageTimes:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except ValueError:
         raise ConfigError(f"{path}: is not JSON") from None
-    for section in ("result", "times", "stages"):  # of bench/record.py, bench simulate and bench gpu
+    for section in ("result", "times", "stages"):  # of tools/record.py, bench simulate and bench gpu
         if isinstance(data, dict) and isinstance(data.get(section), dict):
             data = data[section]
     if not isinstance(data, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from tts_worker.benchmarks import gpu
 from tts_worker.benchmarks.gpu import GpuBench, Plan, Results, Section, run_sections, sections
-from tts_worker.benchmarks.gpu_load import slots_for
+from tts_worker.benchmarks.gpu_load import Arrivals, plan_calls, slots_for
 from tts_worker.cli import main
 from tts_worker.engine.cosyvoice.loader import LoadOptions
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
@@ -95,6 +96,16 @@ def test_device_is_compared_with_the_cpu(plan: Plan) -> None:
     assert figures["float32"]["equal_drawn_ids"] == figures["float32"]["drawn_ids"] == gpu.DRAWN_IDS
     # bfloat16 has 8 bits of mantissa: the scores differ, by no more than a few of its rounding steps.
     assert all(0 < error < 16 * 2**-8 for error in figures["bfloat16_graphs"]["scores_rms_error"])
+
+
+def test_short_load_still_measures_a_call() -> None:
+    """With two live calls of 8 s, three seconds often pass without an arrival: all figures would be empty."""
+    arrivals = Arrivals(2, 3.0, (4.0, 12.0), "simulated")
+    for seed in range(20):
+        strict = list(plan_calls(random.Random(seed), arrivals, 3.0))
+        extended = list(plan_calls(random.Random(seed), arrivals, 3.0, at_least=1))
+        assert [call.after_s for call in extended[: len(strict)]] == [call.after_s for call in strict]
+        assert len(extended) == max(1, len(strict))
 
 
 def test_load_counts_every_measured_call(plan: Plan) -> None:

@@ -37,7 +37,7 @@ def test_every_result_names_its_engine(name: str) -> None:
         expected = "the tone engine"
     elif "bench text" in command:
         expected = "no audio"
-    elif "engine_process.py" in command:
+    elif "engine_process" in command:
         assert f"--engine {engine} " in command
         expected = {"tone": "the tone engine", "cpu": "the CPU voice"}[engine]
     elif "bench control" in command or "webrtc_stop_latency" in command:

@@ -1,6 +1,6 @@
 """Compare an engine on a thread with one in a process of its own: alternating runs of ``tts-worker bench``.
 
-    python bench/record.py engine-process-tone -- python bench/engine_process.py --engine tone
+    python -m tools.record engine-process-tone -- python -m tools.engine_process --engine tone
 
 Every run is a process of its own, with ``engine.process`` as the only difference. Runs alternate, so that a change of
 the machine's load concerns both.
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--json", action="store_true", help="accepted for bench/record.py; the output is always JSON")
+    parser.add_argument("--json", action="store_true", help="accepted for tools/record.py; the output is always JSON")
     args = parser.parse_args()
     runs = [
         {

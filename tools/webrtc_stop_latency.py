@@ -1,6 +1,6 @@
 """Stop latency over WebRTC in Chromium, by part: from the click to the last audible sample.
 
-    python bench/webrtc_stop_latency.py [--stops 60] [--json]
+    python -m tools.webrtc_stop_latency [--stops 60] [--json]
 
 Runs a worker with the tone engine, its page ``/webrtc`` and Debian's headless Chromium on this machine. The page
 measures (``server/web/webrtc``) and mutes stale audio: "stop-played" is the last sample at the end of the

@@ -1,6 +1,6 @@
 """Compare the streaming engine with the reference code: same weights, same forced tokens, one process, alternating.
 
-    python bench/compare_upstream.py --checkout DIR --bundle DIR [--seconds 20] [--repeats 3] [--threads 1] [--json]
+    python -m tools.compare_upstream --checkout DIR --bundle DIR [--seconds 20] [--repeats 3] [--threads 1] [--json]
 
 ``--checkout`` is a checkout of the reference repository with ``third_party/Matcha-TTS``. Its dependencies beyond torch,
 numpy and hyperpyyaml (transformers, diffusers, x-transformers, einops, conformer, scipy, omegaconf) must be installed;
@@ -28,6 +28,8 @@ import types
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -79,18 +81,17 @@ class _StubModule(types.ModuleType):
         return (object,)
 
 
-class _Finder:
+class _Finder(MetaPathFinder):
     """Finds stubs for modules that are not installed."""
 
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name.split(".")[0] not in STUBBED_MODULES:
             return None
         return importlib.util.spec_from_loader(name, _Loader())
 
 
-class _Loader:
-    def create_module(self, spec: Any) -> types.ModuleType:
+class _Loader(Loader):
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
         return _StubModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None: ...
@@ -123,7 +124,7 @@ class Reference:
     """The reference's streaming model with forced tokens."""
 
     def __init__(self, checkout: Path, bundle: Bundle) -> None:
-        sys.meta_path.append(_Finder())  # type: ignore[arg-type]
+        sys.meta_path.append(_Finder())
         sys.path[:0] = [str(checkout), str(checkout / "third_party" / "Matcha-TTS")]
         import transformers
         from hyperpyyaml import load_hyperpyyaml
@@ -188,6 +189,7 @@ class Reference:
         def length(x: Tensor) -> Tensor:
             return torch.tensor([x.shape[1]], dtype=torch.int32)
 
+        mel: Tensor
         mel, _ = self.model.flow.inference(
             token=speech_tokens,
             token_len=length(speech_tokens),
@@ -216,7 +218,7 @@ class StreamingEngine(Bench):
     def mel(self, tokens: np.ndarray[Any, Any]) -> Tensor:
         """Return the streamed mel for ``tokens``, concatenated: ``[mel, frames]``."""
         renderer = self.engine.components.renderer
-        mels = []
+        mels: list[Tensor] = []
         original: Callable[..., list[Tensor]] = renderer._mel_frames
 
         def recording(requests: Any) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """Run a benchmark and store its figures with the command and the hardware, as a JSON file in bench/results.
 
-    python bench/record.py NAME -- tts-worker bench load --engine cpu --sessions 40
-    python bench/record.py NAME --runs 6 -- tts-worker bench fairness
+    python -m tools.record NAME -- tts-worker bench load --engine cpu --sessions 40
+    python -m tools.record NAME --runs 6 -- tts-worker bench fairness
 
 The last line of its output must be one JSON object; ``--json`` is added to the command if it is missing.
 """
@@ -19,7 +19,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "bench" / "results"
 
 
 def hardware() -> str:

@@ -1,6 +1,6 @@
 """Profile the CPU voice by stage: one JSON object on standard output.
 
-    python bench/cpu_voice.py [--rounds 5]
+    python -m tools.cpu_voice [--rounds 5]
 
 For every clause: the time to its first and last chunk, and by stage, with one thread; medians over the rounds.
 ``realtime_streams`` is the number of real-time streams that one core can supply (1 / real-time factor).

@@ -1,6 +1,6 @@
 """Order of a burst: calls that begin at once over gRPC, and who gets the first audio when.
 
-    python bench/record.py grpc-burst-cpu -- python bench/grpc_burst.py --baseline OLD/src
+    python -m tools.record grpc-burst-cpu -- python -m tools.grpc_burst --baseline OLD/src
 
 Every call sends a whole text; the texts are sent one after another in the same millisecond, over one channel. The
 displacement of a call is the difference between its place in that order and its place among the first audio frames
@@ -65,7 +65,7 @@ async def read_frames(call: Any, first_audio: asyncio.Future[float]) -> None:
 async def measure_burst(address: str, streams: int) -> tuple[list[float], list[int]]:
     """Return the first-audio latency and the displacement of every call."""
     async with grpc.aio.insecure_channel(address) as channel:
-        stub: Any = tts_worker_pb2_grpc.TTSServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub: Any = tts_worker_pb2_grpc.TTSServiceStub(channel)
         calls = []
         for number in range(streams):
             await stub.StartSession(pb.StartSessionRequest(session_id=f"burst-{number}"))
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--baseline", metavar="DIR", help="source folder of another version, measured in turn")
-    parser.add_argument("--json", action="store_true", help="accepted for bench/record.py; the output is always JSON")
+    parser.add_argument("--json", action="store_true", help="accepted for tools/record.py; the output is always JSON")
     args = parser.parse_args()
     result = asyncio.run(compare(args.baseline, args.engine, args.streams, args.rounds))
     kind = "hibari" if args.engine == "cpu" else "tone"
