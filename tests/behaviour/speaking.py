@@ -29,6 +29,17 @@ async def utterance_starts_and_ends(context: BehaviourContext) -> None:
     assert recorder.session.state is State.IDLE
 
 
+@behaviour("chunks")
+async def raw_chunks_hold_the_audio_of_frames(context: BehaviourContext) -> None:
+    framed = await context.open()
+    whole = await framed.synthesize(TEXT)
+    raw = await context.open(replace(FAST, raw_chunks=True))
+    ended = await raw.synthesize(TEXT)
+    assert raw.pcm[ended.key] == framed.pcm[whole.key]
+    counts = [sum(isinstance(item, PcmFrame) for item in recorder.log) for recorder in (raw, framed)]
+    assert counts[0] < counts[1]
+
+
 @behaviour("spans")
 async def words_have_source_offsets_and_are_in_order(context: BehaviourContext) -> None:
     recorder = await context.open()

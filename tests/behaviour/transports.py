@@ -211,7 +211,7 @@ class TransportCase:
     concurrent_sessions: int = 50
 
 
-LIVEKIT_UNSUPPORTED = frozenset({"spans", "surrogates", "flush", "played", "admission", "retryable"})
+LIVEKIT_UNSUPPORTED = frozenset({"spans", "surrogates", "flush", "played", "admission", "retryable", "chunks"})
 
 TRANSPORTS: dict[str, TransportCase] = {
     "local": TransportCase(local),
@@ -224,7 +224,7 @@ TRANSPORTS: dict[str, TransportCase] = {
     "webrtc": TransportCase(
         webrtc,
         is_lossless=False,
-        unsupported=frozenset({"lead"}),
+        unsupported=frozenset({"lead", "chunks"}),
         is_slow=True,
         is_paced=True,
         concurrent_sessions=5,  # every session costs a codec on both ends

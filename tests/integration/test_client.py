@@ -196,7 +196,7 @@ async def test_refused_session_keeps_the_connection() -> None:
             with pytest.raises(UnknownVoice):
                 await client.open(SessionOptions(voice="unknown"))
         with pytest.raises(InvalidRequest):
-            await client.open(SessionOptions(raw_chunks=True))
+            await client.open(SessionOptions(frame_ms=1_000))
         assert (await (await open_recorder(client)).synthesize("Fine.")).outcome is Outcome.DONE
         assert proxy.connections == 1
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tts_worker.audio.resampler import Resampler
 from tts_worker.server.webrtc.playout import TRACK_FRAME_SAMPLES, Playout, TrackClock
+from tts_worker.types import SessionOptions
 
 FRAME_S = 0.020
 
@@ -147,3 +148,9 @@ def test_stopped_audio_does_not_leak_into_next_utterance() -> None:
     playout.push(bytes(960))
     playout.end()
     assert not any(drain(playout))
+
+
+def test_track_options_are_those_of_its_clock() -> None:
+    peer = pytest.importorskip("tts_worker.server.webrtc.peer", reason="needs the extra 'webrtc'")
+    options = peer.track_options(SessionOptions(raw_chunks=True, lead_ms=500.0, frame_ms=100, speed=1.1))
+    assert options == SessionOptions(realtime=False, own_clock=True, frame_ms=20, speed=1.1)

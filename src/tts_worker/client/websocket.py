@@ -51,8 +51,6 @@ class WebSocketConnector:
             self._release(connection)
 
     async def open(self, options: SessionOptions, *, audio_timeout_s: float) -> OpenedSession:
-        if options.raw_chunks:
-            raise InvalidRequest("raw_chunks is not supported over a WebSocket, which sends frames: leave it out")
         try:
             with anyio.fail_after(self._settings.connect_timeout_s):
                 return await self._open(options, audio_timeout_s)

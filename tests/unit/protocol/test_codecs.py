@@ -60,7 +60,7 @@ starts = st.builds(
     frame_ms=st.none() | st.integers(5, 200),
     lexicon=st.none() | st.dictionaries(names, texts, max_size=3),
     markdown=st.none() | flags,
-    urls=st.sampled_from([None, "drop", "host"]),
+    urls=st.sampled_from([None, "drop", "host", "keep"]),
     normalise=st.none() | flags,
     pause_timeout_s=st.none() | st.floats(0.1, 60),
     text_idle_timeout_s=st.none() | st.floats(0.1, 60),
@@ -150,7 +150,8 @@ def test_worker_messages_survive_protobuf(message: Any) -> None:
 @given(start=starts)
 def test_start_and_session_options_convert(start: StartMessage) -> None:
     assert StartMessage.of(start.options()) == start
-    assert StartMessage.of(SessionOptions(urls=UrlMode.HOST)).urls == "host"
+    for mode in UrlMode:
+        assert StartMessage.of(SessionOptions(urls=mode)).options().urls is mode
 
 
 def test_start_in_a_url() -> None:

@@ -292,7 +292,7 @@ class Peer:
 
 def track_options(options: SessionOptions) -> SessionOptions:
     """Adapt session options to a track, which pulls 20 ms at a time by its own clock."""
-    return replace(options, realtime=False, own_clock=True, frame_ms=FRAME_MS, lead_ms=None)
+    return replace(options, realtime=False, own_clock=True, raw_chunks=False, frame_ms=FRAME_MS, lead_ms=None)
 
 
 def _encode(message: WorkerMessage) -> str:
