@@ -18,12 +18,12 @@ from tts_worker.errors import MissingExtra
 from tts_worker.registry.entry import WorkerCapabilities, WorkerEntry
 from tts_worker.registry.registrar import Registrar
 from tts_worker.registry.store import RedisStore
+from tts_worker.server.limits import ApiLimits
 from tts_worker.settings import Settings
 
 try:
     from tts_worker.protocol.messages import PROTOCOL_VERSION
     from tts_worker.server.grpc import server
-    from tts_worker.server.grpc.cosyvoice import CosyVoiceServiceConfig
     from tts_worker.server.grpc.frames import StreamFormat
     from tts_worker.server.grpc.models import ModelCatalog, ServedModel
     from tts_worker.server.grpc.service import SAMPLE_RATES_HZ, ServiceConfig, load_metrics
@@ -87,8 +87,7 @@ async def join_fleet(worker: Worker) -> AsyncIterator[FleetMember]:
         )
         servers = [running]
         if settings.grpc.cosyvoice_port is not None:
-            config = CosyVoiceServiceConfig(settings.server.max_input_chars, settings.server.send_timeout_s)
-            register = server.cosyvoice_service(worker.hub, config)
+            register = server.cosyvoice_service(worker.hub, ApiLimits.of(settings))
             port = _port_config(worker, settings.grpc.cosyvoice_port)
             servers.append(await stack.enter_async_context(server.running_server(worker.hub, register, port)))
         name = settings.registry.name or _default_name(running.address)
@@ -116,8 +115,7 @@ def _service_config(settings: Settings) -> ServiceConfig:
         stream_format=StreamFormat(grpc.sample_rate_hz, grpc.frame_ms),
         pause_timeout_s=session.pause_timeout_s if grpc.pause_timeout_s is None else grpc.pause_timeout_s,
         session_idle_s=grpc.session_idle_s,
-        send_timeout_s=settings.server.send_timeout_s,
-        max_message_chars=session.max_message_chars,
+        limits=ApiLimits.of(settings),
     )
 
 

@@ -19,10 +19,12 @@ from tests.fakes.redis import eventually
 from tests.fakes.scrape import scraped
 from tests.integration.grpc_worker import LONG, TEXT, GrpcWorker, SynthesizeStream, dial, running_grpc_worker, say
 from tts_worker.client import ClientSettings, SessionOptions, connect
-from tts_worker.errors import ErrorCode, InvalidRequest, TTSWorkerError, Unauthenticated
+from tts_worker.errors import ErrorCode, InvalidRequest, RateLimited, TTSWorkerError, Unauthenticated
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.protocol.proto_codec import CODE_KEY, RETRY_AFTER_KEY
+from tts_worker.server.grpc.converse import ConverseCall
+from tts_worker.server.limits import ApiLimits
 
 CODE = grpc.StatusCode
 
@@ -422,6 +424,18 @@ async def test_invalid_messages_are_rejected_and_the_session_lives() -> None:
         assert (await call.read()).started.context == "a"
         with pytest.raises(InvalidRequest):
             await client.open(SessionOptions(seed=2**70))
+
+
+async def test_messages_of_a_conversation_are_limited() -> None:
+    async with running_grpc_worker() as server:
+        hub = server.worker.hub
+        call = ConverseCall(hub, hub.open(), SessionOptions(), ApiLimits(max_messages_per_s=10))
+        flush = pb.ConverseRequest(flush=pb.ConverseRequest.Flush())
+        for _ in range(50):
+            call.receive(flush)
+        with pytest.raises(RateLimited):  # one message, of the size of eleven
+            call.receive(pb.ConverseRequest(say=pb.ConverseRequest.Say(context="a", text="x" * 10_300)))
+        call.session.close()
 
 
 async def test_a_foreign_server_is_distinguished_from_a_dead_one() -> None:

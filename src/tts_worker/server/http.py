@@ -37,12 +37,7 @@ def create_app(hub: SessionHub, metrics: Metrics, settings: Settings, keys: KeyR
     """Build the application over a running hub. Without ``keys`` no API key is required."""
     app = FastAPI(title="tts-worker", version=__version__, docs_url=None, redoc_url=None)
     server = settings.server
-    limits = ApiLimits(
-        settings.session.max_message_chars,
-        server.send_timeout_s,
-        settings.session.max_messages_per_s,
-        server.max_input_chars,
-    )
+    limits = ApiLimits.of(settings)
     _add_errors(app)
     _add_status(app, hub, metrics)
     _add_shared_paths(app, hub, limits)

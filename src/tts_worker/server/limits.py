@@ -1,8 +1,10 @@
-"""Limits that all APIs of the HTTP server share."""
+"""Limits that all APIs of the servers share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from tts_worker.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +22,10 @@ class ApiLimits:
     send_timeout_s: float = 10.0
     max_messages_per_s: float = 1_000.0
     max_input_chars: int = 20_000
+
+    @classmethod
+    def of(cls, settings: Settings) -> ApiLimits:
+        """Return the limits of these settings."""
+        session = settings.session
+        server = settings.server
+        return cls(session.max_message_chars, server.send_timeout_s, session.max_messages_per_s, server.max_input_chars)

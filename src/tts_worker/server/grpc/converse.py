@@ -15,6 +15,8 @@ from tts_worker.protocol.dialogue import Dialogue
 from tts_worker.protocol.messages import ClientMessage, ReportMessage, StartMessage
 from tts_worker.protocol.proto_codec import encode_worker_message, parse_client_message
 from tts_worker.server.grpc.calls import Context, ResponseWriter, abort_with
+from tts_worker.server.limits import ApiLimits
+from tts_worker.server.rates import MessageRate
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.types import PcmFrame, SessionOptions, State
@@ -25,26 +27,24 @@ class ConversationService:
 
     Args:
         hub: Admits sessions.
-        send_timeout_s: Ends a call whose client has read nothing for this long.
-        max_message_chars: Limit for the text of one message.
+        limits: Limits of a call.
     """
 
-    def __init__(self, hub: SessionHub, *, send_timeout_s: float, max_message_chars: int) -> None:
+    def __init__(self, hub: SessionHub, limits: ApiLimits) -> None:
         self._hub = hub
-        self._send_timeout_s = send_timeout_s
-        self._max_message_chars = max_message_chars
+        self._limits = limits
         self._calls: set[ConverseCall] = set()
 
     async def Converse(self, requests: AsyncIterator[pb.ConverseRequest], context: Context) -> None:
         """Run one session until the client or the worker ends it."""
         try:
             options = await _read_start(requests)
-            call = ConverseCall(self._hub, await self._hub.admit(options), options, self._max_message_chars)
+            call = ConverseCall(self._hub, await self._hub.admit(options), options, self._limits)
         except TTSWorkerError as error:
             await abort_with(context, error)
         self._calls.add(call)
         reader = asyncio.create_task(self._read(requests, call), name=f"{call.session.id}-reader")
-        writer = ResponseWriter(context, self._send_timeout_s, call.fail)
+        writer = ResponseWriter(context, self._limits.send_timeout_s, call.fail)
         try:
             async for response in call.responses():
                 await writer.write(response)
@@ -92,11 +92,13 @@ class ConverseCall:
         closed_by_client: Whether the client has closed its side.
     """
 
-    def __init__(self, hub: SessionHub, session: LocalSession, options: SessionOptions, max_chars: int) -> None:
+    def __init__(self, hub: SessionHub, session: LocalSession, options: SessionOptions, limits: ApiLimits) -> None:
         self.session = session
         self.closed_by_client = False
         self._hub = hub
-        self._dialogue = Dialogue(hub, session, options, max_message_chars=max_chars)
+        self._dialogue = Dialogue(hub, session, options, max_message_chars=limits.max_message_chars)
+        self._rate = MessageRate(limits.max_messages_per_s)
+        self._loop = asyncio.get_running_loop()
         self._failure: TTSWorkerError | None = None
 
     async def responses(self) -> AsyncIterator[pb.ConverseResponse]:
@@ -119,8 +121,10 @@ class ConverseCall:
         """Handle one message of the client; an error is answered by ``rejected``.
 
         Raises:
-            SendTimeout: The client has left too many replies unread.
+            RateLimited: The client sends too many messages.
+            SendTimeout: It has left too many replies unread.
         """
+        self._rate.count(request.ByteSize(), self._loop.time())
         if self.session.state is not State.CLOSED:
             self._dialogue.receive(request, _parse)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import wave
-from dataclasses import dataclass
 
 from tts_worker.errors import (
     Draining,
@@ -21,6 +20,7 @@ from tts_worker.errors import (
 from tts_worker.server.compat.cosyvoice import speech_options
 from tts_worker.server.grpc import cosyvoice_pb2 as pb
 from tts_worker.server.grpc.calls import Context, ResponseWriter, abort_with
+from tts_worker.server.limits import ApiLimits
 from tts_worker.session.hub import SessionHub
 from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions
 
@@ -29,18 +29,12 @@ MIN_PROMPT_S = 1.0
 MAX_PROMPT_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class CosyVoiceServiceConfig:
-    max_input_chars: int = 20_000
-    send_timeout_s: float = 10.0
-
-
 class CosyVoiceService:
     """Servicer of ``cosyvoice.CosyVoice``."""
 
-    def __init__(self, hub: SessionHub, config: CosyVoiceServiceConfig) -> None:
+    def __init__(self, hub: SessionHub, limits: ApiLimits) -> None:
         self._hub = hub
-        self._config = config
+        self._limits = limits
 
     async def Inference(self, request: pb.Request, context: Context) -> None:
         """Synthesize the text of a request."""
@@ -49,7 +43,7 @@ class CosyVoiceService:
             session = await self._hub.admit(options)
         except TTSWorkerError as error:
             await abort_with(context, error)
-        writer = ResponseWriter(context, self._config.send_timeout_s, lambda error: session.close(error.code.value))
+        writer = ResponseWriter(context, self._limits.send_timeout_s, lambda error: session.close(error.code.value))
         try:
             session.speak(text)
             session.end_text()
@@ -89,8 +83,8 @@ class CosyVoiceService:
         return text, speech_options(voice, instruct)
 
     def _check_length(self, text: str) -> str:
-        if len(text) > self._config.max_input_chars:
-            raise TextTooLong(f"tts_text may have at most {self._config.max_input_chars} characters")
+        if len(text) > self._limits.max_input_chars:
+            raise TextTooLong(f"tts_text may have at most {self._limits.max_input_chars} characters")
         return text
 
     async def _enrol(self, pcm: bytes, transcript: str) -> str:

@@ -21,10 +21,11 @@ from tts_worker.protocol import tts_worker_pb2, tts_worker_pb2_grpc
 from tts_worker.server.grpc import cosyvoice_pb2, cosyvoice_pb2_grpc
 from tts_worker.server.grpc.calls import KeyGuard
 from tts_worker.server.grpc.converse import ConversationService
-from tts_worker.server.grpc.cosyvoice import CosyVoiceService, CosyVoiceServiceConfig
+from tts_worker.server.grpc.cosyvoice import CosyVoiceService
 from tts_worker.server.grpc.models import ModelCatalog
 from tts_worker.server.grpc.service import ServiceConfig, TTSService
 from tts_worker.server.keys import KeyRing
+from tts_worker.server.limits import ApiLimits
 from tts_worker.session.hub import SessionHub
 
 _HEALTH_INTERVAL_S = 0.2
@@ -89,9 +90,7 @@ def worker_services(hub: SessionHub, models: ModelCatalog, config: ServiceConfig
 
     def register(server: grpc.aio.Server) -> tuple[Sequence[str], Sequence[Drainable]]:
         service = TTSService(hub, models, config)
-        conversation = ConversationService(
-            hub, send_timeout_s=config.send_timeout_s, max_message_chars=config.max_message_chars
-        )
+        conversation = ConversationService(hub, config.limits)
         tts_worker_pb2_grpc.add_TTSServiceServicer_to_server(service, server)
         tts_worker_pb2_grpc.add_ConversationServicer_to_server(conversation, server)
         names = [name.full_name for name in tts_worker_pb2.DESCRIPTOR.services_by_name.values()]
@@ -100,11 +99,11 @@ def worker_services(hub: SessionHub, models: ModelCatalog, config: ServiceConfig
     return register
 
 
-def cosyvoice_service(hub: SessionHub, config: CosyVoiceServiceConfig) -> Register:
+def cosyvoice_service(hub: SessionHub, limits: ApiLimits) -> Register:
     """CosyVoice's own service, ``cosyvoice.CosyVoice``."""
 
     def register(server: grpc.aio.Server) -> tuple[Sequence[str], Sequence[Drainable]]:
-        cosyvoice_pb2_grpc.add_CosyVoiceServicer_to_server(CosyVoiceService(hub, config), server)
+        cosyvoice_pb2_grpc.add_CosyVoiceServicer_to_server(CosyVoiceService(hub, limits), server)
         return [name.full_name for name in cosyvoice_pb2.DESCRIPTOR.services_by_name.values()], ()
 
     return register

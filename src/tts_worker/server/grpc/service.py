@@ -22,6 +22,7 @@ from tts_worker.server.grpc.models import ModelCatalog
 from tts_worker.server.grpc.options import StartOptions, add_shaper_lead, parse_start_options
 from tts_worker.server.grpc.sessions import SessionTable, WorkerSession
 from tts_worker.server.grpc.synthesize import SynthesizeCall
+from tts_worker.server.limits import ApiLimits
 from tts_worker.session.hub import SessionHub
 from tts_worker.types import SAMPLE_RATE_HZ, Alignment, Receipt
 
@@ -36,8 +37,7 @@ class ServiceConfig:
     stream_format: StreamFormat = field(default_factory=StreamFormat)
     pause_timeout_s: float = 30.0
     session_idle_s: float = 600.0
-    send_timeout_s: float = 10.0
-    max_message_chars: int = 100_000
+    limits: ApiLimits = field(default_factory=ApiLimits)
 
 
 class TTSService:
@@ -98,7 +98,9 @@ class TTSService:
         except TTSWorkerError as error:
             await abort_with(context, error)
         reader = asyncio.create_task(self._read(first, requests, call), name=f"{session.id}-text")
-        writer = ResponseWriter(context, self._config.send_timeout_s, lambda _: session.end_call(call, "send_timeout"))
+        writer = ResponseWriter(
+            context, self._config.limits.send_timeout_s, lambda _: session.end_call(call, "send_timeout")
+        )
         try:
             async for frame in call.frames():
                 await writer.write(frame)
@@ -122,8 +124,9 @@ class TTSService:
     def _write(self, chunk: pb.TextChunk, session_id: str, call: SynthesizeCall) -> None:
         if chunk.session_id not in ("", session_id):
             raise InvalidRequest("all chunks of a call must have the same session_id")
-        if len(chunk.text) > self._config.max_message_chars:
-            raise TextTooLong(f"a chunk may hold at most {self._config.max_message_chars} characters of text")
+        limit = self._config.limits.max_message_chars
+        if len(chunk.text) > limit:
+            raise TextTooLong(f"a chunk may hold at most {limit} characters of text")
         call.write(chunk.text, flush=chunk.flush, last=chunk.is_final)
 
     # -- control ------------------------------------------------------------------------------------------------------
