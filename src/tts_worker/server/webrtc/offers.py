@@ -54,21 +54,8 @@ class PeerRegistry:
             raise MissingExtra("WebRTC", "webrtc") from None
         self._webrtc_peer = webrtc_peer
         self._hub = hub
-        self._max_peers = settings.max_peers
-        self._limits = webrtc_peer.PeerLimits(
-            connect_timeout_s=settings.connect_timeout_s,
-            silence_timeout_s=settings.silence_timeout_s,
-            max_message_chars=limits.max_message_chars,
-            max_messages_per_s=limits.max_messages_per_s,
-            ice_servers=tuple(
-                webrtc_peer.IceServer(
-                    server.urls,
-                    server.username,
-                    server.credential.get_secret_value() if server.credential is not None else None,
-                )
-                for server in settings.ice_servers
-            ),
-        )
+        self._settings = settings
+        self._limits = limits
         self._peers: set[Peer] = set()
         self._joining = 0
 
@@ -81,13 +68,15 @@ class PeerRegistry:
             TTSWorkerError: The errors of ``SessionHub.admit``.
         """
         options = self._webrtc_peer.track_options(parse_start(offer.session).options())
-        if len(self._peers) + self._joining >= self._max_peers:
-            raise OverCapacity(f"all {self._max_peers} WebRTC peers are taken", retry_after_s=_RETRY_AFTER_S)
+        if len(self._peers) + self._joining >= self._settings.max_peers:
+            raise OverCapacity(f"all {self._settings.max_peers} WebRTC peers are taken", retry_after_s=_RETRY_AFTER_S)
         self._joining += 1
         try:
             session = await self._hub.admit(options)
             try:
-                peer = self._webrtc_peer.Peer(self._hub, session, options, self._limits, self._peers.discard)
+                peer = self._webrtc_peer.Peer(
+                    self._hub, session, options, self._settings, self._limits, self._peers.discard
+                )
             except BaseException:
                 session.close("failed")
                 raise

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import anyio
 import msgspec
@@ -28,11 +28,13 @@ from tts_worker.errors import InvalidRequest, RateLimited, TTSWorkerError
 from tts_worker.protocol.dialogue import Dialogue
 from tts_worker.protocol.json_codec import dumps, parse_client_message
 from tts_worker.protocol.messages import RejectedMessage, ReportMessage, StoppedMessage, WorkerMessage
+from tts_worker.server.limits import ApiLimits
 from tts_worker.server.rates import MessageRate
 from tts_worker.server.webrtc.playout import FRAME_MS, Playout
 from tts_worker.server.webrtc.track import SpeechTrack
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
+from tts_worker.settings import WebRtcSettings
 from tts_worker.types import PcmFrame, SessionOptions, State
 
 log = logging.getLogger(__name__)
@@ -49,40 +51,14 @@ _MAX_PENDING_MESSAGES = 1_024
 _CHECK_INTERVAL_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class IceServer:
-    """A STUN or TURN server."""
-
-    urls: tuple[str, ...]
-    username: str | None = None
-    credential: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PeerLimits:
-    """Limits of one peer.
-
-    Attributes:
-        connect_timeout_s: From the answer to an established connection.
-        silence_timeout_s: How long a connected peer may send no RTCP receiver reports.
-        max_message_chars: Text of one message.
-        max_messages_per_s: Average rate of messages.
-        ice_servers: STUN and TURN servers.
-    """
-
-    connect_timeout_s: float = 15.0
-    silence_timeout_s: float = 10.0
-    max_message_chars: int = 16_000
-    max_messages_per_s: float = 1_000.0
-    ice_servers: tuple[IceServer, ...] = field(default=())
-
-
 class Peer:
     """A WebRTC connection with its session.
 
     Args:
         session: A session that was just admitted.
         options: Its options.
+        settings: Timeouts, and STUN and TURN servers.
+        limits: Limits on messages.
         on_end: Called once, after the peer has released everything.
     """
 
@@ -91,10 +67,11 @@ class Peer:
         hub: SessionHub,
         session: LocalSession,
         options: SessionOptions,
-        limits: PeerLimits,
+        settings: WebRtcSettings,
+        limits: ApiLimits,
         on_end: Callable[[Peer], None],
     ) -> None:
-        self._limits = limits
+        self._settings = settings
         self._on_end = on_end
         self._playout = Playout()
         self._rate = MessageRate(limits.max_messages_per_s)
@@ -109,7 +86,10 @@ class Peer:
         self._channel: RTCDataChannel | None = None
         self._pending_messages: deque[str | bytes] = deque()
         self._track = SpeechTrack(self._pull)
-        servers = [RTCIceServer(list(s.urls), s.username, s.credential) for s in limits.ice_servers]
+        servers = [
+            RTCIceServer(list(s.urls), s.username, None if s.credential is None else s.credential.get_secret_value())
+            for s in settings.ice_servers
+        ]
         self._connection = RTCPeerConnection(RTCConfiguration(iceServers=servers))
         self._connection.on("datachannel", self._on_channel)
         self._connection.on("connectionstatechange", self._on_state)
@@ -161,7 +141,7 @@ class Peer:
 
     async def _run(self) -> None:
         try:
-            with anyio.move_on_after(self._limits.connect_timeout_s) as connect_scope:
+            with anyio.move_on_after(self._settings.connect_timeout_s) as connect_scope:
                 await self._connected.wait()
             if not connect_scope.cancelled_caught:
                 await self._watch()
@@ -180,7 +160,7 @@ class Peer:
             if report != last_report:
                 last_report = report
                 reported_s = loop.time()
-            if loop.time() - reported_s > self._limits.silence_timeout_s:
+            if loop.time() - reported_s > self._settings.silence_timeout_s:
                 return
             with anyio.move_on_after(_CHECK_INTERVAL_S):
                 await self._ended.wait()
