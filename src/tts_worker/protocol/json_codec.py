@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -34,7 +34,8 @@ _CLIENT_TYPES = {kind.type_name(): kind for kind in CLIENT_MESSAGES}
 _WORKER_TYPES = {kind.type_name(): kind for kind in WORKER_MESSAGES}
 
 _TRUTH = {"yes": True, "on": True, "true": True, "1": True, "no": False, "off": False, "false": False, "0": False}
-_FLAGS = frozenset({"realtime", "markdown", "normalise"})
+_FLAGS = frozenset({"realtime", "raw_chunks", "markdown", "normalise", "packetize"})
+_M = TypeVar("_M", bound=Message)
 
 
 class ProtocolError(Exception):
@@ -72,12 +73,17 @@ def parse_start(fields: Mapping[str, Any]) -> StartMessage:
 
 def parse_start_query(params: Mapping[str, str]) -> StartMessage:
     """Parse a ``start`` in a URL, such as ``?voice=heart&speed=1.1&needs=instruct``. Raises InvalidRequest."""
-    fields: dict[str, Any] = {"type": "start", **params}
+    return parse_strings({"type": "start", **params}, StartMessage)
+
+
+def parse_strings(values: Mapping[str, str], kind: type[_M]) -> _M:
+    """Parse a message whose fields are all strings. Raises InvalidRequest."""
+    fields: dict[str, Any] = dict(values)
     if "needs" in fields:
         fields["needs"] = fields["needs"].split(",")
     for name in _FLAGS & fields.keys():
-        fields[name] = _TRUTH.get(fields[name].lower(), fields[name])
-    return convert(fields, StartMessage, strict=False)
+        fields[name] = _TRUTH.get(fields[name].strip().lower(), fields[name])
+    return convert(fields, kind, strict=False)
 
 
 def parse_worker_message(raw: str | bytes) -> WorkerMessage | None:

@@ -1,24 +1,36 @@
-"""Parser of ``StartSessionRequest.options``, a map of strings.
+"""Parser of ``StartSessionRequest.options``, a map of strings: the fields of ``start``, and the stream's format.
 
 Unknown names are ignored, because clients may send their own; an invalid value is an InvalidRequest naming the option.
 """
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from tts_worker.audio.resampler import MAX_RATE_HZ, MIN_RATE_HZ, RATE_STEP_HZ
 from tts_worker.errors import InvalidRequest
+from tts_worker.protocol.json_codec import parse_object, parse_start_query, parse_strings
+from tts_worker.protocol.messages import Message, StartMessage
 from tts_worker.server.grpc.frames import StreamFormat
-from tts_worker.types import SessionOptions, UrlMode
-
-_Value = TypeVar("_Value")
+from tts_worker.types import SessionOptions
 
 MAX_OPTION_CHARS = 20_000
+
+
+class _OwnOptions(Message, tag="options"):
+    """Options that ``start`` does not have, or has in seconds."""
+
+    sample_rate: int | None = None
+    frame_ms: int | None = None
+    packetize: bool | None = None
+    pause_timeout_ms: float | None = None
+    text_idle_timeout_ms: float | None = None
+
+
+_OWN = frozenset(_OwnOptions.__struct_fields__)
+_SHARED = frozenset(StartMessage.__struct_fields__) - {"raw_chunks", "model", "needs", *_OWN}
+"""The request names the model, and ``packetize`` decides on chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,81 +42,36 @@ class StartOptions:
     unknown: tuple[str, ...] = ()
 
 
-def _boolean(value: str) -> bool:
-    known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    return known[value.strip().lower()]
-
-
-def _finite_number(value: str) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(value)
-    return number
-
-
-def _json_object(value: str) -> dict[str, object]:
-    data = json.loads(value)
-    if not isinstance(data, dict):
-        raise ValueError("not an object")
-    return data
-
-
-class _OptionReader:
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self.remaining = dict(options)
-        if sum(len(value) for value in self.remaining.values()) > MAX_OPTION_CHARS:
-            raise InvalidRequest(f"options may have at most {MAX_OPTION_CHARS} characters")
-
-    def take(self, name: str, convert: Callable[[str], _Value], what: str) -> _Value | None:
-        value = self.remaining.pop(name, None)
-        if value is None or value == "":
-            return None
-        try:
-            return convert(value)
-        except (ValueError, KeyError, RecursionError):
-            raise InvalidRequest(f"option {name} must be {what}") from None
-
-    def milliseconds(self, name: str) -> float | None:
-        value = self.take(name, _finite_number, "a number of milliseconds")
-        return None if value is None else value / 1000
-
-
 def parse_start_options(options: Mapping[str, str], defaults: StreamFormat) -> StartOptions:
     """Parse the options; the hub checks that the voice exists and that numbers are in range. Raises InvalidRequest."""
-    reader = _OptionReader(options)
-    stream_format = _stream_format(reader, defaults)
-    lead_ms = reader.take("lead_ms", _finite_number, "a number of milliseconds")
-    speed = reader.take("speed", _finite_number, "a number")
-    realtime = reader.take("realtime", _boolean, "true or false")
-    session = SessionOptions(
-        voice=reader.take("voice", str, "a name"),
-        speed=1.0 if speed is None else speed,
-        seed=reader.take("seed", int, "an integer") or 0,
-        language=reader.take("language", str, "a language tag"),
-        instruct=reader.take("instruct", str, "text"),
-        realtime=stream_format.packetize if realtime is None else realtime,
-        lead_ms=lead_ms,
+    if sum(len(value) for value in options.values()) > MAX_OPTION_CHARS:
+        raise InvalidRequest(f"options may have at most {MAX_OPTION_CHARS} characters")
+    own = parse_strings({name: options[name] for name in _OWN & options.keys() if options[name]}, _OwnOptions)
+    shared = {name: options[name] for name in _SHARED & options.keys() if options[name]}
+    lexicon = shared.pop("lexicon", None)
+    stream_format = _stream_format(own, defaults)
+    start = parse_start_query(shared)
+    session = replace(
+        start.options(),
+        realtime=start.realtime if "realtime" in shared else stream_format.packetize,
         frame_ms=stream_format.frame_ms,
         raw_chunks=not stream_format.packetize,
-        lexicon=reader.take("lexicon", _json_object, "a JSON object"),
-        markdown=reader.take("markdown", _boolean, "true or false"),
-        urls=reader.take("urls", UrlMode, "drop or host"),
-        normalise=reader.take("normalise", _boolean, "true or false"),
-        pause_timeout_s=reader.milliseconds("pause_timeout_ms"),
-        text_idle_timeout_s=reader.milliseconds("text_idle_timeout_ms"),
-        flush_after_ms=reader.take("flush_after_ms", _finite_number, "a number of milliseconds"),
+        lexicon=None if lexicon is None else parse_object(lexicon, "option lexicon"),
+        pause_timeout_s=_seconds(own.pause_timeout_ms, start.pause_timeout_s),
+        text_idle_timeout_s=_seconds(own.text_idle_timeout_ms, start.text_idle_timeout_s),
     )
-    return StartOptions(session, stream_format, tuple(sorted(reader.remaining)))
+    return StartOptions(session, stream_format, tuple(sorted(options.keys() - _OWN - _SHARED)))
 
 
-def _stream_format(reader: _OptionReader, defaults: StreamFormat) -> StreamFormat:
-    rate_hz = reader.take("sample_rate", int, "an integer, in Hz")
-    frame_ms = reader.take("frame_ms", int, "an integer")
-    packetize = reader.take("packetize", _boolean, "true or false")
+def _seconds(milliseconds: float | None, seconds: float | None) -> float | None:
+    return seconds if milliseconds is None else milliseconds / 1000
+
+
+def _stream_format(own: _OwnOptions, defaults: StreamFormat) -> StreamFormat:
     stream_format = StreamFormat(
-        defaults.sample_rate_hz if rate_hz is None else rate_hz,
-        defaults.frame_ms if frame_ms is None else frame_ms,
-        defaults.packetize if packetize is None else packetize,
+        defaults.sample_rate_hz if own.sample_rate is None else own.sample_rate,
+        defaults.frame_ms if own.frame_ms is None else own.frame_ms,
+        defaults.packetize if own.packetize is None else own.packetize,
     )
     if not MIN_RATE_HZ <= stream_format.sample_rate_hz <= MAX_RATE_HZ or stream_format.sample_rate_hz % RATE_STEP_HZ:
         raise InvalidRequest(f"option sample_rate must be {MIN_RATE_HZ} to {MAX_RATE_HZ} in steps of {RATE_STEP_HZ}")
