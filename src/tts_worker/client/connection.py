@@ -164,14 +164,7 @@ class WorkerConnection(MessageStream):
     def send(self, message: ClientMessage) -> None:
         """See ``link.Link``. A ``start`` sets the voice, as JSON has no ``configure``."""
         if isinstance(message, ConfigureMessage):
-            self._options = replace(
-                self._options,
-                voice=message.voice,
-                speed=message.speed,
-                seed=message.seed,
-                language=message.language,
-                instruct=message.instruct,
-            )
+            self._options = message.apply(self._options)
             message = StartMessage.of(self._options)
         super().send(message)
 

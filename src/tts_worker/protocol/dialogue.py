@@ -9,7 +9,6 @@ context that was stopped or has ended is dropped, because the client may not kno
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from tts_worker.errors import InvalidRequest, SendTimeout, TextTooLong, TTSWorkerError
@@ -172,14 +171,7 @@ class Dialogue(Generic[_S]):
             case StartMessage():
                 self._start(self._adapt_options(message.options()))
             case ConfigureMessage():
-                options = replace(
-                    self._options,
-                    voice=message.voice,
-                    speed=message.speed,
-                    seed=message.seed,
-                    language=message.language,
-                    instruct=message.instruct,
-                )
+                options = message.apply(self._options)
                 self._source.configure(self.session, options)
                 self._options = options
             case PingMessage():

@@ -6,7 +6,9 @@ fields are ignored, since newer peers may send them. An optional field that has 
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -41,12 +43,20 @@ Name = Annotated[str, Meta(max_length=128, pattern=_VALID)]
 Samples = Annotated[int, Meta(ge=0)]
 _PROBLEM = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?", re.DOTALL)
 
+VOICE_FIELDS = tuple(field.name for field in dataclasses.fields(SynthesisParams))
+_RECEIPT = tuple(field.name for field in dataclasses.fields(Receipt))
+
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 def _always_sent(default: _T) -> _T:
     """Declare a field whose default is sent: msgspec leaves out only plain defaults."""
     return field(default_factory=lambda: default)
+
+
+def _select(source: object, names: Iterable[str]) -> dict[str, Any]:
+    """Return some attributes by name."""
+    return {name: getattr(source, name) for name in names}
 
 
 class Message(Struct, kw_only=True, omit_defaults=True, tag_field="type"):
@@ -108,15 +118,16 @@ class StartMessage(Message, tag="start"):
 
     def options(self) -> SessionOptions:
         """Convert to session options."""
-        values = {name: getattr(self, name) for name in self.__struct_fields__}
-        return SessionOptions(**{**values, "urls": None if self.urls is None else UrlMode(self.urls)})
+        return SessionOptions(
+            **{**_select(self, self.__struct_fields__), "urls": None if self.urls is None else UrlMode(self.urls)}
+        )
 
     @classmethod
     def of(cls, options: SessionOptions) -> StartMessage:
         """Build the message for these options."""
-        values = {name: getattr(options, name) for name in cls.__struct_fields__}
         lexicon = None if options.lexicon is None else dict(options.lexicon)
-        return cls(**{**values, "lexicon": lexicon, "urls": None if options.urls is None else options.urls.value})
+        urls = None if options.urls is None else options.urls.value
+        return cls(**{**_select(options, cls.__struct_fields__), "lexicon": lexicon, "urls": urls})
 
 
 class ConfigureMessage(Message, tag="configure"):
@@ -131,13 +142,11 @@ class ConfigureMessage(Message, tag="configure"):
     @classmethod
     def of(cls, params: SynthesisParams) -> ConfigureMessage:
         """Build the message for these parameters."""
-        return cls(
-            voice=params.voice or None,
-            speed=params.speed,
-            seed=params.seed,
-            language=params.language,
-            instruct=params.instruct,
-        )
+        return cls(**{**_select(params, VOICE_FIELDS), "voice": params.voice or None})
+
+    def apply(self, options: SessionOptions) -> SessionOptions:
+        """Return the options with this voice."""
+        return dataclasses.replace(options, **_select(self, VOICE_FIELDS))
 
 
 class TextMessage(Message, tag="text"):
@@ -245,7 +254,7 @@ class StartedMessage(Message, tag="started"):
     @property
     def params(self) -> SynthesisParams:
         """Parameters of the utterance."""
-        return SynthesisParams(self.voice, self.speed, self.seed, self.language, self.instruct)
+        return SynthesisParams(**_select(self, VOICE_FIELDS))
 
 
 class WordsMessage(Message, tag="words"):
@@ -304,17 +313,8 @@ class ReportMessage(Message):
     @property
     def receipt(self) -> Receipt:
         """The playback report. An alignment that this version does not know counts as estimated."""
-        known = (alignment for alignment in Alignment if alignment.value == self.alignment)
-        return Receipt(
-            self.reason,
-            self.samples_generated,
-            self.samples_sent,
-            self.samples_played,
-            self.text_spoken,
-            self.text_remaining,
-            self.words,
-            next(known, Alignment.ESTIMATED),
-        )
+        alignment = next((known for known in Alignment if known.value == self.alignment), Alignment.ESTIMATED)
+        return Receipt(**{**_select(self, _RECEIPT), "alignment": alignment})
 
     @property
     def error(self) -> ErrorInfo | None:
@@ -409,15 +409,7 @@ def event_message(event: Notice, context: str | None = None) -> WorkerMessage:
     """Build the message for a session event; ``context`` is the client's name for the utterance."""
     match event:
         case Started(key, params):
-            return StartedMessage(
-                utterance=key.generation,
-                voice=params.voice,
-                speed=params.speed,
-                seed=params.seed,
-                language=params.language,
-                instruct=params.instruct,
-                context=context,
-            )
+            return StartedMessage(utterance=key.generation, context=context, **_select(params, VOICE_FIELDS))
         case Words(key, words):
             return WordsMessage(utterance=key.generation, words=words, context=context)
         case Acknowledged():
@@ -438,18 +430,9 @@ def report_message(
     context: str | None = None,
 ) -> DoneMessage | StoppedMessage | TruncatedMessage | ErrorMessage:
     """Build the message that ends an utterance."""
+    fields = {**_select(receipt, _RECEIPT), "alignment": receipt.alignment.value}
     return _REPORTS[outcome](
-        utterance=utterance,
-        context=context,
-        reason=receipt.reason,
-        samples_generated=receipt.samples_generated,
-        samples_sent=receipt.samples_sent,
-        samples_played=receipt.samples_played,
-        text_spoken=receipt.text_spoken,
-        text_remaining=receipt.text_remaining,
-        words=receipt.words,
-        alignment=receipt.alignment.value,
-        **({} if error is None else error_fields(error)),
+        utterance=utterance, context=context, **fields, **({} if error is None else error_fields(error))
     )
 
 

@@ -13,6 +13,7 @@ from tts_worker.errors import ErrorCode, ErrorInfo, InvalidRequest
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol.messages import (
     PROTOCOL_VERSION,
+    VOICE_FIELDS,
     ClientMessage,
     ConfigureMessage,
     ControlMessage,
@@ -38,7 +39,6 @@ from tts_worker.protocol.messages import (
 )
 from tts_worker.types import SAMPLE_RATE_HZ, Alignment, Outcome, Receipt, Word
 
-_VOICING = ("voice", "speed", "seed", "language", "instruct")
 _START = (
     *("realtime", "raw_chunks", "lead_ms", "frame_ms", "markdown", "urls", "normalise", "pause_timeout_s"),
     *("text_idle_timeout_s", "model", "needs", "flush_after_ms"),
@@ -52,7 +52,7 @@ _CLIENT_MESSAGES: dict[str, tuple[type[ClientMessage], tuple[str, ...]]] = {
     "resume": (ResumeMessage, ()),
     "stop": (StopMessage, ("reason", "played_samples")),
     "played": (PlayedMessage, ("samples",)),
-    "configure": (ConfigureMessage, _VOICING),
+    "configure": (ConfigureMessage, VOICE_FIELDS),
 }
 """Name in protobuf -> message, and the fields that both have."""
 
@@ -91,7 +91,7 @@ def encode_client_message(message: ClientMessage) -> pb.ConverseRequest:
         if isinstance(message, StartMessage):
             part.protocol_version = PROTOCOL_VERSION
             part.lexicon_json = "" if message.lexicon is None else json.dumps(message.lexicon)
-            _fill(part.voicing, message, _VOICING)
+            _fill(part.voicing, message, VOICE_FIELDS)
     except (ValueError, TypeError):
         raise InvalidRequest("an option has a type or value that does not fit its protobuf field") from None
     return request
@@ -125,7 +125,7 @@ def _start_fields(start: pb.ConverseRequest.Start) -> dict[str, Any]:
         lexicon = json.loads(start.lexicon_json) if start.lexicon_json else None
     except (ValueError, RecursionError):
         raise InvalidRequest("lexicon_json must be a JSON object") from None
-    return {**_present(start.voicing, _VOICING), "needs": tuple(start.needs), "lexicon": lexicon}
+    return {**_present(start.voicing, VOICE_FIELDS), "needs": tuple(start.needs), "lexicon": lexicon}
 
 
 def _fill(part: Any, message: Any, names: Iterable[str]) -> None:
@@ -157,7 +157,7 @@ def encode_worker_message(message: WorkerMessage | bytes) -> pb.ConverseResponse
         case WordsMessage():
             response.words.words.extend(encode_words(message.words))
         case StartedMessage():
-            _fill(response.started, message, ("context", *_VOICING))
+            _fill(response.started, message, ("context", *VOICE_FIELDS))
         case ReportMessage():
             _fill(response.ended, message, ("context",))
             response.ended.receipt.CopyFrom(encode_receipt(message.receipt, message.outcome))
@@ -187,7 +187,7 @@ def parse_worker_message(response: pb.ConverseResponse) -> WorkerMessage | bytes
         case "words":
             message = WordsMessage(words=parse_words(response.words.words))
         case "started":
-            message = StartedMessage(**{"voice": "", **_present(response.started, ("context", *_VOICING))})
+            message = StartedMessage(**{"voice": "", **_present(response.started, ("context", *VOICE_FIELDS))})
         case "ended":
             ended = response.ended
             outcome = parse_outcome(ended.receipt)
