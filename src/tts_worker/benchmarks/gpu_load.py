@@ -305,12 +305,15 @@ class _Load:
         self._is_idle = asyncio.Event()
 
     async def arrive(self, seconds: float, *, at_least: int = 0) -> None:
-        """Open calls at random times for ``seconds``, or longer until ``at_least`` have arrived."""
+        """Open calls at random times for ``seconds``, or until a mean call after ``at_least`` have arrived."""
         began_s = perf_counter()
+        end_s = seconds
         for planned in plan_calls(self._rng, self._arrivals, seconds, at_least=at_least):
+            if planned.after_s >= seconds:
+                end_s = planned.after_s + self._arrivals.mean_call_s
             await asyncio.sleep(max(0.0, began_s + planned.after_s - perf_counter()))
             self._open(planned)
-        await asyncio.sleep(max(0.0, began_s + seconds - perf_counter()))
+        await asyncio.sleep(max(0.0, began_s + end_s - perf_counter()))
 
     def _open(self, planned: PlannedCall) -> None:
         """Open a call with all of its text."""
