@@ -1,4 +1,4 @@
-"""A burst of calls over gRPC: who comes first is served first."""
+"""A burst of calls over gRPC: calls start in order of arrival, however long the texts before theirs are."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tts_worker.server.grpc.service import TTSService
 from tts_worker.server.grpc.synthesize import SynthesizeCall
 
 CALLS = 60
+TEXT = "All of us call at once and have a lot to say before any other one is heard. "
 MAX_DISPLACEMENT = 4
 """The frames of a step leave together, and the client's calls are tasks that may be resumed in another order."""
 
@@ -57,7 +58,8 @@ class Recorder:
 
 async def call(server: GrpcWorker, name: str) -> None:
     assert (await server.start(name)).success
-    chunk = pb.TextChunk(session_id=name, text="All of us call at once.", is_final=True)
+    sentences = 1 if int(name.partition("-")[2]) % 3 else 30
+    chunk = pb.TextChunk(session_id=name, text=sentences * TEXT, is_final=True)
     async for frame in server.stub.Synthesize(iter([chunk])):
         if frame.audio_data:
             return

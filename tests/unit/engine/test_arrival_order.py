@@ -7,26 +7,28 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.contract.engine_contract import EngineCase, EngineDriver, segments
+from tests.contract.engine_contract import PLENTY_SAMPLES, EngineCase, EngineDriver, segments
 from tts_worker.engine.hibari.engine import VOICE, HibariEngine
 from tts_worker.engine.hibari.model import HibariModel
 from tts_worker.engine.tone import ToneEngine
-from tts_worker.types import Audio, Boundary, SynthesisParams, UtteranceKey
+from tts_worker.types import Audio, Boundary, Done, SynthesisParams, UtteranceKey
 
-LONG = segments(("This takes a few seconds to say, and all of them say it at the same time.", Boundary.END))
+SENTENCE = "This takes a few seconds to say, and all of them say it at the same time."
+LONG = segments(*[(SENTENCE, Boundary.SENTENCE)] * 3, (SENTENCE, Boundary.END))
 
 
 def first_audio_order(case: EngineCase, keys: Sequence[UtteranceKey]) -> list[UtteranceKey]:
-    """Open all utterances between two steps; return the order of their first audio."""
+    """Open all utterances between two steps; return the order of their first audio, before which none must end."""
     driver = EngineDriver(case)
     for key in keys:
-        driver.open(key, credit_samples=24_000)
+        driver.open(key, credit_samples=PLENTY_SAMPLES)
         driver.send_text(key)
     started: list[UtteranceKey] = []
     while len(started) < len(keys):
         for event in driver.step():
             if isinstance(event, Audio) and event.key not in started:
                 started.append(event.key)
+            assert not isinstance(event, Done) or len(started) == len(keys)
     return started
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tts_worker.session.reading import MAX_READ_S, ReadScheduler
+from tts_worker.session.reading import MAX_READ_S, TURN_PORTIONS, ReadScheduler
 
 PORTION_S = MAX_READ_S / 2
 
@@ -60,14 +62,67 @@ async def test_unfinished_text_waits_for_the_next_iteration(clock: VirtualClock,
     read: list[str] = []
 
     def read_endlessly() -> None:
-        read.append("endless")
+        while scheduler.may_read(paced=False):
+            reader(clock, read, "endless")()
         scheduler.add(read_endlessly, paced=False)
 
     scheduler.add(read_endlessly, paced=False)
-    scheduler.add(reader(clock, read, "other"), paced=False)
-    for _ in range(3):
+    for count in (2, 4, 6):
         await asyncio.sleep(0)
-    assert read == ["endless", "other", "endless", "endless"]
+        assert read == ["endless"] * count
+
+
+def read_texts(texts: Sequence[int], portion_s: float) -> list[int]:
+    """Read texts of that many portions, of which all but the first wait; return whose portions were read, in order."""
+    clock = VirtualClock()
+    read: list[int] = []
+
+    async def read_all() -> None:
+        scheduler = ReadScheduler(asyncio.get_running_loop(), clock)
+        unread = list(texts)
+
+        def reader(text: int) -> Callable[[], None]:
+            def read_while_it_may() -> None:
+                while unread[text]:
+                    if not scheduler.may_read(paced=True):
+                        scheduler.add(read_while_it_may, paced=True)
+                        return
+                    read.append(text)
+                    unread[text] -= 1
+                    clock.now_s += portion_s
+
+            return read_while_it_may
+
+        for text in range(len(texts)):
+            reader(text)()
+        while any(unread):
+            await asyncio.sleep(0)
+
+    asyncio.run(read_all())
+    return read
+
+
+texts_of_a_turn = st.lists(st.integers(1, TURN_PORTIONS), min_size=1, max_size=30)
+portion_times_s = st.sampled_from([MAX_READ_S * share for share in (0.03, 0.15, 0.4, 1.0, 2.5)])
+
+
+@settings(deadline=None, max_examples=50)
+@given(texts_of_a_turn, portion_times_s)
+def test_short_texts_are_read_in_order_of_arrival(texts: list[int], portion_s: float) -> None:
+    in_order = [text for text, portions in enumerate(texts) for _ in range(portions)]
+    assert read_texts(texts, portion_s) == in_order
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(1, 5 * TURN_PORTIONS), min_size=2, max_size=12), portion_times_s)
+def test_texts_wait_for_one_turn_of_each_other(texts: list[int], portion_s: float) -> None:
+    """The first text also reads at once, while it is new and alone."""
+    read = read_texts(texts, portion_s)
+    began = [read.index(text) for text in range(len(texts))]
+    assert began == sorted(began)
+    at_once = MAX_READ_S / portion_s + 1
+    for text, before in enumerate(began):
+        assert before <= at_once + text * TURN_PORTIONS
 
 
 async def test_new_text_shares_the_time_of_an_iteration(clock: VirtualClock, scheduler: ReadScheduler) -> None:

@@ -12,7 +12,7 @@ from tts_worker.session.machine import MachineConfig, SessionMachine
 from tts_worker.session.reading import MAX_READ_S, ReadScheduler
 from tts_worker.session.session import LocalSession
 from tts_worker.text.pipeline import TextPipeline
-from tts_worker.types import EndText, Segment, SynthesisParams
+from tts_worker.types import EndText, Segment, SynthesisParams, Text
 
 PORTION_CHARS = 16
 CHAR_S = 1e-5
@@ -82,3 +82,30 @@ async def test_reading_yields_after_each_costly_portion() -> None:
     session.end_text()
     assert len(await speakers.read_all()) >= 14  # 15 portions, the first of them before the loop continued
     assert isinstance(speakers.engine.commands[-1], EndText)
+
+
+async def test_texts_that_begin_together_keep_their_order() -> None:
+    speakers = Speakers(CHAR_S)
+    for number in range(50):
+        sentences = 1 if number % 3 else 30
+        session = speakers.open(paced=True)
+        session.speak("The morning train was late again so we walked along the river and talked. " * sentences)
+        session.end_text()
+    await speakers.read_all()
+    texts = [command for command in speakers.engine.commands if isinstance(command, Text)]
+    first = [command.key.session for command in texts if command.segment.index == 0]
+    assert first == [machine.session for machine in speakers.machines]
+
+
+async def test_long_texts_begin_before_any_ends() -> None:
+    speakers = Speakers(CHAR_S)
+    for _ in range(20):
+        session = speakers.open(paced=True)
+        session.speak("Some words. " * 200)
+        session.end_text()
+    await speakers.read_all()
+    commands = speakers.engine.commands
+    begins = [place for place, item in enumerate(commands) if isinstance(item, Text) and item.segment.index == 0]
+    ends = [place for place, item in enumerate(commands) if isinstance(item, EndText)]
+    assert len(begins) == len(ends) == 20
+    assert max(begins) < min(ends)
