@@ -54,7 +54,7 @@ class ReadScheduler:
         self._waiting_ends_at_s = 0.0  # end of its time
 
     def may_read(self, *, paced: bool) -> bool:
-        """Return whether a session may read a portion of a few characters now; otherwise it must ``add`` its reading."""
+        """Return whether a session may read a portion of text now; otherwise it must ``add`` its reading."""
         if (turn := self._turn) is not None:
             if turn.portions_left == 0 or self._clock() >= self._waiting_ends_at_s:
                 return False
