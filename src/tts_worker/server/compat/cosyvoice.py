@@ -34,7 +34,10 @@ _MEDIA_TYPES = ("multipart/form-data", "application/x-www-form-urlencoded", "app
 
 
 class _CosyVoiceRequest(BaseModel):
-    """A request of either API. The fields that an API lacks have these values."""
+    """A request of either API. The fields that an API lacks have these values.
+
+    The docstrings of the requests are the summaries of their routes.
+    """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -52,25 +55,35 @@ class _CosyVoiceRequest(BaseModel):
 
 
 class InferenceSftRequest(_CosyVoiceRequest):
+    """Text to speech for CosyVoice clients, in a stored voice."""
+
     text: str = Field(alias="tts_text")
     voice: str = Field(alias="spk_id", max_length=128)
 
 
 class InferenceInstructRequest(InferenceSftRequest):
+    """Text to speech for CosyVoice clients, in a stored voice and as an instruction says."""
+
     instruct: str = Field(alias="instruct_text", max_length=2_000)
 
 
 class InferenceCrossLingualRequest(_CosyVoiceRequest):
+    """Text to speech for CosyVoice clients, in the voice of a recording."""
+
     recording = "prompt_wav"
 
     text: str = Field(alias="tts_text")
 
 
 class InferenceZeroShotRequest(InferenceCrossLingualRequest):
+    """Text to speech for CosyVoice clients, in the voice of a recording with its transcript."""
+
     transcript: str = Field(alias="prompt_text")
 
 
 class InferenceInstruct2Request(InferenceCrossLingualRequest):
+    """Text to speech for CosyVoice clients, in the voice of a recording and as an instruction says."""
+
     instruct: str = Field(alias="instruct_text", max_length=2_000)
 
 
@@ -78,6 +91,8 @@ class InferenceInstruct2Request(InferenceCrossLingualRequest):
 
 
 class TtsRequest(_CosyVoiceRequest):
+    """Text to speech for clients of CosyVoice on Ray, in a stored voice."""
+
     text: str = Field(min_length=1)
     voice: str | None = Field(None, alias="voice_type", max_length=128)
     speed: float = Field(1.0, ge=0.5, le=2.0)
@@ -86,14 +101,20 @@ class TtsRequest(_CosyVoiceRequest):
 
 
 class CrossLingualRequest(TtsRequest):
+    """Text to speech for clients of CosyVoice on Ray, in the voice of a recording."""
+
     recording = "reference_audio"
 
 
 class ZeroShotRequest(CrossLingualRequest):
+    """Text to speech for clients of CosyVoice on Ray, in the voice of a recording with its transcript."""
+
     transcript: str = Field(alias="reference_text", min_length=1)
 
 
 class InstructRequest(TtsRequest):
+    """Text to speech for clients of CosyVoice on Ray, as an instruction says, in any voice."""
+
     recording = "reference_audio"
     optional_recording = True
 
@@ -140,8 +161,15 @@ def router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
         name = path.strip("/").replace("/", "_")
         for method in ("GET", "POST") if path.startswith("/inference") else ("POST",):
             extra = request_body(kind, *_MEDIA_TYPES) if method == "POST" else None
-            operation = f"{name}_{method.lower()}"
-            routes.add_api_route(path, speech, methods=[method], name=name, operation_id=operation, openapi_extra=extra)
+            routes.add_api_route(
+                path,
+                speech,
+                methods=[method],
+                name=name,
+                summary=(kind.__doc__ or "").rstrip("."),
+                operation_id=f"{name}_{method.lower()}",
+                openapi_extra=extra,
+            )
 
     for path, kind in _ROUTES.items():
         add(path, kind)

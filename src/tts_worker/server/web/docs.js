@@ -23,10 +23,15 @@ async function fetchJson(path) {
   return body;
 }
 
+/** The nodes of a text in which names stand between double backticks. */
+function prose(text) {
+  return text.split(/``([^`]+)``/).map((part, index) => (index % 2 ? element("code", part) : part));
+}
+
 /** A heading that opens to a description and a JSON document. */
 function entry(title, text, document_) {
   const json = element("pre", element("code", JSON.stringify(document_, null, 2)));
-  return element("details", element("summary", element("code", title), ` ${text}`), json);
+  return element("details", element("summary", element("code", title), " ", ...prose(text)), json);
 }
 
 function showRoutes(openapi) {
