@@ -65,11 +65,12 @@ class Need(Enum):
     PREPARE_VOICE = "prepare voice"  # compute the next chunk of the voice's prompt
     PREFILL = "prefill"  # feed text, or more than one input, to the language model
     DECODE = "decode"  # draw speech tokens
+    PREDICT = "predict"  # run the network before the audio stage, for engines without a language model
     RENDER = "render"  # render the next chunk of audio
 
 
-TOKEN_NEEDS = frozenset({Need.PREFILL, Need.DECODE})
-"""Operations of the token runner; the others belong to the audio runner."""
+TOKEN_NEEDS = frozenset({Need.PREFILL, Need.DECODE, Need.PREDICT})
+"""Operations of the first stage, the token runner of CosyVoice; the others belong to the audio runner."""
 
 
 class Candidate(NamedTuple):
@@ -176,7 +177,7 @@ class Plan:
     """What to do in one step.
 
     Attributes:
-        tokens: ``PREFILL`` or ``DECODE``.
+        tokens: ``PREFILL``, ``DECODE`` or ``PREDICT``.
         audio: ``PREPARE_VOICE`` of one utterance, or ``RENDER``.
         free_pages: Pages that must be free before ``audio`` starts; unused voices are evicted for it.
         refused: Utterances that must wait until another one returns pages.

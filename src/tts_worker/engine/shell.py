@@ -2,8 +2,8 @@
 
 An engine derives from ``EngineShell`` and supplies three hooks: ``open_sequence`` creates the state of an utterance,
 ``submit`` starts the work of a plan, and ``close_sequence`` frees what an utterance holds. An engine whose work goes on
-after ``submit`` also overrides ``collect`` and ``is_busy``, and one with several kinds of work ``budgets``. One whose
-work ends inside ``submit`` sets ``WORKS_IN_SUBMIT``: its steps pass over utterances that wait for their client.
+after ``submit`` also overrides ``collect`` and ``is_busy``, and one with several kinds of work ``budgets``. With
+``WORKS_IN_SUBMIT``, steps pass over utterances that wait for their client or for a result.
 """
 
 from __future__ import annotations
@@ -207,7 +207,10 @@ class EngineShell(ABC, Generic[S]):
     # -- hooks --------------------------------------------------------------------------------------------------------
 
     WORKS_IN_SUBMIT: ClassVar[bool] = False
-    """Whether all work is done when ``submit`` returns, so that a sequence with nothing to do waits for a command."""
+    """Whether a sequence with nothing to do waits for a command, or for ``mark_ready``.
+
+    All its work is done when ``submit`` returns, or the engine calls ``mark_ready`` when a result arrives.
+    """
 
     @abstractmethod
     def open_sequence(self, command: Open) -> S:
@@ -239,6 +242,19 @@ class EngineShell(ABC, Generic[S]):
     def wait_for_work(self) -> bool:
         """Block until other threads have finished what they do for the engine. Returns False if they do nothing."""
         return False
+
+    def can_start(self, need: Need) -> bool:
+        """Whether what runs ``need`` is free. While False, utterances that need it give the engine nothing to do."""
+        return True
+
+    def is_active(self, sequence: S) -> bool:
+        """Whether ``sequence`` is neither ended nor held."""
+        return self._active.get(sequence.key) is sequence
+
+    def mark_ready(self, sequence: S) -> None:
+        """Consider ``sequence`` in the next step, since a result for it has arrived. No effect if it is held."""
+        if self.is_active(sequence):
+            self._ready[sequence.key] = sequence
 
     def candidates(self, now_us: int) -> list[Candidate]:
         """Return the active utterances that could use a step."""
@@ -324,11 +340,14 @@ class EngineShell(ABC, Generic[S]):
         """Whether ``step`` would do anything."""
         if self._events or self.is_busy:
             return True
-        return any(self._has_work(sequence) for sequence in self._ready.values())
+        return any(self._has_output(sequence) or self._can_step(sequence) for sequence in self._ready.values())
 
-    def _has_work(self, sequence: S) -> bool:
-        has_chunk = sequence.output.has_chunk(self._min_chunk_samples)
-        return has_chunk or sequence.needs is not Need.NONE or sequence.is_finished
+    def _has_output(self, sequence: S) -> bool:
+        return sequence.output.has_chunk(self._min_chunk_samples) or sequence.is_finished
+
+    def _can_step(self, sequence: S) -> bool:
+        needs = sequence.needs
+        return needs is not Need.NONE and self.can_start(needs)
 
     def step(self, now_s: float) -> Sequence[Event]:
         """Do one bounded unit of work and return its events."""
@@ -353,7 +372,7 @@ class EngineShell(ABC, Generic[S]):
                 self._emit(sequence)
             if sequence.is_finished:
                 self._finish(sequence)
-            elif self.WORKS_IN_SUBMIT and not self._has_work(sequence):
+            elif self.WORKS_IN_SUBMIT and sequence.needs is Need.NONE and not self._has_output(sequence):
                 del self._ready[sequence.key]
 
     def _schedule(self, now_us: int) -> Plan:

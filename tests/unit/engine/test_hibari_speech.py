@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice, pairwise
-from typing import cast
 
 import numpy as np
 import pytest
@@ -34,7 +33,9 @@ def synthesize(
     model: HibariModel, text: str, speed: float = 1.0, *, seed: int = 0, suspend: bool = False
 ) -> tuple[Floats, tuple[WordTiming, ...], list[int]]:
     """Return the samples, the words and the lengths of the blocks."""
-    speech = PhraseSynthesis(model, make_phrase(model, text), speed, np.random.default_rng(seed))
+    phrase = make_phrase(model, text)
+    spectra = model.predict(phrase.ids, speed)
+    speech = PhraseSynthesis(phrase, spectra, speed, np.random.default_rng(seed))
     blocks: list[Floats] = []
     words: tuple[WordTiming, ...] = ()
     while not speech.finished:
@@ -45,6 +46,7 @@ def synthesize(
         if suspend:
             speech.suspend()
             assert speech.suspended
+            speech.resume(spectra)
     samples = np.concatenate(blocks)
     assert len(samples) == speech.total_samples
     return samples, words, [len(block) for block in blocks]
@@ -161,21 +163,9 @@ def test_suspending_between_blocks_changes_nothing(hibari_model: HibariModel) ->
     assert words == suspended_words
 
 
-class ModifiedModel:
-    """A model whose output passes through a function."""
-
-    def __init__(self, model: HibariModel, modify: Callable[[Spectra], Spectra]) -> None:
-        self._model = model
-        self._modify = modify
-
-    def predict(self, ids: tuple[int, ...], speed: float) -> Spectra:
-        return self._modify(self._model.predict(ids, speed))
-
-
 def modified_synthesis(model: HibariModel, text: str, modify: Callable[[Spectra], Spectra]) -> PhraseSynthesis:
-    return PhraseSynthesis(
-        cast(HibariModel, ModifiedModel(model, modify)), make_phrase(model, text), 1.0, np.random.default_rng(0)
-    )
+    phrase = make_phrase(model, text)
+    return PhraseSynthesis(phrase, modify(model.predict(phrase.ids, 1.0)), 1.0, np.random.default_rng(0))
 
 
 def test_nan_output_raises_synthesis_failed(hibari_model: HibariModel) -> None:

@@ -35,7 +35,6 @@ from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, Runner
 from tts_worker.engine.cosyvoice.backends.streams import (
     ExecutionStreams,
     HostStream,
-    StreamFuture,
     ThreadStream,
     streams_for,
 )
@@ -43,6 +42,7 @@ from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.engine.cosyvoice.renderer import FlowOutput, RenderRequest, VocoderOutput
 from tts_worker.engine.cosyvoice.sequence import plain_segment
+from tts_worker.engine.worker_thread import StreamFuture
 from tts_worker.types import Boundary, Cancel, Done, EndText, Failed, Hold, Open, Release, Text, UtteranceKey
 
 T = TypeVar("T")

@@ -12,13 +12,13 @@ from functools import partial
 from time import perf_counter
 
 from tts_worker.engine.cosyvoice.audio_segment import AudioSegment
-from tts_worker.engine.cosyvoice.backends.streams import StreamFuture
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.faults import Fault, Stage, attempt
 from tts_worker.engine.cosyvoice.renderer import FlowOutput, RenderRequest, RenderState, VocoderOutput
 from tts_worker.engine.cosyvoice.sequence import InFlight, Sequence
 from tts_worker.engine.cosyvoice.timings import StageTimings
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
+from tts_worker.engine.worker_thread import StreamFuture
 
 
 @dataclass(frozen=True)

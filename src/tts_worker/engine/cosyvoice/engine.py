@@ -16,7 +16,6 @@ from functools import partial
 import numpy as np
 
 from tts_worker.engine.cosyvoice.audio_runner import AudioChunk, AudioResult, AudioRunner, MelChunk, PromptChunk
-from tts_worker.engine.cosyvoice.backends.streams import StreamFuture
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.config import V2, V3
 from tts_worker.engine.cosyvoice.device import gpu_facts
@@ -30,6 +29,7 @@ from tts_worker.engine.cosyvoice.token_runner import DrawnIds, SlotFull, TokenRe
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
 from tts_worker.engine.scheduler import Batch, Budgets, Candidate, ChunkTimes, Need, Plan, defers_first_chunk
 from tts_worker.engine.shell import EngineShell
+from tts_worker.engine.worker_thread import StreamFuture
 from tts_worker.errors import DeviceLost, EngineFault, InvalidRequest, OutOfMemory, TTSWorkerError
 from tts_worker.types import (
     Alignment,
@@ -177,12 +177,9 @@ class CosyVoiceEngine(EngineShell[Sequence]):
         if self._tokens.is_busy or self._audio.is_busy:
             return True
         preparing = self._audio.preparing
-        if preparing is not None and self._is_active(preparing):
+        if preparing is not None and self.is_active(preparing):
             return True
-        return any(lookup.is_done and self._is_active(sequence) for sequence, lookup in self._lookups.items())
-
-    def _is_active(self, sequence: Sequence) -> bool:
-        return self._active.get(sequence.key) is sequence
+        return any(lookup.is_done and self.is_active(sequence) for sequence, lookup in self._lookups.items())
 
     def collect(self) -> bool:
         """Take over the voices that are read, and what the runners have finished."""
@@ -194,7 +191,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
 
     def _take_voices(self) -> None:
         for sequence, lookup in list(self._lookups.items()):
-            if lookup.is_done and self._is_active(sequence):
+            if lookup.is_done and self.is_active(sequence):
                 del self._lookups[sequence]
                 fault = attempt([sequence], Stage.VOICE, partial(self._take_voice, sequence, lookup))
                 if fault is not None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.backends.graphs import Runner, Tensors
-from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams, PendingCopy, StreamFuture, TimingEvent
+from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams, PendingCopy, TimingEvent
 from tts_worker.engine.cosyvoice.chunks import Chunk
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool, FlowState
 from tts_worker.engine.cosyvoice.models.hift import HashedNoise, HiftState
@@ -28,6 +28,7 @@ from tts_worker.engine.cosyvoice.vocoder_windows import (
     window_sizes,
 )
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState, window
+from tts_worker.engine.worker_thread import StreamFuture
 
 
 class MelResampler:

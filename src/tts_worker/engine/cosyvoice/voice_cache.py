@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.alignment import estimate_pace
-from tts_worker.engine.cosyvoice.backends.streams import ExecutionStream, StreamFuture
+from tts_worker.engine.cosyvoice.backends.streams import ExecutionStream
 from tts_worker.engine.cosyvoice.chunks import Item, Kind, trimmed_prompt
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.decoder import Decoder, Prefix
@@ -27,6 +27,7 @@ from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.voice_loader import VoiceLoader, unknown_voice
+from tts_worker.engine.worker_thread import StreamFuture
 from tts_worker.errors import UnknownVoice
 from tts_worker.voicepack.voice_file import Voice, stored_voices
 

@@ -8,10 +8,10 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from tts_worker.engine.cosyvoice.backends.streams import StreamFuture
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.enrol import Speaker
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.worker_thread import StreamFuture
 from tts_worker.errors import InvalidRequest, UnknownVoice
 from tts_worker.voicepack.voice_file import load_voice, stored_voices, voice_folder
 

@@ -1,24 +1,28 @@
-"""The CPU voice: hibari-tts behind the ``Engine`` protocol, serving many utterances on one thread.
+"""The CPU voice: hibari-tts behind the ``Engine`` protocol, serving many utterances on two threads.
 
-A step does one unit of work of a few milliseconds: phonemizing a batch of text, running the network for one phrase and
-rendering its first audio, or rendering one second of audio.
+A step starts the network for one phrase and does one unit of work of a few milliseconds: phonemizing a batch of text,
+or rendering one second of audio. The network, three quarters of all work, runs on a thread of its own if the engine
+can wake its caller (``on_work``), otherwise inside the step; the audio is the same.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 
 from tts_worker.audio.pcm import silence, to_pcm
-from tts_worker.engine.hibari.model import HibariModel
+from tts_worker.engine.hibari.model import HibariModel, Spectra
 from tts_worker.engine.hibari.speech import POST_ROLL_SAMPLES, PRE_ROLL_SAMPLES, PhraseSynthesis
 from tts_worker.engine.hibari.text import MAX_PHONEMES, Phrase
-from tts_worker.engine.scheduler import Candidate, Need, Plan
+from tts_worker.engine.scheduler import Budgets, Candidate, Need, Plan
 from tts_worker.engine.shell import EngineSequence, EngineShell
+from tts_worker.engine.worker_thread import StreamFuture, WorkerThread
 from tts_worker.errors import EngineFault, OutOfMemory, SynthesisFailed, TTSWorkerError, UnknownVoice
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
@@ -59,6 +63,10 @@ blocking the phrases of calls.
 """
 
 
+_MAX_RUN_S = 5.0
+"""A run of the network takes a tenth of a second. The engine waits for a longer one, so that it counts as hanging."""
+
+
 @dataclass(frozen=True, slots=True)
 class HibariSettings:
     """Settings of the CPU voice.
@@ -72,10 +80,27 @@ class HibariSettings:
     threads: int = 1
 
 
+class _Prediction(NamedTuple):
+    """Result of a run of the network, and how long it took."""
+
+    spectra: Spectra
+    network_ms: float
+
+
+def _predict(model: HibariModel, phrase: Phrase, speed: float) -> _Prediction:
+    start_s = perf_counter()
+    spectra = model.predict(phrase.ids, speed)
+    return _Prediction(spectra, 1000 * (perf_counter() - start_s))
+
+
 class _PhraseSequence(EngineSequence):
     """An utterance as phrases.
 
     Segments are phonemized to phrases one by one; each phrase is synthesized in blocks into the output buffer.
+
+    Attributes:
+        synthesis: The phrase in progress, from its first spectra to its last block.
+        is_predicting: Whether the network runs for it.
     """
 
     UNSPEAKABLE = f'the text contains nothing that the voice "{VOICE}" (English, en) can speak'
@@ -83,6 +108,7 @@ class _PhraseSequence(EngineSequence):
     def __init__(self, command: Open, model: HibariModel) -> None:
         super().__init__(command)
         self.synthesis: PhraseSynthesis | None = None
+        self.is_predicting = False
         self._model = model
         self._segments: deque[Segment] = deque()
         self._segment: Segment | None = None
@@ -91,6 +117,7 @@ class _PhraseSequence(EngineSequence):
         self._started_phrases = 0  # of this segment
         self._pause_samples = 0  # silence before the next audio, if any follows
         self._phonemize_ms = 0.0  # spent on the next phrase so far
+        self._network_ms = 0.0  # spent on the next block
         self._timed_until_char = 0  # words before this have been reported
 
     def add_text(self, segment: Segment) -> None:
@@ -98,8 +125,13 @@ class _PhraseSequence(EngineSequence):
 
     @property
     def needs(self) -> Need:
-        can_synthesize = self.synthesis is not None or self._can_phonemize or self._can_start_phrase
-        return Need.RENDER if can_synthesize else Need.NONE
+        if self.is_predicting:
+            return Need.NONE
+        if self.synthesis is not None:
+            return Need.PREDICT if self.synthesis.suspended else Need.RENDER
+        if self._can_phonemize:
+            return Need.RENDER
+        return Need.PREDICT if self._can_start_phrase else Need.NONE
 
     def drop_pause(self) -> None:
         self._pause_samples = 0
@@ -132,19 +164,21 @@ class _PhraseSequence(EngineSequence):
     def advance(self) -> None:
         """Do one unit of work: phonemize a batch of text, or render the next block of audio."""
         start_s = perf_counter()
-        phonemizes = self._can_phonemize
-        if phonemizes:
-            self._find_phrase()
-        phonemized_s = perf_counter()
-        self._phonemize_ms += 1000 * (phonemized_s - start_s)
-        if phonemizes and not self.output.paced:
-            return  # a call that has arrived in the meantime need not wait for the network as well
-        if self._can_start_phrase:
-            self._start_phrase()
-        predicted_s = perf_counter()
         if self.synthesis is not None:
-            network_ms = 1000 * (predicted_s - phonemized_s)
-            self._render_block(self.synthesis, network_ms=network_ms, start_s=predicted_s)
+            self._render_block(self.synthesis, start_s)
+        else:
+            self._find_phrase()
+            self._phonemize_ms += 1000 * (perf_counter() - start_s)
+
+    def start_prediction(self) -> Callable[[], _Prediction]:
+        """Return the run of the network that it needs, which another thread may do.
+
+        The sequence stays unchanged until ``end_prediction``, so a result may as well be dropped.
+        """
+        phrase = self._next_phrase if self.synthesis is None else self.synthesis.phrase
+        assert phrase is not None
+        self.is_predicting = True
+        return partial(_predict, self._model, phrase, self.params.speed)
 
     def _find_phrase(self) -> None:
         """Phonemize one bounded batch of text to find the next phrase."""
@@ -161,17 +195,24 @@ class _PhraseSequence(EngineSequence):
             if self._segment is not None:
                 self._add_pause(self._segment.boundary)
 
-    def _start_phrase(self) -> None:
-        if self._next_phrase is None or self._segment is None:
-            return
+    def end_prediction(self, prediction: _Prediction) -> None:
+        """Begin the next phrase with its spectra, or go on with the one whose spectra were freed."""
+        start_s = perf_counter()
+        if self.synthesis is not None:
+            self.synthesis.resume(prediction.spectra)
+        elif self._next_phrase is not None and self._segment is not None:
+            self._start_phrase(self._next_phrase, self._segment, prediction.spectra)
+        self._network_ms += prediction.network_ms + 1000 * (perf_counter() - start_s)
+
+    def _start_phrase(self, phrase: Phrase, segment: Segment, spectra: Spectra) -> None:
         # Every phrase has a separate noise generator, so its audio does not depend on earlier text or timing.
-        seeds = (self.params.seed, self._segment.index, self._started_phrases)
+        seeds = (self.params.seed, segment.index, self._started_phrases)
         noise = np.random.default_rng([seed % (1 << 64) for seed in seeds])
-        self.synthesis = PhraseSynthesis(self._model, self._next_phrase, self.params.speed, noise)
+        self.synthesis = PhraseSynthesis(phrase, spectra, self.params.speed, noise)
         self._started_phrases += 1
         self._next_phrase = None
 
-    def _render_block(self, synthesis: PhraseSynthesis, network_ms: float, start_s: float) -> None:
+    def _render_block(self, synthesis: PhraseSynthesis, start_s: float) -> None:
         """Render the next block of the phrase, after the pending pause if it is the first."""
         if self._segment is None:
             return
@@ -190,11 +231,11 @@ class _PhraseSequence(EngineSequence):
                 silence(self._pause_samples) + to_pcm(block.samples),
                 words,
                 text_range=(self._segment.start, self._segment.end),
-                wall_ms=self._phonemize_ms + network_ms + vocoder_ms,
-                stages_ms=(("text", self._phonemize_ms), ("network", network_ms), ("vocoder", vocoder_ms)),
+                wall_ms=self._phonemize_ms + self._network_ms + vocoder_ms,
+                stages_ms=(("text", self._phonemize_ms), ("network", self._network_ms), ("vocoder", vocoder_ms)),
             )
             self._pause_samples = 0
-            self._phonemize_ms = 0.0
+            self._phonemize_ms = self._network_ms = 0.0
         if synthesis.finished:
             self._add_pause(synthesis.boundary)
             self.synthesis = None
@@ -223,6 +264,10 @@ class HibariEngine(EngineShell[_PhraseSequence]):
     def __init__(self, settings: HibariSettings | None = None, model: HibariModel | None = None) -> None:
         settings = settings or HibariSettings()
         self._model = model or HibariModel(threads=settings.threads)
+        self._network_thread: WorkerThread | None = None
+        self._wake: Callable[[], None] | None = None
+        self._in_flight: tuple[_PhraseSequence, StreamFuture[_Prediction]] | None = None
+        self._started_s = 0.0  # start of the run in flight
         super().__init__(
             EngineInfo(
                 name="hibari",
@@ -253,13 +298,76 @@ class HibariEngine(EngineShell[_PhraseSequence]):
                 candidates = [c for c in candidates if c.paced is not paced or frames[c.key]]
         return candidates
 
+    def on_work(self, wake: Callable[[], None]) -> None:
+        """Run the network on its own thread from now on, and have ``wake`` called there after every run."""
+        self._wake = wake
+        if self._network_thread is None:
+            self._network_thread = WorkerThread("tts-network")
+
+    def wait_for_work(self) -> bool:
+        if self._in_flight is None:
+            return False
+        self._in_flight[1].finished_event.wait()
+        return True
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an utterance can go on with the spectra of a finished run, or a run takes too long."""
+        if self._in_flight is None:
+            return False
+        sequence, future = self._in_flight
+        return self.is_active(sequence) if future.is_done else self._takes_too_long
+
+    @property
+    def _takes_too_long(self) -> bool:
+        return perf_counter() - self._started_s > _MAX_RUN_S
+
+    def can_start(self, need: Need) -> bool:
+        return need is not Need.PREDICT or self._in_flight is None or self._in_flight[1].is_done
+
+    def budgets(self, candidates: Sequence[Candidate]) -> Budgets:
+        is_threaded = self._network_thread is not None
+        return Budgets(token_batch=1 if self._in_flight is None else 0, concurrent=is_threaded)
+
+    def collect(self) -> bool:
+        """Take over the spectra of a finished run, unless its utterance was cancelled or is held."""
+        if self._in_flight is not None and (self._in_flight[1].is_done or self._takes_too_long):
+            sequence, future = self._in_flight
+            future.finished_event.wait()
+            self._in_flight = None
+            sequence.is_predicting = False
+            if self.is_active(sequence):
+                self._isolate(sequence, lambda: sequence.end_prediction(future.result()))
+                self.mark_ready(sequence)
+        return True
+
     def submit(self, plan: Plan) -> None:
-        """Do one unit of work. An error of the G2P or the network fails only its utterance."""
+        """Start the network and do one unit of work. An error of either fails only its utterance."""
+        if plan.tokens is not None:
+            self._start_prediction(self.sequences[plan.tokens.members[0]])
         if plan.audio is None:
             return
         sequence = self.sequences[plan.audio.members[0]]
+        self._isolate(sequence, sequence.advance)
+        # The network of a call starts at once. After a download has been phonemized, a call may have arrived.
+        goes_on = sequence.output.paced and self._in_flight is None
+        if goes_on and self.is_active(sequence) and sequence.needs is Need.PREDICT:
+            self._start_prediction(sequence)
+
+    def _start_prediction(self, sequence: _PhraseSequence) -> None:
+        work = sequence.start_prediction()
+        self._started_s = perf_counter()
+        if self._network_thread is None:
+            self._in_flight = sequence, StreamFuture(work).run()
+            return
+        self._in_flight = sequence, self._network_thread.submit(work)
+        if self._wake is not None:
+            self._network_thread.call(self._wake)
+
+    def _isolate(self, sequence: _PhraseSequence, work: Callable[[], None]) -> None:
+        """Do ``work`` for ``sequence``; an error fails only this utterance."""
         try:
-            sequence.advance()
+            work()
         except TTSWorkerError as error:
             self.fail(sequence, error.info)
         except MemoryError:
@@ -267,6 +375,12 @@ class HibariEngine(EngineShell[_PhraseSequence]):
         except Exception as error:
             kind = type(error).__name__
             self.fail(sequence, SynthesisFailed(f"the voice could not synthesize part of the text ({kind})").info)
+
+    def close(self) -> None:
+        super().close()
+        self._in_flight = None
+        if self._network_thread is not None:
+            self._network_thread.close()
 
     def warm_up(self) -> None:
         """Synthesize once through every path: both speed limits, short and long text, an unknown word, given phonemes.

@@ -1,4 +1,4 @@
-"""Synthesis of one phrase in blocks: network, trimming, vocoder and word timestamps.
+"""Synthesis of one phrase in blocks from its spectra: trimming, vocoder and word timestamps.
 
 The speech range is estimated from the spectra before any sample is rendered.
 """
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tts_worker.audio.pcm import Floats, fade_in, fade_out
-from tts_worker.engine.hibari.model import FRAME_SAMPLES, HibariModel, Spectra
+from tts_worker.engine.hibari.model import FRAME_SAMPLES, Spectra
 from tts_worker.engine.hibari.text import Phrase
 from tts_worker.engine.hibari.vocoder import Vocoder
 from tts_worker.errors import SynthesisFailed
@@ -60,15 +60,19 @@ class AudioBlock:
 class PhraseSynthesis:
     """Synthesizes one phrase; the blocks depend only on the phrase, the speed and the generator.
 
+    Args:
+        phrase: The phrase.
+        spectra: What the network predicts for it at ``speed``.
+        speed: 1.0 is the normal speed.
+        noise: Generates the noise of the vocoder.
+
     Attributes:
-        total_samples: Length of the phrase; 0 if the network's output is silent.
+        phrase: The phrase.
+        total_samples: Length of the audio; 0 if the network's output is silent.
     """
 
-    def __init__(self, model: HibariModel, phrase: Phrase, speed: float, noise: np.random.Generator) -> None:
-        self._model = model
-        self._phrase = phrase
-        self._speed = speed
-        spectra = self._predict()
+    def __init__(self, phrase: Phrase, spectra: Spectra, speed: float, noise: np.random.Generator) -> None:
+        self.phrase = phrase
         power = _frame_power(spectra)
         audible = np.flatnonzero(power > 1)
         self._end = self._start = 0
@@ -84,7 +88,7 @@ class PhraseSynthesis:
     @property
     def boundary(self) -> Boundary:
         """Determines the pause after the phrase."""
-        return self._phrase.boundary
+        return self.phrase.boundary
 
     @property
     def finished(self) -> bool:
@@ -100,8 +104,12 @@ class PhraseSynthesis:
         return self._vocoder.spectra_frames
 
     def suspend(self) -> None:
-        """Free the spectra; the next block predicts them again."""
+        """Free the spectra; ``resume`` needs them again before the next block."""
         self._vocoder.suspend()
+
+    def resume(self, spectra: Spectra) -> None:
+        """Continue after ``suspend`` with the same spectra, predicted again."""
+        self._vocoder.resume(spectra)
 
     def next_block(self) -> AudioBlock:
         """Render the next second of audio, less in the first block.
@@ -109,8 +117,6 @@ class PhraseSynthesis:
         Raises:
             SynthesisFailed: The network's output contains NaN or infinity.
         """
-        if self._vocoder.suspended:
-            self._vocoder.resume(self._predict())
         position = self._vocoder.position_samples
         raw = self._vocoder.render(_BLOCK_FRAMES if self._rendered_samples else _FIRST_BLOCK_FRAMES)
         if not np.all(np.isfinite(raw)):
@@ -124,9 +130,6 @@ class PhraseSynthesis:
         if self.finished:
             samples = fade_out(samples, _FADE_SAMPLES)
         return AudioBlock(samples, words)
-
-    def _predict(self) -> Spectra:
-        return self._model.predict(self._phrase.ids, self._speed)
 
 
 def _frame_power(spectra: Spectra) -> NDArray[np.float32]:

@@ -6,17 +6,18 @@ the language model and the vocoder overlap. On a CPU it is a thread if there are
 
 from __future__ import annotations
 
-import queue
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from types import TracebackType
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+from tts_worker.engine.worker_thread import StreamFuture, WorkerThread
 
 T = TypeVar("T")
 
@@ -38,44 +39,6 @@ class TimingEvent(Protocol):
     def ms_since(self, earlier: TimingEvent) -> float:
         """Return the device time since ``earlier``, of the same stream. Blocks until this point is reached."""
         ...
-
-
-class StreamFuture(Generic[T]):
-    """The result of work submitted to a stream."""
-
-    def __init__(self, work: Callable[[], T]) -> None:
-        self._work: Callable[[], T] | None = work
-        self.finished_event = threading.Event()
-        self._value: T | None = None
-        self._error: BaseException | None = None
-
-    def run(self) -> StreamFuture[T]:
-        """Run the work in the calling thread."""
-        work = self._work
-        self._work = None
-        assert work is not None
-        try:
-            self._value = work()
-        except BaseException as error:
-            self._error = error
-        self.finished_event.set()
-        return self
-
-    @property
-    def is_done(self) -> bool:
-        return self.finished_event.is_set()
-
-    def result(self) -> T:
-        """Block until the work is done. Returns its result, or raises its exception once."""
-        self.finished_event.wait()
-        error = self._error
-        self._error = None
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # its traceback refers to this frame: the cycle would keep the tensors of the failed pass
-        return self._value  # type: ignore[return-value]
 
 
 class ExecutionStream(Protocol):
@@ -161,9 +124,6 @@ class HostStream:
         return _HostTimingEvent()
 
 
-_Inbox = queue.SimpleQueue[Callable[[], object] | None]
-
-
 class ThreadStream(HostStream):
     """The CPU, on a separate thread: ``submit`` returns at once.
 
@@ -175,12 +135,10 @@ class ThreadStream(HostStream):
 
     def __init__(self, threads: int = 1) -> None:
         super().__init__()
-        self._inbox: _Inbox = queue.SimpleQueue()
         self._last_finished: threading.Event | None = None  # of the work submitted last
-        # The thread holds no reference to the stream, so the stream can be collected; the finalizer ends the thread.
-        self._thread = threading.Thread(target=_serve, args=(self._inbox, threads), name="tts-flow", daemon=True)
-        self._thread.start()
-        weakref.finalize(self, self._inbox.put, None)
+        # PyTorch's number of threads applies to the calling thread only.
+        self._worker = WorkerThread("tts-flow", prepare=partial(torch.set_num_threads, threads))
+        self._thread = self._worker.thread
 
     def __enter__(self) -> ThreadStream:
         if self._last_finished is not None and threading.current_thread() is not self._thread:
@@ -188,21 +146,12 @@ class ThreadStream(HostStream):
         return self
 
     def submit(self, work: Callable[[], T]) -> StreamFuture[T]:
-        future = StreamFuture(work)
+        future = self._worker.submit(work)
         self._last_finished = future.finished_event
-        self._inbox.put(future.run)
         return future
 
     def close(self) -> None:
-        self._inbox.put(None)
-        self._thread.join()
-
-
-def _serve(inbox: _Inbox, threads: int) -> None:
-    torch.set_num_threads(threads)  # applies to the calling thread only
-    while (work := inbox.get()) is not None:
-        work()
-        del work  # release what it refers to before the next item arrives
+        self._worker.close()
 
 
 class _CudaTimingEvent:

@@ -1,0 +1,94 @@
+"""A thread that does work for an engine thread, one item at a time and in order."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class StreamFuture(Generic[T]):
+    """The result of work submitted to a thread or stream."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work: Callable[[], T] | None = work
+        self.finished_event = threading.Event()
+        self._value: T | None = None
+        self._error: BaseException | None = None
+
+    def run(self) -> StreamFuture[T]:
+        """Run the work in the calling thread."""
+        work = self._work
+        self._work = None
+        assert work is not None
+        try:
+            self._value = work()
+        except BaseException as error:
+            self._error = error
+        self.finished_event.set()
+        return self
+
+    @property
+    def is_done(self) -> bool:
+        return self.finished_event.is_set()
+
+    def result(self) -> T:
+        """Block until the work is done. Returns its result, or raises its exception once."""
+        self.finished_event.wait()
+        error = self._error
+        self._error = None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback refers to this frame: the cycle would keep the tensors of the failed pass
+        return self._value  # type: ignore[return-value]
+
+
+_Inbox = queue.SimpleQueue[Callable[[], object] | None]
+
+
+class WorkerThread:
+    """A daemon thread that ends with ``close``, or when this object is collected.
+
+    Args:
+        name: Name of the thread.
+        prepare: Called on the thread before any work.
+
+    Attributes:
+        thread: The thread.
+    """
+
+    def __init__(self, name: str, prepare: Callable[[], object] | None = None) -> None:
+        self._inbox: _Inbox = queue.SimpleQueue()
+        if prepare is not None:
+            self._inbox.put(prepare)
+        # The thread holds no reference to this object, so this object can be collected; the finalizer ends the thread.
+        self.thread = threading.Thread(target=_serve, args=(self._inbox,), name=name, daemon=True)
+        self.thread.start()
+        weakref.finalize(self, self._inbox.put, None)
+
+    def submit(self, work: Callable[[], T]) -> StreamFuture[T]:
+        """Queue ``work`` and return at once. It must not share mutable state with other threads."""
+        future = StreamFuture(work)
+        self._inbox.put(future.run)
+        return future
+
+    def call(self, callback: Callable[[], object]) -> None:
+        """Call ``callback`` on the thread after all work submitted so far."""
+        self._inbox.put(callback)
+
+    def close(self) -> None:
+        """Wait for submitted work. Nothing may be submitted afterwards."""
+        self._inbox.put(None)
+        self.thread.join()
+
+
+def _serve(inbox: _Inbox) -> None:
+    while (work := inbox.get()) is not None:
+        work()
+        del work  # release what it refers to before the next item arrives

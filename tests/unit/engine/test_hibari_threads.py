@@ -1,0 +1,169 @@
+"""The network of the CPU voice on its own thread: results that arrive after the utterance has changed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+
+from tests.contract.engine_contract import EngineCase, EngineDriver, segments
+from tts_worker.engine.hibari import engine as hibari_engine
+from tts_worker.engine.hibari.engine import VOICE, HibariEngine, HibariSettings
+from tts_worker.engine.hibari.model import HibariModel, Spectra
+from tts_worker.engine.hibari.text import Phonemizer
+from tts_worker.errors import ErrorCode
+from tts_worker.types import Boundary, Cancel, Done, Failed, Hold, Release, SynthesisParams, UtteranceKey
+
+KEY = UtteranceKey("s", 1)
+OTHER = UtteranceKey("other", 1)
+TEXT = segments(("Yes, it is.", Boundary.END))
+LIMIT_S = 60.0
+
+
+class GatedModel:
+    """A model whose runs wait for ``gate``."""
+
+    def __init__(self, model: HibariModel) -> None:
+        self._model = model
+        self.gate = threading.Event()
+        self.threads: list[str] = []
+        self.error: Exception | None = None
+
+    @property
+    def phonemizer(self) -> Phonemizer:
+        return self._model.phonemizer
+
+    def predict(self, ids: tuple[int, ...], speed: float) -> Spectra:
+        self.threads.append(threading.current_thread().name)
+        assert self.gate.wait(LIMIT_S)
+        if self.error is not None:
+            raise self.error
+        return self._model.predict(ids, speed)
+
+
+class Subject:
+    """An engine with a gated model, and what it takes to drive it."""
+
+    def __init__(self, model: HibariModel) -> None:
+        before = set(threading.enumerate())
+        self.model = GatedModel(model)
+        self._woken = threading.Event()
+        settings = HibariSettings(max_utterances=4)
+        self.engine = HibariEngine(settings, cast(HibariModel, self.model))
+        self.engine.on_work(self._woken.set)
+        (self.thread,) = set(threading.enumerate()) - before
+        self.driver = EngineDriver(EngineCase(lambda: self.engine, SynthesisParams(VOICE), (), ()))
+
+    def speak(self, key: UtteranceKey) -> None:
+        self.driver.open(key)
+        self.driver.send_text(key, TEXT)
+        self.driver.drain()
+
+    def open_gate(self) -> None:
+        """Let the network run until the engine has nothing more to do."""
+        self.model.gate.set()
+        while self.engine.wait_for_work() and self.engine.has_work:
+            assert self._woken.wait(LIMIT_S)
+            self.driver.drain()
+
+
+@pytest.fixture
+def subject(hibari_model: HibariModel) -> Iterator[Subject]:
+    subject = Subject(hibari_model)
+    yield subject
+    subject.model.gate.set()
+    subject.engine.close()
+
+
+@pytest.fixture(scope="module")
+def pcm(hibari_model: HibariModel) -> bytes:
+    """The audio of ``TEXT`` without a thread."""
+    driver = EngineDriver(EngineCase(lambda: HibariEngine(None, hibari_model), SynthesisParams(VOICE), (), ()))
+    output = driver.open(KEY)
+    driver.send_text(KEY, TEXT)
+    driver.drain()
+    return output.pcm
+
+
+def test_engine_is_free_while_the_network_runs(subject: Subject, pcm: bytes) -> None:
+    subject.speak(KEY)
+    assert not subject.engine.has_work, "it waits for the network without stepping"
+    subject.speak(OTHER)
+    assert not subject.engine.has_work, "the network is taken"
+    subject.open_gate()
+    assert set(subject.model.threads) == {"tts-network"}
+    assert [subject.driver.outputs[key].pcm for key in (KEY, OTHER)] == [pcm, pcm]
+
+
+def test_cancelled_utterance_drops_its_spectra(subject: Subject, pcm: bytes) -> None:
+    subject.speak(KEY)
+    subject.driver.send(Cancel(KEY))
+    assert subject.engine.active_utterances == 0
+    subject.speak(KEY)  # the same key again: the run in flight is not its own
+    subject.open_gate()
+    assert len(subject.model.threads) == 2
+    assert subject.driver.outputs[KEY].pcm == pcm
+    assert subject.driver.outputs[KEY].ends == [Done(KEY)]
+
+
+@pytest.mark.parametrize("released_during_run", [True, False])
+def test_hold_during_a_run_does_not_change_audio(subject: Subject, pcm: bytes, released_during_run: bool) -> None:
+    subject.speak(KEY)
+    subject.driver.send(Hold(KEY))
+    if released_during_run:
+        subject.driver.send(Release(KEY))
+    subject.open_gate()
+    if not released_during_run:
+        assert subject.engine.sequences[KEY].spectra_frames == 0
+        subject.driver.send(Release(KEY))
+        subject.driver.drain()
+        subject.open_gate()
+    assert subject.driver.outputs[KEY].pcm == pcm
+
+
+def test_error_on_the_thread_fails_its_utterance(subject: Subject, pcm: bytes) -> None:
+    subject.speak(KEY)
+    subject.speak(OTHER)
+    subject.model.error = RuntimeError("said: secret words")
+    subject.model.gate.set()
+    subject.engine.wait_for_work()
+    subject.model.gate.clear()
+    subject.driver.drain()
+    subject.model.error = None
+    subject.open_gate()
+    (end,) = subject.driver.outputs[KEY].ends
+    assert isinstance(end, Failed)
+    assert end.error.code is ErrorCode.SYNTHESIS_FAILED
+    assert "secret" not in end.error.message
+    assert subject.driver.outputs[OTHER].pcm == pcm
+
+
+def test_error_of_a_cancelled_utterance_is_dropped(subject: Subject) -> None:
+    subject.speak(KEY)
+    subject.driver.send(Cancel(KEY))
+    subject.model.error = RuntimeError("too late")
+    subject.open_gate()
+    assert not subject.driver.outputs[KEY].ends
+
+
+def test_close_ends_the_network_thread(subject: Subject) -> None:
+    subject.speak(KEY)
+    subject.model.gate.set()
+    subject.engine.close()
+    assert not subject.thread.is_alive()
+
+
+def test_engine_waits_for_a_run_that_takes_too_long(
+    subject: Subject, pcm: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject.speak(KEY)
+    monkeypatch.setattr(hibari_engine, "_MAX_RUN_S", 0.0)
+    assert subject.engine.has_work
+    waiting = threading.Thread(target=subject.driver.drain)  # the watchdog of the engine thread sees this call
+    waiting.start()
+    assert waiting.is_alive()
+    subject.model.gate.set()
+    waiting.join()
+    assert subject.driver.outputs[KEY].pcm == pcm
