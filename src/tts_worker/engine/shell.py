@@ -257,8 +257,9 @@ class EngineShell(ABC, Generic[S]):
             self._ready[sequence.key] = sequence
 
     def candidates(self, now_us: int) -> list[Candidate]:
-        """Return the active utterances that could use a step."""
-        found = [sequence.candidate(now_us) for sequence in self._ready.values()]
+        """Return the active utterances that could use a step, in order of arrival, which breaks ties."""
+        # ``_ready`` has another order: a sequence without work leaves it, and comes back behind later ones.
+        found = [sequence.candidate(now_us) for key, sequence in self.sequences.items() if key in self._ready]
         return [candidate for candidate in found if candidate is not None]
 
     def budgets(self, candidates: Sequence[Candidate]) -> Budgets:

@@ -17,11 +17,16 @@ SENTENCE = "This takes a few seconds to say, and all of them say it at the same 
 LONG = segments(*[(SENTENCE, Boundary.SENTENCE)] * 3, (SENTENCE, Boundary.END))
 
 
-def first_audio_order(case: EngineCase, keys: Sequence[UtteranceKey]) -> list[UtteranceKey]:
-    """Open all utterances between two steps; return the order of their first audio, before which none must end."""
+def first_audio_order(case: EngineCase, keys: Sequence[UtteranceKey], opened_before: int = 0) -> list[UtteranceKey]:
+    """Let all texts arrive between two steps; return the order of first audio, before which no utterance may end."""
     driver = EngineDriver(case)
-    for key in keys:
+    for key in keys[:opened_before]:
         driver.open(key, credit_samples=PLENTY_SAMPLES)
+    if opened_before:
+        driver.step()
+    for key in keys[opened_before:]:
+        driver.open(key, credit_samples=PLENTY_SAMPLES)
+    for key in keys:
         driver.send_text(key)
     started: list[UtteranceKey] = []
     while len(started) < len(keys):
@@ -44,3 +49,10 @@ def test_cpu_voice_starts_in_order_of_arrival(hibari_model: HibariModel) -> None
     keys = [UtteranceKey(f"s-{number}", 1) for number in (3, 20, 1, 100, 10, 2, 30, 4, 11, 200, 5, 12)]
     case = EngineCase(lambda: HibariEngine(None, hibari_model), SynthesisParams(VOICE), LONG, ())
     assert first_audio_order(case, keys) == keys
+
+
+def test_order_of_arrival_survives_a_step_without_text(hibari_model: HibariModel) -> None:
+    """A step between the openings passes over the utterances that wait for text; they keep their places."""
+    keys = [UtteranceKey(f"s-{number}", 1) for number in (3, 20, 1, 100)]
+    case = EngineCase(lambda: HibariEngine(None, hibari_model), SynthesisParams(VOICE), LONG, ())
+    assert first_audio_order(case, keys, opened_before=3) == keys
