@@ -17,13 +17,26 @@ from typing import Any
 from tts_worker.errors import ErrorInfo
 
 SAMPLE_RATE_HZ = 24_000
-"""Sample rate of all audio inside the worker; transports resample."""
+"""Sample rate of all audio inside the worker; the output stage of a session resamples (``audio.output``)."""
+
+SAMPLE_RATES_HZ = (8_000, 16_000, 22_050, 24_000, 44_100, 48_000)
+"""Sample rates that a client can choose."""
 
 BYTES_PER_SAMPLE = 2
 """PCM is signed 16-bit little-endian, mono."""
 
 FRAME_SAMPLES = 480
 """20 ms at 24 kHz: the default frame of real-time transports."""
+
+
+class Encoding(str, Enum):
+    """Encoding of the audio that a client receives, mono."""
+
+    PCM = "pcm_s16le"
+    MULAW = "mulaw"  # G.711, one byte per sample, 8 kHz
+    ALAW = "alaw"  # G.711, one byte per sample, 8 kHz
+    OPUS = "opus"  # one packet per frame, no container
+    WAV = "wav"  # s16le behind a header, for downloads
 
 
 # -- identity ---------------------------------------------------------------------------------------------------------
