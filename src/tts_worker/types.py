@@ -1,8 +1,8 @@
 """Data types shared by all layers: keys, commands, events, frames, notices.
 
-They are frozen and picklable and need only the standard library. Audio positions are *samples* at the session's rate
-from the start of the utterance; text positions are *characters of the original text* before filters, lexicon and
-normalization.
+They are frozen and picklable and need only the standard library. Audio positions are *samples* from the start of the
+utterance, at the engine's rate in its commands and events and at the session's ``sample_rate`` everywhere else; text
+positions are *characters of the original text* before filters, lexicon and normalization.
 
 Audio is *generated* by the engine, *sent* by the worker, and *played* by the client, which alone knows the position.
 """
@@ -173,6 +173,9 @@ class SessionOptions:
         buffered: With ``realtime`` off: the client plays the audio from its own buffer while it is generated (a
             vendor's WebSocket client). A call, whose lead is measured against a virtual playhead.
         raw_chunks: Return the engine's chunks, unpaced, instead of frames of ``frame_ms``.
+        sample_rate: Sample rate of the audio and unit of all positions, in Hz; by default 24,000, or 8,000 with a
+            telephone encoding.
+        encoding: Encoding of the audio, see ``Encoding``; by default ``pcm_s16le``.
         lexicon: Word -> spelling or /phonemes/.
         markdown: Keep Markdown, emoji and URLs from being read aloud.
         flush_after_ms: Text pause after which complete words are spoken (0: only at punctuation, ``flush`` and end).
@@ -191,6 +194,8 @@ class SessionOptions:
     lead_ms: float | None = None
     frame_ms: int | None = None
     raw_chunks: bool = False
+    sample_rate: int | None = None
+    encoding: str | None = None
     lexicon: Mapping[str, Any] | None = None
     markdown: bool | None = None
     urls: UrlMode | None = None
@@ -357,17 +362,26 @@ Event = Audio | Done | Failed
 
 @dataclass(frozen=True, slots=True)
 class PcmFrame:
-    """Audio for the client: s16le mono. ``index`` counts the frames of the utterance from 0."""
+    """Audio for the client, mono.
+
+    Attributes:
+        index: Number of the frame in the utterance, from 0.
+        start_sample: Position of its first sample.
+        pcm: The audio in the encoding of the session, which is s16le unless it chose another one.
+        meta: Origin of its first sample.
+        encoded_samples: Samples in the frame; None stands for s16le, whose size tells it.
+    """
 
     key: UtteranceKey
     index: int
     start_sample: int
     pcm: bytes
     meta: ChunkMeta
+    encoded_samples: int | None = None
 
     @property
     def samples(self) -> int:
-        return len(self.pcm) // BYTES_PER_SAMPLE
+        return len(self.pcm) // BYTES_PER_SAMPLE if self.encoded_samples is None else self.encoded_samples
 
 
 class Outcome(str, Enum):

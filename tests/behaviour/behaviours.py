@@ -1,6 +1,6 @@
 """The complete behavior table: importing this module registers every theme."""
 
-from tests.behaviour import control, faults, sessions, speaking
+from tests.behaviour import control, faults, formats, sessions, speaking
 from tests.behaviour.table import BEHAVIOURS, BehaviourContext
 
-__all__ = ["BEHAVIOURS", "BehaviourContext", "control", "faults", "sessions", "speaking"]
+__all__ = ["BEHAVIOURS", "BehaviourContext", "control", "faults", "formats", "sessions", "speaking"]

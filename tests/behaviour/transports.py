@@ -211,7 +211,9 @@ class TransportCase:
     concurrent_sessions: int = 50
 
 
-LIVEKIT_UNSUPPORTED = frozenset({"spans", "surrogates", "flush", "played", "admission", "retryable", "chunks"})
+LIVEKIT_UNSUPPORTED = frozenset(
+    {"spans", "surrogates", "flush", "played", "admission", "retryable", "chunks", "formats"}
+)
 
 TRANSPORTS: dict[str, TransportCase] = {
     "local": TransportCase(local),
@@ -219,12 +221,14 @@ TRANSPORTS: dict[str, TransportCase] = {
     "ws": TransportCase(websocket),
     "grpc": TransportCase(over_grpc),
     "redis": TransportCase(registered),
-    "cosyvoice": TransportCase(cosyvoice, unsupported=frozenset({"tone", "many_sessions", "hang"}), is_slow=True),
+    "cosyvoice": TransportCase(
+        cosyvoice, unsupported=frozenset({"tone", "many_sessions", "hang", "formats"}), is_slow=True
+    ),
     "livekit": TransportCase(livekit, is_lossless=False, unsupported=LIVEKIT_UNSUPPORTED),
     "webrtc": TransportCase(
         webrtc,
         is_lossless=False,
-        unsupported=frozenset({"lead", "chunks"}),
+        unsupported=frozenset({"lead", "chunks", "formats"}),
         is_slow=True,
         is_paced=True,
         concurrent_sessions=5,  # every session costs a codec on both ends

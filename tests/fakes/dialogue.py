@@ -11,7 +11,7 @@ from tts_worker.errors import IllegalCommand, SynthesisFailed
 from tts_worker.protocol.dialogue import Dialogue
 from tts_worker.protocol.messages import ClientMessage, WorkerMessage
 from tts_worker.session.machine import MachineConfig, SessionMachine
-from tts_worker.types import Failed, PcmFrame, SessionOptions, SynthesisParams
+from tts_worker.types import Encoding, Failed, PcmFrame, SessionOptions, SynthesisParams
 
 PARAMS = SynthesisParams("voice")
 
@@ -20,6 +20,7 @@ class MachineSession:
     """A session machine with the interface that a dialogue needs."""
 
     sample_rate_hz = 24_000
+    encoding = Encoding.PCM
 
     def __init__(self, name: str, params: SynthesisParams) -> None:
         config = MachineConfig(window_samples=1_000, credit_quantum_samples=200, frame_samples=100)

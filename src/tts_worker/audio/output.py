@@ -1,7 +1,7 @@
 """Output stage of a session: converts the engine's audio to the sample rate and encoding that the client chose.
 
-Resampling happens where audio arrives, encoding where a frame leaves. So a frame is cut at the client's rate and has its
-exact duration, and an encoder sees only frames that are sent.
+Resampling happens where audio arrives, encoding where a frame leaves. So a frame is cut at the client's rate and has
+its exact duration, and an encoder sees only frames that are sent.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from tts_worker.audio.encoders import wav_header
 from tts_worker.audio.g711 import encode_alaw, encode_mulaw
@@ -183,7 +181,7 @@ class _OpusEncoder:
 
     def encode(self, pcm: bytes) -> bytes:
         frame = self._new_frame(format="s16", layout="mono", samples=len(pcm) // BYTES_PER_SAMPLE)
-        frame.planes[0].update(np.frombuffer(pcm, np.uint8))
+        frame.planes[0].update(pcm)
         frame.sample_rate = self._rate_hz
         frame.pts = self._position
         self._position += frame.samples

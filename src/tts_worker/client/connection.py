@@ -12,7 +12,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from websockets.http11 import Response
 
 from tts_worker.client.base import ClientSettings
-from tts_worker.client.link import RemoteConfig
+from tts_worker.client.link import RemoteConfig, check_format
 from tts_worker.client.remote import RemoteSession
 from tts_worker.client.stream import MessageStream
 from tts_worker.errors import (
@@ -35,7 +35,7 @@ from tts_worker.protocol.messages import (
     WorkerMessage,
     parse_error,
 )
-from tts_worker.types import SessionOptions, SynthesisParams
+from tts_worker.types import Encoding, SessionOptions, SynthesisParams
 
 
 async def dial(
@@ -101,8 +101,8 @@ def _check_ready(ready: ReadyMessage) -> None:
     if ready.protocol != PROTOCOL_VERSION:
         message = f"the worker speaks protocol {ready.protocol}, not {PROTOCOL_VERSION}"
         raise RemoteError(ErrorInfo(ErrorCode.CONFIG, message))
-    if (ready.format, ready.channels) != ("pcm_s16le", 1):
-        raise RemoteError(ErrorInfo(ErrorCode.CONFIG, "the worker's audio format is not s16le mono"))
+    if ready.format not in {encoding.value for encoding in Encoding} or ready.channels != 1:
+        raise RemoteError(ErrorInfo(ErrorCode.CONFIG, "the worker's audio format is not known to this client"))
 
 
 class WorkerConnection(MessageStream):
@@ -145,6 +145,7 @@ class WorkerConnection(MessageStream):
             finally:
                 self._ready_reply = None
             self._options = options
+        check_format(options, self._ready)
         self.sessions += 1
         voice = self._ready.voice
         session = RemoteSession(
@@ -156,6 +157,7 @@ class WorkerConnection(MessageStream):
                 audio_timeout_s=audio_timeout_s,
                 read_ahead_s=self._settings.read_ahead_s,
                 sample_rate_hz=self._ready.sample_rate,
+                encoding=Encoding(self._ready.format),
             ),
         )
         self._receiver = session

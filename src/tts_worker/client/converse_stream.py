@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tts_worker.client.base import ClientSettings
-from tts_worker.client.link import Receiver
+from tts_worker.client.link import Receiver, check_format
 from tts_worker.client.stream import MessageStream
 from tts_worker.errors import (
     ConnectionLost,
@@ -20,7 +20,7 @@ from tts_worker.errors import (
     as_exception,
 )
 from tts_worker.protocol.messages import PROTOCOL_VERSION, ClientMessage, ReadyMessage, StartMessage, WorkerMessage
-from tts_worker.types import SessionOptions, SynthesisParams
+from tts_worker.types import Encoding, SessionOptions, SynthesisParams
 
 try:
     import grpc
@@ -56,6 +56,11 @@ async def open_converse_stream(
     if ready.protocol != PROTOCOL_VERSION:
         call.cancel()
         raise _incompatible_error(f"the worker speaks protocol {ready.protocol}, this client {PROTOCOL_VERSION}")
+    try:
+        check_format(options, ready)
+    except TTSWorkerError:
+        call.cancel()
+        raise
     return ConverseStream(call, options, ready)
 
 
@@ -106,6 +111,7 @@ class ConverseStream(MessageStream):
         super().__init__()
         self.session = ready.session
         self.sample_rate_hz = ready.sample_rate
+        self.encoding = Encoding(ready.format)
         self.params = SynthesisParams(ready.voice, options.speed, options.seed, options.language, options.instruct)
         self._call = call
         self._on_closed: Callable[[ConverseStream], None] = lambda _: None

@@ -105,6 +105,7 @@ class GrpcConnector:
             audio_timeout_s=audio_timeout_s,
             read_ahead_s=self._settings.read_ahead_s,
             sample_rate_hz=stream.sample_rate_hz,
+            encoding=stream.encoding,
         )
 
     def _open_channel(self) -> grpc.aio.Channel:

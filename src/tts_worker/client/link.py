@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from tts_worker.errors import ErrorInfo
-from tts_worker.protocol.messages import ClientMessage, WorkerMessage
-from tts_worker.types import SAMPLE_RATE_HZ, SynthesisParams
+from tts_worker.errors import ErrorCode, ErrorInfo, RemoteError
+from tts_worker.protocol.messages import ClientMessage, ReadyMessage, WorkerMessage
+from tts_worker.types import SAMPLE_RATE_HZ, Encoding, SessionOptions, SynthesisParams
 
 
 class Link(Protocol):
@@ -45,6 +45,20 @@ class Receiver(Protocol):
         ...
 
 
+def check_format(options: SessionOptions, ready: ReadyMessage) -> None:
+    """Check that the worker sends the format that was asked for: one of an older version ignores these options.
+
+    Raises:
+        RemoteError: It does not.
+    """
+    rate_hz = options.sample_rate
+    encoding = options.encoding or Encoding.PCM.value
+    if encoding != ready.format or rate_hz not in (None, ready.sample_rate):
+        message = f"the worker sends {ready.format} at {ready.sample_rate} Hz, not {encoding}"
+        message += "" if rate_hz is None else f" at {rate_hz} Hz"
+        raise RemoteError(ErrorInfo(ErrorCode.CONFIG, f"{message}: is its version older?"))
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteConfig:
     """Parameters of a remote session.
@@ -56,6 +70,7 @@ class RemoteConfig:
         audio_timeout_s: See ``ClientSettings``.
         read_ahead_s: See ``ClientSettings``.
         sample_rate_hz: Sample rate of the worker's audio.
+        encoding: Its encoding.
     """
 
     session: str
@@ -64,3 +79,4 @@ class RemoteConfig:
     audio_timeout_s: float
     read_ahead_s: float
     sample_rate_hz: int = SAMPLE_RATE_HZ
+    encoding: Encoding = Encoding.PCM

@@ -91,6 +91,7 @@ class DeadlineSession:
     def __init__(self, session: LocalSession, audio_timeout_s: float) -> None:
         self.id = session.id
         self.sample_rate_hz = session.sample_rate_hz
+        self.encoding = session.encoding
         self._session = session
         self._writing: UtteranceKey | None = None
         self._audio_due: set[UtteranceKey] = set()  # utterances with complete text, not ended

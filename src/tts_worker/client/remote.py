@@ -22,6 +22,7 @@ from tts_worker.errors import (
     IllegalCommand,
     SessionClosed,
 )
+from tts_worker.protocol.encoded_audio import count_samples
 from tts_worker.protocol.messages import (
     ConfigureMessage,
     EndMessage,
@@ -62,6 +63,7 @@ class RemoteSession:
     def __init__(self, link: Link, config: RemoteConfig) -> None:
         self.id = config.session
         self.sample_rate_hz = config.sample_rate_hz
+        self.encoding = config.encoding
         self._link = link
         self._config = config
         self._params = config.params
@@ -310,7 +312,7 @@ class RemoteSession:
             await self._capacity_changed.wait()
 
     def receive(self, message: WorkerMessage | bytes) -> None:
-        """Handle a message of the worker, or audio of the current utterance (s16le mono)."""
+        """Handle a message of the worker, or audio of the current utterance."""
         match message:
             case bytes():
                 self._on_audio(message)
@@ -347,10 +349,12 @@ class RemoteSession:
             self._notify()
 
     def _on_audio(self, pcm: bytes) -> None:
-        """Next audio of the current utterance, s16le mono."""
+        """Next audio of the current utterance, in the encoding of the session."""
         utterance = self._active_utterance()
         if utterance is not None and pcm:
-            frame = utterance.frame(pcm)
+            is_first = utterance.frame_count == 0
+            samples = count_samples(self.encoding, pcm, self.sample_rate_hz, is_first=is_first)
+            frame = utterance.frame(pcm, samples)
             self._queue.append(frame)
             self._queued_samples += frame.samples
             self._notify()

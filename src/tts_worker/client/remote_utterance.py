@@ -69,15 +69,19 @@ class RemoteUtterance:
         self.text_parts.append(rest)
         return rest
 
-    def frame(self, pcm: bytes) -> PcmFrame:
-        """Build the next frame. Its text range is the last word that begins before the frame ends."""
-        samples = len(pcm) // 2
+    def frame(self, pcm: bytes, samples: int) -> PcmFrame:
+        """Build the next frame, of ``samples``. Its text range is the last word that begins before the frame ends."""
         start = self.received_samples
         end = self.received_samples + samples
         spoken = next((word for word in reversed(self.words) if word.start_sample < end), None)
         text_start, text_end = (spoken.start_char, spoken.end_char) if spoken is not None else (0, 0)
         frame = PcmFrame(
-            self.key, self.frame_count, start, pcm, ChunkMeta(self.frame_count, text_start, text_end, start, 0.0)
+            self.key,
+            self.frame_count,
+            start,
+            pcm,
+            ChunkMeta(self.frame_count, text_start, text_end, start, 0.0),
+            samples,
         )
         self.received_samples = end
         self.frame_count += 1

@@ -201,6 +201,7 @@ class Dialogue(Generic[_S]):
             protocol=PROTOCOL_VERSION,
             session=session.id,
             sample_rate=session.sample_rate_hz,
+            format=session.encoding.value,
             voice=session.params.voice,
             alignment=session.alignment.value,
         )

@@ -41,7 +41,7 @@ from tts_worker.types import SAMPLE_RATE_HZ, Alignment, Outcome, Receipt, Word
 
 _START = (
     *("realtime", "raw_chunks", "lead_ms", "frame_ms", "markdown", "urls", "normalise", "pause_timeout_s"),
-    *("text_idle_timeout_s", "model", "needs", "flush_after_ms"),
+    *("text_idle_timeout_s", "model", "needs", "flush_after_ms", "sample_rate", "encoding"),
 )
 _CLIENT_MESSAGES: dict[str, tuple[type[ClientMessage], tuple[str, ...]]] = {
     "start": (StartMessage, _START),
@@ -56,7 +56,7 @@ _CLIENT_MESSAGES: dict[str, tuple[type[ClientMessage], tuple[str, ...]]] = {
 }
 """Name in protobuf -> message, and the fields that both have."""
 
-_READY = ("session", "sample_rate", "voice", "alignment")
+_READY = ("session", "sample_rate", "voice", "alignment", "format")
 
 _ACKNOWLEDGEMENTS: dict[pb.ControlCommand, type[PausedMessage | ResumedMessage | NothingStoppedMessage]] = {
     pb.PAUSE: PausedMessage,
@@ -148,19 +148,21 @@ def _present(part: Any, names: Iterable[str]) -> dict[str, Any]:
 # -- worker -> client -------------------------------------------------------------------------------------------------
 
 
-def encode_worker_message(message: WorkerMessage | bytes) -> pb.ConverseResponse:
-    """Encode a worker's message, or PCM."""
+def encode_worker_message(message: WorkerMessage | bytes, sample_rate_hz: int = SAMPLE_RATE_HZ) -> pb.ConverseResponse:
+    """Encode a worker's message, or audio, of a session at ``sample_rate_hz``."""
     response = pb.ConverseResponse()
     match message:
         case bytes():
             response.pcm = message
         case WordsMessage():
-            response.words.words.extend(encode_words(message.words))
+            response.words.words.extend(encode_words(message.words, sample_rate_hz, sample_rate_hz))
         case StartedMessage():
             _fill(response.started, message, ("context", *VOICE_FIELDS))
         case ReportMessage():
             _fill(response.ended, message, ("context",))
-            response.ended.receipt.CopyFrom(encode_receipt(message.receipt, message.outcome))
+            response.ended.receipt.CopyFrom(
+                encode_receipt(message.receipt, message.outcome, sample_rate_hz, sample_rate_hz)
+            )
             if (error := message.error) is not None:
                 response.ended.error.CopyFrom(encode_error(error))
         case ControlMessage():
@@ -201,7 +203,7 @@ def parse_worker_message(response: pb.ConverseResponse) -> WorkerMessage | bytes
             message = RejectedMessage.of(parse_error(response.rejected.error), context=response.rejected.context)
         case "ready":
             ready = response.ready
-            values = {name: getattr(ready, name) for name in _READY}
+            values = {name: getattr(ready, name) for name in _READY if getattr(ready, name) or name != "format"}
             message = ReadyMessage(protocol=ready.protocol_version, **values)
     return message
 
@@ -209,17 +211,19 @@ def parse_worker_message(response: pb.ConverseResponse) -> WorkerMessage | bytes
 # -- playback reports, words and errors -------------------------------------------------------------------------------
 
 
-def encode_words(words: Iterable[Word], rate_hz: int = SAMPLE_RATE_HZ) -> list[pb.Word]:
-    """Encode words with positions in samples at ``rate_hz``."""
+def encode_words(
+    words: Iterable[Word], rate_hz: int = SAMPLE_RATE_HZ, session_hz: int = SAMPLE_RATE_HZ
+) -> list[pb.Word]:
+    """Encode words of a session at ``session_hz`` with positions in samples at ``rate_hz``."""
     return [
         pb.Word(
             text=word.text,
             char_start=word.start_char,
             char_end=word.end_char,
-            start_sample=word.start_sample * rate_hz // SAMPLE_RATE_HZ,
-            end_sample=word.end_sample * rate_hz // SAMPLE_RATE_HZ,
-            start_ms=round(word.start_sample * 1000 / SAMPLE_RATE_HZ),
-            end_ms=round(word.end_sample * 1000 / SAMPLE_RATE_HZ),
+            start_sample=word.start_sample * rate_hz // session_hz,
+            end_sample=word.end_sample * rate_hz // session_hz,
+            start_ms=round(word.start_sample * 1000 / session_hz),
+            end_ms=round(word.end_sample * 1000 / session_hz),
         )
         for word in words
     ]
@@ -229,18 +233,20 @@ def parse_words(messages: Iterable[pb.Word]) -> tuple[Word, ...]:
     return tuple(Word(m.text, m.char_start, m.char_end, m.start_sample, m.end_sample) for m in messages)
 
 
-def encode_receipt(receipt: Receipt, outcome: Outcome, rate_hz: int = SAMPLE_RATE_HZ) -> pb.Receipt:
-    """Encode a playback report with positions in samples at ``rate_hz``."""
+def encode_receipt(
+    receipt: Receipt, outcome: Outcome, rate_hz: int = SAMPLE_RATE_HZ, session_hz: int = SAMPLE_RATE_HZ
+) -> pb.Receipt:
+    """Encode a report of a session at ``session_hz`` with positions in samples at ``rate_hz``."""
     played = receipt.samples_played
     return pb.Receipt(
         outcome=outcome.value,
         reason=receipt.reason,
-        samples_generated=receipt.samples_generated * rate_hz // SAMPLE_RATE_HZ,
-        samples_sent=receipt.samples_sent * rate_hz // SAMPLE_RATE_HZ,
-        samples_played=None if played is None else played * rate_hz // SAMPLE_RATE_HZ,
+        samples_generated=receipt.samples_generated * rate_hz // session_hz,
+        samples_sent=receipt.samples_sent * rate_hz // session_hz,
+        samples_played=None if played is None else played * rate_hz // session_hz,
         text_spoken=receipt.text_spoken,
         text_remaining=receipt.text_remaining,
-        words=encode_words(receipt.words, rate_hz),
+        words=encode_words(receipt.words, rate_hz, session_hz),
         alignment=receipt.alignment.value,
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from tts_worker.types import Acknowledged, Output, State, SynthesisParams, UtteranceKey
+from tts_worker.types import Acknowledged, Encoding, Output, State, SynthesisParams, UtteranceKey
 
 
 class Session(Protocol):
@@ -18,6 +18,8 @@ class Session(Protocol):
     def id(self) -> str: ...
     @property
     def sample_rate_hz(self) -> int: ...
+    @property
+    def encoding(self) -> Encoding: ...
     @property
     def state(self) -> State: ...
 

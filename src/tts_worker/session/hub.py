@@ -14,6 +14,7 @@ from typing import Protocol
 
 import anyio
 
+from tts_worker.audio.output import OutputFormat, OutputStage
 from tts_worker.callers import ApiScope, Caller, current_caller
 from tts_worker.errors import (
     Draining,
@@ -39,7 +40,7 @@ from tts_worker.text.language import LanguageDetector
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.text.spoken_forms import spoken_forms
-from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions, State, SynthesisParams, unpaced_share
+from tts_worker.types import SAMPLE_RATE_HZ, Encoding, SessionOptions, State, SynthesisParams, unpaced_share
 from tts_worker.voices import VoiceCatalog
 
 RETRY_AFTER_S = 1.0
@@ -223,7 +224,7 @@ class SessionHub:
     @property
     def buffered_s(self) -> float:
         """Audio generated and not yet sent, over all sessions, in seconds."""
-        return sum(session.buffered_samples for session in self._sessions.values()) / SAMPLE_RATE_HZ
+        return sum(session.buffered_samples / session.sample_rate_hz for session in self._sessions.values())
 
     def find(self, session: str) -> LocalSession | None:
         return self._sessions.get(session)
@@ -299,6 +300,8 @@ class SessionHub:
         lead_ms = options.lead_ms if options.lead_ms is not None else config.lead_ms
         if not 0 <= lead_ms <= 10_000:
             raise InvalidRequest("lead_ms must be 0 to 10000")
+        output_format = OutputFormat.of(options.sample_rate, options.encoding)
+        make_output = _output_factory(output_format, frame_ms, options)
         make_text = self._text_factory(options, lexicon)
         port = self._port(engine, options.normalise)
         if not engine.ready:
@@ -319,7 +322,7 @@ class SessionHub:
             MachineConfig(
                 window_samples=window_samples,
                 large_credit_samples=window_samples // _CREDITS_PER_WINDOW,
-                frame_samples=None if options.raw_chunks else frame_ms * SAMPLE_RATE_HZ // 1000,
+                frame_samples=None if options.raw_chunks else output_format.frame_samples(frame_ms),
                 max_text_chars=config.max_utterance_chars,
                 max_queued_utterances=config.max_queued_utterances,
                 read_chars=_READ_CHARS,
@@ -327,6 +330,7 @@ class SessionHub:
                 buffered=options.buffered and not paced_by_worker,
                 alignment=voice.info.alignment,
             ),
+            make_output,
         )
         session = LocalSession(
             machine,
@@ -341,6 +345,7 @@ class SessionHub:
             engine_name=voice.engine,
             reading=self._reading,
             frame_clock=self._frame_clock,
+            output_format=output_format,
         )
         self._sessions[session.id] = session
         self._engine_of[session.id] = voice.engine
@@ -571,3 +576,24 @@ def _first(names: Iterable[str], requested: str | None) -> str | None:
 
 def _voice_request(options: SessionOptions) -> VoiceRequest:
     return VoiceRequest(options.voice, options.language, options.model, options.needs)
+
+
+def _output_factory(
+    output_format: OutputFormat, frame_ms: int, options: SessionOptions
+) -> Callable[[], OutputStage] | None:
+    """Return what builds the output stage of an utterance; None if the engine's audio is sent as it is.
+
+    Raises:
+        InvalidRequest: The encoding does not fit the other options.
+        MissingExtra: The library of the encoding is not installed.
+    """
+    if output_format.is_native:
+        return None
+    if output_format.encoding is Encoding.WAV and options.realtime and not options.raw_chunks:
+        raise InvalidRequest("encoding wav is for downloads: set realtime to false")
+    if output_format.encoding is Encoding.OPUS:
+        if options.raw_chunks:
+            raise InvalidRequest("encoding opus needs frames: set raw_chunks to false")
+        output_format.frame_samples(frame_ms)
+        OutputStage(output_format, frame_ms)  # fails now rather than in the first utterance
+    return lambda: OutputStage(output_format, frame_ms)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tts_worker.errors import EngineFault, ErrorInfo, IllegalCommand, SessionClosed, TextTooLong
-from tts_worker.session.utterance import TextSource, Utterance
+from tts_worker.session.utterance import AudioOutput, TextSource, Utterance
 from tts_worker.types import (
     FRAME_SAMPLES,
     SAMPLE_RATE_HZ,
@@ -60,11 +60,12 @@ class MachineConfig:
     """Bounds of a session.
 
     Attributes:
-        window_samples: Credit of an utterance: audio that may be generated ahead of the client.
+        window_samples: Credit of an utterance: audio that may be generated ahead of the client, at the engine's rate
+            as all credit.
         credit_quantum_samples: Credit is returned to the engine in portions of at least this size.
         large_credit_samples: The size of those portions while at least half of the window is buffered: the engine has
             time, and every portion wakes it.
-        frame_samples: Size of a frame; None returns the engine's chunks unchanged.
+        frame_samples: Size of a frame at the session's rate; None returns the engine's chunks unchanged.
         max_text_chars: Limit per utterance.
         max_queued_utterances: Limit of utterances behind the current one.
         read_chars: Text processed per ``read_more``.
@@ -93,6 +94,7 @@ class SessionMachine:
         params: Parameters of the next utterances.
         make_text: Builds the text pipeline of an utterance from its parameters.
         config: Bounds of the session.
+        make_output: Builds the output stage of an utterance; None sends the audio of the engine as it is.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class SessionMachine:
         params: SynthesisParams,
         make_text: Callable[[SynthesisParams], TextSource],
         config: MachineConfig | None = None,
+        make_output: Callable[[], AudioOutput] | None = None,
     ) -> None:
         self.session = session
         self.state = State.IDLE
@@ -108,6 +111,7 @@ class SessionMachine:
         self.stale_events = 0
         self._config = config or MachineConfig()
         self._make_text = make_text
+        self._make_output = make_output
         self._generation = 0
         self._utterances: deque[Utterance] = deque()  # the head is the one being played
         self._commands: list[Command] = []
@@ -242,7 +246,8 @@ class SessionMachine:
             raise IllegalCommand(f"at most {self._config.max_queued_utterances} utterances may wait")
         self._generation += 1
         key = UtteranceKey(self.session, self._generation)
-        utterance = Utterance(key, self.params, self._make_text(self.params))
+        output = None if self._make_output is None else self._make_output()
+        utterance = Utterance(key, self.params, self._make_text(self.params), output)
         self._utterances.append(utterance)
         if self.state is State.IDLE:
             self.state = State.SPEAKING
@@ -356,7 +361,7 @@ class SessionMachine:
             case Audio():
                 self._on_audio(utterance, event)
             case Done():
-                utterance.is_generated = True
+                utterance.finish_audio()
                 utterance.truncated = event.truncated
                 if event.truncated is not None:
                     utterance.abandon_text()
@@ -365,7 +370,7 @@ class SessionMachine:
         self._advance()
 
     def _on_audio(self, utterance: Utterance, event: Audio) -> None:
-        if utterance.generated_samples + event.samples > utterance.granted_samples:
+        if utterance.engine_samples + event.samples > utterance.granted_engine_samples:
             self._commands.append(Cancel(utterance.key))
             self._on_failed(utterance, EngineFault("the engine generated more audio than its credit").info)
             return
@@ -373,11 +378,12 @@ class SessionMachine:
 
     def _on_failed(self, utterance: Utterance, error: ErrorInfo) -> None:
         """Before the first frame, fail at once so that the caller can retry elsewhere; else play what was generated."""
-        utterance.is_generated = True
         utterance.abandon_text()
         utterance.error = error
         if utterance.sent_samples == 0:
             utterance.drop_audio()
+        else:
+            utterance.finish_audio()
 
     def _advance(self) -> None:
         """End finished utterances, announce the head, and open the next utterance on the engine."""
@@ -403,7 +409,7 @@ class SessionMachine:
 
     def _open(self, utterance: Utterance) -> None:
         utterance.is_opened = True
-        utterance.granted_samples = self._config.window_samples
+        utterance.granted_engine_samples = self._config.window_samples
         config = self._config
         self._commands.append(
             Open(utterance.key, utterance.params, config.window_samples, config.paced, config.buffered)
@@ -461,13 +467,14 @@ class SessionMachine:
     def _take_frame(self, utterance: Utterance, samples: int) -> PcmFrame:
         frame = utterance.take_frame(samples)
         config = self._config
-        enough = utterance.uncredited_samples >= config.credit_quantum_samples
-        if enough and utterance.uncredited_samples < config.large_credit_samples:
-            enough = 2 * (utterance.generated_samples - utterance.sent_samples) < config.window_samples
-        if not utterance.is_generated and (enough or utterance.is_drained):
-            self._commands.append(Credit(utterance.key, utterance.uncredited_samples))
-            utterance.granted_samples += utterance.uncredited_samples
-            utterance.uncredited_samples = 0
+        uncredited = utterance.uncredited_engine_samples
+        enough = uncredited >= config.credit_quantum_samples
+        if enough and uncredited < config.large_credit_samples:
+            enough = 2 * utterance.unsent_engine_samples < config.window_samples
+        if not utterance.is_generated and uncredited and (enough or utterance.is_drained):
+            self._commands.append(Credit(utterance.key, uncredited))
+            utterance.granted_engine_samples += uncredited
+            utterance.uncredited_engine_samples = 0
         if utterance.is_drained:
             self._advance()
         return frame

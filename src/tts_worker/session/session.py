@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from tts_worker.audio.output import OutputFormat
 from tts_worker.errors import ErrorInfo, TTSWorkerError
 from tts_worker.session.engine_port import EnginePort
 from tts_worker.session.frame_clock import TIMER_RESOLUTION_S, FrameClock
@@ -16,7 +17,6 @@ from tts_worker.session.pacer import Pacer
 from tts_worker.session.reading import ReadScheduler
 from tts_worker.session.record import SessionRecord
 from tts_worker.types import (
-    SAMPLE_RATE_HZ,
     Acknowledged,
     Alignment,
     Audio,
@@ -91,6 +91,7 @@ class LocalSession:
         engine_name: For the log.
         reading: Schedules long texts, shared by the sessions of a worker; None creates one for this session.
         frame_clock: Wakes the reader when a frame is due, shared by the sessions of a worker; None creates one.
+        output_format: Format of the audio that is sent; None is that of the engine.
     """
 
     def __init__(
@@ -107,10 +108,13 @@ class LocalSession:
         engine_name: str = "",
         reading: ReadScheduler | None = None,
         frame_clock: FrameClock | None = None,
+        output_format: OutputFormat | None = None,
     ) -> None:
         self.id = machine.session
-        self.sample_rate_hz = SAMPLE_RATE_HZ
-        self.pacer = Pacer(SAMPLE_RATE_HZ, lead_s)
+        output_format = output_format or OutputFormat()
+        self.sample_rate_hz = output_format.sample_rate_hz
+        self.encoding = output_format.encoding
+        self.pacer = Pacer(self.sample_rate_hz, lead_s)
         self._machine = machine
         self._engine = engine
         self._observer = observer
@@ -350,7 +354,7 @@ class LocalSession:
             return
         after_s = self._timeouts.flush_after_s
         due_at_s = self._text_at_s + after_s * (LAST_WORD_FACTOR if self._flushes else 1)
-        remaining_s = max(due_at_s - self._loop.time(), self._machine.buffered_samples / SAMPLE_RATE_HZ - after_s)
+        remaining_s = max(due_at_s - self._loop.time(), self._machine.buffered_samples / self.sample_rate_hz - after_s)
         if self._machine.state is State.PAUSED or self._machine.has_unread_text:
             remaining_s = max(remaining_s, after_s)
         if remaining_s > TIMER_RESOLUTION_S:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
@@ -39,6 +39,16 @@ class TextSource(Protocol):
     def skip(self, delta: str | bytes) -> None: ...
 
 
+class AudioOutput(Protocol):
+    """The part of ``audio.output.OutputStage`` that a session uses."""
+
+    def process(self, pcm: bytes) -> bytes: ...
+    def flush(self) -> bytes: ...
+    def encode(self, pcm: bytes) -> bytes: ...
+    def from_engine(self, samples: int) -> int: ...
+    def to_engine(self, samples: int) -> int: ...
+
+
 class _TextMark(Enum):
     """A marker between unread text deltas."""
 
@@ -57,6 +67,14 @@ class _Chunk:
 class Utterance:
     """One utterance. Sample counts start at its beginning; see ``types`` for generated, sent and played.
 
+    Counts are at the session's rate, except those whose names say that they are the engine's.
+
+    Args:
+        key: Identifies it.
+        params: Its parameters.
+        text: Its text pipeline.
+        output: Converts its audio; None sends that of the engine.
+
     Attributes:
         text_ended: No more text is accepted.
         text_read: All text has passed through the text pipeline; long text is read in portions.
@@ -64,16 +82,21 @@ class Utterance:
         is_opened: The engine has received ``Open``.
         is_generated: The engine has finished the utterance.
         pending_segments: Segments read before the utterance was opened on the engine.
-        uncredited_samples: Sent samples for which no credit was returned yet.
+        granted_engine_samples: Credit given to the engine so far.
+        engine_samples: Samples received from the engine.
+        uncredited_engine_samples: Sent samples for which no credit was returned yet, at the engine's rate.
     """
 
-    def __init__(self, key: UtteranceKey, params: SynthesisParams, text: TextSource) -> None:
+    def __init__(
+        self, key: UtteranceKey, params: SynthesisParams, text: TextSource, output: AudioOutput | None = None
+    ) -> None:
         self.key = key
         self.params = params
         self.text_chars = 0
         self.text_ended = False
         self.text_read = False
         self._text = text
+        self._output = output
         self._unread: deque[str | bytes | _TextMark] = deque()
         self.segments = 0
         self.pending_segments: list[Segment] = []
@@ -82,14 +105,16 @@ class Utterance:
         self.is_generated = False
         self.truncated: str | None = None
         self.error: ErrorInfo | None = None
-        self.granted_samples = 0
+        self.granted_engine_samples = 0
+        self.engine_samples = 0
         self.generated_samples = 0
         self.sent_samples = 0
-        self.uncredited_samples = 0
+        self.uncredited_engine_samples = 0
         self.played_samples: int | None = None
         self._voiced_chars = 0
         self._frames = 0
         self._chunks: deque[_Chunk] = deque()
+        self._last_meta: ChunkMeta | None = None
         self._words: list[WordTiming] = []
         self._words_announced = 0
 
@@ -153,6 +178,12 @@ class Utterance:
         return sum((len(chunk.pcm) - chunk.offset) // BYTES_PER_SAMPLE for chunk in self._chunks)
 
     @property
+    def unsent_engine_samples(self) -> int:
+        """Audio received from the engine and not sent, at the engine's rate."""
+        sent = self.sent_samples if self._output is None else self._output.to_engine(self.sent_samples)
+        return self.engine_samples - sent
+
+    @property
     def is_drained(self) -> bool:
         """Whether all generated audio was sent."""
         return not self._chunks
@@ -164,14 +195,38 @@ class Utterance:
 
     def add(self, event: Audio) -> None:
         """Buffer audio and word timestamps of the engine."""
-        self.generated_samples += event.samples
+        self.engine_samples += event.samples
         self._voiced_chars = max(self._voiced_chars, event.meta.text_end)
-        self._words.extend(event.words)
-        if event.pcm:
-            self._chunks.append(_Chunk(event.pcm, event.meta))
+        output = self._output
+        if output is None:
+            self._words.extend(event.words)
+            self._buffer(event.pcm, event.meta)
+            return
+        self._words.extend(
+            replace(
+                word,
+                start_sample=output.from_engine(word.start_sample),
+                end_sample=output.from_engine(word.end_sample),
+            )
+            for word in event.words
+        )
+        self._last_meta = replace(event.meta, start_sample=output.from_engine(event.meta.start_sample))
+        self._buffer(output.process(event.pcm), self._last_meta)
+
+    def _buffer(self, pcm: bytes, meta: ChunkMeta) -> None:
+        if pcm:
+            self.generated_samples += len(pcm) // BYTES_PER_SAMPLE
+            self._chunks.append(_Chunk(pcm, meta))
+
+    def finish_audio(self) -> None:
+        """Record that the engine generates no more; buffers what the output stage holds back."""
+        self.is_generated = True
+        if self._output is not None and self._last_meta is not None:
+            self._buffer(self._output.flush(), self._last_meta)
 
     def drop_audio(self) -> None:
-        """Discard the buffered audio."""
+        """Discard the buffered audio, also that in the output stage, and take no more."""
+        self.is_generated = True
         self._chunks.clear()
 
     def next_frame_samples(self, frame_samples: int | None) -> int:
@@ -199,10 +254,17 @@ class Utterance:
             chunk.offset += len(part)
             if chunk.offset == len(chunk.pcm):
                 self._chunks.popleft()
-        frame = PcmFrame(self.key, self._frames, self.sent_samples, b"".join(parts), meta)
+        pcm = b"".join(parts)
+        output = self._output
+        if output is None:
+            frame = PcmFrame(self.key, self._frames, self.sent_samples, pcm, meta)
+            engine_samples = samples
+        else:
+            frame = PcmFrame(self.key, self._frames, self.sent_samples, output.encode(pcm), meta, samples)
+            engine_samples = output.to_engine(self.sent_samples + samples) - output.to_engine(self.sent_samples)
         self._frames += 1
         self.sent_samples += samples
-        self.uncredited_samples += samples
+        self.uncredited_engine_samples += engine_samples
         return frame
 
     def take_words(self, before_sample: int | None = None) -> Words | None:

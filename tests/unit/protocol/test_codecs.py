@@ -58,6 +58,8 @@ starts = st.builds(
     raw_chunks=flags,
     lead_ms=st.none() | st.floats(0, 1_000),
     frame_ms=st.none() | st.integers(5, 200),
+    sample_rate=st.sampled_from([None, 8_000, 48_000]),
+    encoding=st.sampled_from([None, "pcm_s16le", "mulaw", "opus", "wav"]),
     lexicon=st.none() | st.dictionaries(names, texts, max_size=3),
     markdown=st.none() | flags,
     urls=st.sampled_from([None, "drop", "host", "keep"]),

@@ -110,7 +110,7 @@ class ConverseCall:
             elif item is not None:
                 if isinstance(item, ReportMessage) and self._hub.draining:
                     self.close_if_idle()
-                yield encode_worker_message(item)
+                yield encode_worker_message(item, self.session.sample_rate_hz)
             elif self.session.state is State.CLOSED:
                 return
             else:

@@ -29,7 +29,7 @@ class _OwnOptions(Message, tag="options"):
 
 
 _OWN = frozenset(_OwnOptions.__struct_fields__)
-_SHARED = frozenset(StartMessage.__struct_fields__) - {"raw_chunks", "model", "needs", *_OWN}
+_SHARED = frozenset(StartMessage.__struct_fields__) - {"raw_chunks", "model", "needs", "encoding", *_OWN}
 """The request names the model, and ``packetize`` decides on chunks."""
 
 

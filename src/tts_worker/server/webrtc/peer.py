@@ -35,7 +35,7 @@ from tts_worker.server.webrtc.track import SpeechTrack
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.settings import WebRtcSettings
-from tts_worker.types import PcmFrame, SessionOptions, State
+from tts_worker.types import SAMPLE_RATE_HZ, Encoding, PcmFrame, SessionOptions, State
 
 log = logging.getLogger(__name__)
 
@@ -271,7 +271,13 @@ class Peer:
 
 
 def track_options(options: SessionOptions) -> SessionOptions:
-    """Adapt session options to a track, which pulls 20 ms at a time by its own clock."""
+    """Adapt session options to a track, which pulls 20 ms at a time by its own clock.
+
+    Raises:
+        InvalidRequest: They choose a format: that of a track is negotiated.
+    """
+    if options.sample_rate not in (None, SAMPLE_RATE_HZ) or options.encoding not in (None, Encoding.PCM.value):
+        raise InvalidRequest("sample_rate and encoding do not apply to WebRTC: its track negotiates the format")
     return replace(options, realtime=False, own_clock=True, raw_chunks=False, frame_ms=FRAME_MS, lead_ms=None)
 
 
