@@ -2,7 +2,7 @@
 
 A step starts the network for one phrase and does one unit of work of a few milliseconds: phonemizing a batch of text,
 or rendering one second of audio. The network, three quarters of all work, runs on a thread of its own if the engine
-can wake its caller (``on_work``), otherwise inside the step; the audio is the same.
+can wake its caller (``on_work``) and has several utterances, otherwise inside the step; the audio is the same.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ class HibariEngine(EngineShell[_PhraseSequence]):
         return candidates
 
     def on_work(self, wake: Callable[[], None]) -> None:
-        """Run the network on its own thread from now on, and have ``wake`` called there after every run."""
+        """Run the network of several utterances on a thread from now on, and call ``wake`` there after every run."""
         self._wake = wake
         if self._network_thread is None:
             self._network_thread = WorkerThread("tts-network")
@@ -357,7 +357,8 @@ class HibariEngine(EngineShell[_PhraseSequence]):
     def _start_prediction(self, sequence: _PhraseSequence) -> None:
         work = sequence.start_prediction()
         self._started_s = perf_counter()
-        if self._network_thread is None:
+        # A single utterance has nothing to overlap with, and its first audio is earlier without a change of threads.
+        if self._network_thread is None or len(self.sequences) == 1:
             self._in_flight = sequence, StreamFuture(work).run()
             return
         self._in_flight = sequence, self._network_thread.submit(work)
