@@ -42,10 +42,11 @@ async def synthesize(
 
 @behaviour("formats")
 async def every_rate_is_the_whole_resampled(context: BehaviourContext) -> None:
-    native, _, native_words = await synthesize(context, FAST)
+    text = LONG[:60]  # longer than the credit of an utterance, which the session must return
+    native, _, native_words = await synthesize(context, FAST, text)
     pcm = b"".join(frame.pcm for frame in native)
     for rate_hz in (8_000, 22_050, 24_000, 48_000):
-        frames, ended, words = await synthesize(context, replace(FAST, sample_rate=rate_hz))
+        frames, ended, words = await synthesize(context, replace(FAST, sample_rate=rate_hz), text)
         resampler = Resampler(24_000, rate_hz)
         expected = resampler.process(pcm) + resampler.flush()
         found = b"".join(frame.pcm for frame in frames)
