@@ -172,6 +172,8 @@ class SessionOptions:
         own_clock: With ``realtime`` off: the reader takes audio at playback pace (a media track). A call.
         buffered: With ``realtime`` off: the client plays the audio from its own buffer while it is generated (a
             vendor's WebSocket client). A call, whose lead is measured against a virtual playhead.
+        reports_playback: The transport reports all that was played (a telephone call): an utterance ends when its last
+            sample was played, and only reported samples count as played.
         raw_chunks: Return the engine's chunks, unpaced, instead of frames of ``frame_ms``.
         sample_rate: Sample rate of the audio and unit of all positions, in Hz; by default 24,000, or 8,000 with a
             telephone encoding.
@@ -191,6 +193,7 @@ class SessionOptions:
     realtime: bool = True
     own_clock: bool = False
     buffered: bool = False
+    reports_playback: bool = False
     lead_ms: float | None = None
     frame_ms: int | None = None
     raw_chunks: bool = False

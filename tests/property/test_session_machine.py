@@ -53,6 +53,7 @@ actions = st.one_of(
     st.tuples(st.just("stale"), st.integers(1, 5)),
     st.tuples(st.just("poll"), st.integers(1, 8)),
     st.tuples(st.just("poll"), st.integers(1, 8)),
+    st.tuples(st.just("played"), st.integers(0, 700)),
 )
 
 
@@ -126,6 +127,8 @@ class Driver:
                 self.fail(index)
             case ("stale", generation):
                 self.stale(generation)
+            case ("played", samples):
+                self.machine.played(samples)
             case ("poll", count):
                 for _ in range(count):
                     self.poll()
@@ -204,6 +207,8 @@ class Driver:
             generated = self.engine.utterances[item.key].generated if item.key in self.engine.utterances else 0
             assert receipt.samples_sent == generated, "ended before all audio was sent"
             assert receipt.text_remaining == ""
+            if self.config.reports_playback:
+                assert receipt.samples_played == receipt.samples_sent, "ended before all audio was played"
         if item.outcome is Outcome.ERROR:
             assert item.key in self.failed
             assert item.error is not None
@@ -220,6 +225,7 @@ class Driver:
             progress = self.machine.has_unread_text
             self.machine.read_more()
             progress |= self.poll()
+            self.machine.played(self.machine.sent_samples)
             self.engine.take(self.machine.take_commands())
             for key in self.engine.live():
                 event = self.engine.emit(key, 500)
@@ -240,9 +246,12 @@ class Driver:
 
 
 @settings(deadline=None, max_examples=400)
-@given(st.lists(actions, max_size=60), st.sampled_from([160, None]))
-def test_invariants_hold_for_random_interleavings(script: list[tuple], frame_samples: int | None) -> None:
-    driver = Driver(MachineConfig(**{**_fields(CONFIG), "frame_samples": frame_samples}))
+@given(st.lists(actions, max_size=60), st.sampled_from([160, None]), st.booleans())
+def test_invariants_hold_for_random_interleavings(
+    script: list[tuple], frame_samples: int | None, reports_playback: bool
+) -> None:
+    changes = {"frame_samples": frame_samples, "reports_playback": reports_playback}
+    driver = Driver(MachineConfig(**{**_fields(CONFIG), **changes}))
     for action in script:
         driver.do(action)
         driver.check_credit()

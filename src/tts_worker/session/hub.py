@@ -328,6 +328,7 @@ class SessionHub:
                 read_chars=_READ_CHARS,
                 paced=paced,
                 buffered=options.buffered and not paced_by_worker,
+                reports_playback=options.reports_playback,
                 alignment=voice.info.alignment,
             ),
             make_output,

@@ -71,6 +71,7 @@ class MachineConfig:
         read_chars: Text processed per ``read_more``.
         paced: A call: the engine schedules it by deadline and before downloads.
         buffered: A call whose client takes audio at once and plays it from its own buffer.
+        reports_playback: The transport reports all that was played: an utterance ends when its audio was played.
         alignment: How the engine determines word timestamps.
     """
 
@@ -83,6 +84,7 @@ class MachineConfig:
     read_chars: int = 1_000
     paced: bool = True
     buffered: bool = False
+    reports_playback: bool = False
     alignment: Alignment = Alignment.NONE
 
 
@@ -248,6 +250,8 @@ class SessionMachine:
         key = UtteranceKey(self.session, self._generation)
         output = None if self._make_output is None else self._make_output()
         utterance = Utterance(key, self.params, self._make_text(self.params), output)
+        if self._config.reports_playback:
+            utterance.played_samples = 0
         self._utterances.append(utterance)
         if self.state is State.IDLE:
             self.state = State.SPEAKING
@@ -327,6 +331,8 @@ class SessionMachine:
         """
         if self._utterances:
             self._utterances[0].played(samples)
+            if self._config.reports_playback:
+                self._advance()
 
     def configure(self, params: SynthesisParams) -> None:
         """Set the parameters of later utterances."""
@@ -392,7 +398,7 @@ class SessionMachine:
             if not head.is_announced:
                 head.is_announced = True
                 self._notices.append(Started(head.key, head.params))
-            if not head.is_generated or not head.text_read or not head.is_drained:
+            if not self._is_finished(head):
                 break
             self._utterances.popleft()
             self._notices.extend(self._ending(head))
@@ -406,6 +412,11 @@ class SessionMachine:
                 self._open(utterance)
             if not utterance.is_generated:
                 break
+
+    def _is_finished(self, utterance: Utterance) -> bool:
+        if not utterance.is_generated or not utterance.text_read or not utterance.is_drained:
+            return False
+        return not self._config.reports_playback or utterance.played_samples == utterance.sent_samples
 
     def _open(self, utterance: Utterance) -> None:
         utterance.is_opened = True

@@ -7,6 +7,8 @@ underrun).
 
 from __future__ import annotations
 
+from math import inf
+
 
 class Pacer:
     """Paces the frames of one session.
@@ -17,6 +19,7 @@ class Pacer:
             pace (a download, or a track that pulls at its own clock) but still counts underruns.
 
     Attributes:
+        is_blocked: The client takes no audio now, so no frame is due: a telephone call that is not connected yet.
         underruns: Underruns inside utterances.
         underrun_s: Their total duration.
         longest_underrun_s: The longest of them.
@@ -27,12 +30,15 @@ class Pacer:
         self._lead_s = lead_s
         self._empty_at_s: float | None = None  # when all sent audio will have been played
         self._gap_expected = True
+        self.is_blocked = False
         self.underruns = 0
         self.underrun_s = 0.0
         self.longest_underrun_s = 0.0
 
     def due_at_s(self, samples: int, now_s: float) -> float:
-        """When a frame of ``samples`` may be sent; a time up to ``now_s`` means now."""
+        """When a frame of ``samples`` may be sent; a time up to ``now_s`` means now, infinity while blocked."""
+        if self.is_blocked:
+            return inf
         if self._lead_s is None or self._empty_at_s is None:
             return now_s
         return self._empty_at_s - max(0.0, self._lead_s - samples / self._rate_hz)

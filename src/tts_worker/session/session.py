@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from tts_worker.audio.output import OutputFormat
@@ -238,6 +239,8 @@ class LocalSession:
 
     def played(self, samples: int) -> None:
         self._machine.played(samples)
+        if self._machine.has_notices:  # the utterance has ended
+            self._changed()
 
     def configure(self, params: SynthesisParams, timeouts: SessionTimeouts | None = None) -> None:
         """Set the parameters and time limits of later utterances.
@@ -408,9 +411,9 @@ class LocalSession:
         """Wait until ``poll`` may return something or ``wake`` is called, for readers with several sources."""
         samples = self._machine.next_frame_samples
         if samples:
+            due_at_s = self.pacer.due_at_s(samples, self._loop.time())
             self._awaits_frame = True
-            tick = self._frame_clock.tick_at(self.pacer.due_at_s(samples, self._loop.time()))
-            if tick != self._tick:
+            if due_at_s < inf and (tick := self._frame_clock.tick_at(due_at_s)) != self._tick:
                 self._tick = tick
                 self._frame_clock.call_at(tick, self._on_tick)
         await self._wakeup.wait()

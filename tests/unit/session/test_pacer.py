@@ -31,6 +31,14 @@ def test_unpaced_frames_are_always_due() -> None:
     assert pacer.lead_at_s(5.0) == pytest.approx(2.0)
 
 
+def test_blocked_pacer_has_no_frame_due() -> None:
+    pacer = Pacer(RATE, lead_s=0.06)
+    pacer.is_blocked = True
+    assert pacer.due_at_s(20, 1.0) == float("inf")
+    pacer.is_blocked = False
+    assert pacer.due_at_s(20, 1.0) == 1.0
+
+
 def test_late_frame_counts_the_gap_as_underrun() -> None:
     pacer = Pacer(RATE, lead_s=0.06)
     assert pacer.record_sent(100, 0.0) == 0.0
