@@ -400,7 +400,7 @@ INVALID: list[tuple[str, dict[str, Any], str]] = [
     ("an embedding", {"voice": {"mode": "embedding", "embedding": [0.1]}}, "voice"),
     ("no format", {"output_format": None}, "output_format"),
     ("a strange encoding", {"output_format": {**FORMAT, "encoding": "opus"}}, "output_format.encoding"),
-    ("a strange rate", {"output_format": {**FORMAT, "sample_rate": 23_999}}, "sample rate"),
+    ("a strange rate", {"output_format": {**FORMAT, "sample_rate": 23_999}}, "output_format.sample_rate"),
     ("a rate as text", {"output_format": {**FORMAT, "sample_rate": "24000"}}, "output_format.sample_rate"),
     ("a file on a socket", {"output_format": {**FORMAT, "container": "wav"}}, "container"),
     ("unknown voice", {"voice": {"mode": "id", "id": "unknown"}}, "voice"),

@@ -540,7 +540,7 @@ async def test_dropped_socket_frees_every_context() -> None:
 def test_every_character_is_timed_once_in_order(
     text: str, cuts: list[int], per_message: bool, data: st.DataObject
 ) -> None:
-    clock = CharacterClock(per_message=per_message)
+    clock = CharacterClock(24_000, per_message=per_message)
     edges = sorted({min(cut, len(text)) for cut in cuts})
     sample = 0
     taken = []

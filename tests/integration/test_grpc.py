@@ -285,7 +285,9 @@ async def test_a_text_gap_does_not_extend_the_playout_lead() -> None:
     lead_s = 0.2
     async with running_worker(tone_settings()) as worker:
         loop = asyncio.get_running_loop()
-        options = add_shaper_lead(SessionOptions(lead_ms=1000 * lead_s), stream_format, 40.0)
+        options = add_shaper_lead(
+            SessionOptions(lead_ms=1000 * lead_s, sample_rate=stream_format.sample_rate_hz), stream_format, 40.0
+        )
         call = SynthesizeCall(worker.hub.open(options), "s", 1, stream_format)
         sent: list[tuple[float, float]] = []  # time of each frame and its duration
 

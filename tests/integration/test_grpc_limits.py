@@ -233,6 +233,7 @@ async def test_a_speaking_session_does_not_time_out() -> None:
         ({"sample_rate": "loud"}, "invalid_request"),
         ({"sample_rate": "1"}, "invalid_request"),
         ({"sample_rate": "48001"}, "invalid_request"),
+        ({"encoding": "mulaw"}, "invalid_request"),
         ({"frame_ms": "0"}, "invalid_request"),
         ({"frame_ms": "20.5"}, "invalid_request"),
         ({"packetize": "perhaps"}, "invalid_request"),

@@ -4,7 +4,7 @@ Output latency when fed 20 ms at a time at 24 kHz: pcm, wav, mulaw and alaw emit
 and then about every 24 ms (the format itself delays the audio by 50 ms); opus emits every 100 ms (libsndfile's default
 is one second); flac every 48 ms. A FLAC stream declares an unknown length, which playing decoders accept.
 
-Encoders do not resample: the caller converts to a rate that the format supports.
+Encoders do not resample: the session does (``audio.output``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 
 from tts_worker.audio.g711 import encode_alaw, encode_mulaw
 from tts_worker.audio.pcm import samples_of_ms
+from tts_worker.audio.resampler import check_rate
 from tts_worker.errors import InvalidRequest
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ
 
@@ -58,7 +59,8 @@ def open_encoder(audio_format: AudioFormat, sample_rate_hz: int = SAMPLE_RATE_HZ
     Raises:
         InvalidRequest: The format does not support the sample rate; the message lists the supported ones.
     """
-    _check_rate(audio_format, sample_rate_hz)
+    check_rate(sample_rate_hz)
+    _check_format_rate(audio_format, sample_rate_hz)
     if audio_format is AudioFormat.PCM:
         return _RawEncoder(f"audio/pcm;rate={sample_rate_hz};channels=1", _whole_samples)
     if audio_format is AudioFormat.MULAW:
@@ -79,7 +81,7 @@ _RATES_HZ: dict[AudioFormat, tuple[int, ...]] = {
 }
 
 
-def _check_rate(audio_format: AudioFormat, sample_rate_hz: int) -> None:
+def _check_format_rate(audio_format: AudioFormat, sample_rate_hz: int) -> None:
     rates_hz = _RATES_HZ.get(audio_format)
     if rates_hz is not None and sample_rate_hz not in rates_hz:
         supported = ", ".join(map(str, rates_hz))

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tts_worker.audio.encoders import wav_header
-from tts_worker.audio.g711 import encode_alaw, encode_mulaw
+from tts_worker.audio.encoders import AudioFormat, open_encoder
 from tts_worker.audio.pcm import silence
 from tts_worker.audio.resampler import Resampler, check_rate
 from tts_worker.errors import InvalidRequest, MissingExtra
@@ -22,6 +21,12 @@ _RATES_HZ = {
     Encoding.MULAW: (8_000,),
     Encoding.ALAW: (8_000,),
     Encoding.OPUS: (8_000, 16_000, 24_000, 48_000),
+}
+_STREAM_FORMATS = {
+    Encoding.PCM: AudioFormat.PCM,
+    Encoding.MULAW: AudioFormat.MULAW,
+    Encoding.ALAW: AudioFormat.ALAW,
+    Encoding.WAV: AudioFormat.WAV,
 }
 _OPUS_DELAY_MS = 6.5  # look-ahead of the encoder (RFC 7845 calls it pre-skip)
 _OPUS_BITS_PER_S = {8_000: 16_000, 16_000: 24_000, 24_000: 32_000, 48_000: 40_000}
@@ -128,29 +133,9 @@ class OutputStage:
 
 
 def _open_frame_encoder(output_format: OutputFormat, frame_ms: int) -> Callable[[bytes], bytes]:
-    match output_format.encoding:
-        case Encoding.MULAW:
-            return encode_mulaw
-        case Encoding.ALAW:
-            return encode_alaw
-        case Encoding.OPUS:
-            return _OpusEncoder(output_format.sample_rate_hz, frame_ms).encode
-        case Encoding.WAV:
-            return _WavFrames(output_format.sample_rate_hz).encode
-        case Encoding.PCM:
-            return bytes
-
-
-class _WavFrames:
-    """Puts a WAV header of unknown length before the first frame."""
-
-    def __init__(self, sample_rate_hz: int) -> None:
-        self._header = wav_header(sample_rate_hz)
-
-    def encode(self, pcm: bytes) -> bytes:
-        header = self._header
-        self._header = b""
-        return header + pcm
+    if output_format.encoding is Encoding.OPUS:
+        return _OpusEncoder(output_format.sample_rate_hz, frame_ms).encode
+    return open_encoder(_STREAM_FORMATS[output_format.encoding], output_format.sample_rate_hz).encode
 
 
 class _OpusEncoder:

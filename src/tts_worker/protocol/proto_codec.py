@@ -155,14 +155,12 @@ def encode_worker_message(message: WorkerMessage | bytes, sample_rate_hz: int = 
         case bytes():
             response.pcm = message
         case WordsMessage():
-            response.words.words.extend(encode_words(message.words, sample_rate_hz, sample_rate_hz))
+            response.words.words.extend(encode_words(message.words, sample_rate_hz))
         case StartedMessage():
             _fill(response.started, message, ("context", *VOICE_FIELDS))
         case ReportMessage():
             _fill(response.ended, message, ("context",))
-            response.ended.receipt.CopyFrom(
-                encode_receipt(message.receipt, message.outcome, sample_rate_hz, sample_rate_hz)
-            )
+            response.ended.receipt.CopyFrom(encode_receipt(message.receipt, message.outcome, sample_rate_hz))
             if (error := message.error) is not None:
                 response.ended.error.CopyFrom(encode_error(error))
         case ControlMessage():
@@ -211,19 +209,17 @@ def parse_worker_message(response: pb.ConverseResponse) -> WorkerMessage | bytes
 # -- playback reports, words and errors -------------------------------------------------------------------------------
 
 
-def encode_words(
-    words: Iterable[Word], rate_hz: int = SAMPLE_RATE_HZ, session_hz: int = SAMPLE_RATE_HZ
-) -> list[pb.Word]:
-    """Encode words of a session at ``session_hz`` with positions in samples at ``rate_hz``."""
+def encode_words(words: Iterable[Word], sample_rate_hz: int) -> list[pb.Word]:
+    """Encode words of a session at ``sample_rate_hz``."""
     return [
         pb.Word(
             text=word.text,
             char_start=word.start_char,
             char_end=word.end_char,
-            start_sample=word.start_sample * rate_hz // session_hz,
-            end_sample=word.end_sample * rate_hz // session_hz,
-            start_ms=round(word.start_sample * 1000 / session_hz),
-            end_ms=round(word.end_sample * 1000 / session_hz),
+            start_sample=word.start_sample,
+            end_sample=word.end_sample,
+            start_ms=round(word.start_sample * 1000 / sample_rate_hz),
+            end_ms=round(word.end_sample * 1000 / sample_rate_hz),
         )
         for word in words
     ]
@@ -233,20 +229,17 @@ def parse_words(messages: Iterable[pb.Word]) -> tuple[Word, ...]:
     return tuple(Word(m.text, m.char_start, m.char_end, m.start_sample, m.end_sample) for m in messages)
 
 
-def encode_receipt(
-    receipt: Receipt, outcome: Outcome, rate_hz: int = SAMPLE_RATE_HZ, session_hz: int = SAMPLE_RATE_HZ
-) -> pb.Receipt:
-    """Encode a report of a session at ``session_hz`` with positions in samples at ``rate_hz``."""
-    played = receipt.samples_played
+def encode_receipt(receipt: Receipt, outcome: Outcome, sample_rate_hz: int) -> pb.Receipt:
+    """Encode a report of a session at ``sample_rate_hz``."""
     return pb.Receipt(
         outcome=outcome.value,
         reason=receipt.reason,
-        samples_generated=receipt.samples_generated * rate_hz // session_hz,
-        samples_sent=receipt.samples_sent * rate_hz // session_hz,
-        samples_played=None if played is None else played * rate_hz // session_hz,
+        samples_generated=receipt.samples_generated,
+        samples_sent=receipt.samples_sent,
+        samples_played=receipt.samples_played,
         text_spoken=receipt.text_spoken,
         text_remaining=receipt.text_remaining,
-        words=encode_words(receipt.words, rate_hz, session_hz),
+        words=encode_words(receipt.words, sample_rate_hz),
         alignment=receipt.alignment.value,
     )
 

@@ -184,7 +184,7 @@ def test_receipts_words_and_errors_round_trip() -> None:
     word = Word("hi", 0, 2, 100, 2_400)
     for played in (None, 0, 77):
         receipt = Receipt("stop", 9_000, 4_800, played, "hi", " there", (word,), Alignment.MEASURED)
-        message = proto_codec.encode_receipt(receipt, Outcome.STOPPED)
+        message = proto_codec.encode_receipt(receipt, Outcome.STOPPED, 24_000)
         assert proto_codec.parse_receipt(message) == receipt
         assert proto_codec.parse_outcome(message) is Outcome.STOPPED
     for error in (ErrorInfo(ErrorCode.OVER_CAPACITY, "full", True, 1.5), ErrorInfo(ErrorCode.INTERNAL, "x")):

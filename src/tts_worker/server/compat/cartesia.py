@@ -23,13 +23,13 @@ from tts_worker.protocol.json_codec import dumps, parse_object
 from tts_worker.server.compat import cartesia_wire as vendor
 from tts_worker.server.compat import voice_pages
 from tts_worker.server.compat.context_socket import ContextSocket, Message, SpeechContext
-from tts_worker.server.compat.rendering import Rendering, download, failure, synthesize
+from tts_worker.server.compat.rendering import download, failure, synthesize
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import LiveStream
 from tts_worker.server.validation import request_body, validate
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
-from tts_worker.types import SAMPLE_RATE_HZ, Ended, Output, PcmFrame, UtteranceKey, Words
+from tts_worker.types import Ended, Output, PcmFrame, UtteranceKey, Words
 
 _MAX_UTTERANCES = 8
 """Queued utterances of one context; flushes beyond that are answered together."""
@@ -47,10 +47,11 @@ _BODY = request_body(vendor.GenerationRequest)
 class _CartesiaEncoder:
     """Writes the text of a context to its session and encodes the audio and events as messages."""
 
-    def __init__(self, name: str | None, rendering: Rendering, *, timestamps: bool) -> None:
+    def __init__(self, name: str | None, output_format: vendor.Format, *, timestamps: bool) -> None:
         self.finished = False
         self._name = name
-        self._rendering = rendering
+        self._encoder = output_format.open_encoder()
+        self._sample_rate_hz = output_format.sample_rate
         self._timestamps = timestamps
         self._utterances: deque[UtteranceKey] = deque()  # not yet ended
         self._complete: set[UtteranceKey] = set()  # utterances whose text is complete
@@ -95,7 +96,7 @@ class _CartesiaEncoder:
 
     def messages(self, item: Output) -> Iterator[Message]:
         if isinstance(item, PcmFrame):
-            yield from self._chunk(self._rendering.process(item.pcm), item.meta.wall_ms)
+            yield from self._chunk(self._encoder.encode(item.pcm), item.meta.wall_ms)
         elif isinstance(item, Words) and self._timestamps:
             yield self._message("timestamps", word_timestamps=self._times(item))
         elif isinstance(item, Ended):
@@ -125,7 +126,7 @@ class _CartesiaEncoder:
         yield self._done()
 
     def _rest(self) -> Iterator[Message]:
-        return self._chunk(self._rendering.finish(), 0.0)
+        return self._chunk(self._encoder.finish(), 0.0)
 
     def _done(self) -> Message:
         return self._message("done", done=True)
@@ -137,7 +138,7 @@ class _CartesiaEncoder:
 
     def _times(self, item: Words) -> dict[str, list[str] | list[float]]:
         def seconds(sample: int) -> float:
-            return round((self._ended_samples + sample) / SAMPLE_RATE_HZ, 4)
+            return round((self._ended_samples + sample) / self._sample_rate_hz, 4)
 
         return {
             "words": [word.text for word in item.words],
@@ -193,7 +194,7 @@ class _CartesiaProtocol:
         if generation.output_format.container != "raw":
             raise InvalidRequest("output_format.container: a socket supports raw audio only")
         encoder = _CartesiaEncoder(
-            message.context_id, generation.output_format.rendering(), timestamps=bool(message.add_timestamps)
+            message.context_id, generation.output_format, timestamps=bool(message.add_timestamps)
         )
         return self._socket.open(message.context_id, generation.options(), encoder)
 
@@ -209,14 +210,13 @@ class _CartesiaProtocol:
 
 
 async def _events(
-    hub: SessionHub, generation: vendor.GenerationRequest, rendering: Rendering
+    hub: SessionHub, generation: vendor.GenerationRequest, encoder: _CartesiaEncoder
 ) -> AsyncGenerator[bytes, None]:
     """Yield the messages of one text as events. An error after the first event is the last event.
 
     Raises:
         TTSWorkerError: An error of ``synthesize`` before the first event.
     """
-    encoder = _CartesiaEncoder(generation.context_id, rendering, timestamps=bool(generation.add_timestamps))
     has_sent = False
     try:
         async with aclosing(synthesize(hub, generation.options(), generation.transcript)) as items:
@@ -247,30 +247,34 @@ def router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
     async def contexts(websocket: WebSocket) -> None:
         await ContextSocket(websocket, hub, limits, _CartesiaProtocol).run()
 
-    async def read(request: Request) -> tuple[vendor.GenerationRequest, Rendering]:
+    async def read(request: Request) -> vendor.GenerationRequest:
         body = parse_object(await request.body(), "body")
         generation = validate(vendor.GenerationRequest, body)
         if len(generation.transcript) > limits.max_input_chars:
             raise TextTooLong(f"transcript may have at most {limits.max_input_chars} characters")
-        return generation, generation.output_format.rendering()
+        return generation
 
     @routes.post("/tts/bytes", summary="Text to speech for Cartesia clients, streamed", openapi_extra=_BODY)
     async def speech(request: Request) -> Response:
-        generation, rendering = await read(request)
+        generation = await read(request)
+        encoder = generation.output_format.open_encoder()
         return LiveStream(
-            download(hub, generation.options(), generation.transcript, rendering),
-            rendering.content_type,
+            download(hub, generation.options(), generation.transcript, encoder),
+            encoder.content_type,
             {"x-sample-rate": str(generation.output_format.sample_rate), "x-synthetic": "true"},
             send_timeout_s=limits.send_timeout_s,
         )
 
     @routes.post("/tts/sse", summary="Text to speech as server-sent events, with word timestamps", openapi_extra=_BODY)
     async def events(request: Request) -> Response:
-        generation, rendering = await read(request)
+        generation = await read(request)
         if generation.output_format.container != "raw":
             raise InvalidRequest("output_format.container: events support raw audio only")
+        encoder = _CartesiaEncoder(
+            generation.context_id, generation.output_format, timestamps=bool(generation.add_timestamps)
+        )
         return LiveStream(
-            _events(hub, generation, rendering),
+            _events(hub, generation, encoder),
             "text/event-stream",
             {"x-synthetic": "true"},
             send_timeout_s=limits.send_timeout_s,

@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
-from tts_worker.audio.encoders import AudioFormat, open_encoder
+from tts_worker.audio.encoders import AudioFormat, Encoder, open_encoder
 from tts_worker.audio.g711 import encode_alaw, encode_mulaw
 from tts_worker.audio.pcm import to_float
+from tts_worker.audio.resampler import check_rate
 from tts_worker.errors import HTTP_STATUS, ErrorInfo, InvalidRequest
 from tts_worker.logs import current_request_id
-from tts_worker.server.compat.rendering import Rendering
 from tts_worker.server.responses import retry_after
 from tts_worker.types import SessionOptions
 from tts_worker.voices import Voice
@@ -37,22 +37,25 @@ class _Voice(_Model):
     id: str = Field(max_length=128)
 
 
-class _Format(_Model):
+class Format(_Model):
+    """Container, encoding and sample rate of the audio."""
+
     container: Literal["raw", "wav", "mp3"]
     encoding: Literal["pcm_s16le", "pcm_f32le", "pcm_mulaw", "pcm_alaw"] = "pcm_s16le"
     sample_rate: int = Field(ge=8_000, le=48_000)
 
-    def rendering(self) -> Rendering:
+    def open_encoder(self) -> Encoder:
         """Open an encoder.
 
         Raises:
-            InvalidRequest: The container does not support the encoding.
+            InvalidRequest: The container does not support the encoding or the sample rate.
         """
         if self.container == "raw":
-            return Rendering(_RawEncoder(self.encoding, self.sample_rate), self.sample_rate)
+            check_rate(self.sample_rate, "output_format.sample_rate")
+            return _RawEncoder(self.encoding, self.sample_rate)
         if self.container == "wav" and self.encoding != "pcm_s16le":
             raise InvalidRequest("output_format: container wav requires encoding pcm_s16le")
-        return Rendering(open_encoder(AudioFormat(self.container), self.sample_rate), self.sample_rate)
+        return open_encoder(AudioFormat(self.container), self.sample_rate)
 
 
 class _GenerationConfig(_Model):
@@ -81,7 +84,7 @@ class GenerationRequest(_TimestampOptions):
     transcript: str
     context_id: str | None = Field(None, max_length=128)
     voice: Annotated[_Voice, BeforeValidator(_voice_object)]
-    output_format: _Format
+    output_format: Format
     language: str | None = Field(None, max_length=35)
     locale: str | None = Field(None, max_length=35)
     speed: Literal["slow", "normal", "fast"] | None = None
@@ -97,6 +100,7 @@ class GenerationRequest(_TimestampOptions):
             language=self.language or self.locale,
             realtime=False,
             raw_chunks=True,
+            sample_rate=self.output_format.sample_rate,
             flush_after_ms=self.max_buffer_delay_ms,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypedDict
 
-from tts_worker.types import SAMPLE_RATE_HZ, Word
+from tts_worker.types import Word
 
 
 class CharacterTimes(TypedDict):
@@ -23,6 +23,7 @@ class CharacterClock:
     around them. Times are whole milliseconds.
 
     Args:
+        sample_rate_hz: Rate of the word timestamps.
         per_message: Count times from the end of the previous message (as the vendor documents it, and pipecat reads
             it), otherwise from the start of the audio (as LiveKit reads it; it asks with ``sync_alignment``).
 
@@ -30,8 +31,9 @@ class CharacterClock:
         text: The text written so far, in canonical form. The caller appends to it.
     """
 
-    def __init__(self, *, per_message: bool) -> None:
+    def __init__(self, sample_rate_hz: int, *, per_message: bool) -> None:
         self.text = ""
+        self._sample_rate_hz = sample_rate_hz
         self._per_message = per_message
         self._chars: list[str] = []
         self._starts_ms: list[int] = []
@@ -49,8 +51,8 @@ class CharacterClock:
         """Add word timestamps."""
         for word in words:
             if word.end_char > self._timed_chars:
-                self._advance(max(word.start_char, self._timed_chars), _ms(word.start_sample))
-                self._advance(word.end_char, _ms(word.end_sample))
+                self._advance(max(word.start_char, self._timed_chars), self._ms(word.start_sample))
+                self._advance(word.end_char, self._ms(word.end_sample))
 
     def finish(self) -> None:
         """Give the rest of the text zero duration. A text without any word timestamps stays untimed."""
@@ -87,6 +89,5 @@ class CharacterClock:
         self._timed_chars += len(chars)
         self._now_ms = until_ms
 
-
-def _ms(samples: int) -> int:
-    return samples * 1000 // SAMPLE_RATE_HZ
+    def _ms(self, samples: int) -> int:
+        return samples * 1000 // self._sample_rate_hz

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from tts_worker.audio.encoders import AudioFormat, open_encoder, wav_file
 from tts_worker.errors import TextTooLong
 from tts_worker.models.routing import INSTRUCT
-from tts_worker.server.compat.rendering import Rendering, download
+from tts_worker.server.compat.rendering import download
 from tts_worker.server.compat.uploads import Body, read_body
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import LiveStream
@@ -209,7 +209,7 @@ def _response(hub: SessionHub, options: SessionOptions, fields: _CosyVoiceReques
     # The header of a whole WAV file contains its length, so the file is built from PCM at the end.
     as_wav = audio_format == "wav" and not stream
     encoder = open_encoder(AudioFormat.PCM if as_wav else AudioFormat(audio_format))
-    audio = download(hub, options, fields.text, Rendering(encoder, SAMPLE_RATE_HZ))
+    audio = download(hub, options, fields.text, encoder)
     return LiveStream(
         audio if stream else _collect(audio, as_wav=as_wav),
         _TYPES[audio_format],

@@ -15,20 +15,21 @@ from functools import partial
 from fastapi import APIRouter, Request, WebSocket
 from starlette.responses import JSONResponse, Response
 
+from tts_worker.audio.encoders import Encoder
 from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerError
 from tts_worker.protocol.json_codec import dumps, parse_object
 from tts_worker.server.compat import elevenlabs_wire as vendor
 from tts_worker.server.compat import voice_pages
 from tts_worker.server.compat.character_times import CharacterClock, CharacterTimes
 from tts_worker.server.compat.context_socket import ContextSocket, Message, SpeechContext
-from tts_worker.server.compat.rendering import Rendering, download, failure, synthesize
+from tts_worker.server.compat.rendering import download, failure, synthesize
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import LiveStream
 from tts_worker.server.validation import request_body, validate
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.text.decoding import TextDecoder
-from tts_worker.types import Ended, Output, PcmFrame, SessionOptions, Words
+from tts_worker.types import SAMPLE_RATE_HZ, Ended, Output, PcmFrame, SessionOptions, Words
 
 PREFIX = "/elevenlabs"
 """Prefix under which all routes are served, so a client needs no header to select this API."""
@@ -46,7 +47,7 @@ class _ElevenLabsEncoder:
 
     Args:
         name: The context's name; empty for none.
-        rendering: Encodes the audio.
+        encoder: Encodes the audio.
         clock: Computes the character timestamps.
         by_sentence: Messages are whole sentences (``auto_mode``). They are separated by a space if the client does not
             send one, as pipecat does not.
@@ -58,13 +59,13 @@ class _ElevenLabsEncoder:
         after_bare_flush: The last message was a flush without text.
     """
 
-    def __init__(self, name: str, rendering: Rendering, clock: CharacterClock, *, by_sentence: bool) -> None:
+    def __init__(self, name: str, encoder: Encoder, clock: CharacterClock, *, by_sentence: bool) -> None:
         self.finished = False
         self.audio_sent = False
         self.text_complete = False
         self.after_bare_flush = False
         self._id = {"contextId": name} if name else {}
-        self._rendering = rendering
+        self._encoder = encoder
         self._clock = clock
         self._decoder = TextDecoder()
         self._by_sentence = by_sentence
@@ -88,7 +89,7 @@ class _ElevenLabsEncoder:
         """Encode an output of the session."""
         match item:
             case PcmFrame():
-                if data := self._rendering.process(item.pcm):
+                if data := self._encoder.encode(item.pcm):
                     yield self._audio(data)
             case Words():
                 self._clock.add(item.words)
@@ -101,7 +102,7 @@ class _ElevenLabsEncoder:
             yield {**self._id, **vendor.error_fields(error)}
             return
         self._clock.finish()
-        rest = self._rendering.finish()
+        rest = self._encoder.finish()
         if rest or self._clock.has_times:
             yield self._audio(rest)
         yield self.final()
@@ -175,8 +176,8 @@ class _ElevenLabsProtocol:
             self._end(context)
 
     def _open(self, name: str, message: vendor.Input) -> SpeechContext:
-        clock = CharacterClock(per_message=not self._query.sync_alignment)
-        encoder = _ElevenLabsEncoder(name, self._query.rendering(), clock, by_sentence=self._query.auto_mode)
+        clock = CharacterClock(self._query.sample_rate_hz, per_message=not self._query.sync_alignment)
+        encoder = _ElevenLabsEncoder(name, self._query.open_encoder(), clock, by_sentence=self._query.auto_mode)
         return self._socket.open(name, self._query.options(self._voice, message.voice_settings), encoder)
 
     def _close_context(self, name: str) -> None:
@@ -217,20 +218,20 @@ class _ElevenLabsProtocol:
 
 
 async def _timed_audio(
-    hub: SessionHub, options: SessionOptions, text: str, rendering: Rendering
+    hub: SessionHub, options: SessionOptions, text: str, encoder: Encoder
 ) -> AsyncGenerator[tuple[bytes, CharacterTimes | None], None]:
     """Yield encoded audio, each chunk with the new character timestamps. Raises the errors of ``synthesize``."""
-    clock = CharacterClock(per_message=False)
+    clock = CharacterClock(options.sample_rate or SAMPLE_RATE_HZ, per_message=False)
     decoder = TextDecoder()
     clock.text = decoder.feed(text) + decoder.end()
     async with aclosing(synthesize(hub, options, text)) as items:
         async for item in items:
             if isinstance(item, Words):
                 clock.add(item.words)
-            elif data := rendering.process(item.pcm):
+            elif data := encoder.encode(item.pcm):
                 yield data, clock.take()
     clock.finish()
-    data = rendering.finish()
+    data = encoder.finish()
     if data or clock.has_times:
         yield data, clock.take()
 
@@ -323,13 +324,13 @@ def _own_router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
     _add_sockets(routes, hub, limits)
     _add_voice_search(routes, hub)
 
-    async def read(request: Request, voice: str) -> tuple[SessionOptions, str, Rendering]:
+    async def read(request: Request, voice: str) -> tuple[SessionOptions, str, Encoder]:
         query = vendor.parse_query(request.query_params)
         body = validate(vendor.Body, parse_object(await request.body(), "body"))
         if len(body.text) > limits.max_input_chars:
             raise TextTooLong(f"text may have at most {limits.max_input_chars} characters")
         query = query.model_copy(update=body.model_dump(include={"language_code", "seed"}, exclude_none=True))
-        return query.options(voice, body.voice_settings), body.text, query.rendering()
+        return query.options(voice, body.voice_settings), body.text, query.open_encoder()
 
     def streamed(chunks: AsyncGenerator[bytes, None], content_type: str) -> Response:
         return LiveStream(chunks, content_type, {"x-synthetic": "true"}, send_timeout_s=limits.send_timeout_s)
@@ -337,8 +338,8 @@ def _own_router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
     @routes.post(_SPEECH_PATH, summary="Text to speech for ElevenLabs clients, streamed", openapi_extra=_BODY)
     @routes.post(f"{_SPEECH_PATH}/stream", include_in_schema=False)
     async def speech(request: Request, voice: str) -> Response:
-        options, text, rendering = await read(request, voice)
-        return streamed(download(hub, options, text, rendering), rendering.content_type)
+        options, text, encoder = await read(request, voice)
+        return streamed(download(hub, options, text, encoder), encoder.content_type)
 
     @routes.post(
         f"{_SPEECH_PATH}/with-timestamps",

@@ -15,10 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import QueryParams
 from starlette.responses import JSONResponse, Response
 
-from tts_worker.audio.encoders import AudioFormat, open_encoder
+from tts_worker.audio.encoders import AudioFormat, Encoder, open_encoder
 from tts_worker.errors import HTTP_STATUS, ErrorInfo, InvalidRequest
 from tts_worker.server.compat.character_times import CharacterTimes
-from tts_worker.server.compat.rendering import Rendering
 from tts_worker.server.responses import retry_after
 from tts_worker.server.validation import validate
 from tts_worker.types import SessionOptions
@@ -53,18 +52,23 @@ class Query(BaseModel):
     sync_alignment: bool = False
     auto_mode: bool = False
 
-    def rendering(self) -> Rendering:
-        """Open an encoder.
+    def open_encoder(self) -> Encoder:
+        """Open an encoder of the format. Raises InvalidRequest if it is not supported."""
+        return open_encoder(*self._format)
 
-        Raises:
-            InvalidRequest: The format is not supported.
-        """
+    @property
+    def sample_rate_hz(self) -> int:
+        """Sample rate of the format. Raises InvalidRequest if it is not supported."""
+        return self._format[1]
+
+    @property
+    def _format(self) -> tuple[AudioFormat, int]:
         parts = _FORMAT.fullmatch(self.output_format)
         if parts is None:
-            raise InvalidRequest("output_format: use a format such as pcm_24000, mp3_44100_128 or ulaw_8000")
-        audio_format = AudioFormat(_AUDIO_FORMATS.get(parts[1], parts[1]))
-        rate_hz = int(parts[2])
-        return Rendering(open_encoder(audio_format, rate_hz), rate_hz)
+            raise InvalidRequest(
+                "output_format: use pcm, wav, mp3, opus, ulaw or alaw with a sample rate, as in pcm_24000 or ulaw_8000"
+            )
+        return AudioFormat(_AUDIO_FORMATS.get(parts[1], parts[1])), int(parts[2])
 
     def options(self, voice: str, settings: VoiceSettings | None) -> SessionOptions:
         """Convert to session options."""
@@ -77,6 +81,7 @@ class Query(BaseModel):
             text_idle_timeout_s=self.inactivity_timeout,
             realtime=False,
             raw_chunks=True,
+            sample_rate=self.sample_rate_hz,
         )
 
 
@@ -125,7 +130,7 @@ def parse_query(params: QueryParams) -> Query:
         InvalidRequest: A parameter is invalid or the output format is not supported.
     """
     query = validate(Query, dict(params))
-    query.rendering()  # reject an unsupported format before a socket is accepted
+    query.open_encoder()  # reject an unsupported format before a socket is accepted
     return query
 
 

@@ -26,7 +26,7 @@ from tts_worker.errors import (
 )
 from tts_worker.protocol.json_codec import parse_object
 from tts_worker.protocol.messages import error_fields
-from tts_worker.server.compat.rendering import Rendering, download
+from tts_worker.server.compat.rendering import download
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import LiveStream
 from tts_worker.server.validation import request_body, validate
@@ -97,12 +97,12 @@ def router(hub: SessionHub, limits: ApiLimits, *, voice_names: Collection[str] =
             raise TextTooLong(f"input may have at most {limits.max_input_chars} characters")
         _check_model(speech_request, hub)
         rate_hz = _rate_hz(speech_request)
-        rendering = Rendering(open_encoder(AudioFormat(speech_request.response_format), rate_hz), rate_hz)
-        audio = download(hub, _options(speech_request), speech_request.input, rendering)
+        encoder = open_encoder(AudioFormat(speech_request.response_format), rate_hz)
+        audio = download(hub, _options(speech_request, rate_hz), speech_request.input, encoder)
         use_sse = speech_request.stream_format == "sse"
         return LiveStream(
             _as_events(audio, speech_request) if use_sse else audio,
-            "text/event-stream" if use_sse else rendering.content_type,
+            "text/event-stream" if use_sse else encoder.content_type,
             {"x-sample-rate": str(rate_hz), "x-synthetic": "true"},
             send_timeout_s=limits.send_timeout_s,
         )
@@ -167,7 +167,7 @@ def _rate_hz(request: SpeechRequest) -> int:
     return 8_000 if request.response_format in ("mulaw", "alaw") else SAMPLE_RATE_HZ
 
 
-def _options(request: SpeechRequest) -> SessionOptions:
+def _options(request: SpeechRequest, rate_hz: int) -> SessionOptions:
     return SessionOptions(
         voice=request.voice_name,
         speed=request.speed,
@@ -177,6 +177,7 @@ def _options(request: SpeechRequest) -> SessionOptions:
         lexicon=request.lexicon,
         realtime=False,
         raw_chunks=True,
+        sample_rate=rate_hz,
     )
 
 

@@ -1,4 +1,4 @@
-"""Encodes a session's audio in the client's format and sample rate, as a stream or for a whole text (a download)."""
+"""Synthesis of a whole text for the compatibility APIs: as frames, or encoded in the client's format (a download)."""
 
 from __future__ import annotations
 
@@ -6,35 +6,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from tts_worker.audio.encoders import Encoder
-from tts_worker.audio.resampler import Resampler
 from tts_worker.errors import Draining, ErrorInfo, InvalidRequest, RemoteError, UnspeakableText
 from tts_worker.session.hub import SessionHub
-from tts_worker.types import SAMPLE_RATE_HZ, Ended, Outcome, PcmFrame, SessionOptions, Words
-
-
-class Rendering:
-    """One stream of encoded audio.
-
-    Args:
-        encoder: Encodes at ``rate_hz``.
-        rate_hz: Output sample rate.
-
-    Raises:
-        InvalidRequest: The resampler does not support the rate.
-    """
-
-    def __init__(self, encoder: Encoder, rate_hz: int) -> None:
-        self.content_type = encoder.content_type
-        self._encoder = encoder
-        self._resampler = Resampler(SAMPLE_RATE_HZ, rate_hz)
-
-    def process(self, pcm: bytes) -> bytes:
-        """Encode s16le mono PCM at the session's rate. Returns the bytes that are ready, which may be none."""
-        return self._encoder.encode(self._resampler.process(pcm))
-
-    def finish(self) -> bytes:
-        """Return the last bytes. Call once."""
-        return self._encoder.encode(self._resampler.flush()) + self._encoder.finish()
+from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions, Words
 
 
 async def synthesize(hub: SessionHub, options: SessionOptions, text: str) -> AsyncGenerator[PcmFrame | Words, None]:
@@ -65,14 +39,14 @@ async def synthesize(hub: SessionHub, options: SessionOptions, text: str) -> Asy
 
 
 async def download(
-    hub: SessionHub, options: SessionOptions, text: str, rendering: Rendering
+    hub: SessionHub, options: SessionOptions, text: str, encoder: Encoder
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the encoded audio of a whole text. Closes and raises like ``synthesize``."""
+    """Yield the encoded audio of a whole text, at the rate of ``options``. Closes and raises like ``synthesize``."""
     async with aclosing(synthesize(hub, options, text)) as items:
         async for item in items:
-            if isinstance(item, PcmFrame) and (data := rendering.process(item.pcm)):
+            if isinstance(item, PcmFrame) and (data := encoder.encode(item.pcm)):
                 yield data
-    if data := rendering.finish():
+    if data := encoder.finish():
         yield data
 
 

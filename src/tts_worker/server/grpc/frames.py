@@ -1,14 +1,10 @@
-"""Converts PCM of the engine to the sample rate and frame size of a client's stream. Sans-IO.
-
-The newest frame stays in the buffer, because only more audio or the end shows whether it is the final one.
-"""
+"""Holds back the newest frame of a stream, because only more audio or the end shows whether it is the final one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tts_worker.audio.resampler import Resampler
-from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ
+from tts_worker.types import BYTES_PER_SAMPLE
 
 _UNPACKETIZED_BUFFER_MS = 20
 
@@ -27,21 +23,13 @@ class StreamFormat:
     frame_ms: int = 20
     packetize: bool = True
 
-    def to_stream(self, samples: int) -> int:
-        """Convert samples at the engine's rate to samples of the stream."""
-        return samples * self.sample_rate_hz // SAMPLE_RATE_HZ
-
-    def to_engine(self, samples: int) -> int:
-        """Convert samples of the stream to samples at the engine's rate."""
-        return samples * SAMPLE_RATE_HZ // self.sample_rate_hz
-
     def to_ms(self, samples: int) -> int:
         """Duration of ``samples`` of the stream."""
         return round(samples * 1000 / self.sample_rate_hz)
 
     @property
     def buffered_ms(self) -> int:
-        """Audio that the shaper keeps in its buffer, which also covers the look-ahead of the resampler."""
+        """Audio that stays in the buffer."""
         return self.frame_ms if self.packetize else _UNPACKETIZED_BUFFER_MS
 
 
@@ -51,7 +39,7 @@ class ShapedFrame:
 
     Attributes:
         pcm: PCM16LE mono, padded to the frame size where packetized.
-        start_sample: Position of its first sample, at the stream's rate.
+        start_sample: Position of its first sample.
         samples: Speech samples, without padding.
     """
 
@@ -64,7 +52,6 @@ class FrameShaper:
     """Shapes the audio of one utterance: ``push`` PCM and send the returned frames, then ``finish``."""
 
     def __init__(self, stream_format: StreamFormat) -> None:
-        self._resampler = Resampler(SAMPLE_RATE_HZ, stream_format.sample_rate_hz)
         self._frame_bytes = stream_format.sample_rate_hz * stream_format.frame_ms // 1000 * BYTES_PER_SAMPLE
         self._buffer_bytes = stream_format.sample_rate_hz * _UNPACKETIZED_BUFFER_MS // 1000 * BYTES_PER_SAMPLE
         self._packetize = stream_format.packetize
@@ -73,12 +60,12 @@ class FrameShaper:
 
     @property
     def buffered_samples(self) -> int:
-        """Samples in the buffer, at the stream's rate."""
+        """Samples in the buffer."""
         return len(self._buffer) // BYTES_PER_SAMPLE
 
     def push(self, pcm: bytes) -> list[ShapedFrame]:
-        """Add PCM16LE at the engine's rate. Returns frames that cannot be the final one."""
-        self._buffer += self._resampler.process(pcm)
+        """Add PCM16LE of the session. Returns frames that cannot be the final one."""
+        self._buffer += pcm
         frames = []
         if self._packetize:
             while len(self._buffer) > self._frame_bytes:
@@ -89,7 +76,6 @@ class FrameShaper:
 
     def finish(self) -> list[ShapedFrame]:
         """Return the remaining frames; the last one is final. Empty if there was no audio."""
-        self._buffer += self._resampler.flush()
         frames = []
         while self._buffer:
             size = min(len(self._buffer), self._frame_bytes if self._packetize else len(self._buffer))

@@ -13,7 +13,7 @@ from tts_worker.errors import InvalidRequest
 from tts_worker.protocol.json_codec import parse_object, parse_start_query, parse_strings
 from tts_worker.protocol.messages import Message, StartMessage
 from tts_worker.server.grpc.frames import StreamFormat
-from tts_worker.types import SessionOptions
+from tts_worker.types import Encoding, SessionOptions
 
 MAX_OPTION_CHARS = 20_000
 
@@ -32,6 +32,8 @@ _OWN = frozenset(_OwnOptions.__struct_fields__)
 _SHARED = frozenset(StartMessage.__struct_fields__) - {"raw_chunks", "model", "needs", "encoding", *_OWN}
 """The request names the model, and ``packetize`` decides on chunks."""
 
+_OTHER_ENCODINGS = frozenset(Encoding) - {Encoding.PCM}
+
 
 @dataclass(frozen=True, slots=True)
 class StartOptions:
@@ -46,6 +48,8 @@ def parse_start_options(options: Mapping[str, str], defaults: StreamFormat) -> S
     """Parse the options; the hub checks that the voice exists and that numbers are in range. Raises InvalidRequest."""
     if sum(len(value) for value in options.values()) > MAX_OPTION_CHARS:
         raise InvalidRequest(f"options may have at most {MAX_OPTION_CHARS} characters")
+    if options.get("encoding") in _OTHER_ENCODINGS:
+        raise InvalidRequest("option encoding must be pcm_s16le; Converse and WebSocket sessions send other encodings")
     own = parse_strings({name: options[name] for name in _OWN & options.keys() if options[name]}, _OwnOptions)
     shared = {name: options[name] for name in _SHARED & options.keys() if options[name]}
     lexicon = shared.pop("lexicon", None)
@@ -56,11 +60,13 @@ def parse_start_options(options: Mapping[str, str], defaults: StreamFormat) -> S
         realtime=start.realtime if "realtime" in shared else stream_format.packetize,
         frame_ms=stream_format.frame_ms,
         raw_chunks=not stream_format.packetize,
+        sample_rate=stream_format.sample_rate_hz,
         lexicon=None if lexicon is None else parse_object(lexicon, "option lexicon"),
         pause_timeout_s=_seconds(own.pause_timeout_ms, start.pause_timeout_s),
         text_idle_timeout_s=_seconds(own.text_idle_timeout_ms, start.text_idle_timeout_s),
     )
-    return StartOptions(session, stream_format, tuple(sorted(options.keys() - _OWN - _SHARED)))
+    known = _OWN | _SHARED | ({"encoding"} if options.get("encoding") == Encoding.PCM else set())
+    return StartOptions(session, stream_format, tuple(sorted(options.keys() - known)))
 
 
 def _seconds(milliseconds: float | None, seconds: float | None) -> float | None:

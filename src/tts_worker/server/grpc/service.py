@@ -274,4 +274,4 @@ def _put_receipt(response: pb.ControlResponse, receipt: Receipt, stream_format: 
     response.remaining_text = receipt.text_remaining
     response.words.extend(proto_codec.encode_words(receipt.words, stream_format.sample_rate_hz))
     if receipt.samples_played is not None:
-        response.played_samples = stream_format.to_stream(receipt.samples_played)
+        response.played_samples = receipt.samples_played

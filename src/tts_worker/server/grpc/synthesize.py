@@ -18,7 +18,6 @@ from tts_worker.server.grpc.frames import FrameShaper, ShapedFrame, StreamFormat
 from tts_worker.session.session import LocalSession
 from tts_worker.text.spoken_words import split_spoken
 from tts_worker.types import (
-    SAMPLE_RATE_HZ,
     Ended,
     Outcome,
     Output,
@@ -38,7 +37,7 @@ class SynthesizeCall:
         session: Hub session; used by this utterance alone until it ends.
         generation: Number of the utterance within the client's session, from 1.
         finished: Whether the final frame was handed out or the call has ended.
-        emitted_samples: Speech samples handed to gRPC, at the stream's rate.
+        emitted_samples: Speech samples handed to gRPC.
     """
 
     def __init__(self, session: LocalSession, session_id: str, generation: int, stream_format: StreamFormat) -> None:
@@ -114,7 +113,7 @@ class SynthesizeCall:
         buffered = self._shaper.buffered_samples + sum(frame.speech_samples for frame in self._ready_frames)
         if applied and buffered:
             # The client's buffer has run empty; audio buffered here is the first part of its new playout lead.
-            self.session.pacer.record_sent(self._stream_format.to_engine(buffered), asyncio.get_running_loop().time())
+            self.session.pacer.record_sent(buffered, asyncio.get_running_loop().time())
         return applied
 
     def stop(self, reason: str, played_samples: int | None = None) -> Receipt | None:
@@ -122,7 +121,7 @@ class SynthesizeCall:
 
         Args:
             reason: Reason in the playback report.
-            played_samples: Samples that the client reports as played, at the stream's rate; None if unknown.
+            played_samples: Samples that the client reports as played; None if unknown.
 
         Returns:
             The playback report, or None if the utterance had ended before.
@@ -133,7 +132,7 @@ class SynthesizeCall:
         reported = None if played_samples is None else min(played_samples, self.emitted_samples)
         if self.session.state is not State.CLOSED:
             position = self.emitted_samples if reported is None else reported
-            self.session.stop(reason, self._stream_format.to_engine(position))
+            self.session.stop(reason, position)
             while (item := self.session.poll()) is not None:  # reports only: a stopped session has no audio
                 self._process(item)
         if self._failure is not None:
@@ -146,7 +145,7 @@ class SynthesizeCall:
     def abandon(self, reason: str) -> None:
         """Stop because the call ended; its remaining output is discarded."""
         if self.session.state is not State.CLOSED and not self.finished:
-            self.session.stop(reason, self._stream_format.to_engine(self.emitted_samples))
+            self.session.stop(reason, self.emitted_samples)
             while self.session.poll() is not None:
                 pass  # polling the terminal event counts the utterance in the metrics now
         self._discard_audio()
@@ -192,8 +191,8 @@ class SynthesizeCall:
         """After an underrun, count audio buffered here toward the lead, which would otherwise grow by as much."""
         pacer = self.session.pacer
         now_s = asyncio.get_running_loop().time()
-        buffered = self._stream_format.to_engine(self._shaper.buffered_samples)
-        missing = buffered + frame.samples - round(pacer.lead_at_s(now_s) * SAMPLE_RATE_HZ)
+        buffered = self._shaper.buffered_samples
+        missing = buffered + frame.samples - round(pacer.lead_at_s(now_s) * self._stream_format.sample_rate_hz)
         if buffered and missing > 0:
             pacer.record_sent(missing, now_s)
 
@@ -226,7 +225,7 @@ class SynthesizeCall:
 
     def _take_words_until(self, end_sample: int) -> list[Word]:
         count = 0
-        while count < len(self._words) and self._stream_format.to_stream(self._words[count].start_sample) < end_sample:
+        while count < len(self._words) and self._words[count].start_sample < end_sample:
             count += 1
         words = self._words[:count]
         del self._words[:count]
@@ -263,14 +262,14 @@ class SynthesizeCall:
 
     def _truncated_receipt(self, receipt: Receipt, reason: str, reported_samples: int | None) -> Receipt:
         """Reduce the report to the samples emitted or reported here, fewer than the session handed out."""
-        played = self._stream_format.to_engine(self.emitted_samples if reported_samples is None else reported_samples)
+        played = self.emitted_samples if reported_samples is None else reported_samples
         text = receipt.text_spoken + receipt.text_remaining
         timings = [WordTiming(w.start_char, w.end_char, w.start_sample, w.end_sample) for w in receipt.words]
         split = min(split_spoken(text, timings, played, fully_played=False), len(receipt.text_spoken))
         return replace(
             receipt,
             reason=reason,
-            samples_sent=self._stream_format.to_engine(self.emitted_samples),
+            samples_sent=self.emitted_samples,
             samples_played=None if reported_samples is None else played,
             text_spoken=text[:split],
             text_remaining=text[split:],
