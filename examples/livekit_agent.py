@@ -1,6 +1,6 @@
 """A LiveKit voice agent that uses a tts-worker for speech synthesis.
 
-    pip install ".[livekit]"
+    pip install ./packages/tts-worker-client ./packages/livekit-plugins-tts-worker
     tts-worker serve &                          # the worker, on this or another machine (TTS_WORKER_URL)
     python examples/livekit_agent.py console    # talk to it in the terminal, or: dev, start
 

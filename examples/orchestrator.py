@@ -1,8 +1,8 @@
 """Use a fleet of workers as an orchestrator does: ``python examples/orchestrator.py``.
 
-Needs ``pip install ".[fleet]"``. Starts Redis and two workers on this machine, then uses them in both ways: the TTS
-worker protocol over gRPC (sessions, 48 kHz frames, barge-in with PAUSE and STOP), and this package's own client, which
-selects a worker and fails over to another one.
+Needs ``pip install ./packages/tts-worker-client ".[fleet]"``. Starts Redis and two workers on this machine, then uses
+them in both ways: the TTS worker protocol over gRPC (sessions, 48 kHz frames, barge-in with PAUSE and STOP), and this
+package's own client, which selects a worker and fails over to another one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A pipecat bot in a terminal that uses a tts-worker: it echoes each line you type and writes its voice to a WAV file.
 
-    pip install ".[pipecat]"
+    pip install "./packages/tts-worker-client[pipecat]"
     tts-worker serve &                               # the worker, on this or another machine (TTS_WORKER_URL)
     python examples/pipecat_bot.py answers.wav
 

@@ -30,9 +30,17 @@ def create_worker(settings: Settings | None = None) -> AbstractAsyncContextManag
     Raises:
         ConfigError: A setting is invalid.
         TTSWorkerError: An engine failed to start.
+        MissingServer: Only the client is installed.
     """
-    from tts_worker.app import running_adapter
-    from tts_worker.settings import load_settings
+    try:
+        from tts_worker.app import running_adapter
+        from tts_worker.settings import load_settings
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("tts_worker."):
+            from tts_worker.errors import MissingServer
+
+            raise MissingServer("a worker in this process") from None
+        raise
 
     return running_adapter(settings if settings is not None else load_settings())
 
@@ -48,6 +56,7 @@ def connect(url: str, settings: ClientSettings | None = None) -> Client:
     Raises:
         InvalidRequest: The URL is invalid.
         MissingExtra: The transport needs an extra that is not installed.
+        MissingServer: ``local:``, and only the client is installed.
     """
     from tts_worker import client
 

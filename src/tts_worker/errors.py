@@ -152,20 +152,39 @@ class DeadlineExceeded(TTSWorkerError):
     retryable = True
 
 
+CLIENT_SOURCE = "./packages/tts-worker-client"
+"""The client's distribution in a clone."""
+
+
 class MissingExtra(TTSWorkerError):
     """An optional dependency is not installed; the message contains the pip command.
 
-    The message contains no path, because it may be sent to a client; ``tts-worker doctor`` prints the command for this
-    installation.
+    The message contains no path of this machine, because it may be sent to a client; ``tts-worker doctor`` prints the
+    command for this installation.
+
+    Args:
+        feature: What needs it.
+        extra: Name of the extra.
+        source: The distribution that has the extra, as a path in a clone.
     """
 
     code = ErrorCode.MISSING_EXTRA
 
-    def __init__(self, feature: str, extra: str) -> None:
+    def __init__(self, feature: str, extra: str, source: str = ".") -> None:
         super().__init__(
-            f'{feature} needs the extra "{extra}": pip install ".[{extra}]" in the clone, or see "tts-worker doctor"'
+            f'{feature} needs the extra "{extra}": pip install "{source}[{extra}]" in the clone, '
+            'or see "tts-worker doctor"'
         )
         self.extra = extra
+
+
+class MissingServer(TTSWorkerError):
+    """Only the client is installed; the message contains the pip command."""
+
+    code = ErrorCode.MISSING_EXTRA
+
+    def __init__(self, feature: str) -> None:
+        super().__init__(f"{feature} needs the distribution tts-worker: pip install {CLIENT_SOURCE} . in the clone")
 
 
 class ConfigError(TTSWorkerError):

@@ -15,9 +15,9 @@ from typing import Any
 from livekit.agents import APIConnectOptions, APIError
 from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT
 
+from livekit.plugins.tts_worker import TTS
 from tts_worker.client import Client, OpenedSession, SessionOptions
 from tts_worker.errors import ErrorCode, ErrorInfo, IllegalCommand, SessionClosed
-from tts_worker.integrations.livekit import TTS
 from tts_worker.text.decoding import TextDecoder
 from tts_worker.types import (
     Acknowledged,

@@ -83,8 +83,8 @@ def load(name: str) -> ModuleType:
 async def test_livekit_agent() -> None:
     """The example's agent greets and answers; fakes replace LiveKit's cloud models."""
     pytest.importorskip("livekit.agents", reason="needs the extra 'livekit'")
+    from livekit.plugins.tts_worker import TTS
     from tests.fakes.livekit_agent import run_agent
-    from tts_worker.integrations.livekit import TTS
 
     example = load("livekit_agent.py")
     async with serve_setup(Setup()) as address:

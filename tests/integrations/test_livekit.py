@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -25,6 +27,8 @@ from livekit.agents import (
 )
 from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT
 
+from livekit.plugins.tts_worker import TTS
+from livekit.plugins.tts_worker.speech import as_api_error
 from tests.behaviour.faults import fault_at
 from tests.behaviour.recording_client import RecordingClient
 from tests.behaviour.transports import Setup, faulty_worker, serve_setup
@@ -33,8 +37,6 @@ from tts_worker.client import Client, SessionOptions
 from tts_worker.client.local import LocalConnector
 from tts_worker.engine.tone import Fault
 from tts_worker.errors import ErrorCode, ErrorInfo, InvalidRequest
-from tts_worker.integrations.livekit import TTS
-from tts_worker.integrations.livekit_speech import as_api_error
 
 TEXT = "Hello there, my friend. How are you?"
 BRISK = Setup({"engines": {"tone": {"kind": "tone", "ms_per_char": 30}}})
@@ -476,11 +478,12 @@ async def test_plugin_registers_and_loads_no_engine() -> None:
     code = (
         "import livekit.plugins.tts_worker as plugin, sys; from livekit.agents import Plugin;"
         "assert [p.package for p in Plugin.registered_plugins] == ['livekit.plugins.tts_worker'];"
-        "assert plugin.TTS.__module__ == 'tts_worker.integrations.livekit';"
+        "assert plugin.TTS.__module__ == 'livekit.plugins.tts_worker.tts';"
         "assert not {'torch', 'onnxruntime', 'hibari', 'fastapi', 'uvicorn'} & set(sys.modules), 'engine or server'"
     )
-    import sys
-
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stderr=asyncio.subprocess.PIPE)
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, stderr=asyncio.subprocess.PIPE, env={**os.environ, **path}
+    )
     _, error = await process.communicate()
     assert process.returncode == 0, error.decode()[-400:]

@@ -213,6 +213,10 @@ def test_dockerfile_copies_existing_files_without_root(file: Path) -> None:
     assert set(PROJECT["project"]["license-files"]) <= set(copied)
 
 
-def test_image_contains_the_wheel_sources() -> None:
-    for package in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
-        assert package.split("/")[0] == "src"
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.stem)
+def test_image_installs_both_distributions_from_their_sources(file: Path) -> None:
+    lines = instructions(file)
+    (install,) = [index for index, (key, line) in enumerate(lines) if key == "RUN" and "${EXTRAS}" in line]
+    assert '-c constraints.txt ./packages/tts-worker-client ".[${EXTRAS}]"' in lines[install][1]
+    copied = {source for key, line in lines[:install] if key == "COPY" for source in line.split()[:-1]}
+    assert {"src", "packages", "configs", "voicepacks"} <= copied

@@ -90,6 +90,7 @@ def connect(url: str, settings: ClientSettings | None = None) -> Client:
     Raises:
         InvalidRequest: The URL is malformed or its scheme is unknown.
         MissingExtra: The scheme needs an optional dependency that is not installed.
+        MissingServer: ``local:``, and only the client is installed.
     """
     settings = settings or ClientSettings()
     return Client(connector_for(url, settings), settings)

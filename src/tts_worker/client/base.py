@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
-from tts_worker.errors import InvalidRequest
+from tts_worker.errors import InvalidRequest, MissingServer
 from tts_worker.protocol.session import Session
 from tts_worker.types import SessionOptions
 
@@ -128,12 +128,17 @@ def _warn_if_clear_text(url: str) -> None:
 
 
 def connector_for(url: str, settings: ClientSettings) -> Connector:
-    """Create the connector for a URL. Raises InvalidRequest for an unknown scheme."""
+    """Create the connector for a URL. Raises InvalidRequest for an unknown scheme, MissingExtra, MissingServer."""
     scheme, colon, _ = url.partition(":")
     if not colon or scheme not in SCHEMES:
         known = ", ".join(f"{name}:" if name == "local" else f"{name}://" for name in SCHEMES)
         raise InvalidRequest(f"a worker's URL must begin with one of {known}")
     if settings.api_key is not None and scheme in ("ws", "grpc"):
         _warn_if_clear_text(url)
-    module = cast(SchemeModule, importlib.import_module(SCHEMES[scheme]))
-    return module.connector(url, settings)
+    try:
+        module = importlib.import_module(SCHEMES[scheme])
+    except ModuleNotFoundError as error:
+        if scheme == "local" and (error.name or "").startswith("tts_worker."):
+            raise MissingServer("a worker in this process") from None
+        raise
+    return cast(SchemeModule, module).connector(url, settings)

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import grpc
+
 from tts_worker.client.base import ClientSettings
 from tts_worker.client.link import Receiver, check_format
 from tts_worker.client.stream import MessageStream
@@ -14,21 +16,14 @@ from tts_worker.errors import (
     DeadlineExceeded,
     ErrorCode,
     ErrorInfo,
-    MissingExtra,
     RemoteError,
     TTSWorkerError,
     as_exception,
 )
+from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.protocol.messages import PROTOCOL_VERSION, ClientMessage, ReadyMessage, StartMessage, WorkerMessage
+from tts_worker.protocol.proto_codec import encode_client_message, parse_trailers, parse_worker_message
 from tts_worker.types import Encoding, SessionOptions, SynthesisParams
-
-try:
-    import grpc
-
-    from tts_worker.protocol import tts_worker_pb2_grpc
-    from tts_worker.protocol.proto_codec import encode_client_message, parse_trailers, parse_worker_message
-except ModuleNotFoundError:
-    raise MissingExtra("a grpc:// worker", "grpc") from None
 
 
 async def open_converse_stream(

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-import anyio
-
 from tts_worker.client.base import ClientSettings, OpenedSession
 from tts_worker.client.converse_stream import ConverseStream
 from tts_worker.client.failover import FailoverLink
@@ -196,8 +194,10 @@ class FleetConnector:
             timeout_s = 0.0
         elif newest:
             timeout_s = None
-        with anyio.move_on_after(timeout_s):
-            await asyncio.shield(self._refresh_task)
+        refresh = self._refresh_task
+        await asyncio.wait({refresh}, timeout=timeout_s)
+        if refresh.done():
+            refresh.result()
 
     async def _fetch(self) -> None:
         try:

@@ -8,20 +8,15 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
-import anyio
+import grpc
 
 from tts_worker.client.base import ClientSettings, OpenedSession
+from tts_worker.client.converse_stream import ConverseStream, open_converse_stream
 from tts_worker.client.link import RemoteConfig
 from tts_worker.client.remote import RemoteSession
-from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest, MissingExtra
+from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest
+from tts_worker.timeouts import fail_after
 from tts_worker.types import SessionOptions
-
-try:
-    import grpc
-
-    from tts_worker.client.converse_stream import ConverseStream, open_converse_stream
-except ModuleNotFoundError:
-    raise MissingExtra("a grpc:// worker", "grpc") from None
 
 DEFAULT_PORT = 7002
 
@@ -67,10 +62,11 @@ class GrpcConnector:
         return self._channel is not None and self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def prewarm(self) -> None:
-        with anyio.move_on_after(self._settings.connect_timeout_s) as scope:
-            await self._open_channel().channel_ready()
-        if scope.cancelled_caught:
-            raise ConnectionLost("the worker cannot be reached: is it running?")
+        try:
+            async with fail_after(self._settings.connect_timeout_s):
+                await self._open_channel().channel_ready()
+        except TimeoutError:
+            raise ConnectionLost("the worker cannot be reached: is it running?") from None
 
     async def open(self, options: SessionOptions, *, audio_timeout_s: float) -> OpenedSession:
         reused = self.connected
@@ -83,7 +79,7 @@ class GrpcConnector:
     async def open_stream(self, options: SessionOptions) -> ConverseStream:
         """Open a stream without a receiver; the caller attaches one. Raises like ``open``."""
         try:
-            with anyio.fail_after(self._settings.connect_timeout_s):
+            async with fail_after(self._settings.connect_timeout_s):
                 return await open_converse_stream(self._open_channel(), options, self._settings)
         except TimeoutError:
             raise DeadlineExceeded(f"the worker did not answer within {self._settings.connect_timeout_s:g} s") from None

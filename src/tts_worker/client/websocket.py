@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 from urllib.parse import urlsplit
 
-import anyio
-
 from tts_worker.client.base import ClientSettings, OpenedSession
 from tts_worker.client.connection import WorkerConnection, dial
 from tts_worker.client.remote import RemoteSession
 from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest, TTSWorkerError
+from tts_worker.timeouts import fail_after
 from tts_worker.types import SessionOptions
 
 
@@ -44,7 +43,7 @@ class WebSocketConnector:
     async def prewarm(self) -> None:
         if not self._connections:
             try:
-                with anyio.fail_after(self._settings.connect_timeout_s):
+                async with fail_after(self._settings.connect_timeout_s):
                     connection = await self._dial()
             except TimeoutError:
                 raise self._open_timeout() from None
@@ -52,7 +51,7 @@ class WebSocketConnector:
 
     async def open(self, options: SessionOptions, *, audio_timeout_s: float) -> OpenedSession:
         try:
-            with anyio.fail_after(self._settings.connect_timeout_s):
+            async with fail_after(self._settings.connect_timeout_s):
                 return await self._open(options, audio_timeout_s)
         except TimeoutError:
             raise self._open_timeout() from None

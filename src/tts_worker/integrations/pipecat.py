@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from tts_worker.client import Client, ClientSettings, Session, SessionOptions, connect
-from tts_worker.errors import InvalidRequest, MissingExtra, TTSWorkerError
+from tts_worker.errors import CLIENT_SOURCE, InvalidRequest, MissingExtra, TTSWorkerError
 from tts_worker.types import Ended, Outcome, PcmFrame, State, Words
 
 try:
@@ -22,7 +22,7 @@ try:
     from pipecat.services.tts_service import TextAggregationMode, TTSService
     from pipecat.utils.types import is_given
 except ImportError:
-    raise MissingExtra("the pipecat service", "pipecat") from None
+    raise MissingExtra("the pipecat service", "pipecat", CLIENT_SOURCE) from None
 
 log = logging.getLogger(__name__)
 

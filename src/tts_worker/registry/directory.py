@@ -13,8 +13,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import anyio
-
 from tts_worker.errors import InvalidRequest
 from tts_worker.registry.entry import (
     LOOPBACK,
@@ -28,6 +26,7 @@ from tts_worker.registry.entry import (
 )
 from tts_worker.registry.signature import verify_entry
 from tts_worker.registry.store import RedisStore
+from tts_worker.timeouts import fail_after
 
 log = logging.getLogger(__name__)
 
@@ -99,12 +98,12 @@ class WorkerDirectory:
         if is_allowed(target.host, self._networks):  # the host is an allowed IP address already
             return _join_host_port(target.host, target.port)
         records: Sequence[tuple[object, ...]] = ()
-        with anyio.move_on_after(_RESOLVE_S):
-            try:
+        try:
+            async with fail_after(_RESOLVE_S):
                 loop = asyncio.get_running_loop()
                 records = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-            except (OSError, UnicodeError):
-                pass
+        except (OSError, UnicodeError):  # TimeoutError is an OSError
+            pass
         addresses = [str(sockaddr[0]) for *_, sockaddr in records if isinstance(sockaddr, tuple)]
         if not addresses:
             raise InvalidRequest("its host cannot be resolved")

@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from tts_worker.errors import CLIENT_SOURCE, InvalidRequest, MissingExtra
 
-from tts_worker.errors import InvalidRequest
+try:
+    from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+except ModuleNotFoundError:
+    raise MissingExtra("the registry", "redis", CLIENT_SOURCE) from None
 
 MAX_ENTRY_BYTES = 65_536
 

@@ -10,9 +10,8 @@ from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
-import anyio
-
-from tts_worker.errors import ConfigError, ConnectionLost, MissingExtra
+from tts_worker.errors import CLIENT_SOURCE, ConfigError, ConnectionLost, MissingExtra
+from tts_worker.timeouts import fail_after
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -43,7 +42,7 @@ class RedisStore:
             from redis.backoff import NoBackoff
             from redis.exceptions import RedisError
         except ModuleNotFoundError:
-            raise MissingExtra("the registry", "redis") from None
+            raise MissingExtra("the registry", "redis", CLIENT_SOURCE) from None
         self._error: type[Exception] = RedisError
         try:
             self._redis: Redis = Redis.from_url(
@@ -93,7 +92,7 @@ class RedisStore:
 
     async def _run(self, command: Awaitable[_Value]) -> _Value:
         try:
-            with anyio.fail_after(2 * TIMEOUT_S):
+            async with fail_after(2 * TIMEOUT_S):
                 return await command
         except (self._error, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             raise ConnectionLost(f"the registry at {self.location} does not answer ({type(error).__name__})") from None

@@ -27,15 +27,23 @@ def installed_from(origin: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("origin", "command"),
     [
-        ({"url": "file:///srv/a%20clone", "dir_info": {}}, 'pip install "/srv/a clone[grpc]"'),
-        ({"url": "file:///srv/clone", "dir_info": {"editable": True}}, 'pip install -e "/srv/clone[grpc]"'),
+        (
+            {"url": "file:///srv/a%20clone", "dir_info": {}},
+            'pip install "/srv/a clone/packages/tts-worker-client" "/srv/a clone[grpc]"',
+        ),
+        (
+            {"url": "file:///srv/clone", "dir_info": {"editable": True}},
+            'pip install -e "/srv/clone/packages/tts-worker-client" -e "/srv/clone[grpc]"',
+        ),
         (
             {"url": "file:///tmp/tts_worker-1-py3-none-any.whl", "archive_info": {}},
             'pip install "tts-worker[grpc] @ file:///tmp/tts_worker-1-py3-none-any.whl"',
         ),
         (
             {"url": "https://example.org/tts.git", "vcs_info": {"vcs": "git", "commit_id": "abc123"}},
-            'pip install "tts-worker[grpc] @ git+https://example.org/tts.git@abc123"',
+            'pip install "tts-worker-client @ git+https://example.org/tts.git@abc123'
+            '#subdirectory=packages/tts-worker-client" '
+            '"tts-worker[grpc] @ git+https://example.org/tts.git@abc123"',
         ),
         (None, 'pip install "tts-worker[grpc]"'),
     ],
@@ -51,7 +59,8 @@ def test_command_without_installation_is_for_the_clone(monkeypatch: pytest.Monke
         raise importlib.metadata.PackageNotFoundError
 
     monkeypatch.setattr(importlib.metadata, "distribution", absent)
-    assert install_command("grpc") == 'pip install ".[grpc]" in the clone of tts-worker'
+    assert install_command("grpc") == 'pip install "./packages/tts-worker-client" ".[grpc]" in the clone of tts-worker'
+    assert '"./packages/livekit-plugins-tts-worker" ".[livekit]"' in install_command("livekit")
 
 
 def test_missing_extra_tells_no_path_to_clients(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterable, Callable
 
 from livekit.agents import APIConnectionError, APIError, APIStatusError, APITimeoutError, tts
 from livekit.agents.types import TimedString
 
+from livekit.plugins.tts_worker.log import logger
 from tts_worker.client import Session
 from tts_worker.errors import HTTP_STATUS, ErrorCode, ErrorInfo, TTSWorkerError
 from tts_worker.text.decoding import TextDecoder
 from tts_worker.types import SAMPLE_RATE_HZ, Ended, Outcome, PcmFrame, Receipt, State, Words
-
-log = logging.getLogger(__name__)
 
 
 class Transcript:
@@ -110,7 +108,7 @@ def _finish(ended: Ended, emitter: tts.AudioEmitter, transcript: Transcript, ref
     if ended.error is not None:
         raise as_api_error(ended.error, sent=sent)
     if ended.outcome is Outcome.TRUNCATED:
-        log.warning("the utterance was truncated: %s", receipt.reason)
+        logger.warning("the utterance was truncated: %s", receipt.reason)
     if not sent:
         # The text was unspeakable (emoji, code). LiveKit treats a turn without audio as an error: send 10 ms.
         emitter.push(bytes(2 * (SAMPLE_RATE_HZ // 100)))

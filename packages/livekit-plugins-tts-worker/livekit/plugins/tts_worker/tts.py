@@ -1,35 +1,27 @@
 """LiveKit Agents plugin: ``TTS(url)`` synthesizes with a tts-worker and provides word timestamps.
 
 Each stream is one session of ``tts_worker.client`` on a pooled connection; no engine runs in the agent's process.
-``livekit.plugins.tts_worker`` registers the plugin with the framework.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import AsyncIterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import anyio
+from livekit.agents import APIConnectOptions, APITimeoutError, tts, utils
+from livekit.agents.types import DEFAULT_API_CONNECT_OPTIONS
+from livekit.agents.voice import AgentSession
 
+from livekit.plugins.tts_worker.log import logger
+from livekit.plugins.tts_worker.pauses import follow_pauses
+from livekit.plugins.tts_worker.speech import as_api_error, run_utterance
 from tts_worker.client import Client, ClientSettings, Session, SessionOptions, connect
-from tts_worker.errors import InvalidRequest, MissingExtra, TTSWorkerError
+from tts_worker.errors import InvalidRequest, TTSWorkerError
+from tts_worker.timeouts import fail_after
 from tts_worker.types import SAMPLE_RATE_HZ, Ended, Outcome, State
-
-try:
-    from livekit.agents import APIConnectOptions, APITimeoutError, tts, utils
-    from livekit.agents.types import DEFAULT_API_CONNECT_OPTIONS
-    from livekit.agents.voice import AgentSession
-except ImportError:
-    raise MissingExtra("the LiveKit plugin", "livekit") from None
-
-from tts_worker.integrations.livekit_pause import follow_pauses
-from tts_worker.integrations.livekit_speech import as_api_error, run_utterance
-
-log = logging.getLogger(__name__)
 
 DEFAULT_URL = "ws://127.0.0.1:8080"
 
@@ -161,10 +153,10 @@ class TTS(tts.TTS[Literal["receipt"]]):
 
     async def _warm(self) -> None:
         try:
-            with anyio.move_on_after(10.0):
+            async with fail_after(10.0):
                 await self._client.prewarm()
-        except TTSWorkerError as error:
-            log.debug("prewarm: the worker cannot be reached yet: %s", error.message)
+        except (TTSWorkerError, TimeoutError) as error:
+            logger.debug("prewarm: the worker cannot be reached yet: %s", error)
 
     def attach(self, session: AgentSession[Any]) -> None:
         """Forward the agent's pauses to the worker. Call it after ``await session.start(...)``.
@@ -207,7 +199,7 @@ class TTS(tts.TTS[Literal["receipt"]]):
 
     async def _open(self, options: SessionOptions, timeout_s: float) -> tuple[Session, bool]:
         try:
-            with anyio.fail_after(timeout_s):
+            async with fail_after(timeout_s):
                 opened = await self._client.open(options, audio_timeout_s=timeout_s)
         except TTSWorkerError as error:
             raise as_api_error(error.info, sent=False) from error
