@@ -1,24 +1,42 @@
 """tts-worker: streaming text-to-speech for real-time voice agents.
 
-    async with tts_worker.create_worker() as worker:
-        async for frame in worker.synthesize_stream(text_chunks):
-            ...
+    with tts_worker.TTS() as tts:
+        tts.speak("Hello there.").save("hello.wav")
+
+``AsyncTTS`` is the same with ``await``; ``connect`` opens sessions with control over every frame, and ``create_worker``
+runs a worker inside a program.
 
 Importing this package is cheap; engines and servers are imported on first use.
 """
 
 from __future__ import annotations
 
+import importlib
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tts_worker.adapter import TTSWorker
     from tts_worker.client import Client, ClientSettings
+    from tts_worker.client.async_tts import AsyncTTS
+    from tts_worker.client.speech import Speech
+    from tts_worker.client.tts import TTS
     from tts_worker.settings import Settings
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "connect", "create_worker"]
+__all__ = ["TTS", "AsyncTTS", "Speech", "__version__", "connect", "create_worker"]
+
+_LAZY = {
+    "TTS": "tts_worker.client.tts",
+    "AsyncTTS": "tts_worker.client.async_tts",
+    "Speech": "tts_worker.client.speech",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def create_worker(settings: Settings | None = None) -> AbstractAsyncContextManager[TTSWorker]:

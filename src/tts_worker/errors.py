@@ -187,6 +187,15 @@ class MissingServer(TTSWorkerError):
         super().__init__(f"{feature} needs the distribution tts-worker: pip install {CLIENT_SOURCE} . in the clone")
 
 
+class MissingPackage(TTSWorkerError):
+    """A package that only this feature needs is not installed; the message contains the pip command."""
+
+    code = ErrorCode.MISSING_EXTRA
+
+    def __init__(self, feature: str, package: str) -> None:
+        super().__init__(f"{feature} needs {package}: pip install {package}")
+
+
 class ConfigError(TTSWorkerError):
     """A setting is invalid; the message names the key."""
 

@@ -21,11 +21,11 @@ from importlib.util import find_spec
 from time import perf_counter
 
 from tts_worker import __version__
+from tts_worker.client.playback import find_player
 from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
 from tts_worker.commands.doctor_backends import backend_findings
 from tts_worker.commands.finding import Finding, Status
 from tts_worker.commands.installation import install_command
-from tts_worker.commands.playback import find_player
 from tts_worker.errors import TTSWorkerError
 from tts_worker.settings import Settings
 

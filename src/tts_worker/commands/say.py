@@ -23,9 +23,9 @@ from typing import Any
 from tts_worker.adapter import SpeechChunk, SpeechStream, TTSWorker
 from tts_worker.app import run as run_loop
 from tts_worker.app import running_adapter
+from tts_worker.client.playback import FileSink, PlayerSink, Sink, StdoutSink, find_player
 from tts_worker.commands import speak_offline
 from tts_worker.commands.common import OFFLINE_ENGINE, add_settings_arguments, quiet_logs, settings_from
-from tts_worker.commands.playback import FileSink, PlayerSink, Sink, StdoutSink, find_player
 from tts_worker.errors import InvalidRequest
 from tts_worker.settings import Settings, read_yaml
 from tts_worker.types import SAMPLE_RATE_HZ, Outcome, SessionOptions

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tts_worker.audio.decode import read_recording
 from tts_worker.audio.pcm import to_pcm
-from tts_worker.commands.playback import FileSink, PlayerSink, Sink, StdoutSink, find_player
+from tts_worker.client.playback import FileSink, PlayerSink, Sink, StdoutSink, find_player
 from tts_worker.commands.progress import Bar
 from tts_worker.errors import BundleError, InvalidRequest, UnspeakableText
 from tts_worker.settings import read_yaml

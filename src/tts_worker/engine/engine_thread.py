@@ -61,7 +61,6 @@ class EngineThread:
     Attributes:
         has_started: Whether the engine is built and warm.
         busy_since_s: Start of the engine call in progress, or of the start; None between calls.
-        stopped: Set when the engine is closed and freed.
     """
 
     def __init__(
@@ -74,7 +73,6 @@ class EngineThread:
     ) -> None:
         self.has_started = False
         self.busy_since_s: float | None = clock()
-        self.stopped = threading.Event()
         self._factory = factory
         self._observer = observer
         self._name = name
@@ -119,7 +117,6 @@ class EngineThread:
             # The traceback holds references to the engine; its memory must be free before the next engine is built.
             for error in _exception_chain(fault):
                 _clear_frames(error)
-            self.stopped.set()
         self._observer.on_end(fault)
 
     def _serve(self, engine: Engine) -> None:

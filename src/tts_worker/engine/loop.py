@@ -9,6 +9,7 @@ be rebuilt, or whose device is lost for this process, needs a new process: the l
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from typing import Protocol
 from tts_worker.engine.base import Engine, SharedState
 from tts_worker.engine.engine_thread import EngineThread
 from tts_worker.errors import DeviceLost, EngineFault, ErrorInfo, NotReady
+from tts_worker.timeouts import fail_after
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Audio,
@@ -164,6 +166,7 @@ class ThreadRunner:
         self._owner = owner
         self._name = name
         self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
         self._thread = EngineThread(factory, self, name=name, clock=clock)
 
     @property
@@ -187,7 +190,11 @@ class ThreadRunner:
 
     async def close(self, timeout_s: float) -> bool:
         self._thread.close()
-        return await self._loop.run_in_executor(None, self._thread.stopped.wait, timeout_s)
+        # Not in an executor, which takes no more work while the interpreter shuts down.
+        with contextlib.suppress(TimeoutError):
+            async with fail_after(timeout_s):
+                await self._ended.wait()
+        return self._ended.is_set()
 
     # -- engine.engine_thread.EngineObserver --------------------------------------------------------------------------
 
@@ -203,6 +210,7 @@ class ThreadRunner:
     def on_end(self, fault: BaseException | None) -> None:
         if fault is not None:
             self._call(self._owner.on_fault, self, fault)
+        self._call(self._ended.set)
 
     def _call(self, callback: Callable[..., None], *args: object) -> None:
         """Run ``callback`` on the event loop, or do nothing if that loop is closed (the process is ending)."""

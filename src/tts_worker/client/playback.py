@@ -1,6 +1,7 @@
-"""Audio output of a command: a file, standard output or a player program.
+"""Where speech goes on this machine: a file, standard output or a player program.
 
-Every sink takes 24 kHz PCM16LE mono. ``write`` waits for a slower consumer, which paces playback.
+Every sink takes PCM16LE mono, at 24 kHz unless it is told another rate. ``write`` waits for a slower consumer, which
+paces playback.
 """
 
 from __future__ import annotations
@@ -8,22 +9,20 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
+import wave
 from pathlib import Path
 from time import perf_counter
 from typing import Protocol
 
-import numpy as np
+from tts_worker.errors import InvalidRequest, MissingPackage, TTSWorkerError
+from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ
 
-from tts_worker.errors import InvalidRequest, TTSWorkerError
-from tts_worker.types import SAMPLE_RATE_HZ
-
-_RATE = str(SAMPLE_RATE_HZ)
 PLAYERS: dict[str, tuple[str, ...]] = {
-    "pw-cat": ("--playback", "--rate", _RATE, "--channels", "1", "--format", "s16", "-"),
-    "paplay": ("--raw", f"--rate={_RATE}", "--channels=1", "--format=s16le", "--latency-msec=60"),
-    "aplay": ("-q", "-t", "raw", "-f", "S16_LE", "-r", _RATE, "-c", "1", "-"),
-    "ffplay": ("-f", "s16le", "-ar", _RATE, "-nodisp", "-autoexit", "-loglevel", "error", "-i", "-"),
-    "play": ("-q", "-t", "raw", "-r", _RATE, "-e", "signed", "-b", "16", "-c", "1", "-"),
+    "pw-cat": ("--playback", "--rate", "{rate}", "--channels", "1", "--format", "s16", "-"),
+    "paplay": ("--raw", "--rate={rate}", "--channels=1", "--format=s16le", "--latency-msec=60"),
+    "aplay": ("-q", "-t", "raw", "-f", "S16_LE", "-r", "{rate}", "-c", "1", "-"),
+    "ffplay": ("-f", "s16le", "-ar", "{rate}", "-nodisp", "-autoexit", "-loglevel", "error", "-i", "-"),
+    "play": ("-q", "-t", "raw", "-r", "{rate}", "-e", "signed", "-b", "16", "-c", "1", "-"),
 }
 """Programs that play raw PCM from standard input, in order of preference, with their arguments."""
 
@@ -33,7 +32,6 @@ _UNDRAINED_S = 0.5
 _SAVE_INSTEAD = "Give --out FILE to save the speech instead"
 
 _FILE_FORMATS: dict[str, tuple[str, str]] = {
-    ".wav": ("WAV", "PCM_16"),
     ".flac": ("FLAC", "PCM_16"),
     ".mp3": ("MP3", "MPEG_LAYER_III"),
     ".opus": ("OGG", "OPUS"),
@@ -41,6 +39,7 @@ _FILE_FORMATS: dict[str, tuple[str, str]] = {
     ".pcm": ("RAW", "PCM_16"),
     ".raw": ("RAW", "PCM_16"),
 }
+"""Formats and subtypes of soundfile. WAV is written by the standard library, so that a client needs no soundfile."""
 
 
 class PlayerFailed(TTSWorkerError):
@@ -68,32 +67,74 @@ def find_player() -> str | None:
     return next((name for name in PLAYERS if shutil.which(name)), None)
 
 
-class FileSink:
-    """Writes a file in the format of its suffix.
+class AudioFile(Protocol):
+    """A file that audio is appended to."""
+
+    def write(self, pcm: bytes) -> None: ...
+    def close(self) -> None: ...
+
+
+def open_audio_file(path: Path, sample_rate_hz: int = SAMPLE_RATE_HZ) -> AudioFile:
+    """Create a file in the format of its suffix, and the folders above it.
 
     Raises:
-        InvalidRequest: The format is unknown or the file cannot be written.
+        InvalidRequest: The format is unknown, does not support the rate, or the file cannot be written.
+        MissingPackage: The format needs soundfile, which is not installed.
     """
+    suffix = path.suffix.lower()
+    if suffix != ".wav" and suffix not in _FILE_FORMATS:
+        raise InvalidRequest(f"cannot write {path.name}: the name must end in {', '.join(('.wav', *_FILE_FORMATS))}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        return _WavFile(path, sample_rate_hz) if suffix == ".wav" else _SoundFile(path, sample_rate_hz)
+    except OSError as error:
+        raise InvalidRequest(f"cannot write {path}: {error.strerror}") from None
 
-    def __init__(self, path: Path) -> None:
-        import soundfile
 
-        if path.suffix.lower() not in _FILE_FORMATS:
-            raise InvalidRequest(f"cannot write {path.name}: the name must end in {', '.join(_FILE_FORMATS)}")
+class _WavFile:
+    def __init__(self, path: Path, sample_rate_hz: int) -> None:
+        self._file = wave.open(str(path), "wb")  # noqa: SIM115 - closed by ``close``
+        self._file.setnchannels(1)
+        self._file.setsampwidth(BYTES_PER_SAMPLE)
+        self._file.setframerate(sample_rate_hz)
+
+    def write(self, pcm: bytes) -> None:
+        self._file.writeframes(pcm)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _SoundFile:
+    def __init__(self, path: Path, sample_rate_hz: int) -> None:
+        try:
+            import soundfile
+        except ImportError:
+            raise MissingPackage(f"writing {path.suffix}", "soundfile") from None
         format_name, subtype = _FILE_FORMATS[path.suffix.lower()]
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-            self._file = soundfile.SoundFile(path, "w", SAMPLE_RATE_HZ, 1, subtype, format=format_name)
-        except OSError as error:
-            raise InvalidRequest(f"cannot write {path}: {error.strerror}") from None
+            self._file = soundfile.SoundFile(path, "w", sample_rate_hz, 1, subtype, format=format_name)
         except soundfile.LibsndfileError as error:
             raise InvalidRequest(f"cannot write {path}: {error}") from None
+
+    def write(self, pcm: bytes) -> None:
+        self._file.buffer_write(pcm, "int16")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class FileSink:
+    """Writes a file. Raises like ``open_audio_file``."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open_audio_file(path)
 
     played_samples: int | None = None
 
     async def write(self, pcm: bytes) -> None:
-        self._file.write(np.frombuffer(pcm, "<i2"))
+        self._file.write(pcm)
 
     async def close(self) -> None:
         self._file.close()
@@ -131,16 +172,17 @@ class PlayerSink:
     that is an error even with exit code 0 (ffplay without an audio device).
     """
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, name: str, process: asyncio.subprocess.Process, sample_rate_hz: int) -> None:
         self._name = name
         self._process = process
+        self._sample_rate_hz = sample_rate_hz
         self._written_samples = 0
         self._began_at_s: float | None = None
         self._aborted = False
 
     @classmethod
-    async def open(cls, name: str) -> PlayerSink:
-        """Start the program.
+    async def open(cls, name: str, sample_rate_hz: int = SAMPLE_RATE_HZ) -> PlayerSink:
+        """Start the program ``name``, one of ``PLAYERS``.
 
         Raises:
             PlayerFailed: The program cannot be started.
@@ -148,7 +190,7 @@ class PlayerSink:
         try:
             process = await asyncio.create_subprocess_exec(
                 name,
-                *PLAYERS[name],
+                *(argument.format(rate=sample_rate_hz) for argument in PLAYERS[name]),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,  # standard output is for --json
                 stderr=asyncio.subprocess.PIPE,
@@ -156,12 +198,12 @@ class PlayerSink:
             )
         except OSError as error:
             raise PlayerFailed(f"{name} cannot be started: {error.strerror}. {_SAVE_INSTEAD}") from None
-        return cls(name, process)
+        return cls(name, process, sample_rate_hz)
 
     @property
     def played_samples(self) -> int:
         """Upper bound of the samples played so far: the written samples, limited by real time."""
-        return min(self._written_samples, int(self._elapsed_s * SAMPLE_RATE_HZ))
+        return min(self._written_samples, int(self._elapsed_s * self._sample_rate_hz))
 
     @property
     def _elapsed_s(self) -> float:
@@ -177,7 +219,7 @@ class PlayerSink:
             if self._process.stdin.is_closing():
                 raise BrokenPipeError
             self._process.stdin.write(pcm)
-            self._written_samples += len(pcm) // 2
+            self._written_samples += len(pcm) // BYTES_PER_SAMPLE
             await self._process.stdin.drain()
         except ConnectionError:
             if not self._aborted:
@@ -191,7 +233,7 @@ class PlayerSink:
             return
         if code:
             await self._failed("")
-        duration_s = self._written_samples / SAMPLE_RATE_HZ
+        duration_s = self._written_samples / self._sample_rate_hz
         if self._elapsed_s < max(duration_s / 2, 0.98 * duration_s - _UNDRAINED_S):
             await self._failed(f"it ended after {self._elapsed_s:.1f} s of {duration_s:.1f} s of speech")
 

@@ -1,0 +1,316 @@
+"""``AsyncTTS``: text in, speech out, over any connection of a client. ``client.tts`` is the same without ``await``."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from tts_worker.client import Client, ClientSettings, connect
+from tts_worker.client.playback import PlayerSink
+from tts_worker.client.speech import Speech, open_player
+from tts_worker.errors import ConnectionLost, InvalidRequest, as_exception
+from tts_worker.protocol.session import Session
+from tts_worker.types import (
+    Acknowledged,
+    Ended,
+    Outcome,
+    PcmFrame,
+    Receipt,
+    SessionOptions,
+    UrlMode,
+    Word,
+    Words,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+TextSource = str | Iterable[str] | AsyncIterable[str]
+"""A text, or its parts while they are being written: a generator, the deltas of a language model."""
+
+
+class SpeechOptions(TypedDict, total=False):
+    """How to speak; every option may be given to ``TTS`` for all texts and to ``speak`` and ``stream`` for one.
+
+    Attributes:
+        voice: Name of the voice; without it, the worker's default.
+        model: Name of the engine.
+        speed: Speaking rate, 0.5 to 2.0 with most voices.
+        seed: Seed of the random numbers; the same seed gives the same audio.
+        language: BCP-47 tag of the text; without it, detected.
+        instruct: How to say it, for voices that take instructions.
+        sample_rate: 8000, 16000, 22050, 24000 (the default), 44100 or 48000 Hz.
+        lexicon: Word -> spelling, or /phonemes/.
+        markdown: Keep Markdown, emoji and URLs from being read aloud.
+        urls: How URLs are read: "drop", "host" or "keep".
+        normalise: Read numbers, dates and units as words.
+        realtime: Send audio at playback pace instead of as fast as it is generated.
+    """
+
+    voice: str | None
+    model: str | None
+    speed: float
+    seed: int
+    language: str | None
+    instruct: str | None
+    sample_rate: int | None
+    lexicon: Mapping[str, Any] | None
+    markdown: bool | None
+    urls: str | None
+    normalise: bool | None
+    realtime: bool
+
+
+class AsyncTTS:
+    """Speaks texts on one event loop. It connects (or loads the embedded voice) on first use.
+
+        async with tts_worker.AsyncTTS() as tts:
+            speech = await tts.speak("Hello there.")
+            async for part in tts.stream(deltas_of_a_language_model()):
+                send(part.pcm)
+
+    Texts may be spoken at the same time; each has a session of its own.
+    """
+
+    def __init__(
+        self,
+        url: str = "local:",
+        *,
+        api_key: str | None = None,
+        settings: ClientSettings | None = None,
+        **options: Unpack[SpeechOptions],
+    ) -> None:
+        """Choose the worker and the options of all texts.
+
+        Args:
+            url: ``local:`` for the embedded CPU voice, ``local:worker.yaml`` for a configuration, ``ws://host:port``,
+                ``grpc://host:port`` or ``redis://...`` for a worker or a fleet.
+            api_key: The worker's API key; replaces that of ``settings``.
+            settings: Time limits of the client.
+            options: See ``SpeechOptions``.
+
+        Raises:
+            InvalidRequest: The URL or an option is invalid.
+        """
+        settings = settings or ClientSettings()
+        if api_key is not None:
+            settings = replace(settings, api_key=api_key)
+        self._client = connect(url, settings)
+        self._options = _with_options(SessionOptions(realtime=False, raw_chunks=True), options)
+
+    async def speak(self, text: TextSource, **options: Unpack[SpeechOptions]) -> Speech:
+        """Synthesize all of ``text``.
+
+        Raises:
+            UnknownVoice, InvalidRequest, TextTooLong, UnspeakableText: The request is invalid.
+            OverCapacity, NotReady, ConnectionLost, ...: A later try may succeed (``retryable``).
+        """
+        async with self.stream(text, **options) as live:
+            return await live.rest()
+
+    def stream(self, text: TextSource, **options: Unpack[SpeechOptions]) -> AsyncLiveSpeech:
+        """Synthesize ``text`` while it is being written; iterate over the parts of its speech.
+
+        Raises:
+            InvalidRequest: An option is invalid. Other errors are raised by the iteration, as by ``speak``.
+        """
+        return AsyncLiveSpeech(self._client, text, _with_options(self._options, options))
+
+    async def prewarm(self) -> None:
+        """Connect, or load the embedded voice, in advance."""
+        await self._client.prewarm()
+
+    async def aclose(self) -> None:
+        """End all speech and close the connection, or unload the embedded voice. Idempotent."""
+        await self._client.aclose()
+
+    async def __aenter__(self) -> AsyncTTS:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class AsyncLiveSpeech:
+    """Speech while it is being synthesized: an asynchronous iterator over its parts.
+
+    It ends after the last part, or after ``stop``; ``report`` and ``outcome`` are then set. The iteration raises the
+    worker's error if synthesis failed, and the exception of the text if its iterator failed. Use it as a context
+    manager, or call ``aclose``, if the iteration may be left early.
+    """
+
+    def __init__(self, client: Client, text: TextSource, options: SessionOptions) -> None:
+        if isinstance(text, bytes) or not isinstance(text, str | Iterable | AsyncIterable):
+            raise InvalidRequest("text must be a str or an iterable of str")
+        self.report: Receipt | None = None
+        self.outcome: Outcome | None = None
+        self.words: list[Word] = []
+        """All words so far; those of the last part begin in it."""
+        self._client = client
+        self._text = text
+        self._options = options
+        self._session: Session | None = None
+        self._writer: asyncio.Task[None] | None = None
+        self._text_error: BaseException | None = None
+        self._is_stopped = False
+        self._new_words: list[Word] = []
+
+    async def start(self) -> None:
+        """Open the session and begin to read the text; the first part does it otherwise. Raises like ``speak``."""
+        if self._session is None and not self._is_stopped:
+            self._session = (await self._client.open(self._options)).session
+            self._writer = asyncio.create_task(self._write(self._session), name=f"{self._session.id}-text")
+
+    def __aiter__(self) -> AsyncIterator[Speech]:
+        return self
+
+    async def __anext__(self) -> Speech:
+        await self.start()
+        if self._session is None or self.outcome is not None:
+            raise StopAsyncIteration
+        try:
+            part = await self._next_part(self._session)
+        except BaseException:
+            await self.aclose()
+            raise
+        if part is None:
+            await self.aclose()
+            raise StopAsyncIteration
+        return part
+
+    async def _next_part(self, session: Session) -> Speech | None:
+        while (item := await session.next()) is not None:
+            if isinstance(item, PcmFrame):
+                words, self._new_words = tuple(self._new_words), []
+                return Speech(item.pcm, session.sample_rate_hz, words, item.start_sample)
+            if isinstance(item, Words):
+                self._new_words.extend(item.words)
+                self.words.extend(item.words)
+            elif isinstance(item, Ended):
+                self.report, self.outcome = item.receipt, item.outcome
+                if self._text_error is not None:
+                    raise self._text_error
+                if item.error is not None:
+                    raise as_exception(item.error)
+                return None
+        if self._is_stopped:
+            return None
+        raise ConnectionLost("the session was closed before the speech had ended")
+
+    async def _write(self, session: Session) -> None:
+        """Feed the text to the session until it ends or the speech was stopped."""
+        try:
+            async for part in _parts(self._text):
+                if self._is_stopped or self.outcome is not None:
+                    return
+                session.speak(part)
+            if not self._is_stopped and self.outcome is None:
+                session.end_text()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._text_error = error
+            session.stop("text_failed")
+
+    def pause(self) -> bool:
+        """Deliver no more parts until ``resume``; return whether that changed anything."""
+        return self._session is not None and self._session.pause().applied
+
+    def resume(self) -> bool:
+        """Continue with the next sample; return whether that changed anything."""
+        return self._session is not None and self._session.resume().applied
+
+    def stop(self, played_samples: int | None = None) -> Acknowledged | None:
+        """End the speech now: no more parts are delivered, and ``report`` says what was spoken.
+
+        Args:
+            played_samples: How much of the audio the listener heard, if known; otherwise the delivered audio counts.
+
+        Returns:
+            The worker's acknowledgement; None if the speech had not begun.
+        """
+        self._is_stopped = True
+        return None if self._session is None else self._session.stop("stop", played_samples)
+
+    async def rest(self) -> Speech:
+        """Wait for the end and return everything that was not delivered yet as one ``Speech``."""
+        parts = [part async for part in self]
+        pcm = b"".join(part.pcm for part in parts)
+        rate_hz = self._session.sample_rate_hz if self._session is not None else 0
+        words = tuple(word for part in parts for word in part.words) + tuple(self._new_words)
+        start = parts[0].start_sample if parts else 0
+        return Speech(pcm, rate_hz, words, start, self.report, self.outcome)
+
+    async def play(self) -> Receipt | None:
+        """Play the speech while it is being synthesized; return the playback report. Raises PlayerFailed."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.aclose)
+            sink: PlayerSink | None = None
+            try:
+                async for part in self:
+                    sink = sink or await open_player(part.sample_rate_hz)
+                    await sink.write(part.pcm)
+                if sink is not None and self.outcome is Outcome.DONE:
+                    await sink.close()
+            finally:
+                if sink is not None:
+                    await sink.abort()  # does nothing after ``close``
+        return self.report
+
+    async def aclose(self) -> None:
+        """Free the session. Idempotent."""
+        self._is_stopped = True
+        if self._writer is not None:
+            self._writer.cancel()
+        if self._session is not None:
+            self._session.close("consumer_left")
+
+    async def __aenter__(self) -> AsyncLiveSpeech:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+async def _parts(text: TextSource) -> AsyncIterator[str]:
+    """Yield the parts of a text. An ordinary iterable runs on a thread, since it may wait for a language model."""
+    if isinstance(text, str):
+        yield text
+    elif isinstance(text, AsyncIterable):
+        async for part in text:
+            yield part
+    else:
+        iterator = iter(text)
+
+        def next_part() -> tuple[str, ...]:
+            return tuple(itertools.islice(iterator, 1))
+
+        while following := await asyncio.to_thread(next_part):
+            yield following[0]
+
+
+def _with_options(base: SessionOptions, options: SpeechOptions) -> SessionOptions:
+    """Return ``base`` with the given options. Raises TypeError for an unknown one, InvalidRequest for a bad value."""
+    unknown = options.keys() - SpeechOptions.__annotations__.keys()
+    if unknown:
+        raise TypeError(
+            f"unknown option {', '.join(sorted(unknown))}; known: {', '.join(SpeechOptions.__annotations__)}"
+        )
+    changes: dict[str, Any] = dict(options)
+    if changes.get("urls") is not None:
+        modes = [mode.value for mode in UrlMode]
+        if changes["urls"] not in modes:
+            raise InvalidRequest(f"urls must be one of {', '.join(modes)}")
+        changes["urls"] = UrlMode(changes["urls"])
+    if changes.get("realtime"):
+        changes["raw_chunks"] = False
+    return replace(base, **changes)

@@ -1,0 +1,218 @@
+"""``tts_worker.TTS`` and ``AsyncTTS``: the embedded voice and a worker over a socket, from any thread."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import threading
+import wave
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+import tts_worker
+from tests.conftest import Serving
+from tts_worker import TTS, AsyncTTS, Speech
+from tts_worker.client.speech import Speech as ClientSpeech
+from tts_worker.errors import ConnectionLost, InvalidRequest, UnknownVoice
+from tts_worker.types import Outcome
+
+TEXT = "Hello there, my friend. How are you?"
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("tts") / "tone.yaml"
+    path.write_text("engines:\n  tone:\n    kind: tone\n")
+    return f"local:{path}"
+
+
+@pytest.fixture(scope="module")
+def tts(config: str) -> Iterator[TTS]:
+    with TTS(config) as opened:
+        yield opened
+
+
+def words_of(text: str) -> Iterator[str]:
+    for word in text.split(" "):
+        yield f"{word} "
+
+
+def test_speech_has_audio_words_and_report(tts: TTS) -> None:
+    speech = tts.speak(TEXT)
+    assert speech.samples.dtype == np.float32
+    assert speech.samples.shape == (len(speech.pcm) // 2,)
+    assert 0.1 < np.abs(speech.samples).max() <= 1
+    assert [word.text for word in speech.words] == TEXT.split()
+    assert all(TEXT[word.start_char : word.end_char] == word.text for word in speech.words)
+    assert speech.report is not None
+    assert (speech.report.text_spoken, speech.report.text_remaining) == (TEXT, "")
+    assert speech.outcome is Outcome.DONE
+    assert speech.duration_s == pytest.approx(len(speech.samples) / 24_000)
+    assert TEXT.split()[0] not in repr(speech)
+
+
+def test_parts_join_to_the_whole_speech(tts: TTS) -> None:
+    whole = tts.speak(TEXT)
+    live = tts.stream(TEXT)
+    parts = list(live)
+    assert b"".join(part.pcm for part in parts) == whole.pcm
+    assert [part.start_sample for part in parts] == list(np.cumsum([0, *(len(part.pcm) // 2 for part in parts[:-1])]))
+    assert tuple(word for part in parts for word in part.words) == live.words == whole.words
+    assert live.report == whole.report
+
+
+def test_all_kinds_of_text_give_the_same_speech(tts: TTS) -> None:
+    async def deltas() -> AsyncIterator[str]:
+        for part in words_of(TEXT):
+            yield part
+
+    from_list = tts.speak(list(words_of(TEXT)))
+    assert tts.speak(words_of(TEXT)).pcm == from_list.pcm
+    assert tts.speak(deltas()).pcm == from_list.pcm
+    assert from_list.report is not None
+    assert from_list.report.text_spoken.strip() == TEXT
+
+
+def test_stop_ends_the_parts_and_reports(tts: TTS) -> None:
+    def endless() -> Iterator[str]:
+        while True:
+            yield "and so on. "
+
+    with tts.stream(endless()) as live:
+        first = next(live)
+        live.stop(played_samples=len(first.pcm) // 4)
+        assert list(live) == []
+    assert live.outcome is Outcome.STOPPED
+    assert live.report is not None
+    assert live.report.samples_played == len(first.pcm) // 4
+
+
+def test_pause_holds_the_parts_until_resume(tts: TTS) -> None:
+    live = tts.stream(TEXT, realtime=True)
+    parts = [next(live)]
+    assert live.pause()
+    assert not live.pause()
+    reading = threading.Thread(target=lambda: parts.extend(live))
+    reading.start()
+    assert live.resume()
+    reading.join()
+    assert b"".join(part.pcm for part in parts) == tts.speak(TEXT).pcm
+
+
+def test_threads_speak_at_the_same_time(tts: TTS) -> None:
+    alone = tts.speak(TEXT).pcm
+    heard: list[bytes] = []
+    threads = [threading.Thread(target=lambda: heard.append(tts.speak(TEXT).pcm)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert heard == [alone] * 8
+
+
+def test_error_of_the_text_reaches_the_caller(tts: TTS) -> None:
+    def failing() -> Iterator[str]:
+        yield "Hello. "
+        raise LookupError("no more text")
+
+    with pytest.raises(LookupError, match="no more text"):
+        tts.speak(failing())
+    assert tts.speak("Hello.").outcome is Outcome.DONE
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "error"),
+    [
+        (b"bytes", {}, InvalidRequest),
+        (7, {}, InvalidRequest),
+        ("Hello.", {"voice": "absent"}, UnknownVoice),
+        ("Hello.", {"sample_rate": 1}, InvalidRequest),
+        ("Hello.", {"urls": "all"}, InvalidRequest),
+        ("Hello.", {"colour": "red"}, TypeError),
+    ],
+)
+def test_bad_input_is_a_typed_error(tts: TTS, text: object, options: dict[str, object], error: type) -> None:
+    with pytest.raises(error):
+        tts.speak(text, **options)  # type: ignore[arg-type]
+
+
+def test_options_of_a_call_replace_those_of_the_object(config: str) -> None:
+    with TTS(config, speed=2.0, sample_rate=8_000) as tts:
+        fast = tts.speak(TEXT)
+        slow = tts.speak(TEXT, speed=1.0)
+        assert fast.sample_rate_hz == slow.sample_rate_hz == 8_000
+        assert slow.duration_s > 1.5 * fast.duration_s
+
+
+def test_speech_is_saved_in_the_format_of_the_suffix(tts: TTS, tmp_path: Path) -> None:
+    speech = tts.speak("Hello.")
+    samples, rate_hz = soundfile.read(speech.save(tmp_path / "new" / "a.wav"), dtype="float32")
+    assert rate_hz == 24_000
+    assert np.array_equal(samples, speech.samples)
+    assert soundfile.info(speech.save(tmp_path / "a.flac")).frames == len(samples)
+    with pytest.raises(InvalidRequest, match=r"\.wav"):
+        speech.save(tmp_path / "a.xyz")
+
+
+def test_notebook_shows_a_player(tts: TTS) -> None:
+    speech = tts.speak("Hello.")
+    assert speech._repr_html_().startswith("<audio controls")
+    with wave.open(io.BytesIO(speech.wav())) as file:
+        assert file.readframes(file.getnframes()) == speech.pcm
+
+
+def test_play_feeds_the_player(tts: TTS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    player = tmp_path / "play"
+    player.write_text(f'#!/bin/sh\ncat > {tmp_path}/played\necho "$@" > {tmp_path}/arguments\n')
+    player.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setattr("tts_worker.client.playback.PLAYERS", {"play": ("-r", "{rate}")})
+    monkeypatch.setattr("tts_worker.client.playback._UNDRAINED_S", 3_600.0)  # it need not take real time
+    monkeypatch.setattr("tts_worker.client.playback.PlayerSink._elapsed_s", 3_600.0)
+    report = tts.play(TEXT, sample_rate=16_000)
+    speech = tts.speak(TEXT, sample_rate=16_000)
+    assert (tmp_path / "played").read_bytes() == speech.pcm
+    assert (tmp_path / "arguments").read_text().strip() == "-r 16000"
+    assert report == speech.report
+    (tmp_path / "played").unlink()
+    speech.play()
+    assert (tmp_path / "played").read_bytes() == speech.pcm
+
+
+def test_closed_object_refuses_to_speak(config: str) -> None:
+    tts = TTS(config)
+    live = tts.stream(TEXT)
+    next(live)
+    tts.close()
+    tts.close()
+    live.close()
+    with pytest.raises(ConnectionLost):
+        tts.speak(TEXT)
+
+
+async def test_async_api_speaks_over_a_socket(config: str, serve_tone: Serving) -> None:
+    async with serve_tone() as address, AsyncTTS(f"ws://{address}") as remote, AsyncTTS(config) as local:
+        speech = await remote.speak(TEXT)
+        assert speech.pcm == (await local.speak(TEXT)).pcm
+        assert speech.words
+        parts = [part async for part in remote.stream(words_of(TEXT))]
+        assert sum(len(part.pcm) for part in parts) > 0
+        with pytest.raises(UnknownVoice):
+            await remote.speak(TEXT, voice="absent")
+
+
+def test_program_ends_cleanly_without_close(config: str) -> None:
+    program = f"import tts_worker; tts = tts_worker.TTS({config!r}); print(tts.speak('Hello.').outcome.value)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")
+
+
+def test_package_exports_the_api_lazily() -> None:
+    assert Speech is ClientSpeech
+    with pytest.raises(AttributeError):
+        tts_worker.no_such_name  # noqa: B018
