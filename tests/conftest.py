@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -21,6 +23,11 @@ from tts_worker.settings import Settings, load_settings
 # Tiny tensors on a shared machine: threads that wait for each other cost more than they compute. PyTorch reads it when
 # it is imported, also in the servers that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Without byte code on disk every process that a test starts compiles the package again, and every run rewrites the
+# assertions of all test modules.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # The duration of an example depends on the load of the machine; pytest-timeout ends hanging examples.
 examples.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -70,6 +77,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.relative_to(tests).as_posix().startswith(SLOW):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the modules and tests, a million objects, out of garbage collections, and let these happen less often."""
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 @pytest.fixture

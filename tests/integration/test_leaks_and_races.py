@@ -1,4 +1,4 @@
-"""Thousands of dropped calls leak nothing, and no old audio follows hundreds of STOPs."""
+"""Many dropped calls leak nothing, and no old audio follows hundreds of STOPs."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def held() -> tuple[int, int, int]:
 
 @pytest.mark.parametrize(
     ("settings", "number"),
-    [(tone_settings(session={"max_sessions": 256}), 3_000), (load_settings(), 300)],
+    [(tone_settings(session={"max_sessions": 256}), 1_500), (load_settings(), 100)],
     ids=["tone", "cpu voice"],
 )
 async def test_dropped_calls_leak_nothing(settings: Settings, number: int) -> None:
     process = psutil.Process(os.getpid())
     async with running_worker(settings) as worker:
-        await calls(worker, max(200, number // 6), seed=1)  # fills caches and memory arenas
+        await calls(worker, max(100, number // 6), seed=1)  # fills caches and memory arenas
         before = held()
         memory_bytes = process.memory_info().rss
         await calls(worker, number, seed=2)
@@ -111,7 +111,7 @@ async def test_stops_over_sockets_send_no_old_audio() -> None:
             await client.send(type="text", text=TEXT, end=True)
             await client.until("done")
             expected = client.pcm
-        await asyncio.gather(*(_races(address, expected, 20, seed) for seed in range(20)))
+        await asyncio.gather(*(_races(address, expected, 20, seed) for seed in range(10)))
 
 
 async def _races(address: str, expected: bytes, races: int, seed: int) -> None:

@@ -6,8 +6,10 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,6 +40,26 @@ RESULTS = {
     "llm_free_run": "seed11",
     "sampling": "cand_idx_0",
 }
+
+
+load_again = Networks.load
+
+
+@pytest.fixture(autouse=True, scope="module")
+def weights_are_loaded_once() -> Iterator[None]:
+    """The runner changes no weights, except to halve them."""
+
+    @lru_cache
+    def load_once(path: Path, **options: Any) -> Networks:
+        return load_again(Bundle.open(path), **options)
+
+    def load(bundle: Bundle, **options: Any) -> Networks:
+        kept = options["lm_dtype"] is torch.float32
+        return load_once(bundle.path, **options) if kept else load_again(bundle, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Networks, "load", load)
+        yield
 
 
 @lru_cache
@@ -267,7 +289,7 @@ def test_parity_on_a_missing_device_is_a_typed_error(folder: Path, capsys: pytes
 @pytest.mark.parametrize("family", FAMILIES)
 def test_flow_stages_stay_on_the_device(family: str) -> None:
     """On the meta device an operation with a CPU tensor raises, as it does on CUDA."""
-    loaded = Networks.load(Bundle.open(tiny(family)))
+    loaded = load_again(Bundle.open(tiny(family)))
     flow = loaded.flow.to("meta")
     for name in ("times", "noise", "time_tables"):
         setattr(flow, name, getattr(flow, name).to("meta"))

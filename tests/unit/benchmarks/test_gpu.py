@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,17 @@ from tts_worker.benchmarks import gpu
 from tts_worker.benchmarks.gpu import GpuBench, Plan, Results, Section, run_sections, sections
 from tts_worker.benchmarks.gpu_load import Arrivals, plan_calls, slots_for
 from tts_worker.cli import main
+from tts_worker.engine.cosyvoice import config
 from tts_worker.engine.cosyvoice.loader import LoadOptions
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
+
+
+@pytest.fixture(autouse=True, scope="module")
+def little_work() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config, "EULER_STEPS", 2)
+        patch.setattr(gpu, "DRAWN_IDS", 8)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +33,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     bundle = tmp_path_factory.mktemp("gpu") / "tiny"
     write_random_bundle(bundle, "cosyvoice3", "tiny")
     options = LoadOptions(bundle, device="cpu", memory_gb=0.5, threads=1)
-    return Plan(options, loads=(2,), load_seconds=2.0, call_s=(0.4, 0.8), texts=2, correct_tokens=(40,))
+    return Plan(options, loads=(2,), load_seconds=2.0, call_s=(0.4, 0.8), texts=2, correct_tokens=(12,))
 
 
 def only(plan: Plan, *names: str, **changes: Any) -> Plan:

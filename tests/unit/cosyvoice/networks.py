@@ -16,7 +16,7 @@ from tts_worker.engine.cosyvoice.networks import Networks
 __all__ = ["FAMILIES", "apart", "full_config", "ids", "networks", "noise", "tiny_bundle"]
 
 
-SOLVER_STEPS = 3
+SOLVER_STEPS = 2
 """Instead of ten, to save time: what is tested here holds for any number."""
 
 

@@ -163,6 +163,8 @@ def test_shipped_configs_load(family: str) -> None:
 BARE = """
 import sys
 from tts_worker.cli import main
+from tts_worker.engine.cosyvoice import config
+config.EULER_STEPS = 1  # nothing that is measured here depends on it
 code = main(["bench", "engine", "--bundle", sys.argv[1], "--seconds", "1", "--growth-seconds", "12", "--repeats", "1",
              "--threads", "1", "--memory-gb", "0.1", "--sessions", "2", "--session-seconds", "1", "--json"])
 print(code, *(name for name in sys.argv[2:] if name in sys.modules))
