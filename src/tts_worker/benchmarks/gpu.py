@@ -179,6 +179,7 @@ def _variant_sections() -> list[Section]:
         "no_kernels": {"kernels": False, "compile": "off"},
         "compiled": {"kernels": False, "compile": "on"},
         "kernels_compiled": {"compile": "on"},
+        "first_chunk_by_host": {"first_chunk_on_device": False},
     }
     anywhere: dict[str, Figures] = {
         "float32": {"half": False},

@@ -16,6 +16,9 @@ streams the one with the least virtual lead goes first, so first chunks precede 
 downloads, and no download beside a call that awaits its first audio. A member of a failed batch runs alone, so that a
 second failure shows which member causes it.
 
+**First chunk.** A prefill may go on to the audio of a call's first chunk without the host (``on_device_draws``), if the
+audio runner would be idle otherwise and no other call waits for its first audio.
+
 **Pages** of the flow cache. A started utterance takes pages on demand. A new one is admitted once there are enough for
 its whole estimated length and for all started ones, so that it does not run out half-way. A new download leaves some
 pages to calls while another download holds pages.
@@ -89,6 +92,8 @@ class Candidate(NamedTuple):
         joins: The operation of the token runner with which it may join a batch.
         inputs: Inputs of its prefill; an estimate if the run has not begun.
         tokens_until_due: Tokens that its first chunk still lacks; 0 or less if the chunk is due.
+        on_device_draws: Ids that its first chunk takes, if it can be rendered before the host has read them; otherwise
+            0. The pages are those of the chunk.
         pages: Pages that its next audio operation takes.
         pages_ahead: Estimated pages that it will take until its pages are returned, of which ``pages`` are the first.
         starts: Whether that operation is the first of an audio segment or prompt, so that it needs admission.
@@ -104,6 +109,7 @@ class Candidate(NamedTuple):
     joins: Need = Need.NONE
     inputs: int = 1
     tokens_until_due: int = 0
+    on_device_draws: int = 0
     pages: int = 0
     pages_ahead: int = 0
     starts: bool = False
@@ -164,7 +170,8 @@ class Batch(NamedTuple):
     Attributes:
         operation: The operation.
         members: The utterances, the most urgent first.
-        steps: Decode steps of a burst.
+        steps: Decode steps of a burst. Of a prefill: if not 0, it draws so many ids, and the audio runner renders the
+            first chunks from them without the host.
     """
 
     operation: Need
@@ -306,6 +313,34 @@ class PageLedger:
         self._claims = list(budgets.claims)
         self._taken = 0
 
+    def take(self, candidates: Iterable[Candidate]) -> bool:
+        """Take the pages of all ``candidates`` if they are free for all. Records no refusal."""
+        before = (self.required, self._taken, list(self._claims))
+        for candidate in candidates:
+            wanted = self._wanted(candidate)
+            if self._available < wanted:
+                self.required, self._taken, self._claims = before
+                return False
+            self._grant(candidate, wanted)
+        return True
+
+    def _wanted(self, candidate: Candidate) -> int:
+        """Return the pages that must be free for ``candidate`` and all that was granted."""
+        holders = [claim for claim in self._claims if claim.holds and claim.key != candidate.key]
+        wanted = self._taken + candidate.pages
+        if candidate.starts and holders:
+            wanted += candidate.pages_ahead - candidate.pages + sum(claim.pages_ahead for claim in holders)
+            if not candidate.paced and any(not claim.paced for claim in holders):
+                wanted += self._call_pages
+        return wanted
+
+    def _grant(self, candidate: Candidate, wanted: int) -> None:
+        self._taken += candidate.pages
+        self.required = wanted
+        if candidate.starts:
+            ahead = candidate.pages_ahead - candidate.pages
+            self._claims.append(PageClaim(candidate.key, candidate.paced, True, ahead))
+
     def admit(self, candidate: Candidate, *, may_fail: bool = True) -> Admission:
         """Decide whether ``candidate`` may take its pages, and take them if so.
 
@@ -314,21 +349,11 @@ class PageLedger:
             may_fail: Whether to record that it is out of memory. Otherwise another request in the same step took the
                 pages, and it asks again.
         """
-        others = [claim for claim in self._claims if claim.key != candidate.key]
-        holders = [claim for claim in others if claim.holds]
-        needed = self._taken + candidate.pages
-        wanted = needed
-        ahead = candidate.pages_ahead - candidate.pages
-        if candidate.starts and holders:
-            wanted += ahead + sum(claim.pages_ahead for claim in holders)
-            if not candidate.paced and any(not claim.paced for claim in holders):
-                wanted += self._call_pages
+        wanted = self._wanted(candidate)
         if self._available >= wanted:
-            self._taken = needed
-            self.required = wanted
-            if candidate.starts:
-                self._claims.append(PageClaim(candidate.key, candidate.paced, True, ahead))
+            self._grant(candidate, wanted)
             return Admission.GRANTED
+        others = [claim for claim in self._claims if claim.key != candidate.key]
         if candidate.starts and others:
             self._claims = others  # it returns nothing while it waits
             self.refused.append(candidate.key)
@@ -359,6 +384,24 @@ def audio_batch(
 
 
 # -- first chunk -------------------------------------------------------------------------------------------------------
+
+
+def on_device_draws(
+    batch: Sequence[Candidate], waiting: Iterable[Candidate], budgets: Budgets, pages: PageLedger
+) -> int:
+    """Return after how many ids the prefill of ``batch`` goes on to the first chunks without the host; 0 if not.
+
+    The audio runner waits for the ids meanwhile, so this must not delay audio of other utterances, nor the tokens of
+    another first chunk. All members must need equally many ids, so that their chunks share a pass.
+    """
+    draws = batch[0].on_device_draws
+    if not draws or len(batch) > budgets.audio_batch or any(c.on_device_draws != draws for c in batch):
+        return 0
+    members = {candidate.key for candidate in batch}
+    others = [candidate for candidate in waiting if candidate.key not in members]
+    if any(other.needs not in TOKEN_NEEDS or other.awaits_first_audio for other in others):
+        return 0
+    return draws if pages.take(batch) else 0
 
 
 class ChunkTimes(NamedTuple):
@@ -481,14 +524,20 @@ class Scheduler:
                 tokens = first_batch(self._token_share, [c for c in waiting if c.needs in TOKEN_NEEDS])
             if budgets.audio_batch:
                 audio = first_batch(self._audio_share, [c for c in waiting if c.needs not in TOKEN_NEEDS])
-        is_burst = bool(tokens) and tokens[0].needs is Need.DECODE
         return Plan(
-            tokens=_batch(tokens, burst_steps(tokens, waiting, budgets) if is_burst else 0),
+            tokens=_batch(tokens, _steps(tokens, waiting, budgets, pages)),
             audio=_batch(audio),
             free_pages=pages.required,
             refused=tuple(pages.refused),
             out_of_memory=tuple(pages.out_of_memory),
         )
+
+
+def _steps(batch: Sequence[Candidate], waiting: Sequence[Candidate], budgets: Budgets, pages: PageLedger) -> int:
+    """Return ``Batch.steps`` of a batch of the token runner."""
+    if batch and batch[0].needs is Need.DECODE:
+        return burst_steps(batch, waiting, budgets)
+    return on_device_draws(batch, waiting, budgets, pages) if batch and budgets.concurrent else 0
 
 
 def _batch(members: Sequence[Candidate], steps: int = 0) -> Batch | None:

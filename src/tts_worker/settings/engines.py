@@ -68,6 +68,7 @@ class CosyVoiceEngineSettings(Section):
     decode_batch: int | None = Field(None, ge=1, le=512)
     render_batch: int | None = Field(None, ge=1, le=64)
     smooth_start: bool = True
+    first_chunk_on_device: bool = True
 
     @field_validator("compile", mode="before")
     @classmethod

@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tests.unit.cosyvoice.networks import full_config
+from tests.unit.cosyvoice.networks import full_config, tiny_bundle
 from tts_worker.engine.cosyvoice import kv_cache, networks
 from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.graphs import Compute, Tensors
@@ -285,11 +285,16 @@ class _FakeBundle:
 
 
 @lru_cache
-def fake_networks(family: str, *, half: bool = True) -> Networks:
+def fake_networks(family: str, *, half: bool = True, tiny: bool = False) -> Networks:
     """Return the official networks, with two solver steps to save time. Call it inside ``fake_cuda``.
 
     Shared: tests must not change them.
+
+    Args:
+        family: Family of the model.
+        half: Whether language model and estimator are in bfloat16.
+        tiny: Use the sizes of the tiny bundle, for tests that count no launches.
     """
-    config = full_config(family)
+    config = tiny_bundle(family).config if tiny else full_config(family)
     bundle: Any = _FakeBundle(replace(config, flow=replace(config.flow, steps=2)))
     return load_networks(bundle, torch.device("cpu"), half=half)

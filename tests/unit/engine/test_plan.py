@@ -40,6 +40,7 @@ candidates = st.lists(
         joins=st.sampled_from([Need.NONE, *TOKEN_NEEDS]),
         inputs=st.integers(1, 40),
         tokens_until_due=st.integers(-60, 12),
+        on_device_draws=st.sampled_from([0, 0, 11]),
         pages=st.integers(0, 8),
         pages_ahead=st.integers(8, 30),
         starts=st.booleans(),
@@ -112,8 +113,15 @@ def test_plan_stays_within_budgets(pool: list[Candidate], free: Budgets, now_us:
             assert len(members) == 1
         if batch.operation is Need.PREFILL and len(members) > 1:
             assert max(member.inputs for member in members) <= free.shared_inputs
-        assert (batch.steps > 0) is (batch.operation is Need.DECODE)
-        assert batch.steps <= free.burst_steps
+        if batch.operation is Need.PREFILL and batch.steps:  # the audio runner renders the first chunks
+            assert free.concurrent
+            assert plan.audio is None
+            assert len(members) <= free.audio_batch
+            assert {member.on_device_draws for member in members} == {batch.steps}
+            assert sum(member.pages for member in members) <= plan.free_pages
+        else:
+            assert (batch.steps > 0) is (batch.operation is Need.DECODE)
+            assert batch.steps <= free.burst_steps
     if plan.audio is not None:
         taken = sum(by_key[member].pages for member in plan.audio.members)
         assert taken <= plan.free_pages <= free.free_pages + free.evictable_pages
@@ -227,6 +235,45 @@ def test_burst_does_not_outlast_first_chunk_of_a_member() -> None:
     new = candidate("new", Need.DECODE, started=False, lead_samples=9_999)
     assert steps(talking, new._replace(tokens_until_due=3)) == FIRST_AUDIO_BURST_STEPS
     assert steps(talking, new._replace(tokens_until_due=8)) == PLENTY.burst_steps
+
+
+def first(name: str, draws: int = 11, **changes: Any) -> Candidate:
+    return candidate(name, Need.PREFILL, started=False, on_device_draws=draws, pages=1, pages_ahead=6, **changes)
+
+
+def test_lone_prefill_goes_on_to_the_first_chunk() -> None:
+    assert steps(first("new")) == 11
+    assert steps(first("new"), first("other")) == 11
+    assert steps(first("new"), candidate("talking", Need.DECODE, lead_samples=9_999)) == 11
+    assert steps(first("new"), candidate("talking", Need.NONE, joins=Need.DECODE)) == 11
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        candidate("talking", Need.RENDER, lead_samples=99_999),
+        candidate("download", Need.PREPARE_VOICE, paced=False),
+        candidate("call", Need.DECODE, started=False, lead_samples=9),
+        first("call", 28),
+        candidate("call", Need.PREFILL),
+    ],
+    ids=lambda other: f"{other.key.session}-{other.needs.value}",
+)
+def test_first_chunk_does_not_delay_others(other: Candidate) -> None:
+    """The audio runner would wait for the ids, and the next tokens for all of them."""
+    assert steps(first("new"), other) == 0
+
+
+def test_first_chunk_needs_pages_and_both_runners() -> None:
+    one = first("new", starts=True)
+    scarce = replace(PLENTY, free_pages=10, claims=[PageClaim(key("holder"), True, True, 5)])
+    plan = schedule(one, budgets=scarce)
+    assert plan.tokens == Batch(Need.PREFILL, (one.key,))
+    assert plan.refused == (), "it asks when the chunk is due"
+    assert steps(one, budgets=replace(scarce, evictable_pages=1)) == 11
+    for less in ({"audio_batch": 0}, {"concurrent": False}):
+        assert steps(one, budgets=replace(PLENTY, **less)) == 0
+    assert steps(one, first("other"), budgets=replace(PLENTY, audio_batch=1)) == 0
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------

@@ -142,6 +142,8 @@ class _LateCopy:
 class LateStream(HostStream):
     """A stream with late copies."""
 
+    is_asynchronous = True
+
     def __init__(self, polls: Sequence[int]) -> None:
         super().__init__()
         self._polls = polls

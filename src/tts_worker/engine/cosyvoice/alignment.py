@@ -8,7 +8,7 @@ counts alone, never on time. Positions are speech tokens of an audio segment. Pu
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tts_worker.text.rewrite_alignment import word_weight
@@ -35,6 +35,11 @@ def _clamp_pace(pace: float) -> float:
 def _weight_with_pause(word: SpokenWord) -> int:
     text = word.text.rstrip("\"')]}»”’ ")
     return word_weight(word.text) + _PAUSE_WEIGHTS.get(text[-1:], 0)
+
+
+def estimate_tokens(words: Iterable[SpokenWord], pace: float) -> float:
+    """Return the estimated speech tokens of ``words`` at ``pace`` tokens per unit of weight."""
+    return pace * sum(map(_weight_with_pause, words))
 
 
 @dataclass(frozen=True, slots=True)

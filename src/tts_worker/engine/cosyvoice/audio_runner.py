@@ -17,6 +17,7 @@ from tts_worker.engine.cosyvoice.faults import Fault, Stage, attempt
 from tts_worker.engine.cosyvoice.renderer import FlowOutput, RenderRequest, RenderState, VocoderOutput
 from tts_worker.engine.cosyvoice.sequence import InFlight, Sequence
 from tts_worker.engine.cosyvoice.timings import StageTimings
+from tts_worker.engine.cosyvoice.token_runner import FirstTokens
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
 from tts_worker.engine.worker_thread import StreamFuture
 
@@ -28,6 +29,11 @@ class ChunkJob:
     sequence: Sequence
     segment: AudioSegment
     request: RenderRequest
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether it is a first chunk that is rendered from ids on the device, so that its audio may be of no use."""
+        return self.request.ids is not None
 
 
 @dataclass(frozen=True)
@@ -130,6 +136,12 @@ class AudioRunner:
         return bool(self._mel_queue) and self._vocoder is None
 
     @property
+    def awaits_ids(self) -> bool:
+        """Whether audio in flight can only be returned when the host has read its ids."""
+        jobs = () if self._vocoder is None else self._vocoder.mel.jobs
+        return any(InFlight.UNREAD in job.sequence.in_flight for job in jobs)
+
+    @property
     def expected_at_s(self) -> float:
         """When the pass in flight is expected to finish, by the running mean."""
         return self._started_at_s + self._timings.chunk_s
@@ -160,7 +172,25 @@ class AudioRunner:
             chunk = segment.due_chunk
             request = RenderRequest(segment.state, chunk, tuple(segment.tokens[: chunk.known]))
             jobs.append(ChunkJob(sequence, segment, request))
-            sequence.in_flight |= InFlight.FLOW
+        self._start_flow(jobs)
+
+    def render_first_chunks(self, tokens: FirstTokens) -> None:
+        """Render first chunks as soon as their ids are drawn, for which there are pages. The host does not wait.
+
+        Their sequences stay in the flow until the audio is returned.
+        """
+        self._started_at_s = perf_counter()
+        self._stream.wait_for(tokens.end)
+        jobs = []
+        for sequence, ids in zip(tokens.members, tokens.ids.unbind(1), strict=True):
+            segment = sequence.generator.audio_segments[0]
+            request = RenderRequest(segment.state, segment.first_chunk, (), ids)
+            jobs.append(ChunkJob(sequence, segment, request))
+        self._start_flow(jobs)
+
+    def _start_flow(self, jobs: list[ChunkJob]) -> None:
+        for job in jobs:
+            job.sequence.in_flight |= InFlight.FLOW
         self._flow = _FlowPass(tuple(jobs), self._renderer.flow([job.request for job in jobs]))
         if self._shares_stream:  # the vocoder follows in the order of the stream
             self._finish_flow()
@@ -194,7 +224,8 @@ class AudioRunner:
         """
         if self._vocoder is not None:
             vocoder = self._vocoder
-            if attempt(_members(vocoder.mel.jobs), Stage.VOCODER, lambda: block or vocoder.output.ready):
+            members = _members(vocoder.mel.jobs)
+            if not self.awaits_ids and attempt(members, Stage.VOCODER, lambda: block or vocoder.output.ready):
                 self._vocoder = None
                 self._finish_vocoder(vocoder)
         # The previous chunk is delivered before a fault of the next flow pass is reported.
@@ -212,9 +243,10 @@ class AudioRunner:
             self._voice_cache.release(finished.voice)
             self._results.append(done if isinstance(done, Fault) else PromptChunk(finished.voice))
         elif finished is not None:
-            for job in finished.jobs:
-                job.sequence.in_flight &= ~InFlight.FLOW
             output = attempt(_members(finished.jobs), Stage.FLOW, finished.future.result)
+            for job in finished.jobs:
+                if isinstance(output, Fault) or not job.is_unread:
+                    job.sequence.in_flight &= ~InFlight.FLOW
             if isinstance(output, Fault):
                 self._results.append(output)
             else:
@@ -233,6 +265,8 @@ class AudioRunner:
         pcm_chunks, flow_ms, vocoder_ms = read
         self._timings.add_chunks(flow_ms, vocoder_ms)
         for job, pcm, next_state in zip(jobs, pcm_chunks, finished.output.next_states, strict=True):
+            if job.is_unread:
+                job.sequence.in_flight &= ~InFlight.FLOW
             if not job.sequence.has_ended:
                 job.request.state.hift = next_state
                 self._results.append(AudioChunk(job, pcm, flow_ms / len(jobs), vocoder_ms / len(jobs)))
@@ -246,6 +280,10 @@ class AudioRunner:
             self._mel_queue.extendleft(reversed(single))
 
     # -- states -------------------------------------------------------------------------------------------------------
+
+    def restart(self, job: ChunkJob) -> None:
+        """Drop what was computed for a first chunk whose ids turned out otherwise."""
+        self._renderer.restart(job.request.state)
 
     def recover(self, sequence: Sequence) -> None:
         """Drop the flow cache of ``sequence`` after a fault of the flow; the next pass computes it again."""

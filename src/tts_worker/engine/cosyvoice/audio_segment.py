@@ -90,6 +90,11 @@ class AudioSegment:
             self._due = self._plan.next(len(self.tokens), self.is_complete)
         return self._due
 
+    @property
+    def first_chunk(self) -> Chunk:
+        """The first chunk, unless the speech ends in it."""
+        return self._plan.first_chunk
+
     def mark_rendered(self, chunk: Chunk) -> None:
         """Record that ``chunk`` is rendered, or empty."""
         self._due = None

@@ -75,6 +75,11 @@ class GridPlan:
             return self._first
         return self._chunk if done < self._first + SHORT_CHUNKS * self._chunk else self._stride * self._chunk
 
+    @property
+    def first_chunk(self) -> Chunk:
+        """The first chunk, unless the speech ends in it."""
+        return Chunk(0, self._first, self._first + self._ahead, False)
+
     def next(self, available: int, ended: bool) -> Chunk | None:
         chunk = next_chunk(self._done, available, ended, self.hop(self._done), self._ahead)
         if chunk is not None and not chunk.final:

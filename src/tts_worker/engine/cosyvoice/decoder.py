@@ -7,7 +7,7 @@ a slot becomes idle once it draws a special id or uses up its budget.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ from tts_worker.engine.cosyvoice.backends.kernels.language_model import (
     plan_draws,
     slot_attention,
 )
-from tts_worker.engine.cosyvoice.backends.streams import ExecutionStream, PendingCopy
+from tts_worker.engine.cosyvoice.backends.streams import ExecutionStream, PendingCopy, TimingEvent
 from tts_worker.engine.cosyvoice.chunks import Item, Kind
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool
 from tts_worker.engine.cosyvoice.networks import Networks
@@ -255,7 +255,43 @@ class Decoder:
 
     @torch.inference_mode()
     def prefill(self, rows: Sequence[DecodeRow], items: Sequence[Sequence[Item]]) -> PendingCopy:
-        """Feed each slot its ``items`` and draw one id each: ``[1, B]``.
+        """Feed each slot its ``items`` and draw one id each: ``[1, B]``."""
+        with self._stream:
+            copy = self._stream.to_host(self._feed(rows, items).T)
+        self._record_items(rows, items)
+        return copy
+
+    @torch.inference_mode()
+    def prefill_and_burst(
+        self, rows: Sequence[DecodeRow], items: Sequence[Sequence[Item]], draws: int
+    ) -> tuple[Tensor, PendingCopy, TimingEvent]:
+        """Feed each slot its ``items`` and draw ``draws`` ids without the host.
+
+        Returns:
+            The ids ``[draws, B]`` on the device, and on their way to the host, and the end of the prefill. Pass each
+            column but its first id to ``record_burst``.
+        """
+        slots = [row.slot for row in rows]
+        longest = max(self.length(slot) + len(part) for slot, part in zip(slots, items, strict=True))
+        following = [replace(row, forced=row.forced[1:]) for row in rows]
+        with self._stream:
+            first = self._feed(rows, items, draws)
+            prefilled = self._stream.record_event()
+            at = self._stream.to_device(slots)
+            remaining = self._remaining[at]  # none if the first id has ended the run
+            plans = self._plan_draws(self._padded(following), draws - 1)
+            self._remaining[at] = remaining
+            ids = torch.cat([first.T, self._decode(plans, len(rows), longest)])
+            copy = self._stream.to_host(ids)
+        self._record_items(rows, items)
+        return ids, copy, prefilled
+
+    def _record_items(self, rows: Sequence[DecodeRow], items: Sequence[Sequence[Item]]) -> None:
+        for row, part in zip(rows, items, strict=True):
+            self._cached_items[row.slot] += part
+
+    def _feed(self, rows: Sequence[DecodeRow], items: Sequence[Sequence[Item]], draws: int = 1) -> Tensor:
+        """Feed each slot its ``items``. Returns the first of ``draws`` ids of each, ``[B, 1]``.
 
         Where shapes are fixed, several passes may follow each other without the host: the first pieces of long inputs,
         which draw nothing, then the utterances by length.
@@ -263,7 +299,7 @@ class Decoder:
         first: dict[int, list[_PrefillRow]] = {}  # by number of the piece
         last: list[tuple[int, _PrefillRow]] = []
         for index, (row, part) in enumerate(zip(rows, items, strict=True)):
-            self._use(row.slot, len(part))
+            self._use(row.slot, len(part) + draws - 1)
             cached = self.length(row.slot)
             *pieces, (begin, end) = self._pieces(len(part))
             for number, (start, stop) in enumerate(pieces):
@@ -272,17 +308,13 @@ class Decoder:
             last.append((index, _PrefillRow(row, part[begin:end], cached + end)))
         if self._runner.fixed_shapes:
             last.sort(key=lambda member: len(member[1].items))
-        with self._stream:
-            for members in first.values():
-                self._run_prefill(members)
-            ids = self._run_prefill([row for _, row in last])
-            order = [index for index, _ in last]
-            if order != sorted(order):
-                ids = ids[self._stream.to_device([order.index(index) for index in range(len(order))])]
-            copy = self._stream.to_host(ids.T)
-        for row, part in zip(rows, items, strict=True):
-            self._cached_items[row.slot] += part
-        return copy
+        for members in first.values():
+            self._run_prefill(members)
+        ids = self._run_prefill([row for _, row in last])
+        order = [index for index, _ in last]
+        if order != sorted(order):
+            ids = ids[self._stream.to_device([order.index(index) for index in range(len(order))])]
+        return ids
 
     @property
     def shared_inputs(self) -> int:
@@ -347,20 +379,37 @@ class Decoder:
         """Run ``steps`` decode steps: ids ``[steps, B]``. Pass each column to ``record_burst``."""
         for row in rows:
             self._use(row.slot, steps)
+        longest = max(self.length(row.slot) for row in rows)
         with self._stream:
-            missing = _next_power_of_two(len(rows)) - len(rows) if self._runner.fixed_shapes else 0
-            padded = [*rows, *[DecodeRow(self._padding_slot, 0, 0, 0)] * missing]
-            longest = max(self.length(row.slot) for row in rows)
-            drawn = []
-            for step, plan in enumerate(self._plan_draws(padded, steps)):
-                reach = steps if self._runner.fixed_shapes else step + 1
-                context = self._decode_context(longest + reach)
-                key = ("decode", len(padded), context)
-                ids = self._runner.run(key, self._decode_step(context), (plan,))[0]
-                drawn.append(ids.clone())
-            self.steps += steps
-            self.positions += steps * len(padded)
-            return self._stream.to_host(torch.stack(drawn)[:, : len(rows), 0])
+            ids = self._decode(self._plan_draws(self._padded(rows), steps), len(rows), longest)
+            return self._stream.to_host(ids)
+
+    def _padded(self, rows: Sequence[DecodeRow]) -> list[DecodeRow]:
+        """Pad a batch to a power of two where shapes are fixed."""
+        missing = _next_power_of_two(len(rows)) - len(rows) if self._runner.fixed_shapes else 0
+        return [*rows, *[DecodeRow(self._padding_slot, 0, 0, 0)] * missing]
+
+    def _decode(self, plans: Sequence[Tensor], rows: int, longest: int) -> Tensor:
+        """Run a decode step for each of ``plans``.
+
+        Args:
+            plans: Plans of a padded batch.
+            rows: Utterances of the batch.
+            longest: Most inputs in a slot before.
+
+        Returns:
+            The drawn ids, ``[steps, B]``.
+        """
+        drawn = []
+        for step, plan in enumerate(plans):
+            reach = len(plans) if self._runner.fixed_shapes else step + 1
+            context = self._decode_context(longest + reach)
+            key = ("decode", plan.shape[1], context)
+            ids = self._runner.run(key, self._decode_step(context), (plan,))[0]
+            drawn.append(ids.clone())
+            self.positions += plan.shape[1]
+        self.steps += len(plans)
+        return torch.stack(drawn)[:, :rows, 0]
 
     def record_burst(self, slot: int, ids: Sequence[int], last: int) -> list[int]:
         """Record the inputs that a burst fed to ``slot``.

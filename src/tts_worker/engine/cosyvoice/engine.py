@@ -107,6 +107,11 @@ class CosyVoiceEngine(EngineShell[Sequence]):
         self._awaited: list[TokenResult | AudioResult] = []  # results that the step waited for
         self._lookups: dict[Sequence, StreamFuture[Speaker]] = {}  # of sequences that wait for a stored voice
         self._call_pages = max(0, components.pool.free_pages - unpaced_share(components.pool.free_pages))
+        streams = components.streams
+        is_asynchronous = streams.tokens.is_asynchronous and streams.flow.is_asynchronous
+        self._first_chunk_on_device = (
+            settings.first_chunk_on_device and is_asynchronous and streams.flow is streams.vocoder
+        )
         self._healthy = healthy or partial(device_responds, device)
         self._step_notes: list[str] = []  # what the current step did
 
@@ -121,7 +126,8 @@ class CosyVoiceEngine(EngineShell[Sequence]):
         self._check_speech(command.speech_tokens)
         voice_cache = self.components.voice_cache
         voice = voice_cache.acquire(command.params.voice)
-        sequence = Sequence(command, self._model, self.components.decoder.acquire())
+        slot = self.components.decoder.acquire()
+        sequence = Sequence(command, self._model, slot, first_chunk_on_device=self._first_chunk_on_device)
         if isinstance(voice, StreamFuture):
             self._lookups[sequence] = voice
             return sequence
@@ -221,7 +227,9 @@ class CosyVoiceEngine(EngineShell[Sequence]):
                     result.sequence.take_ids(result.ids, result.ms)
                     self._drop_empty_segments(result.sequence)
                 case MelChunk(job) if not job.sequence.has_ended:
-                    job.sequence.take_mel(job.segment, job.request.chunk, result.samples)
+                    job.sequence.in_flight_samples = result.samples
+                    if not job.is_unread:
+                        job.segment.mark_rendered(job.request.chunk)  # the next one may start
                 case AudioChunk(job) if not job.sequence.has_ended:
                     self._take_audio(result)
 
@@ -235,6 +243,13 @@ class CosyVoiceEngine(EngineShell[Sequence]):
 
     def _take_audio(self, result: AudioChunk) -> None:
         job = result.job
+        if job.is_unread:
+            if not job.sequence.has_spoken(job.segment, job.request.chunk):
+                job.sequence.in_flight_samples = 0
+                self._audio.restart(job)
+                self._retry_admission()
+                return
+            job.segment.mark_rendered(job.request.chunk)
         job.sequence.take_audio(job.segment, job.request.chunk, result.pcm, result.flow_ms, result.vocoder_ms)
         if job.request.chunk.final:
             self._audio.close(job.segment.state)
@@ -243,7 +258,8 @@ class CosyVoiceEngine(EngineShell[Sequence]):
 
     def _drop_empty_segments(self, sequence: Sequence) -> None:
         """Drop audio segments that ended without a token. They take no pages, so others may ask for pages again."""
-        while sequence.generator.drop_empty_segment():
+        while (segment := sequence.generator.drop_empty_segment()) is not None:
+            self._audio.close(segment.state)  # unless its first chunk was rendered before its ids were read
             self._retry_admission()
 
     def _retry_admission(self) -> None:
@@ -325,7 +341,12 @@ class CosyVoiceEngine(EngineShell[Sequence]):
     def _submit_tokens(self, batch: Batch) -> None:
         self._step_notes.append(batch.operation.value)
         members = [self.sequences[key] for key in batch.members if key in self.sequences]  # none that just failed
-        if batch.operation is Need.PREFILL:
+        if batch.operation is Need.PREFILL and batch.steps:
+            first_tokens = self._tokens.draw_first_chunk(members, batch.steps)
+            if first_tokens is not None:
+                self._step_notes.append(Need.RENDER.value)
+                self._audio.render_first_chunks(first_tokens)
+        elif batch.operation is Need.PREFILL:
             self._tokens.prefill(members)
         else:
             self._tokens.burst(members, batch.steps)
@@ -337,7 +358,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
         """
         tokens = self._tokens
         audio = self._audio
-        is_audio_busy = audio.is_busy or audio.preparing is not None
+        is_audio_busy = (audio.is_busy or audio.preparing is not None) and not audio.awaits_ids
         if not tokens.is_busy and not is_audio_busy:
             return
         self._step_notes.append("wait")

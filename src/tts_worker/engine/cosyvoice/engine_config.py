@@ -48,6 +48,8 @@ class StreamingConfig:
             other utterances, to the bit.
         burst_tokens: Decode steps of one pass.
         smooth_start: Defer the first chunk if the next one would come too late to prevent an underrun.
+        first_chunk_on_device: On CUDA, submit the first chunk of a call as one piece of work, from the prefill to the
+            audio; the host reads its tokens afterwards.
         retries: How often a run of invalid tokens is drawn again while none of its audio may have been sent.
         graphs: Capture CUDA graphs during warm-up.
         kernels: On CUDA, use the fused kernels that pass their check. Applies to all engines of the process.
@@ -70,6 +72,7 @@ class StreamingConfig:
     render_batch: int = 1
     burst_tokens: int = 8
     smooth_start: bool = True
+    first_chunk_on_device: bool = True
     retries: int = 2
     graphs: bool = False
     kernels: bool = True

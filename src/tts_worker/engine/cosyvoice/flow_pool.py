@@ -124,7 +124,7 @@ class FlowPool:
         state = FlowState(self._slots[-1])
         for memory in (*self._front, self._estimator):
             if voice is None:
-                memory.reset(torch.tensor([state.slot], device=self.device))
+                memory.reset(self._upload([state.slot]))
             else:
                 memory.copy_tails(voice.slot, state.slot)
         if voice is not None:
@@ -143,6 +143,11 @@ class FlowPool:
             state.pages = []
             state.shared = 0
 
+    def _upload(self, rows: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
+        """Copy integers to the device without waiting for it: the stream may wait for another one."""
+        host = torch.tensor(rows)
+        return host.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else host
+
     def _null_at(self, chunk: int, frames: int) -> Tensor:
         """Unconditional velocity of the first step in ``chunk`` with ``frames`` frames: ``[1, chunk_frames, mel]``."""
         size = self.flow.chunk_frames
@@ -160,7 +165,7 @@ class FlowPool:
         page = chunk + 1 if frames == self.flow.chunk_frames else self.max_chunks + 1
         table = [*range(1, chunk + 1), page]
         table += [0] * (self._rounded_pages(len(table)) - len(table))
-        index = torch.tensor([[slot, chunk * self.flow.chunk_frames, frames, page, *table]], device=self.device)
+        index = self._upload([[slot, chunk * self.flow.chunk_frames, frames, page, *table]])
         return self._runner.run(("null", len(table)), self._null_pass, (index,))[0].clone()
 
     def _null_pass(self, index: Tensor) -> Tensors:
@@ -204,7 +209,7 @@ class FlowPool:
         missing = (1 << (len(states) - 1).bit_length()) - len(states) if self._page_bucket > 1 else 0
         plan += [[self._padding_slot, 0, 1, *[self._padding_page] * (chunks + 1), *[0] * (longest - 1)]] * missing
         inputs = [torch.cat([x, x[:1].expand(missing, *x.shape[1:])]) for x in (tokens, spk, cond, torch.cat(null))]
-        index = torch.tensor(plan).to(self.device, non_blocking=True)
+        index = self._upload(plan)
         (mel,) = self._runner.run(("flow", chunks, len(plan), longest), self._advance, (index, *inputs))
         for state, n in zip(states, known, strict=True):
             state.tokens += min(n, chunks * size)

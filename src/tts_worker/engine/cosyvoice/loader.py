@@ -83,6 +83,7 @@ class LoadOptions:
     decode_batch: int | None = None
     render_batch: int | None = None
     smooth_start: bool = True
+    first_chunk_on_device: bool = True
     graphs_dir: Path | None = None
     allow_special: bool = False
     plan_cache: Path | None = None
@@ -149,6 +150,7 @@ def load_engine(
         decode_batch=options.decode_batch or (64 if cuda else 16),
         render_batch=render_batch,
         smooth_start=options.smooth_start,
+        first_chunk_on_device=options.first_chunk_on_device and backend.active is Backend.TORCH,
         graphs=options.graphs and cuda,
         kernels=options.kernels,
         compile=CompileMode(options.compile),

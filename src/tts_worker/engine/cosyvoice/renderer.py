@@ -36,12 +36,12 @@ class MelResampler:
 
     Positions do not depend on how the input was split. The reference resamples the whole mel in the same way.
 
-    Args:
+    Attributes:
         speed: Pace; 2 gives half as many frames.
     """
 
     def __init__(self, speed: float) -> None:
-        self._speed = speed
+        self.speed = speed
         self._cached_mel: Tensor | None = None  # input frames that later outputs need
         self._cached_start = 0  # absolute index of the first cached frame
         self._emitted_frames = 0
@@ -64,19 +64,19 @@ class MelResampler:
         cached = mel if self._cached_mel is None else torch.cat([self._cached_mel, mel], dim=2)
         start = self._cached_start
         total = start + cached.shape[2]
-        end = self.output_frames(total, self._speed)
+        end = self.output_frames(total, self.speed)
         if not final:  # interpolation needs the next input frame
-            while end and (end - 0.5) * self._speed - 0.5 > total - 1:
+            while end and (end - 0.5) * self.speed - 0.5 > total - 1:
                 end -= 1
         end = max(end, self._emitted_frames)
-        position = (torch.arange(self._emitted_frames, end, device=mel.device) + 0.5).double() * self._speed - 0.5
+        position = (torch.arange(self._emitted_frames, end, device=mel.device) + 0.5).double() * self.speed - 0.5
         position = position.clamp(min=0.0, max=max(0.0, float(total - 1)))
         left = position.floor().long()
         weight = (position - left).to(mel.dtype)
         right = (left + 1).clamp(max=total - 1)
         out = cached[:, :, left - start] * (1 - weight) + cached[:, :, right - start] * weight
         self._emitted_frames = end
-        needed = max(start, min(int(max(0.0, (end + 0.5) * self._speed - 0.5)), total - 1))
+        needed = max(start, min(int(max(0.0, (end + 0.5) * self.speed - 0.5)), total - 1))
         self._cached_mel = cached[:, :, needed - start :]
         self._cached_start = needed
         return out
@@ -117,11 +117,19 @@ def chunk_pages(state: RenderState, chunk: Chunk, chunk_tokens: int) -> int:
 
 @dataclass(frozen=True)
 class RenderRequest:
-    """A due chunk, and the tokens ``[0, chunk.known)`` of its segment."""
+    """A due chunk, and the tokens ``[0, chunk.known)`` of its segment.
+
+    Attributes:
+        state: State of the segment.
+        chunk: The chunk.
+        tokens: The tokens; empty if the host has not read them.
+        ids: The tokens on the device ``[n]``, if the host has not read them.
+    """
 
     state: RenderState
     chunk: Chunk
     tokens: tuple[int, ...]
+    ids: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -247,6 +255,12 @@ class Renderer:
             self.pool.close(state.flow)
             state.flow = None
 
+    def restart(self, state: RenderState) -> None:
+        """Drop all that was computed for ``state``: its first chunk is rendered from other tokens."""
+        self.close(state)
+        if state.resampler is not None:
+            state.resampler = MelResampler(state.resampler.speed)
+
     # -- tokens to mel ------------------------------------------------------------------------------------------------
 
     def flow(self, requests: Sequence[RenderRequest]) -> StreamFuture[FlowOutput]:
@@ -299,13 +313,16 @@ class Renderer:
             voice = request.state.voice
             flow_state = request.state.flow
             assert flow_state is not None
-            tokens = [*voice.prompt, *request.tokens]
+            tokens = [*voice.prompt, *(request.tokens or [0] * request.chunk.known)]
             windows.append(window(config, tokens, voice.prompt_mel, flow_state.tokens, len(tokens), chunks))
             flow_states.append(flow_state)
             starts.append(flow_state.tokens)
+        tokens_sent = self._streams.flow.to_device([ids for ids, _, _ in windows])
+        for row, request, start in zip(tokens_sent, requests, starts, strict=True):
+            self._insert_ids(row, request, start)
         mel = self.pool.advance(
             flow_states,
-            self._streams.flow.to_device([ids for ids, _, _ in windows]),
+            tokens_sent,
             [known for _, known, _ in windows],
             torch.cat([request.state.voice.spk for request in requests]),
             torch.cat([cond for _, _, cond in windows]),
@@ -318,6 +335,16 @@ class Renderer:
             last = min(chunks * self.pool.chunk_tokens, prompt_tokens + request.chunk.end - start)
             frames.append(mel[row : row + 1, first * ratio : max(first, last) * ratio].clone())
         return frames
+
+    def _insert_ids(self, row: Tensor, request: RenderRequest, start: int) -> None:
+        """Copy ids that are on the device only to where they belong in a window from token ``start``, ``row [n]``."""
+        if request.ids is None:
+            return
+        begin = len(request.state.voice.prompt) - start  # of the segment, in the window
+        first = max(0, -begin)
+        ids = request.ids[first : row.shape[0] - begin]
+        # An id that is not speech would be read beyond the embedding. The audio is not used then.
+        row[begin + first : begin + first + ids.shape[0]] = ids.clamp(0, self._networks.config.flow.vocab - 1)
 
     # -- mel to audio -------------------------------------------------------------------------------------------------
 

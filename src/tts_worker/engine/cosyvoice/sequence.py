@@ -46,6 +46,7 @@ class InFlight(Flag):
     NOTHING = 0
     TOKENS = auto()
     FLOW = auto()
+    UNREAD = auto()  # its first chunk is rendered from ids that the host has not read
 
 
 class Sequence(EngineSequence):
@@ -59,9 +60,10 @@ class Sequence(EngineSequence):
         in_flight_samples: Samples that wait for the vocoder or are in it.
         failed_batches: Batches with it that failed since its last chunk. With any, it runs alone.
         rendered_chunks: Chunks rendered so far.
+        first_ids: Ids that its first chunk was rendered from before the host had read them.
     """
 
-    def __init__(self, command: Open, model: Model, slot: int) -> None:
+    def __init__(self, command: Open, model: Model, slot: int, *, first_chunk_on_device: bool = False) -> None:
         super().__init__(command)
         self.generator = TokenGenerator(command.key, command.params, model, command.speech_tokens)
         self.slot = slot
@@ -70,6 +72,8 @@ class Sequence(EngineSequence):
         self.in_flight_samples = 0
         self.failed_batches = 0
         self.rendered_chunks = 0
+        self.first_ids: tuple[int, ...] = ()
+        self._first_chunk_on_device = first_chunk_on_device and command.paced
         self._lm_ms = 0.0  # since the last rendered chunk
         flow = model.config.flow
         self._max_ahead_tokens = _AHEAD_CHUNKS * flow.chunk_tokens + flow.lookahead_tokens
@@ -198,6 +202,11 @@ class Sequence(EngineSequence):
         output = self.output
         segment = self._first_segment
         pages, starts = self._pages(needs)
+        pages_ahead = pages + (0 if segment is None else segment.pages_ahead) if starts else 0
+        draws = 0
+        if needs is Need.PREFILL and self._may_render_unread:
+            draws, pages, pages_ahead = self.generator.first_chunk_needs()
+            starts = True
         return Candidate(
             self.key,
             output.lead_at_samples(now_us) + self.in_flight_samples,
@@ -208,11 +217,18 @@ class Sequence(EngineSequence):
             joins=joins,
             inputs=self.generator.next_inputs if Need.PREFILL in (needs, joins) else 1,
             tokens_until_due=0 if segment is None else segment.tokens_until_due,
+            on_device_draws=draws,
             pages=pages,
-            pages_ahead=pages + (0 if segment is None else segment.pages_ahead) if starts else 0,
+            pages_ahead=pages_ahead,
             starts=starts,
             runs_alone=self.failed_batches > 0,
         )
+
+    @property
+    def _may_render_unread(self) -> bool:
+        """Whether its first chunk may be rendered from ids that the host has not read."""
+        is_first = not self.output.rendered_samples and self.generator.is_before_first_chunk
+        return self._first_chunk_on_device and is_first and not self.failed_batches and not self.in_flight
 
     # -- pages --------------------------------------------------------------------------------------------------------
 
@@ -255,10 +271,11 @@ class Sequence(EngineSequence):
         self._lm_ms += lm_ms
         self.generator.process_ids(ids)
 
-    def take_mel(self, segment: AudioSegment, chunk: Chunk, samples: int) -> None:
-        """Record that the mel of ``chunk`` is computed: the next chunk may start, and the vocoder follows."""
-        segment.mark_rendered(chunk)
-        self.in_flight_samples = samples
+    def has_spoken(self, segment: AudioSegment, chunk: Chunk) -> bool:
+        """Whether ``chunk``, rendered before its ids were read, is the one that is due in ``segment``."""
+        first = self._first_segment
+        is_due = first is segment and segment.due_chunk == chunk
+        return is_due and tuple(segment.tokens[: chunk.known]) == self.first_ids
 
     def take_audio(self, segment: AudioSegment, chunk: Chunk, pcm: bytes, flow_ms: float, vocoder_ms: float) -> None:
         """Append the audio of ``chunk`` to the output buffer. A final chunk ends its segment."""

@@ -6,16 +6,18 @@ text, parameters and drawn ids only, never on time, credit or other utterances. 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from tts_worker.engine.cosyvoice.alignment import estimate_tokens
 from tts_worker.engine.cosyvoice.audio_segment import AudioSegment
-from tts_worker.engine.cosyvoice.chunks import Interleave, InterleaveRule, Kind
+from tts_worker.engine.cosyvoice.chunks import GridPlan, Interleave, InterleaveRule, Kind
 from tts_worker.engine.cosyvoice.config import V3, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.guard import TokenGuard
-from tts_worker.engine.cosyvoice.renderer import MelResampler, RenderState
+from tts_worker.engine.cosyvoice.renderer import MelResampler, RenderState, chunk_pages
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.runs import MAX_RATIO, MIN_RATIO, ClauseRun, InterleavedRun, LmRun
 from tts_worker.engine.cosyvoice.silence import SILENT_TOKENS, SilenceFilter
@@ -213,6 +215,20 @@ class TokenGenerator:
         prompt = 0 if self._request is None else len(self._request.prompt_text) + len(self._request.lm_prompt)
         context = sum(len(text) + len(speech) for text, speech in self._context)
         return prompt + context + (len(self._text_segments[0].text) if self._text_segments else 0)
+
+    @property
+    def is_before_first_chunk(self) -> bool:
+        """Whether the next run is the first one, and its ids do not depend on text that may still arrive."""
+        return not self._runs_started and not self.audio_segments and not self._interleaved
+
+    def first_chunk_needs(self) -> tuple[int, int, int]:
+        """Return the tokens and pages of the first chunk, and the estimated pages of its audio segment."""
+        assert self.voice is not None
+        flow = self._model.config.flow
+        chunk = GridPlan(len(self.voice.prompt), flow.chunk_tokens, flow.lookahead_tokens).first_chunk
+        pages = chunk_pages(RenderState(self.voice, 0, []), chunk, flow.chunk_tokens)
+        expected_tokens = estimate_tokens(spoken_words(self._text_segments[0]), self.voice.pace)
+        return chunk.known, pages, max(pages, -(-math.ceil(expected_tokens) // flow.chunk_tokens))
 
     # -- runs ---------------------------------------------------------------------------------------------------------
 
@@ -461,12 +477,9 @@ class TokenGenerator:
 
     # -- audio --------------------------------------------------------------------------------------------------------
 
-    def drop_empty_segment(self) -> bool:
-        """Remove the first audio segment if it ended without a token. Returns True if it was removed."""
-        if not self.audio_segments:
-            return False
-        first = self.audio_segments[0]
-        if not first.is_complete or first.tokens:
-            return False
-        self.audio_segments.popleft()
-        return True
+    def drop_empty_segment(self) -> AudioSegment | None:
+        """Remove the first audio segment if it ended without a token, and return it."""
+        first = self.audio_segments[0] if self.audio_segments else None
+        if first is None or not first.is_complete or first.tokens:
+            return None
+        return self.audio_segments.popleft()

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
+from torch import Tensor
+
 from tts_worker.engine.cosyvoice.backends.streams import PendingCopy, TimingEvent
 from tts_worker.engine.cosyvoice.chunks import Item
 from tts_worker.engine.cosyvoice.components import Components
@@ -37,15 +39,31 @@ TokenResult = DrawnIds | SlotFull | Fault
 
 
 @dataclass(frozen=True)
+class FirstTokens:
+    """Ids of first chunks that are being drawn.
+
+    Attributes:
+        members: The sequences.
+        ids: The ids ``[n, B]`` on the device.
+        end: When they are drawn.
+    """
+
+    members: tuple[Sequence, ...]
+    ids: Tensor
+    end: TimingEvent
+
+
+@dataclass(frozen=True)
 class _TokenPass:
     """A pass in flight.
 
     Attributes:
         members: The sequences of the batch.
         stage: ``PREFILL`` or ``DECODE``.
-        steps: Number of decode steps.
+        steps: Ids to draw.
         ids: Drawn ids ``[steps, B]`` on their way to the host.
         start: Start of the pass on the device.
+        prefilled: End of a prefill that decode steps follow.
         end: End of the pass on the device.
         started_at_s: When it was submitted, by the host clock.
     """
@@ -55,6 +73,7 @@ class _TokenPass:
     steps: int
     ids: PendingCopy
     start: TimingEvent
+    prefilled: TimingEvent | None
     end: TimingEvent
     started_at_s: float
 
@@ -93,6 +112,28 @@ class TokenRunner:
 
     def prefill(self, sequences: Iterable[Sequence]) -> None:
         """Feed the pending inputs of ``sequences`` and draw one id each."""
+        self._submit(self._begin_all(sequences), Stage.PREFILL, 1)
+
+    def draw_first_chunk(self, sequences: Iterable[Sequence], draws: int) -> FirstTokens | None:
+        """Feed the pending inputs of ``sequences`` and draw all ids of their first chunks.
+
+        Returns:
+            The ids on the device. None if the text of a sequence is so short that its speech may end before: then one
+            id each is drawn.
+        """
+        members = self._begin_all(sequences)
+        if not all(self._will_speak(sequence, draws) for sequence in members):
+            draws = 1
+        ids = self._submit(members, Stage.PREFILL, draws)
+        if ids is None or self._pass is None:
+            return None
+        for sequence in members:
+            sequence.first_ids = ()
+            sequence.in_flight |= InFlight.UNREAD
+        return FirstTokens(self._pass.members, ids, self._pass.end)
+
+    def _begin_all(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Start the runs of ``sequences``. Returns those that have something to feed."""
         members = []
         for sequence in sequences:
             is_ready = attempt([sequence], Stage.PREFILL, partial(self._begin, sequence))
@@ -100,32 +141,49 @@ class TokenRunner:
                 self._results.append(is_ready)
             elif is_ready:
                 members.append(sequence)
-        self._submit(members, Stage.PREFILL, 1)
+        return members
 
     def burst(self, sequences: Iterable[Sequence], steps: int) -> None:
         """Draw up to ``steps`` ids for each of ``sequences``."""
         self._submit([s for s in sequences if self._has_room(s, self._burst_steps + 1)], Stage.DECODE, steps)
 
-    def _submit(self, members: list[Sequence], stage: Stage, steps: int) -> None:
+    def _will_speak(self, sequence: Sequence, draws: int) -> bool:
+        """Whether the next ``draws`` ids are speech unless the model fails, and fit into the slot."""
+        run = sequence.generator.run
+        if run is None:
+            return False
+        has_room = self._decoder.free_positions(sequence.slot) >= len(run.pending_items) + draws
+        return has_room and run.special_from >= draws and run.budget >= draws
+
+    def _submit(self, members: list[Sequence], stage: Stage, steps: int) -> Tensor | None:
+        """Start a pass. Returns the ids of a prefill with several draws on the device."""
         if not members:
-            return
+            return None
         started_at_s = perf_counter()
         start = self._stream.record_event()
-        ids = attempt(members, stage, partial(self._draw, members, stage, steps))
-        if isinstance(ids, Fault):
-            self._results.append(ids)
-            return
+        drawn = attempt(members, stage, partial(self._draw, members, stage, steps))
+        if isinstance(drawn, Fault):
+            self._results.append(drawn)
+            return None
+        ids, copy, prefilled = drawn
         for sequence in members:
             sequence.in_flight |= InFlight.TOKENS
         end = self._stream.record_event()
-        self._pass = _TokenPass(tuple(members), stage, steps, ids, start, end, started_at_s)
+        self._pass = _TokenPass(tuple(members), stage, steps, copy, start, prefilled, end, started_at_s)
+        return ids
 
-    def _draw(self, members: list[Sequence], stage: Stage, steps: int) -> PendingCopy:
+    def _draw(
+        self, members: list[Sequence], stage: Stage, steps: int
+    ) -> tuple[Tensor | None, PendingCopy, TimingEvent | None]:
+        rows = [self._row(sequence, steps) for sequence in members]
         if stage is Stage.DECODE:
-            return self._decoder.burst([self._row(sequence, steps) for sequence in members], steps)
+            return None, self._decoder.burst(rows, steps), None
         for sequence in members:
             self._decoder.record_draws(sequence.slot, sequence.generator.take_fills())
-        return self._decoder.prefill([self._row(s, 1) for s in members], [_pending_items(s) for s in members])
+        items = [_pending_items(sequence) for sequence in members]
+        if steps == 1:
+            return None, self._decoder.prefill(rows, items), None
+        return self._decoder.prefill_and_burst(rows, items, steps)
 
     def _begin(self, sequence: Sequence) -> bool:
         """Start the run of ``sequence`` if necessary. Returns False if there is nothing to feed."""
@@ -174,7 +232,7 @@ class TokenRunner:
 
     def _finish(self, finished: _TokenPass) -> None:
         for sequence in finished.members:
-            sequence.in_flight &= ~InFlight.TOKENS
+            sequence.in_flight &= ~(InFlight.TOKENS | InFlight.UNREAD)
         read = attempt(finished.members, finished.stage, partial(_read, finished))
         if isinstance(read, Fault):
             for sequence in finished.members:
@@ -182,20 +240,24 @@ class TokenRunner:
                     sequence.generator.run.pending_items = []  # the decoder has recorded them
             self._results.append(read)
             return
-        columns, ms = read
+        columns, prefill_ms, decode_ms = read
+        ms = prefill_ms + decode_ms
         drawn = 0
         for sequence, ids in zip(finished.members, columns, strict=True):
             if sequence.has_ended:
                 continue
             if finished.stage is Stage.DECODE:
                 ids = self._decoder.record_burst(sequence.slot, ids, sequence.generator.last_id)
-            drawn = max(drawn, len(ids))
+            elif finished.steps > 1:
+                ids = [ids[0], *self._decoder.record_burst(sequence.slot, ids[1:], ids[0])]
+                sequence.first_ids = tuple(ids)
+            drawn = max(drawn, len(ids) - (finished.stage is Stage.PREFILL))
             self._timings.tokens += len(ids)
             self._results.append(DrawnIds(sequence, ids, ms / len(finished.members)))
         if finished.stage is Stage.PREFILL:
-            self._timings.add_prefill(ms)
-        else:
-            self._timings.add_burst(ms, drawn)
+            self._timings.add_prefill(prefill_ms)
+        if finished.steps > 1 or finished.stage is Stage.DECODE:
+            self._timings.add_burst(decode_ms, drawn)
 
     def recover(self, sequence: Sequence) -> None:
         """Feed the slot of ``sequence`` again after a fault; its run continues with the next id."""
@@ -210,6 +272,10 @@ def _pending_items(sequence: Sequence) -> list[Item]:
     return sequence.generator.run.pending_items if sequence.generator.run is not None else []
 
 
-def _read(finished: _TokenPass) -> tuple[list[list[int]], float]:
-    """Return the ids of each member, and the device time in milliseconds."""
-    return finished.ids.wait().T.tolist(), finished.end.ms_since(finished.start)
+def _read(finished: _TokenPass) -> tuple[list[list[int]], float, float]:
+    """Return the ids of each member, and the device time of the prefill and of the decode steps in milliseconds."""
+    columns = finished.ids.wait().T.tolist()
+    if finished.prefilled is not None:
+        return columns, finished.prefilled.ms_since(finished.start), finished.end.ms_since(finished.prefilled)
+    ms = finished.end.ms_since(finished.start)
+    return (columns, ms, 0.0) if finished.stage is Stage.PREFILL else (columns, 0.0, ms)

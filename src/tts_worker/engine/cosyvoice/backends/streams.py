@@ -42,9 +42,15 @@ class TimingEvent(Protocol):
 
 
 class ExecutionStream(Protocol):
-    """Runs work on a device in order. Enter it as a context manager to compute in the calling thread."""
+    """Runs work on a device in order. Enter it as a context manager to compute in the calling thread.
+
+    Attributes:
+        device: The device.
+        is_asynchronous: Whether the caller only starts work, so that work can follow on results it has not seen.
+    """
 
     device: torch.device
+    is_asynchronous: bool
 
     def __enter__(self) -> ExecutionStream: ...
     def __exit__(
@@ -69,6 +75,10 @@ class ExecutionStream(Protocol):
 
     def record_event(self) -> TimingEvent:
         """Return an event that is reached when all work submitted so far is done."""
+        ...
+
+    def wait_for(self, event: TimingEvent) -> None:
+        """Start what is submitted from now on when ``event``, of any stream of the device, is reached."""
         ...
 
 
@@ -98,6 +108,8 @@ class _CompletedCopy:
 class HostStream:
     """The CPU, synchronously in the calling thread."""
 
+    is_asynchronous = False
+
     def __init__(self) -> None:
         self.device = torch.device("cpu")
 
@@ -122,6 +134,9 @@ class HostStream:
 
     def record_event(self) -> TimingEvent:
         return _HostTimingEvent()
+
+    def wait_for(self, event: TimingEvent) -> None:
+        pass  # what was submitted before is done
 
 
 class ThreadStream(HostStream):
@@ -161,6 +176,10 @@ class _CudaTimingEvent:
         self._event = torch.cuda.Event(enable_timing=True)
         self._event.record(stream)
 
+    def hold_back(self, stream: torch.cuda.Stream) -> None:
+        """Have ``stream`` wait for this point."""
+        stream.wait_event(self._event)
+
     def ms_since(self, earlier: TimingEvent) -> float:
         assert isinstance(earlier, _CudaTimingEvent)
         self._event.synchronize()
@@ -194,6 +213,8 @@ class CudaStream:
         high_priority: Whether its kernels are scheduled before those of other streams.
     """
 
+    is_asynchronous = True
+
     def __init__(self, device: torch.device, *, high_priority: bool = False) -> None:
         self.device = device
         self.cuda_stream = torch.cuda.Stream(device, priority=-1 if high_priority else 0)
@@ -225,6 +246,10 @@ class CudaStream:
 
     def record_event(self) -> TimingEvent:
         return _CudaTimingEvent(self.cuda_stream)
+
+    def wait_for(self, event: TimingEvent) -> None:
+        assert isinstance(event, _CudaTimingEvent)
+        event.hold_back(self.cuda_stream)
 
 
 @dataclass(frozen=True)
