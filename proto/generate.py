@@ -1,10 +1,15 @@
-"""Generate the Python modules of the protocols: ``python proto/generate.py [FOLDER]`` (needs grpcio-tools).
+"""Generate the Python modules of the protocols: ``python proto/generate.py [FOLDER]``.
 
-The default folder is ``src``. Absolute imports written by protoc become imports from the package.
+The default folder is ``src``. Absolute imports written by protoc become imports from the package. Generated code
+rejects a grpcio and protobuf older than those of its compiler, so the compiler is that of the oldest versions that the
+client supports. It needs a separate environment, because a newer protobuf is installed for the tests:
+
+    python -m venv ENV && ENV/bin/pip install grpcio-tools==1.75.1 && ENV/bin/python proto/generate.py
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import sys
 from pathlib import Path
@@ -15,6 +20,8 @@ PROTO = Path(__file__).parent
 SOURCE = PROTO.parent / "src"
 PACKAGES = {"tts_worker": "tts_worker.protocol", "cosyvoice": "tts_worker.server.grpc"}
 """Package of the modules generated from each file."""
+COMPILER = "1.75.1"
+"""Version of grpcio-tools that the committed modules are generated with."""
 
 
 def generate(root: Path = SOURCE) -> list[Path]:
@@ -38,5 +45,7 @@ def generate(root: Path = SOURCE) -> list[Path]:
 
 
 if __name__ == "__main__":
+    if (version := importlib.metadata.version("grpcio-tools")) != COMPILER:
+        sys.exit(f"grpcio-tools {version} is installed: generate with grpcio-tools=={COMPILER} in its own environment")
     for written in generate(*map(Path, sys.argv[1:2])):
         print(written)

@@ -21,6 +21,7 @@ class MachineSession:
 
     sample_rate_hz = 24_000
     encoding = Encoding.PCM
+    model = "tone"
 
     def __init__(self, name: str, params: SynthesisParams) -> None:
         config = MachineConfig(window_samples=1_000, credit_quantum_samples=200, frame_samples=100)

@@ -16,7 +16,7 @@ from websockets.asyncio.server import ServerConnection, serve
 
 import tts_worker
 from tests.behaviour.recording_client import RecordingClient
-from tests.behaviour.transports import Setup, serve_setup
+from tests.behaviour.transports import TRANSPORTS, Setup, serve_setup
 from tests.conftest import until
 from tests.fakes.proxy import run_proxy
 from tts_worker.client import Client, ClientSettings, SessionOptions, connect
@@ -47,7 +47,7 @@ async def open_recorder(client: Client, options: SessionOptions = FAST) -> Recor
 
 _WORKER = """
 import asyncio
-from tests.behaviour.transports import Setup, serve_setup
+from tests.behaviour.transports import TRANSPORTS, Setup, serve_setup
 async def main():
     async with serve_setup(Setup()) as address:
         print(address, flush=True)
@@ -238,6 +238,29 @@ async def test_slow_reader_applies_backpressure() -> None:
             await recorder.wait_ended(key)
 
 
+# -- voices and model -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transport", ["local", "ws", "grpc", "redis"])
+async def test_client_lists_voices_and_session_names_its_model(transport: str) -> None:
+    async with TRANSPORTS[transport].connect(Setup()) as client:
+        voices = await client.voices()
+        assert {"tone", "tone-high"} <= {voice.name for voice in voices}
+        if transport in ("local", "ws"):
+            (default,) = [voice for voice in voices if voice.is_default]
+            assert (default.name, default.model) == ("tone", "tone")
+            assert default.languages
+        async with client.session(SessionOptions(voice=voices[-1].name)) as session:
+            assert session.model == "tone"
+
+
+@pytest.mark.parametrize("scheme", ["ws", "grpc"])
+async def test_voices_of_unreachable_worker_raise_connection_lost(scheme: str) -> None:
+    async with connect(f"{scheme}://127.0.0.1:1") as client:
+        with pytest.raises(ConnectionLost, match="cannot be reached"):
+            await client.voices()
+
+
 # -- missing and incompatible workers ---------------------------------------------------------------------------------
 
 
@@ -247,10 +270,13 @@ async def test_api_key_is_sent_and_not_in_repr() -> None:
         async with connect(f"ws://{address}") as client:
             with pytest.raises(Unauthenticated):
                 await client.open()
+            with pytest.raises(Unauthenticated):
+                await client.voices()
         with_key = ClientSettings(api_key="correct-horse")
         assert "correct-horse" not in repr(with_key)
         async with connect(f"ws://{address}/", with_key) as client:
             await client.open()
+            assert await client.voices()
 
 
 @pytest.mark.parametrize("url", ["", "http://x", "ws:", "ws://", "ws://:80", "ws://host:port", "//x", "x:y", "ws//x"])

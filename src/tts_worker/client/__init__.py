@@ -16,11 +16,20 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
 
-from tts_worker.client.base import ClientSettings, Connector, OpenedSession, connector_for
+from tts_worker.client.base import ClientSettings, Connector, OpenedSession, VoiceDescription, connector_for
 from tts_worker.protocol.session import Session
 from tts_worker.types import SessionOptions
 
-__all__ = ["Client", "ClientSettings", "Connector", "OpenedSession", "Session", "SessionOptions", "connect"]
+__all__ = [
+    "Client",
+    "ClientSettings",
+    "Connector",
+    "OpenedSession",
+    "Session",
+    "SessionOptions",
+    "VoiceDescription",
+    "connect",
+]
 
 
 class Client:
@@ -65,6 +74,10 @@ class Client:
             yield session
         finally:
             session.close()
+
+    async def voices(self) -> tuple[VoiceDescription, ...]:
+        """Return the voices that sessions can choose. Raises like ``open``."""
+        return await self._connector.voices()
 
     async def aclose(self) -> None:
         """Close every session and connection. Idempotent."""

@@ -62,6 +62,25 @@ class OpenedSession:
     connection_reused: bool
 
 
+@dataclass(frozen=True, slots=True)
+class VoiceDescription:
+    """A voice of a worker. Over gRPC and through a registry only its name is known.
+
+    Attributes:
+        name: The name that selects it.
+        languages: BCP 47 tags.
+        description: A sentence about it.
+        model: The engine that speaks it.
+        is_default: It speaks for sessions that name no voice.
+    """
+
+    name: str
+    languages: tuple[str, ...] = ()
+    description: str = ""
+    model: str = ""
+    is_default: bool = False
+
+
 class Connector(Protocol):
     """Access to one worker, or to a fleet behind one address. Constructed without an event loop; used on one."""
 
@@ -86,6 +105,10 @@ class Connector(Protocol):
             ConnectionLost: The worker cannot be reached.
             DeadlineExceeded: The worker did not answer in time.
         """
+        ...
+
+    async def voices(self) -> tuple[VoiceDescription, ...]:
+        """Return the voices that sessions can choose. Raises like ``open``."""
         ...
 
     async def aclose(self) -> None:

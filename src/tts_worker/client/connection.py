@@ -158,6 +158,7 @@ class WorkerConnection(MessageStream):
                 read_ahead_s=self._settings.read_ahead_s,
                 sample_rate_hz=self._ready.sample_rate,
                 encoding=Encoding(self._ready.format),
+                model=self._ready.model,
             ),
         )
         self._receiver = session

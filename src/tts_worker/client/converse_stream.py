@@ -37,8 +37,7 @@ async def open_converse_stream(
         ConnectionLost: The worker cannot be reached.
     """
     start = encode_client_message(StartMessage.of(options))
-    metadata = () if settings.api_key is None else (("authorization", f"Bearer {settings.api_key}"),)
-    call = tts_worker_pb2_grpc.ConversationStub(channel).Converse(metadata=metadata)
+    call = tts_worker_pb2_grpc.ConversationStub(channel).Converse(metadata=authorization(settings))
     try:
         await _write(call, start)
         ready = parse_worker_message(await _read(call))
@@ -59,12 +58,17 @@ async def open_converse_stream(
     return ConverseStream(call, options, ready)
 
 
+def authorization(settings: ClientSettings) -> tuple[tuple[str, str], ...]:
+    """Return the metadata of a call."""
+    return () if settings.api_key is None else (("authorization", f"Bearer {settings.api_key}"),)
+
+
 async def _write(call: Any, request: Any) -> None:
     """Send a request. Raises the error of the call's status if the call has ended."""
     try:
         await call.write(request)
     except (grpc.RpcError, asyncio.InvalidStateError):
-        raise await _status_error(call) from None
+        raise await status_error(call) from None
 
 
 async def _read(call: Any) -> Any:
@@ -74,7 +78,7 @@ async def _read(call: Any) -> Any:
     except (grpc.RpcError, asyncio.InvalidStateError):
         response = grpc.aio.EOF
     if response is grpc.aio.EOF:
-        raise await _status_error(call)
+        raise await status_error(call)
     return response
 
 
@@ -82,7 +86,7 @@ def _incompatible_error(message: str) -> TTSWorkerError:
     return RemoteError(ErrorInfo(ErrorCode.CONFIG, message))
 
 
-async def _status_error(call: Any) -> TTSWorkerError:
+async def status_error(call: Any) -> TTSWorkerError:
     """Convert the status of an ended call into a typed error."""
     code = await call.code()
     details = await call.details()
@@ -107,6 +111,7 @@ class ConverseStream(MessageStream):
         self.session = ready.session
         self.sample_rate_hz = ready.sample_rate
         self.encoding = Encoding(ready.format)
+        self.model = ready.model
         self.params = SynthesisParams(ready.voice, options.speed, options.seed, options.language, options.instruct)
         self._call = call
         self._on_closed: Callable[[ConverseStream], None] = lambda _: None

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from tts_worker.client.base import ClientSettings, OpenedSession
+from tts_worker.client.base import ClientSettings, OpenedSession, VoiceDescription
 from tts_worker.client.converse_stream import ConverseStream
 from tts_worker.client.failover import FailoverLink
 from tts_worker.client.grpc import GrpcConnector
@@ -222,6 +222,11 @@ class FleetConnector:
         now_s = asyncio.get_running_loop().time()
         self._suspects = {known: until_s for known, until_s in self._suspects.items() if until_s > now_s}
         self._suspects[address] = now_s + _SUSPECT_S
+
+    async def voices(self) -> tuple[VoiceDescription, ...]:
+        workers = await self._candidates(SessionOptions(), newest=True)
+        names = {name for worker in workers for name in worker.entry.capabilities.voices}
+        return tuple(VoiceDescription(name) for name in sorted(names))
 
     async def aclose(self) -> None:
         self._closed = True

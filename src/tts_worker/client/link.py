@@ -71,6 +71,7 @@ class RemoteConfig:
         read_ahead_s: See ``ClientSettings``.
         sample_rate_hz: Sample rate of the worker's audio.
         encoding: Its encoding.
+        model: The engine that speaks.
     """
 
     session: str
@@ -80,3 +81,4 @@ class RemoteConfig:
     read_ahead_s: float
     sample_rate_hz: int = SAMPLE_RATE_HZ
     encoding: Encoding = Encoding.PCM
+    model: str = ""

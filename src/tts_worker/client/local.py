@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from tts_worker.client.base import ClientSettings, OpenedSession
+from tts_worker.client.base import ClientSettings, OpenedSession, VoiceDescription
 from tts_worker.client.deadline import AudioDeadline
 from tts_worker.errors import ConnectionLost, DeadlineExceeded
 from tts_worker.session.host import WorkerHost
@@ -76,6 +76,15 @@ class LocalConnector:
     async def _start(self) -> SessionHub:
         return (await self._stack.enter_async_context(self._start_worker())).hub
 
+    async def voices(self) -> tuple[VoiceDescription, ...]:
+        catalog = (await self._hub()).voices
+        return tuple(
+            VoiceDescription(
+                voice.name, voice.languages, voice.description, voice.engine, voice.name == catalog.default
+            )
+            for voice in catalog
+        )
+
     async def aclose(self) -> None:
         self._closed = True
         for session in self._sessions:
@@ -92,6 +101,7 @@ class DeadlineSession:
         self.id = session.id
         self.sample_rate_hz = session.sample_rate_hz
         self.encoding = session.encoding
+        self.model = session.model
         self._session = session
         self._writing: UtteranceKey | None = None
         self._audio_due: set[UtteranceKey] = set()  # utterances with complete text, not ended

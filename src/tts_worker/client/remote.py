@@ -64,6 +64,7 @@ class RemoteSession:
         self.id = config.session
         self.sample_rate_hz = config.sample_rate_hz
         self.encoding = config.encoding
+        self.model = config.model
         self._link = link
         self._config = config
         self._params = config.params

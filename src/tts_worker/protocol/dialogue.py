@@ -204,6 +204,7 @@ class Dialogue(Generic[_S]):
             format=session.encoding.value,
             voice=session.params.voice,
             alignment=session.alignment.value,
+            model=session.model,
         )
 
     # -- contexts -----------------------------------------------------------------------------------------------------

@@ -239,6 +239,7 @@ class ReadyMessage(Message, tag="ready"):
     format: str = _always_sent("pcm_s16le")
     channels: int = _always_sent(1)
     synthetic: bool = _always_sent(True)
+    model: str = ""
 
 
 class StartedMessage(Message, tag="started"):

@@ -56,7 +56,7 @@ _CLIENT_MESSAGES: dict[str, tuple[type[ClientMessage], tuple[str, ...]]] = {
 }
 """Name in protobuf -> message, and the fields that both have."""
 
-_READY = ("session", "sample_rate", "voice", "alignment", "format")
+_READY = ("session", "sample_rate", "voice", "alignment", "format", "model")
 
 _ACKNOWLEDGEMENTS: dict[pb.ControlCommand, type[PausedMessage | ResumedMessage | NothingStoppedMessage]] = {
     pb.PAUSE: PausedMessage,

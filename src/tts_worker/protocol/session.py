@@ -21,6 +21,11 @@ class Session(Protocol):
     @property
     def encoding(self) -> Encoding: ...
     @property
+    def model(self) -> str:
+        """The engine that speaks; empty if the worker does not tell."""
+        ...
+
+    @property
     def state(self) -> State: ...
 
     def speak(self, text: str | bytes) -> UtteranceKey:

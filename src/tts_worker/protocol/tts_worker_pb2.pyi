@@ -47,7 +47,7 @@ class StartSessionResponse(_message.Message):
     error: Error
     sample_rate: int
     voice: str
-    def __init__(self, success: _Optional[bool] = ..., message: _Optional[str] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., sample_rate: _Optional[int] = ..., voice: _Optional[str] = ...) -> None: ...
+    def __init__(self, success: bool = ..., message: _Optional[str] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., sample_rate: _Optional[int] = ..., voice: _Optional[str] = ...) -> None: ...
 
 class EndSessionRequest(_message.Message):
     __slots__ = ("session_id",)
@@ -59,7 +59,7 @@ class EndSessionResponse(_message.Message):
     __slots__ = ("success",)
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     success: bool
-    def __init__(self, success: _Optional[bool] = ...) -> None: ...
+    def __init__(self, success: bool = ...) -> None: ...
 
 class TextChunk(_message.Message):
     __slots__ = ("session_id", "text", "is_final", "sequence_number", "flush")
@@ -73,7 +73,7 @@ class TextChunk(_message.Message):
     is_final: bool
     sequence_number: int
     flush: bool
-    def __init__(self, session_id: _Optional[str] = ..., text: _Optional[str] = ..., is_final: _Optional[bool] = ..., sequence_number: _Optional[int] = ..., flush: _Optional[bool] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., text: _Optional[str] = ..., is_final: bool = ..., sequence_number: _Optional[int] = ..., flush: bool = ...) -> None: ...
 
 class AudioFrame(_message.Message):
     __slots__ = ("session_id", "audio_data", "sample_rate", "frame_duration_ms", "sequence_number", "is_final", "generation", "pts_samples", "words", "speech_samples", "receipt")
@@ -99,7 +99,7 @@ class AudioFrame(_message.Message):
     words: _containers.RepeatedCompositeFieldContainer[Word]
     speech_samples: int
     receipt: Receipt
-    def __init__(self, session_id: _Optional[str] = ..., audio_data: _Optional[bytes] = ..., sample_rate: _Optional[int] = ..., frame_duration_ms: _Optional[int] = ..., sequence_number: _Optional[int] = ..., is_final: _Optional[bool] = ..., generation: _Optional[int] = ..., pts_samples: _Optional[int] = ..., words: _Optional[_Iterable[_Union[Word, _Mapping]]] = ..., speech_samples: _Optional[int] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., audio_data: _Optional[bytes] = ..., sample_rate: _Optional[int] = ..., frame_duration_ms: _Optional[int] = ..., sequence_number: _Optional[int] = ..., is_final: bool = ..., generation: _Optional[int] = ..., pts_samples: _Optional[int] = ..., words: _Optional[_Iterable[_Union[Word, _Mapping]]] = ..., speech_samples: _Optional[int] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...
 
 class Word(_message.Message):
     __slots__ = ("text", "start_ms", "end_ms", "char_start", "char_end", "start_sample", "end_sample")
@@ -151,7 +151,7 @@ class Error(_message.Message):
     message: str
     retryable: bool
     retry_after_s: float
-    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., retryable: bool = ..., retry_after_s: _Optional[float] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
     __slots__ = ("session_id", "command", "generation", "played_ms", "reason")
@@ -197,7 +197,7 @@ class ControlResponse(_message.Message):
     effect_us: int
     pause_timeout_ms: int
     error: Error
-    def __init__(self, success: _Optional[bool] = ..., message: _Optional[str] = ..., timestamp_ms: _Optional[int] = ..., applied: _Optional[bool] = ..., state: _Optional[str] = ..., generation: _Optional[int] = ..., emitted_samples: _Optional[int] = ..., played_samples: _Optional[int] = ..., spoken_text: _Optional[str] = ..., remaining_text: _Optional[str] = ..., words: _Optional[_Iterable[_Union[Word, _Mapping]]] = ..., effect_us: _Optional[int] = ..., pause_timeout_ms: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    def __init__(self, success: bool = ..., message: _Optional[str] = ..., timestamp_ms: _Optional[int] = ..., applied: bool = ..., state: _Optional[str] = ..., generation: _Optional[int] = ..., emitted_samples: _Optional[int] = ..., played_samples: _Optional[int] = ..., spoken_text: _Optional[str] = ..., remaining_text: _Optional[str] = ..., words: _Optional[_Iterable[_Union[Word, _Mapping]]] = ..., effect_us: _Optional[int] = ..., pause_timeout_ms: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()
@@ -224,7 +224,7 @@ class ModelInfo(_message.Message):
     languages: _containers.RepeatedScalarFieldContainer[str]
     metadata: _containers.ScalarMap[str, str]
     voices: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, model_id: _Optional[str] = ..., family: _Optional[str] = ..., is_loaded: _Optional[bool] = ..., languages: _Optional[_Iterable[str]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., voices: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, model_id: _Optional[str] = ..., family: _Optional[str] = ..., is_loaded: bool = ..., languages: _Optional[_Iterable[str]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., voices: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListModelsResponse(_message.Message):
     __slots__ = ("models",)
@@ -238,7 +238,7 @@ class LoadModelRequest(_message.Message):
     PRELOAD_ONLY_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     preload_only: bool
-    def __init__(self, model_id: _Optional[str] = ..., preload_only: _Optional[bool] = ...) -> None: ...
+    def __init__(self, model_id: _Optional[str] = ..., preload_only: bool = ...) -> None: ...
 
 class LoadModelResponse(_message.Message):
     __slots__ = ("success", "message", "load_duration_ms", "error")
@@ -250,7 +250,7 @@ class LoadModelResponse(_message.Message):
     message: str
     load_duration_ms: int
     error: Error
-    def __init__(self, success: _Optional[bool] = ..., message: _Optional[str] = ..., load_duration_ms: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    def __init__(self, success: bool = ..., message: _Optional[str] = ..., load_duration_ms: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class UnloadModelRequest(_message.Message):
     __slots__ = ("model_id",)
@@ -268,7 +268,7 @@ class UnloadModelResponse(_message.Message):
     message: str
     error: Error
     unloaded: bool
-    def __init__(self, success: _Optional[bool] = ..., message: _Optional[str] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., unloaded: _Optional[bool] = ...) -> None: ...
+    def __init__(self, success: bool = ..., message: _Optional[str] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., unloaded: bool = ...) -> None: ...
 
 class GetCapabilitiesRequest(_message.Message):
     __slots__ = ()
@@ -306,7 +306,7 @@ class Capabilities(_message.Message):
     protocol_version: int
     voices: _containers.RepeatedScalarFieldContainer[str]
     pause_timeout_ms: int
-    def __init__(self, streaming: _Optional[bool] = ..., zero_shot: _Optional[bool] = ..., lora: _Optional[bool] = ..., cpu_ok: _Optional[bool] = ..., languages: _Optional[_Iterable[str]] = ..., emotive_zero_prompt: _Optional[bool] = ..., max_concurrent_sessions: _Optional[int] = ..., sample_rates: _Optional[_Iterable[int]] = ..., native_sample_rate: _Optional[int] = ..., word_timestamps: _Optional[bool] = ..., pause_resume: _Optional[bool] = ..., max_lookahead_ms: _Optional[int] = ..., protocol_version: _Optional[int] = ..., voices: _Optional[_Iterable[str]] = ..., pause_timeout_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, streaming: bool = ..., zero_shot: bool = ..., lora: bool = ..., cpu_ok: bool = ..., languages: _Optional[_Iterable[str]] = ..., emotive_zero_prompt: bool = ..., max_concurrent_sessions: _Optional[int] = ..., sample_rates: _Optional[_Iterable[int]] = ..., native_sample_rate: _Optional[int] = ..., word_timestamps: bool = ..., pause_resume: bool = ..., max_lookahead_ms: _Optional[int] = ..., protocol_version: _Optional[int] = ..., voices: _Optional[_Iterable[str]] = ..., pause_timeout_ms: _Optional[int] = ...) -> None: ...
 
 class GetCapabilitiesResponse(_message.Message):
     __slots__ = ("capabilities", "resident_models", "metrics")
@@ -363,7 +363,7 @@ class ConverseRequest(_message.Message):
         flush_after_ms: float
         sample_rate: int
         encoding: str
-        def __init__(self, protocol_version: _Optional[int] = ..., voicing: _Optional[_Union[ConverseRequest.Voicing, _Mapping]] = ..., realtime: _Optional[bool] = ..., lead_ms: _Optional[float] = ..., frame_ms: _Optional[int] = ..., raw_chunks: _Optional[bool] = ..., lexicon_json: _Optional[str] = ..., markdown: _Optional[bool] = ..., urls: _Optional[str] = ..., normalise: _Optional[bool] = ..., pause_timeout_s: _Optional[float] = ..., text_idle_timeout_s: _Optional[float] = ..., model: _Optional[str] = ..., needs: _Optional[_Iterable[str]] = ..., flush_after_ms: _Optional[float] = ..., sample_rate: _Optional[int] = ..., encoding: _Optional[str] = ...) -> None: ...
+        def __init__(self, protocol_version: _Optional[int] = ..., voicing: _Optional[_Union[ConverseRequest.Voicing, _Mapping]] = ..., realtime: bool = ..., lead_ms: _Optional[float] = ..., frame_ms: _Optional[int] = ..., raw_chunks: bool = ..., lexicon_json: _Optional[str] = ..., markdown: bool = ..., urls: _Optional[str] = ..., normalise: bool = ..., pause_timeout_s: _Optional[float] = ..., text_idle_timeout_s: _Optional[float] = ..., model: _Optional[str] = ..., needs: _Optional[_Iterable[str]] = ..., flush_after_ms: _Optional[float] = ..., sample_rate: _Optional[int] = ..., encoding: _Optional[str] = ...) -> None: ...
     class Voicing(_message.Message):
         __slots__ = ("voice", "speed", "seed", "language", "instruct")
         VOICE_FIELD_NUMBER: _ClassVar[int]
@@ -433,20 +433,22 @@ class ConverseRequest(_message.Message):
 class ConverseResponse(_message.Message):
     __slots__ = ("ready", "pcm", "started", "words", "acknowledged", "ended", "rejected")
     class Ready(_message.Message):
-        __slots__ = ("protocol_version", "session", "sample_rate", "voice", "alignment", "format")
+        __slots__ = ("protocol_version", "session", "sample_rate", "voice", "alignment", "format", "model")
         PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
         SESSION_FIELD_NUMBER: _ClassVar[int]
         SAMPLE_RATE_FIELD_NUMBER: _ClassVar[int]
         VOICE_FIELD_NUMBER: _ClassVar[int]
         ALIGNMENT_FIELD_NUMBER: _ClassVar[int]
         FORMAT_FIELD_NUMBER: _ClassVar[int]
+        MODEL_FIELD_NUMBER: _ClassVar[int]
         protocol_version: int
         session: str
         sample_rate: int
         voice: str
         alignment: str
         format: str
-        def __init__(self, protocol_version: _Optional[int] = ..., session: _Optional[str] = ..., sample_rate: _Optional[int] = ..., voice: _Optional[str] = ..., alignment: _Optional[str] = ..., format: _Optional[str] = ...) -> None: ...
+        model: str
+        def __init__(self, protocol_version: _Optional[int] = ..., session: _Optional[str] = ..., sample_rate: _Optional[int] = ..., voice: _Optional[str] = ..., alignment: _Optional[str] = ..., format: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
     class Started(_message.Message):
         __slots__ = ("context", "voice", "speed", "seed", "language", "instruct")
         CONTEXT_FIELD_NUMBER: _ClassVar[int]
@@ -475,7 +477,7 @@ class ConverseResponse(_message.Message):
         command: ControlCommand
         applied: bool
         position_samples: int
-        def __init__(self, command: _Optional[_Union[ControlCommand, str]] = ..., applied: _Optional[bool] = ..., position_samples: _Optional[int] = ...) -> None: ...
+        def __init__(self, command: _Optional[_Union[ControlCommand, str]] = ..., applied: bool = ..., position_samples: _Optional[int] = ...) -> None: ...
     class Ended(_message.Message):
         __slots__ = ("context", "receipt", "error")
         CONTEXT_FIELD_NUMBER: _ClassVar[int]

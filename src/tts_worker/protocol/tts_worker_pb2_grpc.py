@@ -93,14 +93,14 @@ class TTSServiceServicer(object):
 
     def Synthesize(self, request_iterator, context):
         """One utterance. Text ends with is_final, or when the client closes its side. Exactly one AudioFrame is final, unless
-        the call fails (then its status says why). Cancelling the call is STOP for its utterance.
+        the call fails with a status. Cancelling the call is a STOP for its utterance.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Control(self, request, context):
-        """Applies to everything the session is speaking. Answered at once, also while nobody reads the sound.
+        """Applies to all utterances of the session. The response is immediate, even if the client does not read audio.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -404,8 +404,8 @@ class TTSService(object):
 class ConversationStub(object):
     """-- a whole session on one stream ------------------------------------------------------------------------------------
 
-    What tts_worker.connect("grpc://...") speaks: the events of /v1/stream (docs/protocol.md) as messages. Commands and
-    text share one stream, so nothing overtakes a STOP; sound and events share the other. The session lives as long as
+    Used by tts_worker.connect("grpc://..."): the events of /v1/stream (docs/protocol.md) as messages. Commands and text
+    share one stream, so that no text overtakes a STOP; audio and events share the other. The session lasts as long as
     the call.
     """
 
@@ -425,8 +425,8 @@ class ConversationStub(object):
 class ConversationServicer(object):
     """-- a whole session on one stream ------------------------------------------------------------------------------------
 
-    What tts_worker.connect("grpc://...") speaks: the events of /v1/stream (docs/protocol.md) as messages. Commands and
-    text share one stream, so nothing overtakes a STOP; sound and events share the other. The session lives as long as
+    Used by tts_worker.connect("grpc://..."): the events of /v1/stream (docs/protocol.md) as messages. Commands and text
+    share one stream, so that no text overtakes a STOP; audio and events share the other. The session lasts as long as
     the call.
     """
 
@@ -455,8 +455,8 @@ def add_ConversationServicer_to_server(servicer, server):
 class Conversation(object):
     """-- a whole session on one stream ------------------------------------------------------------------------------------
 
-    What tts_worker.connect("grpc://...") speaks: the events of /v1/stream (docs/protocol.md) as messages. Commands and
-    text share one stream, so nothing overtakes a STOP; sound and events share the other. The session lives as long as
+    Used by tts_worker.connect("grpc://..."): the events of /v1/stream (docs/protocol.md) as messages. Commands and text
+    share one stream, so that no text overtakes a STOP; audio and events share the other. The session lasts as long as
     the call.
     """
 

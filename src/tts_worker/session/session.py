@@ -89,7 +89,7 @@ class LocalSession:
         on_close: Called once when the session closes.
         on_active: Called when an idle session begins an utterance; returns the error if it may not.
         on_idle: Called when the last utterance has ended.
-        engine_name: For the log.
+        engine_name: Name of the engine, for the client and the log.
         reading: Schedules long texts, shared by the sessions of a worker; None creates one for this session.
         frame_clock: Wakes the reader when a frame is due, shared by the sessions of a worker; None creates one.
         output_format: Format of the audio that is sent; None is that of the engine.
@@ -117,6 +117,7 @@ class LocalSession:
         self.encoding = output_format.encoding
         self.pacer = Pacer(self.sample_rate_hz, lead_s)
         self._machine = machine
+        self.model = engine_name
         self._engine = engine
         self._observer = observer
         self._on_close = on_close

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -165,9 +167,23 @@ def test_the_generated_code_is_up_to_date(tmp_path: Path) -> None:
     assert set(written) == {path.name for path in (ROOT / "src").rglob("*_pb2*") if path.suffix != ".pyc"}
 
 
-def _bytes(literal: str) -> bytes:
-    import ast
+def test_generated_code_accepts_the_oldest_versions_of_the_client() -> None:
+    """Generated code raises on import if grpcio or protobuf is older than its compiler's."""
+    requirements = (ROOT / "packages" / "tts-worker-client" / "pyproject.toml").read_text("utf-8")
+    texts = [path.read_text("utf-8") for path in (ROOT / "src").rglob("*_pb2*.py")]
+    grpc_versions = {found for text in texts for found in re.findall(r"GRPC_GENERATED_VERSION = '(.+)'", text)}
+    protobuf_versions = {found for text in texts for found in re.findall(r"Protobuf Python Version: (.+)", text)}
+    assert grpc_versions == {_compiler_version()}
+    assert set(re.findall(r'"grpcio>=([\d.]+)"', requirements)) == grpc_versions
+    assert set(re.findall(r'"protobuf>=([\d.]+)"', requirements)) == protobuf_versions
 
+
+def _compiler_version() -> str:
+    (version,) = re.findall(r'^COMPILER = "(.+)"$', (ROOT / "proto" / "generate.py").read_text("utf-8"), re.MULTILINE)
+    return str(version)
+
+
+def _bytes(literal: str) -> bytes:
     value = ast.literal_eval(literal)
     assert isinstance(value, bytes)
     return value
