@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 import threading
@@ -216,3 +217,15 @@ def test_package_exports_the_api_lazily() -> None:
     assert Speech is ClientSpeech
     with pytest.raises(AttributeError):
         tts_worker.no_such_name  # noqa: B018
+
+
+def test_program_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    names: dict[str, object] = {}
+    exec(compile(program, "README.md", "exec"), names)
+    opened = names["tts"]
+    assert isinstance(opened, TTS)
+    opened.close()
+    assert soundfile.info("hello.wav").duration > 0.5
