@@ -304,8 +304,8 @@ async def test_too_many_messages_end_the_connection(path: str) -> None:
 
 async def test_long_messages_count_by_size() -> None:
     async with (
-        serving(session={"max_messages_per_s": 10}) as address,
-        connect(f"ws://{address}/v1/stream", close_timeout=1) as client,
+        serving(session={"max_messages_per_s": 10}, server={"send_timeout_s": 0.5}) as address,
+        connect(f"ws://{address}/v1/stream") as client,
     ):
         for _ in range(4):
             await client.send(json.dumps({"type": "ping", "id": "x" * 100_000}))

@@ -39,10 +39,14 @@ class Verdict:
         return self.wer <= MAX_WER and self.mos >= MIN_MOS
 
 
+def mean_mos(judge: Judge, clips: Sequence[bytes]) -> float:
+    """Return the mean MOS of every fourth clip; it differs less by sentence than the word error rate."""
+    return float(np.mean([judge.mos(clip) for clip in clips[::4]]))
+
+
 def verdict(judge: Judge, texts: Sequence[str], clips: Sequence[bytes]) -> Verdict:
-    """Return the word error rate of all clips and the mean MOS of every other one, which differs less by sentence."""
-    recognized = [judge.transcribe(clip) for clip in clips]
-    return Verdict(judge.wer(texts, recognized), float(np.mean([judge.mos(clip) for clip in clips[::2]])))
+    """Return the word error rate of all clips and the mean MOS."""
+    return Verdict(judge.wer(texts, [judge.transcribe(clip) for clip in clips]), mean_mos(judge, clips))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +65,7 @@ def test_streamed_speech_passes_wer_and_mos(streamed: Verdict) -> None:
 
 
 def test_streamed_mos_is_close_to_whole_text_mos(judge: Judge, streamed: Verdict, speak_whole: Speak) -> None:
-    whole_mos = float(np.mean([judge.mos(speak_whole(text).pcm) for text in SENTENCES[::2]]))
+    whole_mos = float(np.mean([judge.mos(speak_whole(text).pcm) for text in SENTENCES[::4]]))
     assert whole_mos - streamed.mos <= MAX_STREAMING_LOSS
 
 
@@ -88,21 +92,19 @@ def test_duration_matches_the_voice_library(spoken: list[Speech]) -> None:
 
 
 def test_reversed_speech_fails_the_gate(judge: Judge, spoken: list[Speech]) -> None:
-    result = verdict(judge, SENTENCES[:4], [reversed_clip(clip.pcm) for clip in spoken[:4]])
+    result = verdict(judge, SENTENCES[:2], [reversed_clip(clip.pcm) for clip in spoken[:2]])
     assert result.wer > 0.8
     assert not result.passes
 
 
 def test_stalling_speech_fails_the_gate(judge: Judge, spoken: list[Speech]) -> None:
-    result = verdict(judge, SENTENCES[:4], [stalled_clip(clip.pcm) for clip in spoken[:4]])
-    assert result.mos < 3.5
-    assert not result.passes
+    assert mean_mos(judge, [stalled_clip(clip.pcm) for clip in spoken[:8]]) < 3.5 < MIN_MOS
 
 
 def test_word_times_match_the_recognizer(judge: Judge, spoken: list[Speech]) -> None:
     errors_s: list[float] = []
     word_count = 0
-    for text, clip in list(zip(SENTENCES, spoken, strict=True))[:10]:
+    for text, clip in list(zip(SENTENCES, spoken, strict=True))[:6]:
         ours = [(plain_word(text[word.start_char : word.end_char]), word) for word in clip.words]
         recognized = judge.word_times(clip.pcm)
         word_count += len(ours)

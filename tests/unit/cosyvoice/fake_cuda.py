@@ -286,7 +286,7 @@ class _FakeBundle:
 
 @lru_cache
 def fake_networks(family: str, *, half: bool = True, tiny: bool = False) -> Networks:
-    """Return the official networks, with two solver steps to save time. Call it inside ``fake_cuda``.
+    """Return the official networks, with one solver step to save time. Call it inside ``fake_cuda``.
 
     Shared: tests must not change them.
 
@@ -296,5 +296,5 @@ def fake_networks(family: str, *, half: bool = True, tiny: bool = False) -> Netw
         tiny: Use the sizes of the tiny bundle, for tests that count no launches.
     """
     config = tiny_bundle(family).config if tiny else full_config(family)
-    bundle: Any = _FakeBundle(replace(config, flow=replace(config.flow, steps=2)))
+    bundle: Any = _FakeBundle(replace(config, flow=replace(config.flow, steps=1)))
     return load_networks(bundle, torch.device("cpu"), half=half)

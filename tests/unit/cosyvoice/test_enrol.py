@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -34,12 +35,13 @@ from tts_worker.voicepack.voice_file import Voice, save_voice
 SAID = "The quick brown fox jumps over the lazy dog, and so on."
 
 
+@lru_cache
 def speech(
     seconds: float, rate_hz: int = 24_000, level: float = 0.1, before_s: float = 0.0, after_s: float = 0.0
 ) -> Recording:
     """Syllables of a buzzing voice over faint noise, with near-silence at the ends."""
     t = np.arange(int(seconds * rate_hz)) / rate_hz
-    buzz = sum(np.sin(2 * np.pi * 120 * h * t) / h for h in range(1, 20))
+    buzz = sum(np.sin(2 * np.pi * 120 * h * t) / h for h in range(1, 8))
     audio = level * buzz * np.clip(np.sin(2 * np.pi * 3 * t + 0.5) + 0.6, 0.05, None)
     silence = [np.zeros(int(s * rate_hz)) for s in (before_s, after_s)]
     audio = np.concatenate([silence[0], audio, silence[1]])
@@ -131,7 +133,7 @@ def test_level_is_normalized_without_clipping(level: float) -> None:
     [
         (lambda: wav(speech(1)), r"1\.0 s of speech; use 3 to 30 s"),
         (lambda: wav(speech(1, before_s=3, after_s=3)), r"1\.\d s of speech; use 3 to 30 s"),
-        (lambda: wav(speech(300, 16_000)), r"300\.0 s long; use 3 to 30 s"),
+        (lambda: wav(speech(60, 16_000)), r"60\.0 s long; use 3 to 30 s"),
         (lambda: wav(speech(5, 8_000)), "sample rate of the audio is 8000 Hz; a prompt needs at least 16000 Hz"),
         (lambda: wav(Recording(np.zeros(120_000, np.float32), 24_000)), "silent"),
         (lambda: wav(Recording(np.full(120_000, 0.5, np.float32), 24_000)), "silent"),

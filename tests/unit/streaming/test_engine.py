@@ -138,7 +138,7 @@ def test_flush_speaks_all_interleaved_words(family: str, steps: int) -> None:
 
 @pytest.mark.parametrize(
     ("family", "mode", "crowd"),
-    [("cosyvoice3", TextMode.CLAUSE, 64), ("cosyvoice2", TextMode.INTERLEAVED, 16)],
+    [("cosyvoice3", TextMode.CLAUSE, 32), ("cosyvoice2", TextMode.INTERLEAVED, 16)],
 )
 def test_batched_audio_equals_single_audio(family: str, mode: TextMode, crowd: int) -> None:
     config = settings(
