@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import io
 import re
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 import soundfile
 
 import tts_worker
+import tts_worker.client.tts
 from tests.conftest import Serving
 from tts_worker import TTS, AsyncTTS, Speech
 from tts_worker.client.speech import Speech as ClientSpeech
@@ -205,6 +207,19 @@ async def test_async_api_speaks_over_a_socket(config: str, serve_tone: Serving) 
         assert sum(len(part.pcm) for part in parts) > 0
         with pytest.raises(UnknownVoice):
             await remote.speak(TEXT, voice="absent")
+
+
+def test_voices_are_listed(tts: TTS) -> None:
+    voices = tts.voices()
+    assert [voice.name for voice in voices if voice.is_default] == ["tone"]
+    assert tts.speak("Hello.", voice=voices[0].name).outcome is Outcome.DONE
+
+
+def test_examples_of_the_docstrings_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = doctest.testmod(tts_worker.client.tts, optionflags=doctest.ELLIPSIS)
+    assert result.attempted >= 7
+    assert not result.failed
 
 
 def test_program_ends_cleanly_without_close(config: str) -> None:

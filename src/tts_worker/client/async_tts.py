@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from tts_worker.client import Client, ClientSettings, connect
+from tts_worker.client import Client, ClientSettings, VoiceDescription, connect
 from tts_worker.client.playback import PlayerSink
 from tts_worker.client.speech import Speech, open_player
 from tts_worker.errors import ConnectionLost, InvalidRequest, as_exception
@@ -120,6 +120,10 @@ class AsyncTTS:
             InvalidRequest: An option is invalid. Other errors are raised by the iteration, as by ``speak``.
         """
         return AsyncLiveSpeech(self._client, text, _with_options(self._options, options))
+
+    async def voices(self) -> tuple[VoiceDescription, ...]:
+        """Return the voices that ``voice`` may name. Raises like ``speak``."""
+        return await self._client.voices()
 
     async def prewarm(self) -> None:
         """Connect, or load the embedded voice, in advance."""

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tts_worker.client.async_tts import AsyncLiveSpeech, AsyncTTS, SpeechOptions, TextSource
-from tts_worker.client.base import ClientSettings
+from tts_worker.client.base import ClientSettings, VoiceDescription
 from tts_worker.client.speech import Speech
 from tts_worker.errors import ConnectionLost, IllegalCommand
 from tts_worker.types import Outcome, Receipt, Word
@@ -26,12 +26,17 @@ _Result = TypeVar("_Result")
 class TTS:
     """Speaks texts with the embedded voice or a worker. All methods may be called from any thread.
 
-        with tts_worker.TTS() as tts:  # or TTS("ws://127.0.0.1:8080", voice="heart")
-            speech = tts.speak("Hello there.")
-            speech.save("hello.wav")
-            speech.samples  # float32, shape (samples,)
-            for part in tts.stream(deltas_of_a_language_model()):
-                send(part.pcm)
+    >>> tts = TTS()  # or TTS("ws://127.0.0.1:8080", voice="heart")
+    >>> speech = tts.speak("Hello there.")
+    >>> speech.save("hello.wav").name
+    'hello.wav'
+    >>> speech.samples.dtype, [word.text for word in speech.words]
+    (dtype('float32'), ['Hello', 'there.'])
+    >>> with tts.stream(["Text while it ", "is being written."]) as live:  # the deltas of a language model
+    ...     sizes = [len(part.pcm) for part in live]  # s16le
+    >>> live.report.text_spoken
+    'Text while it is being written.'
+    >>> tts.close()
 
     It connects (or loads the embedded voice) on first use, and closes at the end of the block, at ``close``, or with
     the program. Notebooks can use it: it runs on a thread of its own.
@@ -68,6 +73,10 @@ class TTS:
         """
         with self.stream(text, **options) as live:
             return live.play()
+
+    def voices(self) -> tuple[VoiceDescription, ...]:
+        """Return the voices that ``voice`` may name. Raises like ``speak``."""
+        return self._thread.run(self._tts.voices())
 
     def prewarm(self) -> None:
         """Connect, or load the embedded voice, in advance. Raises like ``speak``."""
