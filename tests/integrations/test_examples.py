@@ -9,10 +9,13 @@ import sys
 import wave
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 
+import httpx
 import pytest
 
 from tests.behaviour.transports import Setup, serve_setup
+from tests.fakes.media_stream import TwilioMessages, calling
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SENTENCE = "Hello there, my friend."
@@ -59,6 +62,23 @@ async def test_openai_sdk(tmp_path: Path) -> None:
         out = await run("openai_sdk.py", str(tmp_path / "out.mp3"), SENTENCE, f"http://{address}/v1")
     assert "in the voice tone" in out
     assert (tmp_path / "out.mp3").stat().st_size > 3_000
+
+
+async def test_twilio_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = load("twilio_agent.py")
+    async with serve_setup(Setup()) as address:
+        monkeypatch.setattr(agent, "WORKER_URL", f"ws://{address}")
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(agent.app), base_url="http://agent") as client:
+            twiml = (await client.post("/voice", data={"CallSid": "CA7", "From": "+15550100"})).text
+        (stream,) = ElementTree.fromstring(twiml).iterfind("Connect/Stream")
+        assert stream.get("url") == agent.STREAM_URL
+        async with calling(address, TwilioMessages("CA7")) as call:
+            await call.until(lambda: call.confirmed > 4_000)
+            await call.send(call.messages.dtmf("1"))
+            await call.until(lambda: call.cleared and len(call.received) > call.cleared[0][0] + 4_000)
+            await call.send(call.messages.dtmf("#"))
+            await call.socket.wait_closed()
+            assert call.socket.close_code == 1000
 
 
 async def test_pipecat_bot(tmp_path: Path) -> None:

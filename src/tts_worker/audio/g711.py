@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 Codes = NDArray[np.uint8]
 
+MULAW_SILENCE = b"\xff"
+"""The mu-law code of zero."""
+
 
 def encode_mulaw(pcm: bytes) -> bytes:
     """Encode s16le as mu-law, one byte per sample."""

@@ -380,6 +380,34 @@ class PongMessage(Message, tag="pong"):
     id: int | str | None = _always_sent(None)
 
 
+class CallMessage(Message, tag="call"):
+    """The telephone call of a session (``/v1/calls/{call}``) has joined or ended.
+
+    Attributes:
+        state: ``joined``: its audio is played to the caller. ``ended``: the connection is closed next.
+        call: The name of the call.
+        provider: Where the call comes from.
+        stream: The provider's name for the media stream.
+        encoding: Encoding of the caller's audio, in the provider's words.
+        parameters: Parameters that the operator of the call has set.
+        reason: Why it ended: ``stopped`` by the provider, ``disconnected``, ``no_call``, or an error code.
+    """
+
+    state: Literal["joined", "ended"]
+    call: str
+    provider: str | None = None
+    stream: str | None = None
+    encoding: str | None = None
+    parameters: dict[str, str] = {}
+    reason: str | None = None
+
+
+class DtmfMessage(Message, tag="dtmf"):
+    """The caller has pressed a key of the telephone."""
+
+    digit: str
+
+
 WorkerMessage = (
     ReadyMessage
     | StartedMessage
@@ -393,6 +421,8 @@ WorkerMessage = (
     | ErrorMessage
     | RejectedMessage
     | PongMessage
+    | CallMessage
+    | DtmfMessage
 )
 
 _REPORTS: dict[Outcome, type[DoneMessage | StoppedMessage | TruncatedMessage | ErrorMessage]] = {

@@ -14,7 +14,8 @@ from tts_worker.protocol.json_codec import json_schema
 SCHEMA_PATH = "/v1/stream/schema.json"
 
 _DESCRIPTION = f"""Text in, speech out. Streaming uses the WebSocket `/v1/stream`; the JSON Schema of its messages is at
-`{SCHEMA_PATH}`. A key is sent as `Authorization: Bearer KEY` or `X-API-Key: KEY`."""
+`{SCHEMA_PATH}`. `/v1/calls/{{call}}` has the same messages and speaks in a telephone
+call. A key is sent as `Authorization: Bearer KEY` or `X-API-Key: KEY`."""
 
 
 def describe(app: FastAPI) -> None:

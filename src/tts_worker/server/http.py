@@ -22,6 +22,7 @@ from tts_worker.server.keys import KeyRing
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import voice_json
 from tts_worker.server.security import AuthMiddleware, BodyTooLarge
+from tts_worker.server.telephony import routes as telephony
 from tts_worker.server.webrtc import offers
 from tts_worker.server.websocket import stream
 from tts_worker.session.hub import SessionHub
@@ -52,12 +53,15 @@ def create_app(hub: SessionHub, metrics: Metrics, settings: Settings, keys: KeyR
         app.include_router(api.router(hub, limits))
     if settings.webrtc.enabled:
         app.include_router(offers.router(hub, settings.webrtc, limits, web_page=server.web_page))
+    if settings.telephony.enabled:
+        telephony.add_routes(app, hub, limits, settings.telephony, keys or KeyRing())
     api_docs.describe(app)
     if server.web_page:
         _add_page(app)
     return AuthMiddleware(
         app,
         keys=keys,
+        own_auth_paths=telephony.own_auth_paths(settings.telephony),
         transport_of=transport_of,
         allowed_origins=server.allowed_origins,
         loopback_only=is_loopback(server.host),
@@ -112,7 +116,7 @@ def _add_shared_paths(app: FastAPI, hub: SessionHub, limits: ApiLimits) -> None:
 
 def transport_of(path: str) -> str:
     """Return the API of a path as metrics and logs name it: one of a small fixed set."""
-    own = {"/v1/stream": "websocket", "/webrtc": "webrtc"}
+    own = {"/v1/stream": "websocket", "/webrtc": "webrtc", **dict.fromkeys(telephony.PATHS, "telephony")}
     name = next((name for prefix, name in own.items() if path.startswith(prefix)), "http")
     return name if (api := apis.api_of_path(path)) is None else api.name
 

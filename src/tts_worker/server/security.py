@@ -7,7 +7,8 @@ page cannot reach a local worker through DNS rebinding. Keys are never logged.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, QueryParams
@@ -68,6 +69,8 @@ class AuthMiddleware:
         upload_paths: Paths bounded by ``max_upload_bytes`` instead.
         max_upload_bytes: Bound on request bodies of ``upload_paths``.
         max_buffered_bytes: Bound on the request bodies of all requests in progress.
+        own_auth_paths: Paths whose endpoint authenticates the caller. True if it does so before it accepts the
+            connection, which then needs no loopback name either.
         transport_of: Returns the API name of a path, for metrics and logs.
     """
 
@@ -82,6 +85,7 @@ class AuthMiddleware:
         upload_paths: Collection[str] = (),
         max_upload_bytes: int = 0,
         max_buffered_bytes: int = 67_108_864,
+        own_auth_paths: Mapping[str, bool] = MappingProxyType({}),
         transport_of: Callable[[str], str] = lambda path: "http",
     ) -> None:
         self._app = app
@@ -92,6 +96,7 @@ class AuthMiddleware:
         self._max_body_bytes = max_body_bytes
         self._upload_paths = upload_paths
         self._max_upload_bytes = max_upload_bytes
+        self._own_auth_paths = own_auth_paths
         self._body_budget = _BodyBudget(max_buffered_bytes)
         self._rejection_log = ThrottledLog(log, interval_s=1.0)
 
@@ -130,7 +135,7 @@ class AuthMiddleware:
         """
         path = scope["path"]
         transport = self._transport_of(path)
-        if _is_public(path):
+        if _is_public(path) or path in self._own_auth_paths:
             return Caller(transport=transport)
         key = _key_in_headers(Headers(scope=scope)) or _key_in_url(scope)
         caller = self._keys.authenticate(key, transport)
@@ -149,7 +154,8 @@ class AuthMiddleware:
         host = headers.get("host", "")
         origin = headers.get("origin")
         allowed = self._allowed_origin(scope) is not None
-        if self._loopback_only and not allowed and not is_loopback(_host_name(host)):
+        loopback_only = self._loopback_only and not self._own_auth_paths.get(scope["path"], False)
+        if loopback_only and not allowed and not is_loopback(_host_name(host)):
             raise Forbidden("this worker serves loopback names only: set an API key to serve others")
         if origin is not None and not allowed and _authority(origin) != host.lower():
             raise Forbidden("requests from pages of another origin are rejected: see server.allowed_origins")

@@ -6,6 +6,7 @@ A single task writes, so the order on the wire is the session's order of events.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from functools import partial
 
 from starlette.websockets import WebSocket
@@ -13,7 +14,7 @@ from starlette.websockets import WebSocket
 from tts_worker.errors import HTTP_STATUS, Draining, InvalidRequest, TTSWorkerError
 from tts_worker.protocol.dialogue import Dialogue
 from tts_worker.protocol.json_codec import dumps, find_lexicon, parse_client_message, parse_start_query
-from tts_worker.protocol.messages import RejectedMessage
+from tts_worker.protocol.messages import RejectedMessage, WorkerMessage
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.message_socket import MessageSocket
 from tts_worker.server.responses import error_response
@@ -34,11 +35,20 @@ async def stream(websocket: WebSocket, hub: SessionHub, limits: ApiLimits) -> No
     except TTSWorkerError as error:
         await websocket.send_denial_response(error_response(error.info, HTTP_STATUS[error.code]))
         return
-    await _Stream(websocket, hub, session, options, limits).run()
+    await StreamConnection(websocket, hub, session, options, limits).run()
 
 
-class _Stream:
-    """The worker's protocol on a WebSocket."""
+class StreamConnection:
+    """The worker's protocol on a WebSocket.
+
+    Args:
+        websocket: The connection, not accepted yet.
+        hub: Opens sessions that replace ``session``.
+        session: An admitted session.
+        options: Its options.
+        limits: Limits on messages.
+        adapt_options: Adapts the options of a later ``start``.
+    """
 
     def __init__(
         self,
@@ -47,10 +57,13 @@ class _Stream:
         session: LocalSession,
         options: SessionOptions,
         limits: ApiLimits,
+        adapt_options: Callable[[SessionOptions], SessionOptions] = lambda options: options,
     ) -> None:
         self._hub = hub
         self._socket = MessageSocket(websocket, limits, f"stream {session.id}")
-        self._dialogue = Dialogue(hub, session, options, max_message_chars=limits.max_message_chars)
+        self._dialogue = Dialogue(
+            hub, session, options, max_message_chars=limits.max_message_chars, adapt_options=adapt_options
+        )
         self._subprotocol = SUBPROTOCOL if SUBPROTOCOL in websocket.scope.get("subprotocols", ()) else None
 
     async def run(self) -> None:
@@ -73,17 +86,23 @@ class _Stream:
             if isinstance(raw, str) and len(raw) > _LARGE_MESSAGE_CHARS and '"lexicon"' in raw:
                 with contextlib.suppress(InvalidRequest):  # the dialogue reports the error
                     await self._hub.lexicons.prepare_from(partial(find_lexicon, raw))
-            self._dialogue.receive(raw, parse_client_message)
+            self._receive(raw)
+
+    def _receive(self, raw: str | bytes) -> None:
+        self._dialogue.receive(raw, parse_client_message)
+
+    def _poll(self) -> WorkerMessage | PcmFrame | bytes | None:
+        """Return what to send next; audio is sent as a binary message."""
+        item = self._dialogue.poll()
+        return item.pcm if isinstance(item, PcmFrame) else item
 
     async def _write(self) -> None:
         dialogue = self._dialogue
         while True:
             session = dialogue.session
-            item = dialogue.poll()
-            if isinstance(item, PcmFrame):
-                await self._socket.send(item.pcm)
-            elif item is not None:
-                await self._socket.send(dumps(item))
+            item = self._poll()
+            if item is not None:
+                await self._socket.send(item if isinstance(item, bytes) else dumps(item))
             elif session.state is not State.CLOSED:
                 await session.wait()
             elif session is dialogue.session:

@@ -22,6 +22,7 @@ from tts_worker.settings.sections import (
     Seconds,
     ServerSettings,
     SessionSettings,
+    TelephonySettings,
     TextSettings,
     VoiceSettings,
     WebRtcSettings,
@@ -51,6 +52,7 @@ class Settings(BaseSettings):
     grpc: GrpcSettings = GrpcSettings()
     registry: RegistrySettings = RegistrySettings()
     webrtc: WebRtcSettings = WebRtcSettings()
+    telephony: TelephonySettings = TelephonySettings()
     text: TextSettings = TextSettings()
     voices: VoiceSettings = VoiceSettings()
     engines: dict[str, EngineSettings] = Field(default_factory=_default_engines, min_length=1)
@@ -91,7 +93,8 @@ class Settings(BaseSettings):
     def secrets(self) -> tuple[str, ...]:
         """Values that must never be logged. The keys of ``server.key_file`` are added when the file is read."""
         credentials = [server.credential for server in self.webrtc.ice_servers]
-        candidates = (self.registry.url, self.registry.secret, *credentials)
+        telephony = (self.telephony.twilio_auth_token, self.telephony.telnyx_auth_token)
+        candidates = (self.registry.url, self.registry.secret, *telephony, *credentials)
         others = [secret.get_secret_value() for secret in candidates if secret is not None]
         return (*self.server.keys, *others)
 

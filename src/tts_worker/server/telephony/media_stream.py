@@ -1,0 +1,106 @@
+"""The provider's side of a call: one WebSocket of Twilio or Telnyx, from handshake to close."""
+
+from __future__ import annotations
+
+import asyncio
+
+import anyio
+from starlette.websockets import WebSocket
+
+from tts_worker.callers import ApiScope
+from tts_worker.errors import InvalidRequest, TTSWorkerError
+from tts_worker.server.keys import KeyRing
+from tts_worker.server.limits import ApiLimits
+from tts_worker.server.message_socket import MessageSocket
+from tts_worker.server.telephony.calls import Call, CallDirectory
+from tts_worker.server.telephony.wire import MAX_ID_CHARS, MediaStreamFormat, StreamStarted, StreamStopped
+
+START_TIMEOUT_S = 10.0
+CALL_PARAMETER = "call"
+KEY_PARAMETER = "key"
+
+
+class MediaStream:
+    """A media stream. An error of the provider ends it with a close code; its agent is told the error's code.
+
+    Args:
+        websocket: The connection, not accepted yet.
+        wire: The provider's messages.
+        directory: Where agents find the call.
+        limits: Limits on messages.
+        keys: Checks the parameter ``key`` of the stream; None if the handshake was authenticated.
+    """
+
+    def __init__(
+        self,
+        websocket: WebSocket,
+        wire: MediaStreamFormat,
+        directory: CallDirectory,
+        limits: ApiLimits,
+        keys: KeyRing | None,
+    ) -> None:
+        self._socket = MessageSocket(websocket, limits, f"{wire.provider} stream")
+        self._address = websocket.client.host if websocket.client is not None else "unknown"
+        self._wire = wire
+        self._directory = directory
+        self._keys = keys
+        self._call: Call | None = None
+        self._reason: str | None = None
+        self._wakeup = asyncio.Event()
+
+    async def run(self) -> None:
+        # The provider accepts only its own messages, so an error is its close code.
+        await self._socket.run(self._read, self._write, on_end=self._end, encode_error=lambda error: "{}")
+
+    def _end(self, reason: str) -> None:
+        if self._call is not None:
+            self._directory.remove_call(self._call, self._reason or reason)
+
+    async def _read(self) -> None:
+        try:
+            call = await self._start()
+            while not isinstance(event := self._wire.parse(await self._socket.receive()), StreamStopped):
+                if isinstance(event, StreamStarted):
+                    raise InvalidRequest("the stream has started already")
+                if event is not None:
+                    self._directory.dispatch(call, event)
+            self._reason = "stopped"
+        except TTSWorkerError as error:
+            self._reason = error.code.value
+            raise
+
+    async def _start(self) -> Call:
+        """Wait for the start of the stream, authenticate it and announce the call."""
+        event = None
+        with anyio.move_on_after(START_TIMEOUT_S):
+            while event is None:
+                event = self._wire.parse(await self._socket.receive())
+        if not isinstance(event, StreamStarted):
+            raise InvalidRequest(f"the stream must begin with start, within {START_TIMEOUT_S:g} s")
+        owner = await self._authenticate(event.parameters.pop(KEY_PARAMETER, None))
+        name = event.parameters.get(CALL_PARAMETER) or event.call_id
+        if len(name) > MAX_ID_CHARS:
+            raise InvalidRequest(f"the parameter call may have at most {MAX_ID_CHARS} characters")
+        call = Call(name, event, self._wire, owner, self._wakeup.set)
+        self._directory.add_call(call)
+        self._call = call
+        return call
+
+    async def _authenticate(self, key: str | None) -> str | None:
+        """Return the name of the API key that the call belongs to, if any."""
+        if self._keys is None:
+            return None
+        caller = self._keys.authenticate(key, "telephony")
+        if caller is None:
+            raise await self._keys.rejection(key, self._address, "telephony")
+        caller.require(ApiScope.SPEAK)
+        return caller.key
+
+    async def _write(self) -> None:
+        while self._call is None or not self._call.is_hung_up or self._call.outbox:
+            if self._call is not None and self._call.outbox:
+                await self._socket.send(self._call.outbox.popleft())
+            else:
+                self._wakeup.clear()
+                await self._wakeup.wait()
+        self._reason = "hung_up"

@@ -1,0 +1,128 @@
+"""The routes of telephone calls: ``/twilio`` and ``/telnyx`` for providers, ``/v1/calls/{call}`` for agents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fastapi import FastAPI, WebSocket
+from pydantic import SecretStr
+
+from tts_worker.errors import HTTP_STATUS, Draining, InvalidRequest, OverCapacity, TTSWorkerError, Unauthenticated
+from tts_worker.protocol.json_codec import parse_start_query
+from tts_worker.server.keys import KeyRing
+from tts_worker.server.limits import ApiLimits
+from tts_worker.server.responses import error_response
+from tts_worker.server.telephony.call_stream import CallStream, call_options
+from tts_worker.server.telephony.calls import CallDirectory
+from tts_worker.server.telephony.media_stream import MediaStream
+from tts_worker.server.telephony.signature import is_sent_by_telnyx, is_signed_by_twilio
+from tts_worker.server.telephony.wire import MAX_ID_CHARS, TELNYX, TWILIO, MediaStreamFormat
+from tts_worker.session.hub import SessionHub
+from tts_worker.settings import TelephonySettings
+
+CALLS_PATH = "/v1/calls/"
+PATHS = ("/twilio", "/telnyx", CALLS_PATH)
+_TRUE = frozenset({"1", "true", "yes", "on"})
+
+
+def own_auth_paths(settings: TelephonySettings) -> dict[str, bool]:
+    """Return the paths of providers for ``AuthMiddleware``: whether the handshake authenticates them."""
+    if not settings.enabled:
+        return {}
+    tokens = {TWILIO: settings.twilio_auth_token, TELNYX: settings.telnyx_auth_token}
+    return {f"/{wire.provider}": token is not None for wire, token in tokens.items()}
+
+
+def add_routes(app: FastAPI, hub: SessionHub, limits: ApiLimits, settings: TelephonySettings, keys: KeyRing) -> None:
+    """Add the routes to an application."""
+    server = _Telephony(hub, limits, settings, keys)
+
+    @app.websocket("/twilio")
+    async def twilio(websocket: WebSocket) -> None:
+        await server.serve_provider(websocket, TWILIO, settings.twilio_auth_token)
+
+    @app.websocket("/telnyx")
+    async def telnyx(websocket: WebSocket) -> None:
+        await server.serve_provider(websocket, TELNYX, settings.telnyx_auth_token)
+
+    @app.websocket(CALLS_PATH + "{call}")
+    async def agent(websocket: WebSocket, call: str) -> None:
+        await server.serve_agent(websocket, call)
+
+
+@dataclass(slots=True)
+class _Telephony:
+    hub: SessionHub
+    limits: ApiLimits
+    settings: TelephonySettings
+    keys: KeyRing
+    directory: CallDirectory = field(init=False)
+    streams: int = 0  # connected media streams
+
+    def __post_init__(self) -> None:
+        self.directory = CallDirectory(self.settings.join_timeout_s)
+
+    async def serve_provider(self, websocket: WebSocket, wire: MediaStreamFormat, token: SecretStr | None) -> None:
+        """Serve a media stream. A rejection is the HTTP response to the handshake."""
+        try:
+            if token is not None:
+                await self._check_handshake(websocket, wire, token.get_secret_value())
+            if self.hub.draining:
+                raise Draining("the worker is shutting down; use another one")
+            if self.streams >= self.settings.max_calls:
+                raise OverCapacity(f"all {self.settings.max_calls} calls are taken", retry_after_s=1.0)
+        except TTSWorkerError as error:
+            await websocket.send_denial_response(error_response(error.info, HTTP_STATUS[error.code]))
+            return
+        self.streams += 1
+        try:
+            await MediaStream(websocket, wire, self.directory, self.limits, None if token else self.keys).run()
+        finally:
+            self.streams -= 1
+
+    async def _check_handshake(self, websocket: WebSocket, wire: MediaStreamFormat, token: str) -> None:
+        """
+        Raises:
+            Unauthenticated: The provider's signature or token is missing or wrong.
+            QuotaExceeded: The address has sent many wrong ones.
+        """
+        headers = websocket.headers
+        if wire is TWILIO:
+            valid = is_signed_by_twilio(headers, websocket.url.path, token, self.settings.public_url)
+        else:
+            valid = is_sent_by_telnyx(headers, token)
+        if valid:
+            return
+        address = websocket.client.host if websocket.client is not None else "unknown"
+        error = await self.keys.rejection("", address, "telephony")
+        if not isinstance(error, Unauthenticated):
+            raise error
+        raise Unauthenticated(f"{wire.provider}: the signature or token of the connection is missing or wrong")
+
+    async def serve_agent(self, websocket: WebSocket, call: str) -> None:
+        """Serve the agent of a call. A rejection is the HTTP response to the handshake."""
+        params = dict(websocket.query_params)
+        session = None
+        try:
+            if len(call) > MAX_ID_CHARS:
+                raise InvalidRequest(f"the name of a call may have at most {MAX_ID_CHARS} characters")
+            options = call_options(parse_start_query(params).options(), self.settings.lead_ms)
+            session = await self.hub.admit(options)
+            wants_audio = params.get("caller_audio", "").lower() in _TRUE
+            connection = CallStream(
+                websocket,
+                self.hub,
+                session,
+                options,
+                self.limits,
+                self.directory,
+                call,
+                self.settings.lead_ms,
+                wants_audio,
+            )
+        except TTSWorkerError as error:
+            if session is not None:
+                session.close("refused")
+            await websocket.send_denial_response(error_response(error.info, HTTP_STATUS[error.code]))
+            return
+        await connection.run()
