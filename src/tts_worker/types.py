@@ -531,6 +531,7 @@ class EngineInfo:
             renders ``Open.speech_tokens``).
         extra: Engine-specific facts.
         degraded: Why it is slower than it should be, one reason each; known once it is warm.
+        test_signal: Its audio is not speech: the level stays as it is.
     """
 
     name: str
@@ -546,3 +547,4 @@ class EngineInfo:
     capabilities: tuple[str, ...] = ()
     extra: tuple[tuple[str, str], ...] = field(default=())
     degraded: tuple[str, ...] = ()
+    test_signal: bool = False

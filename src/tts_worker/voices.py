@@ -34,6 +34,7 @@ class VoicePack(BaseModel):
         name: Name of the voice.
         family: Kind of the engine.
         lexicon: Word -> spelling or /phonemes/.
+        loudness_lufs: Integrated loudness of its speech; None has it measured when the voice is first used.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -45,6 +46,7 @@ class VoicePack(BaseModel):
     gender: str | None = Field(None, max_length=32)
     license: str | None = Field(None, max_length=200)
     lexicon: dict[str, Any] = Field(default_factory=dict)
+    loudness_lufs: float | None = Field(None, ge=-60, le=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Voice:
     description: str = ""
     gender: str | None = None
     lexicon: Lexicon = field(default_factory=Lexicon)
+    loudness_lufs: float | None = None
 
 
 class VoiceCatalog:
@@ -133,6 +136,7 @@ class VoiceCatalog:
                 description=pack.description,
                 gender=pack.gender,
                 lexicon=Lexicon.from_mapping(pack.lexicon, name=f"voicepack {name}: lexicon"),
+                loudness_lufs=pack.loudness_lufs,
             )
         return voices
 

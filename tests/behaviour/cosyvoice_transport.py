@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import torch
 
@@ -34,6 +35,11 @@ Decide = Callable[[UtteranceKey, int], Fault | None]
 ENGINE = {"kind": "cosyvoice", "bundle": str(tiny(FAMILY)), "threads": 1}
 
 
+def own_level(sections: dict[str, Any]) -> dict[str, Any]:
+    """Leave the level of the voices: measuring it would speak a sentence before each behavior (test_loudness does)."""
+    return {**sections, "session": {"loudness": "off", **sections.get("session", {})}}
+
+
 class EngineWithoutWarmUp(CosyVoiceEngine):
     """Skips the warm-up, which has its own tests and takes as long as a behavior."""
 
@@ -48,7 +54,7 @@ class CosyVoiceWorker(Worker):
     """
 
     def __init__(self, setup: Setup) -> None:
-        super().__init__(load_settings(flags={"engines": {"cosy": ENGINE}, **setup.sections}))
+        super().__init__(load_settings(flags={"engines": {"cosy": ENGINE}, **own_level(setup.sections)}))
         self._fault = None if setup.engine is None else setup.engine.fault
 
     async def _load(self, name: str) -> None:

@@ -1,7 +1,7 @@
-"""Output stage of a session: converts the engine's audio to the sample rate and encoding that the client chose.
+"""Output stage of a session: the engine's audio at the loudness, sample rate and encoding that the client gets.
 
-Resampling happens where audio arrives, encoding where a frame leaves. So a frame is cut at the client's rate and has
-its exact duration, and an encoder sees only frames that are sent.
+Resampling and the gain of the voice are applied where audio arrives, encoding where a frame leaves. So a frame is cut
+at the client's rate and has its exact duration, and an encoder sees only frames that are sent.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tts_worker.audio.encoders import AudioFormat, open_encoder
+from tts_worker.audio.limiter import Limiter
 from tts_worker.audio.pcm import silence
 from tts_worker.audio.resampler import Resampler, check_rate
 from tts_worker.errors import InvalidRequest, MissingExtra
@@ -87,15 +88,21 @@ class OutputStage:
     Args:
         output_format: Format of the session.
         frame_ms: Duration of a frame; an Opus packet holds one.
+        gain: Returns the linear gain of the voice, which is fixed with the first audio; the true peak is then limited.
+            None leaves the level as it is.
 
     Raises:
         MissingExtra: The library of the encoding is not installed.
     """
 
-    def __init__(self, output_format: OutputFormat, frame_ms: int = 20) -> None:
+    def __init__(
+        self, output_format: OutputFormat, frame_ms: int = 20, gain: Callable[[], float] | None = None
+    ) -> None:
         rate_hz = output_format.sample_rate_hz
         self.sample_rate_hz = rate_hz
         self._resampler = Resampler(SAMPLE_RATE_HZ, rate_hz)
+        self._gain = gain
+        self._limiter: Limiter | None = None
         self._samples = 0
         self._packet_samples = 0
         if output_format.encoding is Encoding.OPUS:
@@ -103,14 +110,20 @@ class OutputStage:
         self._encode = _open_frame_encoder(output_format, frame_ms)
 
     def process(self, pcm: bytes) -> bytes:
-        """Resample s16le audio of the engine. What is within the filter's look-ahead follows with a later call."""
+        """Convert s16le audio of the engine. What is within the look-ahead follows with a later call."""
         out = self._resampler.process(pcm)
+        if self._gain is not None:
+            if self._limiter is None:
+                self._limiter = Limiter(self._gain(), self.sample_rate_hz)
+            out = self._limiter.process(out)
         self._samples += len(out) // BYTES_PER_SAMPLE
         return out
 
     def flush(self) -> bytes:
         """Return the rest of the utterance, for Opus with silence up to a whole packet. Call it once."""
         out = self._resampler.flush()
+        if self._limiter is not None:
+            out = self._limiter.process(out) + self._limiter.flush()
         self._samples += len(out) // BYTES_PER_SAMPLE
         if self._packet_samples and self._samples:
             # The last packet contains everything only if silence follows for as long as the encoder looks ahead.

@@ -172,6 +172,7 @@ class ToneEngine(EngineShell[_NoteSequence]):
             max_utterances=self._settings.max_utterances,
             reads_numbers=True,
             speed_range=(0.25, 4.0),
+            test_signal=True,
         )
         chunk_samples = self._settings.chunk_samples
         super().__init__(info, policy=self._settings.policy, max_chunk_samples=chunk_samples, min_chunk_samples=0)

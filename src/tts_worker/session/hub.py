@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -28,9 +28,10 @@ from tts_worker.errors import (
 )
 from tts_worker.models.enrolment import Enrolment
 from tts_worker.models.routing import VoiceRequest, choose_voice
-from tts_worker.session.engine_port import EnginePort
+from tts_worker.session.engine_port import CommandPort, EnginePort
 from tts_worker.session.frame_clock import FrameClock
 from tts_worker.session.lexicons import LexiconCache
+from tts_worker.session.loudness import LoudnessPort, VoiceLoudness
 from tts_worker.session.machine import MachineConfig, SessionMachine
 from tts_worker.session.normalizing import NormalizingPort, SegmentNormalizer
 from tts_worker.session.reading import ReadScheduler
@@ -40,7 +41,7 @@ from tts_worker.text.language import LanguageDetector
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.text.spoken_forms import spoken_forms
-from tts_worker.types import SAMPLE_RATE_HZ, Encoding, SessionOptions, State, SynthesisParams, unpaced_share
+from tts_worker.types import SAMPLE_RATE_HZ, Encoding, Segment, SessionOptions, State, SynthesisParams, unpaced_share
 from tts_worker.voices import VoiceCatalog
 
 RETRY_AFTER_S = 1.0
@@ -87,7 +88,7 @@ class HubObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HubConfig:
-    """Defaults and bounds of all sessions; milliseconds and characters. See ``settings.SessionSettings``."""
+    """Defaults and bounds of all sessions; milliseconds, characters and LUFS. See ``settings.SessionSettings``."""
 
     max_sessions: int = 64
     max_open_sessions: int = 1_024
@@ -99,6 +100,7 @@ class HubConfig:
     max_utterance_chars: int = 200_000
     max_queued_utterances: int = 16
     timeouts: SessionTimeouts = field(default_factory=SessionTimeouts)
+    loudness_lufs: float | None = None
     text: TextOptions = field(default_factory=TextOptions)
     lexicon: Lexicon = field(default_factory=Lexicon)
     normalise: bool | None = None
@@ -132,6 +134,8 @@ class SessionHub:
         self._draining = False
         self._empty = asyncio.Event()
         self.lexicons = LexiconCache()
+        target_lufs = self.config.loudness_lufs
+        self._loudness = None if target_lufs is None else VoiceLoudness(target_lufs, self._segments)
 
     def add_engine(self, name: str, family: str, engine: EnginePort, enrolment: Enrolment | None = None) -> None:
         """Accept sessions for the voices of a started engine.
@@ -149,6 +153,10 @@ class SessionHub:
         if self.config.normalizer is not None and not engine.info.reads_numbers:
             self.config.normalizer.prepare()
         self._engines[name] = engine
+        if self._loudness is not None:
+            for voice in self.voices:
+                if voice.engine == name and voice.loudness_lufs is not None:
+                    self._loudness.set_loudness(name, voice.name, voice.loudness_lufs)
         if enrolment is not None:
             self._enrolments[name] = enrolment
 
@@ -164,6 +172,8 @@ class SessionHub:
         self.voices.mark_unloaded(name)
         self._engines.pop(name, None)
         self._enrolments.pop(name, None)
+        if self._loudness is not None:
+            self._loudness.forget(name)
 
     def count_sessions(self, engine: str) -> int:
         """Count the sessions on an engine, including recordings being enrolled."""
@@ -301,9 +311,9 @@ class SessionHub:
         if not 0 <= lead_ms <= 10_000:
             raise InvalidRequest("lead_ms must be 0 to 10000")
         output_format = OutputFormat.of(options.sample_rate, options.encoding)
-        make_output = _output_factory(output_format, frame_ms, options)
+        make_output = _output_factory(output_format, frame_ms, options, self._gains(voice.engine, engine))
         make_text = self._text_factory(options, lexicon)
-        port = self._port(engine, options.normalise)
+        port = self._port(voice.engine, engine, options.normalise)
         if not engine.ready:
             raise NotReady(f"the engine of voice {voice.name} is not ready", retry_after_s=RETRY_AFTER_S)
         paced_by_worker = options.realtime and not options.raw_chunks
@@ -473,14 +483,29 @@ class SessionHub:
 
         return make_text
 
-    def _port(self, engine: EnginePort, requested: bool | None) -> EnginePort | NormalizingPort:
-        """The port to ``engine``, through text normalization if requested. Raises InvalidRequest."""
+    def _segments(self, params: SynthesisParams, text: str) -> Sequence[Segment]:
+        """The segments of a whole text."""
+        pipeline = self._text_factory(SessionOptions(), None)(params)
+        return [*pipeline.feed(text), *pipeline.end()]
+
+    def _gains(self, name: str, engine: EnginePort) -> Callable[[str], float] | None:
+        """Return what tells the gains of an engine's voices; None if their level stays as it is."""
+        loudness = self._loudness
+        if loudness is None or engine.info.test_signal:
+            return None
+        return lambda voice: loudness.gain(name, voice)
+
+    def _port(self, name: str, engine: EnginePort, requested: bool | None) -> CommandPort:
+        """The port to an engine, through text normalization if requested. Raises InvalidRequest."""
         enabled = self.config.normalise if requested is None else requested
         normalizer = self.config.normalizer
         if normalizer is None and enabled:
             raise InvalidRequest("text normalization is disabled or not installed (setting text.normalise)")
+        port: CommandPort = engine
+        if self._loudness is not None and not engine.info.test_signal:
+            port = LoudnessPort(name, engine, self._loudness)
         if normalizer is None or enabled is False:
-            return engine
+            return port
 
         def detector_of(params: SynthesisParams) -> LanguageDetector | None:
             voice = self.voices.get(params.voice)
@@ -488,7 +513,7 @@ class SessionHub:
                 return None
             return LanguageDetector(voice.languages, params.language)
 
-        return NormalizingPort(engine, normalizer, detector_of)
+        return NormalizingPort(port, normalizer, detector_of)
 
     def _closed(self, session: str) -> None:
         self._sessions.pop(session, None)
@@ -533,7 +558,11 @@ class SessionHub:
             raise NotReady(f"the engine {name} is being unloaded", retry_after_s=RETRY_AFTER_S)
         for evicted in voice.evicted:
             self.voices.remove_enrolled(evicted)
+            if self._loudness is not None:
+                self._loudness.forget(name, evicted)
         self.voices.add_enrolled(voice.name, name, running.info)
+        if self._loudness is not None and not running.info.test_signal:
+            self._loudness.prepare(name, running, SynthesisParams(voice.name))
         self._touch(name)
         return voice.name
 
@@ -580,15 +609,15 @@ def _voice_request(options: SessionOptions) -> VoiceRequest:
 
 
 def _output_factory(
-    output_format: OutputFormat, frame_ms: int, options: SessionOptions
-) -> Callable[[], OutputStage] | None:
+    output_format: OutputFormat, frame_ms: int, options: SessionOptions, gain: Callable[[str], float] | None
+) -> Callable[[SynthesisParams], OutputStage] | None:
     """Return what builds the output stage of an utterance; None if the engine's audio is sent as it is.
 
     Raises:
         InvalidRequest: The encoding does not fit the other options.
         MissingExtra: The library of the encoding is not installed.
     """
-    if output_format.is_native:
+    if output_format.is_native and gain is None:
         return None
     if output_format.encoding is Encoding.WAV and options.realtime and not options.raw_chunks:
         raise InvalidRequest("encoding wav is for downloads: set realtime to false")
@@ -597,4 +626,6 @@ def _output_factory(
             raise InvalidRequest("encoding opus needs frames: set raw_chunks to false")
         output_format.frame_samples(frame_ms)
         OutputStage(output_format, frame_ms)  # fails now rather than in the first utterance
-    return lambda: OutputStage(output_format, frame_ms)
+    if gain is None:
+        return lambda params: OutputStage(output_format, frame_ms)
+    return lambda params: OutputStage(output_format, frame_ms, lambda: gain(params.voice))

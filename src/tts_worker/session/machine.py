@@ -96,7 +96,8 @@ class SessionMachine:
         params: Parameters of the next utterances.
         make_text: Builds the text pipeline of an utterance from its parameters.
         config: Bounds of the session.
-        make_output: Builds the output stage of an utterance; None sends the audio of the engine as it is.
+        make_output: Builds the output stage of an utterance from its parameters; None sends the audio of the engine as
+            it is.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class SessionMachine:
         params: SynthesisParams,
         make_text: Callable[[SynthesisParams], TextSource],
         config: MachineConfig | None = None,
-        make_output: Callable[[], AudioOutput] | None = None,
+        make_output: Callable[[SynthesisParams], AudioOutput] | None = None,
     ) -> None:
         self.session = session
         self.state = State.IDLE
@@ -248,7 +249,7 @@ class SessionMachine:
             raise IllegalCommand(f"at most {self._config.max_queued_utterances} utterances may wait")
         self._generation += 1
         key = UtteranceKey(self.session, self._generation)
-        output = None if self._make_output is None else self._make_output()
+        output = None if self._make_output is None else self._make_output(self.params)
         utterance = Utterance(key, self.params, self._make_text(self.params), output)
         if self._config.reports_playback:
             utterance.played_samples = 0

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 
-from tts_worker.session.engine_port import EnginePort
+from tts_worker.session.engine_port import CommandPort
 from tts_worker.text.language import LanguageDetector
 from tts_worker.text.normalizer import LANGUAGES, Normalize, needs_rewriting, normalize_segment
 from tts_worker.types import Cancel, Command, Done, EndText, Event, Failed, Open, Segment, SynthesisParams, Text
@@ -62,7 +62,7 @@ class NormalizingPort:
 
     def __init__(
         self,
-        engine: EnginePort,
+        engine: CommandPort,
         normalizer: SegmentNormalizer,
         detector_of: Callable[[SynthesisParams], LanguageDetector | None],
         time_limit_s: float = TIME_LIMIT_S,

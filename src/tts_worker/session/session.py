@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from tts_worker.audio.output import OutputFormat
 from tts_worker.errors import ErrorInfo, TTSWorkerError
-from tts_worker.session.engine_port import EnginePort
+from tts_worker.session.engine_port import CommandPort
 from tts_worker.session.frame_clock import TIMER_RESOLUTION_S, FrameClock
 from tts_worker.session.machine import SessionMachine
 from tts_worker.session.pacer import Pacer
@@ -32,9 +32,6 @@ from tts_worker.types import (
     Text,
     UtteranceKey,
 )
-
-if TYPE_CHECKING:
-    from tts_worker.session.normalizing import NormalizingPort
 
 LAST_WORD_FACTOR = 5
 """The last word may be incomplete ("hel", then "lo"). It is spoken after this many times ``flush_after_s``, as is
@@ -98,7 +95,7 @@ class LocalSession:
     def __init__(
         self,
         machine: SessionMachine,
-        engine: EnginePort | NormalizingPort,
+        engine: CommandPort,
         *,
         lead_s: float | None,
         observer: SessionObserver,

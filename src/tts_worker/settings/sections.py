@@ -127,6 +127,7 @@ class SessionSettings(Section):
         lead_ms: Playout lead: audio sent ahead of playback.
         window_ms: Audio generated ahead of what was sent.
         flush_after_ms: Text pause after which words without punctuation are spoken; 0 waits for punctuation.
+        loudness: Integrated loudness of every voice in LUFS (EBU R 128); ``off`` leaves the level of the engines.
     """
 
     max_sessions: int = Field(64, ge=1, le=100_000)
@@ -139,10 +140,16 @@ class SessionSettings(Section):
     pause_timeout_s: Seconds = 30.0
     text_idle_timeout_s: Seconds = 300.0
     flush_after_ms: Milliseconds = 400.0
+    loudness: Annotated[float, Field(ge=-36, le=-10)] | Literal["off"] = -16.0
     max_message_chars: int = Field(100_000, ge=1)
     max_messages_per_s: Annotated[float, Field(ge=10, le=1_000_000)] = 1_000.0
     max_utterance_chars: int = Field(200_000, ge=1)
     max_queued_utterances: int = Field(16, ge=0, le=1_000)
+
+    @field_validator("loudness", mode="before")
+    @classmethod
+    def _off(cls, value: object) -> object:
+        return "off" if value is False else value  # YAML reads off as false
 
     @model_validator(mode="after")
     def _order(self) -> SessionSettings:

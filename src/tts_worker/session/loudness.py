@@ -1,0 +1,237 @@
+"""Brings voices to one loudness: one gain per voice, measured once and then fixed.
+
+The loudness of a voice comes from its voice pack. That of any other voice is measured from a sentence that it speaks
+when it is enrolled or first used; its first utterance waits for that. The gain never changes while the engine is
+loaded, so the level has no seams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from tts_worker.audio.loudness import integrated_lufs
+from tts_worker.audio.pcm import to_float
+from tts_worker.session.engine_port import CommandPort
+from tts_worker.types import (
+    SAMPLE_RATE_HZ,
+    Audio,
+    Cancel,
+    Command,
+    Credit,
+    Done,
+    EndText,
+    Event,
+    Failed,
+    Open,
+    Segment,
+    SynthesisParams,
+    Text,
+    UtteranceKey,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_GAIN_DB = 20.0
+TIME_LIMIT_S = 10.0
+"""A voice that takes longer to speak the sentence keeps its level: late speech is worse than quiet speech."""
+
+_generations = itertools.count(1)
+_WINDOW_SAMPLES = SAMPLE_RATE_HZ
+_MAX_SAMPLES = 20 * SAMPLE_RATE_HZ
+SENTENCE = "The loudness of this voice is measured once, from one quiet, ordinary sentence, and then it stays as it is."
+SENTENCE_ZH = "我们只用这一句普通的话来测量声音的响度，以后就不会再改变了。"
+
+
+class VoiceLoudness:
+    """The gains of the voices of a process.
+
+    Args:
+        target_lufs: Integrated loudness of every voice.
+        segments: Turns a text for a voice into segments.
+        time_limit_s: Time limit of a measurement.
+    """
+
+    def __init__(
+        self,
+        target_lufs: float,
+        segments: Callable[[SynthesisParams, str], Sequence[Segment]],
+        time_limit_s: float = TIME_LIMIT_S,
+    ) -> None:
+        self._target_lufs = target_lufs
+        self._segments = segments
+        self._time_limit_s = time_limit_s
+        self._gains: dict[tuple[str, str], float] = {}
+        self._measurements: dict[tuple[str, str], _Measurement] = {}
+
+    def gain(self, engine: str, voice: str) -> float:
+        """Return the linear gain of a voice, 1.0 if it is not known."""
+        return self._gains.get((engine, voice), 1.0)
+
+    def is_known(self, engine: str, voice: str) -> bool:
+        return (engine, voice) in self._gains
+
+    def set_loudness(self, engine: str, voice: str, lufs: float) -> None:
+        """Fix the gain of a voice, unless it is fixed already. Minus infinity (silence) leaves the level as it is."""
+        gain_db = 0.0 if math.isinf(lufs) else self._target_lufs - lufs
+        gain_db = max(-MAX_GAIN_DB, min(MAX_GAIN_DB, gain_db))
+        self._gains.setdefault((engine, voice), 10 ** (gain_db / 20))
+
+    def prepare(self, name: str, engine: CommandPort, params: SynthesisParams) -> None:
+        """Measure a voice before it is used, unless its gain is known."""
+        if not self.is_known(name, params.voice):
+            self.measure(name, engine, params, lambda: None)
+
+    def measure(self, name: str, engine: CommandPort, params: SynthesisParams, on_known: Callable[[], None]) -> None:
+        """Measure a voice unless that is under way, and call ``on_known`` once its gain is fixed.
+
+        Args:
+            name: Name of the engine.
+            engine: The engine.
+            params: Selects the voice; speed, seed and instruction are ignored.
+            on_known: Called in a later iteration of the event loop, or never if the engine is removed.
+        """
+        key = (name, params.voice)
+        if key not in self._measurements:
+            chinese = bool(params.language and params.language.startswith("zh"))
+            segments = self._segments(params, SENTENCE_ZH if chinese else SENTENCE)
+            self._measurements[key] = _Measurement(
+                engine, SynthesisParams(params.voice), segments, self._time_limit_s, partial(self._on_measured, key)
+            )
+        self._measurements[key].waiting.append(on_known)
+
+    def _on_measured(self, key: tuple[str, str], lufs: float | None) -> None:
+        measurement = self._measurements.pop(key, None)
+        if measurement is None:
+            return  # the engine was removed
+        engine, voice = key
+        if lufs is None:
+            log.warning("the loudness of voice %s of engine %s could not be measured; its level stays", voice, engine)
+        else:
+            log.info("voice %s of engine %s has %.1f LUFS", voice, engine, lufs)
+        self.set_loudness(engine, voice, -math.inf if lufs is None else lufs)
+        for on_known in measurement.waiting:
+            on_known()
+
+    def forget(self, engine: str, voice: str | None = None) -> None:
+        """Forget a voice that was deleted, or all voices of an engine that is unloaded."""
+        forgotten = [key for key in (*self._gains, *self._measurements) if key[0] == engine and voice in (None, key[1])]
+        for key in forgotten:
+            self._gains.pop(key, None)
+            if (measurement := self._measurements.pop(key, None)) is not None:
+                measurement.cancel()
+
+
+class _Measurement:
+    """One sentence spoken by a voice, without a session.
+
+    Attributes:
+        waiting: Called when the gain is fixed.
+    """
+
+    def __init__(
+        self,
+        engine: CommandPort,
+        params: SynthesisParams,
+        segments: Sequence[Segment],
+        time_limit_s: float,
+        on_done: Callable[[float | None], None],
+    ) -> None:
+        self.waiting: list[Callable[[], None]] = []
+        self._engine = engine
+        self._on_done = on_done
+        self._key = UtteranceKey(f"loudness-{params.voice}", next(_generations))
+        self._audio: list[bytes] = []
+        self._samples = 0
+        self._timer = asyncio.get_running_loop().call_later(time_limit_s, self._finish)
+        engine.subscribe(self._key.session, self._on_event)
+        engine.post(Open(self._key, params, _WINDOW_SAMPLES, paced=True))
+        for segment in segments:
+            engine.post(Text(self._key, segment))
+        engine.post(EndText(self._key))
+
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case Audio():
+                self._audio.append(event.pcm)
+                self._samples += event.samples
+                if self._samples > _MAX_SAMPLES:  # a voice that does not end
+                    self._finish()
+                else:
+                    self._engine.post(Credit(self._key, event.samples))
+            case Failed():
+                log.warning("the loudness of voice %s: %s", self._key.session, event.error.message)
+                self._finish()
+            case Done():
+                self.cancel()
+                measured = asyncio.get_running_loop().run_in_executor(None, _lufs, b"".join(self._audio))
+                measured.add_done_callback(lambda done: self._on_done(done.result()))
+
+    def _finish(self) -> None:
+        self._engine.post(Cancel(self._key))
+        self.cancel()
+        self._on_done(None)
+
+    def cancel(self) -> None:
+        """Ignore the engine from now on."""
+        self._timer.cancel()
+        self._engine.unsubscribe(self._key.session)
+
+
+def _lufs(pcm: bytes) -> float:
+    return integrated_lufs(to_float(pcm), SAMPLE_RATE_HZ)
+
+
+class LoudnessPort:
+    """Stands between a session and its engine, and holds commands until the gain of their voice is known.
+
+    Args:
+        name: Name of the engine.
+        engine: Receives the commands.
+        loudness: The gains.
+    """
+
+    def __init__(self, name: str, engine: CommandPort, loudness: VoiceLoudness) -> None:
+        self._name = name
+        self._engine = engine
+        self._loudness = loudness
+        self._held: deque[Command] = deque()
+        self._is_closed = False
+
+    def post(self, command: Command) -> None:
+        if self._held and isinstance(command, Cancel):
+            was_held = any(isinstance(held, Open) and held.key == command.key for held in self._held)
+            self._held = deque(held for held in self._held if held.key != command.key)
+            if was_held:
+                return  # the engine does not know the utterance
+            self._engine.post(command)
+        elif self._held or self._must_wait(command):
+            self._held.append(command)
+        else:
+            self._engine.post(command)
+
+    def _must_wait(self, command: Command) -> bool:
+        """Whether the voice of a command must be measured first; measures it."""
+        if not isinstance(command, Open) or self._loudness.is_known(self._name, command.params.voice):
+            return False
+        self._loudness.measure(self._name, self._engine, command.params, self._release)
+        return True
+
+    def _release(self) -> None:
+        while self._held and not self._is_closed:
+            if self._must_wait(self._held[0]):
+                return
+            self._engine.post(self._held.popleft())
+
+    def subscribe(self, session: str, callback: Callable[[Event], None]) -> None:
+        self._engine.subscribe(session, callback)
+
+    def unsubscribe(self, session: str) -> None:
+        self._is_closed = True
+        self._held.clear()
+        self._engine.unsubscribe(session)

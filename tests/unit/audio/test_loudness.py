@@ -1,0 +1,111 @@
+"""The loudness meter agrees with pyloudnorm; the limiter keeps its ceiling and does not depend on chunks."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pyloudnorm
+import pytest
+import scipy.signal
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tts_worker.audio.limiter import CEILING_DBTP, Limiter
+from tts_worker.audio.loudness import integrated_lufs
+from tts_worker.audio.pcm import to_float, to_pcm
+from tts_worker.types import SAMPLE_RATES_HZ
+
+RATES = st.sampled_from(SAMPLE_RATES_HZ)
+
+
+def speechlike(seconds: float, rate_hz: int, seed: int = 0, level: float = 0.1) -> np.ndarray:
+    """Voiced bursts with pauses: harmonics of 120 Hz under a syllable envelope, and a little noise."""
+    generator = np.random.default_rng(seed)
+    time_s = np.arange(int(seconds * rate_hz)) / rate_hz
+    voiced = sum(np.sin(2 * np.pi * 120 * n * time_s + n * n) / n for n in range(1, 25) if 120 * n < rate_hz / 2)
+    envelope = np.clip(np.sin(2 * np.pi * 3 * time_s), 0, 1) ** 0.5 * (np.sin(2 * np.pi * 0.35 * time_s + 1) > -0.5)
+    return (level * (voiced * envelope + 0.05 * generator.standard_normal(len(time_s)))).astype(np.float32)
+
+
+def limited(pcm: bytes, gain: float, rate_hz: int, cuts: list[int] = []) -> bytes:  # noqa: B006
+    limiter = Limiter(gain, rate_hz)
+    edges = [0, *sorted(2 * (cut % (len(pcm) // 2 + 1)) for cut in cuts), len(pcm)]
+    return b"".join([*(limiter.process(pcm[a:b]) for a, b in pairwise(edges)), limiter.flush()])
+
+
+def true_peak_dbtp(samples: np.ndarray) -> float:
+    return 20 * math.log10(np.abs(scipy.signal.resample_poly(samples.astype(float), 8, 1)).max())
+
+
+@pytest.mark.parametrize("rate_hz", SAMPLE_RATES_HZ)
+def test_integrated_loudness_agrees_with_pyloudnorm(rate_hz: int) -> None:
+    meter = pyloudnorm.Meter(rate_hz, filter_class="DeMan")
+    for level in (0.01, 0.1, 0.4):
+        samples = speechlike(4, rate_hz, level=level)
+        assert integrated_lufs(samples, rate_hz) == pytest.approx(meter.integrated_loudness(samples), abs=0.05)
+
+
+def test_a_full_scale_sine_has_the_standards_loudness() -> None:
+    sine = np.sin(2 * np.pi * 997 * np.arange(48_000) / 48_000).astype(np.float32)
+    assert integrated_lufs(sine, 48_000) == pytest.approx(-3.01, abs=0.02)
+
+
+@pytest.mark.parametrize("samples", [0, 1, 2_399, 24_000])
+def test_silence_and_short_audio_have_no_loudness(samples: int) -> None:
+    assert integrated_lufs(np.zeros(samples, np.float32), 24_000) == -math.inf
+
+
+@settings(deadline=None, max_examples=40)
+@given(RATES, st.integers(0, 4_000), st.floats(0.1, 8), st.lists(st.integers(0, 4_000), max_size=8), st.integers(0, 99))
+def test_limiting_does_not_depend_on_the_chunks(
+    rate_hz: int, samples: int, gain: float, cuts: list[int], seed: int
+) -> None:
+    pcm = np.random.default_rng(seed).normal(0, 9_000, samples).clip(-32_768, 32_767).astype("<i2").tobytes()
+    whole = limited(pcm, gain, rate_hz)
+    assert len(whole) == len(pcm)
+    assert limited(pcm, gain, rate_hz, cuts) == whole
+
+
+@settings(deadline=None, max_examples=40)
+@given(RATES, st.integers(1, 10), st.integers(0, 99), st.sampled_from(["speech", "noise", "clicks"]))
+def test_no_true_peak_exceeds_the_ceiling(rate_hz: int, gain: int, seed: int, kind: str) -> None:
+    generator = np.random.default_rng(seed)
+    samples = speechlike(0.3, rate_hz, seed) if kind == "speech" else generator.normal(0, 0.1, rate_hz // 3)
+    if kind == "clicks":
+        samples[generator.integers(0, len(samples), 5)] = 0.99
+    out = to_float(limited(to_pcm(samples), gain, rate_hz))
+    assert true_peak_dbtp(out) <= CEILING_DBTP
+
+
+@settings(deadline=None, max_examples=20)
+@given(RATES, st.floats(0.01, 1.0), st.lists(st.integers(0, 4_000), max_size=4))
+def test_audio_below_the_ceiling_is_only_multiplied(rate_hz: int, gain: float, cuts: list[int]) -> None:
+    values = np.random.default_rng(1).integers(-9_000, 9_000, 3_000)
+    out = np.frombuffer(limited(values.astype("<i2").tobytes(), gain, rate_hz, cuts), "<i2")
+    assert np.array_equal(out, np.rint(values * gain))
+
+
+@settings(deadline=None, max_examples=20)
+@given(RATES, st.lists(st.integers(0, 900), max_size=12))
+def test_the_limiter_holds_back_at_most_its_delay(rate_hz: int, sizes: list[int]) -> None:
+    limiter = Limiter(2.0, rate_hz)
+    received = sent = 0
+    for size in sizes:
+        received += size
+        sent += len(limiter.process(bytes(2 * size))) // 2
+        assert received - sent <= limiter.delay_samples
+    assert limiter.delay_samples / rate_hz < 0.004
+
+
+def test_the_gain_falls_and_recovers_without_a_step() -> None:
+    rate_hz = 24_000
+    time_s = np.arange(rate_hz) / rate_hz
+    loud = np.where((time_s > 0.4) & (time_s < 0.5), 0.9, 0.2) * np.sin(2 * np.pi * 200 * time_s)
+    pcm = to_pcm(loud.astype(np.float32))
+    gains = np.frombuffer(limited(pcm, 2.0, rate_hz), "<i2") / np.maximum(np.abs(np.frombuffer(pcm, "<i2")), 1)
+    heard = np.abs(gains[np.abs(np.frombuffer(pcm, "<i2")) > 3_000])
+    assert heard.min() < 1.1
+    assert heard[:50] == pytest.approx(2.0, abs=0.01)
+    assert heard[-50:] == pytest.approx(2.0, abs=0.05)

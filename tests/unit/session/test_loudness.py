@@ -1,0 +1,169 @@
+"""The gain of a voice: measured once before its first utterance, then fixed; commands wait in order."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests.conftest import until
+from tts_worker.audio.pcm import to_pcm
+from tts_worker.errors import ErrorCode, ErrorInfo
+from tts_worker.session.loudness import LoudnessPort, VoiceLoudness
+from tts_worker.types import (
+    Audio,
+    Boundary,
+    Cancel,
+    ChunkMeta,
+    Command,
+    Done,
+    EndText,
+    Event,
+    Failed,
+    Open,
+    Segment,
+    SynthesisParams,
+    Text,
+    UtteranceKey,
+)
+
+TARGET_LUFS = -16.0
+
+
+class RecordingEngine:
+    """Records commands; ``answer`` speaks a sine of a given level for the measurement."""
+
+    def __init__(self) -> None:
+        self.commands: list[Command] = []
+        self.callbacks: dict[str, Callable[[Event], None]] = {}
+
+    def post(self, command: Command) -> None:
+        self.commands.append(command)
+
+    def subscribe(self, session: str, callback: Callable[[Event], None]) -> None:
+        self.callbacks[session] = callback
+
+    def unsubscribe(self, session: str) -> None:
+        self.callbacks.pop(session, None)
+
+    @property
+    def measurements(self) -> list[UtteranceKey]:
+        return [c.key for c in self.commands if isinstance(c, Open) and c.key.session.startswith("loudness-")]
+
+    def emit(self, event: Event) -> None:
+        self.callbacks[event.key.session](event)
+
+    def answer(self, level: float = 0.1) -> None:
+        key = self.measurements[-1]
+        sine = level * np.sin(2 * np.pi * 997 * np.arange(24_000) / 24_000)
+        self.emit(Audio(key, to_pcm(sine.astype(np.float32)), ChunkMeta(0, 0, 0, 0, 0.0)))
+        self.emit(Done(key))
+
+    def of(self, session: str) -> list[Command]:
+        return [command for command in self.commands if command.key.session == session]
+
+
+def segments(params: SynthesisParams, text: str) -> list[Segment]:
+    return [Segment(0, (), 0, len(text), Boundary.END)]
+
+
+def utterance(session: str, generation: int, voice: str = "a") -> list[Command]:
+    key = UtteranceKey(session, generation)
+    return [Open(key, SynthesisParams(voice), 100), Text(key, segments(SynthesisParams(voice), "x")[0]), EndText(key)]
+
+
+async def test_an_utterance_waits_until_its_voice_is_measured() -> None:
+    engine = RecordingEngine()
+    loudness = VoiceLoudness(TARGET_LUFS, segments)
+    ports = [LoudnessPort("e", engine, loudness) for _ in range(2)]
+    for index, port in enumerate(ports):
+        for command in utterance(f"s{index}", 1):
+            port.post(command)
+    assert len(engine.measurements) == 1
+    assert not engine.of("s0")
+    engine.answer(level=0.1)
+    await until(lambda: engine.of("s1"))
+    assert [engine.of(f"s{index}") for index in (0, 1)] == [utterance(f"s{index}", 1) for index in (0, 1)]
+    # A sine of 997 Hz with amplitude 0.1 has -23.01 LUFS.
+    assert 20 * math.log10(loudness.gain("e", "a")) == pytest.approx(TARGET_LUFS + 23.01, abs=0.05)
+    ports[0].post(utterance("s0", 2)[0])
+    assert engine.of("s0")[-1] == utterance("s0", 2)[0]
+    assert len(engine.measurements) == 1
+
+
+async def test_the_gain_of_a_voice_never_changes() -> None:
+    loudness = VoiceLoudness(TARGET_LUFS, segments)
+    loudness.set_loudness("e", "a", -20.0)
+    loudness.set_loudness("e", "a", -30.0)
+    assert 20 * math.log10(loudness.gain("e", "a")) == pytest.approx(4.0)
+    assert loudness.gain("e", "b") == loudness.gain("f", "a") == 1.0
+    loudness.forget("e")
+    assert not loudness.is_known("e", "a")
+
+
+@pytest.mark.parametrize(("lufs", "gain_db"), [(-60.0, 20.0), (0.0, -16.0), (-math.inf, 0.0)])
+async def test_extreme_levels_have_a_bounded_gain(lufs: float, gain_db: float) -> None:
+    loudness = VoiceLoudness(TARGET_LUFS, segments)
+    loudness.set_loudness("e", "a", lufs)
+    assert 20 * math.log10(loudness.gain("e", "a")) == pytest.approx(gain_db)
+
+
+async def test_a_cancelled_utterance_never_reaches_the_engine() -> None:
+    engine = RecordingEngine()
+    port = LoudnessPort("e", engine, VoiceLoudness(TARGET_LUFS, segments))
+    for command in [*utterance("s", 1), Cancel(UtteranceKey("s", 1)), *utterance("s", 2)]:
+        port.post(command)
+    engine.answer()
+    await until(lambda: engine.of("s"))
+    assert engine.of("s") == utterance("s", 2)
+
+
+async def test_each_new_voice_of_a_session_is_measured() -> None:
+    engine = RecordingEngine()
+    port = LoudnessPort("e", engine, VoiceLoudness(TARGET_LUFS, segments))
+    commands = [*utterance("s", 1, "a"), *utterance("s", 2, "b")]
+    for command in commands:
+        port.post(command)
+    engine.answer()
+    await until(lambda: len(engine.measurements) == 2)
+    assert engine.of("s") == commands[:3]
+    engine.answer()
+    await until(lambda: len(engine.of("s")) == 6)
+    assert engine.of("s") == commands
+
+
+async def test_a_failed_measurement_leaves_the_level() -> None:
+    engine = RecordingEngine()
+    loudness = VoiceLoudness(TARGET_LUFS, segments)
+    port = LoudnessPort("e", engine, loudness)
+    for command in utterance("s", 1):
+        port.post(command)
+    engine.emit(Failed(engine.measurements[0], ErrorInfo(ErrorCode.SYNTHESIS_FAILED, "no audio")))
+    await until(lambda: engine.of("s"))
+    assert engine.of("s") == utterance("s", 1)
+    assert (loudness.gain("e", "a"), loudness.is_known("e", "a")) == (1.0, True)
+
+
+async def test_a_measurement_ends_at_its_time_limit() -> None:
+    engine = RecordingEngine()
+    port = LoudnessPort("e", engine, VoiceLoudness(TARGET_LUFS, segments, time_limit_s=0.01))
+    for command in utterance("s", 1):
+        port.post(command)
+    await until(lambda: engine.of("s"))
+    assert Cancel(engine.measurements[0]) in engine.commands
+    assert not engine.callbacks
+
+
+async def test_a_closed_session_posts_nothing_later() -> None:
+    engine = RecordingEngine()
+    port = LoudnessPort("e", engine, VoiceLoudness(TARGET_LUFS, segments))
+    for command in utterance("s", 1):
+        port.post(command)
+    port.unsubscribe("s")
+    engine.answer()
+    await until(lambda: not engine.callbacks)
+    await asyncio.sleep(0)
+    assert not engine.of("s")
