@@ -12,7 +12,11 @@ import yaml
 from tts_worker.errors import InvalidRequest
 from tts_worker.settings import Settings, find_config, load_settings
 
-ENGINES = {"cpu": {"hibari": {"kind": "hibari"}}, "tone": {"tone": {"kind": "tone"}}}
+ENGINES = {
+    "cpu": {"hibari": {"kind": "hibari"}},
+    "cosyvoice": {"cosyvoice": {"kind": "cosyvoice"}},  # with an installed voice
+    "tone": {"tone": {"kind": "tone"}},
+}
 """Engines that ``--engine`` selects without a config file."""
 OFFLINE_ENGINE = "cosyvoice"
 """Engine that ``say`` runs without a worker."""
@@ -23,15 +27,15 @@ def add_settings_arguments(parser: argparse.ArgumentParser, *, offline: bool = F
 
     Args:
         parser: Parser to extend.
-        offline: Whether to offer the engine that runs without a worker.
+        offline: Whether the command has an engine that runs without a worker, which takes a model directory.
     """
-    engines = sorted(ENGINES) + [OFFLINE_ENGINE] * offline
-    engine_help = "cpu: the built-in voice; tone: tones, for tests" + "; cosyvoice: --bundle DIR" * offline
+    engine_help = "cpu: the built-in voice; cosyvoice: an installed voice%s; tone: tones, for tests"
+    engine_help %= ", or --bundle DIR" if offline else ""
     group = parser.add_argument_group("settings (the file, then TTS_WORKER_* in the environment, then flags)")
     group.add_argument(
         "--config", type=Path, metavar="FILE", help="YAML file, or the name of a packaged one: worker.yaml"
     )
-    group.add_argument("--engine", choices=engines, help=engine_help)
+    group.add_argument("--engine", choices=sorted(ENGINES), help=engine_help)
     group.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting, such as session.lead_ms=60"
     )

@@ -30,6 +30,7 @@ from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.text.spoken_forms import spoken_forms
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Audio, Segment, SynthesisParams
 from tts_worker.voicepack.commands import open_bundle
+from tts_worker.voicepack.installed import installed_voice
 from tts_worker.voicepack.voice_file import VOICES_DIR, stored_voices
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ MAX_TEXT_CHARS = 20_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that ``say`` does not define."""
     group = parser.add_argument_group("CosyVoice model directory (--engine cosyvoice)")
-    group.add_argument("--bundle", type=Path, metavar="DIR", help="model directory")
+    group.add_argument("--bundle", type=Path, metavar="DIR", help="model directory (default: an installed voice)")
     group.add_argument(
         "--voices", type=Path, metavar="DIR", help=f"directory of stored voices (default: BUNDLE/{VOICES_DIR})"
     )
@@ -83,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.bundle is None:
-        raise InvalidRequest("--engine cosyvoice needs --bundle DIR, a CosyVoice model directory")
+        args.voice, args.bundle = installed_voice(args.voice)
     if args.json and args.out == "-":
         raise InvalidRequest("--json and --out - both write to standard output")
     if (args.mode == CONVERSION) != (args.source is not None):

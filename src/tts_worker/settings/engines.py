@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from tts_worker.settings.sections import Section
+from tts_worker.voicepack.installed import installed_voice, installed_voices
 
 
 class HibariEngineSettings(Section):
@@ -31,7 +32,7 @@ class CosyVoiceEngineSettings(Section):
     a value for the device.
 
     Attributes:
-        bundle: The model directory.
+        bundle: The model directory, or the name of an installed voice; default: that of the only installed voice.
         voices: Directory of stored voices; None selects the one in the bundle.
         device: ``auto`` selects CUDA if available.
         half: bfloat16 for the language model and the flow; None enables it on CUDA.
@@ -44,7 +45,7 @@ class CosyVoiceEngineSettings(Section):
     """
 
     kind: Literal["cosyvoice"] = "cosyvoice"
-    bundle: Path
+    bundle: Path = Field(default_factory=lambda: installed_voice(None)[1])
     voices: Path | None = None
     rl: bool = False
     device: str = Field("auto", pattern=r"auto|cpu|cuda(:\d+)?")
@@ -74,6 +75,12 @@ class CosyVoiceEngineSettings(Section):
     @classmethod
     def _name_compile_mode(cls, mode: object) -> object:
         return {True: "on", False: "off"}[mode] if isinstance(mode, bool) else mode  # as YAML reads on and off
+
+    @field_validator("bundle", mode="before")
+    @classmethod
+    def _find_installed_voice(cls, bundle: object) -> object:
+        is_name = isinstance(bundle, str) and Path(bundle).name == bundle and not Path(bundle).exists()
+        return installed_voices().get(str(bundle), bundle) if is_name else bundle
 
     @field_validator("backend", mode="before")
     @classmethod

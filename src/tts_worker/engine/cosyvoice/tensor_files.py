@@ -22,6 +22,8 @@ from tts_worker.errors import BundleError
 
 PRECISION_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Number formats of weights by the name of their precision."""
+INT8_SCALE = ".int8_scale"
+"""Name suffix of the scales ``[rows]`` of a matrix that is stored as int8."""
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -31,7 +33,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         BundleError: The file is missing, truncated, malformed, or contains code or anything but named tensors.
     """
     if path.suffix == ".safetensors":
-        return read_safetensors(path)[0]
+        return _expand_int8(read_safetensors(path)[0], path)
     loaded = read_pickled(path)
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise BundleError(f"{path}: contains something other than named tensors; expected a state dict")
@@ -117,6 +119,33 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mappi
     except (SafetensorError, OSError) as error:
         partial.unlink(missing_ok=True)
         raise BundleError(f"{path}: cannot be written ({error})") from None
+
+
+def compress_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Store matrices as int8 with a scale per row, which ``read_tensors`` multiplies again; all else as float16.
+
+    The error is at most half a step: 0.4 % of the largest weight of a row.
+    """
+    compressed: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        rows = tensor.float().flatten(1) if tensor.dim() > 1 else tensor
+        if tensor.dim() < 2 or rows.shape[1] < 8:
+            compressed[name] = tensor.half()
+            continue
+        scale = rows.abs().amax(1).clamp(min=1e-12) / 127
+        compressed[name] = (rows / scale[:, None]).round().to(torch.int8).view(tensor.shape)
+        compressed[name + INT8_SCALE] = scale
+    return compressed
+
+
+def _expand_int8(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    for name in [name for name in tensors if name.endswith(INT8_SCALE)]:
+        scale = tensors.pop(name)
+        matrix = tensors.get(name.removesuffix(INT8_SCALE))
+        if matrix is None or matrix.dtype != torch.int8 or matrix.shape[:1] != scale.shape:
+            raise BundleError(f"{path}: {name[:120]!r} does not belong to an int8 matrix of as many rows")
+        tensors[name.removesuffix(INT8_SCALE)] = matrix.float() * scale.view(-1, *[1] * (matrix.dim() - 1))
+    return tensors
 
 
 def finite_range(tensor: Tensor) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from tts_worker.errors import BundleError, MissingExtra
 END_OF_PROMPT = "<|endofprompt|>"
 
 # Qwen2's pre-tokenization pattern: https://huggingface.co/docs/transformers/model_doc/qwen2
-_WORDS = (
+WORD_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -106,6 +106,11 @@ class TextTokenizer:
         encoder = self._special if allow_special else self._plain
         return list(encoder.encode(_SURROGATE.sub("\ufffd", text), add_special_tokens=False).ids)
 
+    def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
+        """Ids of plain ``text``, and the character after each of them."""
+        encoding = self._plain.encode(text, add_special_tokens=False)
+        return list(encoding.ids), [end for _, end in encoding.offsets]
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ``ids`` without special tokens."""
         return str(self._special.decode(list(ids), skip_special_tokens=True))
@@ -123,7 +128,7 @@ def _encoders(directory: Path) -> tuple[Any, Any]:
     for _ in range(2):
         encoder = Tokenizer(model)
         encoder.normalizer = normalizers.NFC()
-        split = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
+        split = pre_tokenizers.Split(Regex(WORD_PATTERN), behavior="isolated")
         encoder.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
         encoder.decoder = decoders.ByteLevel()
         encoders.append(encoder)

@@ -1,0 +1,52 @@
+"""Voices that are installed as packages: model directories announced by the entry point group ``tts_worker.voices``.
+
+The name of an entry point is the name of the voice, its value a module; the model directory is the folder ``bundle`` in
+that module's package. The module itself is not imported.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+
+from tts_worker.errors import BundleError, UnknownVoice
+
+GROUP = "tts_worker.voices"
+FOLDER = "bundle"
+
+
+def installed_voices() -> dict[str, Path]:
+    """Model directories by the name of their voice, sorted by name.
+
+    Raises:
+        BundleError: A package announces a voice that it does not contain.
+    """
+    return {point.name: _folder(point.name, point.value) for point in sorted(entry_points(group=GROUP))}
+
+
+def installed_voice(name: str | None) -> tuple[str, Path]:
+    """Return the installed voice ``name``, or the only one; and its model directory.
+
+    Raises:
+        UnknownVoice: No such voice is installed, or ``name`` is None and there are several.
+    """
+    voices = installed_voices()
+    if name is None and len(voices) == 1:
+        return next(iter(voices.items()))
+    if name is None or name not in voices:
+        hint = f"installed: {', '.join(voices)}" if voices else "none is; try: pip install tts-worker-voice-nano"
+        raise UnknownVoice(f"{'choose a voice' if name is None else f'no voice {name!r} is installed'}; {hint}")
+    return name, voices[name]
+
+
+def _folder(name: str, module: str) -> Path:
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    folders = [Path(place) / FOLDER for place in (spec.submodule_search_locations or () if spec else ())]
+    for folder in folders:
+        if folder.is_dir():
+            return folder
+    raise BundleError(f"the package of the voice {name!r} has no model directory: install it again")

@@ -1,0 +1,73 @@
+"""Voices that are installed as packages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tts_worker.cli import main
+from tts_worker.errors import BundleError, TTSWorkerError, UnknownVoice
+from tts_worker.settings import load_settings
+from tts_worker.voicepack.installed import installed_voice, installed_voices
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder that is the only place of installed packages."""
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    return tmp_path
+
+
+def install(site: Path, voice: str, *, complete: bool = True) -> Path:
+    """Lay out a package as pip would; returns its model directory."""
+    info = site / f"{voice}_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {voice}-package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[tts_worker.voices]\n{voice} = {voice}_package\n")
+    folder = site / f"{voice}_package" / "bundle"
+    if complete:
+        folder.mkdir(parents=True)
+        (folder.parent / "__init__.py").write_text("raise RuntimeError('finding a voice runs no code of its package')")
+    return folder
+
+
+def test_installed_voices_are_found_by_entry_point(site: Path) -> None:
+    assert installed_voices() == {}
+    bella, anna = install(site, "bella"), install(site, "anna")
+    assert installed_voices() == {"anna": anna, "bella": bella}
+    assert installed_voice("bella") == ("bella", bella)
+
+
+def test_only_installed_voice_is_the_default(site: Path) -> None:
+    with pytest.raises(UnknownVoice, match="pip install tts-worker-voice-nano"):
+        installed_voice(None)
+    anna = install(site, "anna")
+    assert installed_voice(None) == ("anna", anna)
+    install(site, "bella")
+    with pytest.raises(UnknownVoice, match="choose a voice; installed: anna, bella"):
+        installed_voice(None)
+
+
+def test_damaged_voice_package_is_reported(site: Path) -> None:
+    install(site, "anna", complete=False)
+    with pytest.raises(BundleError, match="'anna' has no model directory: install it again"):
+        installed_voices()
+
+
+def test_settings_name_an_installed_voice(site: Path) -> None:
+    anna, bella = install(site, "anna"), install(site, "bella")
+
+    def bundle(**engine: str) -> Path:
+        settings = load_settings(None, {"engines": {"c": {"kind": "cosyvoice", **engine}}}, replaced=("engines",))
+        return settings.engines["c"].bundle  # type: ignore[union-attr]
+
+    assert bundle(bundle="bella") == bella
+    assert bundle(bundle=str(anna)) == anna
+    with pytest.raises(TTSWorkerError, match="choose a voice"):
+        bundle()
+
+
+def test_say_without_a_voice_tells_what_to_install(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["say", "--engine", "cosyvoice", "--voice", "nano", "Hello."]) != 0
+    assert "pip install tts-worker-voice-nano" in capsys.readouterr().err
