@@ -1,0 +1,67 @@
+"""``python -m tools.train COMMAND``: see docs/training.md."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+from tools.train.config import Config
+from tools.train.runner import Training
+from tts_worker.errors import TTSWorkerError
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.train", description="Train a CosyVoice bundle.")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    def command(name: str, help: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=help)
+        added.add_argument("config", type=Path, help="YAML file")
+        added.add_argument("--run", type=Path, required=True, help="folder of data, checkpoints and curves")
+        added.add_argument("--threads", type=int, default=1, help="threads of torch (default 1)")
+        added.add_argument("--device", default="cpu")
+        return added
+
+    data = command("data", "make text, codes and audio")
+    data.add_argument("--workers", type=int, default=1, help="processes of the teacher")
+    run = command("run", "train all stages in turn, resuming where the last run stopped")
+    run.add_argument("--minutes", type=float, default=1e9)
+    run.add_argument("--scale", type=int, default=1, help="multiplies all batches, for a GPU")
+    run.add_argument("--workers", type=int, default=1, help="processes of the teacher")
+    stage = command("stage", "train one stage")
+    stage.add_argument("stage", choices=("vocoder", "flow", "lm"))
+    stage.add_argument("--minutes", type=float, default=1e9)
+    stage.add_argument("--until-step", type=int, default=1 << 60)
+    stage.add_argument("--scale", type=int, default=1)
+
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    try:
+        return _run(args)
+    except TTSWorkerError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+
+
+def _run(args: argparse.Namespace) -> int:
+    config = Config.load(args.config)
+
+    def report(line: str) -> None:
+        print(line, flush=True)
+
+    training = Training(config, args.run, torch.device(args.device), getattr(args, "scale", 1), report)
+    if args.command == "data":
+        training.prepare(args.workers)
+    elif args.command == "run":
+        training.prepare(args.workers)
+        training.follow_plan(args.minutes)
+    elif args.command == "stage":
+        training.train_stage(args.stage, args.minutes, args.until_step)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,244 @@
+"""A whole training in a folder: data, bundle, and the stages in turn by the plan."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tools.train import speech_data
+from tools.train.bundle import speaker, write_skeleton
+from tools.train.codes import CodeBook
+from tools.train.config import Config, StageConfig
+from tools.train.flow import FlowStage
+from tools.train.lm import LmItem, LmStage
+from tools.train.networks import (
+    TrainableHift,
+    adapt_flow,
+    adapt_vocoder,
+    copy_matching,
+    trainable_flow,
+    trainable_lm,
+)
+from tools.train.speech_data import AudioData, UnitData
+from tools.train.trainer import Stage, train
+from tools.train.vocoder import VocoderData, VocoderStage
+from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
+from tts_worker.engine.cosyvoice.features import MelSpectrogram
+from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.errors import ConfigError
+
+BUNDLE = "bundle"
+STATE = "state.json"
+MEL = "mel.npy"
+FLOW_MEL = "flow_mel.npy"
+PARTS = {"lm": "llm", "flow": "flow", "vocoder": "hift"}
+"""Weight files of the stages."""
+
+Array = np.ndarray[Any, Any]
+
+
+class Training:
+    """A training in a folder.
+
+    Args:
+        config: The training.
+        run: The folder.
+        device: Where to train.
+        scale: Multiplies the batches, for a GPU.
+        report: Takes a line of progress.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run: Path,
+        device: torch.device,
+        scale: int = 1,
+        report: Callable[[str], None] = print,
+    ) -> None:
+        self.config = config
+        self.run = run
+        self.device = device
+        self._scale = scale
+        self._report = report
+
+    @cached_property
+    def units(self) -> UnitData:
+        return UnitData.load(self.run / speech_data.UNITS)
+
+    @cached_property
+    def book(self) -> CodeBook:
+        return CodeBook.load(self.run / speech_data.CODES)
+
+    @cached_property
+    def codes(self) -> Array:
+        """Codes of all sentences."""
+        return self.book.encode(self.units.halves, self.units.pitch_hz)
+
+    @cached_property
+    def audio(self) -> AudioData:
+        return AudioData.load(self.run / speech_data.AUDIO)
+
+    @cached_property
+    def bundle(self) -> Bundle:
+        """The bundle, without weights."""
+        path = self.run / BUNDLE
+        if not (path / "spk2info.pt").is_file():
+            write_skeleton(path, self.config, len(self.book), list(self.units.texts))
+        return Bundle.open(path)
+
+    @cached_property
+    def mel(self) -> Array:
+        """``[frames, mel]`` half precision, of all audio."""
+        path = self.run / MEL
+        if not path.is_file():
+            np.save(path, mel_of(self.audio, self.bundle.config))
+        return np.load(path)  # type: ignore[no-any-return]
+
+    def prepare(self, workers: int = 1) -> None:
+        """Make all data."""
+        speech_data.prepare(self.config, self.run, workers, self._report)
+        self.mel  # noqa: B018
+
+    def follow_plan(self, minutes: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Train the stages in turn, continuing where the last call stopped."""
+        if not self.config.plan:
+            raise ConfigError("the configuration has no plan")
+        end = clock() + 60 * minutes
+        place = self._place()
+        while clock() < end:
+            entry = self.config.plan[place["round"] % len(self.config.plan)]
+            left = entry.minutes - place["minutes"]
+            begin = clock()
+            self.train_stage(entry.stage, min(left, (end - begin) / 60), entry.until_step, clock)
+            spent = (clock() - begin) / 60
+            if clock() < end or spent >= left:
+                place = {"round": place["round"] + 1, "minutes": 0.0}
+            else:
+                place = {"round": place["round"], "minutes": place["minutes"] + spent}
+            (self.run / STATE).write_text(json.dumps(place), "utf-8")
+
+    def train_stage(
+        self,
+        name: str,
+        minutes: float = math.inf,
+        until_step: int = 1 << 60,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Stage:
+        stage = self.stage(name)
+        train(stage, self.run, minutes=minutes, until_step=until_step, report=self._report, clock=clock)
+        return stage
+
+    def stage(self, name: str) -> Stage:
+        """The stage with its initial weights."""
+        makers: dict[str, Callable[[StageConfig], Stage]] = {
+            "vocoder": self._vocoder,
+            "flow": self._flow,
+            "lm": self._lm,
+        }
+        if name not in makers:
+            raise ConfigError(f"there is no stage {name!r}; there are: {', '.join(makers)}")
+        settings = self.config.stage(name)
+        torch.manual_seed(self.config.seed)
+        return makers[name](replace(settings, batch=settings.batch * self._scale))
+
+    def _vocoder(self, settings: StageConfig) -> Stage:
+        net = TrainableHift(self.bundle.config.hift)
+        if not self._copy_initial("vocoder", net):
+            adapt_vocoder(net, *self._mel_statistics)
+        flow_mel = self.run / FLOW_MEL
+        audio = self.audio
+        data = VocoderData.make(
+            audio.samples,
+            audio.audio,
+            self.mel,
+            audio.pitch_hz,
+            held_out=self.config.data.held_out_lines,
+            segment_frames=int(settings.option("frames", 25)),
+            rate_hz=self.bundle.config.sample_rate_hz,
+            device=self.device,
+            flow_mel=np.load(flow_mel) if flow_mel.is_file() else None,
+        )
+        return VocoderStage(net.to(self.device), settings, self.config.seed, data)
+
+    def _flow(self, settings: StageConfig) -> Stage:
+        net = trainable_flow(self.bundle.config.flow)
+        if not self._copy_initial("flow", net):
+            adapt_flow(net, *self._mel_statistics)
+        frames = self.audio.samples // self.bundle.config.mel.hop_samples
+        ends = np.cumsum(frames)
+        return FlowStage(
+            net.to(self.device),
+            settings,
+            self.config.seed,
+            [self.units.of(self.codes, i) for i in range(len(frames))],
+            [self.mel[end - count : end] for end, count in zip(ends, frames, strict=True)],
+            speaker(),
+            held_out=self.config.data.held_out_lines,
+        )
+
+    def _lm(self, settings: StageConfig) -> Stage:
+        dims = self.bundle.config.lm
+        net = trainable_lm(dims)
+        self._copy_initial("lm", net)
+        tokenizer = TextTokenizer.from_bundle(self.bundle)
+        items = []
+        for i, text in enumerate(self.units.texts):
+            ids, ends = tokenizer.encode_with_ends(text)
+            text_words = np.array([text[:end].count(" ") for end in ends])
+            codes, code_words = self.units.of(self.codes, i), self.units.of(self.units.words, i)
+            items.append(LmItem(np.array(ids), codes, text_words, code_words))
+        return LmStage(
+            net.to(self.device),
+            settings,
+            self.config.seed,
+            items,
+            held_out=self.config.data.held_out_lines,
+            comma_ids=frozenset(tokenizer.encode(",")),
+            mix=self.bundle.config.mix_ratio,
+        )
+
+    @cached_property
+    def _mel_statistics(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and standard deviation of each mel bin."""
+        mel = torch.from_numpy(self.mel[:200_000].astype(np.float32))
+        return mel.mean(0), mel.std(0)
+
+    def _copy_initial(self, stage: str, net: torch.nn.Module) -> bool:
+        """Copy what fits of the initial bundle; False without one."""
+        if not self.config.initial:
+            return False
+        weights = Bundle.open(self.config.initial).load_weights(PARTS[stage])
+        count = copy_matching(net, weights)
+        self._report(f"{stage}: {count} of {len(net.state_dict())} tensors of {self.config.initial}")
+        return True
+
+    def _place(self) -> dict[str, Any]:
+        path = self.run / STATE
+        if not path.is_file():
+            return {"round": 0, "minutes": 0.0}
+        place: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        return place
+
+
+def mel_of(audio: AudioData, config: CosyVoiceConfig) -> Array:
+    """Mel of each sentence: ``[frames, mel]`` half precision."""
+    dims = config.mel
+    features = MelSpectrogram(
+        dims.sample_rate_hz, dims.n_fft, dims.window_samples, dims.hop_samples, dims.bins, dims.fmin_hz, dims.fmax_hz
+    )
+    parts = []
+    for end, count in zip(np.cumsum(audio.samples), audio.samples, strict=True):
+        wave = torch.from_numpy(audio.audio[end - count : end].astype(np.float32) / 32768)
+        parts.append(features(wave[None])[0].half().numpy())
+    return np.concatenate(parts)

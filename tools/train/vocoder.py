@@ -1,0 +1,206 @@
+"""The vocoder's stage: mel to waveform, by spectral distances first, then with a discriminator as well."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tools.train.config import StageConfig
+from tools.train.spectral import (
+    Discriminator,
+    SpectralDistance,
+    adversarial_loss,
+    discriminator_loss,
+    feature_loss,
+)
+from tools.train.trainer import Stage
+from tts_worker.engine.cosyvoice.models.hift import Hift
+
+_WEIGHTS = {"convergence": 0.5, "log": 1.0, "mel": 2.0, "complex": 1.5}
+_PITCH_WEIGHT = 0.01  # per Hz
+_PITCH_EDGE_FRAMES = 4  # at both ends of a segment, where the pitch predictor sees padding
+_HELD_OUT_SEGMENTS = 32
+_SEGMENT_SALT = 1
+_NOISE_SALT = 2
+_FLOW_SALT = 3
+
+
+@dataclass(frozen=True)
+class VocoderData:
+    """Audio with its mel and pitch, on a device. Sentences follow each other.
+
+    Attributes:
+        audio: ``[samples]`` int16.
+        mel: ``[frames, mel]`` half precision, of the audio.
+        flow_mel: ``[frames, mel]`` of the flow, zero where there is none; ``None``: nowhere.
+        pitch_hz: ``[frames]``.
+        cycles: ``[frames]`` float64, periods / frame length before each frame, from the beginning of its sentence.
+        starts: ``[N]`` frames at which a training segment may begin.
+        flow_starts: The same where there is a mel of the flow.
+        held_out_starts: The same of the held-out sentences.
+    """
+
+    audio: Tensor
+    mel: Tensor
+    flow_mel: Tensor | None
+    pitch_hz: Tensor
+    cycles: Tensor
+    starts: Tensor
+    flow_starts: Tensor
+    held_out_starts: Tensor
+
+    @classmethod
+    def make(
+        cls,
+        samples: np.ndarray[Any, Any],
+        audio: np.ndarray[Any, Any],
+        mel: np.ndarray[Any, Any],
+        pitch_hz: np.ndarray[Any, Any],
+        *,
+        held_out: int,
+        segment_frames: int,
+        rate_hz: int,
+        device: torch.device,
+        flow_mel: np.ndarray[Any, Any] | None = None,
+    ) -> VocoderData:
+        """Join sentences of ``samples`` samples; the first ``held_out`` ones are not trained on."""
+        frame_samples = len(audio) // len(pitch_hz)
+        frames = samples // frame_samples
+        ends = np.cumsum(frames)
+        starts: list[np.ndarray[Any, Any]] = []
+        cycles = np.empty(len(pitch_hz))
+        for end, count in zip(ends, frames, strict=True):
+            periods = pitch_hz[end - count : end].astype(np.float64) / rate_hz
+            cycles[end - count : end] = np.cumsum(periods) - periods
+            starts.append(np.arange(end - count, max(end - count, end - segment_frames) + 1))
+        kept = np.concatenate(starts[held_out:])
+        has_flow = np.zeros(len(mel), bool) if flow_mel is None else (flow_mel[:, 0] != 0)
+
+        def on_device(array: np.ndarray[Any, Any]) -> Tensor:
+            return torch.from_numpy(array).to(device)
+
+        return cls(
+            on_device(audio),
+            on_device(mel),
+            None if flow_mel is None else on_device(flow_mel),
+            on_device(pitch_hz),
+            on_device(cycles),
+            on_device(kept),
+            on_device(kept[has_flow[kept]]),
+            on_device(np.concatenate(starts[:held_out])),
+        )
+
+
+class VocoderStage(Stage):
+    """Trains the vocoder on random segments, with the pitch of the data and the phase that follows from it.
+
+    Options:
+        frames: Frames of a segment.
+        discriminator_from: Step from which the discriminator takes part.
+        adversarial, features: Weights of its losses.
+        channels: Channels of the discriminator.
+        flow_share: Share of the segments whose mel is that of the flow, where there is one.
+    """
+
+    def __init__(self, net: Hift, settings: StageConfig, seed: int, data: VocoderData) -> None:
+        net.fourier.prepare(net.conv_post.bias.device)
+        super().__init__("vocoder", net, settings, seed)
+        self.hift = net
+        self.data = data
+        self.frames = int(settings.option("frames", 25))
+        self.distance = SpectralDistance(net.dims.sample_rate_hz)
+        self._discriminator_from = int(settings.option("discriminator_from", 1 << 60))
+        torch.manual_seed(seed)
+        self.discriminator = Discriminator(int(settings.option("channels", 24))).to(self.device)
+        self._judges = list(self.discriminator.parameters())
+        self._judge_optimizer = self.make_optimizer(self._judges)
+
+    def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
+        count = self.settings.batch
+        generator = self.generator(_SEGMENT_SALT)
+        flow_count = 0
+        if len(self.data.flow_starts):
+            flow_count = int(count * self.settings.option("flow_share", 0.5))
+        starts = torch.cat(
+            [
+                _draw(self.data.starts, count - flow_count, generator),
+                _draw(self.data.flow_starts, flow_count, generator),
+            ]
+        )
+        audio, reference, pitch_error = self._resynthesize(starts, flow_count, self.generator(_NOISE_SALT))
+        parts = self.distance(audio, reference)
+        if flow_count:  # a mel of the flow does not determine the phase
+            exact = slice(0, count - flow_count)
+            parts["complex"] = self.distance(audio[exact], reference[exact])["complex"]
+        loss = torch.stack([_WEIGHTS[name] * value for name, value in parts.items()]).sum()
+        loss = loss + _PITCH_WEIGHT * pitch_error
+        metrics = {"loss": loss, **parts, "pitch_hz": pitch_error}
+        if self.step >= self._discriminator_from:
+            loss = loss + self._play(audio, reference, metrics)
+        return loss, {name: value.detach() for name, value in metrics.items()}
+
+    @torch.no_grad()
+    def held_out(self) -> dict[str, float]:
+        generator = torch.Generator(self.device).manual_seed(0)
+        starts = _draw(self.data.held_out_starts, _HELD_OUT_SEGMENTS, generator)
+        audio, reference, pitch_error = self._resynthesize(starts, 0, generator)
+        parts = self.distance(audio, reference)
+        return {**{name: float(value) for name, value in parts.items()}, "pitch_hz": float(pitch_error)}
+
+    def state(self) -> dict[str, Any]:
+        judge = {"net": self.discriminator.state_dict(), "optimizer": self._judge_optimizer.state_dict()}
+        return {**super().state(), "discriminator": judge}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        self.discriminator.load_state_dict(state["discriminator"]["net"])
+        self._judge_optimizer.load_state_dict(state["discriminator"]["optimizer"])
+
+    def _resynthesize(
+        self, starts: Tensor, flow_count: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Segments at ``starts``, the last ``flow_count`` from the flow's mel: audio, reference, pitch error in Hz."""
+        data = self.data
+        dims = self.hift.dims
+        rows = starts[:, None] + torch.arange(self.frames, device=self.device)  # [B, T]
+        rows = rows.clamp(max=len(data.pitch_hz) - 1)
+        mel = data.mel[rows]
+        if flow_count and data.flow_mel is not None:
+            mel = torch.cat([mel[:-flow_count], data.flow_mel[rows[-flow_count:]]])
+        mel = mel.float().transpose(1, 2)
+        frame = dims.frame_samples
+        reference = data.audio.view(-1, frame)[rows].flatten(1).float() / 32768
+        pitch = data.pitch_hz[rows]
+        edge = _PITCH_EDGE_FRAMES
+        error = (self.hift.f0_predictor(mel) - pitch).abs()[:, edge:-edge].mean()
+        harmonics = dims.nb_harmonics + 1
+        phase = data.cycles[starts][:, None] * torch.arange(1, harmonics + 1, device=self.device)
+        shape = len(starts), self.frames * frame, harmonics
+        noise = torch.randn(shape, generator=generator, device=self.device)
+        source = self.hift.m_source(pitch, phase, noise)
+        return self.hift.decode(mel, source), reference, error
+
+    def _play(self, audio: Tensor, reference: Tensor, metrics: dict[str, Tensor]) -> Tensor:
+        """Train the discriminator, and return what it adds to the loss."""
+        real = self.discriminator(reference)
+        loss = discriminator_loss(real, self.discriminator(audio.detach()))
+        self.apply(self._judge_optimizer, loss, self._judges)
+        self.discriminator.requires_grad_(False)
+        with torch.no_grad():
+            real = self.discriminator(reference)
+        fake = self.discriminator(audio)
+        self.discriminator.requires_grad_(True)
+        adversarial, features = adversarial_loss(fake), feature_loss(real, fake)
+        metrics.update(discriminator=loss, adversarial=adversarial, features=features)
+        weights = self.settings.option("adversarial", 0.3), self.settings.option("features", 1.0)
+        return weights[0] * adversarial + weights[1] * features
+
+
+def _draw(starts: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    if not count:
+        return starts[:0]
+    return starts[torch.randint(0, len(starts), (count,), generator=generator, device=starts.device)]
