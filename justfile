@@ -15,6 +15,10 @@ test *args:
 test-fast *args:
     scripts/test -m "not slow" {{args}}
 
+# all tests on every Python that is installed; WITHOUT_TORCH=1 skips the tests that need torch
+test-matrix *args:
+    scripts/test-matrix {{args}}
+
 # all tests, with the lines and branches that none of them ran
 coverage *args:
     scripts/test --cov --cov-report=term-missing {{args}}

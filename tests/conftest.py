@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,8 +40,11 @@ SLOW = (
     "integration/test_elevenlabs.py",
     "integration/test_grpc_up.py",
     "integration/test_leaks_and_races.py",
+    "integration/test_logs.py",
+    "integration/test_lost_device.py",
     "integration/test_models.py",
     "integration/test_ray.py",
+    "integration/test_registry_fleet.py",
     "integration/test_webrtc.py",
     "integrations/test_examples.py",
     "parity/",
@@ -53,9 +56,13 @@ SLOW = (
     "unit/cosyvoice/",
     "unit/engine/test_process.py",
     "unit/streaming/",
+    "unit/test_distribution.py",
     "unit/voicepack/",
 )
-"""Folders and files whose tests are marked ``slow``: each takes more than about 5 s of processor time."""
+"""Folders and files whose tests are marked ``slow``: each takes seconds of processor time, or starts processes."""
+
+WITHOUT_TORCH = ("torch", "tokenizers")
+"""What the extra "cosyvoice" installs. PyTorch comes later than others to a new version of Python."""
 
 TONE: dict[str, Any] = {"engines": {"tone": {"kind": "tone"}}}
 
@@ -72,10 +79,36 @@ async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> Non
             await asyncio.sleep(0)
 
 
+class _ModuleOfAnExtra(pytest.Module):
+    """A test module that is skipped if it imports PyTorch, which is not installed."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        try:
+            return super().collect()
+        except self.CollectError as error:
+            missing = error.__cause__
+            if not (isinstance(missing, ModuleNotFoundError) and missing.name in WITHOUT_TORCH):
+                raise
+        pytest.skip(f"needs {missing.name}: pip install 'tts-worker[cosyvoice]'", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    return _ModuleOfAnExtra.from_parent(parent, path=module_path)
+
+
+def is_slow(path: Path) -> bool:
+    return path.relative_to(Path(__file__).parent).as_posix().startswith(SLOW)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import the slow tests, with PyTorch and others, if they are left out."""
+    left_out = config.option.markexpr == "not slow" and collection_path.is_file()
+    return True if left_out and is_slow(collection_path) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    tests = Path(__file__).parent
     for item in items:
-        if item.path.relative_to(tests).as_posix().startswith(SLOW):
+        if is_slow(item.path):
             item.add_marker(pytest.mark.slow)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
+if TYPE_CHECKING:  # imported late: without PyTorch the other tests need this file, too
+    import torch
 
-CUDA = torch.device("cuda")
+    from tts_worker.engine.cosyvoice.bundle import Bundle
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,8 +20,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> torch.device:
     """The device under test: CUDA, or the CPU with ``--on-cpu``."""
+    import torch
+
     if torch.cuda.is_available():
-        return CUDA
+        return torch.device("cuda")
     if request.config.getoption("on_cpu", default=False):
         torch.set_num_threads(1)  # with tiny tensors, synchronizing threads costs more than computing
         return torch.device("cpu")
@@ -31,14 +33,18 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture(scope="session")
 def cuda() -> torch.device:
     """The device of a test that a CPU cannot run."""
+    import torch
+
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device; there is none here")
-    return CUDA
+    return torch.device("cuda")
 
 
 @pytest.fixture(scope="session")
 def large_bundle(device: torch.device, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bundle]:
     """Random weights by family: of the official size on CUDA, of the tiny size on the CPU."""
+    from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
+
     size = "full" if device.type == "cuda" else "tiny"
     bundles: dict[str, Bundle] = {}
 
@@ -55,5 +61,7 @@ def large_bundle(device: torch.device, tmp_path_factory: pytest.TempPathFactory)
 def free_memory() -> Iterator[None]:
     """Return the memory of a finished test to the device."""
     yield
+    import torch
+
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

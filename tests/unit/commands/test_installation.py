@@ -96,5 +96,5 @@ def test_help_keeps_the_capitals_of_names(name: str, capsys: pytest.CaptureFixtu
 def test_doctor_knows_every_extra() -> None:
     tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11 to read pyproject.toml")
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8"))["project"]
-    extras = set(project["optional-dependencies"]) - {"dev", "quality"}
+    extras = set(project["optional-dependencies"]) - {"dev", "test", "quality"}
     assert {name for name in extras if doctor.extra_finding(name).what == f"[{name}]"} == extras
