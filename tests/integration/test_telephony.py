@@ -55,7 +55,7 @@ async def reference(address: str, text: str) -> bytes:
         return client.pcm
 
 
-@pytest.mark.parametrize("messages", [TwilioMessages("CA1", name="Ada"), TelnyxMessages("v3:1", name="Ada")])
+@pytest.mark.parametrize("messages", [TwilioMessages("CA1", name="Ada"), TelnyxMessages("v3:1/x+y=", name="Ada")])
 async def test_documented_sequence_of_a_call(messages: TwilioMessages) -> None:
     async with (
         serving() as address,
@@ -171,7 +171,7 @@ async def test_agent_may_come_first_and_come_back() -> None:
 
 
 async def test_those_who_wait_in_vain_are_ended() -> None:
-    async with serving(telephony={"join_timeout_s": 0.05}) as address:
+    async with serving(telephony={"join_timeout_s": 0.05, "max_calls": 1}) as address:
         async with agent(address, "CA1") as client:
             await client.send(type="text", text=SHORT, end=True)
             last, code = await ending(client)
@@ -179,6 +179,10 @@ async def test_those_who_wait_in_vain_are_ended() -> None:
             report = next(m for m in client.log if isinstance(m, dict) and m["type"] == "stopped")
             assert (report["reason"], report["text_remaining"], report["samples_sent"]) == ("call_ended", SHORT, 0)
         async with calling(address, TwilioMessages("CA2")) as call:
+            with pytest.raises(InvalidStatus) as caught:
+                async with calling(address, TwilioMessages("CA3")):
+                    pass
+            assert caught.value.response.status_code == 503
             await call.socket.wait_closed()
             assert call.socket.close_code == 1000, "the provider goes on with its next instruction"
 
@@ -205,6 +209,7 @@ HOSTILE: dict[str, tuple[list[Any], int]] = {
     "start without a call": ([{"event": "start", "start": {"streamSid": "MZ"}}], 1007),
     "start of a connected call": ([TwilioMessages("CA1").start()], 1007),
     "endless name": ([TwilioMessages("CA9", call="x" * 200).start()], 1007),
+    "name with a line feed": ([TwilioMessages("CA9\nCA8").start()], 1007),
     "huge message": (["x" * 1_100_000], 1009),
 }
 HOSTILE_CALLS: dict[str, Any] = {

@@ -85,7 +85,8 @@ class CallStream(StreamConnection):
         self._max_unplayed_samples = int((_MAX_UNPLAYED_S + (options.lead_ms or 0) / 1000) * RATE_HZ)
         self._call: Call | None = None
         self._playback = CallPlayback(RATE_HZ)
-        self._messages: deque[WorkerMessage | bytes] = deque(maxlen=_MAX_MESSAGES)
+        self._messages: deque[WorkerMessage] = deque(maxlen=_MAX_MESSAGES)
+        self._caller_audio: deque[bytes] = deque(maxlen=_MAX_MESSAGES)
         self._last_message: CallMessage | None = None
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -119,7 +120,7 @@ class CallStream(StreamConnection):
                 self._messages.append(DtmfMessage(digit=digit))
                 self._dialogue.session.wake()
             case CallerAudio(data) if self._wants_audio:
-                self._messages.append(data)
+                self._caller_audio.append(data)
                 self._dialogue.session.wake()
 
     def end(self, reason: str, error: TTSWorkerError | None = None) -> None:
@@ -136,6 +137,7 @@ class CallStream(StreamConnection):
         super()._end(reason)
         self._follow()
         self._messages.clear()
+        self._caller_audio.clear()
 
     def _receive(self, raw: str | bytes) -> None:
         self._follow()  # a timeout of the session may have stopped it
@@ -148,6 +150,8 @@ class CallStream(StreamConnection):
             self._play(item)
         if item is None and self._messages:
             return self._messages.popleft()
+        if item is None and self._caller_audio:
+            return self._caller_audio.popleft()
         if item is None and self._last_message is not None:
             last, self._last_message = self._last_message, None
             return last

@@ -13,7 +13,7 @@ from tts_worker.server.keys import KeyRing
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.message_socket import MessageSocket
 from tts_worker.server.telephony.calls import Call, CallDirectory
-from tts_worker.server.telephony.wire import MAX_ID_CHARS, MediaStreamFormat, StreamStarted, StreamStopped
+from tts_worker.server.telephony.wire import MediaStreamFormat, StreamStarted, StreamStopped, check_identifier
 
 START_TIMEOUT_S = 10.0
 CALL_PARAMETER = "call"
@@ -78,9 +78,7 @@ class MediaStream:
         if not isinstance(event, StreamStarted):
             raise InvalidRequest(f"the stream must begin with start, within {START_TIMEOUT_S:g} s")
         owner = await self._authenticate(event.parameters.pop(KEY_PARAMETER, None))
-        name = event.parameters.get(CALL_PARAMETER) or event.call_id
-        if len(name) > MAX_ID_CHARS:
-            raise InvalidRequest(f"the parameter call may have at most {MAX_ID_CHARS} characters")
+        name = check_identifier(event.parameters.get(CALL_PARAMETER) or event.call_id, CALL_PARAMETER)
         call = Call(name, event, self._wire, owner, self._wakeup.set)
         self._directory.add_call(call)
         self._call = call

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fastapi import FastAPI, WebSocket
 from pydantic import SecretStr
 
-from tts_worker.errors import HTTP_STATUS, Draining, InvalidRequest, OverCapacity, TTSWorkerError, Unauthenticated
+from tts_worker.errors import HTTP_STATUS, Draining, OverCapacity, TTSWorkerError, Unauthenticated
 from tts_worker.protocol.json_codec import parse_start_query
 from tts_worker.server.keys import KeyRing
 from tts_worker.server.limits import ApiLimits
@@ -16,7 +16,7 @@ from tts_worker.server.telephony.call_stream import CallStream, call_options
 from tts_worker.server.telephony.calls import CallDirectory
 from tts_worker.server.telephony.media_stream import MediaStream
 from tts_worker.server.telephony.signature import is_sent_by_telnyx, is_signed_by_twilio
-from tts_worker.server.telephony.wire import MAX_ID_CHARS, TELNYX, TWILIO, MediaStreamFormat
+from tts_worker.server.telephony.wire import TELNYX, TWILIO, MediaStreamFormat, check_identifier
 from tts_worker.session.hub import SessionHub
 from tts_worker.settings import TelephonySettings
 
@@ -45,7 +45,7 @@ def add_routes(app: FastAPI, hub: SessionHub, limits: ApiLimits, settings: Telep
     async def telnyx(websocket: WebSocket) -> None:
         await server.serve_provider(websocket, TELNYX, settings.telnyx_auth_token)
 
-    @app.websocket(CALLS_PATH + "{call}")
+    @app.websocket(CALLS_PATH + "{call:path}")
     async def agent(websocket: WebSocket, call: str) -> None:
         await server.serve_agent(websocket, call)
 
@@ -104,8 +104,7 @@ class _Telephony:
         params = dict(websocket.query_params)
         session = None
         try:
-            if len(call) > MAX_ID_CHARS:
-                raise InvalidRequest(f"the name of a call may have at most {MAX_ID_CHARS} characters")
+            check_identifier(call, "call")
             options = call_options(parse_start_query(params).options(), self.settings.lead_ms)
             session = await self.hub.admit(options)
             wants_audio = params.get("caller_audio", "").lower() in _TRUE

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -115,7 +116,9 @@ class MediaStreamFormat:
 
     def _parse_start(self, message: Mapping[str, Any]) -> StreamStarted:
         start = _object(message, "start")
-        stream_id = _text(message if self.stream_id in message else start, self.stream_id)
+        found = message if self.stream_id in message else start
+        stream_id = check_identifier(found.get(self.stream_id), self.stream_id)
+        call_id = check_identifier(start.get(self.call_id), self.call_id)
         media_format = start.get(self.media_format)
         encoding = media_format.get("encoding") if isinstance(media_format, dict) else None
         parameters = start.get(self.parameters) or {}
@@ -124,7 +127,7 @@ class MediaStreamFormat:
         texts = {str(name): str(value) for name, value in parameters.items()}
         if any(len(name) > MAX_ID_CHARS or len(value) > MAX_PARAMETER_CHARS for name, value in texts.items()):
             raise InvalidRequest(f"a value in start.{self.parameters} has more than {MAX_PARAMETER_CHARS} characters")
-        return StreamStarted(stream_id, _text(start, self.call_id), str(encoding or ""), texts)
+        return StreamStarted(stream_id, call_id, str(encoding or "")[:MAX_ID_CHARS], texts)
 
     def media(self, stream_id: str, mulaw: bytes) -> str:
         """Encode audio for the call: mu-law at 8 kHz. Fills a short last frame with silence."""
@@ -151,6 +154,13 @@ def _object(message: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = message.get(name)
     if not isinstance(value, dict):
         raise InvalidRequest(f"{name}: expected an object")
+    return value
+
+
+def check_identifier(value: object, name: str) -> str:
+    """Return ``value`` if it can name a call or a stream, in logs and addresses. Raises InvalidRequest."""
+    if not isinstance(value, str) or not re.fullmatch(r"[!-~]{1,128}", value):
+        raise InvalidRequest(f"{name}: expected 1 to {MAX_ID_CHARS} printable ASCII characters without spaces")
     return value
 
 
