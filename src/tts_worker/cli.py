@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import importlib
 import logging
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NoReturn, Protocol, cast
 
 from tts_worker import __version__
@@ -42,6 +44,28 @@ COMMANDS: dict[str, str] = {
 }
 """Command -> summary. ``bench control`` is the module ``bench_control``."""
 
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "say": (
+        'say "Hello there."',
+        'say --speed 1.2 --out hello.mp3 "Hello there."',
+        "say --file story.txt --out story.wav",
+        'say --url ws://127.0.0.1:8080 --voice heart "Hello there."',
+    ),
+    "serve": (
+        "serve --open",
+        "serve --port 9000 --config worker.yaml",
+        "serve --set session.max_sessions=100",
+    ),
+    "up": ("up", "up --gpus all --config gpu.yaml"),
+    "voice": ('voice add anna --bundle CosyVoice2-0.5B --audio prompt.wav --text "What is said in it."',),
+    "voicepack": ("voicepack pull cosyvoice2-0.5b", "voicepack check CosyVoice2-0.5B"),
+    "doctor": ("doctor", "doctor --json"),
+    "bench frames": ("bench frames --engine cpu --sessions 40",),
+}
+"""Command -> examples for its help, without the program's name."""
+
+_EXAMPLES_TITLE = "examples:"
+
 EXIT_DEVICE_LOST = 75
 """EX_TEMPFAIL of sysexits.h: the device is lost for this process, but the next one may use it."""
 
@@ -67,7 +91,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_command(prog: str, module: CommandModule, words: Sequence[str], *, description: str = "") -> int:
     """Parse the arguments of a command, run it and return the exit code; a typed error goes to standard error."""
-    parser = argparse.ArgumentParser(prog=prog, description=description or module.__doc__)
+    parser = _Parser(
+        prog=prog,
+        description=description or module.__doc__,
+        epilog=_examples(prog.partition(" ")[2]),
+        formatter_class=_HelpFormatter,
+    )
     try:
         module.add_arguments(parser)
         return module.run(parser.parse_args(words))
@@ -82,6 +111,35 @@ def run_command(prog: str, module: CommandModule, words: Sequence[str], *, descr
         # The reader of the output is gone (``| head``). Redirect, so that the flush at exit does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Wraps descriptions, but not the lines of examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith(_EXAMPLES_TITLE) else super()._fill_text(text, width, indent)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Suggests the option that was probably meant."""
+
+    def error(self, message: str) -> NoReturn:
+        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        if unknown:
+            options = [option for action in self._actions for option in action.option_strings]
+            message += _suggestion(unknown[1], options)
+        super().error(message)
+
+
+def _suggestion(word: str, known: Iterable[str]) -> str:
+    """Return a question that names the most similar of the known words, or nothing."""
+    similar = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {similar[0]}?" if similar else ""
+
+
+def _examples(command: str) -> str | None:
+    lines = EXAMPLES.get(command, ())
+    return "\n".join((_EXAMPLES_TITLE, *(f"  tts-worker {line}" for line in lines))) if lines else None
 
 
 def _exit_without_destructors(code: int) -> NoReturn:
@@ -115,7 +173,8 @@ def _help(words: list[str]) -> int:
     if wants_help or (group and set(words[1:]) <= {"-h", "--help"}):
         print(text)
         return 0
-    print(f'error: there is no command "{" ".join(words[:2])[:64]}"\n{text}', file=sys.stderr)
+    asked = " ".join(words[:2] if group else words[:1])[:64]
+    print(f'error: there is no command "{asked}"{_suggestion(asked, COMMANDS)}\n{text}', file=sys.stderr)
     return 2
 
 

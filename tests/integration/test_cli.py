@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import os
 import pty
+import shlex
 import signal
 import stat
 import subprocess
@@ -17,7 +20,7 @@ import httpx
 import pytest
 import soundfile
 
-from tts_worker.cli import COMMANDS, main
+from tts_worker.cli import COMMANDS, EXAMPLES, main
 
 PROGRAM = [sys.executable, "-m", "tts_worker"]
 TONE = ["--engine", "tone"]
@@ -83,6 +86,7 @@ def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
         (["hi", "--set", "session.leadms=3"], 2, "session.leadms: unknown setting"),
         (["hi", "--set", "nonsense"], 2, "KEY=VALUE"),
         (["hi", "--config", "no.yaml"], 2, "no.yaml cannot be read"),
+        (["hi", "--url", "ws://127.0.0.1:9"], 2, "whose settings"),
         (["🎉"], 1, "nothing in this text that can be spoken"),
     ],
 )
@@ -206,9 +210,9 @@ def test_control_c_stops_and_reports_unspoken_text(player: Path, tmp_path: Path)
 
 
 @contextmanager
-def served(*args: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def served(*args: str, environment: dict[str, str] | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
     command = [*PROGRAM, "serve", "--port", "0", *TONE, *args]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         try:
             url = process.stdout.readline().removeprefix("listening on ").strip()
@@ -222,7 +226,7 @@ def served(*args: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
             process.kill()
 
 
-def test_serve_lists_voices_and_drains(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_speaks_lists_voices_and_drains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with served("--set", "log_format=json") as (process, url):
         assert httpx.get(f"{url}/health/ready", timeout=60).status_code == 200
         assert main(["voices", "--url", url, "--json"]) == 0
@@ -231,6 +235,13 @@ def test_serve_lists_voices_and_drains(capsys: pytest.CaptureFixture[str]) -> No
             "tone-low",
             "tone-high",
         }
+        for target in (url, url.replace("http", "ws")):
+            file = tmp_path / "speech.wav"
+            assert main(["say", "--url", target, "Hello there.", "--voice", "tone-low", "--out", str(file)]) == 0
+            assert "first audio after" in error_of(capsys)
+            assert soundfile.info(file).duration == pytest.approx(12 * 0.06, abs=0.3)
+        assert main(["say", "--url", url, "Hello there.", "--voice", "absent", "--out", str(file)]) == 2
+        assert 'unknown voice "absent"' in error_of(capsys)
         process.terminate()
         assert process.wait(timeout=60) == 0
 
@@ -351,6 +362,30 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("tts-worker ")
     assert main(["frobnicate"]) == 2
     assert 'no command "frobnicate"' in error_of(capsys)
+    for words in (["servee"], ["bench", "laod"]):
+        assert main(words) == 2
+        assert "did you mean " in error_of(capsys)
+    with pytest.raises(SystemExit):
+        main(["say", "--voce", "heart"])
+    assert "did you mean --voice?" in error_of(capsys)
+
+
+def test_examples_of_the_help_are_valid() -> None:
+    for command, examples in EXAMPLES.items():
+        for example in examples:
+            parser = argparse.ArgumentParser()
+            importlib.import_module(f"tts_worker.commands.{command.replace(' ', '_')}").add_arguments(parser)
+            assert example.startswith(command)
+            parser.parse_args(shlex.split(example.removeprefix(command)))
+
+
+def test_serve_open_opens_the_page(tmp_path: Path) -> None:
+    browser, opened = tmp_path / "browser", tmp_path / "opened"
+    os.mkfifo(opened)
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
+    browser.chmod(0o755)
+    with served("--open", environment={**os.environ, "BROWSER": f"{browser} %s"}) as (_, url):
+        assert opened.read_text().strip() == url  # waits for the browser
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -30,8 +30,9 @@ from tts_worker.types import (
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-TextSource = str | Iterable[str] | AsyncIterable[str]
-"""A text, or its parts while they are being written: a generator, the deltas of a language model."""
+TextSource = str | Iterable[str | bytes] | AsyncIterable[str | bytes]
+"""A text, or its parts while they are being written: a generator, the deltas of a language model. Bytes are UTF-8 and
+may be cut inside a character."""
 
 
 class SpeechOptions(TypedDict, total=False):
@@ -49,6 +50,7 @@ class SpeechOptions(TypedDict, total=False):
         markdown: Keep Markdown, emoji and URLs from being read aloud.
         urls: How URLs are read: "drop", "host" or "keep".
         normalise: Read numbers, dates and units as words.
+        flush_after_ms: Pause of the text after which complete words are spoken; 0: only at punctuation and its end.
         realtime: Send audio at playback pace instead of as fast as it is generated.
     """
 
@@ -63,6 +65,7 @@ class SpeechOptions(TypedDict, total=False):
     markdown: bool | None
     urls: str | None
     normalise: bool | None
+    flush_after_ms: float | None
     realtime: bool
 
 
@@ -285,7 +288,7 @@ class AsyncLiveSpeech:
         await self.aclose()
 
 
-async def _parts(text: TextSource) -> AsyncIterator[str]:
+async def _parts(text: TextSource) -> AsyncIterator[str | bytes]:
     """Yield the parts of a text. An ordinary iterable runs on a thread, since it may wait for a language model."""
     if isinstance(text, str):
         yield text
@@ -295,7 +298,7 @@ async def _parts(text: TextSource) -> AsyncIterator[str]:
     else:
         iterator = iter(text)
 
-        def next_part() -> tuple[str, ...]:
+        def next_part() -> tuple[str | bytes, ...]:
             return tuple(itertools.islice(iterator, 1))
 
         while following := await asyncio.to_thread(next_part):

@@ -11,24 +11,27 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from tts_worker.adapter import SpeechChunk, SpeechStream, TTSWorker
+from tts_worker.adapter import SpeechChunk, SpeechStream
 from tts_worker.app import run as run_loop
 from tts_worker.app import running_adapter
+from tts_worker.client.async_tts import AsyncTTS, SpeechOptions
 from tts_worker.client.playback import FileSink, PlayerSink, Sink, StdoutSink, find_player
 from tts_worker.commands import speak_offline
 from tts_worker.commands.common import OFFLINE_ENGINE, add_settings_arguments, quiet_logs, settings_from
 from tts_worker.errors import InvalidRequest
 from tts_worker.settings import Settings, read_yaml
-from tts_worker.types import SAMPLE_RATE_HZ, Outcome, SessionOptions
+from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Outcome, Receipt, SessionOptions
 
 _LONG_TEXT_CHARS = 400
 _PORTION_CHARS = 1_000
@@ -40,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", nargs="*", help="text to speak; without it, standard input is read as it arrives")
     parser.add_argument("--file", type=Path, help="read the text from this file (-: standard input)")
     parser.add_argument("--voice", help="voice, one of those listed by `tts-worker voices`")
+    parser.add_argument(
+        "--url", help="speak with a running worker, such as ws://127.0.0.1:8080 (API key: TTS_WORKER_API_KEY)"
+    )
     parser.add_argument("--speed", type=float, default=1.0, help="0.5 to 2.0 (default 1.0)")
     parser.add_argument(
         "--seed", type=int, default=0, help="random seed; the same seed gives the same audio (default 0)"
@@ -71,13 +77,18 @@ def run(args: argparse.Namespace) -> int:
         return speak_offline.run(args)
     if args.json and args.out == "-":
         raise InvalidRequest("--json and --out - both use standard output; choose one")
-    settings = settings_from(args, session={"max_utterance_chars": _MAX_TEXT_CHARS, "text_idle_timeout_s": 3_600})
+    if args.url is not None and (args.config is not None or args.engine is not None or args.set):
+        raise InvalidRequest("--url uses a running worker, whose settings --config, --engine and --set cannot change")
     source = _Source.of(args)
     code = _INTERRUPTED
 
     async def speak() -> None:
         nonlocal code
-        code = await _speak(args, settings, source)
+        if args.url is not None:
+            code = await _speak_remotely(args, source)
+        else:
+            limits = {"max_utterance_chars": _MAX_TEXT_CHARS, "text_idle_timeout_s": 3_600}
+            code = await _speak(args, settings_from(args, session=limits), source)
 
     run_loop(speak())
     return code
@@ -105,6 +116,12 @@ class _Source:
             return cls(args.file.read_bytes().decode("utf-8", errors="replace"))
         except OSError as error:
             raise InvalidRequest(f"cannot read {args.file}: {error.strerror}") from None
+
+    def remaining_chars(self, report: Receipt) -> int:
+        """Return the characters that were not spoken, including text that was not sent to the session yet."""
+        if self.total_chars is None:
+            return len(report.text_remaining)
+        return self.total_chars - len(report.text_spoken)
 
     async def portions(self) -> AsyncIterator[str | bytes]:
         if self._text is None:
@@ -171,7 +188,7 @@ async def _speak(args: argparse.Namespace, settings: Settings, source: _Source) 
         sink, target = await _open_sink(args)
         if source.is_interactive and not args.quiet:
             print("Type text; each sentence is spoken as you finish it. Ctrl-D ends, Ctrl-C stops.", file=sys.stderr)
-        with _stop_on_interrupt(adapter, sink):
+        with _stop_on_interrupt(partial(adapter.control, "STOP"), sink):
             chunks, first_at_s = await _play(stream, sink, _Progress(source, args.quiet or args.json))
     ended_at_s = perf_counter()
     stopped = stream.outcome is Outcome.STOPPED
@@ -187,27 +204,90 @@ async def _speak(args: argparse.Namespace, settings: Settings, source: _Source) 
 
 
 @contextlib.contextmanager
-def _stop_on_interrupt(adapter: TTSWorker, sink: Sink) -> Iterator[None]:
-    """Turn the first Ctrl-C into a STOP, which still yields the playback report; the second is an ordinary Ctrl-C."""
+def _stop_on_interrupt(stop: Callable[[int | None], Awaitable[object]], sink: Sink) -> Iterator[None]:
+    """Turn the first Ctrl-C into a STOP, which still yields the playback report; the second is an ordinary Ctrl-C.
+
+    Args:
+        stop: Stops the speech; takes the samples played so far, if known.
+        sink: Where the speech goes.
+    """
     loop = asyncio.get_running_loop()
     stopping: set[asyncio.Task[None]] = set()
 
     async def stop_speech() -> None:
-        await adapter.control("STOP", sink.played_samples)
+        await stop(sink.played_samples)
         if isinstance(sink, PlayerSink):
             await sink.abort()  # it buffers seconds of audio, and a write may block on it
 
-    def stop() -> None:
+    def interrupt() -> None:
         loop.remove_signal_handler(signal.SIGINT)
         stopping.add(loop.create_task(stop_speech()))
 
     with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C ends the program
-        loop.add_signal_handler(signal.SIGINT, stop)
+        loop.add_signal_handler(signal.SIGINT, interrupt)
     try:
         yield
     finally:
         with contextlib.suppress(NotImplementedError):
             loop.remove_signal_handler(signal.SIGINT)
+
+
+async def _speak_remotely(args: argparse.Namespace, source: _Source) -> int:
+    """Speak with the worker at ``--url``."""
+    options = SpeechOptions(
+        voice=args.voice,
+        speed=args.speed,
+        seed=args.seed,
+        language=args.language,
+        instruct=args.instruct,
+        lexicon=read_yaml(args.lexicon) if args.lexicon is not None else None,
+        markdown=False if args.plain else None,
+        flush_after_ms=args.flush_after_ms,
+    )
+    samples = 0
+    first_at_s: float | None = None
+    async with (
+        AsyncTTS(re.sub("^http", "ws", args.url), api_key=os.environ.get("TTS_WORKER_API_KEY"), **options) as tts,
+        tts.stream(source.portions()) as live,
+    ):
+        await live.start()
+        sink, target = await _open_sink(args)
+
+        async def stop(played_samples: int | None) -> None:
+            live.stop(played_samples)
+
+        try:
+            with _stop_on_interrupt(stop, sink):
+                async for part in live:
+                    first_at_s = first_at_s or perf_counter()
+                    samples += len(part.pcm) // BYTES_PER_SAMPLE
+                    await sink.write(part.pcm)
+        except BaseException:
+            await sink.abort()
+            raise
+        await (sink.abort() if live.outcome is Outcome.STOPPED else sink.close())
+    ended_at_s = perf_counter()
+    began_at_s = source.first_at_s or ended_at_s
+    assert live.report is not None
+    assert live.outcome is not None
+    summary = {
+        "outcome": live.outcome.value,
+        "reason": live.report.reason,
+        "audio_s": round(samples / SAMPLE_RATE_HZ, 3),
+        "first_audio_ms": round(1000 * ((first_at_s or ended_at_s) - began_at_s), 1),
+        "wall_s": round(ended_at_s - began_at_s, 3),
+        "chars_spoken": len(live.report.text_spoken),
+        "chars_remaining": source.remaining_chars(live.report),
+        "alignment": live.report.alignment.value,
+        "words": [asdict(word) for word in live.words],
+    }
+    if args.json:
+        print(json.dumps(summary, ensure_ascii=False))
+    elif not args.quiet:
+        _print_summary(summary, target)
+    if live.outcome is Outcome.STOPPED:
+        return _INTERRUPTED
+    return 0 if samples else 1
 
 
 async def _play(stream: SpeechStream, sink: Sink, progress: _Progress) -> tuple[list[SpeechChunk], float | None]:
@@ -250,10 +330,6 @@ def _summary(
     assert stream.receipt is not None
     assert stream.outcome is not None
     audio_s = chunks[-1].end_sample / SAMPLE_RATE_HZ if chunks else 0.0
-    spoken = len(stream.receipt.text_spoken)
-    remaining = len(stream.receipt.text_remaining)
-    if stream.outcome is not Outcome.DONE and source.total_chars is not None:
-        remaining = source.total_chars - spoken  # includes text that was not sent to the session yet
     engine_s = sum(chunk.wall_ms for chunk in chunks) / 1000
     return {
         "voice": stream.session.params.voice,
@@ -263,8 +339,8 @@ def _summary(
         "first_audio_ms": round(1000 * first_s, 1),
         "wall_s": round(wall_s, 3),
         "rtf": round(engine_s / audio_s, 4) if audio_s else None,
-        "chars_spoken": spoken,
-        "chars_remaining": remaining,
+        "chars_spoken": len(stream.receipt.text_spoken),
+        "chars_remaining": source.remaining_chars(stream.receipt),
         "alignment": stream.receipt.alignment.value,
         "words": [asdict(word) for chunk in chunks for word in chunk.words],
         "chunks": [
@@ -277,11 +353,10 @@ def _print_summary(summary: dict[str, Any], target: str) -> None:
     if summary["reason"] == "nothing_to_speak":
         print("There is nothing in this text that can be spoken.", file=sys.stderr)
         return
-    print(
-        f"{summary['audio_s']:.1f} s of speech, first audio after {summary['first_audio_ms']:.0f} ms, "
-        f"real-time factor {summary['rtf'] or 0:.3f} -> {target}",
-        file=sys.stderr,
-    )
+    times = f"first audio after {summary['first_audio_ms']:.0f} ms"
+    if "rtf" in summary:
+        times += f", real-time factor {summary['rtf'] or 0:.3f}"
+    print(f"{summary['audio_s']:.1f} s of speech, {times} -> {target}", file=sys.stderr)
     if summary["outcome"] in ("stopped", "truncated"):
         remaining = summary["chars_remaining"]
         print(f"{summary['outcome']} ({summary['reason']}): {remaining} characters were not spoken", file=sys.stderr)
