@@ -250,7 +250,7 @@ async def test_unanswered_stop_ends_with_the_connection(browser: Browser, addres
     [
         ({"voice": "unknown"}, "The server does not have this voice any more. Choose another one."),
         ({"speed": 9}, "The server refused: speed must be 0.25 to 4 for voice tone"),
-        ({"seed": "one"}, "The server refused: seed: expected `int`, got `str`"),
+        ({"seed": "one"}, "The server refused: seed must be a whole number, not text"),
     ],
 )
 async def test_rejected_options_are_shown_and_nothing_is_played(

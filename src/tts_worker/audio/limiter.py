@@ -127,7 +127,7 @@ class Limiter:
             chosen = windows[loud]
             half = _TAPS // 2
             taps = np.lib.stride_tricks.sliding_window_view(chosen[:, 1:], _TAPS, axis=1)
-            between = np.abs(np.einsum("nbt,pt->nbp", taps, _phases())).max(axis=(1, 2))
+            between = np.abs(taps.reshape(-1, _TAPS) @ _phases().T).reshape(len(loud), -1).max(axis=1)
             peaks = np.maximum(between, np.abs(chosen[:, half : half + self._block]).max(axis=1))
             needed[loud] = np.minimum(1.0, self._ceiling / np.maximum(peaks, 1.0))
         return needed
@@ -139,8 +139,10 @@ class Limiter:
             return lowest
         out = []
         for bound in lowest.tolist():
-            gain = min(bound, gain + (1 - gain) * self._release)
-            if gain > _AT_REST and bound == 1.0:
-                gain = 1.0
+            gain += (1 - gain) * self._release
+            if gain > bound:
+                gain = bound
+            elif gain > _AT_REST:
+                gain = bound  # at most 1
             out.append(gain)
         return np.array(out)

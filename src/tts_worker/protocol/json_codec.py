@@ -103,7 +103,7 @@ def parse_worker_message(raw: str | bytes) -> WorkerMessage | None:
     try:
         return msgspec.convert(data, kind)  # type: ignore[return-value]
     except (msgspec.ValidationError, RecursionError) as error:
-        raise ProtocolError(explain(error)) from None
+        raise ProtocolError(explain(error, kind)) from None
 
 
 def parse_object(raw: str | bytes, noun: str) -> dict[str, Any]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, TypeVar
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -41,6 +43,18 @@ _VALID = r"^[^\uD800-\uDFFF]*$"
 
 Name = Annotated[str, Meta(max_length=128, pattern=_VALID)]
 Samples = Annotated[int, Meta(ge=0)]
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+_EXPECTED = re.compile(r"Expected `([^`]+)`(?: (?:of length )?(<=|>=) (-?\d+))?(?:, got `(\w+)`)?")
+_PLAIN_TYPES = MappingProxyType(
+    {
+        "int": "a whole number",
+        "float": "a number",
+        "str": "text",
+        "bool": "true or false",
+        "array": "a list",
+        "object": "an object",
+    }
+)
 _PROBLEM = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?", re.DOTALL)
 
 VOICE_FIELDS = tuple(field.name for field in dataclasses.fields(SynthesisParams))
@@ -77,18 +91,43 @@ def convert(fields: dict[str, Any], kind: type[_M], *, strict: bool = True) -> _
     try:
         return msgspec.convert({"type": kind.type_name(), **fields}, kind, strict=strict)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise InvalidRequest(explain(error)) from None
+        raise InvalidRequest(explain(error, kind, strict=strict)) from None
 
 
-def explain(error: Exception) -> str:
-    """Describe a validation error: the field first, and no value."""
+def explain(error: Exception, kind: type[Message], *, strict: bool = True) -> str:
+    """Describe a validation error of a message: the field first, and no value.
+
+    Args:
+        error: What msgspec raised.
+        kind: The message.
+        strict: The values have the types of JSON; otherwise all are text, whose type says nothing.
+    """
     match = _PROBLEM.fullmatch(str(error))
-    text, location = (match[1], match[2]) if match is not None else (str(error), None)
-    if text.startswith("Invalid "):
-        text = "Invalid value"
-    elif "regex" in text:
-        text = "Expected text without lone surrogates"
-    return f"{location}: {text[:1].lower()}{text[1:]}" if location else text
+    problem, name = (match[1], match[2] or "the message") if match is not None else (str(error), "the message")
+    if (missing := _MISSING.fullmatch(problem)) is not None:
+        return f"{missing[1]} is missing" if name == "the message" else f"{name}.{missing[1]} is missing"
+    if choices := _choices(kind, name):
+        return f"{name} must be one of {', '.join(map(str, choices))}"
+    if "regex" in problem:
+        return f"{name} must not contain lone surrogates"
+    if (expected := _EXPECTED.match(problem)) is None:
+        return f"{name} is invalid"
+    types, comparison, limit, found = expected.groups()
+    plain = " or ".join(_PLAIN_TYPES.get(each, each) for each in types.split(" | ") if each != "null")
+    if comparison is not None:
+        unit = {"str": " characters", "array": " items"}.get(types.split(" | ")[0], "")
+        return f"{name} must be {plain} of at {'most' if comparison == '<=' else 'least'} {limit}{unit}"
+    return f"{name} must be {plain}, not {_PLAIN_TYPES.get(found, found)}" if strict else f"{name} must be {plain}"
+
+
+@lru_cache(maxsize=64)
+def _choices(kind: type[Message], name: str) -> tuple[object, ...]:
+    """The values that a field may have, if they are listed in its type."""
+    if name not in kind.__struct_fields__:
+        return ()
+    annotation = get_type_hints(kind)[name]
+    literals = [each for each in (annotation, *get_args(annotation)) if get_origin(each) is Literal]
+    return tuple(value for each in literals for value in get_args(each))
 
 
 # -- client -> worker -------------------------------------------------------------------------------------------------

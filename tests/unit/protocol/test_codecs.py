@@ -187,12 +187,44 @@ def test_error_names_the_field_and_no_value(raw: str, field: str) -> None:
     assert "99999" not in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (
+            {"type": "start", "sample_rate": "8000"},
+            "sample_rate must be one of 8000, 16000, 22050, 24000, 44100, 48000",
+        ),
+        ({"type": "start", "sample_rate": 12}, "sample_rate must be one of 8000, 16000, 22050, 24000, 44100, 48000"),
+        ({"type": "start", "encoding": "mp3"}, "encoding must be one of pcm_s16le, mulaw, alaw, opus, wav"),
+        ({"type": "start", "frame_ms": "20"}, "frame_ms must be a whole number, not text"),
+        ({"type": "start", "speed": [1]}, "speed must be a number, not a list"),
+        ({"type": "start", "voice": "x" * 129}, "voice must be text of at most 128 characters"),
+        ({"type": "start", "needs": ["x"] * 17}, "needs must be a list of at most 16 items"),
+        ({"type": "start", "needs": [1]}, "needs[0] must be text, not a whole number"),
+        ({"type": "start", "lexicon": [1]}, "lexicon must be an object, not a list"),
+        ({"type": "ping", "id": [1]}, "id must be a whole number or text, not a list"),
+        ({"type": "stop", "played_samples": -1}, "played_samples must be a whole number of at least 0"),
+        ({"type": "text"}, "text is missing"),
+        ({"type": "text", "text": None}, "text must be text, not null"),
+    ],
+)
+def test_errors_are_plain_english(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        json_codec.parse_client_message(json.dumps(fields))
+    assert caught.value.message == text
+
+
+def test_errors_of_a_url_do_not_mention_its_text() -> None:
+    with pytest.raises(InvalidRequest, match=r"^frame_ms must be a whole number$"):
+        json_codec.parse_start_query({"frame_ms": "20.5"})
+
+
 def test_lone_surrogates_are_accepted_in_text_only() -> None:
     message = json_codec.parse_client_message('{"type": "text", "text": "\\ud83d"}')
     assert isinstance(message, TextMessage)
     assert message.text == "\ud83d"
     for raw in ('{"type": "text", "text": "a", "context": "\\udfff"}', '{"type": "start", "instruct": "a\\udfffb"}'):
-        with pytest.raises(InvalidRequest, match="without lone surrogates"):
+        with pytest.raises(InvalidRequest, match="must not contain lone surrogates"):
             json_codec.parse_client_message(raw)
 
 
