@@ -29,7 +29,7 @@ async def run(name: str, *arguments: str, stdin: str = "", **environment: str) -
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, **environment, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, **environment, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     out, error = await process.communicate(stdin.encode())
     assert process.returncode == 0, error.decode()[-1_000:]

@@ -33,10 +33,11 @@ from tests.behaviour.faults import fault_at
 from tests.behaviour.recording_client import RecordingClient
 from tests.behaviour.transports import Setup, faulty_worker, serve_setup
 from tests.fakes.proxy import run_proxy
-from tts_worker.client import Client, SessionOptions
+from tts_worker.client import Client, SessionOptions, connect
 from tts_worker.client.local import LocalConnector
 from tts_worker.engine.tone import Fault
 from tts_worker.errors import ErrorCode, ErrorInfo, InvalidRequest
+from tts_worker.types import UrlMode
 
 TEXT = "Hello there, my friend. How are you?"
 BRISK = Setup({"engines": {"tone": {"kind": "tone", "ms_per_char": 30}}})
@@ -141,7 +142,7 @@ async def test_stream_is_one_request_with_one_final_frame() -> None:
         assert metrics.audio_duration == pytest.approx(len(output.pcm) / 48_000, abs=0.011)
         assert 0 < metrics.ttfb < time.perf_counter() - began_s
         assert (metrics.streamed, metrics.cancelled) == (True, False)
-        assert metrics.metadata.model_provider == "tts-worker"
+        assert (metrics.metadata.model_provider, metrics.metadata.model_name) == ("tts-worker", "tone")
         assert not recorded.errors
         assert recorded.receipts[0].text_spoken == TEXT
 
@@ -215,7 +216,6 @@ async def test_options_apply_to_the_next_stream() -> None:
     async with serve_plugin(voice="tone") as (voice, _):
         running = voice.stream(conn_options=ONCE)
         voice.update_options(speed=2.0, voice="tone-low")
-        assert voice.model == "tone-low"
         running.push_text(TEXT)
         running.end_input()
         old = await StreamOutput().collect(running)
@@ -224,6 +224,102 @@ async def test_options_apply_to_the_next_stream() -> None:
         assert len(new.pcm) == pytest.approx(len(old.pcm) / 2, rel=0.02)
         voice.update_options(speed=1.0)
         assert len((await stream_text(voice, TEXT)).pcm) == pytest.approx(len(old.pcm), rel=0.02)
+
+
+OPTION_CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "voice": ({"voice": "tone-high"}, {"voice": "tone-high"}, "Hi there."),
+    "speed": ({"speed": 2.0}, {"speed": 2.0}, "Hi there."),
+    "seed": ({"seed": 7}, {"seed": 7}, "Hi there."),
+    "lexicon": ({"lexicon": {"Dr": "Doctor"}}, {"lexicon": {"Dr": "Doctor"}}, "Dr Hill."),
+    "markdown": ({"markdown": False}, {"markdown": False}, "This is <b>bold</b>."),
+    "urls": ({"urls": "host"}, {"urls": UrlMode.HOST}, "See https://example.com/a/b now."),
+    "normalize": ({"normalize": False}, {"normalise": False}, "It takes 2h 15m."),
+    "sample_rate": ({"sample_rate": 8_000}, {"sample_rate": 8_000}, "Hi there."),
+}
+"""Options of the plugin, the same options of a session, and a text on which they have an effect."""
+
+
+async def test_options_change_the_audio_as_those_of_a_session_do() -> None:
+    async with serve_setup(BRISK) as address, connect(f"ws://{address}") as client:
+
+        async def expected(text: str, **options: Any) -> bytes:
+            recorder = RecordingClient((await client.open(SessionOptions(realtime=False, **options))).session)
+            return recorder.pcm[(await recorder.synthesize(text)).key]
+
+        for name, (options, session_options, text) in OPTION_CASES.items():
+            pcm = await expected(text, **session_options)
+            assert pcm != await expected(text), f"{name} has no effect on the text"
+            async with connect_plugin(address, realtime=False, **options) as (voice, recorded):
+                frame = await voice.synthesize(text, conn_options=ONCE).collect()
+                assert frame.sample_rate == voice.sample_rate == options.get("sample_rate", 24_000)
+                assert frame.data.tobytes()[: len(pcm)] == pcm, name
+                assert recorded.receipts[0].text_spoken == text
+                if name != "sample_rate":  # LiveKit fixes it at construction
+                    voice.update_options(**{key: None for key in options if key not in ("speed", "seed")})
+                    voice.update_options(speed=1.0, seed=0)
+                    frame = await voice.synthesize(text, conn_options=ONCE).collect()
+                    assert frame.data.tobytes().startswith(await expected(text)), f"{name} is reset"
+
+
+async def test_model_is_the_engine_that_speaks() -> None:
+    async with serve_plugin() as (voice, _):
+        assert voice.model == "unknown"
+        await stream_text(voice, "Hi.")
+        assert voice.model == "tone"
+        voice.update_options(model="elsewhere")
+        assert voice.model == "elsewhere"
+        with pytest.raises(APIStatusError) as unknown:
+            await stream_text(voice, "Hi.")
+        assert (unknown.value.status_code, unknown.value.retryable) == (404, False)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"sample_rate": 12_345}, "sample_rate must be one of 8000, "),
+        ({"urls": "shorten"}, "urls must be one of drop, host, keep"),
+        ({"lexicon": {"Dr": 7}}, "lexicon must map words"),
+        ({"lexicon": ["Dr"]}, "lexicon must map words"),
+        ({"max_ahead_s": 11.0}, "max_ahead_s must be above 0"),
+        ({"url": "carrier-pigeon://loft"}, "must begin with one of"),
+    ],
+)
+def test_invalid_option_is_refused_at_once(option: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        TTS(**option)
+    if not {"sample_rate", "url"} & option.keys():
+        voice = TTS()
+        before = voice._options
+        with pytest.raises(InvalidRequest, match=message):
+            voice.update_options(speed=2.0, **option)
+        assert voice._options == before
+
+
+@pytest.mark.parametrize("option", [{"speed": "fast"}, {"speed": 99.0}, {"lexicon": {"Dr": "//"}}, {"language": 7}])
+async def test_option_that_the_worker_refuses_is_400(option: dict[str, Any]) -> None:
+    async with serve_plugin(**option) as (voice, recorded):
+        with pytest.raises(APIStatusError) as refused:
+            await stream_text(voice, "Hi.", conn_options=APIConnectOptions(max_retry=3, retry_interval=0.01))
+        assert (refused.value.status_code, refused.value.retryable) == (400, False)
+        assert next(iter(option)) in refused.value.message
+        assert len(recorded.errors) == 1
+
+
+async def test_greeting_renders_faster_than_it_plays() -> None:
+    async with serve_plugin() as (voice, _):
+        began_s = time.monotonic()
+        frame = await voice.synthesize(TEXT * 5, conn_options=ONCE, realtime=False).collect()
+        assert time.monotonic() - began_s < frame.duration - 2.0, "as slow as with the lead of 2 s"
+        assert voice._options.realtime, "calls stay paced"
+
+
+async def test_list_voices_of_the_worker() -> None:
+    async with serve_plugin() as (voice, _), connect_plugin("127.0.0.1:1") as (unreachable, _):
+        voices = {found.name: found for found in await voice.list_voices()}
+        assert voices["tone"].is_default
+        assert voices["tone-high"].model == "tone"
+        with pytest.raises(APIConnectionError):
+            await unreachable.list_voices()
 
 
 async def test_flush_after_ms_can_be_updated() -> None:
@@ -257,10 +353,6 @@ async def test_prewarm_connects_once_and_tolerates_no_worker() -> None:
 
 def test_prewarm_and_construction_need_no_event_loop() -> None:
     TTS("ws://127.0.0.1:1").prewarm()
-    with pytest.raises(InvalidRequest):
-        TTS("carrier-pigeon://loft")
-    with pytest.raises(InvalidRequest):
-        TTS(max_ahead_s=0.0)
 
 
 async def test_cancel_does_not_wait_and_reports_playback() -> None:

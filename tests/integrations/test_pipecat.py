@@ -46,7 +46,9 @@ from tests.behaviour.transports import Setup, faulty_worker, serve_setup
 from tests.fakes.proxy import run_proxy
 from tts_worker.client import Client, SessionOptions
 from tts_worker.client.local import LocalConnector
+from tts_worker.errors import InvalidRequest
 from tts_worker.integrations.pipecat import TTSWorkerSettings, TTSWorkerTTSService
+from tts_worker.types import UrlMode
 
 REPLY = "Hello there, my friend. How are you today?"
 
@@ -217,15 +219,59 @@ async def test_settings_apply_to_the_next_turn() -> None:
         assert bot.down.pcm == await reference("Old.") + await reference("New.", voice="tone-high", speed=2.0)
 
 
-async def test_other_sample_rate_is_resampled() -> None:
+@pytest.mark.parametrize("rate_hz", [8_000, 12_000])
+async def test_pipeline_rate_is_resampled_on_either_side(rate_hz: int) -> None:
+    """The worker sends 8 kHz; 12 kHz is no rate of a session and is resampled here."""
     async with (
         serve_setup(Setup()) as address,
-        run_pipeline(TTSWorkerTTSService(f"ws://{address}"), rate_hz=16_000) as bot,
+        run_pipeline(TTSWorkerTTSService(f"ws://{address}"), rate_hz=rate_hz) as bot,
     ):
         await bot.write(REPLY)
         await bot.wait_stopped()
-        assert {frame.sample_rate for frame in bot.down.of(TTSAudioRawFrame)} == {16_000}
-        assert len(bot.down.pcm) == pytest.approx(len(await reference(REPLY)) * 2 / 3, rel=0.05)
+        assert {frame.sample_rate for frame in bot.down.of(TTSAudioRawFrame)} == {rate_hz}
+        if rate_hz == 8_000:
+            assert bot.down.pcm == await reference(REPLY, sample_rate=rate_hz)
+        else:
+            assert len(bot.down.pcm) == pytest.approx(len(await reference(REPLY)) / 2, rel=0.05)
+
+
+async def test_options_reach_the_worker_and_can_be_updated() -> None:
+    lexicon = {"Dr": "Doctor"}
+    options: dict[str, Any] = {"model": "tone", "seed": 3, "lexicon": lexicon, "normalize": False, "urls": "host"}
+    text = "Dr Hill, 2h 15m, https://example.com/a."
+    async with (
+        serve_setup(Setup()) as address,
+        run_pipeline(TTSWorkerTTSService(f"ws://{address}", speed=4.0, **options)) as bot,
+    ):
+        await bot.write(text)
+        delta = TTSWorkerSettings(lexicon=None, normalize=None, urls=None, seed=4)
+        await bot.worker.queue_frame(TTSUpdateSettingsFrame(delta=delta))
+        await bot.worker.queue_frame(TTSUpdateSettingsFrame(delta=TTSWorkerSettings(urls="shorten")))  # type: ignore[arg-type]
+        await bot.write(text)
+        await bot.wait_stopped(2)
+        old = await reference(text, seed=3, speed=4.0, lexicon=lexicon, normalise=False, urls=UrlMode.HOST)
+        new = await reference(text, seed=4, speed=4.0)
+        assert old != new
+        assert bot.down.pcm == old + new
+        [error] = bot.up.of(ErrorFrame)
+        assert "urls must be one of drop, host, keep" in error.error
+        data = [item for frame in bot.down.of(MetricsFrame) for item in frame.data if isinstance(item, TTFBMetricsData)]
+        assert data[-1].model == "tone"
+
+
+async def test_option_that_the_worker_refuses_is_an_error_frame() -> None:
+    async with serve_setup(Setup()) as address, run_pipeline(TTSWorkerTTSService(f"ws://{address}", model="x")) as bot:
+        await bot.write("Hello?")
+        await bot.up.until(lambda: bot.up.of(ErrorFrame))
+        assert '"x"' in bot.up.of(ErrorFrame)[0].error
+
+
+@pytest.mark.parametrize(
+    "option", [{"sample_rate": 12_000}, {"urls": "shorten"}, {"lexicon": {"Dr": 7}}, {"max_ahead_s": 0.0}]
+)
+def test_invalid_option_is_refused_at_once(option: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=next(iter(option))):
+        TTSWorkerTTSService("ws://127.0.0.1:1", **option)
 
 
 async def test_unspeakable_text_is_no_error() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
-import ssl
+from http.client import HTTPException
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import msgspec
 
@@ -33,6 +34,13 @@ class _ErrorJson(msgspec.Struct):
     error: dict[str, object]
 
 
+class _NoRedirect(HTTPRedirectHandler):
+    """Follows no redirect: the API key is for this host only."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
 async def fetch_voices(url: str, settings: ClientSettings) -> tuple[VoiceDescription, ...]:
     """Return the voices of the worker at a WebSocket URL. Raises the worker's error, or ConnectionLost."""
     return await asyncio.to_thread(_fetch, url, settings)
@@ -41,25 +49,18 @@ async def fetch_voices(url: str, settings: ClientSettings) -> tuple[VoiceDescrip
 def _fetch(url: str, settings: ClientSettings) -> tuple[VoiceDescription, ...]:
     parts = urlsplit(url)
     path = parts.path.removesuffix("/stream") if parts.path.endswith("/v1/stream") else "/v1"
+    address = parts._replace(scheme=parts.scheme.replace("ws", "http", 1), path=f"{path}/voices", query="").geturl()
     headers = {} if settings.api_key is None else {"Authorization": f"Bearer {settings.api_key}"}
-    host = parts.hostname or ""
-    timeout_s = min(settings.connect_timeout_s, _MAX_TIMEOUT_S)
-    connection: http.client.HTTPConnection
-    if parts.scheme == "wss":
-        context = ssl.create_default_context()
-        connection = http.client.HTTPSConnection(host, parts.port, timeout=timeout_s, context=context)
-    else:
-        connection = http.client.HTTPConnection(host, parts.port, timeout=timeout_s)
+    opener = build_opener(_NoRedirect)  # with the proxies of the environment, as for the WebSocket
     try:
-        connection.request("GET", f"{path}/voices", headers=headers)
-        response = connection.getresponse()
-        body = response.read(_MAX_BODY_BYTES)
-    except (OSError, http.client.HTTPException) as error:
+        timeout_s = min(settings.connect_timeout_s, _MAX_TIMEOUT_S)
+        with opener.open(Request(address, headers=headers), timeout=timeout_s) as response:
+            body = response.read(_MAX_BODY_BYTES)
+    except HTTPError as error:
+        with error:
+            raise _refusal(error.code, error.read(_MAX_BODY_BYTES)) from None
+    except (OSError, HTTPException) as error:
         raise ConnectionLost(f"the worker cannot be reached ({type(error).__name__}): is it running?") from None
-    finally:
-        connection.close()
-    if response.status != 200:
-        raise _refusal(response.status, body)
     try:
         voices = msgspec.json.decode(body, type=_VoicesJson).voices
     except msgspec.DecodeError:

@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from tts_worker.client import Client, ClientSettings, Session, SessionOptions, connect
+from tts_worker.client import Client, ClientSettings, Session, SessionOptions
+from tts_worker.client.agent import Urls, check_lexicon, check_sample_rate, connect_agent, lead_ms_of, url_mode_of
 from tts_worker.errors import CLIENT_SOURCE, InvalidRequest, MissingExtra, TTSWorkerError
-from tts_worker.types import Ended, Outcome, PcmFrame, State, Words
+from tts_worker.types import SAMPLE_RATES_HZ, Ended, Outcome, PcmFrame, State, Words
 
 try:
     from pipecat.frames.frames import CancelFrame, EndFrame, ErrorFrame, Frame, StartFrame, TTSAudioRawFrame
+    from pipecat.metrics.metrics import MetricsData
     from pipecat.services.settings import TTSSettings
     from pipecat.services.tts_service import TextAggregationMode, TTSService
-    from pipecat.utils.types import is_given
+    from pipecat.utils.types import NOT_GIVEN, NotGiven, is_given
 except ImportError:
     raise MissingExtra("the pipecat service", "pipecat", CLIENT_SOURCE) from None
 
 log = logging.getLogger(__name__)
 
-DEFAULT_URL = "ws://127.0.0.1:8080"
+
+def _not_given() -> NotGiven:
+    return NOT_GIVEN
 
 
 @dataclass
@@ -36,10 +40,27 @@ class TTSWorkerSettings(TTSSettings):
     Attributes:
         speed: 2.0 is twice as fast.
         instruct: Style instruction, for voices that support it.
+        seed: Seed of the sampling.
+        lexicon: Word -> other spelling, or ``/phonemes/``.
+        markdown: Keep Markdown, emoji and URLs from being read aloud; None takes the worker's default.
+        urls: How a bare URL is read: ``drop``, ``host`` or ``keep``; None takes the worker's default.
+        normalize: Write numbers, dates and units out in words; None takes the worker's default.
     """
 
-    speed: float | None = 1.0
-    instruct: str | None = None
+    speed: float | NotGiven = field(default_factory=_not_given)
+    instruct: str | NotGiven | None = field(default_factory=_not_given)
+    seed: int | NotGiven = field(default_factory=_not_given)
+    lexicon: Mapping[str, str] | NotGiven | None = field(default_factory=_not_given)
+    markdown: bool | NotGiven | None = field(default_factory=_not_given)
+    urls: Urls | NotGiven | None = field(default_factory=_not_given)
+    normalize: bool | NotGiven | None = field(default_factory=_not_given)
+
+    def check(self) -> None:
+        """Check the given values as far as the worker is not needed. Raises InvalidRequest."""
+        if is_given(self.lexicon):
+            check_lexicon(self.lexicon)
+        if is_given(self.urls):
+            url_mode_of(self.urls)
 
 
 @dataclass(slots=True, eq=False)
@@ -57,29 +78,44 @@ class TTSWorkerTTSService(TTSService):
     Args:
         url: The worker; defaults to TTS_WORKER_URL, else ``ws://127.0.0.1:8080``.
         voice: Voice name; None takes the worker's default.
+        model: The worker's engine, such as ``hibari``; None takes the voice's.
         language: BCP 47 tag; None detects it.
         speed: 2.0 is twice as fast.
         instruct: Style instruction, for voices that support it.
+        seed: Seed of the sampling.
+        lexicon: Word -> other spelling, or ``/phonemes/``.
+        markdown: See ``TTSWorkerSettings``, as for ``urls`` and ``normalize``.
+        urls: See there.
+        normalize: See there.
         flush_after_ms: Text without punctuation is synthesized when the language model sends nothing for this long
             (None: the worker's default; 0: never).
         max_ahead_s: Maximum playout lead of the worker.
         api_key: Defaults to TTS_WORKER_API_KEY.
         client: Use this client. The caller closes it.
-        sample_rate: Output rate; None takes the pipeline's.
+        sample_rate: 8000, 16000, 22050, 24000, 44100 or 48000 Hz, resampled on the worker; None takes the pipeline's.
         text_aggregation_mode: By sentence (default) or by token.
 
     Raises:
-        InvalidRequest: ``max_ahead_s`` or the URL is invalid.
+        InvalidRequest: An option or the URL is invalid. What only the worker can know (a voice, a model, a lexicon
+            entry) is an ``ErrorFrame`` of the turn.
     """
+
+    Settings = TTSWorkerSettings
 
     def __init__(
         self,
         url: str | None = None,
         *,
         voice: str | None = None,
+        model: str | None = None,
         language: str | None = None,
         speed: float = 1.0,
         instruct: str | None = None,
+        seed: int = 0,
+        lexicon: Mapping[str, str] | None = None,
+        markdown: bool | None = None,
+        urls: Urls | None = None,
+        normalize: bool | None = None,
         flush_after_ms: float | None = None,
         max_ahead_s: float = 2.0,
         api_key: str | None = None,
@@ -87,23 +123,37 @@ class TTSWorkerTTSService(TTSService):
         sample_rate: int | None = None,
         text_aggregation_mode: TextAggregationMode | None = None,
     ) -> None:
-        if not 0 < max_ahead_s <= 10:
-            raise InvalidRequest("max_ahead_s must be above 0 and at most 10")
-        settings = ClientSettings(api_key=api_key or os.environ.get("TTS_WORKER_API_KEY"))
+        lead_ms = lead_ms_of(max_ahead_s)
+        settings = TTSWorkerSettings(
+            model=model,
+            voice=voice,
+            language=language,
+            speed=speed,
+            instruct=instruct,
+            seed=seed,
+            lexicon=lexicon,
+            markdown=markdown,
+            urls=urls,
+            normalize=normalize,
+        )
+        settings.check()
+        if sample_rate is not None:
+            check_sample_rate(sample_rate)
+        client_settings = ClientSettings()
         super().__init__(
             text_aggregation_mode=text_aggregation_mode,
             push_text_frames=False,  # word timestamps carry the text
             push_start_frame=True,
             push_stop_frames=True,
-            stop_frame_timeout_s=settings.audio_timeout_s + 20.0,  # the worker's terminal event ends a turn
+            stop_frame_timeout_s=client_settings.audio_timeout_s + 20.0,  # the worker's terminal event ends a turn
             append_trailing_space=True,  # sentences arrive trimmed but form one text
             sample_rate=sample_rate,
-            settings=TTSWorkerSettings(model=None, voice=voice, language=language, speed=speed, instruct=instruct),
+            settings=settings,
         )
-        self._lead_ms = 1_000 * max_ahead_s
+        self._lead_ms = lead_ms
         self._flush_after_ms = flush_after_ms
         self._owns_client = client is None
-        self._client = client or connect(url or os.environ.get("TTS_WORKER_URL", DEFAULT_URL), settings)
+        self._client = client or connect_agent(url, api_key, client_settings)
         self._turns: dict[str, _Turn] = {}
         self._prewarm_task: asyncio.Task[None] | None = None
 
@@ -140,14 +190,34 @@ class TTSWorkerTTSService(TTSService):
 
     # -- turns --------------------------------------------------------------------------------------------------------
 
+    async def _update_settings(self, delta: Any) -> dict[str, Any]:
+        """Apply a delta to the next turn. An invalid one is an error frame and changes nothing."""
+        if isinstance(delta, TTSWorkerSettings):
+            try:
+                delta.check()
+            except InvalidRequest as error:
+                await self.push_error(f"tts-worker: {error.message}")
+                return {}
+        changed: dict[str, Any] = await super()._update_settings(delta)
+        return changed
+
     def _options(self) -> SessionOptions:
         settings = self._settings
         assert isinstance(settings, TTSWorkerSettings)
+        given: dict[str, Any] = settings.given_fields()
         return SessionOptions(
-            voice=settings.voice if is_given(settings.voice) else None,
-            language=str(settings.language) if is_given(settings.language) and settings.language else None,
-            speed=settings.speed if is_given(settings.speed) and settings.speed is not None else 1.0,
-            instruct=settings.instruct if is_given(settings.instruct) else None,
+            voice=given["voice"],
+            model=given["model"],
+            language=str(given["language"]) if given["language"] else None,
+            speed=given["speed"],
+            seed=given["seed"],
+            instruct=given["instruct"],
+            lexicon=given["lexicon"],
+            markdown=given["markdown"],
+            urls=url_mode_of(given["urls"]),
+            normalise=given["normalize"],
+            # Another rate is resampled in _play.
+            sample_rate=self.sample_rate if self.sample_rate in SAMPLE_RATES_HZ else None,
             lead_ms=self._lead_ms,
             flush_after_ms=self._flush_after_ms,
         )
@@ -158,6 +228,7 @@ class TTSWorkerTTSService(TTSService):
             turn = self._turns.get(context_id)
             if turn is None:
                 turn = _Turn((await self._client.open(self._options())).session)
+                self.set_core_metrics_data(MetricsData(processor=self.name, model=turn.session.model))
                 self._turns[context_id] = turn
                 turn.reader = asyncio.create_task(self._read(context_id, turn), name=f"tts-worker-{context_id}")
             turn.session.speak(text)

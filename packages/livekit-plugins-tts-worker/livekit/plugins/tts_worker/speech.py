@@ -12,7 +12,7 @@ from livekit.plugins.tts_worker.log import logger
 from tts_worker.client import Session
 from tts_worker.errors import HTTP_STATUS, ErrorCode, ErrorInfo, TTSWorkerError
 from tts_worker.text.decoding import TextDecoder
-from tts_worker.types import SAMPLE_RATE_HZ, Ended, Outcome, PcmFrame, Receipt, State, Words
+from tts_worker.types import Ended, Outcome, PcmFrame, Receipt, State, Words
 
 
 class Transcript:
@@ -61,9 +61,6 @@ async def run_utterance(
     Raises:
         APIError: The utterance failed, or was stopped before any audio.
     """
-    if session.sample_rate_hz != SAMPLE_RATE_HZ:
-        rate_hz = session.sample_rate_hz
-        raise APIError(f"the worker's sample rate is {rate_hz} Hz, not {SAMPLE_RATE_HZ} Hz", retryable=False)
     transcript = Transcript(session.sample_rate_hz)
     writer = asyncio.create_task(_write(session, transcript, text))
     try:
@@ -77,7 +74,7 @@ async def run_utterance(
             elif isinstance(item, Ended):
                 on_ended(item)
                 refusal = writer.result() if writer.done() and not writer.cancelled() else None
-                _finish(item, emitter, transcript, refusal)
+                _finish(item, emitter, transcript, refusal, session.sample_rate_hz)
                 return
         raise APIConnectionError("the session was closed")
     finally:
@@ -98,7 +95,9 @@ async def _write(session: Session, transcript: Transcript, text: AsyncIterable[s
     return None
 
 
-def _finish(ended: Ended, emitter: tts.AudioEmitter, transcript: Transcript, refusal: ErrorInfo | None) -> None:
+def _finish(
+    ended: Ended, emitter: tts.AudioEmitter, transcript: Transcript, refusal: ErrorInfo | None, sample_rate_hz: int
+) -> None:
     """Convert the terminal event to LiveKit's terms. Raises APIError."""
     receipt = ended.receipt
     sent = receipt.samples_sent > 0
@@ -111,7 +110,7 @@ def _finish(ended: Ended, emitter: tts.AudioEmitter, transcript: Transcript, ref
         logger.warning("the utterance was truncated: %s", receipt.reason)
     if not sent:
         # The text was unspeakable (emoji, code). LiveKit treats a turn without audio as an error: send 10 ms.
-        emitter.push(bytes(2 * (SAMPLE_RATE_HZ // 100)))
+        emitter.push(bytes(2 * (sample_rate_hz // 100)))
     rest = transcript.rest(receipt.samples_sent)
     if rest is not None:
         emitter.push_timed_transcript(rest)

@@ -6,27 +6,27 @@ Each stream is one session of ``tts_worker.client`` on a pooled connection; no e
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from livekit.agents import APIConnectOptions, APITimeoutError, tts, utils
-from livekit.agents.types import DEFAULT_API_CONNECT_OPTIONS
+from livekit.agents.types import DEFAULT_API_CONNECT_OPTIONS, NOT_GIVEN, NotGivenOr
+from livekit.agents.utils import is_given
 from livekit.agents.voice import AgentSession
 
 from livekit.plugins.tts_worker.log import logger
 from livekit.plugins.tts_worker.pauses import follow_pauses
 from livekit.plugins.tts_worker.speech import as_api_error, run_utterance
-from tts_worker.client import Client, ClientSettings, Session, SessionOptions, connect
-from tts_worker.errors import InvalidRequest, TTSWorkerError
+from tts_worker.client import Client, ClientSettings, Session, SessionOptions, VoiceDescription
+from tts_worker.client.agent import Urls, check_lexicon, check_sample_rate, connect_agent, lead_ms_of, url_mode_of
+from tts_worker.errors import TTSWorkerError
 from tts_worker.timeouts import fail_after
 from tts_worker.types import SAMPLE_RATE_HZ, Ended, Outcome, State
 
-DEFAULT_URL = "ws://127.0.0.1:8080"
-
 _PAUSE_TIMEOUT_S = 300.0
 """Long, because the agent decides how long a pause lasts while the user speaks, not the worker."""
+_VOICES_TIMEOUT_S = 10.0
 
 
 @dataclass(slots=True)
@@ -50,14 +50,21 @@ class TTS(tts.TTS[Literal["receipt"]]):
         url: The worker; defaults to TTS_WORKER_URL, else ``ws://127.0.0.1:8080``. ``local:`` runs a worker in this
             process.
         voice: Voice name; None takes the worker's default.
-        speed: 2.0 is twice as fast.
+        model: The worker's engine, such as ``hibari``; None takes the voice's.
         language: BCP 47 tag; None detects it.
+        speed: 2.0 is twice as fast.
         instruct: Style instruction, for voices that support it.
         seed: Seed of the sampling.
+        lexicon: Word -> other spelling, or ``/phonemes/``.
+        markdown: Keep Markdown, emoji and URLs from being read aloud; None takes the worker's default (True).
+        urls: How a bare URL is read: ``drop``, ``host`` ("example.com") or ``keep``; None takes the worker's default.
+        normalize: Write numbers, dates and units out in words before synthesis; None takes the worker's default.
+        sample_rate: 8000, 16000, 22050, 24000, 44100 or 48000 Hz, resampled on the worker.
         flush_after_ms: Text without punctuation is synthesized when the language model sends nothing for this long
             (None: the worker's default; 0: never).
-        max_ahead_s: Maximum playout lead of the worker; audio beyond it is never generated, so a barge-in wastes no
-            more than that.
+        realtime: Receive audio at playback pace, so that a barge-in wastes little. False receives it as fast as it is
+            generated, behind all calls: for recordings and greetings that are played later.
+        max_ahead_s: Maximum playout lead of the worker with ``realtime``; audio beyond it is never generated.
         api_key: Defaults to TTS_WORKER_API_KEY.
         client: Use this client. The caller closes it.
 
@@ -65,7 +72,8 @@ class TTS(tts.TTS[Literal["receipt"]]):
         counters: Number of streams by outcome.
 
     Raises:
-        InvalidRequest: ``max_ahead_s`` or the URL is invalid.
+        InvalidRequest: An option or the URL is invalid. What only the worker can know (a voice, a model, a lexicon
+            entry) is an ``APIStatusError`` of the stream.
     """
 
     def __init__(
@@ -73,70 +81,109 @@ class TTS(tts.TTS[Literal["receipt"]]):
         url: str | None = None,
         *,
         voice: str | None = None,
-        speed: float = 1.0,
+        model: str | None = None,
         language: str | None = None,
+        speed: float = 1.0,
         instruct: str | None = None,
         seed: int = 0,
+        lexicon: Mapping[str, str] | None = None,
+        markdown: bool | None = None,
+        urls: Urls | None = None,
+        normalize: bool | None = None,
+        sample_rate: int = SAMPLE_RATE_HZ,
         flush_after_ms: float | None = None,
+        realtime: bool = True,
         max_ahead_s: float = 2.0,
         api_key: str | None = None,
         client: Client | None = None,
     ) -> None:
         super().__init__(
             capabilities=tts.TTSCapabilities(streaming=True, aligned_transcript=True),
-            sample_rate=SAMPLE_RATE_HZ,
+            sample_rate=check_sample_rate(sample_rate),
             num_channels=1,
         )
-        if not 0 < max_ahead_s <= 10:
-            raise InvalidRequest("max_ahead_s must be above 0 and at most 10")
         self.counters = Counters()
         self._options = SessionOptions(
             voice=voice,
-            speed=speed,
+            model=model,
             language=language,
+            speed=speed,
             instruct=instruct,
             seed=seed,
-            lead_ms=1_000 * max_ahead_s,
-            pause_timeout_s=_PAUSE_TIMEOUT_S,
+            lexicon=check_lexicon(lexicon),
+            markdown=markdown,
+            urls=url_mode_of(urls),
+            normalise=normalize,
+            sample_rate=sample_rate,
             flush_after_ms=flush_after_ms,
+            realtime=realtime,
+            lead_ms=lead_ms_of(max_ahead_s),
+            pause_timeout_s=_PAUSE_TIMEOUT_S,
         )
-        key = api_key or os.environ.get("TTS_WORKER_API_KEY")
-        # Each attempt has the agent's deadline, so the client's own timeout is disabled.
-        settings = ClientSettings(api_key=key, connect_timeout_s=3_600.0)
+        self._speaking_model = ""
         self._owns_client = client is None
-        self._client = client or connect(url or os.environ.get("TTS_WORKER_URL", DEFAULT_URL), settings)
+        # Each attempt has the agent's deadline, so the client's own timeout is disabled.
+        self._client = client or connect_agent(url, api_key, ClientSettings(connect_timeout_s=3_600.0))
         self._live: set[Session] = set()
         self._prewarm_task: asyncio.Task[None] | None = None
 
     @property
     def model(self) -> str:
-        return self._options.voice or "default"
+        """The option ``model``, else the engine of the last stream; ``unknown`` before the first one."""
+        return self._options.model or self._speaking_model or "unknown"
 
     @property
     def provider(self) -> str:
         return "tts-worker"
 
+    async def list_voices(self) -> list[VoiceDescription]:
+        """Return the voices of the worker. Raises APIError."""
+        try:
+            async with fail_after(_VOICES_TIMEOUT_S):
+                return list(await self._client.voices())
+        except TTSWorkerError as error:
+            raise as_api_error(error.info, sent=False) from error
+        except TimeoutError:
+            raise APITimeoutError(f"the worker did not answer within {_VOICES_TIMEOUT_S:g} s") from None
+
     def update_options(
         self,
         *,
-        voice: str | None = None,
-        speed: float | None = None,
-        language: str | None = None,
-        instruct: str | None = None,
-        seed: int | None = None,
-        flush_after_ms: float | None = None,
+        voice: NotGivenOr[str | None] = NOT_GIVEN,
+        model: NotGivenOr[str | None] = NOT_GIVEN,
+        language: NotGivenOr[str | None] = NOT_GIVEN,
+        speed: NotGivenOr[float] = NOT_GIVEN,
+        instruct: NotGivenOr[str | None] = NOT_GIVEN,
+        seed: NotGivenOr[int] = NOT_GIVEN,
+        lexicon: NotGivenOr[Mapping[str, str] | None] = NOT_GIVEN,
+        markdown: NotGivenOr[bool | None] = NOT_GIVEN,
+        urls: NotGivenOr[Urls | None] = NOT_GIVEN,
+        normalize: NotGivenOr[bool | None] = NOT_GIVEN,
+        flush_after_ms: NotGivenOr[float | None] = NOT_GIVEN,
+        realtime: NotGivenOr[bool] = NOT_GIVEN,
+        max_ahead_s: NotGivenOr[float] = NOT_GIVEN,
     ) -> None:
-        """Change the given options. They apply to the next stream; running streams are not affected."""
-        old = self._options
-        self._options = replace(
-            old,
-            voice=old.voice if voice is None else voice,
-            speed=old.speed if speed is None else speed,
-            language=old.language if language is None else language,
-            instruct=old.instruct if instruct is None else instruct,
-            seed=old.seed if seed is None else seed,
-            flush_after_ms=old.flush_after_ms if flush_after_ms is None else flush_after_ms,
-        )
+        """Change the given options. They apply to the next stream; running streams are not affected.
+
+        Raises:
+            InvalidRequest: An option is invalid; then nothing has changed.
+        """
+        given: dict[str, Any] = {
+            "voice": voice,
+            "model": model,
+            "language": language,
+            "speed": speed,
+            "instruct": instruct,
+            "seed": seed,
+            "lexicon": check_lexicon(lexicon) if is_given(lexicon) else lexicon,
+            "markdown": markdown,
+            "urls": url_mode_of(urls) if is_given(urls) else urls,
+            "normalise": normalize,
+            "flush_after_ms": flush_after_ms,
+            "realtime": realtime,
+            "lead_ms": lead_ms_of(max_ahead_s) if is_given(max_ahead_s) else max_ahead_s,
+        }
+        self._options = replace(self._options, **{name: value for name, value in given.items() if is_given(value)})
 
     def prewarm(self) -> None:
         """Connect to the worker in the background and return at once. Idempotent.
@@ -185,8 +232,23 @@ class TTS(tts.TTS[Literal["receipt"]]):
     def stream(self, *, conn_options: APIConnectOptions = DEFAULT_API_CONNECT_OPTIONS) -> SynthesizeStream:
         return SynthesizeStream(self, conn_options, self._options)
 
-    def synthesize(self, text: str, *, conn_options: APIConnectOptions = DEFAULT_API_CONNECT_OPTIONS) -> ChunkedStream:
-        return ChunkedStream(self, text, conn_options, self._options)
+    def synthesize(
+        self,
+        text: str,
+        *,
+        conn_options: APIConnectOptions = DEFAULT_API_CONNECT_OPTIONS,
+        realtime: bool | None = None,
+    ) -> ChunkedStream:
+        """Synthesize a complete text.
+
+        Args:
+            text: The text.
+            conn_options: Retries and timeout.
+            realtime: Overrides the option for this text. ``await voice.synthesize(text, realtime=False).collect()``
+                renders a greeting in a fraction of its duration.
+        """
+        options = self._options if realtime is None else replace(self._options, realtime=realtime)
+        return ChunkedStream(self, text, conn_options, options)
 
     async def aclose(self) -> None:
         """Stop all streams and close the connections, except those of a client passed by the caller."""
@@ -205,6 +267,7 @@ class TTS(tts.TTS[Literal["receipt"]]):
             raise as_api_error(error.info, sent=False) from error
         except TimeoutError:
             raise APITimeoutError(f"the worker did not answer within {timeout_s:g} s") from None
+        self._speaking_model = opened.session.model
         self._live.add(opened.session)
         return opened.session, opened.connection_reused
 

@@ -1,0 +1,64 @@
+"""What the plug-ins of agent frameworks share: the worker's address and checks of their options."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal, get_args
+
+from tts_worker.client import Client, ClientSettings, connect
+from tts_worker.errors import InvalidRequest
+from tts_worker.types import SAMPLE_RATES_HZ, UrlMode
+
+DEFAULT_URL = "ws://127.0.0.1:8080"
+
+Urls = Literal["drop", "host", "keep"]
+"""How a bare URL is read, see ``types.UrlMode``."""
+
+
+def connect_agent(url: str | None, api_key: str | None, settings: ClientSettings) -> Client:
+    """Create a client for an agent.
+
+    Args:
+        url: Defaults to TTS_WORKER_URL, else ``DEFAULT_URL``.
+        api_key: Defaults to TTS_WORKER_API_KEY.
+        settings: Settings of the client, without its key.
+
+    Raises:
+        InvalidRequest: The URL is invalid.
+    """
+    key = api_key or os.environ.get("TTS_WORKER_API_KEY")
+    return connect(url or os.environ.get("TTS_WORKER_URL", DEFAULT_URL), replace(settings, api_key=key))
+
+
+def lead_ms_of(max_ahead_s: float) -> float:
+    """Convert a maximum playout lead. Raises InvalidRequest."""
+    if not 0 < max_ahead_s <= 10:
+        raise InvalidRequest("max_ahead_s must be above 0 and at most 10")
+    return 1_000 * max_ahead_s
+
+
+def url_mode_of(urls: Urls | None) -> UrlMode | None:
+    """Convert an option ``urls``. Raises InvalidRequest."""
+    if urls is None:
+        return None
+    if urls not in get_args(Urls):
+        raise InvalidRequest(f"urls must be one of {', '.join(get_args(Urls))}")
+    return UrlMode(urls)
+
+
+def check_sample_rate(sample_rate: int) -> int:
+    """Return a sample rate that a worker can send. Raises InvalidRequest."""
+    if sample_rate not in SAMPLE_RATES_HZ:
+        raise InvalidRequest(f"sample_rate must be one of {', '.join(map(str, SAMPLE_RATES_HZ))}")
+    return sample_rate
+
+
+def check_lexicon(lexicon: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    """Return a lexicon of words and their spellings or /phonemes/. Raises InvalidRequest."""
+    if lexicon is None:
+        return None
+    if not isinstance(lexicon, Mapping) or not all(isinstance(part, str) for pair in lexicon.items() for part in pair):
+        raise InvalidRequest("lexicon must map words to spellings or /phonemes/")
+    return dict(lexicon)
