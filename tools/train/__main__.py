@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 import torch
 
 from tools.train.config import Config
+from tools.train.evaluate import STAGES, evaluate
+from tools.train.pack import PRECISIONS
 from tools.train.runner import Training
+from tools.train.text import held_out
 from tts_worker.errors import TTSWorkerError
 
 
@@ -37,6 +41,19 @@ def main() -> int:
     stage.add_argument("--until-step", type=int, default=1 << 60)
     stage.add_argument("--scale", type=int, default=1)
 
+    packing = command("pack", "write a bundle with the averaged weights of all stages")
+    packing.add_argument("out", type=Path)
+    packing.add_argument("--precision", choices=PRECISIONS, default="int8")
+
+    judging = commands.add_parser("evaluate", help="score a bundle on the held-out sentences (extra quality)")
+    judging.add_argument("bundle", type=Path)
+    judging.add_argument("--graph", type=Path, required=True, help="file of the teacher's network (RUN/teacher.onnx)")
+    judging.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES)
+    judging.add_argument("--sentences", type=int, help="only the first ones")
+    judging.add_argument("--out", type=Path, metavar="DIR", help="also write the audio")
+    judging.add_argument("--json", type=Path, metavar="FILE", help="also write the scores")
+    judging.add_argument("--threads", type=int, default=2)
+
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     try:
@@ -46,7 +63,19 @@ def main() -> int:
         return 1
 
 
+def _evaluate(args: argparse.Namespace) -> int:
+    sentences = held_out()[: args.sentences]
+    scores = evaluate(args.bundle, sentences, args.graph, args.stages, args.out, args.threads)
+    text = json.dumps(scores, indent=2)
+    if args.json is not None:
+        args.json.write_text(text + "\n", "utf-8")
+    print(text)
+    return 0
+
+
 def _run(args: argparse.Namespace) -> int:
+    if args.command == "evaluate":
+        return _evaluate(args)
     config = Config.load(args.config)
 
     def report(line: str) -> None:
@@ -60,6 +89,9 @@ def _run(args: argparse.Namespace) -> int:
         training.follow_plan(args.minutes)
     elif args.command == "stage":
         training.train_stage(args.stage, args.minutes, args.until_step)
+    elif args.command == "pack":
+        bundle = training.pack(args.out, args.precision)
+        report(f"{bundle.path}: {sum(file.stat().st_size for file in bundle.path.rglob('*')) / 1e6:.1f} MB")
     return 0
 
 

@@ -12,19 +12,21 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from torch import Tensor
 
+from tools.train.codes import CodeBook
 from tools.train.config import Config
 from tts_worker.engine.cosyvoice.bundle import TEXT_MODEL_DIR, Bundle
 from tts_worker.engine.cosyvoice.config import V2
 from tts_worker.engine.cosyvoice.tokenizer import WORD_PATTERN, special_tokens
 
 VOICE = "nano"
+CODES = "codes.json"
 SPEAKER_SIZE = 192
 _TEMPLATE = Path(__file__).with_name("cosyvoice2.yaml")
 _TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
 
 
-def write_skeleton(path: Path, config: Config, codes: int, corpus: list[str]) -> Bundle:
-    """Write everything but the weights: YAML, sizes of the text model, tokenizer and speaker."""
+def write_skeleton(path: Path, config: Config, book: CodeBook, corpus: list[str]) -> Bundle:
+    """Write everything but the weights: YAML, sizes of the text model, tokenizer, code book and speaker."""
     text_model = path / TEXT_MODEL_DIR
     text_model.mkdir(parents=True, exist_ok=True)
     if config.initial:
@@ -49,7 +51,8 @@ def write_skeleton(path: Path, config: Config, codes: int, corpus: list[str]) ->
         "vocab_size": -(-(len(vocab) + len(special_tokens(V2))) // 64) * 64,
     }
     (text_model / "config.json").write_text(json.dumps(sizes, indent=1) + "\n", "utf-8")
-    (path / "cosyvoice2.yaml").write_text(_yaml(config, codes), "utf-8")
+    (path / "cosyvoice2.yaml").write_text(_yaml(config, len(book)), "utf-8")
+    book.save(path / CODES)
     (path / "configuration.json").write_text('{"framework": "Pytorch", "task": "text-to-speech"}\n', "utf-8")
     torch.save({VOICE: {"embedding": speaker()}}, path / "spk2info.pt")
     return Bundle.open(path)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from tools.train.bundle import CODES
 from tts_worker.engine.cosyvoice.bundle import TEXT_MODEL_DIR, Bundle
 from tts_worker.engine.cosyvoice.enrol import bundled_voices
 from tts_worker.engine.cosyvoice.tensor_files import compress_int8, write_safetensors
@@ -35,7 +36,15 @@ def pack(source: Bundle, out: Path, weights: Mapping[str, Mapping[str, Tensor]],
     if precision not in PRECISIONS:
         raise ConfigError(f"precision: must be one of: {', '.join(PRECISIONS)}")
     (out / TEXT_MODEL_DIR).mkdir(parents=True, exist_ok=True)
-    patterns = ("*.yaml", "*.onnx", "configuration.json", f"{TEXT_MODEL_DIR}/*", f"{VOICES_DIR}/*/voice.*")
+    patterns = (
+        "*.yaml",
+        "*.onnx",
+        "configuration.json",
+        CODES,
+        "spk2info.pt",
+        f"{TEXT_MODEL_DIR}/*",
+        f"{VOICES_DIR}/*/voice.*",
+    )
     for file in sorted(file for pattern in patterns for file in source.path.glob(pattern)):
         target = out / file.relative_to(source.path)
         target.parent.mkdir(parents=True, exist_ok=True)

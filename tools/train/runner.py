@@ -28,12 +28,11 @@ from tools.train.networks import (
     trainable_flow,
     trainable_lm,
 )
-from tools.train.speech_data import AudioData, UnitData
-from tools.train.trainer import Stage, train
+from tools.train.pack import pack
+from tools.train.speech_data import AudioData, UnitData, mel_of
+from tools.train.trainer import Stage, resume, train
 from tools.train.vocoder import VocoderData, VocoderStage
 from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
-from tts_worker.engine.cosyvoice.features import MelSpectrogram
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.errors import ConfigError
 
@@ -94,7 +93,7 @@ class Training:
         """The bundle, without weights."""
         path = self.run / BUNDLE
         if not (path / "spk2info.pt").is_file():
-            write_skeleton(path, self.config, len(self.book), list(self.units.texts))
+            write_skeleton(path, self.config, self.book, list(self.units.texts))
         return Bundle.open(path)
 
     @cached_property
@@ -109,6 +108,15 @@ class Training:
         """Make all data."""
         speech_data.prepare(self.config, self.run, workers, self._report)
         self.mel  # noqa: B018
+
+    def pack(self, out: Path, precision: str = "int8") -> Bundle:
+        """Write a bundle with the averaged weights of all checkpoints; other weights are the initial ones."""
+        weights = {}
+        for name, part in PARTS.items():
+            stage = self.stage(name)
+            resume(stage, self.run)
+            weights[part] = stage.weights()
+        return pack(self.bundle, out, weights, precision)
 
     def follow_plan(self, minutes: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Train the stages in turn, continuing where the last call stopped."""
@@ -229,16 +237,3 @@ class Training:
             return {"round": 0, "minutes": 0.0}
         place: dict[str, Any] = json.loads(path.read_text("utf-8"))
         return place
-
-
-def mel_of(audio: AudioData, config: CosyVoiceConfig) -> Array:
-    """Mel of each sentence: ``[frames, mel]`` half precision."""
-    dims = config.mel
-    features = MelSpectrogram(
-        dims.sample_rate_hz, dims.n_fft, dims.window_samples, dims.hop_samples, dims.bins, dims.fmin_hz, dims.fmax_hz
-    )
-    parts = []
-    for end, count in zip(np.cumsum(audio.samples), audio.samples, strict=True):
-        wave = torch.from_numpy(audio.audio[end - count : end].astype(np.float32) / 32768)
-        parts.append(features(wave[None])[0].half().numpy())
-    return np.concatenate(parts)

@@ -17,11 +17,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from tools.train.codes import CodeBook
 from tools.train.config import Config
 from tools.train.teacher import RATE_HZ, Sentence, Teacher
 from tools.train.text import make_corpus
+from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
+from tts_worker.engine.cosyvoice.features import MelSpectrogram
 
 CORPUS = "corpus.txt"
 UNITS = "units.npz"
@@ -169,6 +172,19 @@ def say_all(texts: Iterable[str], graph: Path, workers: int) -> AudioData:
         audio.append(wave)
         pitch.append(hz)
     return AudioData(np.array(samples), np.concatenate(audio), np.concatenate(pitch))
+
+
+def mel_of(audio: AudioData, config: CosyVoiceConfig) -> Array:
+    """Mel of each sentence: ``[frames, mel]`` half precision."""
+    dims = config.mel
+    features = MelSpectrogram(
+        dims.sample_rate_hz, dims.n_fft, dims.window_samples, dims.hop_samples, dims.bins, dims.fmin_hz, dims.fmax_hz
+    )
+    parts = []
+    for end, count in zip(np.cumsum(audio.samples), audio.samples, strict=True):
+        wave = torch.from_numpy(audio.audio[end - count : end].astype(np.float32) / 32768)
+        parts.append(features(wave[None])[0].half().numpy())
+    return np.concatenate(parts)
 
 
 def shuffled(count: int, seed: int, epoch: int) -> list[int]:
