@@ -10,11 +10,44 @@ from pathlib import Path
 import torch
 
 from tools.train.config import Config
+from tools.train.curves import draw, read_curves
 from tools.train.evaluate import STAGES, evaluate
+from tools.train.finetune import METHODS, FineTuning, fine_tune
 from tools.train.pack import PRECISIONS
 from tools.train.runner import Training
 from tools.train.text import held_out
+from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.errors import TTSWorkerError
+
+
+def _add_finetune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    tuning = commands.add_parser("finetune", help="fine-tune a bundle on recordings with transcripts")
+    tuning.add_argument("bundle", type=Path)
+    tuning.add_argument("manifest", type=Path, help='JSON lines: {"audio": FILE, "text": TRANSCRIPT}')
+    tuning.add_argument("out", type=Path, help="folder of the new bundle")
+    tuning.add_argument("--run", type=Path, required=True, help="folder of checkpoints and curves")
+    tuning.add_argument("--voice", required=True, help="name of the new speaker")
+    tuning.add_argument("--lm", choices=METHODS, default="lora")
+    tuning.add_argument("--flow", choices=("full", "none"), default="full")
+    tuning.add_argument("--lm-steps", type=int, default=1000)
+    tuning.add_argument("--flow-steps", type=int, default=2000)
+    tuning.add_argument("--rank", type=int, default=8)
+    tuning.add_argument("--lr", type=float, default=1e-5)
+    tuning.add_argument("--positions", type=int, default=2000, help="batch of both (default 2000)")
+    tuning.add_argument("--precision", choices=PRECISIONS, default="fp32")
+    tuning.add_argument("--threads", type=int, default=1)
+    tuning.add_argument("--device", default="cpu")
+
+
+def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    judging = commands.add_parser("evaluate", help="score a bundle on the held-out sentences (extra quality)")
+    judging.add_argument("bundle", type=Path)
+    judging.add_argument("--graph", type=Path, required=True, help="file of the teacher's network (RUN/teacher.onnx)")
+    judging.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES)
+    judging.add_argument("--sentences", type=int, help="only the first ones")
+    judging.add_argument("--out", type=Path, metavar="DIR", help="also write the audio")
+    judging.add_argument("--json", type=Path, metavar="FILE", help="also write the scores")
+    judging.add_argument("--threads", type=int, default=2)
 
 
 def main() -> int:
@@ -45,14 +78,10 @@ def main() -> int:
     packing.add_argument("out", type=Path)
     packing.add_argument("--precision", choices=PRECISIONS, default="int8")
 
-    judging = commands.add_parser("evaluate", help="score a bundle on the held-out sentences (extra quality)")
-    judging.add_argument("bundle", type=Path)
-    judging.add_argument("--graph", type=Path, required=True, help="file of the teacher's network (RUN/teacher.onnx)")
-    judging.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES)
-    judging.add_argument("--sentences", type=int, help="only the first ones")
-    judging.add_argument("--out", type=Path, metavar="DIR", help="also write the audio")
-    judging.add_argument("--json", type=Path, metavar="FILE", help="also write the scores")
-    judging.add_argument("--threads", type=int, default=2)
+    drawing = command("plot", "draw the learning curves as SVG files beside them")
+    drawing.set_defaults(device="cpu")
+    _add_finetune(commands)
+    _add_evaluate(commands)
 
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -73,9 +102,23 @@ def _evaluate(args: argparse.Namespace) -> int:
     return 0
 
 
+def _fine_tune(args: argparse.Namespace) -> int:
+    names = ("voice", "lm", "flow", "lm_steps", "flow_steps", "rank", "lr", "positions")
+    plan = FineTuning(**{name: getattr(args, name) for name in names})
+    bundle = Bundle.open(args.bundle)
+    fine_tune(bundle, args.manifest, args.out, args.run, plan, device=args.device, precision=args.precision)
+    return 0
+
+
 def _run(args: argparse.Namespace) -> int:
     if args.command == "evaluate":
         return _evaluate(args)
+    if args.command == "finetune":
+        return _fine_tune(args)
+    if args.command == "plot":
+        for curve in sorted(args.run.glob("*.jsonl")):
+            curve.with_suffix(".svg").write_text(draw(read_curves(curve), curve.stem), "utf-8")
+        return 0
     config = Config.load(args.config)
 
     def report(line: str) -> None:

@@ -103,7 +103,10 @@ class StageConfig:
 
 @dataclass(frozen=True)
 class Round:
-    """One entry of the plan: a stage until a step, or for some minutes, whichever comes first."""
+    """One entry of the plan: a stage until a step, or for some minutes, whichever comes first.
+
+    The stage ``render`` computes the flow's mel for ``until_step`` lines, from which the vocoder learns as well.
+    """
 
     stage: str
     minutes: float = 1e9

@@ -83,6 +83,9 @@ def trainable_flow(dims: FlowDims) -> Flow:
     for module in net.modules():
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=_EMBEDDING_STD)
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.GELU):  # the engine's computes in place
+                setattr(module, name, nn.GELU(child.approximate))
         if isinstance(module, FusedAttention):
             module.__dict__["to_qkv"] = _JoinedProjections(module)
     return net

@@ -18,7 +18,7 @@ from tools.train import speech_data
 from tools.train.bundle import speaker, write_skeleton
 from tools.train.codes import CodeBook
 from tools.train.config import Config, StageConfig
-from tools.train.flow import FlowStage
+from tools.train.flow import FlowStage, flow_mel
 from tools.train.lm import LmItem, LmStage
 from tools.train.networks import (
     TrainableHift,
@@ -33,6 +33,7 @@ from tools.train.speech_data import AudioData, UnitData, mel_of
 from tools.train.trainer import Stage, resume, train
 from tools.train.vocoder import VocoderData, VocoderStage
 from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.errors import ConfigError
 
@@ -40,6 +41,8 @@ BUNDLE = "bundle"
 STATE = "state.json"
 MEL = "mel.npy"
 FLOW_MEL = "flow_mel.npy"
+RENDER = "render"
+"""Entry of the plan that is no stage: ``until_step`` is the number of lines."""
 PARTS = {"lm": "llm", "flow": "flow", "vocoder": "hift"}
 """Weight files of the stages."""
 
@@ -128,9 +131,12 @@ class Training:
             entry = self.config.plan[place["round"] % len(self.config.plan)]
             left = entry.minutes - place["minutes"]
             begin = clock()
-            self.train_stage(entry.stage, min(left, (end - begin) / 60), entry.until_step, clock)
+            if entry.stage == RENDER:
+                self.render(entry.until_step)
+            else:
+                self.train_stage(entry.stage, min(left, (end - begin) / 60), entry.until_step, clock)
             spent = (clock() - begin) / 60
-            if clock() < end or spent >= left:
+            if clock() < end or spent >= left or entry.stage == RENDER:
                 place = {"round": place["round"] + 1, "minutes": 0.0}
             else:
                 place = {"round": place["round"], "minutes": place["minutes"] + spent}
@@ -146,6 +152,23 @@ class Training:
         stage = self.stage(name)
         train(stage, self.run, minutes=minutes, until_step=until_step, report=self._report, clock=clock)
         return stage
+
+    def render(self, lines: int) -> None:
+        """Compute the mel of the flow for the first lines that are trained on, for the vocoder to learn from."""
+        stage = self.stage("flow")
+        if not resume(stage, self.run):
+            return
+        net = Flow(self.bundle.config.flow)
+        net.load_state_dict(stage.weights())
+        net.requires_grad_(False).to(self.device).prepare(self.bundle.config.flow.chunk_tokens)
+        mel = np.zeros_like(self.mel)
+        frames = self.audio.samples // self.bundle.config.mel.hop_samples
+        first = self.config.data.held_out_lines
+        for i in range(first, min(first + lines, len(frames))):
+            end = int(frames[: i + 1].sum())
+            mel[end - int(frames[i]) : end] = flow_mel(net, self.units.of(self.codes, i), speaker().to(self.device))
+        np.save(self.run / FLOW_MEL, mel)
+        self._report(f"mel of the flow for {min(lines, len(frames) - first)} lines")
 
     def stage(self, name: str) -> Stage:
         """The stage with its initial weights."""
@@ -164,7 +187,7 @@ class Training:
         net = TrainableHift(self.bundle.config.hift)
         if not self._copy_initial("vocoder", net):
             adapt_vocoder(net, *self._mel_statistics)
-        flow_mel = self.run / FLOW_MEL
+        flow_file = self.run / FLOW_MEL
         audio = self.audio
         data = VocoderData.make(
             audio.samples,
@@ -175,7 +198,7 @@ class Training:
             segment_frames=int(settings.option("frames", 25)),
             rate_hz=self.bundle.config.sample_rate_hz,
             device=self.device,
-            flow_mel=np.load(flow_mel) if flow_mel.is_file() else None,
+            flow_mel=np.load(flow_file) if flow_file.is_file() else None,
         )
         return VocoderStage(net.to(self.device), settings, self.config.seed, data)
 

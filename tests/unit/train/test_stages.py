@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
 
 from tests.unit.train.tiny import tiny_config, write_data
+from tools.train.curves import draw, read_curves
 from tools.train.lm import LmBatch, LmItem, embed, interleaved_sequence, plain_sequence
 from tools.train.networks import language_model_pass
 from tools.train.pack import pack
@@ -156,6 +158,18 @@ def test_plan_continues_where_it_stopped(run: Path) -> None:
     training(run).follow_plan(0.5, clock=lambda: float(next(ticks)))
     second = json.loads((run / "state.json").read_text())
     assert second["round"] > first["round"]
+    flow_mel = np.load(run / "flow_mel.npy")
+    assert 0 < (flow_mel[:, 0] != 0).mean() < 0.5  # of three lines
+    assert training(run).stage("vocoder").data.flow_mel is not None  # type: ignore[attr-defined]
+
+
+def test_curves_of_all_metrics_are_drawn(tmp_path: Path) -> None:
+    entries = [{"step": 50, "cpu_s": 1, "loss": 2.0}, {"step": 100, "cpu_s": 2, "loss": 1.0, "held_out_loss": 1.5}]
+    (tmp_path / "lm.jsonl").write_text("\n".join(map(json.dumps, entries)), "utf-8")
+    image = ElementTree.fromstring(draw(read_curves(tmp_path / "lm.jsonl"), "lm < flow"))
+    space = "{http://www.w3.org/2000/svg}"
+    assert [text.text for text in image.iter(f"{space}text")][1:4] == ["loss", "2", "1"]
+    assert len(list(image.iter(f"{space}circle"))) == 1
 
 
 def test_interleaved_sequence_predicts_a_fill_after_each_group() -> None:

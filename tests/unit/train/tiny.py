@@ -34,7 +34,12 @@ def tiny_config(**stages: StageConfig) -> Config:
         data=DataConfig(pitch_buckets=2, codes=64, held_out_lines=HELD_OUT),
         sizes=SIZES,
         stages={"lm": lm, "flow": flow, "vocoder": vocoder, **stages},
-        plan=(Round("flow", until_step=2), Round("lm", until_step=2), Round("vocoder", until_step=2)),
+        plan=(
+            Round("flow", until_step=2),
+            Round("render", until_step=3),
+            Round("lm", until_step=2),
+            Round("vocoder", until_step=2),
+        ),
     )
 
 
