@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 
 from tts_worker import __version__
 from tts_worker.adapter import TTSWorker
-from tts_worker.engine.factory import EngineFactory, enroller_of, info_before_loading
+from tts_worker.engine.factory import EngineFactory, enroller_of, info_before_loading, stored_voices_dir
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.errors import ConfigError, DeviceLost, InvalidRequest, MissingExtra
 from tts_worker.logs import fields
@@ -28,6 +28,8 @@ from tts_worker.metrics import Metrics
 from tts_worker.models.enrolment import Enrolment
 from tts_worker.models.manager import EngineActions, ManagerConfig, ModelManager
 from tts_worker.models.policy import EvictionRules
+from tts_worker.models.voice_library import VoiceLibrary
+from tts_worker.models.voice_store import VoiceStore
 from tts_worker.server.connections import (
     Connection,
     ConnectionLimits,
@@ -99,6 +101,17 @@ class Worker:
         )
         self.hub.models = self.models
         self.hub.enrolling_engines = [name for name, engine in settings.engines.items() if self.can_enrol(name, engine)]
+        stores = {name: self.store_of(engine) for name, engine in settings.engines.items()}
+        present = {name: store for name, store in stores.items() if store is not None}
+        if present:
+            self.hub.library = VoiceLibrary(
+                self.hub.voices,
+                present,
+                self.hub.enrolment_of,
+                max_stored=voices.max_stored,
+                on_change=self.hub.forget_loudness,
+            )
+        self._voice_watch: asyncio.Task[None] | None = None
         self._lag: asyncio.Task[None] | None = None
         self._key_watch: asyncio.Task[None] | None = None
 
@@ -106,6 +119,7 @@ class Worker:
         """Load the preloaded engines. Raises ConfigError, and the error of an engine that fails to start."""
         for name, engine in self.settings.engines.items():
             self.hub.voices.add_unloaded(name, engine.kind, info_before_loading(name, engine))
+        await self.hub.refresh_voices()
         await self.models.start()
         self.hub.voices.check()
         self.run_housekeeping()
@@ -120,8 +134,16 @@ class Worker:
             self.metrics.watch_hub(self.hub)
             self._lag = asyncio.get_running_loop().create_task(self.metrics.measure_loop_lag(), name="loop-lag")
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
+            if self.hub.library is not None:
+                watch = self.hub.library.watch(self.settings.voices.watch_interval_s)
+                self._voice_watch = asyncio.get_running_loop().create_task(watch, name="stored-voices")
             if self.key_file is not None:
                 self._key_watch = asyncio.get_running_loop().create_task(self.key_file.run(), name="key-file")
+
+    def store_of(self, settings: EngineSettings) -> VoiceStore | None:
+        """Return the directory of an engine's stored voices; None for an engine that stores none."""
+        folder = stored_voices_dir(settings)
+        return None if folder is None else VoiceStore(folder)
 
     def can_enrol(self, name: str, settings: EngineSettings) -> bool:
         """Whether a configured engine can enrol voices once it is loaded."""
@@ -184,8 +206,9 @@ class Worker:
         """Close all sessions and stop the engines."""
         if self._lag is not None:
             self._lag.cancel()
-        if self._key_watch is not None:
-            self._key_watch.cancel()
+        for task in (self._key_watch, self._voice_watch):
+            if task is not None:
+                task.cancel()
         self.metrics.gpus.stop()
         await self.hub.drain(timeout_s=0.0)
         await self.models.close()

@@ -34,6 +34,8 @@ class Caller:
         key: Name of the API key; None if the worker requires none.
         scopes: Permissions of the key.
         max_sessions: Sessions that may be open with this key at the same time; None for no limit.
+        max_voices: Voices that may be stored with this key; None for no limit.
+        max_recording_bytes: Size of a recording of a voice; None for the worker's limit.
         transport: Name of the transport.
     """
 
@@ -41,6 +43,8 @@ class Caller:
     scopes: frozenset[ApiScope] = ALL_SCOPES
     max_sessions: int | None = None
     transport: str = "local"
+    max_voices: int | None = None
+    max_recording_bytes: int | None = None
 
     def require(self, scope: ApiScope) -> None:
         """Check a permission; raises Forbidden."""

@@ -7,6 +7,7 @@ unknown voice name is an error; there is no fallback voice.
 from __future__ import annotations
 
 import difflib
+import itertools
 import logging
 import os
 import stat
@@ -21,10 +22,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tts_worker.errors import ConfigError, InvalidRequest, UnknownVoice
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.types import EngineInfo
+from tts_worker.voicepack.voice_details import NEUTRAL, VoiceDetails, split_style
 
 log = logging.getLogger(__name__)
 
 MAX_METADATA_BYTES = 1 << 20
+_MAX_REMOVED = 1_000
 
 
 class VoicePack(BaseModel):
@@ -51,7 +54,12 @@ class VoicePack(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """A voice and its engine."""
+    """A voice and its engine.
+
+    Attributes:
+        styles: Styles of the voice; each is addressed as ``NAME@STYLE``, the neutral one as ``NAME``.
+        stored: Details of a stored voice; None for a voice that belongs to its engine.
+    """
 
     name: str
     engine: str
@@ -61,6 +69,33 @@ class Voice:
     gender: str | None = None
     lexicon: Lexicon = field(default_factory=Lexicon)
     loudness_lufs: float | None = None
+    tags: tuple[str, ...] = ()
+    styles: tuple[str, ...] = ()
+    license: str | None = None
+    stored: VoiceDetails | None = None
+
+    @property
+    def title(self) -> str:
+        """Name for people."""
+        return self.stored.title if self.stored is not None and self.stored.title else self.name
+
+
+@dataclass(slots=True)
+class _EngineVoices:
+    """What the catalog knows of an engine.
+
+    Attributes:
+        stored: Voices in the engine's store, by name.
+        ever_stored: All names that were in it: ``info.voices`` may still have those.
+        order: Increases with every load: the voices of the engine that was loaded first come first.
+    """
+
+    family: str
+    info: EngineInfo
+    loaded: bool
+    order: int = 0
+    stored: Mapping[str, VoiceDetails] = field(default_factory=dict)
+    ever_stored: set[str] = field(default_factory=set)
 
 
 class VoiceCatalog:
@@ -88,31 +123,114 @@ class VoiceCatalog:
         self._voices: dict[str, Voice] = {}
         self._unloaded: dict[str, Voice] = {}
         self._enrolled: dict[str, Voice] = {}
+        self._styles: dict[str, Voice] = {}  # by NAME@STYLE; not listed
+        self._removed: dict[str, Voice] = {}  # deleted while sessions may use them
+        self._engines: dict[str, _EngineVoices] = {}
+        self._orders = itertools.count(1)
         self._on_demand = on_demand
         self._wanted_default = default
         self._aliases = dict(aliases or {})
 
     def add(self, engine: str, family: str, info: EngineInfo) -> None:
         """Add the voices of a started engine. Raises ConfigError if another engine has a voice of the same name."""
-        voices = self._described(engine, family, info)
-        self.remove(engine)
-        self._voices.update(voices)
+        self._check_names(engine, info)
+        known = self._engine(engine, family, info)
+        known.info = info
+        known.loaded = True
+        known.order = next(self._orders)
+        self._publish(engine)
 
     def add_unloaded(self, engine: str, family: str, info: EngineInfo) -> None:
         """Add the known voices of an engine that is not loaded. Raises ConfigError as ``add`` does."""
-        self._unloaded.update(self._described(engine, family, info))
+        self._check_names(engine, info)
+        self._engine(engine, family, info)
+        self._publish(engine)
 
     def mark_unloaded(self, engine: str) -> None:
         """Mark an engine as unloaded: its voices stay known, enrolled voices are removed."""
-        voices = {name: voice for name, voice in self._voices.items() if voice.engine == engine}
-        self.remove(engine)
-        self._unloaded.update(voices)
+        if engine in self._engines:
+            self._engines[engine].loaded = False
+            self._publish(engine)
+        for name in [name for name, voice in self._enrolled.items() if voice.engine == engine]:
+            del self._enrolled[name]
 
     def remove(self, engine: str) -> None:
         """Remove an engine and all its voices."""
-        for voices in (self._voices, self._unloaded, self._enrolled):
+        self._engines.pop(engine, None)
+        self._withdraw(engine)
+        for name in [name for name, voice in self._enrolled.items() if voice.engine == engine]:
+            del self._enrolled[name]
+
+    def set_stored(self, engine: str, stored: Mapping[str, VoiceDetails]) -> None:
+        """Replace the stored voices of an engine. A name that another engine uses stays with that engine."""
+        known = self._engines.get(engine)
+        if known is not None:
+            known.stored = dict(stored)
+            known.ever_stored.update(stored)
+            self._publish(engine)
+
+    def _engine(self, engine: str, family: str, info: EngineInfo) -> _EngineVoices:
+        return self._engines.setdefault(engine, _EngineVoices(family, info, loaded=False))
+
+    def _check_names(self, engine: str, info: EngineInfo) -> None:
+        for name in info.voices:
+            other = self._voices.get(name) or self._unloaded.get(name)
+            if other is not None and other.engine != engine:
+                raise ConfigError(f"engines.{engine}: engine {other.engine} already has a voice named {name}")
+
+    def _withdraw(self, engine: str) -> dict[str, Voice]:
+        """Remove the voices of an engine and return them."""
+        withdrawn = {}
+        for voices in (self._voices, self._unloaded, self._styles):
             for name in [name for name, voice in voices.items() if voice.engine == engine]:
-                del voices[name]
+                withdrawn[name] = voices.pop(name)
+        return withdrawn
+
+    def _publish(self, engine: str) -> None:
+        """Build the voices of an engine anew."""
+        known = self._engines[engine]
+        before = self._withdraw(engine)
+        voices: dict[str, Voice] = {}
+        # A voice of the engine itself takes precedence over a stored one.
+        own = [name for name in known.info.voices if name not in known.ever_stored]
+        for name in dict.fromkeys((*own, *sorted(known.stored))):
+            other = self._voices.get(name) or self._unloaded.get(name)
+            if other is not None:
+                log.warning("the stored voice %r of engine %s is hidden by engine %s", name, engine, other.engine)
+                continue
+            details = None if name in own else known.stored[name]
+            voice = self._describe(engine, known, name, details)
+            if split_style(name)[1] == NEUTRAL:
+                voices[name] = voice
+            else:
+                self._styles[name] = voice
+        (self._voices if known.loaded else self._unloaded).update(voices)
+        order = {name: other.order for name, other in self._engines.items()}
+        self._voices = dict(sorted(self._voices.items(), key=lambda item: order.get(item[1].engine, 0)))
+        for name in before.keys() - voices.keys() - self._styles.keys():
+            self._removed[name] = before[name]
+            if len(self._removed) > _MAX_REMOVED:
+                del self._removed[next(iter(self._removed))]
+
+    def _describe(self, engine: str, known: _EngineVoices, name: str, details: VoiceDetails | None) -> Voice:
+        base = split_style(name)[0]
+        pack = self._packs.get((known.family, base), VoicePack(name=base, family=known.family))
+        about = details or VoiceDetails()
+        styles = sorted(split_style(other)[1] for other in known.stored if other.startswith(f"{base}@"))
+        return Voice(
+            name=name,
+            engine=engine,
+            info=known.info,
+            languages=about.languages or pack.languages or known.info.languages,
+            description=about.description or pack.description,
+            gender=about.gender or pack.gender,
+            lexicon=Lexicon.from_mapping(pack.lexicon, name=f"voicepack {base}: lexicon"),
+            tags=about.tags,
+            styles=(NEUTRAL, *styles) if styles else (),
+            license=about.license or pack.license,
+            loudness_lufs=pack.loudness_lufs,
+            stored=details,
+        )
 
     def add_enrolled(self, name: str, engine: str, info: EngineInfo) -> None:
         """Add an enrolled voice of a loaded engine; it is never listed."""
@@ -120,25 +238,6 @@ class VoiceCatalog:
 
     def remove_enrolled(self, name: str) -> None:
         self._enrolled.pop(name, None)
-
-    def _described(self, engine: str, family: str, info: EngineInfo) -> dict[str, Voice]:
-        voices = {}
-        for name in info.voices:
-            other = self._voices.get(name) or self._unloaded.get(name)
-            if other is not None and other.engine != engine:
-                raise ConfigError(f"engines.{engine}: engine {other.engine} already has a voice named {name}")
-            pack = self._packs.get((family, name), VoicePack(name=name, family=family))
-            voices[name] = Voice(
-                name=name,
-                engine=engine,
-                info=info,
-                languages=pack.languages or info.languages,
-                description=pack.description,
-                gender=pack.gender,
-                lexicon=Lexicon.from_mapping(pack.lexicon, name=f"voicepack {name}: lexicon"),
-                loudness_lufs=pack.loudness_lufs,
-            )
-        return voices
 
     def check(self) -> None:
         """Check the default and the aliases once all engines are added. Raises ConfigError naming an unknown voice."""
@@ -166,15 +265,38 @@ class VoiceCatalog:
         """Return the voice named ``name`` (None: the default). Raises UnknownVoice."""
         requested = name if name is not None else self.default
         if requested is None:
-            raise UnknownVoice("no engine with a voice is running")
-        resolved = self._aliases.get(requested, requested)
-        voice = self._voices.get(resolved) or self._enrolled.get(resolved) or self._unloaded.get(resolved)
-        if voice is None:
-            known = sorted({*self._voices, *self._unloaded})
-            similar = difflib.get_close_matches(requested[:64], known, n=1)
-            hint = f'did you mean "{similar[0]}"?' if similar else f"available: {', '.join(known[:20])}"
-            raise UnknownVoice(f'unknown voice "{requested[:64]}"; {hint}')
-        return voice
+            ready = "this worker has no voice yet: add one with POST /v1/voices"
+            raise UnknownVoice(ready if self._engines else "no engine with a voice is running")
+        if (voice := self._find(requested)) is not None:
+            return voice
+        base, style = split_style(requested)
+        if style != NEUTRAL and (voice := self._find(base)) is not None:
+            styles = ", ".join(voice.styles) or NEUTRAL
+            raise UnknownVoice(f'voice "{voice.name}" has no style "{style[:32]}"; it has: {styles}')
+        known = sorted({*self._voices, *self._unloaded})
+        similar = difflib.get_close_matches(requested[:64], known, n=1)
+        hint = f'did you mean "{similar[0]}"?' if similar else f"available: {', '.join(known[:20]) or 'none'}"
+        raise UnknownVoice(f'unknown voice "{requested[:64]}"; {hint}')
+
+    def get_in_use(self, name: str) -> Voice:
+        """Return a voice that a session has, even if it was deleted meanwhile. Raises UnknownVoice."""
+        return self._find(name) or self._removed.get(name) or self.get(name)
+
+    def _find(self, name: str) -> Voice | None:
+        name = self._aliases.get(name, name)
+        if name.endswith(f"@{NEUTRAL}"):
+            name = split_style(name)[0]
+        base, style = split_style(name)
+        if base in self._aliases and style != NEUTRAL:
+            name = f"{self._aliases[base]}@{style}"
+        for voices in (self._voices, self._enrolled, self._unloaded, self._styles):
+            if name in voices:
+                return voices[name]
+        return None
+
+    def is_taken(self, name: str) -> bool:
+        """Whether a voice or an alias has the name."""
+        return self._find(name) is not None
 
 
 def read_voicepacks(directory: Path) -> tuple[VoicePack, ...]:

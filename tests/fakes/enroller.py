@@ -13,11 +13,13 @@ import uvicorn
 from tests.conftest import tone_settings
 from tts_worker.app import Worker, create_application
 from tts_worker.audio.decode import Recording
+from tts_worker.audio.prompt import PromptFigures
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.engine.tone import ToneEngine
 from tts_worker.errors import InvalidRequest
 from tts_worker.models.enrolment import Enrolment
 from tts_worker.types import Command, Open, SynthesisParams
+from tts_worker.voicepack.voice_file import Voice
 
 
 @dataclass
@@ -42,6 +44,9 @@ class ToneEnroller:
         self.tones[name] = "tone-high" if float(np.abs(recording.samples).max()) > 0.5 else "tone-low"
         self.enrolled.append(name)
         self.transcripts.append(transcript)
+
+    def compute(self, recording: Recording, transcript: str) -> tuple[Voice, PromptFigures]:
+        raise InvalidRequest("tones are not stored")
 
     def forget(self, name: str) -> None:
         del self.tones[name]

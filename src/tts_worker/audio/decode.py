@@ -1,4 +1,7 @@
-"""Decoding of WAV, FLAC, Ogg and MP3 recordings to mono samples, with limits checked before and while decoding."""
+"""Decoding of recordings to mono samples, with limits checked before and while decoding.
+
+WAV, FLAC, Ogg (Vorbis, Opus) and MP3 are decoded by libsndfile; M4A and WebM by PyAV, where it is installed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ _FORMATS = frozenset({"WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3", "MPEG"})
 """libsndfile's names of the accepted formats. Its parsers for rare formats are not needed and less well tested."""
 _HEAD_BYTES = 12
 
-_UNREADABLE = "the audio cannot be read: it must be a complete WAV, FLAC, Ogg or MP3 file"
+_UNREADABLE = "the audio cannot be read: it must be a complete WAV, FLAC, Ogg, MP3, M4A or WebM file"
+_MAX_CHANNELS = 8
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,17 @@ def check_container(head: bytes) -> None:
         head: At least the first 12 bytes of the file.
 
     Raises:
-        InvalidRequest: They are not those of a WAV, FLAC, Ogg or MP3 file.
+        InvalidRequest: They are not those of a WAV, FLAC, Ogg, MP3, M4A or WebM file.
     """
     is_wav = head[:4] in (b"RIFF", b"RIFX", b"RF64") and head[8:12] == b"WAVE"
     is_mp3 = head[:3] == b"ID3" or (len(head) > 1 and head[0] == 0xFF and head[1] & 0xE0 == 0xE0)
-    if not (is_wav or is_mp3 or head[:4] in (b"fLaC", b"OggS")):
+    if not (is_wav or is_mp3 or head[:4] in (b"fLaC", b"OggS") or needs_av(head)):
         raise InvalidRequest(_UNREADABLE)
+
+
+def needs_av(head: bytes) -> bool:
+    """Whether a file is M4A (MP4) or WebM (Matroska), which libsndfile does not read."""
+    return head[4:8] == b"ftyp" or head[:4] == b"\x1a\x45\xdf\xa3"
 
 
 def _read_head(path: Path) -> bytes:
@@ -62,7 +71,7 @@ def _read_head(path: Path) -> bytes:
 
 
 def read_recording(audio: Path | str | bytes, max_s: float = MAX_DECODED_S) -> Recording:
-    """Decode a WAV, FLAC, Ogg or MP3 file and average its channels.
+    """Decode a WAV, FLAC, Ogg, MP3, M4A or WebM file and average its channels.
 
     Args:
         audio: A path, or the content of the file.
@@ -70,7 +79,7 @@ def read_recording(audio: Path | str | bytes, max_s: float = MAX_DECODED_S) -> R
 
     Raises:
         InvalidRequest: The file is missing, not audio, damaged, empty, too long, too large or contains NaN or infinity.
-        MissingExtra: soundfile is not installed.
+        MissingExtra: soundfile, or PyAV for M4A and WebM, is not installed.
     """
     try:
         import soundfile
@@ -88,7 +97,10 @@ def read_recording(audio: Path | str | bytes, max_s: float = MAX_DECODED_S) -> R
         size_bytes = path.stat().st_size
     if size_bytes > MAX_AUDIO_BYTES:
         raise InvalidRequest(f"the audio has {size_bytes >> 20} MiB; the limit is {MAX_AUDIO_BYTES >> 20} MiB")
-    check_container(audio if isinstance(audio, bytes) else _read_head(Path(audio)))
+    head = audio[:_HEAD_BYTES] if isinstance(audio, bytes) else _read_head(Path(audio))
+    check_container(head)
+    if needs_av(head):
+        return _checked(*_read_with_av(source, max_s), max_s)
     try:
         with soundfile.SoundFile(source) as file:
             if file.format not in _FORMATS:
@@ -99,10 +111,43 @@ def read_recording(audio: Path | str | bytes, max_s: float = MAX_DECODED_S) -> R
             samples = file.read(limit + 1, dtype="float32", always_2d=True)  # [n, channels]
     except (soundfile.LibsndfileError, ValueError, RuntimeError):
         raise InvalidRequest(_UNREADABLE) from None
-    if len(samples) > limit:
+    return _checked(samples, rate_hz, max_s)
+
+
+def _checked(samples: Floats, rate_hz: int, max_s: float) -> Recording:
+    """Return ``samples [n, channels]`` as mono audio. Raises InvalidRequest."""
+    if len(samples) > int(max_s * rate_hz):
         raise InvalidRequest(f"the audio is longer than {max_s:g} s")
     if not len(samples):
         raise InvalidRequest("the audio contains no samples")
     if not np.isfinite(samples).all():
         raise InvalidRequest("the audio contains NaN or infinite samples; export it again as 16-bit WAV")
     return Recording(samples.mean(axis=1, dtype=np.float32), rate_hz)
+
+
+def _read_with_av(source: io.BytesIO | str, max_s: float) -> tuple[Floats, int]:
+    """Decode the first audio stream of a file to ``[n, channels]``, at most one block more than ``max_s``."""
+    try:
+        import av
+    except ImportError:
+        raise MissingExtra("reading M4A and WebM recordings (PyAV)", "webrtc") from None
+    try:
+        with av.open(source, mode="r") as container:
+            if not container.streams.audio:
+                raise InvalidRequest("the file has no audio")
+            stream = container.streams.audio[0]
+            rate_hz = int(stream.codec_context.sample_rate or 0)
+            if not rate_hz or not 1 <= stream.codec_context.channels <= _MAX_CHANNELS:
+                raise InvalidRequest(_UNREADABLE)
+            resampler = av.AudioResampler(format="fltp", rate=rate_hz)
+            blocks: list[Floats] = []
+            samples = 0
+            for frame in container.decode(stream):
+                for block in resampler.resample(frame):
+                    blocks.append(block.to_ndarray().T.astype(np.float32))  # [n, channels]
+                    samples += len(blocks[-1])
+                if samples > max_s * rate_hz:
+                    break
+            return (np.concatenate(blocks) if blocks else np.zeros((0, 1), np.float32)), rate_hz
+    except (av.FFmpegError, ValueError, RuntimeError, EOFError):
+        raise InvalidRequest(_UNREADABLE) from None

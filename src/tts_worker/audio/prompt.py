@@ -1,10 +1,14 @@
-"""Preparation of a voice prompt: 3 to 30 s of speech, trimmed and brought to a normal level."""
+"""Preparation of a voice prompt: 3 to 30 s of speech, measured, trimmed and brought to a normal level.
+
+``NOT_CHECKED`` lists what no figure tells.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tts_worker.audio.decode import Recording
 from tts_worker.audio.pcm import Floats
@@ -18,7 +22,91 @@ TARGET_DBFS = -22.0
 TOLERANCE_DB = 6.0
 MAX_GAIN_DB = 30.0
 MAX_PEAK = 0.95
+CLIPPED = 0.999
+CLIPPED_SHARE = (0.001, 0.05)  # above the first the voice gets a note, above the second the recording is refused
+SNR_DB = (20.0, 8.0)  # below the first the voice gets a note, below the second the recording is refused
+MAX_SNR_DB = 96.0
+CHARS_PER_S = (1.0, 35.0)  # plausible rate of a transcript, from slow Chinese to fast English
 SPEECH_BELOW_LOUD_DB = 35.0  # anything quieter than the loud parts by more than this is not speech
+
+NOT_CHECKED = ("who speaks", "music", "reverberation", "the words of the transcript")
+"""What no figure of a recording tells."""
+
+
+@dataclass(frozen=True)
+class PromptFigures:
+    """What was measured of a recording.
+
+    Attributes:
+        seconds: Duration of the speech.
+        level_dbfs: Level of the speech.
+        clipped_share: Samples at full scale.
+        snr_db: Level of the speech over the quietest tenth of it, an estimate: speech without any pause reads as noise.
+        chars_per_s: Rate of the transcript; None without one.
+        speaker_similarity: Least cosine similarity of the speaker embeddings of two parts; None if not measured.
+    """
+
+    seconds: float
+    level_dbfs: float
+    clipped_share: float
+    snr_db: float
+    chars_per_s: float | None = None
+    speaker_similarity: float | None = None
+
+
+def measure(speech: Recording, transcript: str) -> PromptFigures:
+    """Measure the trimmed speech of a recording."""
+    power = _window_power(speech.samples, speech.rate_hz)
+    level_dbfs = _levels(speech.samples, speech.rate_hz)[1]
+    noise_dbfs = 10 * float(np.log10(np.percentile(power, 10) + 1e-12))
+    characters = len(transcript.replace(" ", ""))
+    return PromptFigures(
+        seconds=speech.seconds,
+        level_dbfs=level_dbfs,
+        clipped_share=float((np.abs(speech.samples) >= CLIPPED).mean()),
+        snr_db=min(MAX_SNR_DB, level_dbfs - noise_dbfs),
+        chars_per_s=characters / speech.seconds if characters else None,
+    )
+
+
+def judge(figures: PromptFigures) -> tuple[str, ...]:
+    """Return notes about a doubtful recording.
+
+    Raises:
+        InvalidRequest: The recording would make a bad voice; the message names the figure and its limit.
+    """
+    notes = []
+    clipped = 100 * figures.clipped_share
+    if figures.clipped_share > CLIPPED_SHARE[1]:
+        raise InvalidRequest(
+            f"the audio is clipped: {clipped:.1f} % of the samples are at full scale, at most "
+            f"{100 * CLIPPED_SHARE[1]:g} % are accepted; record it again at a lower level"
+        )
+    if figures.clipped_share > CLIPPED_SHARE[0]:
+        notes.append(f"the audio is clipped ({clipped:.1f} % of the samples): record it again at a lower level")
+    if figures.snr_db < SNR_DB[1]:
+        raise InvalidRequest(
+            f"the audio is noisy: the speech is {figures.snr_db:.1f} dB above the background, at least "
+            f"{SNR_DB[1]:g} dB are needed"
+        )
+    if figures.snr_db < SNR_DB[0]:
+        notes.append(f"the background is only {figures.snr_db:.1f} dB below the speech: the voice may sound noisy")
+    rate = figures.chars_per_s
+    if rate is not None and not CHARS_PER_S[0] <= rate <= CHARS_PER_S[1]:
+        raise InvalidRequest(
+            f"the transcript does not match the audio: it has {rate:.1f} characters per second of speech, "
+            f"{CHARS_PER_S[0]:g} to {CHARS_PER_S[1]:g} are plausible"
+        )
+    return tuple(notes)
+
+
+def windows(speech: Recording, seconds: float) -> list[Recording]:
+    """Cut the speech into parts of ``seconds``, without a shorter rest."""
+    size = int(seconds * speech.rate_hz)
+    return [
+        replace(speech, samples=speech.samples[start : start + size])
+        for start in range(0, len(speech.samples) - size + 1, size)
+    ]
 
 
 def usable_speech(recording: Recording) -> tuple[Recording, float]:
@@ -37,7 +125,11 @@ def usable_speech(recording: Recording) -> tuple[Recording, float]:
     samples = recording.samples - recording.samples.mean(dtype=np.float64).astype(np.float32)
     loud_dbfs, speech_dbfs = _levels(samples, recording.rate_hz)
     if loud_dbfs < SILENT_DBFS:
-        raise InvalidRequest("the audio is silent or nearly silent; check that it is the right channel")
+        level = f"{loud_dbfs:.0f} dBFS" if loud_dbfs > -100 else "no level at all"
+        raise InvalidRequest(
+            f"the audio is silent or nearly silent: its loudest parts have {level}, at least {SILENT_DBFS:g} dBFS are "
+            "needed; check that it is the right channel"
+        )
     options = TrimOptions(loud_dbfs - SPEECH_BELOW_LOUD_DB, 10, 100, 200, recording.rate_hz)
     start, end = speech_range(samples, options) or (0, 0)
     samples = samples[start:end]
@@ -55,10 +147,17 @@ def usable_speech(recording: Recording) -> tuple[Recording, float]:
 
 def _levels(samples: Floats, rate_hz: int) -> tuple[float, float]:
     """Measure, in dBFS, the loudest 20 ms windows (98th percentile, to ignore clicks) and the mean of the speech."""
-    window = max(1, rate_hz // 50)
-    power = np.square(samples[: len(samples) // window * window], dtype=np.float64).reshape(-1, window).mean(axis=1)
+    power = _window_power(samples, rate_hz)
     if not len(power):
         return -np.inf, -np.inf
     loud = np.percentile(power, 98)
     speech = power[power >= loud * 10 ** (-SPEECH_BELOW_LOUD_DB / 20)].mean()
     return 10 * float(np.log10(loud + 1e-12)), 10 * float(np.log10(speech + 1e-12))
+
+
+def _window_power(samples: Floats, rate_hz: int) -> NDArray[np.float64]:
+    """Mean power of windows of 20 ms."""
+    window = max(1, rate_hz // 50)
+    squares = np.square(samples[: len(samples) // window * window], dtype=np.float64)
+    power: NDArray[np.float64] = squares.reshape(-1, window).mean(axis=1)
+    return power

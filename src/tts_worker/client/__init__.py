@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 
 from tts_worker.client.base import ClientSettings, Connector, OpenedSession, VoiceDescription, connector_for
+from tts_worker.client.voice_library import VoiceLibrary
 from tts_worker.protocol.session import Session
 from tts_worker.types import SessionOptions
 
@@ -78,6 +79,11 @@ class Client:
     async def voices(self) -> tuple[VoiceDescription, ...]:
         """Return the voices that sessions can choose. Raises like ``open``."""
         return await self._connector.voices()
+
+    @property
+    def voice_library(self) -> VoiceLibrary:
+        """The voices as resources: ``await client.voice_library.add("anna", "anna.wav", consent=True)``."""
+        return VoiceLibrary(self._connector.voice_access)
 
     async def aclose(self) -> None:
         """Close every session and connection. Idempotent."""

@@ -14,12 +14,15 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 from urllib.parse import urlsplit
 
 from tts_worker.errors import InvalidRequest, MissingServer
 from tts_worker.protocol.session import Session
 from tts_worker.types import SessionOptions
+
+if TYPE_CHECKING:
+    from tts_worker.client.voice_library import VoiceAccess
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +112,10 @@ class Connector(Protocol):
 
     async def voices(self) -> tuple[VoiceDescription, ...]:
         """Return the voices that sessions can choose. Raises like ``open``."""
+        ...
+
+    async def voice_access(self) -> VoiceAccess:
+        """Return the access to the worker's voices as resources. Raises like ``open``."""
         ...
 
     async def aclose(self) -> None:

@@ -19,6 +19,7 @@ from tts_worker.client.converse_stream import ConverseStream
 from tts_worker.client.failover import FailoverLink
 from tts_worker.client.grpc import GrpcConnector
 from tts_worker.client.remote import RemoteSession
+from tts_worker.client.voice_library import VoiceAccess
 from tts_worker.errors import (
     ConfigError,
     ConnectionLost,
@@ -104,6 +105,12 @@ class FleetConnector:
         self._links = {known for known in self._links if not known.is_closed} | {link}
         link.attach(session, self._on_stream_closed)
         return OpenedSession(session, connection_reused=reused)
+
+    async def voice_access(self) -> VoiceAccess:
+        """Return the access to the voices of a loaded worker; workers with the same storage have the same voices."""
+        for worker in await self._candidates(SessionOptions()):
+            return await self._connector(worker.address).voice_access()
+        raise NotReady("no worker of the fleet is ready", retry_after_s=1.0)
 
     async def _open_stream(self, options: SessionOptions) -> tuple[str, ConverseStream, bool]:
         """Open a stream on the best worker that accepts it.

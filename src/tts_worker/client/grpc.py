@@ -12,8 +12,10 @@ import grpc
 
 from tts_worker.client.base import ClientSettings, OpenedSession, VoiceDescription
 from tts_worker.client.converse_stream import ConverseStream, authorization, open_converse_stream, status_error
+from tts_worker.client.grpc_voices import GrpcVoices
 from tts_worker.client.link import RemoteConfig
 from tts_worker.client.remote import RemoteSession
+from tts_worker.client.voice_library import VoiceAccess
 from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest
 from tts_worker.protocol import tts_worker_pb2, tts_worker_pb2_grpc
 from tts_worker.timeouts import fail_after
@@ -76,6 +78,9 @@ class GrpcConnector:
         self.adopt(stream)
         stream.attach(session, self._streams.discard)
         return OpenedSession(session, connection_reused=reused)
+
+    async def voice_access(self) -> VoiceAccess:
+        return GrpcVoices(self._open_channel(), self._settings.api_key)
 
     async def open_stream(self, options: SessionOptions) -> ConverseStream:
         """Open a stream without a receiver; the caller attaches one. Raises like ``open``."""

@@ -15,7 +15,11 @@ from pathlib import Path
 
 from tts_worker.client.base import ClientSettings, OpenedSession, VoiceDescription
 from tts_worker.client.deadline import AudioDeadline
+from tts_worker.client.voice_library import VoiceAccess
 from tts_worker.errors import ConnectionLost, DeadlineExceeded
+from tts_worker.models.voice_library import NewVoice
+from tts_worker.protocol.voices import VoiceInfo, VoiceUpload
+from tts_worker.server.responses import voice_json
 from tts_worker.session.host import WorkerHost
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
@@ -30,6 +34,7 @@ from tts_worker.types import (
     SynthesisParams,
     UtteranceKey,
 )
+from tts_worker.voices import Voice
 
 
 def connector(url: str, settings: ClientSettings) -> LocalConnector:
@@ -65,6 +70,9 @@ class LocalConnector:
         self._sessions = {live for live in self._sessions if live.state is not State.CLOSED} | {session}
         return OpenedSession(session, connection_reused=reused)
 
+    async def voice_access(self) -> VoiceAccess:
+        return LocalVoices(await self._hub())
+
     async def _hub(self) -> SessionHub:
         """Start the worker once and return its hub. Concurrent calls share the start; a failed start is retried."""
         if self._closed:
@@ -92,6 +100,32 @@ class LocalConnector:
         if self._starting is not None:
             await asyncio.wait({self._starting})
         await self._stack.aclose()
+
+
+class LocalVoices:
+    """See ``voice_library.VoiceAccess``."""
+
+    def __init__(self, hub: SessionHub) -> None:
+        self._hub = hub
+
+    async def list(self) -> list[VoiceInfo]:
+        await self._hub.refresh_voices()
+        return [self._describe(voice) for voice in self._hub.voices]
+
+    async def get(self, voice: str) -> VoiceInfo:
+        await self._hub.refresh_voices()
+        return self._describe(self._hub.voices.get(voice))
+
+    async def add(self, upload: VoiceUpload, audio: bytes | None) -> VoiceInfo:
+        library = self._hub.require_library()
+        new = NewVoice.parse(upload.fields())
+        return self._describe(await (library.mix(new) if audio is None else library.add(new, audio)))
+
+    async def delete(self, voice: str) -> None:
+        await self._hub.require_library().delete(voice)
+
+    def _describe(self, voice: Voice) -> VoiceInfo:
+        return VoiceInfo.of_json(voice_json(voice, self._hub.voices.default))
 
 
 class DeadlineSession:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from tts_worker.client.base import ClientSettings, OpenedSession, VoiceDescription
 from tts_worker.client.connection import WorkerConnection, dial
 from tts_worker.client.remote import RemoteSession
+from tts_worker.client.voice_library import HttpVoices, VoiceAccess
 from tts_worker.client.voices import fetch_voices
 from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest, TTSWorkerError
 from tts_worker.timeouts import fail_after
@@ -56,6 +57,9 @@ class WebSocketConnector:
                 return await self._open(options, audio_timeout_s)
         except TimeoutError:
             raise self._open_timeout() from None
+
+    async def voice_access(self) -> VoiceAccess:
+        return HttpVoices(self._url, self._settings)
 
     async def _open(self, options: SessionOptions, audio_timeout_s: float) -> OpenedSession:
         while self._idle:

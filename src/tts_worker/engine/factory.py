@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from tts_worker.engine.base import Engine
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
@@ -64,6 +65,13 @@ def info_before_loading(name: str, settings: EngineSettings) -> EngineInfo:
         voices = tuple(stored_voices(settings.voices or settings.bundle / VOICES_DIR))
         languages = ("mul",)
     return EngineInfo(name, voices, languages, Alignment.NONE, settings.max_utterances or 1)
+
+
+def stored_voices_dir(settings: EngineSettings) -> Path | None:
+    """Return the directory of the stored voices of an engine; None for an engine that stores none."""
+    if not isinstance(settings, CosyVoiceEngineSettings):
+        return None
+    return settings.voices or settings.bundle / VOICES_DIR
 
 
 def _hibari(settings: HibariEngineSettings) -> Engine:

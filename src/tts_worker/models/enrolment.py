@@ -1,7 +1,8 @@
 """Voices enrolled from a recording that a request brings.
 
-Validates the recording, names the voice by a hash of recording and transcript, bounds how many voices are stored and
+Validates the recording, names the voice by a hash of recording and transcript, bounds how many voices are held and
 enrolled at a time, and evicts unused ones. ``Enroller`` computes the voice on a thread. The recording is not stored.
+Voices that stay are stored by ``voice_library``.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from tts_worker.audio.decode import Recording, check_container, read_recording
+from tts_worker.audio.decode import Recording, check_container, needs_av, read_recording
+from tts_worker.audio.prompt import PromptFigures
 from tts_worker.errors import InvalidRequest, NotReady, OverCapacity, TextTooLong
+from tts_worker.voicepack.voice_file import Voice
 
 MAX_PROMPT_S = 30.0
 MAX_PROMPT_BYTES = 8 << 20  # 30 s of 48 kHz 16-bit stereo is 5.5 MiB
@@ -26,7 +29,7 @@ _RETRY_AFTER_S = 2.0
 
 
 class Enroller(Protocol):
-    """Creates voices for one engine. Both methods run on one worker thread, never concurrently."""
+    """Creates voices for one engine. All methods run on one worker thread, never concurrently."""
 
     def enrol(self, name: str, recording: Recording, transcript: str) -> None:
         """Compute the voice and make it available to the engine under ``name``. Takes up to a second.
@@ -34,6 +37,10 @@ class Enroller(Protocol):
         Raises:
             InvalidRequest: The recording is unsuitable; the message says why.
         """
+        ...
+
+    def compute(self, recording: Recording, transcript: str) -> tuple[Voice, PromptFigures]:
+        """Compute a voice without making it available, and what was measured of the recording. Raises as ``enrol``."""
         ...
 
     def forget(self, name: str) -> None:
@@ -64,12 +71,13 @@ class Enrolment:
         self._max_pending = max_pending
         self._enrolled: dict[str, None] = {}  # insertion order: longest unused first
         self._pending: dict[str, asyncio.Task[None]] = {}
+        self._computing: set[asyncio.Future[tuple[Voice, PromptFigures]]] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="enrolment")
 
     @property
     def pending(self) -> int:
         """Number of enrolments under way."""
-        return len(self._pending)
+        return len(self._pending) + len(self._computing)
 
     async def voice_of(self, recording: bytes, transcript: str, in_use: Collection[str] = ()) -> EnrolledVoice:
         """Enrol a recording, or return the voice already enrolled from it.
@@ -93,8 +101,7 @@ class Enrolment:
             self._enrolled[name] = self._enrolled.pop(name)
             return EnrolledVoice(name)
         if name not in self._pending:
-            if len(self._pending) >= self._max_pending:
-                raise OverCapacity("too many recordings wait for enrolment", retry_after_s=_RETRY_AFTER_S)
+            self._check_pending()
             task = asyncio.create_task(self._enrol(name, recording, transcript), name=f"enrol-{name}")
             self._pending[name] = task
             task.add_done_callback(lambda done: self._on_enrolled(name, done))
@@ -104,6 +111,31 @@ class Enrolment:
             raise NotReady("the engine is being unloaded", retry_after_s=_RETRY_AFTER_S)
         task.result()
         return EnrolledVoice(name, self._evict_unused({*in_use, name}))
+
+    async def compute(self, recording: bytes, transcript: str) -> tuple[Voice, PromptFigures]:
+        """Compute the voice of a recording, and what was measured of it, without storing it.
+
+        Raises as ``voice_of`` does. A cancelled caller does not stop the computation.
+        """
+        check_size(recording, transcript)
+        self._check_pending()
+        work = self._thread.submit(lambda: self._enroller.compute(read_prompt(recording), transcript))
+        future = asyncio.wrap_future(work)
+        self._computing.add(future)
+        future.add_done_callback(self._on_computed)
+        await asyncio.wait({future})  # unlike awaiting the future, a cancellation here does not reach it
+        if future.cancelled():
+            raise NotReady("the engine is being unloaded", retry_after_s=_RETRY_AFTER_S)
+        return future.result()
+
+    def _on_computed(self, future: asyncio.Future[tuple[Voice, PromptFigures]]) -> None:
+        self._computing.discard(future)
+        if not future.cancelled():
+            future.exception()  # the caller may be gone
+
+    def _check_pending(self) -> None:
+        if self.pending >= self._max_pending:
+            raise OverCapacity("too many recordings wait for enrolment", retry_after_s=_RETRY_AFTER_S)
 
     async def _enrol(self, name: str, recording: bytes, transcript: str) -> None:
         def enrol() -> None:
@@ -147,7 +179,7 @@ def check_size(recording: bytes, transcript: str) -> None:
         TextTooLong: The recording or the transcript is too large.
     """
     if not recording:
-        raise InvalidRequest("the recording is empty: send a WAV, FLAC, Ogg or MP3 file")
+        raise InvalidRequest("the recording is empty: send a WAV, FLAC, Ogg, MP3, M4A or WebM file")
     if len(recording) > MAX_PROMPT_BYTES:
         raise TextTooLong(f"a recording may have at most {MAX_PROMPT_BYTES >> 20} MiB")
     if len(transcript) > MAX_PROMPT_CHARS:
@@ -163,10 +195,14 @@ def read_prompt(recording: bytes) -> Recording:
     import soundfile  # late: most workers never enrol a voice
 
     check_container(recording)
+    if needs_av(recording):
+        return read_recording(recording, max_s=MAX_PROMPT_S)
     try:
         header = soundfile.info(io.BytesIO(recording))
     except (soundfile.LibsndfileError, ValueError, RuntimeError):
-        raise InvalidRequest("the recording cannot be read: send a whole WAV, FLAC, Ogg or MP3 file") from None
+        raise InvalidRequest(
+            "the recording cannot be read: send a whole WAV, FLAC, Ogg, MP3, M4A or WebM file"
+        ) from None
     if header.samplerate > MAX_RATE_HZ or header.channels > MAX_CHANNELS:
         raise InvalidRequest(f"a recording may have at most {MAX_CHANNELS} channels and {MAX_RATE_HZ} Hz")
     return read_recording(recording, max_s=MAX_PROMPT_S)

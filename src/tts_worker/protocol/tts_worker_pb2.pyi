@@ -509,3 +509,128 @@ class ConverseResponse(_message.Message):
     ended: ConverseResponse.Ended
     rejected: ConverseResponse.Rejected
     def __init__(self, ready: _Optional[_Union[ConverseResponse.Ready, _Mapping]] = ..., pcm: _Optional[bytes] = ..., started: _Optional[_Union[ConverseResponse.Started, _Mapping]] = ..., words: _Optional[_Union[ConverseResponse.Words, _Mapping]] = ..., acknowledged: _Optional[_Union[ConverseResponse.Acknowledged, _Mapping]] = ..., ended: _Optional[_Union[ConverseResponse.Ended, _Mapping]] = ..., rejected: _Optional[_Union[ConverseResponse.Rejected, _Mapping]] = ...) -> None: ...
+
+class VoiceInfo(_message.Message):
+    __slots__ = ("id", "name", "engine", "languages", "description", "tags", "styles", "capabilities", "license", "sample_rate", "is_default", "stored")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    LANGUAGES_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    STYLES_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    LICENSE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_RATE_FIELD_NUMBER: _ClassVar[int]
+    IS_DEFAULT_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    name: str
+    engine: str
+    languages: _containers.RepeatedScalarFieldContainer[str]
+    description: str
+    tags: _containers.RepeatedScalarFieldContainer[str]
+    styles: _containers.RepeatedScalarFieldContainer[str]
+    capabilities: _containers.RepeatedScalarFieldContainer[str]
+    license: str
+    sample_rate: int
+    is_default: bool
+    stored: StoredVoice
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., engine: _Optional[str] = ..., languages: _Optional[_Iterable[str]] = ..., description: _Optional[str] = ..., tags: _Optional[_Iterable[str]] = ..., styles: _Optional[_Iterable[str]] = ..., capabilities: _Optional[_Iterable[str]] = ..., license: _Optional[str] = ..., sample_rate: _Optional[int] = ..., is_default: bool = ..., stored: _Optional[_Union[StoredVoice, _Mapping]] = ...) -> None: ...
+
+class StoredVoice(_message.Message):
+    __slots__ = ("source", "created_at", "owner", "consent", "figures", "notes", "not_checked")
+    class FiguresEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    CONSENT_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    NOT_CHECKED_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    created_at: str
+    owner: str
+    consent: bool
+    figures: _containers.ScalarMap[str, float]
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    not_checked: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, source: _Optional[str] = ..., created_at: _Optional[str] = ..., owner: _Optional[str] = ..., consent: bool = ..., figures: _Optional[_Mapping[str, float]] = ..., notes: _Optional[_Iterable[str]] = ..., not_checked: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ListVoicesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListVoicesResponse(_message.Message):
+    __slots__ = ("voices",)
+    VOICES_FIELD_NUMBER: _ClassVar[int]
+    voices: _containers.RepeatedCompositeFieldContainer[VoiceInfo]
+    def __init__(self, voices: _Optional[_Iterable[_Union[VoiceInfo, _Mapping]]] = ...) -> None: ...
+
+class GetVoiceRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class AddVoiceRequest(_message.Message):
+    __slots__ = ("voice", "audio")
+    VOICE_FIELD_NUMBER: _ClassVar[int]
+    AUDIO_FIELD_NUMBER: _ClassVar[int]
+    voice: NewVoice
+    audio: bytes
+    def __init__(self, voice: _Optional[_Union[NewVoice, _Mapping]] = ..., audio: _Optional[bytes] = ...) -> None: ...
+
+class NewVoice(_message.Message):
+    __slots__ = ("name", "transcript", "consent", "style", "languages", "tags", "description", "gender", "license", "title", "engine", "mix", "prompt")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TRANSCRIPT_FIELD_NUMBER: _ClassVar[int]
+    CONSENT_FIELD_NUMBER: _ClassVar[int]
+    STYLE_FIELD_NUMBER: _ClassVar[int]
+    LANGUAGES_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    GENDER_FIELD_NUMBER: _ClassVar[int]
+    LICENSE_FIELD_NUMBER: _ClassVar[int]
+    TITLE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    MIX_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    transcript: str
+    consent: bool
+    style: str
+    languages: _containers.RepeatedScalarFieldContainer[str]
+    tags: _containers.RepeatedScalarFieldContainer[str]
+    description: str
+    gender: str
+    license: str
+    title: str
+    engine: str
+    mix: _containers.RepeatedCompositeFieldContainer[MixPart]
+    prompt: str
+    def __init__(self, name: _Optional[str] = ..., transcript: _Optional[str] = ..., consent: bool = ..., style: _Optional[str] = ..., languages: _Optional[_Iterable[str]] = ..., tags: _Optional[_Iterable[str]] = ..., description: _Optional[str] = ..., gender: _Optional[str] = ..., license: _Optional[str] = ..., title: _Optional[str] = ..., engine: _Optional[str] = ..., mix: _Optional[_Iterable[_Union[MixPart, _Mapping]]] = ..., prompt: _Optional[str] = ...) -> None: ...
+
+class MixPart(_message.Message):
+    __slots__ = ("voice", "weight")
+    VOICE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    voice: str
+    weight: float
+    def __init__(self, voice: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
+
+class DeleteVoiceRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class DeleteVoiceResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

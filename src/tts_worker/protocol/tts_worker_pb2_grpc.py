@@ -486,3 +486,214 @@ class Conversation(object):
             timeout,
             metadata,
             _registered_method=True)
+
+
+class VoicesStub(object):
+    """-- voices -----------------------------------------------------------------------------------------------------------
+
+    Voices as resources (docs/voices.md). A failed call ends with a status, as Synthesize does.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.ListVoices = channel.unary_unary(
+                '/tts.Voices/ListVoices',
+                request_serializer=tts__worker__pb2.ListVoicesRequest.SerializeToString,
+                response_deserializer=tts__worker__pb2.ListVoicesResponse.FromString,
+                _registered_method=True)
+        self.GetVoice = channel.unary_unary(
+                '/tts.Voices/GetVoice',
+                request_serializer=tts__worker__pb2.GetVoiceRequest.SerializeToString,
+                response_deserializer=tts__worker__pb2.VoiceInfo.FromString,
+                _registered_method=True)
+        self.AddVoice = channel.stream_unary(
+                '/tts.Voices/AddVoice',
+                request_serializer=tts__worker__pb2.AddVoiceRequest.SerializeToString,
+                response_deserializer=tts__worker__pb2.VoiceInfo.FromString,
+                _registered_method=True)
+        self.DeleteVoice = channel.unary_unary(
+                '/tts.Voices/DeleteVoice',
+                request_serializer=tts__worker__pb2.DeleteVoiceRequest.SerializeToString,
+                response_deserializer=tts__worker__pb2.DeleteVoiceResponse.FromString,
+                _registered_method=True)
+
+
+class VoicesServicer(object):
+    """-- voices -----------------------------------------------------------------------------------------------------------
+
+    Voices as resources (docs/voices.md). A failed call ends with a status, as Synthesize does.
+    """
+
+    def ListVoices(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetVoice(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddVoice(self, request_iterator, context):
+        """The description first, then the recording in parts; a mix has no recording.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteVoice(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_VoicesServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'ListVoices': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListVoices,
+                    request_deserializer=tts__worker__pb2.ListVoicesRequest.FromString,
+                    response_serializer=tts__worker__pb2.ListVoicesResponse.SerializeToString,
+            ),
+            'GetVoice': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetVoice,
+                    request_deserializer=tts__worker__pb2.GetVoiceRequest.FromString,
+                    response_serializer=tts__worker__pb2.VoiceInfo.SerializeToString,
+            ),
+            'AddVoice': grpc.stream_unary_rpc_method_handler(
+                    servicer.AddVoice,
+                    request_deserializer=tts__worker__pb2.AddVoiceRequest.FromString,
+                    response_serializer=tts__worker__pb2.VoiceInfo.SerializeToString,
+            ),
+            'DeleteVoice': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteVoice,
+                    request_deserializer=tts__worker__pb2.DeleteVoiceRequest.FromString,
+                    response_serializer=tts__worker__pb2.DeleteVoiceResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'tts.Voices', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('tts.Voices', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Voices(object):
+    """-- voices -----------------------------------------------------------------------------------------------------------
+
+    Voices as resources (docs/voices.md). A failed call ends with a status, as Synthesize does.
+    """
+
+    @staticmethod
+    def ListVoices(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tts.Voices/ListVoices',
+            tts__worker__pb2.ListVoicesRequest.SerializeToString,
+            tts__worker__pb2.ListVoicesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetVoice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tts.Voices/GetVoice',
+            tts__worker__pb2.GetVoiceRequest.SerializeToString,
+            tts__worker__pb2.VoiceInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddVoice(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/tts.Voices/AddVoice',
+            tts__worker__pb2.AddVoiceRequest.SerializeToString,
+            tts__worker__pb2.VoiceInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteVoice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tts.Voices/DeleteVoice',
+            tts__worker__pb2.DeleteVoiceRequest.SerializeToString,
+            tts__worker__pb2.DeleteVoiceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

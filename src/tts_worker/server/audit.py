@@ -1,10 +1,10 @@
-"""The audit log (logger ``tts_worker.audit``): one line per administrative action, with the name of the API key."""
+"""The audit log (logger ``tts_worker.audit``): one line per change of the worker, with the name of the API key."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from tts_worker.callers import ApiScope, current_caller
 from tts_worker.errors import error_info
@@ -12,9 +12,14 @@ from tts_worker.errors import error_info
 audit_log = logging.getLogger("tts_worker.audit")
 
 
+def admin_action(action: str, subject: str) -> AbstractContextManager[None]:
+    """Require the scope "admin" for the block and log its outcome; raises as ``audited`` does."""
+    return audited(action, subject, ApiScope.ADMIN)
+
+
 @contextmanager
-def admin_action(action: str, subject: str) -> Iterator[None]:
-    """Require the scope "admin" for the block and log its outcome.
+def audited(action: str, subject: str, scope: ApiScope) -> Iterator[None]:
+    """Require a scope for the block and log its outcome.
 
     Raises:
         Forbidden: The caller's key lacks the scope.
@@ -22,7 +27,7 @@ def admin_action(action: str, subject: str) -> Iterator[None]:
     caller = current_caller()
     outcome = "done"
     try:
-        caller.require(ApiScope.ADMIN)
+        caller.require(scope)
         yield
     except BaseException as error:
         outcome = error_info(error).code.value

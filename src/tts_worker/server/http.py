@@ -16,11 +16,10 @@ from starlette.types import ASGIApp
 from tts_worker import __version__
 from tts_worker.errors import ErrorCode, ErrorInfo, TTSWorkerError
 from tts_worker.metrics import Metrics
-from tts_worker.server import api_docs
+from tts_worker.server import api_docs, voices
 from tts_worker.server.compat import apis, cosyvoice, elevenlabs, openai
 from tts_worker.server.keys import KeyRing
 from tts_worker.server.limits import ApiLimits
-from tts_worker.server.responses import voice_json
 from tts_worker.server.security import AuthMiddleware, BodyTooLarge
 from tts_worker.server.telephony import routes as telephony
 from tts_worker.server.webrtc import offers
@@ -66,7 +65,7 @@ def create_app(hub: SessionHub, metrics: Metrics, settings: Settings, keys: KeyR
         allowed_origins=server.allowed_origins,
         loopback_only=is_loopback(server.host),
         max_body_bytes=server.max_request_bytes,
-        upload_paths=cosyvoice.PATHS,
+        upload_paths=cosyvoice.PATHS | voices.UPLOAD_PATHS,
         max_upload_bytes=server.max_upload_bytes,
         max_buffered_bytes=server.max_buffered_bytes,
     )
@@ -94,18 +93,7 @@ def _add_shared_paths(app: FastAPI, hub: SessionHub, limits: ApiLimits) -> None:
     def is_elevenlabs(request: Request) -> bool:
         return apis.api_of_client(request.scope) is apis.ELEVENLABS
 
-    @app.get("/v1/voices", summary="List the voices")
-    @app.get("/v1/audio/voices", include_in_schema=False)
-    async def voices(request: Request) -> Response:
-        if is_elevenlabs(request):
-            return elevenlabs.voices_response(hub)
-        return JSONResponse({"voices": [voice_json(voice, hub.voices.default) for voice in hub.voices]})
-
-    @app.get("/v1/voices/{name}", summary="Describe a voice")
-    async def voice(request: Request, name: str) -> Response:
-        if is_elevenlabs(request):
-            return elevenlabs.voice_response(hub, name)
-        return JSONResponse(voice_json(hub.voices.get(name), hub.voices.default))
+    voices.add_routes(app, hub, is_elevenlabs)
 
     @app.get("/v1/models", summary="List the engines of this worker")
     async def models(request: Request) -> Response:

@@ -120,7 +120,14 @@ class KeyRing:
             return None
         if counted:
             self._count(valid_key, transport)
-        return Caller(valid_key.name, frozenset(valid_key.scopes & ALL_SCOPES), valid_key.max_sessions, transport)
+        return Caller(
+            valid_key.name,
+            frozenset(valid_key.scopes & ALL_SCOPES),
+            valid_key.max_sessions,
+            transport,
+            valid_key.max_voices,
+            valid_key.max_recording_bytes,
+        )
 
     def _match(self, candidate: str | None) -> ApiKey | None:
         if candidate is None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping
+from datetime import datetime, timezone
 
 import anyio
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from tts_worker.audio.prompt import NOT_CHECKED
 from tts_worker.errors import HTTP_STATUS, ErrorCode, ErrorInfo, SendTimeout
+from tts_worker.voicepack.voice_details import VoiceDetails
 from tts_worker.voices import Voice
 
 
@@ -64,8 +67,8 @@ def voice_json(voice: Voice, default: str | None) -> dict[str, object]:
     return {
         "id": voice.name,
         "voice_id": voice.name,  # read by ElevenLabs clients, as is "category"
-        "category": "premade",
-        "name": voice.name,
+        "category": "premade" if voice.stored is None else "cloned",
+        "name": voice.title,
         "engine": voice.engine,
         "languages": list(voice.languages),
         "description": voice.description,
@@ -73,6 +76,24 @@ def voice_json(voice: Voice, default: str | None) -> dict[str, object]:
         "alignment": voice.info.alignment.value,
         "speed_range": list(voice.info.speed_range),
         "default": voice.name == default,
+        "capabilities": list(voice.info.capabilities),
+        "tags": list(voice.tags),
+        "styles": list(voice.styles),
+        "license": voice.license,
+        **({} if voice.stored is None else {"stored": _stored_json(voice.stored)}),
+    }
+
+
+def _stored_json(details: VoiceDetails) -> dict[str, object]:
+    created_at = datetime.fromtimestamp(details.created_at_s, timezone.utc).isoformat(timespec="seconds")
+    return {
+        "source": details.source,
+        "created_at": created_at if details.created_at_s else None,
+        "owner": details.owner,
+        "consent": details.consent,
+        "figures": details.figures,
+        "notes": list(details.notes),
+        "not_checked": list(NOT_CHECKED) if details.source == "recording" else [],
     }
 
 

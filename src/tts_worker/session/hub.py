@@ -25,9 +25,11 @@ from tts_worker.errors import (
     OverCapacity,
     QuotaExceeded,
     TTSWorkerError,
+    UnknownVoice,
 )
 from tts_worker.models.enrolment import Enrolment
 from tts_worker.models.routing import VoiceRequest, choose_voice
+from tts_worker.models.voice_library import VoiceLibrary
 from tts_worker.session.engine_port import CommandPort, EnginePort
 from tts_worker.session.frame_clock import FrameClock
 from tts_worker.session.lexicons import LexiconCache
@@ -42,7 +44,7 @@ from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.text.spoken_forms import spoken_forms
 from tts_worker.types import SAMPLE_RATE_HZ, Encoding, Segment, SessionOptions, State, SynthesisParams, unpaced_share
-from tts_worker.voices import VoiceCatalog
+from tts_worker.voices import Voice, VoiceCatalog
 
 RETRY_AFTER_S = 1.0
 """Retry hint of a rejected caller: utterances last seconds, so slots free up quickly."""
@@ -117,6 +119,8 @@ class SessionHub:
         """Loads engines on demand; None if engines are only added and removed explicitly."""
         self.enrolling_engines: Collection[str] = ()
         """Configured engines that can enrol voices, loaded or not."""
+        self.library: VoiceLibrary | None = None
+        """Stored voices; None if no engine stores any."""
         self._engines: dict[str, EnginePort] = {}
         self._enrolments: dict[str, Enrolment] = {}
         self._observer = observer
@@ -174,6 +178,11 @@ class SessionHub:
         self._enrolments.pop(name, None)
         if self._loudness is not None:
             self._loudness.forget(name)
+
+    def forget_loudness(self, engine: str, voice: str) -> None:
+        """Have the loudness of a voice measured again, because another voice has its name now."""
+        if self._loudness is not None:
+            self._loudness.forget(engine, voice)
 
     def count_sessions(self, engine: str) -> int:
         """Count the sessions on an engine, including recordings being enrolled."""
@@ -276,13 +285,23 @@ class SessionHub:
             self._check_accepting()
             lexicon = await self.lexicons.prepare(options.lexicon) if options.lexicon else None
             # The voices of a model that was never loaded may be unknown; its name is not.
-            name = options.model or choose_voice(self.voices, _voice_request(options)).engine
+            name = options.model or (await self._choose_voice(options)).engine
             if name not in self._engines and self.models is not None:
                 await self.models.wait(name)
         except TTSWorkerError as error:
             self._observer.refused(error.code.value, current_caller().transport)
             raise
         return self._open_or_count(options, replaces, lexicon)
+
+    async def _choose_voice(self, options: SessionOptions) -> Voice:
+        """Choose a voice; another process may have stored it a moment ago."""
+        try:
+            return choose_voice(self.voices, _voice_request(options))
+        except UnknownVoice:
+            if self.library is None:
+                raise
+            await self.library.refresh()
+            return choose_voice(self.voices, _voice_request(options))
 
     def _check_accepting(self) -> None:
         if self._draining:
@@ -424,7 +443,7 @@ class SessionHub:
             TTSWorkerError: The errors of ``params`` and ``timeouts``.
         """
         params = self.params(options)
-        if self.voices.get(params.voice).engine != self.voices.get(session.params.voice).engine:
+        if self.voices.get(params.voice).engine != self.voices.get_in_use(session.params.voice).engine:
             raise IllegalCommand("that voice is on another engine: start when nothing is being spoken")
         session.configure(params, self.timeouts(options))
 
@@ -466,7 +485,7 @@ class SessionHub:
         rewrites = (self.config.normalise if options.normalise is None else options.normalise) is not False
 
         def make_text(params: SynthesisParams) -> TextPipeline:
-            voice = self.voices.get(params.voice)
+            voice = self.voices.get_in_use(params.voice)
             if voice.name not in lexicons:
                 levels = [level for level in (self.config.lexicon, voice.lexicon, session_lexicon) if level]
                 lexicons[voice.name] = Lexicon.merged(*levels) if levels else None
@@ -508,7 +527,7 @@ class SessionHub:
             return port
 
         def detector_of(params: SynthesisParams) -> LanguageDetector | None:
-            voice = self.voices.get(params.voice)
+            voice = self.voices.get_in_use(params.voice)
             if enabled is None and voice.info.reads_numbers:
                 return None
             return LanguageDetector(voice.languages, params.language)
@@ -565,6 +584,24 @@ class SessionHub:
             self._loudness.prepare(name, running, SynthesisParams(voice.name))
         self._touch(name)
         return voice.name
+
+    async def enrolment_of(self, engine: str | None) -> tuple[str, Enrolment]:
+        """Return an engine that can enrol voices and its enrolment; load it if necessary. Raises as ``enrol`` does."""
+        self._check_accepting()
+        name = await self._enrolling_engine(engine)
+        self._touch(name)
+        return name, self._enrolments[name]
+
+    async def refresh_voices(self) -> None:
+        """Take over the voices that other processes have stored or deleted."""
+        if self.library is not None:
+            await self.library.refresh()
+
+    def require_library(self) -> VoiceLibrary:
+        """Return the stored voices. Raises InvalidRequest if no engine stores any."""
+        if self.library is None:
+            raise InvalidRequest("no engine of this worker stores voices: it needs a CosyVoice model")
+        return self.library
 
     async def _enrolling_engine(self, engine: str | None) -> str:
         """A loaded engine that can enrol voices. Raises InvalidRequest if none is configured, else NotReady."""

@@ -2,6 +2,7 @@
 
     keys:
       - {name: app, key: a-long-random-string, scopes: [speak], max_sessions: 20, requests_per_minute: 600}
+      - {name: studio, key: a-long-random-string, scopes: [speak, enrol], max_voices: 20, max_recording_bytes: 4000000}
       - {name: operator, sha256: 5e88...42d8, scopes: [speak, enrol, admin]}
       - {name: prometheus, key: another-random-string, scopes: []}
 
@@ -31,6 +32,8 @@ class ApiKey(Section):
         scopes: Permissions; an empty set allows reading only.
         max_sessions: Sessions that may be open at the same time; None for no limit.
         requests_per_minute: Rate limit; None for no limit.
+        max_voices: Voices that may be stored with the key; None for no limit.
+        max_recording_bytes: Size of a recording of a voice; None for the worker's limit.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")
@@ -39,6 +42,8 @@ class ApiKey(Section):
     scopes: frozenset[ApiScope] = frozenset({ApiScope.SPEAK})
     max_sessions: int | None = Field(None, ge=1)
     requests_per_minute: float | None = Field(None, gt=0)
+    max_voices: int | None = Field(None, ge=0)
+    max_recording_bytes: int | None = Field(None, ge=1)
 
     @model_validator(mode="after")
     def _one_form(self) -> ApiKey:

@@ -331,12 +331,17 @@ class VoiceSettings(Section):
         aliases: Alternative name -> voice, for clients with fixed voice names.
         openai_names: The OpenAI API accepts OpenAI's voice names (alloy, nova, ...) and maps them to the default voice,
             unless an alias has the name.
+        max_stored: Stored voices of an engine, those of all API keys together.
+        watch_interval_s: Interval at which the directories of stored voices are read; a request that names an unknown
+            voice reads them at once.
     """
 
     default: str | None = None
     directory: Path | None = None
     aliases: dict[str, str] = Field(default_factory=dict)
     openai_names: bool = True
+    max_stored: int = Field(1_000, ge=0, le=100_000)
+    watch_interval_s: Seconds = 1.0
 
 
 class ModelSettings(Section):

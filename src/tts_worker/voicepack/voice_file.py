@@ -1,7 +1,8 @@
 """Stored voices: a folder ``NAME`` with ``voice.json`` and ``voice.safetensors``, linked by a content hash.
 
 Names, sizes, shapes, values and the hash are checked before use. A voice cannot refer to other files or run code.
-Needs no torch.
+A folder appears, is replaced and disappears by one rename, so that every process that shares the storage sees a whole
+voice or none, also after a crash. ``details.json`` beside them describes the voice (voice_details.py). Needs no torch.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import hashlib
 import json
 import os
 import re
+import secrets
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,7 +24,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from tts_worker.errors import BundleError, InvalidRequest, UnknownVoice
+from tts_worker.errors import BundleError, IllegalCommand, InvalidRequest, UnknownVoice
 
 FORMAT = 1
 VOICES_DIR = "voices"  # within a model directory, unless another folder is named
@@ -33,7 +37,10 @@ _MAX_ROWS = {"prompt_text_ids": 4 * MAX_TEXT_CHARS, "tokens": 3_000, "mel": 6_00
 """Limits for any model: 30 s of 100 tokens and 200 mel frames per second. ``check`` applies the model's own rates."""
 MAX_ABS = 1000.0  # log magnitudes and embeddings are two orders below
 
-_NAME = re.compile(r"\w[\w.-]{0,63}")
+STYLE_SEPARATOR = "@"
+"""``anna@happy`` is the style "happy" of the voice ``anna``."""
+DETAILS_FILE = "details.json"
+_NAME = re.compile(rf"\w[\w.-]{{0,63}}(?:{STYLE_SEPARATOR}\w[\w-]{{0,31}})?")
 _FIELDS = {"format", "family", "prompt_text", "seconds", "gain_db", "notes", "content_hash"}
 _DTYPES = {
     "prompt_text_ids": np.dtype("<i4"),
@@ -132,19 +139,25 @@ def stored_voices(root: Path) -> list[str]:
     return sorted(path.parent.name for path in root.glob("*/voice.json") if _NAME.fullmatch(path.parent.name))
 
 
-def save_voice(root: Path, name: str, voice: Voice, *, replace: bool = False) -> Path:
-    """Write both files, the JSON last, which completes the voice.
+def save_voice(root: Path, name: str, voice: Voice, *, details: bytes | None = None, replace: bool = False) -> Path:
+    """Store a voice: write a new folder, flush it to the disk and rename it to its name.
+
+    Args:
+        root: Directory of voices.
+        name: Name of the voice.
+        voice: The voice.
+        details: Content of ``details.json``.
+        replace: Whether a voice of that name may exist.
 
     Returns:
         The voice's folder.
 
     Raises:
-        InvalidRequest: The name is invalid or taken.
+        InvalidRequest: The name is invalid.
+        IllegalCommand: The name is taken.
         BundleError: A file cannot be written.
     """
     folder = voice_folder(root, name)
-    if (folder / "voice.json").exists() and not replace:
-        raise InvalidRequest(f"there is a voice {name!r} already; choose another name or replace it")
     about = {
         "format": FORMAT,
         "family": voice.family,
@@ -154,14 +167,98 @@ def save_voice(root: Path, name: str, voice: Voice, *, replace: bool = False) ->
         "notes": list(voice.notes),
         "content_hash": voice.content_hash,
     }
-    body = safetensors.numpy.save(voice.tensors())
+    files = {
+        "voice.safetensors": safetensors.numpy.save(voice.tensors()),
+        "voice.json": (json.dumps(about, indent=2, ensure_ascii=False) + "\n").encode(),
+    }
+    if details is not None:
+        files[DETAILS_FILE] = details
+    partial = _hidden(root, name, "part")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / "voice.safetensors", body)
-        _replace(folder / "voice.json", (json.dumps(about, indent=2, ensure_ascii=False) + "\n").encode())
+        partial.mkdir(parents=True)
+        for file, body in files.items():
+            _write_flushed(partial / file, body)
+        _flush_folder(partial)
+        _publish(partial, folder, replace=replace)
     except OSError as error:
         raise BundleError(f"{folder}: the voice cannot be written ({error.strerror})") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return folder
+
+
+def delete_voice(root: Path, name: str) -> None:
+    """Delete a stored voice. A process that is reading it meanwhile reads all of it or none.
+
+    Raises:
+        UnknownVoice: There is no voice of that name.
+        BundleError: The folder cannot be changed.
+    """
+    folder = voice_folder(root, name)
+    if not (folder / "voice.json").is_file():
+        raise UnknownVoice(f'there is no stored voice "{name}"')
+    try:
+        _remove(folder)
+    except FileNotFoundError:
+        raise UnknownVoice(f'there is no stored voice "{name}"') from None
+    except OSError as error:
+        raise BundleError(f"{folder}: the voice cannot be deleted ({error.strerror})") from None
+
+
+def remove_remnants(root: Path, older_than_s: float, now_s: float) -> None:
+    """Delete what processes left that ended while they wrote or deleted a voice. ``now_s``: time since the epoch."""
+    for folder in (*root.glob(".*.part"), *root.glob(".*.old")):
+        with suppress(OSError):
+            if now_s - folder.stat().st_mtime > older_than_s:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _hidden(root: Path, name: str, suffix: str) -> Path:
+    return root / f".{name}.{os.getpid()}.{secrets.token_hex(4)}.{suffix}"
+
+
+def _publish(partial: Path, folder: Path, *, replace: bool) -> None:
+    """Rename ``partial`` to ``folder``. Raises IllegalCommand if there is a whole voice that must not be replaced."""
+    for _ in range(2):
+        if (folder / "voice.json").is_file():
+            if not replace:
+                raise IllegalCommand(f"there is a voice {folder.name!r} already; choose another name or replace it")
+            _remove(folder)
+        elif folder.is_dir():  # what an interrupted writer of an older version left
+            _remove(folder)
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not (folder / "voice.json").is_file():
+                raise
+            continue  # another process was faster
+        _flush_folder(folder.parent)
+        return
+    raise IllegalCommand(f"there is a voice {folder.name!r} already; choose another name or replace it")
+
+
+def _remove(folder: Path) -> None:
+    hidden = _hidden(folder.parent, folder.name, "old")
+    folder.rename(hidden)
+    _flush_folder(folder.parent)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _write_flushed(file: Path, body: bytes) -> None:
+    with file.open("wb") as stream:
+        stream.write(body)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _flush_folder(folder: Path) -> None:
+    if os.name != "posix":  # elsewhere a folder cannot be opened
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def load_voice(root: Path, name: str) -> Voice:
@@ -178,8 +275,13 @@ def load_voice(root: Path, name: str) -> Voice:
         )
     about_file = folder / "voice.json"
     tensor_file = folder / "voice.safetensors"
-    about = _read_about(about_file)
-    tensors = _read_arrays(tensor_file)
+    try:
+        about = _read_about(about_file)
+        tensors = _read_arrays(tensor_file)
+    except (OSError, BundleError):
+        if folder.is_dir():
+            raise
+        raise UnknownVoice(f'the voice "{name}" has just been deleted') from None
     voice = Voice(
         about["family"],
         about["prompt_text"],
@@ -196,13 +298,13 @@ def load_voice(root: Path, name: str) -> Voice:
     return voice
 
 
-def _replace(file: Path, body: bytes) -> None:
-    partial = file.with_name(f".{file.name}.{os.getpid()}.part")
+def stored_hash(root: Path, name: str) -> str:
+    """Return the content hash that a stored voice names, without reading its arrays. Raises as ``load_voice`` does."""
+    file = voice_folder(root, name) / "voice.json"
     try:
-        partial.write_bytes(body)
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
+        return str(_read_about(file)["content_hash"])
+    except OSError:
+        raise UnknownVoice(f'there is no stored voice "{name}"') from None
 
 
 def _read_about(file: Path) -> dict[str, Any]:

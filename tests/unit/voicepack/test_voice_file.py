@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import struct
 import time
@@ -19,8 +20,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors.numpy import save
 
-from tts_worker.errors import BundleError, InvalidRequest, TTSWorkerError, UnknownVoice
-from tts_worker.voicepack.voice_file import Voice, load_voice, save_voice, stored_voices, voice_folder
+from tts_worker.errors import BundleError, IllegalCommand, InvalidRequest, TTSWorkerError, UnknownVoice
+from tts_worker.voicepack.voice_file import (
+    Voice,
+    delete_voice,
+    load_voice,
+    remove_remnants,
+    save_voice,
+    stored_voices,
+    voice_folder,
+)
 
 SIZES: dict[str, int] = {
     "text_rows": 100,
@@ -97,7 +106,7 @@ def test_voices_are_listed_and_not_overwritten(tmp_path: Path) -> None:
 
     assert stored_voices(tmp_path) == ["zoe", "中文女"]
     assert stored_voices(tmp_path / "nowhere") == []
-    with pytest.raises(InvalidRequest, match="already"):
+    with pytest.raises(IllegalCommand, match="already"):
         save_voice(tmp_path, "zoe", voice(5))
     save_voice(tmp_path, "zoe", voice(5), replace=True)
     assert len(load_voice(tmp_path, "zoe").tokens) == 5
@@ -274,6 +283,42 @@ def test_voice_of_another_model_is_refused(changed: Voice, complaint: str) -> No
     replace(voice(), mel=voice().mel[:-1]).check(**SIZES)  # voice conversion of the reference leaves one frame
     with pytest.raises(BundleError, match=complaint):
         changed.check(**SIZES)
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+@pytest.mark.parametrize("call", ["fsync", "rename"])
+def test_interrupted_write_leaves_the_old_voice_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, replaces: bool
+) -> None:
+    if replaces:
+        save_voice(tmp_path, "x", voice(5))
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail) if call == "fsync" else patch.setattr(Path, "rename", fail)
+        with pytest.raises(BundleError, match="No space left"):
+            save_voice(tmp_path, "x", voice(), replace=replaces)
+
+    assert stored_voices(tmp_path) == (["x"] if replaces else [])
+    assert [path.name for path in tmp_path.iterdir()] == (["x"] if replaces else [])
+
+
+def test_remnants_of_a_crash_are_removed_when_they_are_old(tmp_path: Path) -> None:
+    save_voice(tmp_path, "x", voice())
+    for name in (".x.1.ab.part", ".x.1.ab.old"):
+        (tmp_path / name).mkdir()
+
+    remove_remnants(tmp_path, 60, time.time())
+    assert len(list(tmp_path.iterdir())) == 3
+    remove_remnants(tmp_path, 60, time.time() + 120)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    delete_voice(tmp_path, "x")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UnknownVoice):
+        delete_voice(tmp_path, "x")
 
 
 def test_write_error_leaves_no_voice(tmp_path: Path) -> None:

@@ -442,8 +442,6 @@ class CosyVoiceEngine(EngineShell[Sequence]):
             EngineFault: Synthesis failed or is silent.
         """
         voices = self.components.voice_cache.warm_up_names
-        if not voices:
-            raise EngineFault("the model has no voices: add one with tts-worker voice add")
         pcm = self._speak_sentence(voices[0], 1.0)
         if not np.any(np.abs(np.frombuffer(pcm, "<i2").astype(np.int32)) > 100):
             raise EngineFault("the warm-up audio is silent: the weights are damaged or belong to another model")

@@ -8,8 +8,9 @@ storage is in voicepack/voice_file.py.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from tts_worker.audio.decode import Recording, read_recording
 from tts_worker.audio.pcm import Floats
-from tts_worker.audio.prompt import usable_speech
+from tts_worker.audio.prompt import CLIPPED, PromptFigures, judge, measure, usable_speech, windows
 from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import V3, CosyVoiceConfig
@@ -29,7 +30,9 @@ from tts_worker.errors import BundleError, InvalidRequest, TextTooLong
 from tts_worker.voicepack.voice_file import Voice, load_voice
 
 MAX_TRANSCRIPT_CHARS = 1000
-CHARS_PER_S = (1.0, 35.0)  # plausible rate of a transcript, from slow Chinese to fast English
+SPEAKER_WINDOW_S = 3.0
+SPEAKER_SIMILARITY = 0.3
+"""Parts of one speaker are usually more similar than this; not calibrated on the official weights, so it is a note."""
 SYSTEM_PROMPT = "You are a helpful assistant."  # part of CosyVoice3's training data
 
 
@@ -52,21 +55,34 @@ def enrol(bundle: Bundle, frontend: PromptFrontend, audio: Path | str | bytes | 
         TextTooLong: The transcript is too long.
         BundleError: The bundle's prompt models are missing or damaged.
     """
+    return enrol_measured(bundle, frontend, audio, text)[0]
+
+
+def enrol_measured(
+    bundle: Bundle, frontend: PromptFrontend, audio: Path | str | bytes | Recording, text: str
+) -> tuple[Voice, PromptFigures]:
+    """Do the same as ``enrol``; also return what was measured of the recording."""
     recording = audio if isinstance(audio, Recording) else read_recording(audio)
     notes = []
     speech, gain_db = usable_speech(recording)
     if recording.rate_hz < bundle.config.sample_rate_hz:
         notes.append(f"the sample rate is only {recording.rate_hz} Hz: the voice will sound duller than it could")
-    if float((np.abs(recording.samples) >= 0.999).mean()) > 1e-3:
-        notes.append("the audio is clipped: record it again at a lower level")
     transcript = plain_transcript(text)
+    # The level correction moves clipped samples away from full scale: they are counted in the recording.
+    clipped_share = float((np.abs(recording.samples) >= CLIPPED).mean())
+    figures = measure(speech, transcript)
+    figures = replace(figures, clipped_share=clipped_share, level_dbfs=figures.level_dbfs - gain_db)
+    notes += judge(figures)
     if not transcript:
         notes.append("no transcript: only the timbre is used (cross-lingual mode)")
-    elif not CHARS_PER_S[0] <= len(transcript.replace(" ", "")) / speech.seconds <= CHARS_PER_S[1]:
-        notes.append("the length of the transcript does not match the audio: do they belong together?")
+    if not bundle.has_random_weights:
+        similarity = _speaker_similarity(frontend, speech)
+        figures = replace(figures, speaker_similarity=similarity)
+        if similarity is not None and similarity < SPEAKER_SIMILARITY:
+            notes.append(f"several people may speak: two parts have a similarity of only {similarity:.2f}")
     features = frontend.prompt(speech)
     tokenizer = TextTokenizer.from_bundle(bundle)
-    return Voice(
+    voice = Voice(
         family=bundle.config.family,
         prompt_text=transcript,
         prompt_text_ids=np.array(prompt_ids(tokenizer, bundle.config, transcript), dtype=np.int32),
@@ -77,6 +93,16 @@ def enrol(bundle: Bundle, frontend: PromptFrontend, audio: Path | str | bytes | 
         gain_db=gain_db,
         notes=tuple(notes),
     )
+    return voice, figures
+
+
+def _speaker_similarity(frontend: PromptFrontend, speech: Recording) -> float | None:
+    """Return the least cosine similarity of the speaker embeddings of two parts; None with fewer than two parts."""
+    parts = [frontend.embedding(part) for part in windows(speech, SPEAKER_WINDOW_S)]
+    if len(parts) < 2:
+        return None
+    unit = torch.nn.functional.normalize(torch.stack(parts), dim=1)
+    return float((unit @ unit.T).min())
 
 
 def plain_transcript(text: str) -> str:
@@ -139,6 +165,11 @@ class Speaker:
             BundleError: The file is damaged or belongs to another model.
         """
         return cls(load_voice(root, name), bundle.config, tokenizer)
+
+    @cached_property
+    def content_hash(self) -> str:
+        """``Voice.content_hash``, computed once."""
+        return self.voice.content_hash
 
     @property
     def mode(self) -> Mode:

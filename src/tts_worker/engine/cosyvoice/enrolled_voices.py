@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tts_worker.audio.decode import Recording
+from tts_worker.audio.prompt import PromptFigures
 from tts_worker.errors import BundleError, SynthesisFailed
 from tts_worker.voicepack.voice_file import Voice
 
@@ -81,11 +82,18 @@ class EnrolledVoices:
             TextTooLong: The transcript is too long.
             SynthesisFailed: The prompt models are missing or damaged; the log says which.
         """
-        from tts_worker.engine.cosyvoice.enrol import enrol
+        self.store(name, self.compute(recording, transcript)[0])
+
+    def compute(self, recording: Recording, transcript: str) -> tuple[Voice, PromptFigures]:
+        """Compute the voice of ``recording`` without storing it. Called on the enrolment thread.
+
+        Raises as ``enrol``.
+        """
+        from tts_worker.engine.cosyvoice.enrol import enrol_measured
 
         try:
             bundle, frontend = self._load_prompt_models()
-            self.store(name, enrol(bundle, frontend, recording, transcript))
+            return enrol_measured(bundle, frontend, recording, transcript)
         except BundleError as error:
             log.error("voice enrolment is unavailable: %s", error.message)
             raise SynthesisFailed("the model cannot enrol voices: its prompt models do not work") from None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -32,6 +33,8 @@ from tts_worker.errors import UnknownVoice
 from tts_worker.voicepack.voice_file import Voice, stored_voices
 
 _MAX_PREFIXES = 4  # per voice
+_MADE_UP_TOKENS = 75
+_SILENT_MEL = -11.5  # the logarithm of the smallest magnitude in a mel spectrogram
 
 
 @dataclass
@@ -122,6 +125,8 @@ class VoiceCache:
         self._first_tokens = first_tokens
         self._cached = cached
         self._bundled = {name: Speaker(voice, config, tokenizer) for name, voice in voices.items()}
+        made_up = {"#warm-up": _made_up_voice(config, 0), "#warm-up-prompt": _made_up_voice(config, _MADE_UP_TOKENS)}
+        self._made_up = {name: Speaker(voice, config, tokenizer) for name, voice in made_up.items()}
         self._states: dict[str, VoiceState] = {}
         self._uses = 0
         self._loader: VoiceLoader | None = None
@@ -134,11 +139,14 @@ class VoiceCache:
 
     @property
     def warm_up_names(self) -> tuple[str, ...]:
-        """A voice with a prompt and one without, or whichever there is: their first chunks differ in length."""
+        """A voice with a prompt and one without: their first chunks differ in length.
+
+        Made-up voices stand in for what the model directory lacks, so that an engine starts without any voice.
+        """
         kinds: dict[bool, str] = {}
-        for name, speaker in self._bundled.items():
+        for name, speaker in (*self._bundled.items(), *self._made_up.items()):
             kinds.setdefault(len(speaker.voice.tokens) > 0, name)
-        return tuple(kinds.values()) or self.names[:1]
+        return tuple(kinds.values())
 
     @property
     def prepared_voices(self) -> int:
@@ -156,6 +164,8 @@ class VoiceCache:
         enrolled = self._enrolled.get(name) if self._enrolled is not None else None
         if name in self._bundled:
             return self.acquire_loaded(name, self._bundled[name])
+        if name in self._made_up:  # "#" is in no name that a client can send
+            return self.acquire_loaded(name, self._made_up[name])
         state = self._states.get(name)
         if enrolled is not None:
             speaker = Speaker(enrolled, self._config, self._tokenizer) if state is None else state.speaker
@@ -169,6 +179,9 @@ class VoiceCache:
     def acquire_loaded(self, name: str, speaker: Speaker) -> VoiceState:
         """Return the voice of ``speaker``, which counts as used until ``release``."""
         state = self._states.get(name)
+        if state is not None and state.speaker is not speaker and state.speaker.content_hash != speaker.content_hash:
+            self._set_aside(state)
+            state = None
         if state is None:
             state = self._states[name] = self._build(name, speaker)
         self._uses += 1
@@ -187,6 +200,14 @@ class VoiceCache:
         state = self._states.get(name)
         if state is not None and not state.users:
             state.last_used = 0
+
+    def _set_aside(self, state: VoiceState) -> None:
+        """Rename a voice that was deleted and stored again with other content, until its utterances have ended."""
+        del self._states[state.name]
+        if state.users or state.flow is not None:
+            state.name = f"{state.name}#{self._uses}"  # "#" is in no name of a voice
+            state.last_used = 0
+            self._states[state.name] = state
 
     def _build(self, name: str, speaker: Speaker) -> VoiceState:
         config = self._config.flow
@@ -273,6 +294,21 @@ class VoiceCache:
         """End the thread that reads voices."""
         if self._loader is not None:
             self._loader.close()
+
+
+def _made_up_voice(config: CosyVoiceConfig, tokens: int) -> Voice:
+    """A voice for the warm-up, with a silent prompt of ``tokens`` or none."""
+    embedding = np.ones(config.flow.spk_embed, np.float32) / np.sqrt(config.flow.spk_embed, dtype=np.float32)
+    frames = tokens * config.flow.frames_per_token
+    return Voice(
+        family=config.family,
+        prompt_text="",
+        prompt_text_ids=np.zeros(0, np.int32),
+        tokens=np.zeros(tokens, np.int32),
+        mel=np.full((frames, config.mel.bins), _SILENT_MEL, np.float32),
+        embedding=embedding,
+        seconds=tokens / config.token_rate_hz,
+    )
 
 
 def _do_nothing() -> None:

@@ -13,7 +13,7 @@ from tts_worker.engine.cosyvoice.enrol import Speaker
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.worker_thread import StreamFuture
 from tts_worker.errors import InvalidRequest, UnknownVoice
-from tts_worker.voicepack.voice_file import load_voice, stored_voices, voice_folder
+from tts_worker.voicepack.voice_file import load_voice, stored_hash, stored_voices, voice_folder
 
 _Inbox = queue.SimpleQueue[Callable[[], object] | None]
 
@@ -37,7 +37,7 @@ class VoiceLoader:
         weakref.finalize(self, self._inbox.put, None)
 
     def load(self, name: str, cached: Speaker | None, done: Callable[[], None]) -> StreamFuture[Speaker]:
-        """Start to read the voice ``name``, or only to check that it still exists if it is ``cached``.
+        """Start to read the voice ``name``, or only to check that it is still the one that is ``cached``.
 
         ``done`` is called on the loader's thread at the end. The result raises ``UnknownVoice`` if there is no such
         voice, and ``BundleError`` if it is damaged.
@@ -49,7 +49,11 @@ class VoiceLoader:
         def read() -> Speaker:
             if not _exists(folder, name):
                 raise UnknownVoice(unknown_voice(name, stored_voices(folder)))
-            return cached or Speaker(load_voice(folder, name), config, tokenizer)
+            if cached is not None and cached.content_hash == stored_hash(folder, name):
+                return cached
+            speaker = Speaker(load_voice(folder, name), config, tokenizer)
+            assert speaker.content_hash  # computed here, not on the engine thread
+            return speaker
 
         def work() -> None:
             future.run()

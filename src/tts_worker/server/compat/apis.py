@@ -44,7 +44,7 @@ class CompatApi:
 
 ELEVENLABS = CompatApi(
     "elevenlabs",
-    frozenset({f"{elevenlabs.PREFIX}/", "/v1/text-to-speech/", "/v2/voices", "/v2/voices/"}),
+    frozenset({f"{elevenlabs.PREFIX}/", "/v1/text-to-speech/", "/v2/voices", "/v2/voices/", "/v1/voices/add"}),
     elevenlabs.router,
     elevenlabs_wire.error_response,
     "xi-api-key",

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerError
 from tts_worker.protocol.json_codec import dumps, parse_object
 from tts_worker.server.compat import cartesia_wire as vendor
-from tts_worker.server.compat import voice_pages
+from tts_worker.server.compat import cloning, voice_pages
 from tts_worker.server.compat.context_socket import ContextSocket, Message, SpeechContext
 from tts_worker.server.compat.rendering import download, failure, synthesize
 from tts_worker.server.limits import ApiLimits
@@ -287,7 +287,10 @@ def router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
 def _add_voice_routes(routes: APIRouter, hub: SessionHub) -> None:
     @routes.get("/voices", summary="List the voices for Cartesia clients")
     async def voices(request: Request) -> Response:
+        await hub.refresh_voices()
         return JSONResponse(_listed_voices(hub, validate(vendor.VoiceQuery, dict(request.query_params))))
+
+    cloning.add_cartesia_routes(routes, hub)
 
     @routes.get("/voices/{voice}", summary="Describe a voice for Cartesia clients")
     async def voice(voice: str) -> Response:

@@ -173,7 +173,7 @@ def voice_json(voice: Voice) -> Message:
     """Encode a voice."""
     return {
         "id": voice.name,
-        "name": voice.name,
+        "name": voice.title,
         "tagline": "",
         "description": voice.description,
         "language": voice.languages[0].split("-")[0],

@@ -18,8 +18,8 @@ from starlette.responses import JSONResponse, Response
 from tts_worker.audio.encoders import Encoder
 from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerError
 from tts_worker.protocol.json_codec import dumps, parse_object
+from tts_worker.server.compat import cloning, voice_pages
 from tts_worker.server.compat import elevenlabs_wire as vendor
-from tts_worker.server.compat import voice_pages
 from tts_worker.server.compat.character_times import CharacterClock, CharacterTimes
 from tts_worker.server.compat.context_socket import ContextSocket, Message, SpeechContext
 from tts_worker.server.compat.rendering import download, failure, synthesize
@@ -296,8 +296,11 @@ def _prefixed_router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
     routes = APIRouter(prefix=PREFIX, include_in_schema=False)
     routes.include_router(_own_router(hub, limits))
 
+    cloning.add_elevenlabs_delete(routes, hub)
+
     @routes.get("/v1/voices")
     async def voices() -> Response:
+        await hub.refresh_voices()
         return voices_response(hub)
 
     @routes.get("/v1/voices/{voice}")
@@ -323,6 +326,7 @@ def _own_router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
     routes = APIRouter()
     _add_sockets(routes, hub, limits)
     _add_voice_search(routes, hub)
+    cloning.add_elevenlabs_routes(routes, hub)
 
     async def read(request: Request, voice: str) -> tuple[SessionOptions, str, Encoder]:
         query = vendor.parse_query(request.query_params)
@@ -381,6 +385,7 @@ def _add_sockets(routes: APIRouter, hub: SessionHub, limits: ApiLimits) -> None:
 def _add_voice_search(routes: APIRouter, hub: SessionHub) -> None:
     @routes.get("/v2/voices", summary="Search the voices for ElevenLabs clients")
     async def search_voices(request: Request) -> Response:
+        await hub.refresh_voices()
         return JSONResponse(_matching_voices(hub, vendor.parse_voice_query(request.query_params)))
 
 

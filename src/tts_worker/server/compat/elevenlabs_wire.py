@@ -148,8 +148,8 @@ def voice_json(voice: Voice) -> Message:
     labels = {"language": voice.languages[0], "gender": voice.gender}
     return {
         "voice_id": voice.name,
-        "name": voice.name,
-        "category": "premade",
+        "name": voice.title,
+        "category": "premade" if voice.stored is None else "cloned",
         "description": voice.description,
         "labels": {name: label for name, label in labels.items() if label},
         "preview_url": None,

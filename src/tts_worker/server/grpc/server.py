@@ -24,6 +24,7 @@ from tts_worker.server.grpc.converse import ConversationService
 from tts_worker.server.grpc.cosyvoice import CosyVoiceService
 from tts_worker.server.grpc.models import ModelCatalog
 from tts_worker.server.grpc.service import ServiceConfig, TTSService
+from tts_worker.server.grpc.voices import VoicesService
 from tts_worker.server.keys import KeyRing
 from tts_worker.server.limits import ApiLimits
 from tts_worker.session.hub import SessionHub
@@ -86,13 +87,14 @@ Register = Callable[[grpc.aio.Server], tuple[Sequence[str], Sequence[Drainable]]
 
 
 def worker_services(hub: SessionHub, models: ModelCatalog, config: ServiceConfig) -> Register:
-    """The services ``tts.TTSService`` and ``tts.Conversation``."""
+    """The services ``tts.TTSService``, ``tts.Conversation`` and ``tts.Voices``."""
 
     def register(server: grpc.aio.Server) -> tuple[Sequence[str], Sequence[Drainable]]:
         service = TTSService(hub, models, config)
         conversation = ConversationService(hub, config.limits)
         tts_worker_pb2_grpc.add_TTSServiceServicer_to_server(service, server)
         tts_worker_pb2_grpc.add_ConversationServicer_to_server(conversation, server)
+        tts_worker_pb2_grpc.add_VoicesServicer_to_server(VoicesService(hub), server)
         names = [name.full_name for name in tts_worker_pb2.DESCRIPTOR.services_by_name.values()]
         return names, (service.sessions, conversation)
 

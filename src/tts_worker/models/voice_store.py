@@ -1,0 +1,113 @@
+"""The stored voices of one engine: a directory that several processes and machines may share."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from tts_worker.errors import BundleError
+from tts_worker.voicepack.voice_details import VoiceDetails, read_details
+from tts_worker.voicepack.voice_file import (
+    Voice,
+    delete_voice,
+    load_voice,
+    remove_remnants,
+    save_voice,
+    stored_voices,
+    voice_folder,
+)
+
+log = logging.getLogger(__name__)
+
+_SETTLING_S = 2.0
+"""How long after a change the directory is read although its time is the same: file systems have coarse clocks."""
+_REMNANT_S = 3_600.0
+
+_Stat = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    stat: _Stat
+    details: VoiceDetails
+
+
+class VoiceStore:
+    """A directory of voices. All methods block and may be called on any thread.
+
+    Args:
+        folder: The directory; it is created with the first voice.
+        clock: Monotonic, in seconds.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.folder = folder
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._entries: dict[str, _Entry] = {}
+        self._stat: _Stat | None = None
+        self._changed_at_s = 0.0
+        self._is_clean = False
+
+    def scan(self) -> Mapping[str, VoiceDetails]:
+        """Return the details of all complete voices, by name.
+
+        Reads the directory only if it has changed, and of the voices only new ones. A voice with damaged details has
+        default ones.
+        """
+        with self._lock:
+            stat = _stat_of(self.folder)
+            now_s = self._clock()
+            if stat != self._stat:
+                self._stat = stat
+                self._changed_at_s = now_s
+            elif now_s - self._changed_at_s > _SETTLING_S:
+                return {name: entry.details for name, entry in self._entries.items()}
+            if not self._is_clean and stat is not None:
+                self._is_clean = True
+                remove_remnants(self.folder, _REMNANT_S, datetime.now(timezone.utc).timestamp())
+            entries = {}
+            for name in stored_voices(self.folder):
+                # A voice is stored in a new folder, so its folder's number and time tell whether it is the same voice.
+                own = _stat_of(voice_folder(self.folder, name))
+                if own is None:
+                    continue  # deleted meanwhile
+                known = self._entries.get(name)
+                entries[name] = known if known is not None and known.stat == own else _Entry(own, self._read(name))
+            self._entries = entries
+            return {name: entry.details for name, entry in entries.items()}
+
+    def _read(self, name: str) -> VoiceDetails:
+        try:
+            return read_details(self.folder, name)
+        except BundleError as error:
+            log.warning("%s", error.message)
+            return VoiceDetails()
+
+    def save(self, name: str, voice: Voice, details: VoiceDetails, *, replace: bool = False) -> None:
+        """Store a voice. Raises as ``save_voice`` does."""
+        save_voice(self.folder, name, voice, details=details.encode(), replace=replace)
+
+    def load(self, name: str) -> Voice:
+        """Load a voice. Raises as ``load_voice`` does."""
+        return load_voice(self.folder, name)
+
+    def delete(self, name: str) -> None:
+        """Delete a voice and its styles. Raises as ``delete_voice`` does."""
+        for style in stored_voices(self.folder):
+            if style.startswith(f"{name}@"):
+                delete_voice(self.folder, style)
+        delete_voice(self.folder, name)
+
+
+def _stat_of(path: Path) -> _Stat | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino

@@ -1,0 +1,95 @@
+"""``/v1/voices``: lists, describes, adds and deletes voices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from tts_worker.callers import ApiScope
+from tts_worker.errors import InvalidRequest
+from tts_worker.models.voice_library import NewVoice
+from tts_worker.server.audit import audited
+from tts_worker.server.compat import cloning, elevenlabs
+from tts_worker.server.compat.uploads import Body, read_body
+from tts_worker.server.responses import SafeJSONResponse, voice_json
+from tts_worker.server.validation import request_body
+from tts_worker.session.hub import SessionHub
+from tts_worker.voices import Voice
+
+PATH = "/v1/voices"
+UPLOAD_PATHS = frozenset((PATH, *cloning.PATHS))
+"""Paths whose requests may contain a recording."""
+
+RECORDING_FIELD = "audio"
+
+
+def add_routes(app: FastAPI, hub: SessionHub, is_elevenlabs: Callable[[Request], bool]) -> None:
+    """Add the routes. Clients for which ``is_elevenlabs`` is true get the responses of that API."""
+
+    @app.get(PATH, summary="List the voices")
+    @app.get("/v1/audio/voices", include_in_schema=False)
+    async def voices(request: Request) -> Response:
+        await hub.refresh_voices()
+        if is_elevenlabs(request):
+            return elevenlabs.voices_response(hub)
+        return SafeJSONResponse({"voices": [voice_json(voice, hub.voices.default) for voice in hub.voices]})
+
+    @app.get(f"{PATH}/{{name}}", summary="Describe a voice")
+    async def voice(request: Request, name: str) -> Response:
+        await hub.refresh_voices()
+        if is_elevenlabs(request):
+            return elevenlabs.voice_response(hub, name)
+        return SafeJSONResponse(voice_json(hub.voices.get(name), hub.voices.default))
+
+    @app.post(
+        PATH,
+        status_code=201,
+        summary="Add a voice from a recording, a style of a voice, or a mix of voices",
+        openapi_extra=_add_body(),
+    )
+    async def add(request: Request) -> Response:
+        body = await read_body(request)
+        added = await add_voice(hub, body)
+        headers = {"location": f"{PATH}/{added.name}"} if added.name.isascii() else {}
+        return SafeJSONResponse(voice_json(added, hub.voices.default), 201, headers)
+
+    @app.delete(f"{PATH}/{{name}}", summary="Delete a voice that was added")
+    async def delete(name: str) -> Response:
+        await delete_voice(hub, name)
+        return SafeJSONResponse({"id": name, "deleted": True, "status": "ok"})
+
+
+async def add_voice(hub: SessionHub, body: Body) -> Voice:
+    """Add the voice of a request. Raises as ``VoiceLibrary.add`` does."""
+    fields = {key: value for key, value in body.fields.items() if key != RECORDING_FIELD}
+    new = NewVoice.parse(fields)
+    with audited("add_voice", new.stored_name, ApiScope.ENROL):
+        if new.mix:
+            if body.files or RECORDING_FIELD in body.fields:
+                raise InvalidRequest("a mix takes no recording")
+            return await hub.require_library().mix(new)
+        recording = next(iter(body.files.values())) if body.files else body.recording(RECORDING_FIELD)
+        return await hub.require_library().add(new, recording)
+
+
+async def delete_voice(hub: SessionHub, name: str) -> None:
+    """Delete a voice. Raises as ``VoiceLibrary.delete`` does."""
+    with audited("delete_voice", name, ApiScope.ENROL):
+        await hub.require_library().delete(name)
+
+
+def _add_body() -> dict[str, Any]:
+    described = request_body(NewVoice, "multipart/form-data", "application/json")
+    content = described["requestBody"]["content"]
+    for media_type, recording in (
+        ("multipart/form-data", {"type": "string", "format": "binary"}),
+        ("application/json", {"type": "string", "contentEncoding": "base64"}),
+    ):
+        schema = content[media_type]["schema"]
+        recording["description"] = "3 to 30 s of one speaker as WAV, FLAC, Ogg, MP3, M4A or WebM"
+        properties = {RECORDING_FIELD: recording, **schema["properties"]}
+        content[media_type] = {"schema": {**schema, "properties": properties}}
+    return described

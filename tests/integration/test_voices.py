@@ -1,0 +1,415 @@
+"""Voices as resources of a running worker: a tiny CosyVoice model that starts without any voice."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import shutil
+import threading
+from collections.abc import Awaitable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import soundfile
+
+from tests.fakes.enroller import serving_worker
+from tests.unit.cosyvoice.bundles import copy_of
+from tests.unit.cosyvoice.test_enrol import SAID, speech, wav
+from tts_worker.app import Worker
+from tts_worker.audio.decode import Recording, read_recording
+from tts_worker.client import Client, ClientSettings, connect
+from tts_worker.errors import (
+    ConnectionLost,
+    Forbidden,
+    IllegalCommand,
+    InvalidRequest,
+    MissingExtra,
+    TTSWorkerError,
+    Unauthenticated,
+    UnknownVoice,
+)
+from tts_worker.server.grpc.models import ModelCatalog
+from tts_worker.server.grpc.server import PortConfig, running_server, worker_services
+from tts_worker.server.grpc.service import ServiceConfig
+from tts_worker.settings import load_settings
+from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions
+from tts_worker.voicepack.voice_file import load_voice, save_voice
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = pytest.mark.timeout(300)
+
+KEYS = {
+    "keys": [
+        {"name": "studio", "key": "studio-key-0123456789", "scopes": ["speak", "enrol"]},
+        {"name": "small", "key": "small-key-0123456789", "scopes": ["enrol"], "max_voices": 1},
+        {"name": "tight", "key": "tight-key-0123456789", "scopes": ["enrol"], "max_recording_bytes": 1000},
+        {"name": "reader", "key": "reader-key-0123456789", "scopes": ["speak"]},
+    ]
+}
+GOOD = wav(speech(4, 16_000))
+
+
+def key(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {name}-key-0123456789"}
+
+
+@dataclass
+class Served:
+    """A worker in a thread, so that all tests of the module share it."""
+
+    address: str
+    grpc_address: str
+    voices: Path
+    http: httpx.Client
+
+    def add(self, voice: str, audio: bytes = GOOD, *, as_key: str = "studio", **fields: str) -> httpx.Response:
+        data = {"name": voice, "consent": "true", **fields}
+        return self.http.post("/v1/voices", data=data, files={"audio": ("a.wav", audio)}, headers=key(as_key))
+
+    def names(self) -> list[str]:
+        return [voice["id"] for voice in self.http.get("/v1/voices").json()["voices"]]
+
+    def speak(self, voice: str) -> httpx.Response:
+        return self.http.post("/v1/audio/speech", json={"input": "Hi.", "voice": voice, "response_format": "pcm"})
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    root = tmp_path_factory.mktemp("voices")
+    bundle = copy_of("cosyvoice2", root)
+    (bundle / "spk2info.pt").unlink()
+    (root / "keys.yaml").write_text(json.dumps(KEYS))
+    engine = {"kind": "cosyvoice", "bundle": str(bundle), "device": "cpu", "threads": 1, "memory_gb": 0.1}
+    settings = load_settings(
+        flags={
+            "engines": {"cosy": {**engine, "max_utterances": 4}},
+            "server": {"key_file": str(root / "keys.yaml")},
+            "voices": {"watch_interval_s": 0.05},
+        }
+    )
+    address: list[str] = []
+    ready = threading.Event()
+    loop = asyncio.new_event_loop()
+    done = asyncio.Event()
+
+    async def run() -> None:
+        try:
+            worker = Worker(settings)
+            catalog = ModelCatalog(worker, {"cosy": "cosyvoice"}, {})
+            services = worker_services(worker.hub, catalog, ServiceConfig())
+            async with (
+                serving_worker(worker) as where,
+                running_server(worker.hub, services, PortConfig(port=0, keys=worker.keys)) as grpc_server,
+            ):
+                address.extend((where, grpc_server.address))
+                ready.set()
+                await done.wait()
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
+    thread.start()
+    ready.wait(120)
+    with httpx.Client(base_url=f"http://{address[0]}", headers=key("studio"), timeout=60) as client:
+        yield Served(address[0], address[1], bundle / "voices", client)
+    loop.call_soon_threadsafe(done.set)
+    thread.join(60)
+    loop.close()
+
+
+@pytest.fixture(autouse=True)
+def no_voice_is_left(served: Served) -> Iterator[None]:
+    """Keep a failing test from failing the others."""
+    yield
+    for folder in served.voices.glob("*"):
+        shutil.rmtree(folder)
+
+
+def message(response: httpx.Response) -> str:
+    return str(response.json()["error"]["message"])
+
+
+def test_voice_is_added_spoken_and_deleted(served: Served) -> None:
+    assert served.names() == []
+    assert served.speak("anna").status_code == 404
+
+    added = served.add("anna", transcript=SAID, tags="warm, calm", languages="en")
+
+    assert added.status_code == 201
+    assert added.headers["location"] == "/v1/voices/anna"
+    described = served.http.get("/v1/voices/anna").json()
+    assert described == added.json()
+    assert (described["tags"], described["languages"]) == (["warm", "calm"], ["en"])
+    assert described["stored"]["owner"] == "studio"
+    assert described["stored"]["figures"]["seconds"] == pytest.approx(4.0, abs=0.1)
+    assert len(served.speak("anna").content) > 1_000
+    assert served.add("anna").status_code == 409
+    assert served.http.delete("/v1/voices/anna").json() == {"id": "anna", "deleted": True, "status": "ok"}
+    assert served.names() == []
+    assert served.speak("anna").status_code == 404
+    assert list(served.voices.iterdir()) == [], "nothing is left on the disk"
+
+
+def noise() -> Recording:
+    return Recording(np.random.default_rng(0).normal(0, 0.05, 4 * 16_000).astype(np.float32), 16_000)
+
+
+@pytest.mark.parametrize(
+    ("audio", "fields", "status", "complaint"),
+    [
+        (wav(speech(1, 16_000)), {}, 400, r"1.0 s of speech; use 3 to 30 s"),
+        (wav(speech(31, 16_000)), {}, 400, "longer than 30 s"),
+        (wav(speech(4, 16_000, level=1e-5)), {}, 400, "dBFS"),
+        (wav(Recording(np.clip(20 * speech(4, 16_000).samples, -1, 1), 16_000)), {}, 400, "% of the samples"),
+        (wav(noise()), {}, 400, "dB above the background"),
+        (GOOD, {"transcript": "x" * 400}, 400, "100.0 characters per second"),
+        (GOOD, {"consent": "false"}, 400, "consent"),
+        (GOOD, {"consent": "perhaps"}, 400, "consent"),
+        (GOOD, {"name": "../x"}, 400, "name"),
+        (GOOD, {"name": "a@b"}, 400, "no @"),
+        (GOOD, {"style": "happy"}, 404, "unknown voice"),
+        (GOOD, {"languages": "english please"}, 400, "languages.0"),
+        (GOOD, {"engine": "tone"}, 400, "stores no voices"),
+        (GOOD, {"unknown": "x"}, 400, "unknown"),
+        (GOOD, {"mix": "a,b"}, 400, "mix"),
+        (b"not audio", {}, 400, "cannot be read"),
+        (b"", {}, 400, "empty"),
+    ],
+)
+def test_bad_voice_is_refused(
+    served: Served, audio: bytes, fields: dict[str, str], status: int, complaint: str
+) -> None:
+    response = served.add("bad", audio, **fields)
+
+    assert (response.status_code, complaint in message(response)) == (status, True), response.text
+    assert served.names() == []
+
+
+def test_quotas_of_a_key_bound_its_voices(served: Served) -> None:
+    assert served.add("one", as_key="reader").status_code == 403
+    assert served.add("one", as_key="tight").status_code == 413
+    assert served.add("one", as_key="small").status_code == 201
+    full = served.add("two", as_key="small")
+    assert (full.status_code, "all of its 1 voices" in message(full)) == (429, True)
+    assert served.http.delete("/v1/voices/one", headers=key("reader")).status_code == 403
+    other = served.http.delete("/v1/voices/one")
+    assert (other.status_code, "did not add" in message(other)) == (403, True)
+    assert served.http.delete("/v1/voices/one", headers=key("small")).status_code == 200
+    assert served.http.delete("/v1/voices/one").status_code == 404
+
+
+def test_another_process_adds_replaces_and_deletes(served: Served) -> None:
+    served.add("first", transcript=SAID)
+    voice = load_voice(served.voices, "first")
+    mute = load_voice(served.voices, "first")
+    save_voice(served.voices, "second", voice)
+    assert served.names() == ["first", "second"]
+    before = served.speak("second").content
+    other = type(mute)(**{**mute.__dict__, "embedding": -mute.embedding, "mel": mute.mel[::-1].copy()})
+    save_voice(served.voices, "second", other, replace=True)
+    assert served.speak("second").content != before, "the engine must not use the voice of the same name it has cached"
+    assert served.speak("first").content == before
+    for name in ("first", "second"):
+        shutil.rmtree(served.voices / name)
+    assert served.names() == []
+
+
+def test_style_is_selected_by_name(served: Served) -> None:
+    served.add("eve", transcript=SAID)
+    assert served.add("eve", wav(speech(5, 16_000)), style="happy").json()["id"] == "eve@happy"
+    assert served.names() == ["eve"]
+    assert served.http.get("/v1/voices/eve").json()["styles"] == ["neutral", "happy"]
+    assert served.speak("eve@happy").content != served.speak("eve").content
+    assert served.speak("eve@neutral").content == served.speak("eve").content
+    sad = served.speak("eve@sad")
+    assert (sad.status_code, "it has: neutral, happy" in message(sad)) == (404, True)
+    assert served.http.delete("/v1/voices/eve").status_code == 200
+    assert list(served.voices.iterdir()) == []
+
+
+def test_mix_speaks_with_the_weighted_embedding(served: Served) -> None:
+    served.add("low")
+    served.add("high", wav(speech(5, 16_000)))
+
+    def mix(**fields: Any) -> httpx.Response:
+        parts = [{"voice": "low", "weight": 3}, {"voice": "high", "weight": 1}]
+        return served.http.post("/v1/voices", json={"name": "both", "mix": parts, **fields})
+
+    for wrong, status in (
+        ({"mix": [{"voice": "low"}]}, 400),
+        ({"mix": [{"voice": "low"}, {"voice": "absent"}]}, 404),
+        ({"mix": [{"voice": "low"}, {"voice": "high", "weight": -1}]}, 400),
+        ({"audio": "AAAA"}, 400),
+        ({"prompt": "absent"}, 404),
+    ):
+        assert mix(**wrong).status_code == status
+    made = mix()
+    assert made.json()["stored"]["figures"] == {"low": 0.75, "high": 0.25}
+    low, high, both = (load_voice(served.voices, name).embedding for name in ("low", "high", "both"))
+    unit = [each / np.linalg.norm(each) for each in (low, high, both)]
+    mean = 0.75 * unit[0] + 0.25 * unit[1]
+    np.testing.assert_allclose(unit[2], mean / np.linalg.norm(mean), atol=1e-5)
+    assert len(served.speak("both").content) > 1_000
+    assert mix(name="prompted", prompt="low").status_code == 201
+    assert len(load_voice(served.voices, "prompted").tokens) == len(load_voice(served.voices, "low").tokens)
+    for name in served.names():
+        served.http.delete(f"/v1/voices/{name}")
+
+
+def test_vendor_shapes_add_and_delete_voices(served: Served) -> None:
+    eleven = {"xi-api-key": "studio-key-0123456789"}
+    files = {"files": ("a.wav", GOOD)}
+    labels = json.dumps({"language": "en", "accent": "british"})
+    added = served.http.post(
+        "/v1/voices/add", data={"name": "My Voice", "labels": labels}, files=files, headers=eleven
+    ).json()
+    assert added["requires_verification"] is False
+    listed = served.http.get("/v1/voices", headers=eleven).json()["voices"]
+    assert [(voice["voice_id"], voice["name"], voice["category"]) for voice in listed] == [
+        (added["voice_id"], "My Voice", "cloned")
+    ]
+    bad = served.http.post("/v1/voices/add", data={"name": "x"}, files={"files": ("a", b"no")}, headers=eleven)
+    assert (bad.status_code, bad.json()["detail"]["status"]) == (400, "invalid_request")
+    assert served.http.delete(f"/elevenlabs/v1/voices/{added['voice_id']}").json() == {"status": "ok"}
+
+    cloned = served.http.post("/voices/clone", data={"name": "C", "language": "en"}, files={"clip": ("a.wav", GOOD)})
+    assert (cloned.json()["name"], cloned.json()["language"]) == ("C", "en")
+    assert served.http.post("/voices/clone", data={"name": "C"}).status_code == 400
+    assert served.http.delete(f"/voices/{cloned.json()['id']}").status_code == 204
+    assert served.names() == []
+
+
+async def test_deleted_voice_finishes_its_utterance(served: Served) -> None:
+    await asyncio.to_thread(served.add, "gone")
+    await asyncio.to_thread(served.add, "stays")
+    url = f"ws://{served.address}"
+    async with (
+        connect(url, ClientSettings(api_key="studio-key-0123456789")) as client,
+        client.session(SessionOptions(voice="gone", realtime=False)) as session,
+    ):
+        session.speak("This is a first sentence, and it is rather long. This is a second one, also long.")
+        ends: list[Ended] = []
+        deleted = False
+        async for item in session:
+            if not deleted and isinstance(item, PcmFrame):
+                deleted = True
+                await asyncio.to_thread(served.http.delete, "/v1/voices/gone")
+                session.speak(" And the text goes on after the voice was deleted.")
+                session.end_text()
+            if isinstance(item, Ended):
+                ends.append(item)
+                if len(ends) == 1:
+                    session.speak("A new utterance.")
+                    session.end_text()
+                else:
+                    break
+    assert [end.outcome for end in ends] == [Outcome.DONE, Outcome.ERROR]
+    assert ends[0].receipt.text_remaining == ""
+    assert ends[1].error is not None
+    assert ends[1].error.code.value == "unknown_voice"
+    await asyncio.to_thread(served.http.delete, "/v1/voices/stays")
+
+
+@pytest.mark.parametrize("scheme", ["ws", "grpc"])
+async def test_client_adds_lists_mixes_and_deletes(served: Served, scheme: str, tmp_path: Path) -> None:
+    url = f"{scheme}://{served.address if scheme == 'ws' else served.grpc_address}"
+    file = tmp_path / "a.wav"
+    file.write_bytes(GOOD)
+
+    def client(name: str | None) -> Client:
+        return connect(url, ClientSettings(api_key=None if name is None else f"{name}-key-0123456789"))
+
+    async with client("studio") as studio, client("reader") as reader, client(None) as stranger:
+        added = await studio.voice_library.add(
+            "kim", file, consent=True, transcript=SAID, languages=["en"], tags=["calm"]
+        )
+        assert (added.id, added.languages, added.tags, added.sample_rate) == ("kim", ("en",), ("calm",), 24_000)
+        assert added.stored is not None
+        assert added.stored.owner == "studio"
+        assert added.stored.figures["seconds"] == pytest.approx(4.0, abs=0.1)
+        await studio.voice_library.add("leo", wav(speech(5, 16_000)), consent=True)
+        mixed = await studio.voice_library.mix("both", {"kim": 1, "leo": 3})
+        assert mixed.stored is not None
+        assert mixed.stored.figures == {"kim": 0.25, "leo": 0.75}
+        assert [voice.id for voice in await reader.voice_library.list()] == ["both", "kim", "leo"]
+        assert replace(await reader.voice_library.get("kim"), is_default=True) == added
+
+        refusals: list[tuple[Awaitable[object], type[TTSWorkerError], str]] = [
+            (studio.voice_library.add("bad", GOOD), InvalidRequest, "consent"),
+            (studio.voice_library.add("bad", wav(speech(1, 16_000)), consent=True), InvalidRequest, "3 to 30 s"),
+            (studio.voice_library.add("bad", b"", consent=True), InvalidRequest, "recording"),
+            (studio.voice_library.add("bad", "/nowhere/a.wav", consent=True), InvalidRequest, "cannot be read"),
+            (studio.voice_library.add("bad", GOOD, colour="red"), InvalidRequest, "colour"),
+            (studio.voice_library.add("kim", GOOD, consent=True), IllegalCommand, "already"),
+            (studio.voice_library.mix("bad", {"kim": 1}), InvalidRequest, "mix"),
+            (studio.voice_library.mix("bad", {"kim": 1, "absent": 1}), UnknownVoice, "absent"),
+            (studio.voice_library.get("absent"), UnknownVoice, "absent"),
+            (studio.voice_library.delete("absent"), UnknownVoice, "absent"),
+            (reader.voice_library.add("bad", GOOD, consent=True), Forbidden, "enrol"),
+            (reader.voice_library.delete("kim"), Forbidden, "enrol"),
+            (stranger.voice_library.list(), Unauthenticated, "API key"),
+        ]
+        for call, error, words in refusals:
+            with pytest.raises(error, match=words):
+                await call
+        for name in ("both", "kim", "leo"):
+            await studio.voice_library.delete(name)
+        assert await reader.voice_library.list() == []
+
+
+async def test_client_of_an_absent_worker_reports_it() -> None:
+    for scheme in ("ws", "grpc"):
+        async with connect(f"{scheme}://127.0.0.1:9") as client:
+            with pytest.raises(ConnectionLost):
+                await client.voice_library.list()
+
+
+def encoded(container: str, codec: str, rate_hz: int) -> bytes:
+    av = pytest.importorskip("av", reason="PyAV is not installed")
+    out = io.BytesIO()
+    with av.open(out, "w", format=container) as file:
+        stream = file.add_stream(codec, rate=rate_hz, layout="mono")
+        samples = (32_767 * speech(4, rate_hz).samples).clip(-32_768, 32_767).astype(np.int16)[None]
+        frame = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")
+        frame.sample_rate = rate_hz
+        for packet in (*stream.encode(frame), *stream.encode(None)):
+            file.mux(packet)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(("container", "codec", "rate_hz"), [("mp4", "aac", 44_100), ("webm", "libopus", 48_000)])
+def test_m4a_and_webm_recordings_are_read(served: Served, container: str, codec: str, rate_hz: int) -> None:
+    audio = encoded(container, codec, rate_hz)
+    assert served.add("phone", audio).json()["stored"]["figures"]["seconds"] == pytest.approx(4.0, abs=0.2)
+    assert served.http.delete("/v1/voices/phone").status_code == 200
+    with pytest.raises(InvalidRequest, match="longer than 3 s"):
+        read_recording(audio, max_s=3)
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        read_recording(audio[: len(audio) // 3][:200])
+
+
+def test_m4a_without_pyav_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "av", None)
+    with pytest.raises(MissingExtra, match=r"pip install"):
+        read_recording(b"\x00\x00\x00\x20ftypM4A " + bytes(100))
+
+
+def test_opus_in_ogg_is_read() -> None:
+    out = io.BytesIO()
+    soundfile.write(out, speech(4, 48_000).samples, 48_000, format="OGG", subtype="OPUS")
+    assert read_recording(out.getvalue()).seconds == pytest.approx(4.0, abs=0.1)
+
+
+def test_voice_routes_are_documented(served: Served) -> None:
+    paths = served.http.get("/openapi.json").json()["paths"]
+    assert {"get", "post"} <= paths["/v1/voices"].keys()
+    assert {"get", "delete"} <= paths["/v1/voices/{name}"].keys()
+    form = paths["/v1/voices"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]
+    assert {"audio", "name", "transcript", "consent", "style", "mix"} <= form["properties"].keys()
+    assert "/v1/voices/add" in paths
+    assert "/voices/clone" in paths
