@@ -85,6 +85,7 @@ def main() -> int:
 
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    torch.set_float32_matmul_precision("high")
     try:
         return _run(args)
     except TTSWorkerError as error:

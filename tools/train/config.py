@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
+
 from tts_worker.errors import ConfigError
-from tts_worker.settings import read_yaml
 
 T = TypeVar("T")
 
@@ -141,7 +142,11 @@ class Config:
         Raises:
             ConfigError: An unknown key or a value of the wrong type; names the key.
         """
-        return build(cls, read_yaml(path), str(path))
+        try:
+            values = yaml.safe_load(path.read_text("utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ConfigError(f"{path}: cannot be read as YAML ({error})") from None
+        return build(cls, values, str(path))
 
     def stage(self, name: str) -> StageConfig:
         return self.stages.get(name, StageConfig())

@@ -180,9 +180,9 @@ class LmStage(Stage):
         elif rng.random() < option("joined", 0.1):
             item = item.joined(self._items[rng.randrange(len(self._items))])
         codes = item.codes.copy()
-        for i in range(len(codes)):
-            if rng.random() < option("noise", 0.0):
-                codes[i] = codes[rng.randrange(len(codes))]
+        numbers = np.random.default_rng(rng.getrandbits(64))
+        is_wrong = numbers.random(len(codes)) < option("noise", 0.0)
+        codes[is_wrong] = codes[numbers.integers(0, max(1, len(codes)), int(is_wrong.sum()))]
         dims = self.lm.cfg
         is_long = len(item.codes) > _LEAST_RATIO * len(item.text)
         if is_long and rng.random() < option("interleaved", 0.0):

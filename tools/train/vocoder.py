@@ -23,7 +23,7 @@ from tts_worker.engine.cosyvoice.models.hift import Hift
 _WEIGHTS = {"convergence": 0.5, "log": 1.0, "mel": 2.0, "complex": 1.5}
 _PITCH_WEIGHT = 0.01  # per Hz
 _PITCH_EDGE_FRAMES = 4  # at both ends of a segment, where the pitch predictor sees padding
-_HELD_OUT_SEGMENTS = 32
+_HELD_OUT_SEGMENTS = 16
 _SEGMENT_SALT = 1
 _NOISE_SALT = 2
 _FLOW_SALT = 3

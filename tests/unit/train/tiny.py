@@ -27,7 +27,7 @@ def tiny_config(**stages: StageConfig) -> Config:
     lm = StageConfig(lr=3e-3, warmup_steps=2, batch=200, options={"guide": 0.5, "guided_layer": 1, "noise": 0.1})
     flow = StageConfig(lr=2e-3, warmup_steps=2, batch=120, options={"encoder_steps": 4, "sharp": 0.2, "sharp_from": 8})
     vocoder = StageConfig(
-        lr=1e-3, warmup_steps=2, clip=5.0, batch=2, options={"frames": 10, "discriminator_from": 3, "channels": 2}
+        lr=1e-3, warmup_steps=2, clip=5.0, batch=2, options={"frames": 10, "discriminator_from": 2, "channels": 2}
     )
     return Config(
         "tiny",
