@@ -1,7 +1,7 @@
 """Voices that are installed as packages: model directories announced by the entry point group ``tts_worker.voices``.
 
-The name of an entry point is the name of the voice, its value a module; the model directory is the folder ``bundle`` in
-that module's package. The module itself is not imported.
+The name of an entry point is the name of the voice, its value a package, which has the model directory in its folder
+``voicepacks/NAME``. The package is not imported.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from tts_worker.errors import BundleError, UnknownVoice
 
 GROUP = "tts_worker.voices"
-FOLDER = "bundle"
+FOLDER = "voicepacks"
 
 
 def installed_voices() -> dict[str, Path]:
@@ -40,13 +40,13 @@ def installed_voice(name: str | None) -> tuple[str, Path]:
     return name, voices[name]
 
 
-def _folder(name: str, module: str) -> Path:
+def _folder(voice: str, module: str) -> Path:
     try:
         spec = find_spec(module)
     except (ImportError, ValueError):
         spec = None
-    folders = [Path(place) / FOLDER for place in (spec.submodule_search_locations or () if spec else ())]
+    folders = [Path(place) / FOLDER / voice for place in (spec.submodule_search_locations or () if spec else ())]
     for folder in folders:
         if folder.is_dir():
             return folder
-    raise BundleError(f"the package of the voice {name!r} has no model directory: install it again")
+    raise BundleError(f"the package of the voice {voice!r} has no model directory: install it again")

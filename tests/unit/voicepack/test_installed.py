@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,20 @@ import pytest
 from tts_worker.cli import main
 from tts_worker.errors import BundleError, TTSWorkerError, UnknownVoice
 from tts_worker.settings import load_settings
+from tts_worker.voicepack import installed
 from tts_worker.voicepack.installed import installed_voice, installed_voices
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder that is the only place of installed packages."""
-    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    """An empty folder that is the only place of installed voices."""
+
+    def entry_points(group: str) -> list[EntryPoint]:
+        packages = distributions(path=[str(tmp_path)])
+        return [point for package in packages for point in package.entry_points if point.group == group]
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(installed, "entry_points", entry_points)
     return tmp_path
 
 
@@ -25,10 +33,12 @@ def install(site: Path, voice: str, *, complete: bool = True) -> Path:
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {voice}-package\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[tts_worker.voices]\n{voice} = {voice}_package\n")
-    folder = site / f"{voice}_package" / "bundle"
+    folder = site / f"{voice}_package" / "voicepacks" / voice
     if complete:
         folder.mkdir(parents=True)
-        (folder.parent / "__init__.py").write_text("raise RuntimeError('finding a voice runs no code of its package')")
+        (folder.parents[1] / "__init__.py").write_text(
+            "raise RuntimeError('finding a voice runs no code of its package')"
+        )
     return folder
 
 
