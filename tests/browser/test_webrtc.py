@@ -21,7 +21,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Locator, Page, Playwright, expect
 from websockets.asyncio.client import connect
 
-from tests.browser.conftest import launch
+from tests.browser.conftest import PROGRAMS, launch
 from tests.browser.demo_page import PATIENCE_MS
 from tests.browser.test_microphone import record
 from tests.conftest import serving
@@ -208,7 +208,9 @@ class WebRtcDemo:
 async def caller(playwright: Playwright, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Browser]:
     recording = tmp_path_factory.mktemp("caller") / "voice.wav"
     record(recording)
-    async with launch(playwright, *WEBRTC_FLAGS, f"--use-file-for-fake-audio-capture={recording}") as launched:
+    flags = (*WEBRTC_FLAGS, f"--use-file-for-fake-audio-capture={recording}")
+    # The shell does not tell the peer that its page was left.
+    async with launch(playwright, *flags, program=PROGRAMS[-1]) as launched:
         yield launched
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("playwright.async_api", reason="needs playwright")
 from playwright.async_api import async_playwright
 
 from tests.behaviour.transports import Setup, serve_setup
-from tests.browser.conftest import ABSENT, CHROMIUM, launch
+from tests.browser.conftest import ABSENT, launch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TEXT = "Hello there, my friend. Press Stop whenever you like. " * 20
@@ -40,7 +40,7 @@ def origin() -> Iterator[str]:
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(ABSENT, reason=f"needs Debian's chromium at {CHROMIUM}: apt install chromium")
+@pytest.mark.skipif(ABSENT, reason="needs Debian's chromium: apt install chromium-headless-shell")
 async def test_example_page_plays_stops_and_checks_origin(origin: str) -> None:
     allowed = Setup({"server": {"allowed_origins": [origin]}})
     async with serve_setup(allowed) as address, async_playwright() as playwright, launch(playwright) as browser:
