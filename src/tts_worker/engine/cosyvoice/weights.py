@@ -37,7 +37,7 @@ _IDENTIFYING_KEYS = {
 }
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def expected_shapes(config: CosyVoiceConfig, part: str) -> Mapping[str, Shape]:
     """Current key names and shapes of ``part`` (``llm``, ``flow`` or ``hift``).
 

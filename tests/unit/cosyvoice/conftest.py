@@ -1,0 +1,35 @@
+"""Reads the files of the tiny bundles once: hundreds of tests open them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.cosyvoice.bundles import DATA
+
+
+@pytest.fixture(scope="session", autouse=True)
+def files_are_read_once() -> Iterator[None]:
+    bundle = pytest.importorskip("tts_worker.engine.cosyvoice.bundle", reason="needs the extra 'cosyvoice'")
+    config = pytest.importorskip("tts_worker.engine.cosyvoice.config", reason="needs the extra 'cosyvoice'")
+    read, parse = bundle.read_tensors, config.load_hyperyaml
+    read_once = lru_cache(read)
+    parsed: dict[str, Any] = {}
+
+    def read_tensors(path: Path) -> dict[str, Any]:
+        return deepcopy(read_once(path)) if path.is_relative_to(DATA) else read(path)
+
+    def load_hyperyaml(text: str, source: str) -> dict[str, Any]:
+        if text not in parsed:
+            parsed[text] = parse(text, source)
+        return deepcopy(parsed[text])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bundle, "read_tensors", read_tensors)
+        patch.setattr(config, "load_hyperyaml", load_hyperyaml)
+        yield
