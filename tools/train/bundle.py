@@ -89,6 +89,7 @@ def _yaml(config: Config, codes: int) -> str:
         "name": config.name,
         "lm_width": sizes.lm[0],
         "codes": codes,
+        "top_p": config.top_p,
         "encoder_width": encoder_width,
         "encoder_heads": encoder_heads,
         "encoder_inner": encoder_inner,

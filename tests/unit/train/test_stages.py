@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import wave
+from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,6 +14,7 @@ import torch
 
 from tests.unit.train.tiny import tiny_config, write_data
 from tools.train.curves import draw, read_curves
+from tools.train.evaluate import Evaluation
 from tools.train.lm import LmBatch, LmItem, embed, interleaved_sequence, plain_sequence
 from tools.train.networks import language_model_pass
 from tools.train.pack import pack
@@ -170,6 +173,33 @@ def test_curves_of_all_metrics_are_drawn(tmp_path: Path) -> None:
     space = "{http://www.w3.org/2000/svg}"
     assert [text.text for text in image.iter(f"{space}text")][1:4] == ["loss", "2", "1"]
     assert len(list(image.iter(f"{space}circle"))) == 1
+
+
+class Listener:
+    """Hears what it is told."""
+
+    def transcribe(self, pcm: bytes) -> str:
+        return "at to"
+
+    def wer(self, references: Sequence[str], hypotheses: Sequence[str]) -> float:
+        assert list(references) == ["At to."]
+        assert list(hypotheses) == ["at to"]
+        return 0.25
+
+    def mos(self, pcm: bytes) -> float:
+        assert pcm
+        return 1.0
+
+
+def test_evaluation_times_the_streaming_engine(packed: tuple[dict[str, Stage], Bundle], tmp_path: Path) -> None:
+    _, bundle = packed
+    score = Evaluation(bundle, ["At to."], tmp_path / "teacher.onnx", Listener(), tmp_path).score("text")
+    assert (score.wer, score.mos) == (0.25, 1.0)
+    assert score.real_time_factor is not None
+    assert score.first_audio_ms is not None
+    with wave.open(str(tmp_path / "text-00.wav")) as file:
+        heard_s = file.getnframes() / file.getframerate()
+    assert 0 < score.first_audio_ms <= 1000 * score.real_time_factor * heard_s + 1
 
 
 def test_interleaved_sequence_predicts_a_fill_after_each_group() -> None:
