@@ -1,4 +1,4 @@
-"""``torch.compile``: the decode step is one graph, and is used only with the numbers of the eager one."""
+"""``torch.compile``: every network is one graph, and is used only with the numbers of the eager one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.cosyvoice.networks import FAMILIES, networks
+from tests.unit.cosyvoice.networks import FAMILIES, apart, networks, noise
 from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.compiling import Compiler, compiler_for
 from tts_worker.engine.cosyvoice.backends.graphs import Compute, EagerRunner, FakeGraphRunner
@@ -17,6 +17,14 @@ from tts_worker.engine.cosyvoice.backends.streams import HostStream
 from tts_worker.engine.cosyvoice.chunks import Kind
 from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
 from tts_worker.engine.cosyvoice.engine_config import CompileMode
+from tts_worker.engine.cosyvoice.flow_pool import FlowPool
+from tts_worker.engine.cosyvoice.vocoder_windows import VocoderWindows, WindowInput
+
+
+@pytest.fixture(autouse=True)
+def no_programs() -> None:
+    """Forget the programs of other tests: PyTorch limits their number per function."""
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -63,6 +71,61 @@ def test_compiled_step_has_the_numbers_of_the_eager_one(family: str) -> None:
     assert drawn[0] == drawn[1]
     assert compiler.faults == {}
     assert compiler.shapes == {"decode": 1}
+
+
+def flow_pool(family: str, runner: FakeGraphRunner) -> FlowPool:
+    return FlowPool(networks(family).flow, slots=2, pages=8, max_chunks=2, runner=runner, page_bucket=2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_solver_steps_share_a_program_of_the_estimator(family: str) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    mels = []
+    for compiler in (None, Compiler(backend)):
+        runner = FakeGraphRunner()
+        pool = flow_pool(family, runner)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of PyTorch's compiler
+            pool.capture(1, [1], compiler)
+            assert len(graphs) == (0 if compiler is None else 2)
+        state = pool.open()
+        flow = networks(family).config.flow
+        generator = torch.Generator().manual_seed(1)
+        tokens = torch.randint(0, flow.vocab, (1, 28), generator=generator)
+        spk = torch.randn(1, flow.mel, generator=generator)
+        cond = torch.randn(1, 50, flow.mel, generator=generator)
+        mels.append(torch.cat([pool.advance([state], tokens, [known], spk, cond) for known in (28, 20)], dim=1))
+        assert {each.name: (each.replays, each.eager_calls) for each in runner.computations}["flow"] == (2, 0)
+    assert compiler.faults == {}
+    assert compiler.shapes == {"flow": 2}, "one branch and two"
+    assert len(graphs) == 2
+    assert apart(mels[1], mels[0]) < 1e-4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_window_of_the_vocoder_is_compiled(family: str) -> None:
+    hift = networks(family).hift
+    compiler = Compiler("eager")
+    outputs = []
+    for each in (None, compiler):
+        runner = FakeGraphRunner()
+        windows = VocoderWindows(hift, HostStream(), runner, [20], torch.device("cpu"))
+        with torch.inference_mode(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of PyTorch's compiler
+            windows.capture(1, each)
+            outputs.append(
+                windows.run([WindowInput(None, 7, noise(1, networks(family).config.mel.bins, 20), True)])[0].float()
+            )
+        assert {each.name: (each.replays, each.eager_calls) for each in runner.computations}["vocoder"] == (1, 0)
+    assert compiler.faults == {}
+    assert compiler.shapes == {"vocoder": 1 if hift.dims.causal else 2}
+    assert float(outputs[0].abs().max()) > 100
+    assert apart(outputs[1], outputs[0]) <= 0.02 * float(outputs[0].abs().max())
 
 
 def prepared(compiler: Compiler, compute: Compute, state: Tensor) -> bool:

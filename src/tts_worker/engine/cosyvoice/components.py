@@ -56,7 +56,7 @@ class Components:
         streams: Execution streams of the device.
         runners: Runner of tokens, runner of audio.
         backend: What runs flow and vocoder.
-        compiler: Compiles decode steps; ``None``: nothing is compiled.
+        compiler: Compiles computations before they are captured; ``None``: nothing is compiled.
     """
 
     networks: Networks
@@ -147,8 +147,8 @@ class Components:
             self.decoder.capture(config.decode_batch, self.compiler)
         if audio.fixed_shapes:
             with self.streams.flow:
-                self.pool.capture(config.render_batch, range(1, config.stride_chunks + 1))
-            self.renderer.capture(config.render_batch)
+                self.pool.capture(config.render_batch, range(1, config.stride_chunks + 1), self.compiler)
+            self.renderer.capture(config.render_batch, self.compiler)
         return tokens.fixed_shapes or audio.fixed_shapes
 
     def reset_counts(self) -> None:

@@ -53,7 +53,7 @@ class StreamingConfig:
         retries: How often a run of invalid tokens is drawn again while none of its audio may have been sent.
         graphs: Capture CUDA graphs during warm-up.
         kernels: On CUDA, use the fused kernels that pass their check. Applies to all engines of the process.
-        compile: Compile decode steps before they are captured (``backends.compiling``).
+        compile: Compile computations before they are captured (``backends.compiling``).
         audio_graphs: Capture them for flow and vocoder, too. Other back ends than PyTorch cannot be captured.
         checked: Fill memory with NaN to detect reads of unwritten memory, for tests.
     """

@@ -14,12 +14,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, Runner, Tensors
-from tts_worker.engine.cosyvoice.kv_cache import Memory, PagedMemory
-from tts_worker.engine.cosyvoice.models.blocks import Sites, chunk_mask
-from tts_worker.engine.cosyvoice.models.flow import ChunkPast, Flow
+from tts_worker.engine.cosyvoice.backends.compiling import Compiler
+from tts_worker.engine.cosyvoice.backends.graphs import Compute, EagerRunner, Runner, Tensors
+from tts_worker.engine.cosyvoice.backends.kernels.audio import paged_attention
+from tts_worker.engine.cosyvoice.kv_cache import IndexedPast, Memory, PagedMemory, PagedView
+from tts_worker.engine.cosyvoice.models.blocks import Estimator, Sites, chunk_mask
+from tts_worker.engine.cosyvoice.models.flow import ChunkPast, Flow, Velocity
 from tts_worker.engine.cosyvoice.models.flow_encoder import EncoderPast
 from tts_worker.errors import OutOfMemory
+
+FLOW_TOLERANCE = 3e-5
+"""Largest difference of a compiled solver step in float32: two dozen layers in another order of operations."""
 
 
 @dataclass
@@ -216,12 +221,13 @@ class FlowPool:
         return mel[: len(states)]
 
     @torch.inference_mode()
-    def capture(self, batch: int, strides: Sequence[int]) -> None:
+    def capture(self, batch: int, strides: Sequence[int], compiler: Compiler | None = None) -> None:
         """Capture passes of every rounded shape, on padding memory, and fill the table of the first step.
 
         Args:
             batch: Most utterances in a pass.
             strides: Numbers of chunks in a pass.
+            compiler: Compiles the solver steps of a single utterance.
         """
         scratch = self.max_chunks + 1
         tables = sorted({self._rounded_pages(pages) for pages in range(1, self.max_chunks + 1)}, reverse=True)
@@ -235,7 +241,60 @@ class FlowPool:
                 for pages in tables:
                     if pages >= chunks:
                         inputs = self._padding_inputs(rows, chunks, pages)
-                        self._runner.capture(("flow", chunks, rows, pages), self._advance, inputs)
+                        compute: Compute = self._advance
+                        if compiler is not None and rows == 1:
+                            compute = partial(self._advance, velocity=self.compile_velocity(inputs, compiler))
+                        self._runner.capture(("flow", chunks, rows, pages), compute, inputs)
+
+    def compile_velocity(self, inputs: Tensors, compiler: Compiler) -> Velocity | None:
+        """Return the estimator compiled for the shapes of a pass over ``inputs``, or None if it is not compiled.
+
+        Every solver step has other pages. They are inputs of the program, so that all steps share it; the first step,
+        of one branch, has one of its own.
+        """
+        calls: dict[int, tuple[Tensor | None, ...]] = {}
+
+        def record(
+            x: Tensor, positions: Tensor | None, table: Tensor, mask: Tensor | None, past: PagedView | IndexedPast
+        ) -> Tensor:
+            memory = past.indexed if isinstance(past, PagedView) else past
+            arguments = (x, positions, table, mask, *memory.indexes)
+            calls.setdefault(x.shape[0], tuple(None if each is None else each.clone() for each in arguments))
+            return self._velocity(*arguments)[0]
+
+        if isinstance(self.flow.estimator, Estimator) and not paged_attention.is_fused(inputs[0]):
+            partial(self._advance, velocity=record)(*inputs)
+        memory = self._estimator
+        state = [tail[:, self._padding_slot] for tail in memory.tails]
+        state.append(memory.data[..., self._padding_page, :, :])
+        compiled: dict[int, Compute] = {}
+        for rows, arguments in calls.items():
+            key = ("flow", *(tuple(each.shape) for each in arguments if each is not None))
+            program = compiler.compile(key, self._velocity, arguments, state, FLOW_TOLERANCE)
+            if program == self._velocity:
+                return None
+            compiled[rows] = program
+
+        def velocity(
+            x: Tensor, positions: Tensor | None, table: Tensor, mask: Tensor | None, past: PagedView
+        ) -> Tensor:
+            return compiled[x.shape[0]](x, positions, table, mask, *past.indexed.indexes)[0]
+
+        return velocity if compiled else None
+
+    def _velocity(
+        self,
+        x: Tensor,
+        positions: Tensor | None,
+        table: Tensor,
+        mask: Tensor | None,
+        slots: Tensor,
+        pages: Tensor,
+        fresh: Tensor,
+    ) -> Tensors:
+        """``Estimator.velocity`` over an ``IndexedPast``."""
+        past = IndexedPast(self._estimator, slots, pages, fresh)
+        return (self.flow.estimator.velocity(x, positions, table, mask, past),)
 
     def _padding_inputs(self, rows: int, chunks: int, pages: int) -> Tensors:
         """Return inputs of ``_advance`` that write to padding memory only."""
@@ -245,12 +304,20 @@ class FlowPool:
         cond = self.flow.noise.new_zeros(rows, chunks * self.flow.chunk_frames, self.flow.dims.mel)
         return torch.tensor([row] * rows, device=self.device), tokens, cond[:, 0], cond, cond
 
-    def _advance(self, index: Tensor, tokens: Tensor, spk: Tensor, cond: Tensor, null: Tensor) -> Tensors:
+    def _advance(
+        self,
+        index: Tensor,
+        tokens: Tensor,
+        spk: Tensor,
+        cond: Tensor,
+        null: Tensor,
+        velocity: Velocity | None = None,
+    ) -> Tensors:
         """``index [B, 3 + n + pages]``: slot, first token, available tokens, fresh pages, page table."""
         chunks = tokens.shape[1] // self.chunk_tokens
         slots, start, known = index[:, :3].T.contiguous()  # [B] each
         fresh, table = index[:, 3 : 3 + chunks], index[:, 3 + chunks :]
         views = [memory.view(slots, table, fresh) for memory in self._front]
         front: Memory | EncoderPast = EncoderPast(*views) if len(views) == 2 else views[0]
-        past = ChunkPast(front, partial(self._estimator.view, slots, table, fresh), null)
+        past = ChunkPast(front, partial(self._estimator.view, slots, table, fresh), null, velocity)
         return (self.flow.chunk(tokens, known, start, table.shape[1] * self.chunk_tokens, spk, cond, past),)

@@ -186,6 +186,7 @@ class PagedMemory:
         checked: bool = False,
     ) -> None:
         self.page = page
+        self.slots = slots
         self.data = _allocate([2, layers, heads, rows, pages, page, head_dim], dtype, device, checked)
         self.data[..., 0, :, :] = 0.0
         self.tails = [_allocate([rows, slots, c, w], dtype, device, checked) for c, w in tails]
@@ -225,6 +226,37 @@ class PagedMemory:
         return PagedView(self, slots, table, fresh, rows, start, total)
 
 
+class IndexedPast:
+    """A ``Memory`` over a ``PagedMemory``: solver rows, slots and pages by tensors alone, so that it can be compiled.
+
+    Args:
+        memory: The memory.
+        slots: ``[N]``: row * slots + slot.
+        pages: ``[N*m]``: row * pages + page, in time order.
+        fresh: ``[N*n]``: those that this pass writes.
+    """
+
+    def __init__(self, memory: PagedMemory, slots: Tensor, pages: Tensor, fresh: Tensor) -> None:
+        self._memory = memory
+        self.indexes = slots, pages, fresh
+
+    def left(self, site: int, x: Tensor) -> Tensor:
+        slots, _, _ = self.indexes
+        tails = self._memory.tails[site].flatten(0, 1)  # [rows*slots, C, w]
+        x = torch.cat([tails.index_select(0, slots).to(x.dtype), x], dim=2)  # [N, C, w+T]
+        tails.index_copy_(0, slots, x[:, :, -tails.shape[2] :].to(tails.dtype))
+        return x
+
+    def keys_values(self, site: int, kv: Tensor) -> tuple[Tensor, Tensor]:
+        _, pages, fresh = self.indexes
+        store = self._memory.data[:, site].flatten(2, 3)  # [2, H, rows*pages, page, D]
+        new = kv.unflatten(3, (-1, self._memory.page)).transpose(1, 2).flatten(2, 3)  # [2, H, N*n, page, D]
+        store.index_copy_(2, fresh, new.to(store.dtype))
+        past = store.index_select(2, pages).unflatten(2, (kv.shape[1], -1))  # [2, H, N, m, page, D]
+        k, v = past.flatten(3, 4).transpose(1, 2).to(kv.dtype).unbind()  # [N, H, m*page, D]
+        return k, v
+
+
 class PagedView:
     """A ``Memory`` over some utterances and solver rows of a ``PagedMemory``."""
 
@@ -243,6 +275,7 @@ class PagedView:
         self._fresh_pages = fresh
         self._slots = slots
         self._rows = rows
+        self._indexed: IndexedPast | None = None
         self._table = table.flatten()
         self._fresh = fresh.flatten()
         self._pages = table
@@ -287,12 +320,7 @@ class PagedView:
             x = torch.cat([tail if tail.dtype == x.dtype else tail.to(x.dtype), x], dim=2)
             tail.copy_(x[:, :, -tail.shape[2] :])
             return x
-        tail = self._memory.tails[site][self._rows]  # [R, slots, C, w]
-        past = tail.index_select(1, self._slots).flatten(0, 1)  # [R*B, C, w]
-        x = torch.cat([past.to(x.dtype), x], dim=2)  # [R*B, C, w+T]
-        last = x[:, :, -tail.shape[3] :].unflatten(0, (self._branches, self._batch))
-        tail.index_copy_(1, self._slots, last.to(tail.dtype))
-        return x
+        return self.indexed.left(site, x)
 
     def keys_values(self, site: int, kv: Tensor) -> tuple[Tensor, Tensor]:
         if self._in_place is not None:
@@ -301,14 +329,22 @@ class PagedView:
             fresh.copy_(kv)
             k, v = past.unbind() if past.dtype == kv.dtype else past.to(kv.dtype).unbind()
             return k, v
-        page = self._memory.page
-        store = self._layers[site]  # [2, H, R, pages, page, D]
-        new = kv.unflatten(3, (-1, page)).unflatten(1, (self._branches, -1))  # [2, R, B, H, n, page, D]
-        new = new.permute(0, 3, 1, 2, 4, 5, 6).flatten(3, 4)  # [2, H, R, B*n, page, D]
-        store.index_copy_(3, self._fresh, new.to(store.dtype))
-        past = store.index_select(3, self._table).unflatten(3, (self._batch, -1))  # [2, H, R, B, m, page, D]
-        k, v = past.flatten(4, 5).flatten(2, 3).transpose(1, 2).to(kv.dtype).unbind()  # [R*B, H, m*page, D]
-        return k, v
+        return self.indexed.keys_values(site, kv)
+
+    @property
+    def indexed(self) -> IndexedPast:
+        """The same past by flat indexes."""
+        if self._indexed is None:
+            memory = self._memory
+            rows = torch.arange(self._rows.start, self._rows.stop, device=self._slots.device)[:, None]
+            pages = rows * memory.data.shape[4]
+            self._indexed = IndexedPast(
+                memory,
+                (rows * memory.slots + self._slots).flatten(),
+                (pages + self._table).flatten(),
+                (pages + self._fresh).flatten(),
+            )
+        return self._indexed
 
     def plain(self) -> PlainPast:
         """Copy the past into plain tensors, for a back end without access to this memory.

@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from tts_worker.engine.cosyvoice.backends.compiling import Compiler
 from tts_worker.engine.cosyvoice.backends.graphs import Runner, Tensors
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams, PendingCopy, TimingEvent
 from tts_worker.engine.cosyvoice.chunks import Chunk
@@ -443,7 +444,7 @@ class Renderer:
         ]
 
     @torch.inference_mode()
-    def capture(self, batch: int) -> None:
+    def capture(self, batch: int, compiler: Compiler | None = None) -> None:
         """Capture the vocoder for every window size and batch size."""
         if self._windows is not None:
-            self._windows.capture(batch)
+            self._windows.capture(batch, compiler)

@@ -14,12 +14,16 @@ import torch
 from torch import Tensor
 
 from tts_worker.audio.pcm import FULL_SCALE
+from tts_worker.engine.cosyvoice.backends.compiling import Compiler
 from tts_worker.engine.cosyvoice.backends.graphs import Runner, Tensors
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStream
 from tts_worker.engine.cosyvoice.models.dims import FlowDims
 from tts_worker.engine.cosyvoice.models.hift import BLEND_FRAMES, HashedNoise, Hift, WindowRow
 
 SLOWEST_SPEED = 0.5
+VOCODER_TOLERANCE = 0.02
+"""Largest difference of a compiled window: the excitation multiplies a difference of the pitch a hundredfold."""
+
 _STEP_FRAMES = 40  # at most, between the sizes above the regular one
 
 
@@ -186,8 +190,13 @@ class VocoderWindows:
         samples, *after = self._runner.run(("vocoder", rows, size, ends), self._compute(ends), inputs)
         return samples, *(tensor.clone() for tensor in after)  # a graph reuses its output buffers
 
-    def capture(self, batch: int) -> None:
-        """Capture every size and batch, the largest first: the others reuse its memory."""
+    def capture(self, batch: int, compiler: Compiler | None = None) -> None:
+        """Capture every size and batch, the largest first: the others reuse its memory.
+
+        Args:
+            batch: Most streams in a pass.
+            compiler: Compiles the windows of a single stream.
+        """
         causal = self._hift.dims.causal
         with self._stream:
             for power in reversed(range((batch - 1).bit_length() + 1)):
@@ -202,7 +211,13 @@ class VocoderWindows:
                             mel.new_zeros(rows, self._tail_samples),
                             self._stream.to_device([[0, 0, *_fields(self._padding_row(size))]] * rows),
                         )
-                        self._runner.capture(("vocoder", rows, size, ends), self._compute(ends), inputs)
+                        key = ("vocoder", rows, size, ends)
+                        compute = self._compute(ends)
+                        if compiler is not None and rows == 1:
+                            generator = torch.Generator(mel.device).manual_seed(size)
+                            noise = torch.randn(mel.shape, generator=generator, device=mel.device)
+                            compute = compiler.compile(key, compute, (noise, *inputs[1:]), (), VOCODER_TOLERANCE)
+                        self._runner.capture(key, compute, inputs)
 
     def _size(self, frames: int) -> int:
         """Return the smallest window size for ``frames``. Beyond all sizes, a window has its exact length."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.backends import kernels
-from tts_worker.engine.cosyvoice.backends.graphs import Compute, Key, Tensors
+from tts_worker.engine.cosyvoice.backends.graphs import Compute, Key
 from tts_worker.engine.cosyvoice.engine_config import CompileMode
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,14 @@ class Compiler:
         self.faults: dict[str, str] = {}
         self.shapes: dict[str, int] = {}
 
-    def compile(self, key: Key, compute: Compute, inputs: Tensors, state: Sequence[Tensor] = ()) -> Compute:
+    def compile(
+        self,
+        key: Key,
+        compute: Compute,
+        inputs: Sequence[Tensor | None],
+        state: Sequence[Tensor] = (),
+        tolerance: float = 0.0,
+    ) -> Compute:
         """Return ``compute``, compiled if that succeeds and gives the same numbers.
 
         Args:
@@ -64,6 +71,8 @@ class Compiler:
             compute: The computation.
             inputs: Representative inputs. It must not affect any utterance.
             state: What it changes in place, other than by writing the same values again. Restored afterwards.
+            tolerance: Largest difference of the results, as part of the largest value, if that is more than
+                ``TOLERANCE_EPS``. Without it, integers must be equal.
         """
         name = str(key[0])
         if name in self.faults or self._remaining_s <= 0 or self.shapes.get(name, 0) >= MAX_SHAPES:
@@ -72,7 +81,7 @@ class Compiler:
         try:
             compiled = torch.compile(compute, backend=self._backend, fullgraph=True, dynamic=False)
             with torch._dynamo.config.patch(recompile_limit=2 * MAX_SHAPES):
-                fault = _difference(compute, compiled, inputs, state)
+                fault = _difference(compute, compiled, inputs, state, tolerance)
         except Exception as error:  # of Dynamo, Inductor, Triton or a compiler
             fault = f"{type(error).__name__}: {error}".splitlines()[0]
         self._remaining_s -= self._clock() - began_s
@@ -87,7 +96,7 @@ class Compiler:
 def compiler_for(mode: CompileMode, device: torch.device) -> Compiler | None:
     """Return a compiler if computations on ``device`` should be compiled.
 
-    With the fused kernels a decode step consists of matrix products and kernels: Inductor has nothing left to fuse.
+    With the fused kernels a computation consists of matrix products and kernels: Inductor has nothing left to fuse.
     """
     if device.type != "cuda" or mode is CompileMode.OFF or (mode is CompileMode.AUTO and kernels.are_enabled()):
         return None
@@ -97,20 +106,30 @@ def compiler_for(mode: CompileMode, device: torch.device) -> Compiler | None:
     return None
 
 
-def _difference(compute: Compute, compiled: Compute, inputs: Tensors, state: Sequence[Tensor]) -> str:
+def _difference(
+    compute: Compute,
+    compiled: Compute,
+    inputs: Sequence[Tensor | None],
+    state: Sequence[Tensor],
+    tolerance: float,
+) -> str:
     """Describe the difference of the results and of the state; empty if there is none."""
     before = [tensor.clone() for tensor in state]
     runs = []
     for call in (compute, compiled):
-        outputs = call(*(tensor.clone() for tensor in inputs))
+        outputs = call(*(None if tensor is None else tensor.clone() for tensor in inputs))
         runs.append([tensor.clone() for tensor in (*outputs, *state)])
         for tensor, value in zip(state, before, strict=True):
             tensor.copy_(value)
     for expected, got in zip(*runs, strict=True):
         if expected.shape != got.shape or expected.dtype != got.dtype:
             return "it returns tensors of another shape"
-        if expected.is_floating_point():
-            limit = TOLERANCE_EPS * torch.finfo(expected.dtype).eps
+        if expected.is_floating_point() or tolerance:
+            limit = tolerance
+            if expected.is_floating_point():
+                limit = max(limit, TOLERANCE_EPS * torch.finfo(expected.dtype).eps)
+            else:
+                expected, got = expected.double(), got.double()
             worst = kernels.relative_difference(got, expected)
             if not worst <= limit:
                 return f"it differs by {worst:.2g} from PyTorch's operators"

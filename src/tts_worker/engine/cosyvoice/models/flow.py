@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +53,10 @@ def initial_noise(mel: int) -> Tensor:
     return torch.randn([1, mel, NOISE_FRAMES], generator=torch.Generator().manual_seed(0))[0].T.contiguous()
 
 
+Velocity = Callable[[Tensor, Tensor | None, Tensor, Tensor | None, Any], Tensor]
+"""The signature of ``Estimator.velocity``."""
+
+
 @dataclass(frozen=True)
 class ChunkPast:
     """The past of a batch of utterances.
@@ -63,11 +68,13 @@ class ChunkPast:
             of step s.
         null_velocity: ``[B, T, mel]`` unconditional velocity of the first step where it is tabulated (it depends on
             the position only).
+        velocity: Replaces ``Estimator.velocity``, for example by a compiled one.
     """
 
     front: Memory | EncoderPast
     estimator: Callable[[slice, Tensor, Tensor], Memory]
     null_velocity: Tensor | None = None
+    velocity: Velocity | None = None
 
 
 class _Decoder(nn.Module):
@@ -201,7 +208,7 @@ class Flow(nn.Module):
         total = start + mu.shape[1] if total is None else total
         if mask is not None:  # converted to an additive bias once instead of in each attention
             mask = torch.zeros(mask.shape, dtype=mu.dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
-        velocity = self._branches(mu, spk, cond, start, mask)
+        velocity = self._branches(mu, spk, cond, start, mask, past.velocity)
         for step in range(self.dims.steps):
             table = self.time_tables[step : step + 1]
             if step == 0 and past.null_velocity is not None:
@@ -215,7 +222,7 @@ class Flow(nn.Module):
         return x
 
     def _branches(
-        self, mu: Tensor, spk: Tensor, cond: Tensor, start: Tensor, mask: Tensor | None
+        self, mu: Tensor, spk: Tensor, cond: Tensor, start: Tensor, mask: Tensor | None, replaced: Velocity | None
     ) -> Callable[[Tensor, int, Tensor, Memory], Tensor]:
         """Prepare what all steps share.
 
@@ -241,11 +248,12 @@ class Flow(nn.Module):
             )
         inputs = estimator.inputs(torch.zeros_like(mu), mu, spk, cond)  # [2B, T, I]
         positions = estimator.positions(start, inputs)
+        compute = replaced or estimator.velocity
 
         def velocity(x: Tensor, n: int, table: Tensor, past: Memory) -> Tensor:
             rows = slice(0, n * batch)
             inputs[rows].unflatten(0, (n, batch))[..., : estimator.mel] = x
-            return estimator.velocity(
+            return compute(
                 inputs[rows],
                 None if positions is None else positions[rows],
                 table,

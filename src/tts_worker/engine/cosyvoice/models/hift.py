@@ -615,7 +615,6 @@ class Hift(nn.Module):
         fade = min(BLEND_FRAMES, end - emitted) * self.dims.frame_samples if has_tail else 0
         return WindowRow(frames, known, emitted, end, max(0, end - self.history), fade)
 
-    @torch.inference_mode()
     def window(
         self,
         mel: Tensor,
@@ -627,7 +626,7 @@ class Hift(nn.Module):
         noise: Noise,
         ends: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Continue streams with windows of one fixed size: the audio of ``stream`` up to rounding.
+        """Continue streams with windows of one fixed size: the audio of ``stream`` up to rounding. Needs no gradients.
 
         Streams of any lengths share a batch, and every length has the same shapes, so that there are few of them.
 
