@@ -9,10 +9,12 @@ from dataclasses import replace
 import pytest
 
 from tests.behaviour.table import FAST, LONG, BehaviourContext, behaviour
+from tests.fakes.tone_factory import FaultAt
 from tts_worker.audio.encoders import wav_header
 from tts_worker.audio.g711 import encode_mulaw
 from tts_worker.audio.resampler import Resampler
 from tts_worker.client import SessionOptions
+from tts_worker.engine.tone import Fault, ToneSettings
 from tts_worker.errors import InvalidRequest
 from tts_worker.types import ControlName, Ended, Outcome, PcmFrame, Words
 
@@ -120,6 +122,36 @@ async def _control_and_stop(context: BehaviourContext, rate_hz: int) -> None:
     again = await recorder.synthesize("Ok.")
     assert again.receipt.samples_sent == -(-native.receipt.samples_sent * rate_hz // 24_000)
     assert recorder.pcm[key] == pcm, "audio after STOP"
+
+
+@behaviour("formats", engine=ToneSettings(fault=FaultAt(Fault.FAIL, 60)))
+async def a_failure_reports_positions_at_the_rate(context: BehaviourContext) -> None:
+    for rate_hz in (8_000, 48_000):
+        frames, ended, _ = await synthesize(context, replace(FAST, sample_rate=rate_hz), LONG)
+        assert ended.outcome is Outcome.ERROR
+        receipt = ended.receipt
+        assert 0 < receipt.samples_sent == sum(frame.samples for frame in frames)
+        assert receipt.text_spoken + receipt.text_remaining == LONG
+        # Letters of the tone engine take 60 ms, and pauses as long at most; the last word may be cut.
+        sent_chars = receipt.samples_sent / (0.060 * rate_hz)
+        assert sent_chars / 2 - 10 < len(receipt.text_spoken) < 2 * sent_chars + 10
+        assert receipt.words[-1].start_sample < receipt.samples_sent
+
+
+@behaviour("formats")
+async def utterances_queue_at_8_and_48_khz(context: BehaviourContext) -> None:
+    for rate_hz in (8_000, 48_000):
+        recorder = await context.open(replace(FAST, sample_rate=rate_hz))
+        keys = []
+        for text in ("One two.", "Three.", "Four five six."):
+            keys.append(recorder.session.speak(text))
+            recorder.session.end_text()
+        for key, text in zip(keys, ("One two.", "Three.", "Four five six."), strict=True):
+            ended = await recorder.wait_ended(key)
+            assert ended.outcome is Outcome.DONE
+            assert ended.receipt.text_spoken == text
+            assert ended.receipt.samples_sent == len(recorder.pcm[key]) // 2
+            assert ended.receipt.words[-1].end_sample <= ended.receipt.samples_sent
 
 
 @behaviour("formats")

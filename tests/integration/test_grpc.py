@@ -59,6 +59,24 @@ async def test_48_khz_is_the_resampled_24_khz_audio() -> None:
         assert np.abs(one - two).max() < 400
 
 
+async def test_every_rate_has_whole_frames_and_the_same_times() -> None:
+    async with running_grpc_worker() as server:
+        times_ms = []
+        for rate_hz in (24_000, 8_000, 22_050, 44_100, 48_000):
+            name = str(rate_hz)
+            await server.start(name, **FAST, sample_rate=name)
+            call = await say(server, TEXT, session=name)
+            assert {len(frame.audio_data) for frame in call.frames} == {2 * rate_hz // 50}
+            assert {(frame.sample_rate, frame.frame_duration_ms) for frame in call.frames} == {(rate_hz, 20)}
+            assert call.frames[-1].receipt.samples_sent == len(call.pcm) // 2
+            words = [word for frame in call.frames for word in frame.words]
+            assert [word.start_ms for word in words] == [round(1000 * word.start_sample / rate_hz) for word in words]
+            times_ms.append([(word.text, word.start_ms) for word in words])
+        assert len(times_ms[0]) == len(TEXT.split())
+        for other in times_ms[1:]:
+            assert all(abs(a[1] - b[1]) <= 1 and a[0] == b[0] for a, b in zip(times_ms[0], other, strict=True))
+
+
 async def test_audio_starts_before_the_text_is_complete() -> None:
     async with running_grpc_worker() as server:
         await server.start(**FAST)
