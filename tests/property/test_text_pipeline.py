@@ -110,6 +110,20 @@ def test_segments_do_not_depend_on_the_split_of_the_stream(
     assert segments_of([data[i : i + 1] for i in range(len(data))], options, lexicon) == whole
 
 
+@settings(deadline=None, max_examples=150)
+@given(TEXTS, st.integers(1, 5), OPTIONS, LEXICONS)
+def test_segments_leave_as_early_as_from_whole_text(
+    text: str, size: int, options: TextOptions, lexicon: Lexicon | None
+) -> None:
+    """Deltas that are read together hold no segment back."""
+    pipeline = TextPipeline(options, lexicon)
+    count = 0
+    for place in range(0, len(text), size):
+        count += len(pipeline.feed(text[place : place + size]))
+        if place % 8 < size:  # the whole text is expensive
+            assert count == len(TextPipeline(options, lexicon).feed(text[: place + size]))
+
+
 @settings(deadline=None, max_examples=250)
 @given(TEXTS, st.lists(st.integers(0, 200), max_size=3), OPTIONS, LEXICONS, st.booleans())
 def test_segments_tile_the_text(

@@ -9,15 +9,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
 
 from tts_worker.text.characters import is_pictograph
-
-Push = Callable[[str, int], None]
-"""Takes a run of text and the offset of its first character in the original text.
-
-Every character of a run stands for one original character, and the originals are adjacent. Offsets strictly increase.
-"""
+from tts_worker.text.mapped_text import MappedText
 
 SOFT_SPACE = "\u200b"
 """Replaces dropped characters: a space if two words would otherwise be joined, else nothing."""
@@ -38,9 +32,9 @@ _SILENT = frozenset("\u034f\u115f\u1160\u3164\uffa0\ufffc\ufffd†‡" + _KEYCAP
 
 # Everything but characters in common use that are read aloud, and line feeds after a carriage return.
 _UNUSUAL = re.compile(
-    "[^\n -~\u00a1-\u00ac\u00ae-\u024f\u0300-\u034e\u0391-\u03a1\u03a3-\u0482\u048a-\u052f\u0e01-\u0e3a\u0e40-\u0e5b"
+    "[^ -~\u00a1-\u00ac\u00ae-\u024f\u0300-\u034e\u0391-\u03a1\u03a3-\u0482\u048a-\u052f\u0e01-\u0e3a\u0e40-\u0e5b"
     "\u2010-\u2015\u2018-\u201f\u2026\u20a0-\u20bf\u3001-\u3029\u3041-\u3096\u30a1-\u30ff\u3400-\u4dbf\u4e00-\u9fef"
-    "\uac00-\ud7a3\uff01-\uff5e]|(?<=\r)\n"
+    "\uac00-\ud7a3\uff01-\uff5e](?:(?<!\n)|(?<=\r\n))"
 )
 
 
@@ -61,72 +55,50 @@ def is_filtered(char: str) -> bool:
 
 
 class CharacterFilter:
-    """Pushes runs of the remaining characters to ``out``, with spaces as ``" "`` and line breaks as ``"\\n"``."""
+    """Appends the remaining characters to ``out``, with spaces as ``" "`` and line breaks as ``"\\n"``."""
 
-    def __init__(self, out: Push) -> None:
+    def __init__(self, out: MappedText) -> None:
         self._out = out
-        self._pending = ""  # possible base of an emoji
-        self._pending_at = 0
+        self._held = ""  # possible base of an emoji
+        self._held_at = 0
         self._after_return = False
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether the next character may be passed on without regard to the text before it."""
-        return not (self._pending or self._after_return)
-
     def push(self, text: str, start: int) -> None:
-        if self._pending:
-            if text[0] in _EMOJI_SELECTOR + _KEYCAP:
-                self._out(SOFT_SPACE, self._pending_at)
-                text = text[1:]
-                start += 1
-            else:
-                self._out(self._pending, self._pending_at)
-            self._pending = ""
-        elif self._after_return and text[0] == "\n":
-            text = text[1:]
-            start += 1
-        self._after_return = text[-1:] == "\r"
-        if not text:
-            return
+        """Take the next characters of the text, of which the first has the offset ``start``."""
+        if self._held:
+            text = self._held + text
+            start -= 1
+        begin = 1 if self._after_return and text[0] == "\n" else 0  # of the run that is not passed on yet
+        self._after_return = text[-1] == "\r"
+        end = len(text)
+        self._held = ""
         if text[-1] in _MAY_BECOME_EMOJI:
-            self._pending = text[-1]
-            text = text[:-1]
-            self._pending_at = start + len(text)
-        unusual = _UNUSUAL.search(text)
-        if unusual is None:
-            if text:
-                self._out(text, start)
-        else:
-            self._push_unusual(text, start, unusual.start())
-
-    def _push_unusual(self, text: str, start: int, first: int) -> None:
-        """Push ``text``, whose first unusual character is at ``first``."""
-        begin = 0  # of the run that is not pushed yet
-        for match in _UNUSUAL.finditer(text, first):
+            end -= 1
+            self._held = text[-1]
+            self._held_at = start + end
+        for match in _UNUSUAL.finditer(text, begin, end):
             place = match.start()
             char = text[place]
             replaced = _replacement(char)
             if replaced == char:
                 continue
-            end = place
+            last = place
             if char in _EMOJI_SELECTOR + _KEYCAP and place > begin and text[place - 1] in _MAY_BECOME_EMOJI:
-                end -= 1
+                last -= 1
                 replaced = SOFT_SPACE
-            if end > begin:
-                self._out(text[begin:end], start + begin)
+            if last > begin:
+                self._out.append(text[begin:last], start + begin)
             if replaced:
-                self._out(replaced, start + end)
+                self._out.append(replaced, start + last)
             begin = place + 1
-        if begin < len(text):
-            self._out(text[begin:], start + begin)
+        if begin < end:
+            self._out.append(text[begin:end], start + begin)
 
     def settle(self) -> None:
-        """Resolve the pending character as if the text ended here."""
-        if self._pending:
-            pending = self._pending
-            self._pending = ""
-            self._out(pending, self._pending_at)
+        """Resolve the held character as if the text ended here."""
+        if self._held:
+            self._out.append(self._held, self._held_at)
+            self._held = ""
 
 
 def _replacement(char: str) -> str:

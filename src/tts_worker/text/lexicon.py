@@ -9,7 +9,6 @@ Specification (grapheme, alias, phoneme).
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -18,7 +17,8 @@ from itertools import chain
 from tts_worker.errors import InvalidRequest
 from tts_worker.text.character_filter import is_filtered
 from tts_worker.text.characters import extends, is_unspaced
-from tts_worker.text.whitespace import TextSink
+from tts_worker.text.mapped_text import MappedText, Replacement
+from tts_worker.text.segmenter import Segmenter
 
 MAX_ENTRIES = 5000
 MAX_GRAPHEME_CHARS = 64
@@ -63,6 +63,11 @@ class Lexicon:
     def root(self) -> _Node:
         """Root of the search tree, which is expanded on demand."""
         return _Node(0, tuple(self))
+
+    @cached_property
+    def starts(self) -> re.Pattern[str]:
+        """A pattern of the first characters of all entries."""
+        return re.compile("[" + re.escape("".join({entry.grapheme[0] for entry in self})) + "]", re.IGNORECASE)
 
     def __len__(self) -> int:
         return sum(map(len, self._spellings.values()))
@@ -217,107 +222,82 @@ class _Node:
 
 
 class LexiconStage:
-    """Passes filtered text to ``out``, and lexicon matches as single units.
+    """Passes ``source`` to the segmenter, with lexicon matches as replacements.
 
-    Buffers at most ``MAX_GRAPHEME_CHARS + 1`` characters, and only while they can begin an entry.
+    Holds at most ``MAX_GRAPHEME_CHARS + 1`` characters, and only while they can begin an entry.
     """
 
-    def __init__(self, lexicon: Lexicon, out: TextSink) -> None:
+    def __init__(self, lexicon: Lexicon, out: Segmenter) -> None:
+        self.source = MappedText()  # what is not decided, and the character before it
+        self.source.append(" ", -1)
         self._root = lexicon.root
+        self._starts = lexicon.starts
         self._out = out
-        self._previous = " "
-        self._pending: list[tuple[str, int]] = []
-        self._nodes: list[_Node] = []  # nodes reached by the pending characters; exact spellings first
-        self._match: tuple[int, LexiconEntry] | None = None  # length and entry of the longest match so far
 
-    def push(self, text: str, start: int) -> None:
-        plain = 0  # characters before this place are passed on
-        for place, char in enumerate(text):
-            if self._nodes:
-                self._take(char, start + place)
-                plain = place + 1
-                continue
-            before = text[place - 1] if place > plain else self._previous
-            if self._is_word_boundary(before, char) and _next_nodes([self._root], char):
-                self._emit(text[plain:place], start + plain)
-                self._take(char, start + place)
-                plain = place + 1
-        self._emit(text[plain:], start + plain)
+    @property
+    def is_matching(self) -> bool:
+        """Whether text is held because it may begin an entry."""
+        return len(self.source.text) > 1
 
-    def _take(self, char: str, index: int) -> None:
-        """Take the next character of a possible match, or the first."""
-        todo = deque(((char, index),))
-        while todo:
-            char, index = todo.popleft()
-            if self._nodes:
-                if self._is_word_boundary(self._pending[-1][0], char):
-                    self._record_match()
-                next_nodes = _next_nodes(self._nodes, char)
-                self._pending.append((char, index))
-                if next_nodes:
-                    self._nodes = next_nodes
-                else:
-                    todo.extendleft(reversed(self._decide()))
-                continue
-            next_nodes = _next_nodes([self._root], char) if self._is_word_boundary(self._previous, char) else []
-            if next_nodes:
-                self._nodes = next_nodes
-                self._pending.append((char, index))
-            else:
-                self._emit(char, index)
-
-    def push_replacement(self, text: str, start: int, end: int, phonemes: str | None) -> None:
-        self.settle()
-        self._previous = text[-1]
-        self._out.push_replacement(text, start, end, phonemes)
+    def run(self, *, is_final: bool = False) -> None:
+        """Pass on what is decided; with ``is_final`` as if the text ended here."""
+        text = self.source.text
+        done = place = 1
+        while start := self._starts.search(text, place):
+            place = start.start()
+            begins_word = _is_word_boundary(text[place - 1], text[place])
+            match = self._match(place, is_final=is_final) if begins_word else _NO_MATCH
+            if match is None:
+                break
+            end, entry = match
+            if entry is not None:
+                self._out.source.extend(self.source, done, place)
+                written = text[place:end]
+                first = self.source.offset(place)
+                last = self.source.end_of(end - 1)
+                self._out.source.append_unit(Replacement(entry.alias or written, first, last, entry.phonemes))
+                done = end
+            place = max(end, place + 1)
+        else:
+            place = len(text)
+        self._out.source.extend(self.source, done, place)
+        self.source.cut(place - 1)
 
     def space_follows(self) -> None:
-        if not self._nodes:
+        """Tell the segmenter that a space or a line break precedes the next letter, unless text before it is held."""
+        self.run()
+        if not self.is_matching:
             self._out.space_follows()
 
-    def settle(self) -> None:
-        """Resolve pending characters as if the text ended here."""
-        while self._nodes:
-            self._record_match()
-            for char, index in self._decide():
-                self._take(char, index)
+    def _match(self, first: int, *, is_final: bool) -> tuple[int, LexiconEntry | None] | None:
+        """Return the end and the entry of the longest match at ``first``; None if the next text decides."""
+        text = self.source.text
+        nodes = [self._root]
+        found = _NO_MATCH
+        for place in range(first, len(text)):
+            if place > first and _is_word_boundary(text[place - 1], text[place]):
+                found = _longer(found, nodes, place)
+            nodes = _next_nodes(nodes, text[place])
+            if not nodes:
+                return found
+        return _longer(found, nodes, len(text)) if is_final else None
 
-    def _record_match(self) -> None:
-        for node in self._nodes:
-            if node.entry is not None:
-                self._match = (len(self._pending), node.entry)
-                return
 
-    def _decide(self) -> list[tuple[str, int]]:
-        """Emit the longest match, or one character without a match; return the characters to process again."""
-        pending = self._pending
-        self._pending = []
-        match = self._match
-        self._match = None
-        self._nodes = []
-        if match is None:
-            self._emit(*pending[0])
-            return pending[1:]
-        length, entry = match
-        written = "".join(char for char, _ in pending[:length])
-        alias = written if entry.alias is None else entry.alias
-        self._previous = written[-1]
-        self._out.push_replacement(alias, pending[0][1], pending[length - 1][1] + 1, entry.phonemes)
-        return pending[length:]
+_NO_MATCH: tuple[int, LexiconEntry | None] = (0, None)
 
-    def _emit(self, text: str, start: int) -> None:
-        if text:
-            self._previous = text[-1]
-            self._out.push(text, start)
 
-    @staticmethod
-    def _is_word_boundary(before: str, after: str) -> bool:
-        """Return whether a word may end between the two characters."""
-        if extends(after):
-            return False
-        if is_unspaced(before) or is_unspaced(after):
-            return True
-        return not ((before.isalnum() or before == "_") and (after.isalnum() or after == "_"))
+def _longer(found: tuple[int, LexiconEntry | None], nodes: list[_Node], end: int) -> tuple[int, LexiconEntry | None]:
+    """Return the match that ends at ``end``, exact spellings first; ``found`` if there is none."""
+    return next(((end, node.entry) for node in nodes if node.entry is not None), found)
+
+
+def _is_word_boundary(before: str, after: str) -> bool:
+    """Return whether a word may end between the two characters."""
+    if extends(after):
+        return False
+    if is_unspaced(before) or is_unspaced(after):
+        return True
+    return not ((before.isalnum() or before == "_") and (after.isalnum() or after == "_"))
 
 
 def _next_nodes(nodes: list[_Node], char: str) -> list[_Node]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import html
 import re
+from functools import cache
 
-from tts_worker.text.character_filter import PARAGRAPH, SOFT_SPACE, is_filtered
+from tts_worker.text.character_filter import SOFT_SPACE, is_filtered
 from tts_worker.text.characters import UNSPACED_CLASS
 
 ESCAPABLE = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
-SPACES = frozenset((" ", "\n", SOFT_SPACE, PARAGRAPH))
+SPACES = frozenset(" \n")
 BREAKING_TAGS = frozenset(
     (
         *("address", "article", "aside", "blockquote", "br", "break", "dd", "details", "div", "dl", "dt"),
@@ -26,103 +27,86 @@ CITATION = re.compile(r"\d{1,3}(?:[,–-] ?\d{1,3})*")
 
 # -- the start of a line ----------------------------------------------------------------------------------------------
 
+_BLANK = f"[ {SOFT_SPACE}]"
 INDENT = re.compile(f"[ {SOFT_SPACE}>]+")
-INDENT_AFTER_BULLET = re.compile(f"[ {SOFT_SPACE}]+")
-HASHES = re.compile("#{1,6}")
-MARKER = re.compile(rf"(?P<marks>([-+*•‣⁃_=])\2{{0,63}})[ {SOFT_SPACE}]{{0,64}}")
-DELIMITER = re.compile(r"[-:| ]{0,200}")
-NUMBER = re.compile(r"[0-9]{1,9}(?:[.)](?P<item> )?)?")
-CHECKBOX = re.compile(r"\[(?:[ xX](?:\](?P<whole> )?)?)?")
-CELL = re.compile(f"\\|(?P<blanks>[ {SOFT_SPACE}]{{0,64}})[-: {SOFT_SPACE}]{{0,128}}")
+INDENT_AFTER_BULLET = re.compile(f"{_BLANK}+")
+_RULE = rf"(?P<mark>[-+*•‣⁃_=])(?P=mark){{0,63}}{_BLANK}{{0,64}}"
+_TABLE_BORDER = r"-[- ]{1,64}[|:][-:| ]{0,200}"
+LINE_MARK = re.compile(
+    rf"(?P<empty>\n)|(?P<heading>#{{1,6}} )|(?P<bullet>[-+*•‣⁃]{_BLANK})|(?P<item>[0-9]{{1,9}}[.)] )|(?P<row>\|)"
+    rf"|(?P<rule>(?:#{{1,6}}|{_RULE}|{_TABLE_BORDER})(?=\n|\Z))"
+    r"|(?P<dot>[•‣⁃])|(?P<checkbox>\[[ xX]\] )|(?P<cut>(?:[0-9]{1,9}[.)]?|\[(?:[ xX]\]?)?)\Z)"
+)
+"""What begins a line. ``rule`` at the end of the stream may be the beginning of another mark; ``cut`` is only that."""
+CELL = re.compile(rf"\|(?P<blanks>{_BLANK}{{0,64}})[-: {SOFT_SPACE}]{{0,128}}")
 CLOSING_HASHES = re.compile("#[# ]{0,63}")
-INFO = {"~": re.compile(r"[^\n]{0,100}"), "`": re.compile(r"[^\n`]{0,100}")}
 RUN = re.compile(r"([*_~`])\1{0,63}")
+FENCE = re.compile(r"(`{3,64})[^\n`]{0,100}|(~{3,64})[^\n]{0,100}")
+CLOSING_FENCE = re.compile(rf"[ {SOFT_SPACE}>]{{0,32}}(?P<fence>`{{1,64}}|~{{1,64}})?{_BLANK}?")
 
 # -- URLs -------------------------------------------------------------------------------------------------------------
 
 TAIL = ".,;:!?'*_~("
 """Punctuation that belongs to the sentence at the end of a URL."""
 
-_PREFIXES = ("http://", "https://", "ftp://", "www.", "mailto:")
 URL_TAIL = re.compile(r"[.,;:!?'*_~(]{1,32}")
 _URL_STOPS = r"\x00- <>\"`{}|\\^\[\]"
 _URL_CHAR = rf"[!-~](?<![{_URL_STOPS}])|[^\W_](?<![{UNSPACED_CLASS}])"
 URL_CHAR = re.compile(rf"(?!\))(?:{_URL_CHAR})")
 URL_CHARS = re.compile(rf"(?:(?![.,;:!?'*_~()])(?:{_URL_CHAR}))*")
 AUTHORITY = re.compile(rf"(?:(?![/#?&=%()*~])(?:{_URL_CHAR})){{0,253}}")
-ANGLE_URL = re.compile(r"<(?:https?://|ftp://|(?=www\.[^\W_]))", re.IGNORECASE)
-CUT_ANGLE_URL = re.compile(
-    r"<(?:h(?:t(?:t(?:p(?:s?(?::/?)?)?)?)?)?|f(?:t(?:p(?::/?)?)?)?|w(?:w(?:w\.?)?)?)?\Z", re.IGNORECASE
+URL_PREFIX = re.compile(r"https?://|ftp://|www\.(?=[^\W_]|\Z)|mailto:", re.IGNORECASE)
+CUT_PREFIX = re.compile(
+    r"(?:h(?:t(?:t(?:p(?:s?(?::/?)?)?)?)?)?|f(?:t(?:p(?::/?)?)?)?|w(?:w(?:w\.?)?)?|m(?:a(?:i(?:l(?:to?)?)?)?)?)?\Z",
+    re.IGNORECASE,
 )
+"""The beginning of a prefix at the end of the stream."""
+
+# -- where plain text ends --------------------------------------------------------------------------------------------
 
 
-def _partial(text: str) -> str:
-    """Return a pattern for the proper beginnings of ``text`` (after its first character) at the end of the stream."""
-    pattern = r"\Z"
-    for char in reversed(text[1:-1]):
-        pattern = rf"(?:{re.escape(char)}{pattern}|\Z)"
-    return pattern
+@cache
+def marks(chars: str, *, urls: bool) -> re.Pattern[str]:
+    """Return the pattern of one of ``chars``, or the first letter of what may be a URL."""
+    letters = "hHfFwWmM" if urls else ""
+    if not chars + letters:
+        return re.compile("(?!)")
+    url = (
+        rf"|(?<=[hHfFwWmM])(?<![^\W_{UNSPACED_CLASS}].)"
+        r"(?:(?<=[hHfF])(?=[tT]|\Z)|(?<=[wW])(?=[wW]|\Z)|(?<=[mM])(?=[aA](?:[iI]|\Z)|\Z))"
+    )
+    # The class comes first, because the search for a class is fast.
+    return re.compile(
+        rf"[{chars}{letters}](?:(?<![!&{letters}])|(?<=!)(?=\[|\Z)|(?<=&)(?=[A-Za-z0-9#]|\Z){url if urls else ''})",
+        re.DOTALL,
+    )
 
 
-def _url_start() -> str:
-    """Return a pattern for a URL prefix at the start of a word, whole or cut off by the end of the stream."""
-    branches = []
-    for prefix in _PREFIXES:
-        first = prefix[0]
-        rest = re.escape(prefix[1:]) + (r"(?=[^\W_]|\Z)" if prefix == "www." else "")
-        branches.append(
-            rf"[{first}{first.upper()}](?<![^\W_{UNSPACED_CLASS}].)(?i:(?P<{_name(prefix)}>{rest})|{_partial(prefix)})"
-        )
-    return "|".join(branches)
-
-
-def _name(prefix: str) -> str:
-    return "url_" + prefix.rstrip(":/.")
-
-
-URL_KINDS = {_name(prefix): len(prefix) for prefix in _PREFIXES}
-"""Group of ``_url_start`` -> length of the prefix."""
-
-_MARKS = r"[\n\\\[\]<>|*_~`]|!(?=\[|\Z)|&(?=[A-Za-z0-9#]|\Z)"
-TEXT_MARKS = re.compile(_MARKS + "|" + _url_start(), re.DOTALL)
-HEADING_MARKS = re.compile(_MARKS + "|#|" + _url_start(), re.DOTALL)
-CODE_MARKS = re.compile(r"[\n`|#<]|" + _url_start(), re.DOTALL)
-"""Where plain text ends, by context. ``MARKS_WITHOUT_URLS`` is for text whose URLs are read."""
-MARKS_WITHOUT_URLS = {
-    TEXT_MARKS: re.compile(_MARKS),
-    HEADING_MARKS: re.compile(_MARKS + "|#"),
-    CODE_MARKS: re.compile(r"[\n`|#<]"),
-}
-PLAIN_MARKS = re.compile("[\n<]|" + _url_start(), re.DOTALL)
-"""For text without Markdown."""
-
-PLAIN_STOP = re.compile(
-    "[^ -~\u00c0-\u024f\u2013\u2014\u2018-\u201f\u2026\u4e00-\u9fef]|[0-9#*]\\Z|" + TEXT_MARKS.pattern, re.DOTALL
-)
-"""What text without any mark, URL or unusual character does not contain."""
+TEXT_MARKS = r"\n\\\[<|*_~`!&#"
+CODE_MARKS = r"\n<|`"
 
 # -- within a line ----------------------------------------------------------------------------------------------------
 
 ENTITY = re.compile(r"&(?P<name>[A-Za-z0-9#]{1,10})?(?P<end>;)?")
-REFERENCE = re.compile(rf"\[[^\[\n{PARAGRAPH}\]]{{0,60}}(?P<end>\])?")
+BRACKET_LIMIT = 203
+"""A bracket still open after this many characters is plain text."""
+BRACKET = re.compile(r"!?\[(?P<content>(?:[^\[\]\\\n]|\\.|\[[^\[\]\n]*\])*)(?P<end>\])?")
+REFERENCE = re.compile(r"\[[^\[\n\]]{0,60}(?P<end>\])?")
 _NAME_CHARS = r"[A-Za-z0-9\-:_.]"
 _ATTRIBUTE = rf"[A-Za-z]{_NAME_CHARS}*="
-_NO_LINE = rf"\n{PARAGRAPH}"
-_GAP = rf"""(?:[ ]|{_ATTRIBUTE}(?:"[^"<{_NO_LINE}]*"|'[^'<{_NO_LINE}]*'|[^ <>"'{_NO_LINE}]+(?=[ >])))*"""
-_CUT_ATTRIBUTE = rf"""[A-Za-z]{_NAME_CHARS}*(?:=(?:"[^"<{_NO_LINE}]*|'[^'<{_NO_LINE}]*|[^ <>"'{_NO_LINE}]*)?)?"""
+_GAP = rf"""(?:[ ]|{_ATTRIBUTE}(?:"[^"<\n]*"|'[^'<\n]*'|[^ <>"'\n]+(?=[ >])))*"""
+_CUT_ATTRIBUTE = rf"""[A-Za-z]{_NAME_CHARS}*(?:=(?:"[^"<\n]*|'[^'<\n]*|[^ <>"'\n]*)?)?"""
 _TAG_NAME = rf"(?P<name>[A-Za-z]{_NAME_CHARS}*)|/(?P<closed>{_NAME_CHARS}+)"
-TAG = re.compile(
-    rf"<(?:(?:{_TAG_NAME})(?P<attributes>[ ]{_GAP})?/?>|(?P<comment>[!?]--)|[!?][^>{_NO_LINE}]*>|\|[\w|\-/ ]*\|>)"
-)
+TAG = re.compile(rf"<(?:(?:{_TAG_NAME})(?P<attributes>[ ]{_GAP})?/?>|(?P<comment>[!?]--)|[!?][^>\n]*>|\|[\w|\-/ ]*\|>)")
 CUT_TAG = re.compile(
     rf"<(?:/?(?:[A-Za-z]|(?<=/){_NAME_CHARS}){_NAME_CHARS}*(?:[ ]{_GAP}(?:{_CUT_ATTRIBUTE})?)?/?"
-    rf"|/|[!?][^>{_NO_LINE}]*|\|[\w|\-/ ]*)?\Z"
+    rf"|/|[!?][^>\n]*|\|[\w|\-/ ]*)?\Z"
 )
 """A tag that is cut off by the end of the stream."""
 
 CLOSING_SPELL = re.compile(r"<(?:/(?:s(?:p(?:e(?:l(?:l {0,8}(?P<whole>>)?)?)?)?)?)?)?", re.IGNORECASE)
 PRONOUNCED = re.compile(
-    rf"(?P<content>[^<{_NO_LINE}]{{1,100}})(?:<(?:/(?:p(?:h(?:o(?:n(?:e(?:m(?:e(?P<whole>>)?)?)?)?)?)?)?)?)?)?",
+    r"(?P<content>[^<\n]{1,100})(?:<(?:/(?:p(?:h(?:o(?:n(?:e(?:m(?:e(?P<whole>>)?)?)?)?)?)?)?)?)?)?",
     re.IGNORECASE,
 )
 _BREAK_TIME = re.compile(r"(?<![\w-])time=[\"']?(\d{1,6}(?:\.\d{1,3})?)(ms|s)(?![\w.])", re.IGNORECASE)
@@ -130,14 +114,14 @@ _PHONEMES = re.compile(r"(?<![\w-])ph=(?:\"([^\"]*)\"|'([^']*)')", re.IGNORECASE
 _ALPHABET = re.compile(r"(?<![\w-])alphabet=[\"']?([\w-]+)", re.IGNORECASE)
 MAX_BREAK_MS = 10_000
 _MAX_PHONEMES = 100
-ADDRESS = re.compile(rf"<(?:mailto:)?(?=[A-Za-z]{_NAME_CHARS}*@)", re.IGNORECASE)
+ADDRESS = re.compile(
+    rf"<(?:mailto:)?(?P<address>[A-Za-z]{_NAME_CHARS}{{0,64}}@[\w.-]{{0,100}})(?P<whole>>)?", re.IGNORECASE
+)
 TAG_LIMIT = 301
 TARGET_LIMIT = 500
-TARGET_MARKS = re.compile(rf"[()\[\]< {_NO_LINE}]")
-_TITLE = re.compile(rf" {{1,64}}(?:\"[^\"\[\]<{_NO_LINE}]{{0,300}}\"|'[^'\[\]<{_NO_LINE}]{{0,300}}')? {{0,64}}\)")
-_CUT_TITLE = re.compile(
-    rf" {{1,64}}(?:\"[^\"\[\]<{_NO_LINE}]{{0,300}}(?:\" {{0,64}})?|'[^'\[\]<{_NO_LINE}]{{0,300}}(?:' {{0,64}})?)?\Z"
-)
+TARGET_MARKS = re.compile(r"[()\[\]< \n]")
+_TITLE = re.compile(r" {1,64}(?:\"[^\"\[\]<\n]{0,300}\"|'[^'\[\]<\n]{0,300}')? {0,64}\)")
+_CUT_TITLE = re.compile(r" {1,64}(?:\"[^\"\[\]<\n]{0,300}(?:\" {0,64})?|'[^'\[\]<\n]{0,300}(?:' {0,64})?)?\Z")
 
 
 def target_end(text: str, start: int) -> tuple[int, int]:
@@ -158,10 +142,11 @@ def target_end(text: str, start: int) -> tuple[int, int]:
             if not depth:
                 return match.end(), 0
         elif char == " " and depth == 1:
-            titled = _TITLE.match(text, match.start())
+            titled = _TITLE.match(text, match.start(), limit)
             if titled:
                 return titled.end(), 0
-            return (len(text), 1) if _CUT_TITLE.match(text, match.start()) else (-1, 0)
+            is_cut = len(text) < limit and _CUT_TITLE.match(text, match.start())
+            return (len(text), 1) if is_cut else (-1, 0)
         else:
             return -1, 0
     return min(len(text), limit), depth

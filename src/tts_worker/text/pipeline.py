@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NoReturn
 
 from tts_worker.errors import IllegalCommand, InvalidRequest
 from tts_worker.text.decoding import TextDecoder
@@ -18,7 +19,17 @@ from tts_worker.text.spoken_forms import SpokenForms
 from tts_worker.types import Boundary, Segment, UrlMode
 
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{1,8})*")
-_TAIL_PARTS = 4096
+_BLOCK_CHARS = 256
+"""Longer text is read in blocks: the stages copy what is left of a block with every segment."""
+
+# What may complete a segment: a mark with the space or ideograph after it, a line break, a tag, unusual characters.
+# Other text only does so if it grows too long. A comma completes no segment that is too short.
+_STRONG = "[^!-=?-~ \u00c0-\u024f\u4e00-\u9fff]|-.*-"
+_AFTER_MARK = "[^ \u4e00-\u9fff]*[ \u4e00-\u9fff]"
+_SENTENCE_END = re.compile(f"{_STRONG}|[.!?&]{_AFTER_MARK}")
+_CLAUSE_END = re.compile(f"{_STRONG}|[.!?&,;:|-]{_AFTER_MARK}")
+_MARK = re.compile("[^A-Za-z0-9 #*_`~()\\[\\]]")
+_WORD_END = re.compile("[^A-Za-z0-9]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +88,31 @@ class TextPipeline:
         pauses: dict[int, int] = {}  # length of the breaks in ms, by offset
         self._segmenter = Segmenter(options.segmenter_options(), options.language, pauses)
         self._lexicon = LexiconStage(lexicon, self._segmenter) if lexicon else None
+        after_filter = self._lexicon or self._segmenter
         self._filter = TextFilter(
-            self._lexicon or self._segmenter, markdown=options.markdown, urls=UrlMode(options.urls), pauses=pauses
+            after_filter.source,
+            after_filter.space_follows,
+            markdown=options.markdown,
+            urls=UrlMode(options.urls),
+            pauses=pauses,
         )
         self._spoken_forms = spoken_forms
-        self._parts: list[str] = []
-        self._tail: list[str] = []  # latest deltas, joined periodically since a delta may be one character
+        self._by_word = options.by_word or bool(lexicon)
+        # An entry that the text completes may replace a word by a longer one.
+        self._margin = options.first_max_chars // 6 if lexicon else 0
+        self._unread = ""
+        self._room = 0  # characters that complete no segment, unless they match one of the patterns
+        self._clause_room = 0  # of these, characters after which a comma completes none either
+        self._parts: list[str] = []  # of the text that is read
         self._length = 0
         self._ended = False
 
     @property
     def source(self) -> str:
         """The original text so far, which offsets index and playback reports split."""
-        if self._tail or len(self._parts) > 1:
-            self._parts = ["".join([*self._parts, *self._tail])]
-            self._tail.clear()
-        return self._parts[0] if self._parts else ""
+        if len(self._parts) > 1:
+            self._parts = ["".join(self._parts)]
+        return "".join([*self._parts, self._unread])
 
     @property
     def has_speech(self) -> bool:
@@ -105,12 +125,16 @@ class TextPipeline:
         Raises:
             IllegalCommand: Called after ``end``.
         """
-        self._check_open()
-        text = self._decoder.feed(delta)
-        if text:
-            self._filter.push(text, self._length)
-            self._append_source(text)
-        return self._pop_ready() if self._segmenter.ready else []
+        if self._ended:
+            self._reject()
+        self._unread = unread = self._unread + self._decoder.feed(delta)
+        length = len(unread)
+        if length <= self._room:
+            ends = _WORD_END if self._by_word else _CLAUSE_END if length > self._clause_room else _SENTENCE_END
+            if not ends.search(unread):
+                return []
+        self._read()
+        return self._pop_ready()
 
     def flush(self) -> list[Segment]:
         """Emit pending text without ending; half a character still waits for its other half.
@@ -118,7 +142,7 @@ class TextPipeline:
         Raises:
             IllegalCommand: Called after ``end``.
         """
-        self._check_open()
+        self._read()
         self._filter.flush()
         return self._finish(Boundary.FLUSH)
 
@@ -130,9 +154,11 @@ class TextPipeline:
         Raises:
             IllegalCommand: Called after ``end``.
         """
-        self._check_open()
+        self._read()
         self._filter.release_mark()
-        self._segmenter.finish_words()
+        self._run_stages()
+        is_matching = self._lexicon is not None and self._lexicon.is_matching
+        self._segmenter.finish_words(space_follows=self._filter.holds_space and not is_matching)
         return self._pop_ready()
 
     def end(self) -> list[Segment]:
@@ -143,12 +169,9 @@ class TextPipeline:
         Raises:
             IllegalCommand: Called twice.
         """
-        self._check_open()
+        self._unread += self._decoder.end()
+        self._read()
         self._ended = True
-        text = self._decoder.end()
-        if text:
-            self._filter.push(text, self._length)
-            self._append_source(text)
         self._filter.settle()
         return self._finish(Boundary.END)
 
@@ -158,23 +181,45 @@ class TextPipeline:
         Raises:
             IllegalCommand: Called after ``end``.
         """
-        self._check_open()
-        self._append_source(self._decoder.feed(delta))
-
-    def _check_open(self) -> None:
-        if self._ended:
-            raise IllegalCommand("the text of this utterance has ended; begin another utterance")
-
-    def _append_source(self, text: str) -> None:
+        self._read()
+        text = self._decoder.feed(delta)
+        self._parts.append(text)
         self._length += len(text)
-        self._tail.append(text)
-        if len(self._tail) == _TAIL_PARTS:
-            self._parts.append("".join(self._tail))
-            self._tail.clear()
+
+    def _reject(self) -> NoReturn:
+        raise IllegalCommand("the text of this utterance has ended; begin another utterance")
+
+    def _read(self) -> None:
+        """Run the text that has not been read through the stages."""
+        if self._ended:
+            self._reject()
+        text = self._unread
+        self._unread = ""
+        for place in range(0, len(text), _BLOCK_CHARS):
+            self._filter.push(text[place : place + _BLOCK_CHARS], self._length + place)
+            self._run_stages()
+        self._parts.append(text)
+        self._length += len(text)
+        self._find_room()
+
+    def _run_stages(self) -> None:
+        if self._lexicon is not None:
+            self._lexicon.run()
+        self._segmenter.run()
+
+    def _find_room(self) -> None:
+        undecided = self._filter.undecided
+        if undecided is None or _MARK.search(undecided):
+            self._room = 0
+            return
+        held = len(undecided) if self._lexicon is None else len(undecided) + len(self._lexicon.source.text)
+        self._room = self._segmenter.room - held - self._margin
+        self._clause_room = self._segmenter.clause_room - held
 
     def _finish(self, boundary: Boundary) -> list[Segment]:
-        if self._lexicon:
-            self._lexicon.settle()
+        if self._lexicon is not None:
+            self._lexicon.run(is_final=True)
+        self._segmenter.run()
         self._segmenter.finish(boundary, self._length)
         return self._pop_ready()
 

@@ -8,140 +8,122 @@ break of a long line.
 from __future__ import annotations
 
 import re
-from typing import Protocol
+from collections.abc import Callable
 
 from tts_worker.text.character_filter import BREAK, PARAGRAPH, SOFT_SPACE
 from tts_worker.text.characters import is_unspaced
+from tts_worker.text.mapped_text import UNIT, MappedText
 
 WRAP_CHARS = 40
 """A line of this length without a final stop is wrapped, not ended, if the next line begins in lower case."""
 
 _STOPS = frozenset(".!?…:;。！？：；।؟۔)\"'”»")
-_CLOSE_UP = frozenset(".,;:!?)。，；：！？、")
-_GAPS = frozenset((" ", "\n", SOFT_SPACE, PARAGRAPH, BREAK))
-_NO_SPACE_BEFORE = _GAPS | {","}
-# A space between two words needs no decision.
-_GAP = re.compile(f" (?=[, \n{SOFT_SPACE}{PARAGRAPH}]|\\Z)|[\n{SOFT_SPACE}{PARAGRAPH}{BREAK}]")
-
-
-class TextSink(Protocol):
-    """Takes filtered text: single spaces, ``"\\n"`` only at the end of a paragraph, and ``BREAK``."""
-
-    def push(self, text: str, start: int) -> None:
-        """Take a run of text that begins at ``start`` in the original text."""
-        ...
-
-    def push_replacement(self, text: str, start: int, end: int, phonemes: str | None) -> None:
-        """Take ``text`` as one unit that replaces the original characters ``[start, end)``."""
-        ...
-
-    def space_follows(self) -> None:
-        """Announce that a space or a line break precedes the next letter, before it is known which."""
-        ...
+_CLOSE_UP = ".,;:!?)。，；：！？、"
+_GAPS = f" \n{SOFT_SPACE}{PARAGRAPH}"
+# A single space between two words needs no decision.
+_GAP = re.compile(
+    f"[{_GAPS}{BREAK}](?:(?<={BREAK})"
+    f"|(?:(?<! )|(?<=\\A )|(?<={BREAK} )|(?=[{re.escape(_CLOSE_UP)}{_GAPS}{BREAK}]|\\Z))[{_GAPS}]*)"
+)
+_LINE_END = re.compile(f"[\n{PARAGRAPH}]")
 
 
 class WhitespaceFilter:
-    """Pushes text with normalized whitespace to ``out``."""
+    """Passes ``source`` to ``out`` with normalized whitespace.
 
-    def __init__(self, out: TextSink) -> None:
+    ``out`` gets single spaces, ``"\\n"`` only at the end of a paragraph, and ``BREAK``.
+
+    Args:
+        out: The source of the next stage.
+        space_follows: Called when a space or line break precedes the next letter, before it is known which.
+    """
+
+    def __init__(self, out: MappedText, space_follows: Callable[[], None]) -> None:
+        self.source = MappedText()
         self._out = out
-        self._last_char = "\n"  # the last emitted character
-        self._pending = ""  # pending break: SOFT_SPACE < " " < line feed
-        self._pending_at = -1
+        self._space_follows = space_follows
+        self._last_char = "\n"  # the last one passed on
         self._line_chars = 0
 
-    def push(self, text: str, start: int) -> None:
+    def run(self, *, is_final: bool = False) -> None:
+        """Pass on what is decided; with ``is_final`` as if the text ended here."""
+        text = self.source.text
         at = 0
-        length = len(text)
-        while at < length:
-            first = at
-            if self._pending:
-                if self._pending == " " and self._pending_at == start + at - 1 and text[at] not in _NO_SPACE_BEFORE:
-                    self._pending = ""
-                    if at:
-                        first = at - 1
-                    else:  # emit the space with the word after it
-                        text = " " + text
-                        start -= 1
-                        length += 1
-                        at = 1
-                elif text[at] not in _GAPS:
-                    self._decide(text[at], start + at)
-            if text[at] in _GAPS:
-                self._push_gap(text[at], start + at)
-                at += 1
-                continue
-            gap = _GAP.search(text, at)
-            end = gap.start() if gap else length
-            self._last_char = text[end - 1]
-            self._line_chars += end - first
-            self._out.push(text[first:end] if first or end < length else text, start + first)
-            at = end
-            if at == length - 1 and text[at] == " ":  # the common end of a delta
-                self._out.space_follows()
-                self._pending = " "
-                self._pending_at = start + at
-                return
-
-    def push_replacement(self, text: str, start: int, end: int, phonemes: str | None) -> None:
-        """Push ``text`` as one unit that replaces the original characters ``[start, end)``."""
-        if self._pending:
-            self._decide(text[0], start)
-        self._last_char = text[-1]
-        self._line_chars += len(text)
-        self._out.push_replacement(text, start, end, phonemes)
-
-    def settle(self) -> None:
-        """Emit a pending space with the text before it; more text may follow."""
-        if self._pending in (" ", "\n"):
-            self._out.push(" ", self._pending_at)
-            self._last_char = " "
-        self._pending = ""
-
-    def _push_gap(self, char: str, index: int) -> None:
-        if char == SOFT_SPACE:
-            self._defer(char, index, over=("",))
-        elif char == " ":
-            self._defer(char, index, over=("", SOFT_SPACE))
-        elif char == BREAK:
-            self._pending = ""
-            self._line_chars = 0
-            self._last_char = "\n"
-            self._out.push(char, index)
-        elif char == PARAGRAPH:
-            self._paragraph(self._pending_at if self._pending == "\n" else index)
-        elif self._pending == "\n":  # a second break: an empty line
-            self._paragraph(self._pending_at)
-        elif self._line_chars < WRAP_CHARS or self._last_char in _STOPS:
-            self._paragraph(index)
+        for gap in _GAP.finditer(text):
+            first, last = gap.span()
+            if at < first:
+                self._pass_on(at, first)
+            at = last
+            if text[first] == BREAK:
+                self._emit(BREAK, first)
+                self._last_char = "\n"
+                self._line_chars = 0
+            elif not self._resolve(first, last, is_final=is_final):
+                at = first
+                break
         else:
-            self._defer(char, index, over=("", SOFT_SPACE, " "))
+            if at < len(text):
+                self._pass_on(at, len(text))
+                at = len(text)
+        self.source.cut(at)
 
-    def _defer(self, kind: str, index: int, over: tuple[str, ...]) -> None:
-        if self._last_char not in " \n" and self._pending in over:
-            if self._pending in ("", SOFT_SPACE) and kind != SOFT_SPACE:
-                self._out.space_follows()
-            self._pending = kind
-            self._pending_at = index
+    def _pass_on(self, first: int, last: int) -> None:
+        self._out.extend(self.source, first, last)
+        char = self.source.text[last - 1]
+        self._last_char = self.source.replacement(last - 1).text[-1] if char == UNIT else char
+        self._line_chars += last - first
 
-    def _paragraph(self, index: int) -> None:
-        self._pending = ""
-        self._line_chars = 0
-        if self._last_char != "\n":
-            self._last_char = "\n"
-            self._out.push("\n", index)
+    def _emit(self, char: str, place: int) -> None:
+        self._out.append(char, self.source.offset(place))
+        self._last_char = char
+        self._line_chars += 1
 
-    def _decide(self, char: str, index: int) -> None:
-        kind = self._pending
-        place = self._pending_at
-        self._pending = ""
-        if kind == SOFT_SPACE:
-            joins = self._last_char.isalnum() and char.isalnum()
-            if joins and not (is_unspaced(self._last_char) and is_unspaced(char)):
-                self._out.push(" ", place)
-        elif kind == "\n":
+    def _resolve(self, first: int, last: int, *, is_final: bool) -> bool:
+        """Pass on what the gap ``[first, last)`` becomes, or return False if the text after it must arrive first."""
+        text = self.source.text
+        gap = text[first:last]
+        begins_line = self._last_char in " \n"
+        line_end = _LINE_END.search(gap)
+        has_space = " " in (gap[: line_end.start()] if line_end else gap)
+        may_wrap = (
+            line_end is not None
+            and line_end.group() == "\n"
+            and self._line_chars >= WRAP_CHARS
+            and self._last_char not in _STOPS
+        )
+        if (has_space or may_wrap) and not begins_line:
+            self._space_follows()
+        if line_end is not None and not (may_wrap and not _LINE_END.search(gap, line_end.end())):
+            if self._last_char != "\n":
+                self._emit("\n", first + line_end.start())
             self._line_chars = 0
-            self._out.push(" " if char.islower() else "\n", place)
-        elif not (char == "," or (char in _CLOSE_UP and index > place + 1)):
-            self._line_chars += 1
-            self._out.push(" ", place)
+            return True
+        following = text[last : last + 1]
+        if not following and not is_final:
+            return False
+        if begins_line or following == BREAK:
+            return True
+        if line_end is not None:
+            self._emit(" " if not following or following.islower() else "\n", first + line_end.start())
+            self._line_chars = 0
+        elif has_space:
+            place = first + gap.index(" ")
+            if not self._closes_up(following, place, last):
+                self._emit(" ", place)
+        elif self._joins(following, last):
+            self._emit(" ", first)
+        return True
+
+    def _closes_up(self, following: str, place: int, last: int) -> bool:
+        """Return whether the space at ``place`` is dropped before a comma, or a mark that lost the text before it."""
+        if not following or following not in _CLOSE_UP:
+            return False
+        return following == "," or self.source.offset(last) > self.source.offset(place) + 1
+
+    def _joins(self, following: str, last: int) -> bool:
+        """Return whether dropped characters leave two words without a space between them."""
+        if following == UNIT:
+            following = self.source.replacement(last).text[0]
+        if not (self._last_char.isalnum() and following.isalnum()):
+            return False
+        return not (is_unspaced(self._last_char) and is_unspaced(following))
