@@ -41,6 +41,9 @@ MAX_GAIN_DB = 20.0
 TIME_LIMIT_S = 10.0
 """A voice that takes longer to speak the sentence keeps its level: late speech is worse than quiet speech."""
 
+_ATTEMPTS = 3
+"""Failed measurements, such as by a fault of the engine, after which a voice keeps its level."""
+
 _generations = itertools.count(1)
 _WINDOW_SAMPLES = SAMPLE_RATE_HZ
 _MAX_SAMPLES = 20 * SAMPLE_RATE_HZ
@@ -68,6 +71,7 @@ class VoiceLoudness:
         self._time_limit_s = time_limit_s
         self._gains: dict[tuple[str, str], float] = {}
         self._measurements: dict[tuple[str, str], _Measurement] = {}
+        self._failures: dict[tuple[str, str], int] = {}
 
     def gain(self, engine: str, voice: str) -> float:
         """Return the linear gain of a voice, 1.0 if it is not known."""
@@ -88,7 +92,7 @@ class VoiceLoudness:
             self.measure(name, engine, params, lambda: None)
 
     def measure(self, name: str, engine: CommandPort, params: SynthesisParams, on_known: Callable[[], None]) -> None:
-        """Measure a voice unless that is under way, and call ``on_known`` once its gain is fixed.
+        """Measure a voice unless that is under way, and call ``on_known`` when that has ended.
 
         Args:
             name: Name of the engine.
@@ -108,23 +112,29 @@ class VoiceLoudness:
     def _on_measured(self, key: tuple[str, str], lufs: float | None) -> None:
         measurement = self._measurements.pop(key, None)
         if measurement is None:
-            return  # the engine was removed
+            return  # the voice or the engine was removed
         engine, voice = key
-        if lufs is None:
+        if lufs is None or math.isinf(lufs):
             log.warning("the loudness of voice %s of engine %s could not be measured; its level stays", voice, engine)
         else:
             log.info("voice %s of engine %s has %.1f LUFS", voice, engine, lufs)
-        self.set_loudness(engine, voice, -math.inf if lufs is None else lufs)
+        if lufs is None:
+            self._failures[key] = self._failures.get(key, 0) + 1
+        if lufs is not None or self._failures[key] == _ATTEMPTS:
+            self.set_loudness(engine, voice, -math.inf if lufs is None else lufs)
         for on_known in measurement.waiting:
             on_known()
 
     def forget(self, engine: str, voice: str | None = None) -> None:
         """Forget a voice that was deleted, or all voices of an engine that is unloaded."""
-        forgotten = [key for key in (*self._gains, *self._measurements) if key[0] == engine and voice in (None, key[1])]
-        for key in forgotten:
+        known = (*self._gains, *self._failures, *self._measurements)
+        for key in [key for key in known if key[0] == engine and voice in (None, key[1])]:
             self._gains.pop(key, None)
+            self._failures.pop(key, None)
             if (measurement := self._measurements.pop(key, None)) is not None:
                 measurement.cancel()
+                for on_known in measurement.waiting:
+                    on_known()
 
 
 class _Measurement:
@@ -148,7 +158,7 @@ class _Measurement:
         self._key = UtteranceKey(f"loudness-{params.voice}", next(_generations))
         self._audio: list[bytes] = []
         self._samples = 0
-        self._timer = asyncio.get_running_loop().call_later(time_limit_s, self._finish)
+        self._timer = asyncio.get_running_loop().call_later(time_limit_s, self._finish, -math.inf)
         engine.subscribe(self._key.session, self._on_event)
         engine.post(Open(self._key, params, _WINDOW_SAMPLES, paced=True))
         for segment in segments:
@@ -161,24 +171,27 @@ class _Measurement:
                 self._audio.append(event.pcm)
                 self._samples += event.samples
                 if self._samples > _MAX_SAMPLES:  # a voice that does not end
-                    self._finish()
+                    self._finish(-math.inf)
                 else:
                     self._engine.post(Credit(self._key, event.samples))
             case Failed():
                 log.warning("the loudness of voice %s: %s", self._key.session, event.error.message)
-                self._finish()
+                self._finish(None)
             case Done():
-                self.cancel()
+                self._close()
                 measured = asyncio.get_running_loop().run_in_executor(None, _lufs, b"".join(self._audio))
                 measured.add_done_callback(lambda done: self._on_done(done.result()))
 
-    def _finish(self) -> None:
-        self._engine.post(Cancel(self._key))
+    def _finish(self, lufs: float | None) -> None:
         self.cancel()
-        self._on_done(None)
+        self._on_done(lufs)
 
     def cancel(self) -> None:
-        """Ignore the engine from now on."""
+        """End the utterance without a result."""
+        self._engine.post(Cancel(self._key))
+        self._close()
+
+    def _close(self) -> None:
         self._timer.cancel()
         self._engine.unsubscribe(self._key.session)
 
@@ -219,10 +232,13 @@ class LoudnessPort:
         """Whether the voice of a command must be measured first; measures it."""
         if not isinstance(command, Open) or self._loudness.is_known(self._name, command.params.voice):
             return False
-        self._loudness.measure(self._name, self._engine, command.params, self._release)
+        self._loudness.measure(self._name, self._engine, command.params, partial(self._release, command.key))
         return True
 
-    def _release(self) -> None:
+    def _release(self, key: UtteranceKey) -> None:
+        """Post what waited for the measurement, also for a failed one; then what need not wait."""
+        if self._held and not self._is_closed and self._held[0].key == key:
+            self._engine.post(self._held.popleft())
         while self._held and not self._is_closed:
             if self._must_wait(self._held[0]):
                 return

@@ -135,16 +135,31 @@ async def test_each_new_voice_of_a_session_is_measured() -> None:
     assert engine.of("s") == commands
 
 
-async def test_a_failed_measurement_leaves_the_level() -> None:
+async def test_a_failed_measurement_is_repeated_and_delays_no_text() -> None:
+    engine = RecordingEngine()
+    loudness = VoiceLoudness(TARGET_LUFS, segments)
+    port = LoudnessPort("e", engine, loudness)
+    for generation in range(1, 6):
+        for command in utterance("s", generation):
+            port.post(command)
+        if generation <= 3:
+            assert len(engine.measurements) == generation
+            engine.emit(Failed(engine.measurements[-1], ErrorInfo(ErrorCode.SYNTHESIS_FAILED, "no audio")))
+        assert engine.of("s")[-3:] == utterance("s", generation)
+        assert loudness.gain("e", "a") == 1.0
+    assert len(engine.measurements) == 3  # then the level stays
+
+
+async def test_deleting_a_voice_ends_the_wait_for_it() -> None:
     engine = RecordingEngine()
     loudness = VoiceLoudness(TARGET_LUFS, segments)
     port = LoudnessPort("e", engine, loudness)
     for command in utterance("s", 1):
         port.post(command)
-    engine.emit(Failed(engine.measurements[0], ErrorInfo(ErrorCode.SYNTHESIS_FAILED, "no audio")))
-    await until(lambda: engine.of("s"))
-    assert engine.of("s") == utterance("s", 1)
-    assert (loudness.gain("e", "a"), loudness.is_known("e", "a")) == (1.0, True)
+    loudness.forget("e", "a")
+    assert engine.of("s") == utterance("s", 1)  # the engine reports that the voice is gone
+    assert Cancel(engine.measurements[0]) in engine.commands
+    assert not engine.callbacks
 
 
 async def test_a_measurement_ends_at_its_time_limit() -> None:
