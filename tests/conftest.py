@@ -6,8 +6,9 @@ import asyncio
 import gc
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,6 +91,17 @@ class _ModuleOfAnExtra(pytest.Module):
             if not (isinstance(missing, ModuleNotFoundError) and missing.name in WITHOUT_TORCH):
                 raise
         pytest.skip(f"needs {missing.name}: pip install 'tts-worker[cosyvoice]'", allow_module_level=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """Skip a test that finds out late that PyTorch is not installed."""
+    try:
+        return (yield)
+    except ModuleNotFoundError as error:
+        if error.name in WITHOUT_TORCH and find_spec(error.name) is None:
+            pytest.skip(f"needs {error.name}: pip install 'tts-worker[cosyvoice]'")
+        raise
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:

@@ -8,6 +8,7 @@ they do not disturb each other; the first folder on ``sys.path`` is imported.
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
 import importlib.metadata
 import sys
@@ -56,28 +57,28 @@ def installed_builds(names: Iterable[str] = BUILDS) -> list[Build]:
             distribution = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-        files = [
-            file
-            for file in distribution.files or ()
-            if file.parts[0] == PACKAGE and file.suffix != ".pyc" and "__pycache__" not in file.parts
+        folder = Path(str(distribution.locate_file(PACKAGE)))
+        intact = [
+            _is_as_installed(folder.parent / file, recorded_hash, recorded_size)
+            # Not distribution.files, which leaves out missing files since Python 3.12.
+            for file, recorded_hash, recorded_size in csv.reader((distribution.read_text("RECORD") or "").splitlines())
+            if file.startswith(f"{PACKAGE}/") and not file.endswith(".pyc")
         ]
-        if files:
-            changed = sum(not _is_as_installed(file) for file in files)
-            folder = Path(str(distribution.locate_file(PACKAGE)))
-            builds.append(Build(name, distribution.version, folder.resolve(), changed, len(files)))
+        if intact:
+            builds.append(Build(name, distribution.version, folder.resolve(), intact.count(False), len(intact)))
     return builds
 
 
-def _is_as_installed(file: importlib.metadata.PackagePath) -> bool:
-    path = Path(str(file.locate()))
+def _is_as_installed(path: Path, recorded_hash: str, recorded_size: str) -> bool:
+    """Compare a file with its line of ``RECORD``; the hash is ``sha256=...`` in URL-safe Base64, or empty."""
     try:
         size = path.stat().st_size
-        if file.size is not None and size != file.size:
+        if recorded_size and size != int(recorded_size):
             return False
-        if file.hash is None or file.hash.mode != "sha256" or size > _MAX_HASHED_BYTES:
+        if not recorded_hash.startswith("sha256=") or size > _MAX_HASHED_BYTES:
             return True
         digest = base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).rstrip(b"=").decode()
-        return digest == file.hash.value
+        return recorded_hash == f"sha256={digest}"
     except OSError:
         return False
 
