@@ -98,7 +98,7 @@ class VoiceLoudness:
             name: Name of the engine.
             engine: The engine.
             params: Selects the voice; speed, seed and instruction are ignored.
-            on_known: Called in a later iteration of the event loop, or never if the engine is removed.
+            on_known: Called in a later iteration of the event loop, or when the voice is forgotten.
         """
         key = (name, params.voice)
         if key not in self._measurements:
@@ -158,6 +158,7 @@ class _Measurement:
         self._key = UtteranceKey(f"loudness-{params.voice}", next(_generations))
         self._audio: list[bytes] = []
         self._samples = 0
+        self._is_cancelled = False
         self._timer = asyncio.get_running_loop().call_later(time_limit_s, self._finish, -math.inf)
         engine.subscribe(self._key.session, self._on_event)
         engine.post(Open(self._key, params, _WINDOW_SAMPLES, paced=True))
@@ -180,7 +181,11 @@ class _Measurement:
             case Done():
                 self._close()
                 measured = asyncio.get_running_loop().run_in_executor(None, _lufs, b"".join(self._audio))
-                measured.add_done_callback(lambda done: self._on_done(done.result()))
+                measured.add_done_callback(self._on_measured)
+
+    def _on_measured(self, done: asyncio.Future[float]) -> None:
+        if not self._is_cancelled:
+            self._on_done(done.result())
 
     def _finish(self, lufs: float | None) -> None:
         self.cancel()
@@ -188,6 +193,7 @@ class _Measurement:
 
     def cancel(self) -> None:
         """End the utterance without a result."""
+        self._is_cancelled = True
         self._engine.post(Cancel(self._key))
         self._close()
 
