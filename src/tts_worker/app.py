@@ -258,7 +258,7 @@ def _hub_config(settings: Settings) -> HubConfig:
         max_utterance_chars=session.max_utterance_chars,
         max_queued_utterances=session.max_queued_utterances,
         timeouts=SessionTimeouts(session.pause_timeout_s, session.text_idle_timeout_s, session.flush_after_ms / 1000),
-        loudness_lufs=None if session.loudness == "off" else session.loudness,
+        loudness_lufs=session.loudness,
         text=TextOptions(markdown=text.markdown, urls=text.urls),
         lexicon=_server_lexicon(text),
         normalise=text.normalise,

@@ -68,7 +68,8 @@ async def test_cosyvoice_is_measured_before_its_first_utterance(monkeypatch: pyt
 
 
 def test_a_level_out_of_range_is_refused() -> None:
-    assert load_settings(flags={"session": {"loudness": False}}).session.loudness == "off"  # YAML's "off"
+    for off in (False, "off", None):  # YAML reads off as false
+        assert load_settings(flags={"session": {"loudness": off}}).session.loudness is None
     for wrong in (0, -99, "loud", True):
         with pytest.raises(ConfigError, match=r"session\.loudness"):
             load_settings(flags={"session": {"loudness": wrong}})

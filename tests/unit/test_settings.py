@@ -123,6 +123,7 @@ def test_replaced_section_of_the_file_is_ignored(tmp_path: Path) -> None:
         ("server: {host: 0.0.0.0}", "set api_keys"),
         ("server: {host: 0.0.0.0, api_keys: [short]}", "8 characters"),
         ("session: {lead_ms: -1}", "session.lead_ms"),
+        ("grpc: {sample_rate_hz: 22050, frame_ms: 10}", "whole number of samples"),
         ("engines: {}", "engines"),
         ("engines: {a: {kind: magic}}", "engines.a"),
         ("engines: {a: {kind: hibari, threads: 0}}", "threads"),

@@ -127,7 +127,7 @@ class SessionSettings(Section):
         lead_ms: Playout lead: audio sent ahead of playback.
         window_ms: Audio generated ahead of what was sent.
         flush_after_ms: Text pause after which words without punctuation are spoken; 0 waits for punctuation.
-        loudness: Integrated loudness of every voice in LUFS (EBU R 128); ``off`` leaves the level of the engines.
+        loudness: Integrated loudness of every voice in LUFS (EBU R 128); ``off`` (None) leaves the level alone.
     """
 
     max_sessions: int = Field(64, ge=1, le=100_000)
@@ -140,7 +140,7 @@ class SessionSettings(Section):
     pause_timeout_s: Seconds = 30.0
     text_idle_timeout_s: Seconds = 300.0
     flush_after_ms: Milliseconds = 400.0
-    loudness: Annotated[float, Field(ge=-36, le=-10)] | Literal["off"] = -16.0
+    loudness: Annotated[float, Field(ge=-36, le=-10)] | None = -16.0
     max_message_chars: int = Field(100_000, ge=1)
     max_messages_per_s: Annotated[float, Field(ge=10, le=1_000_000)] = 1_000.0
     max_utterance_chars: int = Field(200_000, ge=1)
@@ -149,7 +149,7 @@ class SessionSettings(Section):
     @field_validator("loudness", mode="before")
     @classmethod
     def _off(cls, value: object) -> object:
-        return "off" if value is False else value  # YAML reads off as false
+        return None if value is False or value == "off" else value  # YAML reads off as false
 
     @model_validator(mode="after")
     def _order(self) -> SessionSettings:
@@ -199,7 +199,7 @@ class GrpcSettings(Section):
     cosyvoice_port: int | None = Field(None, ge=0, le=65_535)
     tls_certificate: Path | None = None
     tls_key: Path | None = None
-    sample_rate_hz: Literal[8_000, 16_000, 24_000, 32_000, 48_000] = 48_000
+    sample_rate_hz: Literal[8_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000] = 48_000
     frame_ms: Annotated[int, Field(ge=10, le=100, multiple_of=10)] = 20
     pause_timeout_s: Seconds | None = None
     session_idle_s: Seconds = 600.0
@@ -209,6 +209,12 @@ class GrpcSettings(Section):
     def _check_tls(self) -> GrpcSettings:
         if self.tls_key is not None and self.tls_certificate is None:
             raise ValueError("tls_key requires tls_certificate")
+        return self
+
+    @model_validator(mode="after")
+    def _check_frame(self) -> GrpcSettings:
+        if self.sample_rate_hz * self.frame_ms % 1000:
+            raise ValueError(f"frame_ms must hold a whole number of samples at {self.sample_rate_hz} Hz, as 20 does")
         return self
 
 
