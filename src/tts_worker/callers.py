@@ -26,6 +26,26 @@ class ApiScope(str, Enum):
 ALL_SCOPES = frozenset(ApiScope)
 
 
+class MinuteQuota:
+    """A token bucket: ``per_minute`` units at most, refilled evenly. Sans-IO: times are of one monotonic clock."""
+
+    def __init__(self, per_minute: float, now_s: float) -> None:
+        self.per_minute = per_minute
+        self._capacity = max(1.0, per_minute)
+        self._units = self._capacity
+        self._updated_s = now_s
+
+    def wait_s(self, now_s: float) -> float:
+        """Return 0 if a unit is available, else the seconds until one is."""
+        self._units = min(self._capacity, self._units + (now_s - self._updated_s) * self.per_minute / 60)
+        self._updated_s = now_s
+        return max(0.0, (1 - self._units) * 60 / self.per_minute)
+
+    def charge(self, units: float) -> None:
+        """Take units. More than are available are a debt, which the next request waits for."""
+        self._units -= units
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The authenticated caller.
@@ -37,6 +57,7 @@ class Caller:
         max_voices: Voices that may be stored with this key; None for no limit.
         max_recording_bytes: Size of a recording of a voice; None for the worker's limit.
         transport: Name of the transport.
+        characters_per_minute: Text that the key may have spoken; None for no limit.
     """
 
     key: str | None = None
@@ -45,6 +66,7 @@ class Caller:
     transport: str = "local"
     max_voices: int | None = None
     max_recording_bytes: int | None = None
+    characters_per_minute: float | None = None
 
     def require(self, scope: ApiScope) -> None:
         """Check a permission; raises Forbidden."""

@@ -72,7 +72,8 @@ async def test_scopes_limit_a_key(tmp_path: Path) -> None:
             assert (await speak(client, key)).status_code == speaks
             answer = await client.post("/inference_cross_lingual", headers=bearer(key), **form)
             assert answer.status_code == enrols
-        assert (await client.get("/health/ready")).status_code == 200, "health needs no key"
+        for path in ("/health", "/health/ready"):
+            assert (await client.get(path)).status_code == 200, "health needs no key"
 
 
 async def test_only_admin_keys_load_and_unload_models(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -143,6 +144,32 @@ async def test_requests_per_minute_over_http(tmp_path: Path) -> None:
         codes = [(await speak(client, APP)).status_code for _ in range(4)]
         assert codes == [200, 200, 200, 429]
         assert (await speak(client, OPERATOR)).status_code == 200
+
+
+async def test_characters_per_minute_refuse_the_next_utterance(tmp_path: Path) -> None:
+    file = key_file(tmp_path, characters_per_minute=4)
+    headers = {"additional_headers": bearer(APP)}
+    async with (
+        serving(server={"key_file": str(file)}) as address,
+        httpx.AsyncClient(base_url=f"http://{address}") as client,
+        dial(address, "/v1/stream?realtime=false", **headers) as stream,
+    ):
+        await stream.send(type="text", text="Hello ")
+        await stream.send(type="text", text="you.", end=True)  # an utterance that has begun is spoken whole
+        await stream.send(type="text", text="More.", context="queued")
+        rejected = await stream.until("rejected")
+        assert (rejected["code"], rejected["context"]) == ("quota_exceeded", "queued")
+        assert (await stream.until("done"))["text_spoken"] == "Hello you."
+        await stream.send(type="text", text="More.")
+        error = await stream.until("error")
+        assert (error["code"], error["retryable"], error["text_remaining"]) == ("quota_exceeded", True, "More.")
+        assert 60 < error["retry_after_s"] <= 106, "the debt of six characters and the next one"
+        refused = await speak(client, APP)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "quota_exceeded")
+        assert 60 < int(refused.headers["Retry-After"]) <= 106
+        assert (await speak(client, OPERATOR)).status_code == 200
+        metrics = (await client.get("/metrics", headers=bearer(READER))).text
+    assert 'tts_refused_total{code="quota_exceeded",transport="openai"} 1.0' in metrics
 
 
 async def test_changed_key_file_is_reloaded(tmp_path: Path) -> None:

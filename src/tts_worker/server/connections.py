@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 PROBE_CONNECTIONS = 8
 """Connections beyond the limit, for health probes."""
 
-PROBE_PATHS = b"/health/"
+PROBE_PATHS = b"/health"
 
 _MAX_HEAD_LINES = 100
 _MAX_LINE_BYTES = 8_000

@@ -76,6 +76,7 @@ def _add_status(app: FastAPI, hub: SessionHub, metrics: Metrics) -> None:
     async def live() -> Response:
         return JSONResponse({"status": "lost"}, 503) if hub.lost else JSONResponse({"status": "live"})
 
+    @app.get("/health", summary="The same as /health/ready, for load balancers that ask here")
     @app.get("/health/ready", summary="Readiness: 200 after warm-up, 503 after an engine fault or while draining")
     async def ready() -> Response:
         status = "ready" if hub.ready else "draining" if hub.draining else "not_ready"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import anyio
 
-from tts_worker.callers import ALL_SCOPES, Caller
+from tts_worker.callers import ALL_SCOPES, Caller, MinuteQuota
 from tts_worker.errors import ConfigError, QuotaExceeded, TTSWorkerError, Unauthenticated
 from tts_worker.logs import hide_secrets
 from tts_worker.settings.keys import ApiKey, read_key_file
@@ -34,25 +34,6 @@ _MAX_DELAYED = 64
 _MAX_ADDRESSES = 4_096
 _LOG_EVERY = 100
 _RELOAD_INTERVAL_S = 1.0
-
-
-@dataclass(slots=True)
-class _RequestBucket:
-    """Token bucket of a key: ``per_minute`` requests at most, refilled evenly."""
-
-    per_minute: float
-    tokens: float
-    updated_s: float
-
-    def take(self, now_s: float) -> float:
-        """Take a token. Returns 0, or the seconds until one is available."""
-        capacity = max(1.0, self.per_minute)
-        self.tokens = min(capacity, self.tokens + (now_s - self.updated_s) * self.per_minute / 60)
-        self.updated_s = now_s
-        if self.tokens >= 1:
-            self.tokens -= 1
-            return 0.0
-        return (1 - self.tokens) * 60 / self.per_minute
 
 
 @dataclass(slots=True)
@@ -83,7 +64,7 @@ class KeyRing:
         self._required = required
         self._on_failure = on_failure
         self._clock = clock
-        self._buckets: dict[str, _RequestBucket] = {}
+        self._quotas: dict[str, MinuteQuota] = {}
         self._failures: OrderedDict[str, _FailureWindow] = OrderedDict()
         self._delayed = 0  # rejections being delayed
         self.replace(keys)
@@ -98,9 +79,7 @@ class KeyRing:
         self._keys = tuple((key.digest, key) for key in keys)
         hide_secrets(key.key.get_secret_value() for _, key in self._keys if key.key is not None)
         limits = {key.name: key.requests_per_minute for _, key in self._keys}
-        self._buckets = {
-            name: bucket for name, bucket in self._buckets.items() if limits.get(name) == bucket.per_minute
-        }
+        self._quotas = {name: quota for name, quota in self._quotas.items() if limits.get(name) == quota.per_minute}
 
     def authenticate(self, key: str | None, transport: str, *, counted: bool = True) -> Caller | None:
         """Return the caller that a key identifies, or None if the key is missing or wrong.
@@ -127,6 +106,7 @@ class KeyRing:
             transport,
             valid_key.max_voices,
             valid_key.max_recording_bytes,
+            valid_key.characters_per_minute,
         )
 
     def _match(self, candidate: str | None) -> ApiKey | None:
@@ -141,14 +121,13 @@ class KeyRing:
         if key.requests_per_minute is None:
             return
         now_s = self._clock()
-        bucket = self._buckets.setdefault(
-            key.name, _RequestBucket(key.requests_per_minute, max(1.0, key.requests_per_minute), now_s)
-        )
-        if (wait_s := bucket.take(now_s)) > 0:
+        quota = self._quotas.setdefault(key.name, MinuteQuota(key.requests_per_minute, now_s))
+        if (wait_s := quota.wait_s(now_s)) > 0:
             self._on_failure(transport, "rate")
             raise QuotaExceeded(
                 f'the API key "{key.name}" has exceeded its requests per minute', retry_after_s=round(wait_s + 0.5)
             )
+        quota.charge(1)
 
     # -- wrong keys ---------------------------------------------------------------------------------------------------
 

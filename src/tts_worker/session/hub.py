@@ -15,7 +15,7 @@ from typing import Protocol
 import anyio
 
 from tts_worker.audio.output import OutputFormat, OutputStage
-from tts_worker.callers import ApiScope, Caller, current_caller
+from tts_worker.callers import ApiScope, Caller, MinuteQuota, current_caller
 from tts_worker.errors import (
     Draining,
     ErrorInfo,
@@ -37,7 +37,7 @@ from tts_worker.session.loudness import LoudnessPort, VoiceLoudness
 from tts_worker.session.machine import MachineConfig, SessionMachine
 from tts_worker.session.normalizing import NormalizingPort, SegmentNormalizer
 from tts_worker.session.reading import ReadScheduler
-from tts_worker.session.session import LocalSession, SessionObserver, SessionTimeouts
+from tts_worker.session.session import LocalSession, SessionHooks, SessionObserver, SessionTimeouts
 from tts_worker.session.slots import SlotTable
 from tts_worker.text.language import LanguageDetector
 from tts_worker.text.lexicon import Lexicon
@@ -133,11 +133,13 @@ class SessionHub:
         self._frame_clock = FrameClock(self._loop)
         self._engine_of: dict[str, str] = {}
         self._caller_of: dict[str, Caller] = {}
+        self._character_quotas: dict[str, MinuteQuota] = {}  # by API key
         self._names = itertools.count(1)
         self._prefix = secrets.token_hex(4)
         self._draining = False
         self._empty = asyncio.Event()
         self.lexicons = LexiconCache()
+        self._hooks = SessionHooks(self._begin_utterance, self._charge_text, self._mark_idle, self._closed)
         target_lufs = self.config.loudness_lufs
         self._loudness = None if target_lufs is None else VoiceLoudness(target_lufs, self._segments)
 
@@ -369,9 +371,7 @@ class SessionHub:
             lead_s=max(lead_ms, 1.5 * frame_ms) / 1000 if paced_by_worker else None,
             observer=self._observer.session_observer(caller.transport, voice.engine, lambda: machine.params.voice),
             timeouts=timeouts,
-            on_close=self._closed,
-            on_active=self._begin_utterance,
-            on_idle=self._mark_idle,
+            hooks=self._hooks,
             engine_name=voice.engine,
             reading=self._reading,
             frame_clock=self._frame_clock,
@@ -414,15 +414,43 @@ class SessionHub:
             raise OverCapacity(f"all {self.slots.max_open} open sessions are taken", retry_after_s=RETRY_AFTER_S)
         self.slots.open(name, now_s)
 
-    def _begin_utterance(self, session: str) -> ErrorInfo | None:
+    def _begin_utterance(self, session: str, queued: bool) -> ErrorInfo | None:
         opened = self._sessions.get(session)
-        refusal = self._unpaced_refusal(session) if opened is not None and not opened.paced else None
+        if opened is None:
+            return None
+        refusal: TTSWorkerError | None = self._character_refusal(self._caller_of[session])
+        if refusal is None and queued:
+            return None  # it has the slot of the utterance before it
+        if refusal is None and not opened.paced:
+            refusal = self._unpaced_refusal(session)
         if refusal is None:
             if self.slots.begin_utterance(session, self._loop.time()):
                 return None
             refusal = OverCapacity(f"all {self.slots.slots} sessions are speaking", retry_after_s=RETRY_AFTER_S)
         self._observer.refused(refusal.code.value, self._caller_of[session].transport)
         return refusal.info
+
+    def _character_quota(self, caller: Caller) -> MinuteQuota | None:
+        per_minute = caller.characters_per_minute
+        if caller.key is None or per_minute is None:
+            return None
+        quota = self._character_quotas.get(caller.key)
+        if quota is None or quota.per_minute != per_minute:
+            quota = self._character_quotas[caller.key] = MinuteQuota(per_minute, self._loop.time())
+        return quota
+
+    def _character_refusal(self, caller: Caller) -> QuotaExceeded | None:
+        quota = self._character_quota(caller)
+        if quota is None or (wait_s := quota.wait_s(self._loop.time())) == 0:
+            return None
+        return QuotaExceeded(
+            f'the API key "{caller.key}" has exceeded its characters per minute', retry_after_s=round(wait_s + 0.5)
+        )
+
+    def _charge_text(self, session: str, chars: int) -> None:
+        caller = self._caller_of.get(session)
+        if caller is not None and (quota := self._character_quota(caller)) is not None:
+            quota.charge(chars)
 
     def _mark_idle(self, session: str) -> None:
         self.slots.mark_idle(session, self._loop.time())

@@ -10,7 +10,7 @@ from math import inf
 from typing import Protocol
 
 from tts_worker.audio.output import OutputFormat
-from tts_worker.errors import ErrorInfo, TTSWorkerError
+from tts_worker.errors import ErrorInfo, TTSWorkerError, as_exception
 from tts_worker.session.engine_port import CommandPort
 from tts_worker.session.frame_clock import TIMER_RESOLUTION_S, FrameClock
 from tts_worker.session.machine import SessionMachine
@@ -74,6 +74,24 @@ class _Timestamps:
     ended_at_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class SessionHooks:
+    """What a session asks and tells the hub; each is called with the id of the session first.
+
+    Attributes:
+        on_utterance: Called before an utterance begins, and whether it waits for earlier ones; returns the error if it
+            may not begin.
+        on_text: Called with the number of accepted characters.
+        on_idle: Called when the last utterance has ended.
+        on_close: Called once when the session closes.
+    """
+
+    on_utterance: Callable[[str, bool], ErrorInfo | None] = lambda session, queued: None
+    on_text: Callable[[str, int], None] = lambda session, chars: None
+    on_idle: Callable[[str], None] = lambda session: None
+    on_close: Callable[[str], None] = lambda session: None
+
+
 class LocalSession:
     """A session on an engine in this process, opened by ``SessionHub.open``.
 
@@ -83,9 +101,7 @@ class LocalSession:
         lead_s: Playout lead of paced audio; None does not pace.
         observer: Receives measurements.
         timeouts: Time limits.
-        on_close: Called once when the session closes.
-        on_active: Called when an idle session begins an utterance; returns the error if it may not.
-        on_idle: Called when the last utterance has ended.
+        hooks: Calls of the hub; None for a session without one.
         engine_name: Name of the engine, for the client and the log.
         reading: Schedules long texts, shared by the sessions of a worker; None creates one for this session.
         frame_clock: Wakes the reader when a frame is due, shared by the sessions of a worker; None creates one.
@@ -100,9 +116,7 @@ class LocalSession:
         lead_s: float | None,
         observer: SessionObserver,
         timeouts: SessionTimeouts | None = None,
-        on_close: Callable[[str], None] = lambda session: None,
-        on_active: Callable[[str], ErrorInfo | None] = lambda session: None,
-        on_idle: Callable[[str], None] = lambda session: None,
+        hooks: SessionHooks | None = None,
         engine_name: str = "",
         reading: ReadScheduler | None = None,
         frame_clock: FrameClock | None = None,
@@ -117,9 +131,7 @@ class LocalSession:
         self.model = engine_name
         self._engine = engine
         self._observer = observer
-        self._on_close = on_close
-        self._on_active = on_active
-        self._on_idle = on_idle
+        self._hooks = hooks or SessionHooks()
         self._active = False
         self.close_error: TTSWorkerError | None = None
         """Why the worker closed the session, if the client should be informed."""
@@ -189,6 +201,8 @@ class LocalSession:
         if error is not None:
             # In the next iteration of the event loop, so that the error covers text and end_text() that follow at once.
             self._loop.call_soon(self._refuse, error)
+        else:
+            self._hooks.on_text(self.id, len(text))
         self._record.text_chars += len(text)
         self._text_at_s = self._loop.time()
         if self._text_timer is None:
@@ -265,7 +279,7 @@ class LocalSession:
         self._changed()
         self._record.write(reason, self.params.voice, now_s)
         self._engine.unsubscribe(self.id)
-        self._on_close(self.id)
+        self._hooks.on_close(self.id)
 
     def _control(self, command: ControlName) -> None:
         self._timestamps.control_at_s.setdefault(command, self._loop.time())
@@ -273,17 +287,21 @@ class LocalSession:
     # -- slot ---------------------------------------------------------------------------------------------------------
 
     def _activate(self) -> ErrorInfo | None:
-        """Take a slot for a new utterance; return the error if none is free."""
-        if self._machine.state is not State.IDLE:
+        """Take a slot for a new utterance; return the error if none is free. Raises the error of a queued one."""
+        if self._machine.writing is not None:
             return None
-        error = self._on_active(self.id)
-        self._active = error is None
+        queued = self._machine.state is not State.IDLE
+        error = self._hooks.on_utterance(self.id, queued)
+        if not queued:
+            self._active = error is None
+        elif error is not None:
+            raise as_exception(error)
         return error
 
     def _note_activity(self) -> None:
         if self._active and self._machine.state in (State.IDLE, State.CLOSED):
             self._active = False
-            self._on_idle(self.id)
+            self._hooks.on_idle(self.id)
 
     def _refuse(self, error: ErrorInfo) -> None:
         self._machine.refuse(error)

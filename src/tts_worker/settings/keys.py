@@ -1,7 +1,8 @@
 """The key file (``server.key_file``): API keys with names, scopes and quotas.
 
     keys:
-      - {name: app, key: a-long-random-string, scopes: [speak], max_sessions: 20, requests_per_minute: 600}
+      - {name: app, key: a-long-random-string, scopes: [speak], max_sessions: 20, requests_per_minute: 600,
+         characters_per_minute: 20000}
       - {name: studio, key: a-long-random-string, scopes: [speak, enrol], max_voices: 20, max_recording_bytes: 4000000}
       - {name: operator, sha256: 5e88...42d8, scopes: [speak, enrol, admin]}
       - {name: prometheus, key: another-random-string, scopes: []}
@@ -34,6 +35,7 @@ class ApiKey(Section):
         requests_per_minute: Rate limit; None for no limit.
         max_voices: Voices that may be stored with the key; None for no limit.
         max_recording_bytes: Size of a recording of a voice; None for the worker's limit.
+        characters_per_minute: Limit on the text that is spoken; None for no limit.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")
@@ -44,6 +46,7 @@ class ApiKey(Section):
     requests_per_minute: float | None = Field(None, gt=0)
     max_voices: int | None = Field(None, ge=0)
     max_recording_bytes: int | None = Field(None, ge=1)
+    characters_per_minute: float | None = Field(None, gt=0)
 
     @model_validator(mode="after")
     def _one_form(self) -> ApiKey:
