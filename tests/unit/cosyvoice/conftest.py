@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.unit.cosyvoice.bundles import DATA
-
 
 @pytest.fixture(scope="session", autouse=True)
 def files_are_read_once() -> Iterator[None]:
-    bundle = pytest.importorskip("tts_worker.engine.cosyvoice.bundle", reason="needs the extra 'cosyvoice'")
-    config = pytest.importorskip("tts_worker.engine.cosyvoice.config", reason="needs the extra 'cosyvoice'")
+    pytest.importorskip("torch", reason="needs the extra 'cosyvoice'")
+    from tests.unit.cosyvoice.bundles import DATA
+    from tts_worker.engine.cosyvoice import bundle, config
+
     read, parse = bundle.read_tensors, config.load_hyperyaml
     read_once = lru_cache(read)
     parsed: dict[str, Any] = {}
