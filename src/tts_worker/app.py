@@ -56,7 +56,8 @@ from tts_worker.settings.keys import plain_keys, read_key_file
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.normalizer import load_normalizer
 from tts_worker.text.pipeline import TextOptions
-from tts_worker.voices import VoiceCatalog, VoicePack, read_voicepacks
+from tts_worker.voicepack.voice_pack import InstalledPack, read_voicepacks
+from tts_worker.voices import VoiceCatalog
 
 if TYPE_CHECKING:
     from tts_worker.fleet import FleetMember
@@ -86,7 +87,8 @@ class Worker:
         self.key_file = None if server.key_file is None else KeyFileWatch(self.keys, server.key_file, plain)
         voices = settings.voices
         directory = voices.directory or packaged("voicepacks")
-        packs: tuple[VoicePack, ...] = read_voicepacks(directory) if directory is not None else ()
+        self.packs: tuple[InstalledPack, ...] = read_voicepacks(directory) if directory is not None else ()
+        packs = [installed.pack for installed in self.packs]
         self.hub = SessionHub(
             VoiceCatalog(packs, default=voices.default, aliases=voices.aliases, on_demand=settings.models.on_demand),
             self.metrics,
@@ -109,7 +111,7 @@ class Worker:
                 present,
                 self.hub.enrolment_of,
                 max_stored=voices.max_stored,
-                on_change=self.hub.forget_loudness,
+                on_change=self.hub.renew_loudness,
             )
         self._voice_watch: asyncio.Task[None] | None = None
         self._lag: asyncio.Task[None] | None = None
@@ -193,9 +195,17 @@ class Worker:
                 self.lost.set()
             raise
         self.engines[name] = engine
+        await self._import_packs(name, settings.kind, engine)
         self.metrics.watch_engine(name, engine.stats)
         if (gpu := dict(engine.info.extra).get("gpu")) is not None:
             self.metrics.gpus.add(name, gpu)
+
+    async def _import_packs(self, name: str, kind: str, engine: EngineLoop) -> None:
+        """Store the recordings of the voice packs that belong to an engine; takes time the first time only."""
+        families = (kind, dict(engine.info.extra).get("family"))
+        packs = [installed for installed in self.packs if installed.pack.family in families]
+        if self.hub.library is not None:
+            await self.hub.library.import_packs(name, packs)
 
     async def _unload(self, name: str) -> None:
         self.metrics.forget_engine(name)

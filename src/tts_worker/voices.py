@@ -1,55 +1,22 @@
-"""The voice catalog, and reading of voice packs.
-
-A voice pack is a folder ``voicepacks/<family>/<name>/`` with a ``metadata.yaml``, validated against ``VoicePack``. An
-unknown voice name is an error; there is no fallback voice.
-"""
+"""The voice catalog. An unknown voice name is an error; there is no fallback voice."""
 
 from __future__ import annotations
 
 import difflib
 import itertools
 import logging
-import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from tts_worker.errors import ConfigError, InvalidRequest, UnknownVoice
+from tts_worker.errors import ConfigError, UnknownVoice
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.types import EngineInfo
 from tts_worker.voicepack.voice_details import NEUTRAL, VoiceDetails, split_style
+from tts_worker.voicepack.voice_pack import VoicePack
 
 log = logging.getLogger(__name__)
 
-MAX_METADATA_BYTES = 1 << 20
 _MAX_REMOVED = 1_000
-
-
-class VoicePack(BaseModel):
-    """The content of ``metadata.yaml``.
-
-    Attributes:
-        name: Name of the voice.
-        family: Kind of the engine.
-        lexicon: Word -> spelling or /phonemes/.
-        loudness_lufs: Integrated loudness of its speech; None has it measured when the voice is first used.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str = Field(pattern=r"^[^\W_][\w.-]{0,63}$")  # letters and digits of any script
-    family: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")
-    description: str = Field("", max_length=500)
-    languages: tuple[str, ...] = ()
-    gender: str | None = Field(None, max_length=32)
-    license: str | None = Field(None, max_length=200)
-    lexicon: dict[str, Any] = Field(default_factory=dict)
-    loudness_lufs: float | None = Field(None, ge=-60, le=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +24,7 @@ class Voice:
     """A voice and its engine.
 
     Attributes:
+        capabilities: Those of the engine that the voice has, and what its voice pack declares.
         styles: Styles of the voice; each is addressed as ``NAME@STYLE``, the neutral one as ``NAME``.
         stored: Details of a stored voice; None for a voice that belongs to its engine.
     """
@@ -72,6 +40,7 @@ class Voice:
     tags: tuple[str, ...] = ()
     styles: tuple[str, ...] = ()
     license: str | None = None
+    capabilities: tuple[str, ...] = ()
     stored: VoiceDetails | None = None
 
     @property
@@ -214,7 +183,9 @@ class VoiceCatalog:
 
     def _describe(self, engine: str, known: _EngineVoices, name: str, details: VoiceDetails | None) -> Voice:
         base = split_style(name)[0]
-        pack = self._packs.get((known.family, base), VoicePack(name=base, family=known.family))
+        families = (known.family, dict(known.info.extra).get("family", ""))
+        found = (self._packs.get((family, base)) for family in families)
+        pack = next((each for each in found if each is not None), VoicePack(name=base, family=known.family))
         about = details or VoiceDetails()
         styles = sorted(split_style(other)[1] for other in known.stored if other.startswith(f"{base}@"))
         return Voice(
@@ -225,16 +196,17 @@ class VoiceCatalog:
             description=about.description or pack.description,
             gender=about.gender or pack.gender,
             lexicon=Lexicon.from_mapping(pack.lexicon, name=f"voicepack {base}: lexicon"),
-            tags=about.tags,
+            tags=about.tags or pack.tags,
             styles=(NEUTRAL, *styles) if styles else (),
             license=about.license or pack.license,
             loudness_lufs=pack.loudness_lufs,
+            capabilities=_capabilities(known.info, about, pack),
             stored=details,
         )
 
     def add_enrolled(self, name: str, engine: str, info: EngineInfo) -> None:
         """Add an enrolled voice of a loaded engine; it is never listed."""
-        self._enrolled[name] = Voice(name, engine, info, info.languages)
+        self._enrolled[name] = Voice(name, engine, info, info.languages, capabilities=info.capabilities)
 
     def remove_enrolled(self, name: str) -> None:
         self._enrolled.pop(name, None)
@@ -299,41 +271,7 @@ class VoiceCatalog:
         return self._find(name) is not None
 
 
-def read_voicepacks(directory: Path) -> tuple[VoicePack, ...]:
-    """Read all ``<family>/<name>/metadata.yaml`` below ``directory``.
-
-    Raises:
-        ConfigError: A file is invalid; the message names the file and the key.
-    """
-    packs = []
-    for file in sorted(directory.glob("*/*/metadata.yaml")):
-        try:
-            pack = VoicePack.model_validate(yaml.safe_load(_read_metadata(file)))
-            Lexicon.from_mapping(pack.lexicon)
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(str(part) for part in first["loc"]) or "(top level)"
-            raise ConfigError(f"{file}: {key}: {first['msg']}") from None
-        except (yaml.YAMLError, UnicodeDecodeError, RecursionError):  # RecursionError: nested too deeply
-            raise ConfigError(f"{file} is not valid YAML") from None
-        except InvalidRequest as error:
-            raise ConfigError(f"{file}: {error.message}") from None
-        if (pack.family, pack.name) != (file.parent.parent.name, file.parent.name):
-            raise ConfigError(f"{file}: name and family must match the folder names")
-        packs.append(pack)
-    return tuple(packs)
-
-
-def _read_metadata(file: Path) -> str:
-    """Read a regular file of limited size; a device may never end and a FIFO may block. Raises ConfigError."""
-    try:
-        descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        with open(descriptor, "rb") as opened:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ConfigError(f"{file} is not a regular file")
-            raw = opened.read(MAX_METADATA_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
-    if len(raw) > MAX_METADATA_BYTES:
-        raise ConfigError(f"{file} is larger than {MAX_METADATA_BYTES} bytes")
-    return raw.decode("utf-8")
+def _capabilities(info: EngineInfo, details: VoiceDetails, pack: VoicePack) -> tuple[str, ...]:
+    """Return the capabilities of a voice. Instructions need prompt audio, which a plain mix does not have."""
+    of_engine = (name for name in info.capabilities if details.has_prompt or name != "instruct")
+    return tuple(dict.fromkeys((*of_engine, *details.capabilities, *pack.capabilities)))

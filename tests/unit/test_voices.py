@@ -9,7 +9,8 @@ import pytest
 
 from tts_worker.errors import ConfigError, UnknownVoice
 from tts_worker.types import Alignment, EngineInfo
-from tts_worker.voices import VoiceCatalog, VoicePack, read_voicepacks
+from tts_worker.voicepack.voice_pack import VoicePack, read_voicepacks
+from tts_worker.voices import VoiceCatalog
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -67,7 +68,7 @@ def test_settings_with_unknown_voices_are_rejected(options: dict[str, object], m
 
 def test_voice_pack_describes_its_voice(tmp_path: Path) -> None:
     pack(tmp_path, "name: ann\nfamily: fake\ndescription: kind\nlanguages: [de]\nlexicon: {SQL: sequel}\n")
-    catalog = VoiceCatalog(read_voicepacks(tmp_path))
+    catalog = VoiceCatalog(installed.pack for installed in read_voicepacks(tmp_path))
     catalog.add("one", "fake", info("ann"))
     voice = catalog.get("ann")
     assert (voice.description, voice.languages, len(voice.lexicon)) == ("kind", ("de",), 1)
@@ -75,11 +76,11 @@ def test_voice_pack_describes_its_voice(tmp_path: Path) -> None:
 
 def test_names_in_any_script(tmp_path: Path) -> None:
     packs = read_voicepacks(pack(tmp_path, "name: 小雨\nfamily: fake\n", name="小雨"))
-    assert [found.name for found in packs] == ["小雨"]
+    assert [found.pack.name for found in packs] == ["小雨"]
 
 
 def test_voice_packs_of_the_repository_are_valid() -> None:
-    assert {found.name for found in read_voicepacks(REPOSITORY / "voicepacks")} >= {"heart", "tone"}
+    assert {found.pack.name for found in read_voicepacks(REPOSITORY / "voicepacks")} >= {"heart", "tone"}
 
 
 @pytest.mark.parametrize(

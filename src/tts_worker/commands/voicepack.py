@@ -1,4 +1,4 @@
-"""``tts-worker voicepack``: downloads, checks, converts and creates CosyVoice model directories."""
+"""``tts-worker voicepack``: creates, checks and packs voice packs, and the same and more for model directories."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tts_worker.commands.progress import Bar
 from tts_worker.voicepack.commands import PRECISIONS, check, convert, random_bundle, report_json
 from tts_worker.voicepack.manifest import PUBLISHED, published
 from tts_worker.voicepack.pull import SOURCES, pull
+from tts_worker.voicepack.voice_pack import METADATA, check_voicepack, init_voicepack, pack_voicepack
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +23,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pulling.add_argument("--base-url", metavar="URL", help="mirror with the same paths, instead of the source")
     pulling.add_argument("--rl", action="store_true", help="also the reinforcement-tuned language model (CosyVoice3)")
 
-    checking = actions.add_parser("check", help="report all faults of a model directory")
+    initializing = actions.add_parser("init", help="create a voice pack, a folder FAMILY/NAME, to be filled")
+    initializing.add_argument("folder", type=Path, metavar="DIR", help="such as voicepacks/cosyvoice/anna")
+    initializing.add_argument("--language", default="en", help="BCP-47 tag (default en)")
+    initializing.add_argument("--license", default="", help="terms of use of the recordings")
+
+    packing = actions.add_parser("pack", help="check a voice pack and write it to a zip file")
+    packing.add_argument("folder", type=Path, metavar="DIR")
+    packing.add_argument("--out", type=Path, metavar="FILE", help="target file (default: NAME.zip)")
+
+    checking = actions.add_parser("check", help="report all faults of a voice pack or a model directory")
     checking.add_argument("bundle", type=Path, metavar="DIR")
     checking.add_argument("--name", help=f"require the published files of one of: {names}")
     checking.add_argument("--no-hashes", action="store_true", help="skip the hashes of files with the published size")
@@ -43,7 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    actions = {"pull": _pull, "check": _check, "convert": _convert, "random": _random}
+    actions = {
+        "pull": _pull,
+        "init": _init,
+        "pack": _pack,
+        "check": _check,
+        "convert": _convert,
+        "random": _random,
+    }
     return actions[args.action](args)
 
 
@@ -63,7 +80,21 @@ def _pull(args: argparse.Namespace) -> int:
     return 0
 
 
+def _init(args: argparse.Namespace) -> int:
+    print(init_voicepack(args.folder, args.language, args.license))
+    return 0
+
+
+def _pack(args: argparse.Namespace) -> int:
+    print(pack_voicepack(args.folder, args.out or Path(f"{args.folder.resolve().name}.zip")))
+    return 0
+
+
 def _check(args: argparse.Namespace) -> int:
+    if (args.bundle / METADATA).exists():
+        report = check_voicepack(args.bundle)
+        print(report_json(report) if args.json else report)
+        return 0 if report.ok else 1
     with Bar(shown=not args.json) as bar:
         bar.update("reading the weights")
         hashes = not args.no_hashes

@@ -69,5 +69,5 @@ def _mismatch(voice: Voice, request: VoiceRequest) -> str | None:
         return f"belongs to model {voice.engine}, not {request.model[:64]}"
     if request.language is not None and not supports_language(voice, request.language):
         return f"does not speak {request.language[:16]!r}; it speaks {', '.join(voice.languages)}"
-    missing = [need for need in request.needs if need not in voice.info.capabilities]
+    missing = [need for need in request.needs if need not in voice.capabilities]
     return f"lacks the capabilities {', '.join(missing)}" if missing else None

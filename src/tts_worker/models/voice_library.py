@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -18,19 +18,24 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from tts_worker.audio.prompt import PromptFigures
 from tts_worker.callers import ApiScope, Caller, current_caller
 from tts_worker.errors import (
+    BundleError,
     Forbidden,
     IllegalCommand,
     InvalidRequest,
+    OverCapacity,
     QuotaExceeded,
     TextTooLong,
+    TTSWorkerError,
 )
 from tts_worker.models.enrolment import MAX_PROMPT_CHARS, Enrolment, check_size
 from tts_worker.models.voice_store import VoiceStore
 from tts_worker.voicepack.mixing import mix_voices
 from tts_worker.voicepack.voice_details import NEUTRAL, LanguageTag, Tag, VoiceDetails, split_style
 from tts_worker.voicepack.voice_file import STYLE_SEPARATOR, Voice, voice_folder
+from tts_worker.voicepack.voice_pack import InstalledPack, PackPrompt, VoicePack
 from tts_worker.voices import Voice as CatalogVoice
 from tts_worker.voices import VoiceCatalog
 
@@ -120,7 +125,7 @@ class NewVoice(BaseModel):
             license=self.license,
             consent=self.consent,
             owner=caller.key,
-            created_at_s=datetime.now(timezone.utc).timestamp(),
+            created_at_s=_now_s(),
             source=source,
             notes=notes,
             figures=dict(figures),
@@ -202,8 +207,8 @@ class VoiceLibrary:
             QuotaExceeded: The API key has all of its voices.
             TextTooLong: The recording is too large.
             UnknownVoice: A style is added to a voice that does not exist.
-            OverCapacity, NotReady: Too many recordings are waiting, or the engine is being loaded.
-            BundleError: The voice cannot be written.
+            OverCapacity, NotReady: Too many recordings are waiting, the directory cannot be written, or the engine is
+                being loaded.
         """
         caller = current_caller()
         caller.require(ApiScope.ENROL)
@@ -218,8 +223,8 @@ class VoiceLibrary:
         with await self._reserve(engine, new, caller):
             _, enrolment = await self._enrolment_of(engine)
             voice, figures = await enrolment.compute(recording, new.transcript)
-            rounded = {key: None if value is None else round(value, 4) for key, value in asdict(figures).items()}
-            return await self._save(engine, new, voice, new.details(caller, "recording", rounded, voice.notes))
+            details = new.details(caller, "recording", _rounded(figures), voice.notes)
+            return await self._save(engine, new, voice, details)
 
     async def mix(self, new: NewVoice) -> CatalogVoice:
         """Add a voice that mixes stored voices of one engine (``new.mix``). Raises as ``add`` does."""
@@ -237,14 +242,61 @@ class VoiceLibrary:
         if engine != voices[0].engine:
             raise InvalidRequest(f"the voices belong to the engine {voices[0].engine}, not {engine}")
         with await self._reserve(engine, new, caller):
-            loaded = await asyncio.to_thread(lambda: [self._stores[engine].load(voice.name) for voice in voices])
+            with _hidden_paths():
+                loaded = await asyncio.to_thread(lambda: [self._stores[engine].load(voice.name) for voice in voices])
             weights = [part.weight for part in new.mix]
             prompt = loaded[-1] if new.prompt else None
             mixed = mix_voices(list(zip(loaded, weights, strict=False)), prompt)
             shares = {
                 voice.name: round(weight / sum(weights), 4) for voice, weight in zip(voices, weights, strict=False)
             }
-            return await self._save(engine, new, mixed, new.details(caller, "mix", shares))
+            details = new.details(caller, "mix", shares).model_copy(update={"has_prompt": prompt is not None})
+            return await self._save(engine, new, mixed, details)
+
+    async def import_packs(self, engine: str, packs: Iterable[InstalledPack]) -> None:
+        """Store the recordings of voice packs as voices of an engine, unless they are stored already.
+
+        A bad recording is logged and skipped; other voices of the same name are not replaced.
+        """
+        if engine not in self._stores:
+            return
+        await self.refresh(engine)
+        for installed in packs:
+            try:
+                for prompt in await asyncio.to_thread(installed.prompts):
+                    await self._import_prompt(engine, installed.pack, prompt)
+            except TTSWorkerError as error:
+                log.error("the voice pack %s cannot be used: %s", installed.folder, error.message)
+        await self.refresh(engine)
+
+    async def _import_prompt(self, engine: str, pack: VoicePack, prompt: PackPrompt) -> None:
+        name = pack.name if prompt.style == NEUTRAL else f"{pack.name}{STYLE_SEPARATOR}{prompt.style}"
+        source_hash = await asyncio.to_thread(lambda: prompt.source_hash)
+        details = VoiceDetails(
+            title=pack.title,
+            languages=pack.languages,
+            tags=pack.tags,
+            description=pack.description,
+            gender=pack.gender,
+            license=pack.license,
+            consent=pack.consent,
+            capabilities=pack.capabilities,
+            source="pack",
+            source_hash=source_hash,
+        )
+        known = self._stored[engine].get(name)
+        if known is not None:
+            if known.source != "pack":
+                raise IllegalCommand(f"there is another voice {name!r} already")
+            kept = {key: getattr(known, key) for key in ("created_at_s", "figures", "notes")}
+            if known == details.model_copy(update=kept):
+                return
+        _, enrolment = await self._enrolment_of(engine)
+        voice, figures = await enrolment.compute(await asyncio.to_thread(prompt.read), prompt.text)
+        measured = {"created_at_s": _now_s(), "figures": _rounded(figures), "notes": voice.notes}
+        await asyncio.to_thread(
+            self._stores[engine].save, name, voice, details.model_copy(update=measured), replace=known is not None
+        )
 
     def unused_name(self, title: str) -> str:
         """Return a name for a voice that is made of ``title`` and that no voice has."""
@@ -296,7 +348,8 @@ class VoiceLibrary:
             del self._adding[place]
 
     async def _save(self, engine: str, new: NewVoice, voice: Voice, details: VoiceDetails) -> CatalogVoice:
-        await asyncio.to_thread(self._stores[engine].save, new.stored_name, voice, details)
+        with _hidden_paths():
+            await asyncio.to_thread(self._stores[engine].save, new.stored_name, voice, details)
         await self.refresh(engine)
         return self._catalog.get(new.stored_name)
 
@@ -308,8 +361,8 @@ class VoiceLibrary:
         Raises:
             Forbidden: The API key may not delete voices, or another key added it.
             UnknownVoice: There is no such voice.
-            IllegalCommand: The voice belongs to its engine, or an alias names it.
-            BundleError: The directory cannot be changed.
+            IllegalCommand: The voice belongs to its engine.
+            OverCapacity: The directory cannot be changed.
         """
         caller = current_caller()
         caller.require(ApiScope.ENROL)
@@ -318,7 +371,8 @@ class VoiceLibrary:
             raise IllegalCommand(f'the voice "{voice.name}" belongs to its engine and cannot be deleted')
         self._check_owner(voice, caller)
         try:
-            await asyncio.to_thread(self._stores[voice.engine].delete, voice.name)
+            with _hidden_paths():
+                await asyncio.to_thread(self._stores[voice.engine].delete, voice.name)
         finally:
             await self.refresh(voice.engine)
 
@@ -331,3 +385,21 @@ class VoiceLibrary:
     async def _get(self, name: str) -> CatalogVoice:
         await self.refresh()
         return self._catalog.get(name)
+
+
+@contextmanager
+def _hidden_paths() -> Iterator[None]:
+    """Log an error of the directory, and raise one without its path instead."""
+    try:
+        yield
+    except BundleError as error:
+        log.error("%s", error.message)
+        raise OverCapacity("the worker cannot read or write its voices; its log says why", retry_after_s=5.0) from None
+
+
+def _rounded(figures: PromptFigures) -> dict[str, float | None]:
+    return {key: None if value is None else round(value, 4) for key, value in asdict(figures).items()}
+
+
+def _now_s() -> float:
+    return datetime.now(timezone.utc).timestamp()

@@ -76,7 +76,7 @@ def voice_json(voice: Voice, default: str | None) -> dict[str, object]:
         "alignment": voice.info.alignment.value,
         "speed_range": list(voice.info.speed_range),
         "default": voice.name == default,
-        "capabilities": list(voice.info.capabilities),
+        "capabilities": list(voice.capabilities),
         "tags": list(voice.tags),
         "styles": list(voice.styles),
         "license": voice.license,

@@ -181,10 +181,13 @@ class SessionHub:
         if self._loudness is not None:
             self._loudness.forget(name)
 
-    def forget_loudness(self, engine: str, voice: str) -> None:
-        """Have the loudness of a voice measured again, because another voice has its name now."""
-        if self._loudness is not None:
-            self._loudness.forget(engine, voice)
+    def renew_loudness(self, engine: str, voice: str) -> None:
+        """Take the loudness of a voice that was added, replaced or deleted from its pack, or have it measured."""
+        if self._loudness is None:
+            return
+        self._loudness.forget(engine, voice)
+        if self.voices.is_taken(voice) and (lufs := self.voices.get(voice).loudness_lufs) is not None:
+            self._loudness.set_loudness(engine, voice, lufs)
 
     def count_sessions(self, engine: str) -> int:
         """Count the sessions on an engine, including recordings being enrolled."""

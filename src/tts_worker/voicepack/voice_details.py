@@ -31,6 +31,8 @@ class VoiceDetails(BaseModel):
         consent: Whether the uploader stated that the speaker consents.
         owner: Name of the API key that added the voice.
         created_at_s: Time of creation since the epoch.
+        capabilities: What the voice can do beyond its engine.
+        has_prompt: Whether it has prompt audio.
         source: How the voice came about: ``recording``, ``mix`` or ``pack``.
         source_hash: SHA-256 of the file of a voice pack.
         notes: Remarks of the enrolment.
@@ -48,6 +50,8 @@ class VoiceDetails(BaseModel):
     consent: bool = False
     owner: str | None = Field(None, max_length=64)
     created_at_s: float = Field(0.0, ge=0, allow_inf_nan=False)
+    capabilities: tuple[Tag, ...] = Field((), max_length=32)
+    has_prompt: bool = True
     source: str = Field("recording", max_length=32)
     source_hash: str | None = Field(None, max_length=64)
     notes: tuple[str, ...] = Field((), max_length=20)

@@ -115,7 +115,7 @@ def test_voice_add_and_list(lines, tmp_path: Path) -> None:  # type: ignore[no-u
     assert code == 0
     assert out.startswith(f"{path}/voices/anna: 3.0 s of speech, level changed by ")
     code, _, err = lines(*add)
-    assert code == 2
+    assert code == 1
     assert "there is a voice 'anna' already" in err
     assert lines(*add, "--replace")[0] == 0
     assert "note: no transcript" in lines("voice", "add", "mute", "--bundle", path, "--audio", PROMPT)[1]

@@ -13,7 +13,7 @@ import torch
 from tests.unit.cosyvoice.bundles import DATA, FAMILIES, GOLDEN, copy_of, tiny
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.weights import PARTS
-from tts_worker.errors import BundleError, ConfigError, InvalidRequest, MissingExtra, UnknownModel
+from tts_worker.errors import BundleError, ConfigError, IllegalCommand, MissingExtra, UnknownModel
 from tts_worker.voicepack import commands, manifest
 from tts_worker.voicepack.manifest import ModelFile, PublishedModel
 from tts_worker.voicepack.voice_file import load_voice, stored_voices
@@ -134,7 +134,7 @@ def test_added_voice_can_be_loaded(tmp_path: Path, family: str) -> None:
 
     assert stored_voices(tmp_path) == ["zoe"]
     assert load_voice(tmp_path, "zoe").content_hash == voice.content_hash
-    with pytest.raises(InvalidRequest, match="already"):
+    with pytest.raises(IllegalCommand, match="already"):
         commands.add_voice(tiny(family), tmp_path, "zoe", audio, "What was said.")
     commands.add_voice(tiny(family), tmp_path, "zoe", audio, "Something else.", replace=True)
     assert load_voice(tmp_path, "zoe").prompt_text == "Something else."

@@ -74,10 +74,7 @@ class PromptFrontend:
         samples = torch.from_numpy(recording.samples)[None]
         if recording.rate_hz == rate_hz:
             return samples
-        if recording.rate_hz < MIN_RATE_HZ:
-            raise InvalidRequest(
-                f"the sample rate of the audio is {recording.rate_hz} Hz; a prompt needs at least {MIN_RATE_HZ} Hz"
-            )
+        check_rate(recording.rate_hz)
         return self._resample(samples, recording.rate_hz, rate_hz)
 
     def _resample(self, samples: Tensor, from_hz: int, to_hz: int) -> Tensor:
@@ -167,6 +164,12 @@ class PromptFrontend:
                 raise BundleError(f"{file}: onnxruntime cannot load it ({type(error).__name__})") from None
             log.warning("%s: cannot be loaded on the GPU (%s), using the CPU", file.name, _reason(error))
         return self._open(file, None)
+
+
+def check_rate(rate_hz: int) -> None:
+    """Raise InvalidRequest for a rate below 16 kHz: the voice would sound like a telephone."""
+    if rate_hz < MIN_RATE_HZ:
+        raise InvalidRequest(f"the sample rate of the audio is {rate_hz} Hz; a prompt needs at least {MIN_RATE_HZ} Hz")
 
 
 def _reason(error: Exception) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor
 from tts_worker.audio.decode import Recording, read_recording
 from tts_worker.audio.pcm import Floats
 from tts_worker.audio.prompt import CLIPPED, PromptFigures, judge, measure, usable_speech, windows
-from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
+from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend, check_rate
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import V3, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.request import Request
@@ -65,6 +65,7 @@ def enrol_measured(
     recording = audio if isinstance(audio, Recording) else read_recording(audio)
     notes = []
     speech, gain_db = usable_speech(recording)
+    check_rate(recording.rate_hz)
     if recording.rate_hz < bundle.config.sample_rate_hz:
         notes.append(f"the sample rate is only {recording.rate_hz} Hz: the voice will sound duller than it could")
     transcript = plain_transcript(text)

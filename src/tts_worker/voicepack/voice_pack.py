@@ -1,0 +1,333 @@
+"""Voice packs: folders ``voicepacks/<family>/<name>/`` with a ``metadata.yaml`` and, for cloned voices, recordings.
+
+``family`` is the kind of the engine, or a family of its models (``cosyvoice2``, ``cosyvoice3``). Each style has a
+recording and its transcript, by default ``prompts/<style>.wav`` (or another audio format) and ``prompts/<style>.txt``.
+Files of the older schema, with ``model_id`` and without a usable ``name``, are read too. Nothing in a pack is executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from tts_worker.audio.decode import read_recording
+from tts_worker.audio.prompt import MAX_PROMPT_S, judge, measure, usable_speech
+from tts_worker.errors import ConfigError, IllegalCommand, InvalidRequest, TTSWorkerError
+from tts_worker.text.lexicon import Lexicon
+from tts_worker.voicepack.report import Problem, Report
+from tts_worker.voicepack.voice_details import NEUTRAL, LanguageTag, Tag
+
+METADATA = "metadata.yaml"
+MAX_METADATA_BYTES = 1 << 20
+MAX_TRANSCRIPT_BYTES = 16 << 10
+MAX_PROMPT_BYTES = 8 << 20
+PROMPTS = "prompts"
+AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".webm")
+_STYLE = r"^\w[\w-]{0,31}$"
+
+
+class PackStyle(BaseModel):
+    """The recording of a style, as a path inside the pack, and its words; empty for the default files."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prompt: str = Field("", max_length=200)
+    text: str = Field("", max_length=1_000)
+
+
+class VoicePack(BaseModel):
+    """The content of ``metadata.yaml``. See docs/models.md.
+
+    Attributes:
+        name: Name of the voice; that of the folder if it is missing.
+        family: Family of the engine; that of the folder if it is missing.
+        languages: BCP-47 tags; ``language`` may name one.
+        capabilities: What the voice can do beyond its engine; a mapping to booleans is read too.
+        styles: Recordings by style; a list names those with the default files.
+        consent: Whether the speaker consents to the use of the recordings.
+        loudness_lufs: Integrated loudness of its speech; None has it measured when the voice is first used.
+        lexicon: Word -> spelling or /phonemes/.
+        model_id: Of the older schema, like all attributes after it; only ``audio.sample_rate`` and
+            ``reference_audio.default_reference`` are used.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=r"^[^\W_][\w.-]{0,63}$")  # letters and digits of any script
+    family: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")
+    title: str = Field("", max_length=100)
+    description: str = Field("", max_length=500)
+    languages: tuple[LanguageTag, ...] = Field((), max_length=32)
+    gender: str | None = Field(None, max_length=32)
+    license: str | None = Field(None, max_length=200)
+    tags: tuple[Tag, ...] = Field((), max_length=32)
+    capabilities: tuple[Tag, ...] = Field((), max_length=32)
+    sample_rate: int | None = Field(None, ge=8_000, le=192_000)
+    styles: dict[str, PackStyle] = Field(default_factory=dict, max_length=32)
+    consent: bool = False
+    loudness_lufs: float | None = Field(None, ge=-60, le=0)
+    lexicon: dict[str, Any] = Field(default_factory=dict)
+    model_id: str | None = None
+    version: str | None = None
+    author: str | None = None
+    source_url: str | None = None
+    created_at: str | date | None = None
+    resources: dict[str, Any] = Field(default_factory=dict)
+    performance: dict[str, Any] = Field(default_factory=dict)
+    audio: dict[str, Any] = Field(default_factory=dict)
+    reference_audio: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_older(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        data = dict(data)
+        if isinstance(language := data.pop("language", None), str):
+            data.setdefault("languages", [language])
+        audio = data.get("audio")
+        if isinstance(audio, Mapping) and "sample_rate" in audio:
+            data.setdefault("sample_rate", audio["sample_rate"])
+        reference = data.get("reference_audio")
+        if isinstance(reference, Mapping) and isinstance(prompt := reference.get("default_reference"), str):
+            data.setdefault("styles", {NEUTRAL: {"prompt": prompt}})
+        return data
+
+    @field_validator("capabilities", mode="before")
+    @classmethod
+    def _capability_names(cls, value: Any) -> Any:
+        return [name for name, given in value.items() if given] if isinstance(value, Mapping) else value
+
+    @field_validator("styles", mode="before")
+    @classmethod
+    def _style_names(cls, value: Any) -> Any:
+        return {name: {} for name in value} if isinstance(value, list | tuple) else value
+
+    @field_validator("styles")
+    @classmethod
+    def _check_styles(cls, styles: dict[str, PackStyle]) -> dict[str, PackStyle]:
+        for name in styles:
+            if not re.fullmatch(_STYLE, name):
+                raise ValueError(f"{name[:40]!r} is not a name of up to 32 letters, digits, _ or -")
+        return styles
+
+
+@dataclass(frozen=True, slots=True)
+class PackPrompt:
+    """The recording of one style of a pack."""
+
+    style: str
+    file: Path
+    text: str
+
+    def read(self) -> bytes:
+        """Return the recording. Raises ConfigError."""
+        return _read_regular(self.file, MAX_PROMPT_BYTES)
+
+    @property
+    def source_hash(self) -> str:
+        """SHA-256 of recording and transcript."""
+        return hashlib.sha256(self.read() + b"\0" + self.text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledPack:
+    """A voice pack and its folder."""
+
+    pack: VoicePack
+    folder: Path
+
+    def prompts(self) -> tuple[PackPrompt, ...]:
+        """Return the recordings of all styles, the neutral one first; none for a pack that only describes a voice.
+
+        Raises:
+            ConfigError: A file is missing or outside the pack.
+        """
+        styles = dict(self.pack.styles)
+        for suffix in AUDIO_SUFFIXES:
+            for file in sorted((self.folder / PROMPTS).glob(f"*{suffix}")):
+                styles.setdefault(file.stem, PackStyle())
+        if styles and NEUTRAL not in styles:
+            raise ConfigError(f"{self.folder / METADATA}: styles: a voice needs the style {NEUTRAL}")
+        return tuple(self._prompt(name, styles[name]) for name in sorted(styles, key=lambda s: (s != NEUTRAL, s)))
+
+    def _prompt(self, name: str, style: PackStyle) -> PackPrompt:
+        where = f"{self.folder / METADATA}: styles.{name}"
+        candidates = [style.prompt] if style.prompt else [f"{PROMPTS}/{name}{suffix}" for suffix in AUDIO_SUFFIXES]
+        root = self.folder.resolve()
+        for candidate in candidates:
+            file = (self.folder / candidate).resolve()
+            if not file.is_relative_to(root):
+                raise ConfigError(f"{where}: {candidate} is outside the voice pack")
+            if file.is_file():
+                text_file = file.with_suffix(".txt")
+                text = style.text
+                if not text and text_file.is_file():
+                    text = _decode(text_file, _read_regular(text_file, MAX_TRANSCRIPT_BYTES)).strip()
+                return PackPrompt(name, file, text)
+        raise ConfigError(f"{where}: there is no recording {candidates[0]}")
+
+
+def read_voicepacks(directory: Path) -> tuple[InstalledPack, ...]:
+    """Read all ``<family>/<name>/metadata.yaml`` below ``directory``.
+
+    Raises:
+        ConfigError: A file is invalid; the message names the file and the key.
+    """
+    return tuple(read_voicepack(file.parent) for file in sorted(directory.glob(f"*/*/{METADATA}")))
+
+
+def read_voicepack(folder: Path) -> InstalledPack:
+    """Read the voice pack in ``folder``. Raises ConfigError as ``read_voicepacks`` does."""
+    file = folder / METADATA
+    try:
+        data = yaml.safe_load(_decode(file, _read_regular(file, MAX_METADATA_BYTES)))
+        pack = VoicePack.model_validate(_named_by_folder(data, folder.resolve()))
+        Lexicon.from_mapping(pack.lexicon)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "(top level)"
+        raise ConfigError(f"{file}: {key}: {first['msg']}") from None
+    except (yaml.YAMLError, RecursionError):  # RecursionError: nested too deeply
+        raise ConfigError(f"{file} is not valid YAML") from None
+    except InvalidRequest as error:
+        raise ConfigError(f"{file}: {error.message}") from None
+    if (pack.family, pack.name) != (folder.resolve().parent.name, folder.resolve().name):
+        raise ConfigError(f"{file}: name and family must match the folder names")
+    return InstalledPack(pack, folder)
+
+
+def _named_by_folder(data: Any, folder: Path) -> Any:
+    """Fill in name and family. In the older schema ``name`` is a title for people."""
+    if not isinstance(data, Mapping):
+        return data
+    data = dict(data)
+    if "model_id" in data and data.get("name") != folder.name:
+        data.setdefault("title", data.pop("name", ""))
+    return {"name": folder.name, "family": folder.parent.name, **data}
+
+
+def _decode(file: Path, raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file} is not valid YAML" if file.name == METADATA else f"{file} is not UTF-8") from None
+
+
+def _read_regular(file: Path, max_bytes: int) -> bytes:
+    """Read a regular file of limited size; a device may never end and a FIFO may block. Raises ConfigError."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        with open(descriptor, "rb") as opened:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ConfigError(f"{file} is not a regular file")
+            raw = opened.read(max_bytes + 1)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    if len(raw) > max_bytes:
+        raise ConfigError(f"{file} is larger than {max_bytes} bytes")
+    return raw
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+def init_voicepack(folder: Path, language: str, license_name: str) -> Path:
+    """Create a voice pack ``<family>/<name>`` to be filled with recordings. Returns its ``metadata.yaml``.
+
+    Raises:
+        IllegalCommand: There is a pack already.
+        ConfigError: A name is invalid or the folder cannot be written.
+    """
+    file = folder / METADATA
+    if file.exists():
+        raise IllegalCommand(f"{file} exists already")
+    fields = {"language": language, "license": license_name, "tags": [], "consent": False, "styles": [NEUTRAL]}
+    try:
+        VoicePack.model_validate(_named_by_folder(fields, folder.resolve()))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{folder}: {'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
+    text = (
+        f"# Add {PROMPTS}/{NEUTRAL}.wav, 3 to {MAX_PROMPT_S:g} s of clear speech, and its words in {NEUTRAL}.txt;\n"
+        "# further styles likewise, such as happy or sad. Then: tts-worker voicepack check FOLDER\n"
+    )
+    try:
+        (folder / PROMPTS).mkdir(parents=True, exist_ok=True)
+        file.write_text(text + yaml.safe_dump(fields, sort_keys=False, allow_unicode=True), "utf-8")
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror}") from None
+    return file
+
+
+def check_voicepack(folder: Path) -> Report:
+    """Check the metadata and every recording of a voice pack."""
+    try:
+        installed = read_voicepack(folder)
+        prompts = installed.prompts()
+    except TTSWorkerError as error:
+        return Report(folder, (Problem(METADATA, error.message.removeprefix(f"{folder / METADATA}: "), fatal=True),))
+    problems = []
+    pack = installed.pack
+    missing = {"license": pack.license, "languages": pack.languages}
+    if prompts and not pack.consent:
+        problems.append(Problem(METADATA, "consent is not stated", fatal=False))
+    problems += [Problem(METADATA, f"{key} is missing", fatal=False) for key, value in missing.items() if not value]
+    for prompt in prompts:
+        problems += _check_prompt(prompt, folder, pack.sample_rate)
+    return Report(folder, tuple(problems))
+
+
+def _check_prompt(prompt: PackPrompt, folder: Path, rate_hz: int | None) -> list[Problem]:
+    name = prompt.file.relative_to(folder.resolve()).as_posix()
+    try:
+        recording = read_recording(prompt.read(), max_s=MAX_PROMPT_S)
+        speech, _ = usable_speech(recording)
+        notes = [*judge(measure(speech, prompt.text))]
+    except TTSWorkerError as error:
+        return [Problem(name, error.message, fatal=True)]
+    if not prompt.text:
+        notes.append("no transcript: only the timbre is used (cross-lingual mode)")
+    if rate_hz is not None and recording.rate_hz != rate_hz:
+        notes.append(f"has {recording.rate_hz} Hz, the metadata {rate_hz}")
+    return [Problem(name, note, fatal=False) for note in notes]
+
+
+def pack_voicepack(folder: Path, out: Path) -> Path:
+    """Write a zip file of a checked voice pack, to be unpacked in ``voicepacks``. The same pack gives the same bytes.
+
+    Raises:
+        ConfigError: The pack is invalid, or the file cannot be written.
+    """
+    report = check_voicepack(folder)
+    if not report.ok:
+        raise ConfigError(str(report))
+    installed = read_voicepack(folder)
+    files = [folder.resolve() / METADATA]
+    for prompt in installed.prompts():
+        files += [file for file in (prompt.file, prompt.file.with_suffix(".txt")) if file.is_file()]
+    partial = out.with_name(f".{out.name}.part")
+    try:
+        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+            for file in dict.fromkeys(files):
+                relative = file.relative_to(folder.resolve()).as_posix()
+                entry = zipfile.ZipInfo(f"{installed.pack.family}/{installed.pack.name}/{relative}")
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                archive.writestr(entry, file.read_bytes())
+        partial.replace(out)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+    return out

@@ -1,0 +1,123 @@
+"""Voice packs become stored voices, and the catalog follows the directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cosyvoice.test_enrol import SAID, speech, wav
+from tests.unit.voicepack.test_voice_file import voice
+from tts_worker.audio.decode import Recording
+from tts_worker.audio.prompt import PromptFigures
+from tts_worker.errors import InvalidRequest, OverCapacity, UnknownVoice
+from tts_worker.models.enrolment import Enrolment
+from tts_worker.models.voice_library import NewVoice, VoiceLibrary
+from tts_worker.models.voice_store import VoiceStore
+from tts_worker.types import Alignment, EngineInfo
+from tts_worker.voicepack.voice_details import VoiceDetails
+from tts_worker.voicepack.voice_file import Voice
+from tts_worker.voicepack.voice_pack import read_voicepacks
+from tts_worker.voices import VoiceCatalog
+
+INFO = EngineInfo("fake", (), ("en", "zh"), Alignment.NONE, max_utterances=4, capabilities=("instruct",))
+
+
+class CountingEnroller:
+    """Makes a voice of any recording but one of less than 3 s."""
+
+    def __init__(self) -> None:
+        self.transcripts: list[str] = []
+
+    def enrol(self, name: str, recording: Recording, transcript: str) -> None:
+        raise AssertionError
+
+    def forget(self, name: str) -> None:
+        raise AssertionError
+
+    def compute(self, recording: Recording, transcript: str) -> tuple[Voice, PromptFigures]:
+        if recording.seconds < 3:
+            raise InvalidRequest("too short")
+        self.transcripts.append(transcript)
+        return voice(len(self.transcripts)), PromptFigures(4.0, -20.0, 0.0, 30.0)
+
+
+def write_pack(root: Path, name: str, styles: dict[str, float]) -> None:
+    folder = root / "fake" / name
+    (folder / "prompts").mkdir(parents=True, exist_ok=True)
+    (folder / "metadata.yaml").write_text("tags: [warm]\nlanguage: zh\ncapabilities: [whisper]\nlicense: CC0\n")
+    for style, seconds in styles.items():
+        (folder / "prompts" / f"{style}.wav").write_bytes(wav(speech(seconds, 16_000)))
+        (folder / "prompts" / f"{style}.txt").write_text(SAID)
+
+
+async def test_packs_are_stored_once_and_updated(tmp_path: Path) -> None:
+    enroller = CountingEnroller()
+    enrolment = Enrolment(enroller)
+    packs = tmp_path / "packs"
+    write_pack(packs, "anna", {"neutral": 4, "happy": 4})
+    write_pack(packs, "short", {"neutral": 1})
+
+    async def start() -> VoiceCatalog:
+        catalog = VoiceCatalog([installed.pack for installed in read_voicepacks(packs)])
+        catalog.add("one", "fake", INFO)
+
+        async def enrolment_of(engine: str | None) -> tuple[str, Enrolment]:
+            return "one", enrolment
+
+        library = VoiceLibrary(catalog, {"one": VoiceStore(tmp_path / "voices")}, enrolment_of)
+        await library.import_packs("one", read_voicepacks(packs))
+        return catalog
+
+    catalog = await start()
+    assert [each.name for each in catalog] == ["anna"], "a bad pack is skipped"
+    anna = catalog.get("anna")
+    assert (anna.styles, anna.languages, anna.tags, anna.license) == (("neutral", "happy"), ("zh",), ("warm",), "CC0")
+    assert anna.capabilities == ("instruct", "whisper")
+    assert catalog.get("anna@happy").stored is not None
+    assert enroller.transcripts == [SAID] * 2
+    await start()
+    assert len(enroller.transcripts) == 2, "stored voices are not computed again"
+    write_pack(packs, "anna", {"happy": 5})
+    await start()
+    assert len(enroller.transcripts) == 3, "only the changed recording is computed"
+    enrolment.close()
+
+
+async def test_unwritable_directory_is_reported_without_its_path(tmp_path: Path) -> None:
+    folder = tmp_path / "voices"
+    folder.write_text("a file")
+    catalog = VoiceCatalog()
+    catalog.add("one", "fake", INFO)
+    enrolment = Enrolment(CountingEnroller())
+
+    async def enrolment_of(engine: str | None) -> tuple[str, Enrolment]:
+        return "one", enrolment
+
+    library = VoiceLibrary(catalog, {"one": VoiceStore(folder)}, enrolment_of)
+    with pytest.raises(OverCapacity) as refused:
+        await library.add(NewVoice(name="ann", consent=True), wav(speech(4, 16_000)))
+    assert str(tmp_path) not in refused.value.message
+    enrolment.close()
+
+
+def test_engine_with_the_same_voice_hides_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = VoiceStore(tmp_path)
+    catalog = VoiceCatalog()
+    catalog.add("one", "fake", EngineInfo("fake", ("ann",), ("en",), Alignment.NONE, max_utterances=1))
+    catalog.add("two", "other", INFO)
+    store_voice(store, "ann")
+    store_voice(store, "bob")
+    catalog.set_stored("two", store.scan())
+    assert [each.name for each in catalog] == ["ann", "bob"]
+    assert catalog.get("ann").engine == "one"
+    assert "hidden" in caplog.text
+    store.delete("bob")
+    catalog.set_stored("two", store.scan())
+    with pytest.raises(UnknownVoice):
+        catalog.get("bob")
+    assert catalog.get_in_use("bob").engine == "two"
+
+
+def store_voice(store: VoiceStore, name: str) -> None:
+    store.save(name, voice(), VoiceDetails())
