@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 import tts_worker
 
@@ -118,6 +120,21 @@ def test_versions_agree_and_are_required_exactly() -> None:
     assert required in livekit["dependencies"]
     assert server["optional-dependencies"]["livekit"] == [f"{livekit['name']}=={version}"]
     assert [table["requires-python"] for table in tables] == 3 * [server["requires-python"]]
+
+
+def test_client_needs_few_packages() -> None:
+    """Fewer than ten with itself, as they are installed here."""
+    needed: dict[str, None] = {}
+    waiting = [Requirement(text) for text in project_table(CLIENT)["dependencies"]]
+    while waiting:
+        requirement = waiting.pop()
+        name = requirement.name.lower().replace("_", "-")
+        if name not in needed and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+            needed[name] = None
+            waiting += [Requirement(text) for text in importlib.metadata.requires(name) or ()]
+    assert {"grpcio", "msgspec", "protobuf", "websockets"} <= needed.keys()
+    assert len(needed) + 1 < 10, sorted(needed)
+    assert not needed.keys() & {"anyio", "fastapi", "numpy", "onnxruntime", "pydantic"}
 
 
 CLIENT_PROGRAM = """
