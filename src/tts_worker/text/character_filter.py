@@ -63,6 +63,11 @@ class CharacterFilter:
         self._held_at = 0
         self._after_return = False
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no character is held that the next one may change."""
+        return not (self._held or self._after_return)
+
     def push(self, text: str, start: int) -> None:
         """Take the next characters of the text, of which the first has the offset ``start``."""
         if self._held:

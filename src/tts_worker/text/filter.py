@@ -57,7 +57,7 @@ class TextFilter:
         """Text that waits for a decision; None if any character may decide it."""
         gap = self._whitespace.source.text
         undecided = self._scanner.undecided
-        return None if undecided is None or "\n" in gap else undecided + " " * bool(gap)
+        return None if undecided is None or gap not in ("", " ") else undecided + gap
 
     @property
     def holds_space(self) -> bool:
@@ -67,6 +67,9 @@ class TextFilter:
 
     def push(self, text: str, start: int) -> None:
         """Take the next characters of the text, of which the first has the offset ``start``."""
+        if self._characters.is_idle and self._scanner.skip_plain(text, start):
+            self._whitespace.push_plain(text, start)
+            return
         self._characters.push(text, start)
         self._scanner.run()
         self._whitespace.run()
@@ -160,6 +163,15 @@ class Scanner:
     def undecided(self) -> str | None:
         """Text that waits for a decision; None if any character may decide it."""
         return None if self._mode in (self._spelled, self._fenced) else self.source.text[1:]
+
+    def skip_plain(self, text: str, start: int) -> bool:
+        """Return whether the stages have nothing to change in ``text``; the scanner then only takes note of it."""
+        before = self.source.text
+        if len(before) > 1 or self._mode is not None or markup.CHANGED.search(before + text, 1):
+            return False
+        self.source.cut(1)
+        self.source.append(text[-1], start + len(text) - 1)
+        return True
 
     def run(self) -> None:
         """Pass on what is decided."""

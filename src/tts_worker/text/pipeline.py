@@ -24,10 +24,19 @@ _BLOCK_CHARS = 256
 
 # What may complete a segment: a mark with the space or ideograph after it, a line break, a tag, unusual characters.
 # Other text only does so if it grows too long. A comma completes no segment that is too short.
-_STRONG = "[^!-=?-~ \u00c0-\u024f\u4e00-\u9fff]|-.*-"
-_AFTER_MARK = "[^ \u4e00-\u9fff]*[ \u4e00-\u9fff]"
-_SENTENCE_END = re.compile(f"{_STRONG}|[.!?&]{_AFTER_MARK}")
-_CLAUSE_END = re.compile(f"{_STRONG}|[.!?&,;:|-]{_AFTER_MARK}")
+_CALM = r"A-Za-z0-9 #*_`~()\[\]'\"/$%@=+{}^\\<\u00c0-\u024f\u4e00-\u9fff"
+
+
+def _ends(sentence_marks: str, ignored: str) -> re.Pattern[str]:
+    # The class comes first, because the search for a class is fast.
+    return re.compile(
+        f"[^{_CALM}{ignored}](?:(?<=[^{_CALM}{sentence_marks}{ignored}-])|(?<=-).*-"
+        f"|(?<=[{sentence_marks}])[^ \u4e00-\u9fff]*[ \u4e00-\u9fff])"
+    )
+
+
+_SENTENCE_END = _ends(".!?&", ",;:|")
+_CLAUSE_END = _ends(".!?&,;:|\\-", "")
 _MARK = re.compile("[^A-Za-z0-9 #*_`~()\\[\\]]")
 _WORD_END = re.compile("[^A-Za-z0-9]")
 
@@ -213,8 +222,9 @@ class TextPipeline:
             self._room = 0
             return
         held = len(undecided) if self._lexicon is None else len(undecided) + len(self._lexicon.source.text)
-        self._room = self._segmenter.room - held - self._margin
-        self._clause_room = self._segmenter.clause_room - held
+        room, clause_room = self._segmenter.rooms()
+        self._room = room - held - self._margin
+        self._clause_room = clause_room - held
 
     def _finish(self, boundary: Boundary) -> list[Segment]:
         if self._lexicon is not None:

@@ -36,6 +36,7 @@ _UNSURE = frozenset(".…-–")
 _WORD_STOPS = re.compile("[ \n]|[^\x00-\x7f]|(?<=[^\x00-\x7f])[\x00-\x7f]")
 _HEAVY = re.compile(r"[0-9$%&@+=*#<>|~^/\\]")  # of size 3
 _MAX_SIZE = 3  # of a character
+_MAX_ROOM = 40  # more is not worth measuring the text
 _WORD_LIMIT = 24  # longest abbreviation
 
 
@@ -123,20 +124,16 @@ class Segmenter:
 
     # -- the stream ---------------------------------------------------------------------------------------------------
 
-    @property
-    def room(self) -> int:
-        """Characters without marks that surely complete no segment."""
-        if self._waiting is not None or (self._options.by_word and not self.source.text[-1:].isascii()):
-            return 0  # any character may complete one
+    def rooms(self) -> tuple[int, int]:
+        """Return how many characters without marks surely complete no segment, and how many with a comma after them."""
         length = len(self.source.text)
-        self._size += self._size_of(self._sized, length)
-        self._sized = length
-        return (self._limit - self._size) // _MAX_SIZE
-
-    @property
-    def clause_room(self) -> int:
-        """Characters after which a comma still makes no segment, because it would be too short."""
-        return self.room - (self._limit - self._clause_minimum()) // _MAX_SIZE
+        if self._waiting is not None or (self._options.by_word and not self.source.text[-1:].isascii()):
+            return 0, 0  # any character may complete one
+        if self._limit - self._size < _MAX_SIZE * (length - self._sized + _MAX_ROOM) or UNIT in self.source.text:
+            self._size += self._size_of(self._sized, length)
+            self._sized = length
+        size = self._size + _MAX_SIZE * (length - self._sized)
+        return (self._limit - size) // _MAX_SIZE, (self._clause_minimum() - size) // _MAX_SIZE
 
     def run(self) -> None:
         """Emit the segments that are complete."""
@@ -219,6 +216,8 @@ class Segmenter:
 
     def _fits(self, length: int) -> bool:
         """Return whether the first ``length`` characters fit the segment."""
+        if length <= self._sized:
+            return True
         if self._size + _MAX_SIZE * (length - self._sized) <= self._limit and UNIT not in self.source.text:
             return True
         size = self._size + self._size_of(self._sized, length)
@@ -241,6 +240,8 @@ class Segmenter:
 
     def _scan_clauses(self) -> None:
         """Decide the marks up to the first one that needs more text."""
+        if self._at == len(self.source.text):
+            return
         self._waiting = None
         while True:
             text = self.source.text

@@ -45,6 +45,28 @@ class WhitespaceFilter:
         self._last_char = "\n"  # the last one passed on
         self._line_chars = 0
 
+    def push_plain(self, text: str, start: int) -> None:
+        """Take text without gaps but single spaces."""
+        begins_gap = text[0] == " " and (self.source.text != "" or self._last_char in " \n")
+        if begins_gap or self.source.text not in ("", " ") or (self.source.text and text[0] in _CLOSE_UP):
+            self.source.append(text, start)
+            self.run()
+            return
+        if self.source.text:
+            if self._last_char not in " \n":
+                self._emit(" ", 0)
+            self.source.cut(1)
+        ends_with_space = text[-1] == " "
+        if ends_with_space:
+            text = text[:-1]
+        if text:
+            self._out.append(text, start)
+            self._last_char = text[-1]
+        self._line_chars += len(text)
+        if ends_with_space:
+            self.source.append(" ", start + len(text))
+            self._space_follows()
+
     def run(self, *, is_final: bool = False) -> None:
         """Pass on what is decided; with ``is_final`` as if the text ended here."""
         text = self.source.text
