@@ -65,7 +65,8 @@ class SplitBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         included = build_data["force_include"]
         if self.target_name == "sdist":
             if is_client:
-                included.update({str(package / path): f"src/tts_worker/{path}" for path in client_files(package)})
+                chosen = client_files(package)
+                included.update({str(package / path): f"src/tts_worker/{path.as_posix()}" for path in chosen})
         elif version != "editable":
             chosen = client_files(package)
             if not is_client:

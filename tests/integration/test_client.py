@@ -254,6 +254,15 @@ async def test_client_lists_voices_and_session_names_its_model(transport: str) -
             assert session.model == "tone"
 
 
+async def test_voices_of_silent_worker_raise_deadline_exceeded() -> None:
+    async with serve_setup(Setup()) as address, run_proxy(address) as proxy:
+        proxy.stall()
+        async with connect(f"ws://{proxy.address}", ClientSettings(connect_timeout_s=0.2)) as client:
+            with pytest.raises(DeadlineExceeded, match=r"within 0\.2 s"):
+                await client.voices()
+        proxy.resume()
+
+
 @pytest.mark.parametrize("scheme", ["ws", "grpc"])
 async def test_voices_of_unreachable_worker_raise_connection_lost(scheme: str) -> None:
     async with connect(f"{scheme}://127.0.0.1:1") as client:

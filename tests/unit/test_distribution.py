@@ -200,9 +200,10 @@ def test_installed_wheel_says_that_parity_needs_a_clone(installed: Path) -> None
 # -- source distributions ---------------------------------------------------------------------------------------------
 
 
-def test_sdist_holds_docs_and_examples_but_no_weights(tmp_path: Path) -> None:
-    file = built("sdist", tmp_path)
+def test_sdist_holds_docs_and_examples_but_no_weights(wheels: Wheels, tmp_path: Path) -> None:
+    file = built("sdist", tmp_path / "sdist")
     with tarfile.open(file) as archive:
+        archive.extractall(tmp_path, filter="data")
         names = {member.name.partition("/")[2] for member in archive.getmembers()}
     folders = {name.partition("/")[0] for name in names}
     assert {
@@ -220,6 +221,8 @@ def test_sdist_holds_docs_and_examples_but_no_weights(tmp_path: Path) -> None:
     } <= folders
     assert not [name for name in names if name.endswith((".safetensors", ".pt", ".onnx"))]
     assert file.stat().st_size < 3_000_000, "weights for tests made it 15 MB"
+    (project,) = tmp_path.glob("tts_worker-*")
+    assert contents(zipfile.ZipFile(built("wheel", tmp_path / "wheel", project))) == contents(wheels.server)
 
 
 def test_client_sdist_builds_the_same_wheel(wheels: Wheels, tmp_path: Path) -> None:

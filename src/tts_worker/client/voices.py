@@ -11,7 +11,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 import msgspec
 
 from tts_worker.client.base import ClientSettings, VoiceDescription
-from tts_worker.errors import ConnectionLost, TTSWorkerError, as_exception
+from tts_worker.errors import ConnectionLost, DeadlineExceeded, TTSWorkerError, as_exception
 from tts_worker.protocol.messages import parse_error
 
 _MAX_BODY_BYTES = 4 << 20
@@ -42,7 +42,7 @@ class _NoRedirect(HTTPRedirectHandler):
 
 
 async def fetch_voices(url: str, settings: ClientSettings) -> tuple[VoiceDescription, ...]:
-    """Return the voices of the worker at a WebSocket URL. Raises the worker's error, or ConnectionLost."""
+    """Return the voices of the worker at a WebSocket URL. Raises its error, ConnectionLost or DeadlineExceeded."""
     return await asyncio.to_thread(_fetch, url, settings)
 
 
@@ -52,14 +52,16 @@ def _fetch(url: str, settings: ClientSettings) -> tuple[VoiceDescription, ...]:
     address = parts._replace(scheme=parts.scheme.replace("ws", "http", 1), path=f"{path}/voices", query="").geturl()
     headers = {} if settings.api_key is None else {"Authorization": f"Bearer {settings.api_key}"}
     opener = build_opener(_NoRedirect)  # with the proxies of the environment, as for the WebSocket
+    timeout_s = min(settings.connect_timeout_s, _MAX_TIMEOUT_S)
     try:
-        timeout_s = min(settings.connect_timeout_s, _MAX_TIMEOUT_S)
         with opener.open(Request(address, headers=headers), timeout=timeout_s) as response:
             body = response.read(_MAX_BODY_BYTES)
     except HTTPError as error:
         with error:
             raise _refusal(error.code, error.read(_MAX_BODY_BYTES)) from None
     except (OSError, HTTPException) as error:
+        if isinstance(getattr(error, "reason", error), TimeoutError):
+            raise DeadlineExceeded(f"the worker did not answer within {timeout_s:g} s") from None
         raise ConnectionLost(f"the worker cannot be reached ({type(error).__name__}): is it running?") from None
     try:
         voices = msgspec.json.decode(body, type=_VoicesJson).voices
