@@ -54,9 +54,11 @@ def _spelled(char: str) -> str:
 
 
 def _digit_groups(digits: str) -> str:
-    """Return a code in groups that are easy to remember: 6 digits as 3 and 3, 8 as 4 and 4."""
-    size = {6: 3, 8: 4, 9: 3, 10: 5, 12: 4}.get(len(digits), len(digits) if len(digits) < 6 else 3)
-    return ", ".join(spell(digits[place : place + size]) for place in range(0, len(digits), size))
+    """Return a code in groups that are easy to remember: 6 digits as 3 and 3, 7 as 3 and 4, 8 as 4 and 4."""
+    size = {8: 4, 10: 5, 12: 4}.get(len(digits), len(digits) if len(digits) < 6 else 3)
+    starts = [start for start in range(0, len(digits), size) if len(digits) - start > 1 or not start]
+    ends = [*starts[1:], len(digits)]
+    return ", ".join(spell(digits[start:end]) for start, end in zip(starts, ends, strict=True))
 
 
 def _number(digits: str) -> str:
@@ -255,7 +257,8 @@ _RULES: tuple[tuple[str, Callable[[re.Match[str]], Iterator[Rewrite]]], ...] = (
         _spoon,
     ),
     (
-        r"(?<=[\dkKM])(?P<slash> ?/ ?)(?P<unit>yr|mo|wk|hr|h|min|sec|d|pp|year|month|week|day|hour|minute|second|night"
+        r"(?:(?<=[\dkKM€£])|(?<=\d [A-Z]{3})|(?<=\d €))(?P<slash> ?/ ?)"
+        r"(?P<unit>yr|mo|wk|hr|h|min|sec|d|pp|year|month|week|day|hour|minute|second|night"
         r"|user|seat|person|piece|page|request)\b",
         _rate,
     ),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tts_worker.text.lexicon import Lexicon
-from tts_worker.text.pipeline import TextPipeline
+from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.text.spoken_forms import SpokenForms, number_words, rewrites, spoken_forms
 from tts_worker.text.spoken_words import spoken_words
 
@@ -28,6 +28,7 @@ CASES = [
     ("it takes 2h 15m", "it takes two hours fifteen minutes"),
     ("1h or 2h15 or 5m 30s", "one hour or two hours fifteen minutes or five minutes thirty seconds"),
     ("$20/yr or 120k/year", "$20 per year or 120k per year"),
+    ("5 EUR/month or 9 €/mo", "5 EUR per month or 9 € per month"),
     ("60 km/h and/or 5 m", "60 km/h and/or 5 m"),
     # codes and numbers
     ("Your code is 482913.", "Your code is four eight two, nine one three."),
@@ -38,6 +39,7 @@ CASES = [
     ("order 2 pizzas, 12,345 units", "order 2 pizzas, 12,345 units"),
     ("Call 555-123-4567 now", "Call five five five, one two three, four five six seven now"),
     ("+1 (415) 555-2671", "plus one, four one five, five five five, two six seven one"),
+    ("+49 30 1234567", "plus four nine, three zero, one two three, four five six seven"),
     ("dial 555-1234", "dial five five five, one two three four"),
     ("from 100-2000 on 2024-05-12", "from 100-2000 on 2024-05-12"),
     (
@@ -96,6 +98,26 @@ def test_code_is_recognized_by_an_earlier_segment() -> None:
     pipeline = TextPipeline(spoken_forms=SpokenForms())
     segments = pipeline.feed("Here is your verification code: 482913.") + pipeline.end()
     assert [segment.text for segment in segments][1:] == ["four eight two, nine one three."]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("**Tue** at <b>apt. 4</b>, please.", "Tuesday at apartment 4, please."),
+        (
+            "My r\u00e9sum\u00e9 and re\u0301sume\u0301 for Zo\u00eb.",
+            "My r\u00e9sum\u00e9 and re\u0301sume\u0301 for Zo\u00eb.",
+        ),
+        ("The code is `482913`.", "The code is four eight two, nine one three."),
+        ("Visit [us](https://x.com) at *acme.io*.", "Visit us at acme dot io."),
+        ("- v2.10.3, rated **98/100**", "version two point ten point three, rated 98 out of 100"),
+        ("Spell <spell>AB12</spell> on Fri.", "Spell A, B 1 2 on Friday."),
+    ],
+)
+def test_spoken_english_in_markup_and_small_deltas(text: str, expected: str) -> None:
+    pipeline = TextPipeline(TextOptions(clause_chars=90, first_clause_chars=90), spoken_forms=SpokenForms())
+    segments = [s for place in range(0, len(text), 4) for s in pipeline.feed(text[place : place + 4])] + pipeline.end()
+    assert " ".join(segment.text for segment in segments) == expected
 
 
 def test_lexicon_wins_over_spoken_forms() -> None:
