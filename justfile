@@ -23,6 +23,10 @@ test-matrix *args:
 coverage *args:
     scripts/test --cov --cov-report=term-missing {{args}}
 
+# build the documentation site into out/site
+docs:
+    scripts/docs
+
 # run the server with the CPU voice on http://127.0.0.1:8080
 serve *args:
     scripts/setup base

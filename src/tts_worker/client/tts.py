@@ -1,4 +1,4 @@
-"""``TTS``: the client without ``await``. It runs ``AsyncTTS`` on an event loop in a thread of its own."""
+"""``TTS``: the client without ``await``. It runs ``AsyncTTS`` on an event loop in a separate thread."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ _Result = TypeVar("_Result")
 class TTS:
     """Speaks texts with the embedded voice or a worker. All methods may be called from any thread.
 
-    >>> tts = TTS()  # or TTS("ws://127.0.0.1:8080", voice="heart")
-    >>> speech = tts.speak("Hello there.")
-    >>> speech.save("hello.wav").name
-    'hello.wav'
-    >>> speech.samples.dtype, [word.text for word in speech.words]
-    (dtype('float32'), ['Hello', 'there.'])
-    >>> with tts.stream(["Text while it ", "is being written."]) as live:  # the deltas of a language model
-    ...     sizes = [len(part.pcm) for part in live]  # s16le
-    >>> live.report.text_spoken
-    'Text while it is being written.'
-    >>> tts.close()
-
     It connects (or loads the embedded voice) on first use, and closes at the end of the block, at ``close``, or with
-    the program. Notebooks can use it: it runs on a thread of its own.
+    the program. Notebooks can use it: it runs on a separate thread.
+
+    Examples:
+        >>> tts = TTS()  # or TTS("ws://127.0.0.1:8080", voice="heart")
+        >>> speech = tts.speak("Hello there.")
+        >>> speech.save("hello.wav").name
+        'hello.wav'
+        >>> speech.samples.dtype, [word.text for word in speech.words]
+        (dtype('float32'), ['Hello', 'there.'])
+        >>> with tts.stream(["Text while it ", "is being written."]) as live:  # the deltas of a language model
+        ...     sizes = [len(part.pcm) for part in live]  # s16le
+        >>> live.report.text_spoken
+        'Text while it is being written.'
+        >>> tts.close()
     """
 
     def __init__(
