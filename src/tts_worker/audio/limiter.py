@@ -7,7 +7,7 @@ shift it, so positions stay exact.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, reduce
 from math import exp
 
 import numpy as np
@@ -36,6 +36,17 @@ def _phases() -> _Doubles:
     distance = taps[None, :] - np.arange(1, _OVERSAMPLING)[:, None] / _OVERSAMPLING
     window = np.i0(_KAISER_BETA * np.sqrt(1 - (distance / half) ** 2)) / np.i0(_KAISER_BETA)
     return np.asarray(np.sinc(distance) * window)
+
+
+@lru_cache(maxsize=8)
+def _oversampling(block: int) -> _Doubles:
+    """Matrix ``[block + taps, 4 * block]`` from a block with half a filter to either side to its points and between."""
+    half = _TAPS // 2
+    points = np.zeros((block, _OVERSAMPLING, block + _TAPS))
+    for n in range(block):
+        points[n, 0, half + n] = 1.0
+        points[n, 1:, 1 + n : 1 + n + _TAPS] = _phases()
+    return np.ascontiguousarray(points.reshape(-1, block + _TAPS).T)
 
 
 class Limiter:
@@ -92,7 +103,7 @@ class Limiter:
         needed = np.concatenate((self._needed, self._needed_gains(blocks)))
         self._analysed += blocks * self._block
         self._needed = needed[-(_ATTACK_BLOCKS + 1) :]
-        lowest = np.lib.stride_tricks.sliding_window_view(needed, _ATTACK_BLOCKS + 2).min(axis=1)
+        lowest = reduce(np.minimum, (needed[at : at + blocks] for at in range(_ATTACK_BLOCKS + 2)))
         targets = np.concatenate((self._targets, self._with_release(lowest)))
         self._targets = targets[-_ATTACK_BLOCKS:]
         smooth = sum(targets[at : at + blocks] for at in range(_ATTACK_BLOCKS + 1)) / (_ATTACK_BLOCKS + 1)
@@ -120,17 +131,24 @@ class Limiter:
         """Return the gain that each of the next blocks needs, 1 where its true peak is below the ceiling."""
         reach = self._block + _TAPS
         region = self._samples[self._analysed : self._analysed + blocks * self._block + _TAPS]
-        windows = np.lib.stride_tricks.sliding_window_view(region, reach)[:: self._block]
         needed = np.ones(blocks)
-        loud = np.flatnonzero(np.abs(windows).max(axis=1) > self._safe_peak)
+        loud = self._loud_blocks(region, blocks)
         if len(loud):
-            chosen = windows[loud]
-            half = _TAPS // 2
-            taps = np.lib.stride_tricks.sliding_window_view(chosen[:, 1:], _TAPS, axis=1)
-            between = np.abs(taps.reshape(-1, _TAPS) @ _phases().T).reshape(len(loud), -1).max(axis=1)
-            peaks = np.maximum(between, np.abs(chosen[:, half : half + self._block]).max(axis=1))
+            windows = region[loud[:, None] * self._block + np.arange(reach)]
+            peaks = np.abs(windows @ _oversampling(self._block)).max(axis=1)
             needed[loud] = np.minimum(1.0, self._ceiling / np.maximum(peaks, 1.0))
         return needed
+
+    def _loud_blocks(self, region: _Doubles, blocks: int) -> NDArray[np.intp]:
+        """Indices of the blocks that could have a peak over the ceiling within or between their samples."""
+        loud = np.flatnonzero(np.abs(region) > self._safe_peak)
+        # A sample reaches half a filter to either side.
+        first = np.maximum((loud - _TAPS) // self._block, 0)
+        last = np.minimum(loud // self._block, blocks - 1)
+        touched = np.zeros(blocks + 1, np.intp)
+        np.add.at(touched, first, 1)
+        np.add.at(touched, last + 1, -1)
+        return np.flatnonzero(np.cumsum(touched[:-1]))
 
     def _with_release(self, lowest: _Doubles) -> _Doubles:
         """Let the gain follow a fall at once and recover slowly."""
