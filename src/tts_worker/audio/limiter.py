@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tts_worker.audio.pcm import FULL_SCALE
 
 CEILING_DBTP = -1.0
-_MARGIN_DB = 0.4  # peaks between the points of the oversampling, and of the changing gain
+_MARGIN_DB = 0.5  # peaks between the points of the oversampling, and of the changing gain
 _BLOCKS_PER_S = 2_000
 _ATTACK_BLOCKS = 3
 _RELEASE_S = 0.08
