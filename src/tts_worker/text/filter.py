@@ -24,6 +24,7 @@ _COMMENT_LIMIT = 2000
 _SPELL_LIMIT = 200
 """Characters that an unclosed ``<spell>`` spells."""
 
+_INDENT = f" >{SOFT_SPACE}"
 _WAIT = -1
 """What a handler returns if the text after its place must arrive first."""
 
@@ -256,9 +257,10 @@ class Scanner:
 
     def _line_start(self, at: int) -> int:
         """Read the mark of a heading, list item, block quote, rule or table."""
-        indent = (markup.INDENT_AFTER_BULLET if self._after_bullet else markup.INDENT).match(self._text, at)
-        if indent:
-            return indent.end()
+        if self._text[at] in _INDENT:
+            indent = (markup.INDENT_AFTER_BULLET if self._after_bullet else markup.INDENT).match(self._text, at)
+            if indent:
+                return indent.end()
         mark = markup.LINE_MARK.match(self._text, at)
         kind = mark.lastgroup if mark else None
         end = mark.end() if mark else at

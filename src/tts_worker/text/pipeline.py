@@ -14,6 +14,7 @@ from tts_worker.errors import IllegalCommand, InvalidRequest
 from tts_worker.text.decoding import TextDecoder
 from tts_worker.text.filter import TextFilter
 from tts_worker.text.lexicon import Lexicon, LexiconStage
+from tts_worker.text.markup import BRACKET_LIMIT
 from tts_worker.text.segmenter import Segmenter, SegmenterOptions
 from tts_worker.text.spoken_forms import SpokenForms
 from tts_worker.types import Boundary, Segment, UrlMode
@@ -39,6 +40,9 @@ _SENTENCE_END = _ends(".!?&", ",;:|")
 _CLAUSE_END = _ends(".!?&,;:|\\-", "")
 _MARK = re.compile("[^A-Za-z0-9 #*_`~()\\[\\]]")
 _WORD_END = re.compile("[^A-Za-z0-9]")
+_LINK_TEXT_END = re.compile("[\n\\]]")
+_LINK_TARGET_END = re.compile("[\n <\\[\\])]")
+_TABLE_MARKS = re.compile("[-|: ]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,7 @@ class TextPipeline:
         self._unread = ""
         self._room = 0  # characters that complete no segment, unless they match one of the patterns
         self._clause_room = 0  # of these, characters after which a comma completes none either
+        self._sentence_end = self._clause_end = _WORD_END
         self._parts: list[str] = []  # of the text that is read
         self._length = 0
         self._ended = False
@@ -138,10 +143,9 @@ class TextPipeline:
             self._reject()
         self._unread = unread = self._unread + self._decoder.feed(delta)
         length = len(unread)
-        if length <= self._room:
-            ends = _WORD_END if self._by_word else _CLAUSE_END if length > self._clause_room else _SENTENCE_END
-            if not ends.search(unread):
-                return []
+        ends = self._clause_end if length > self._clause_room else self._sentence_end
+        if length <= self._room and not ends.search(unread):
+            return []
         self._read()
         return self._pop_ready()
 
@@ -217,14 +221,24 @@ class TextPipeline:
         self._segmenter.run()
 
     def _find_room(self) -> None:
+        """Find which text may be added without completing a segment."""
+        self._room = 0
         undecided = self._filter.undecided
-        if undecided is None or _MARK.search(undecided):
-            self._room = 0
+        if undecided is None:
             return
         held = len(undecided) if self._lexicon is None else len(undecided) + len(self._lexicon.source.text)
         room, clause_room = self._segmenter.rooms()
-        self._room = room - held - self._margin
         self._clause_room = clause_room - held
+        self._sentence_end, self._clause_end = (_WORD_END,) * 2 if self._by_word else (_SENTENCE_END, _CLAUSE_END)
+        if not _MARK.search(undecided):
+            self._room = room - held - self._margin
+        elif self._by_word:
+            return
+        elif _TABLE_MARKS.fullmatch(undecided):
+            self._room = self._clause_room
+        elif undecided[0] == "[" and undecided[-1] != "]":
+            self._sentence_end = self._clause_end = _LINK_TARGET_END if "](" in undecided else _LINK_TEXT_END
+            self._room = min(room - held, BRACKET_LIMIT - 1 - len(undecided))
 
     def _finish(self, boundary: Boundary) -> list[Segment]:
         if self._lexicon is not None:

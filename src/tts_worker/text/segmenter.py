@@ -470,7 +470,7 @@ class Segmenter:
         first = 0
         if not self._options.by_word:
             text = self.source.text[:length].rstrip()
-            first = _first_word(text)
+            first = 0 if text[0].isalnum() else _first_word(text)
             length = len(text)
         spans = [
             Span(text, start, start + len(text)) if r is None else Span(r.text, r.start, r.end, r.phonemes)
