@@ -83,6 +83,7 @@ async def test_client_connects_over_wss_with_private_ca(tmp_path: Path, monkeypa
             assert samples > 5_000
 
 
+@pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")  # asyncio of Python 3.10
 async def test_silent_tls_handshake_is_closed(tmp_path: Path) -> None:
     crt, key = certificate(tmp_path)
     server = {"tls_certificate": str(crt), "tls_key": str(key), "header_timeout_s": 0.2}

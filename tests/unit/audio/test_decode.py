@@ -49,14 +49,14 @@ def test_other_container_is_rejected(tmp_path: Path, kind: str) -> None:
         soundfile.write(file, TONE, 8_000 if kind == "WVE" else 24_000, format=kind, subtype=subtype)
     except (ValueError, soundfile.LibsndfileError):
         pytest.skip("this libsndfile cannot write the format")
-    with pytest.raises(InvalidRequest, match="WAV, FLAC, Ogg or MP3"):
+    with pytest.raises(InvalidRequest, match="WAV, FLAC, Ogg, MP3"):
         read_recording(file)
     for read in (read_recording, read_prompt):
-        with pytest.raises(InvalidRequest, match="WAV, FLAC, Ogg or MP3"):
+        with pytest.raises(InvalidRequest, match="WAV, FLAC, Ogg, MP3"):
             read(file.read_bytes())
 
 
 @pytest.mark.parametrize("disguise", [b"ID3\x03\x00\x00\x00\x00\x00\x00", b"\xff\xfb\x90\x00"])
 def test_disguised_container_is_rejected(disguise: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="WAV, FLAC, Ogg or MP3"):
+    with pytest.raises(InvalidRequest, match="WAV, FLAC, Ogg, MP3"):
         read_recording(disguise + encoded("AIFF"))
