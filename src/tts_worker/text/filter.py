@@ -163,7 +163,9 @@ class Scanner:
     @property
     def undecided(self) -> str | None:
         """Text that waits for a decision; None if any character may decide it."""
-        return None if self._mode in (self._spelled, self._fenced) else self.source.text[1:]
+        if self._mode is not None and self._mode in (self._spelled, self._fenced):
+            return None
+        return self.source.text[1:]
 
     def skip_plain(self, text: str, start: int) -> bool:
         """Return whether the stages have nothing to change in ``text``; the scanner then only takes note of it."""
@@ -459,15 +461,15 @@ class Scanner:
         close = bracket.end()
         if self._must_wait(close):
             return _WAIT
-        content = bracket["content"]
-        is_footnote = content.startswith("^") or markup.CITATION.fullmatch(content) is not None
-        end = self._link_end(close, is_footnote=is_footnote, is_note=content.startswith("^"))
-        if end == _WAIT or (end == close and is_image):
-            return _WAIT if end == _WAIT else self._keep(at, begin)
-        if end == close:
-            if not is_footnote:
-                return self._keep(at, begin)
+        is_note = bracket["content"].startswith("^")
+        is_footnote = is_note or markup.CITATION.fullmatch(bracket["content"]) is not None
+        end = self._link_end(close, is_footnote=is_footnote, is_note=is_note)
+        if end == _WAIT:
+            return _WAIT
+        if end == close and is_footnote and not is_image:
             return close + (text[close : close + 1] == ":" and self._at_line_start)
+        if end == close:
+            return self._keep(at, begin)
         if not (is_image or is_footnote):
             self._scan_content(begin, close - 1)
         return end

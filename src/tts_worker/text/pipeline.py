@@ -230,7 +230,7 @@ class TextPipeline:
         room, clause_room = self._segmenter.rooms()
         self._clause_room = clause_room - held
         self._sentence_end, self._clause_end = (_WORD_END,) * 2 if self._by_word else (_SENTENCE_END, _CLAUSE_END)
-        if not _MARK.search(undecided):
+        if not undecided or not _MARK.search(undecided):
             self._room = room - held - self._margin
         elif self._by_word:
             return
