@@ -72,6 +72,11 @@ class WakingEngine(Protocol):
         """Have ``wake`` called, from any thread, whenever ``has_work`` became True without a command."""
         ...
 
+    @property
+    def wait_limit_s(self) -> float | None:
+        """After how long ``has_work`` must be asked although nothing woke the caller; None if that is not necessary."""
+        ...
+
 
 class SharedState(Protocol):
     """State that an engine reads and the server process changes at run time, such as enrolled voices. Picklable."""

@@ -122,13 +122,14 @@ class EngineThread:
     def _serve(self, engine: Engine) -> None:
         inbox = self._inbox
         reporting = engine if isinstance(engine, ReportingEngine) else None
-        if isinstance(engine, WakingEngine):
-            engine.on_work(partial(inbox.put, _WakeUp()))
+        waking = engine if isinstance(engine, WakingEngine) else None
+        if waking is not None:
+            waking.on_work(partial(inbox.put, _WakeUp()))
         while True:
             block = not engine.has_work
             while True:
                 try:
-                    command = inbox.get(block)
+                    command = inbox.get(block, None if waking is None else waking.wait_limit_s)
                 except queue.Empty:
                     break
                 if command is _CLOSE:

@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import ClassVar, Generic, TypeVar
 
 from tts_worker.audio.pcm import silence
@@ -62,6 +63,8 @@ class EngineSequence(ABC):
         has_text: Whether any text was received.
         text_ended: Whether no more text follows.
         waiting_since_us: Since when an operation has been due; None if none is.
+        in_flight_samples: Samples that are being rendered.
+        arrival: Its number in the order of arrival.
     """
 
     UNSPEAKABLE = "the text has no letters or digits to speak"
@@ -76,6 +79,8 @@ class EngineSequence(ABC):
         self._received: deque[Text | EndText] = deque()  # text after a break
         self._pause_ms: int | None = None  # silence that is due when the text before it is rendered
         self.waiting_since_us: int | None = None
+        self.in_flight_samples = 0
+        self.arrival = 0
 
     @abstractmethod
     def add_text(self, segment: Segment) -> None:
@@ -130,6 +135,16 @@ class EngineSequence(ABC):
         """The next operation; NONE while it waits for text, credit or a result."""
 
     @property
+    def joins(self) -> Need:
+        """An operation of other utterances that it may join."""
+        return Need.NONE
+
+    @property
+    def has_capacity(self) -> bool:
+        """Whether the credit exceeds the audio that is rendered or in flight."""
+        return self.output.credit_samples > self.output.waiting_samples + self.in_flight_samples
+
+    @property
     @abstractmethod
     def has_pending_speech(self) -> bool:
         """Whether audio of the text so far is not in the output buffer yet."""
@@ -147,14 +162,20 @@ class EngineSequence(ABC):
     def candidate(self, now_us: int) -> Candidate | None:
         """Describe it to the scheduler; None if no step is of use to it."""
         needs = self.needs
-        if needs is Need.NONE:
+        joins = self.joins
+        if needs is Need.NONE and joins is Need.NONE:
             return None
-        if self.waiting_since_us is None:
+        if needs is not Need.NONE and self.waiting_since_us is None:
             self.waiting_since_us = now_us
         output = self.output
-        started = output.emitted_samples > 0
         return Candidate(
-            self.key, output.lead_at_samples(now_us), self.waiting_since_us, started, output.paced, needs=needs
+            self.key,
+            output.lead_at_samples(now_us) + self.in_flight_samples,
+            now_us if self.waiting_since_us is None else self.waiting_since_us,
+            output.emitted_samples > 0,
+            output.paced,
+            needs,
+            joins,
         )
 
     def end(self) -> Done:
@@ -202,6 +223,7 @@ class EngineShell(ABC, Generic[S]):
         self.policy = policy or Scheduler().schedule
         self._max_chunk_samples = max_chunk_samples
         self._min_chunk_samples = min_chunk_samples
+        self._arrivals = 0
         self._only_emitted = False  # whether the last step started no work
 
     # -- hooks --------------------------------------------------------------------------------------------------------
@@ -259,7 +281,8 @@ class EngineShell(ABC, Generic[S]):
     def candidates(self, now_us: int) -> list[Candidate]:
         """Return the active utterances that could use a step, in order of arrival, which breaks ties."""
         # ``_ready`` has another order: a sequence without work leaves it, and comes back behind later ones.
-        found = [sequence.candidate(now_us) for key, sequence in self.sequences.items() if key in self._ready]
+        ready = sorted(self._ready.values(), key=attrgetter("arrival"))
+        found = [sequence.candidate(now_us) for sequence in ready]
         return [candidate for candidate in found if candidate is not None]
 
     def budgets(self, candidates: Sequence[Candidate]) -> Budgets:
@@ -309,6 +332,7 @@ class EngineShell(ABC, Generic[S]):
                 raise InvalidRequest("this engine renders text only, no speech tokens")
             self._check_capacity(command)
             sequence = self.open_sequence(command)
+            sequence.arrival = self._arrivals = self._arrivals + 1
         except TTSWorkerError as error:
             self._events.append(Failed(command.key, error.info))
         else:

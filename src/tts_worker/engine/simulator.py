@@ -289,7 +289,6 @@ class SimulatedSequence(EngineSequence):
         waits_for_pages: Whether admission refused pages.
         runs_alone: Whether a batch with it failed.
         rendered_chunks: Chunks rendered so far.
-        in_flight_samples: Samples in the vocoder or before it.
     """
 
     def __init__(self, command: Open, voice: _Voice, config: SimulationConfig, tokens_of: TokensOf) -> None:
@@ -303,7 +302,6 @@ class SimulatedSequence(EngineSequence):
         self.waits_for_pages = False
         self.runs_alone = False
         self.rendered_chunks = 0
-        self.in_flight_samples = 0
         self._config = config
         self._tokens_of = tokens_of
         self._text: deque[tuple[int, int, bool]] = deque()  # text tokens, speech tokens, whether it closes a segment
@@ -395,11 +393,6 @@ class SimulatedSequence(EngineSequence):
     # -- needs --------------------------------------------------------------------------------------------------------
 
     @property
-    def has_capacity(self) -> bool:
-        """Whether the credit exceeds the audio that is rendered or in flight."""
-        return self.output.credit_samples > self.output.waiting_samples + self.in_flight_samples
-
-    @property
     def needs(self) -> Need:
         if not self.has_capacity:
             return Need.NONE
@@ -429,12 +422,10 @@ class SimulatedSequence(EngineSequence):
         return self._needs_tokens
 
     def candidate(self, now_us: int) -> Candidate | None:
-        needs = self.needs
-        joins = self.joins
-        if needs is Need.NONE and joins is Need.NONE:
+        candidate = super().candidate(now_us)
+        if candidate is None:
             return None
-        if needs is not Need.NONE and self.waiting_since_us is None:
-            self.waiting_since_us = now_us
+        needs = candidate.needs
         pages = 0
         starts = False
         if needs is Need.PREPARE_VOICE:
@@ -443,16 +434,8 @@ class SimulatedSequence(EngineSequence):
         elif needs is Need.RENDER:
             pages = self.next_pages
             starts = not self.segments[0].pages
-        output = self.output
-        return Candidate(
-            self.key,
-            output.lead_at_samples(now_us) + self.in_flight_samples,
-            now_us if self.waiting_since_us is None else self.waiting_since_us,
-            output.emitted_samples > 0,
-            output.paced,
-            needs=needs,
-            joins=joins,
-            inputs=self.next_inputs if Need.PREFILL in (needs, joins) else 1,
+        return candidate._replace(
+            inputs=self.next_inputs if Need.PREFILL in (needs, candidate.joins) else 1,
             tokens_until_due=self._tokens_until_due,
             pages=pages,
             pages_ahead=pages + self.pages_ahead if starts else 0,

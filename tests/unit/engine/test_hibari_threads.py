@@ -159,8 +159,13 @@ def test_close_ends_the_network_thread(subject: Subject) -> None:
 def test_engine_waits_for_a_run_that_takes_too_long(
     subject: Subject, pcm: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert subject.engine.wait_limit_s is None
     subject.speak(KEY)
+    limit_s = subject.engine.wait_limit_s
+    assert limit_s is not None
+    assert 0.0 < limit_s <= hibari_engine._MAX_RUN_S
     monkeypatch.setattr(hibari_engine, "_MAX_RUN_S", 0.0)
+    assert subject.engine.wait_limit_s == 0.0
     assert subject.engine.has_work
     waiting = threading.Thread(target=subject.driver.drain)  # the watchdog of the engine thread sees this call
     waiting.start()

@@ -135,6 +135,7 @@ class DelegatingEngine(ToneEngine):
         super().__init__()
         self.finished = threading.Event()
         self.wake: Callable[[], None] | None = None
+        self.wait_limit_s: float | None = None
         self.commands: list[Command] = []
 
     def handle(self, command: Command) -> None:
@@ -163,6 +164,23 @@ async def test_engine_is_woken_when_another_thread_finishes() -> None:
         assert not log.events
         engine.finished.set()
         engine.wake()
+        await log.until(lambda e: isinstance(e, Done))
+    finally:
+        await loop.stop()
+
+
+async def test_engine_is_asked_for_work_after_its_limit() -> None:
+    """For work on another thread that hangs: only a step of the engine is seen by the watchdog."""
+    engine = DelegatingEngine()
+    engine.wait_limit_s = 0.001
+    loop = EngineLoop(lambda: engine)
+    await loop.start()
+    try:
+        log = EventLog()
+        loop.subscribe("a", log)
+        speak(loop, key("a"))
+        await until(lambda: len(engine.commands) == 3)
+        engine.finished.set()  # without a call of ``wake``
         await log.until(lambda e: isinstance(e, Done))
     finally:
         await loop.stop()

@@ -111,3 +111,17 @@ def test_downloads_finish_with_memory_for_one() -> None:
         driver.step()
     assert not driver.subject.has_work
     assert sorted(driver.samples) == downloads(3)
+
+
+def test_calls_start_in_order_of_arrival() -> None:
+    """All arrive between two steps. The names of the sessions would give another order."""
+    subject = engine("cosyvoice3", settings(smooth_start=False), script=long_script)
+    keys = [UtteranceKey(f"s-{number}", 1) for number in (3, 20, 1, 100)]
+    for key in keys:
+        start(subject, key, paced=True)
+    started: list[UtteranceKey] = []
+    while len(started) < len(keys):
+        for event in subject.step(0.0):
+            if isinstance(event, Audio) and event.key not in started:
+                started.append(event.key)
+    assert started == keys

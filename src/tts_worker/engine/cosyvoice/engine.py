@@ -171,6 +171,10 @@ class CosyVoiceEngine(EngineShell[Sequence]):
         """Have ``wake`` called, from another thread, when a stored voice has been read."""
         self.components.voice_cache.on_loaded = wake
 
+    @property
+    def wait_limit_s(self) -> None:
+        return None
+
     def wait_for_work(self) -> bool:
         for lookup in self._lookups.values():
             lookup.finished_event.wait()

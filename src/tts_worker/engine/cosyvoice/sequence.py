@@ -57,7 +57,6 @@ class Sequence(EngineSequence):
         slot: Slot of the language model.
         phase: Where it is in its life.
         in_flight: Passes that change it.
-        in_flight_samples: Samples that wait for the vocoder or are in it.
         failed_batches: Batches with it that failed since its last chunk. With any, it runs alone.
         rendered_chunks: Chunks rendered so far.
         first_ids: Ids that its first chunk was rendered from before the host had read them.
@@ -69,7 +68,6 @@ class Sequence(EngineSequence):
         self.slot = slot
         self.phase = Phase.WAITING_VOICE
         self.in_flight = InFlight.NOTHING
-        self.in_flight_samples = 0
         self.failed_batches = 0
         self.rendered_chunks = 0
         self.first_ids: tuple[int, ...] = ()
@@ -142,11 +140,6 @@ class Sequence(EngineSequence):
     # -- needs --------------------------------------------------------------------------------------------------------
 
     @property
-    def has_capacity(self) -> bool:
-        """Whether the credit exceeds the audio that is rendered or in flight."""
-        return self.output.credit_samples > self.output.waiting_samples + self.in_flight_samples
-
-    @property
     def needs(self) -> Need:
         if not self.has_capacity:
             return Need.NONE
@@ -191,15 +184,10 @@ class Sequence(EngineSequence):
         return self.in_flight is not InFlight.NOTHING or self.in_flight_samples > 0 or self.needs is not Need.NONE
 
     def candidate(self, now_us: int) -> Candidate | None:
-        if not self.has_capacity:
+        candidate = super().candidate(now_us) if self.has_capacity else None
+        if candidate is None:
             return None
-        needs = self.needs
-        joins = self.joins
-        if needs is Need.NONE and joins is Need.NONE:
-            return None
-        if needs is not Need.NONE and self.waiting_since_us is None:
-            self.waiting_since_us = now_us
-        output = self.output
+        needs = candidate.needs
         segment = self._first_segment
         pages, starts = self._pages(needs)
         pages_ahead = pages + (0 if segment is None else segment.pages_ahead) if starts else 0
@@ -207,15 +195,8 @@ class Sequence(EngineSequence):
         if needs is Need.PREFILL and self._may_render_unread:
             draws, pages, pages_ahead = self.generator.first_chunk_needs()
             starts = True
-        return Candidate(
-            self.key,
-            output.lead_at_samples(now_us) + self.in_flight_samples,
-            now_us if self.waiting_since_us is None else self.waiting_since_us,
-            output.emitted_samples > 0,
-            output.paced,
-            needs=needs,
-            joins=joins,
-            inputs=self.generator.next_inputs if Need.PREFILL in (needs, joins) else 1,
+        return candidate._replace(
+            inputs=self.generator.next_inputs if Need.PREFILL in (needs, candidate.joins) else 1,
             tokens_until_due=0 if segment is None else segment.tokens_until_due,
             on_device_draws=draws,
             pages=pages,

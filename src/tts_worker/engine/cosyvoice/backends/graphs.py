@@ -150,10 +150,6 @@ class CapturingRunner(CountingRunner, ABC):
         self.recent_eager_keys: deque[Key] = deque(maxlen=_RECENT_KEYS)
         self._graphs: dict[Key, _CapturedGraph] = {}
 
-    @property
-    def captured_graphs(self) -> int:
-        return len(self._graphs)
-
     def run(self, key: Key, compute: Compute, inputs: Tensors) -> Tensors:
         graph = self._graphs.get(key)
         if graph is None:

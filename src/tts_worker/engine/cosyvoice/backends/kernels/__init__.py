@@ -53,16 +53,12 @@ class FusedOperator(Generic[P, R]):
         composition: Computes the same without the kernel.
         module: Module of the function that launches the kernel.
         mutates: Names of the arguments that are changed in place.
-        accesses_part_of: Names of the arguments of which a call reads or writes only some rows.
-        launches: Kernel launches of a call, or a function of the arguments that returns them.
         fault: Why the kernel is not used, if it failed or differed.
     """
 
     composition: Callable[P, R]
     module: str
     mutates: frozenset[str] = frozenset()
-    accesses_part_of: frozenset[str] = frozenset()
-    launches: int | Callable[P, int] = 1
     fault: str = ""
     _operator: Callable[P, R] | None = field(default=None, init=False)
 
@@ -84,10 +80,6 @@ class FusedOperator(Generic[P, R]):
         function: Callable[P, R] = getattr(import_module(self.module), self.name)
         return function(*args, **kwargs)
 
-    def count_launches(self, *args: P.args, **kwargs: P.kwargs) -> int:
-        """Return the kernel launches of a call with these arguments."""
-        return self.launches if isinstance(self.launches, int) else self.launches(*args, **kwargs)
-
     def define(self) -> None:
         """Register the operator with PyTorch. Its shapes are those of the composition."""
         if self._operator is None:
@@ -99,25 +91,17 @@ class FusedOperator(Generic[P, R]):
             self._operator = operator
 
 
-def fused_operator(
-    module: str,
-    *,
-    mutates: Iterable[str] = (),
-    accesses_part_of: Iterable[str] = (),
-    launches: int | Callable[..., int] = 1,
-) -> Callable[[Callable[P, R]], FusedOperator[P, R]]:
+def fused_operator(module: str, *, mutates: Iterable[str] = ()) -> Callable[[Callable[P, R]], FusedOperator[P, R]]:
     """Make a composition of PyTorch operators a ``FusedOperator``.
 
     Args:
         module: Module with a function of the same name and arguments, which launches the kernel. It must not return one
             of its arguments or a view of it.
         mutates: Names of the arguments that are changed in place.
-        accesses_part_of: Names of the arguments of which a call reads or writes only some rows.
-        launches: Kernel launches of a call, or a function of the arguments that returns them.
     """
 
     def decorate(composition: Callable[P, R]) -> FusedOperator[P, R]:
-        operator = FusedOperator(composition, module, frozenset(mutates), frozenset(accesses_part_of), launches)
+        operator = FusedOperator(composition, module, frozenset(mutates))
         OPERATORS[operator.name] = operator
         return operator
 

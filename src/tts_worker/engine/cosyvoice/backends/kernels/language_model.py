@@ -45,7 +45,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
-@fused_operator(_TRITON, mutates={"cache"}, accesses_part_of={"cache"})
+@fused_operator(_TRITON, mutates={"cache"})
 def rotate_and_store(
     qkv: Tensor, rotations: Tensor, positions: Tensor, slots: Tensor, cache: Tensor, layer: int
 ) -> Tensor:
@@ -76,7 +76,7 @@ def rotate_and_store(
     return queries
 
 
-@fused_operator(_TRITON, launches=lambda queries, cache, layer, slots, positions, ends, splits: 1 if splits == 1 else 2)
+@fused_operator(_TRITON)
 def slot_attention(
     queries: Tensor, cache: Tensor, layer: int, slots: Tensor, positions: Tensor, ends: Tensor, splits: int
 ) -> Tensor:
@@ -107,7 +107,7 @@ def slot_attention(
     return out.reshape(batch * span, -1)
 
 
-@fused_operator(_TRITON, mutates={"lengths"}, accesses_part_of={"table"})
+@fused_operator(_TRITON, mutates={"lengths"})
 def begin_step(
     slots: Tensor, remaining: Tensor, recent: Tensor, lengths: Tensor, table: Tensor, max_tokens: int
 ) -> tuple[Tensor, Tensor, Tensor]:
