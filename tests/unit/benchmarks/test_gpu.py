@@ -134,7 +134,7 @@ def test_load_counts_every_measured_call(plan: Plan) -> None:
         (["--sections", "nothing"], "--sections: nothing does not exist"),
         (["--loads", "some"], "--loads takes numbers"),
         (["--loads", "0"], "--loads must be at least 1"),
-        (["--budget-s", "0"], "--budget-s and --load-seconds must be positive"),
+        (["--minutes", "0"], "--budget-s and --load-seconds must be positive"),
         (["--output", "/nonexistent/folder/gpu.json"], "--output: the directory"),
         (["--device", "cuda"], "no CUDA device is available"),
     ],

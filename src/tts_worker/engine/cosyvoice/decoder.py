@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.backends.compiling import Compiler
-from tts_worker.engine.cosyvoice.backends.graphs import Compute, Runner
+from tts_worker.engine.cosyvoice.backends.graphs import Compute, Runner, captured_rows, padded_rows
 from tts_worker.engine.cosyvoice.backends.kernels.language_model import (
     IDLE,
     NOT_FORCED,
@@ -343,7 +343,7 @@ class Decoder:
     def _prefill_pass(self, members: Sequence[_PrefillRow], span: int) -> Tensor:
         rows = len(members)
         if self._runner.fixed_shapes:
-            rows = _next_power_of_two(rows)
+            rows = padded_rows(rows)
         context = self._prefill_context(max(span, *(member.end for member in members)))
         sent = [member.sent(span) for member in members]
         sent += [_PrefillRow(DecodeRow(self._padding_slot, 0, 0, 0), (), 0).sent(span)] * (rows - len(members))
@@ -386,7 +386,7 @@ class Decoder:
 
     def _padded(self, rows: Sequence[DecodeRow]) -> list[DecodeRow]:
         """Pad a batch to a power of two where shapes are fixed."""
-        missing = _next_power_of_two(len(rows)) - len(rows) if self._runner.fixed_shapes else 0
+        missing = padded_rows(len(rows)) - len(rows) if self._runner.fixed_shapes else 0
         return [*rows, *[DecodeRow(self._padding_slot, 0, 0, 0)] * missing]
 
     def _decode(self, plans: Sequence[Tensor], rows: int, longest: int) -> Tensor:
@@ -438,15 +438,15 @@ class Decoder:
         idle = _PrefillRow(DecodeRow(self._padding_slot, 0, 0, 0), (), 0)
         for span in reversed(PREFILL_BUCKETS):
             lengths = range(min(span, self.max_tokens), self.max_tokens + 1)
-            most = min(_next_power_of_two(batch), _prefill_rows(span))
+            most = min(batch, _prefill_rows(span))
             for context in sorted({self._prefill_context(length) for length in lengths}, reverse=True):
-                for rows in (1 << power for power in reversed(range(most.bit_length()))):
+                for rows in captured_rows(most):
                     with self._stream:
                         sent = self._stream.to_device([idle.sent(span)] * rows)
                         shape = ("prefill", rows, span, context)
                         self._runner.capture(shape, self._prefill_step(span, context), (sent,))
         contexts = sorted({self._decode_context(n) for n in range(1, self.max_tokens + 1)}, reverse=True)
-        for rows in (1 << power for power in reversed(range(_next_power_of_two(batch).bit_length()))):
+        for rows in captured_rows(batch):
             for context in contexts:  # the largest first: the smaller ones reuse its memory
                 with self._stream:
                     key = ("decode", rows, context)
@@ -533,8 +533,3 @@ def _common_prefix_length(a: Sequence[Item], b: Sequence[Item]) -> int:
 def _prefill_rows(span: int) -> int:
     """Return the most utterances of one prefill pass: a power of two."""
     return 1 << ((PREFILL_INPUTS // span).bit_length() - 1)
-
-
-def _next_power_of_two(rows: int) -> int:
-    """Return the smallest power of two that is at least ``rows``."""
-    return 1 << (rows - 1).bit_length()

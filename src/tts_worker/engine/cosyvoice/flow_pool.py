@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.backends.compiling import Compiler
-from tts_worker.engine.cosyvoice.backends.graphs import Compute, EagerRunner, Runner, Tensors
+from tts_worker.engine.cosyvoice.backends.graphs import (
+    Compute,
+    EagerRunner,
+    Runner,
+    Tensors,
+    captured_rows,
+    padded_rows,
+)
 from tts_worker.engine.cosyvoice.backends.kernels.audio import paged_attention
 from tts_worker.engine.cosyvoice.kv_cache import IndexedPast, Memory, PagedMemory, PagedView
 from tts_worker.engine.cosyvoice.models.blocks import Estimator, Sites, chunk_mask
@@ -211,7 +218,7 @@ class FlowPool:
             ends = [min(n - i * size, size) * ratio for i in range(chunks)]
             null.append(torch.cat([self._null_at(s.tokens // size + i, end) for i, end in enumerate(ends)], dim=1))
             plan.append([s.slot, s.tokens, n, *s.pages[-chunks:], *s.pages, *[0] * (longest - len(s.pages))])
-        missing = (1 << (len(states) - 1).bit_length()) - len(states) if self._page_bucket > 1 else 0
+        missing = padded_rows(len(states)) - len(states) if self._page_bucket > 1 else 0
         plan += [[self._padding_slot, 0, 1, *[self._padding_page] * (chunks + 1), *[0] * (longest - 1)]] * missing
         inputs = [torch.cat([x, x[:1].expand(missing, *x.shape[1:])]) for x in (tokens, spk, cond, torch.cat(null))]
         index = self._upload(plan)
@@ -236,7 +243,7 @@ class FlowPool:
             self._runner.capture(("null", pages), self._null_pass, (index,))
         for chunk in range(self.max_chunks):
             self._null_at(chunk, self.flow.chunk_frames)
-        for rows in (1 << power for power in reversed(range((batch - 1).bit_length() + 1))):
+        for rows in captured_rows(batch):
             for chunks in strides:
                 for pages in tables:
                     if pages >= chunks:

@@ -280,8 +280,6 @@ class PagedView:
         self._fresh = fresh.flatten()
         self._pages = table
         self._batch = slots.shape[0]
-        self._branches = rows.stop - rows.start
-        self._layers = memory.data[:, :, :, rows].unbind(1)  # [2, H, R, pages, page, D] each
         # On a CPU reading tensor values is free and copying is not: consecutive pages of a single utterance are written
         # and read in place.
         self._in_place: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None
@@ -308,7 +306,8 @@ class PagedView:
         start, total = self._extent
         assert start is not None
         assert total is not None
-        return paged_attention(qkv, rotations, self._layers[site], self._pages, self._fresh_pages, start, total)
+        layer = self._memory.data[:, site, :, self._rows]  # [2, H, R, pages, page, D]
+        return paged_attention(qkv, rotations, layer, self._pages, self._fresh_pages, start, total)
 
     def past(self, site: int) -> tuple[Tensor, Tensor]:
         """Contexts of convolution ``site``, ``[R, slots, C, w]``, and the slots ``[B]`` of this view."""
@@ -336,15 +335,19 @@ class PagedView:
         """The same past by flat indexes."""
         if self._indexed is None:
             memory = self._memory
-            rows = torch.arange(self._rows.start, self._rows.stop, device=self._slots.device)[:, None]
-            pages = rows * memory.data.shape[4]
+            pages = memory.data.shape[4]
             self._indexed = IndexedPast(
                 memory,
-                (rows * memory.slots + self._slots).flatten(),
-                (pages + self._table).flatten(),
-                (pages + self._fresh).flatten(),
+                self._flat(self._slots, memory.slots),
+                self._flat(self._table, pages),
+                self._flat(self._fresh, pages),
             )
         return self._indexed
+
+    def _flat(self, index: Tensor, count: int) -> Tensor:
+        """Return ``row * count + index`` for each solver row."""
+        rows = torch.arange(self._rows.start, self._rows.stop, device=index.device)
+        return (rows[:, None] * count + index).flatten()
 
     def plain(self) -> PlainPast:
         """Copy the past into plain tensors, for a back end without access to this memory.
@@ -358,31 +361,31 @@ class PagedView:
         is_fresh = (pages[:, :, None] == fresh[:, None]).any(2).to(torch.int8)
         order = is_fresh.argsort(dim=1, stable=True)  # [B, m], the fresh pages last
         past = pages.gather(1, order)[:, :-count].flatten()
-        store = self._memory.data[:, :, :, self._rows].index_select(4, past)  # [2, layers, H, R, B*(m-n), page, D]
-        store = store.unflatten(4, (self._batch, -1)).movedim(2, 4)  # [2, layers, R, B, H, m-n, page, D]
-        keys, values = store.flatten(2, 3).flatten(4, 5).unbind(0)
+        data = self._memory.data.flatten(3, 4)  # [2, layers, H, rows*pages, page, D]
+        store = data.index_select(3, self._flat(past, self._memory.data.shape[4]))
+        store = store.unflatten(3, (-1, self._batch, order.shape[1] - count)).flatten(3, 4)
+        keys, values = store.transpose(2, 3).flatten(4, 5).unbind(0)
         positions = order[:, :, None] * page + torch.arange(page, device=order.device)
         return PlainPast(keys, values, positions.flatten(1), self._pages.shape[1] * page)
 
     def plain_context(self) -> Tensor:
         """All convolution contexts as one tensor ``[R*B, S]``, flattened, in the order of their sites."""
-        tails = [tail[self._rows].index_select(1, self._slots).flatten(2).flatten(0, 1) for tail in self._memory.tails]
-        return torch.cat(tails, dim=1)
+        slots, _, _ = self.indexed.indexes
+        return torch.cat([tail.flatten(0, 1).index_select(0, slots).flatten(1) for tail in self._memory.tails], dim=1)
 
     def store(self, keys: Tensor, values: Tensor) -> None:
         """Store the fresh pages that such a back end computed; shapes as in ``plain``, all fresh pages long."""
-        for which, new in enumerate((keys, values)):
-            new = new.unflatten(3, (-1, self._memory.page)).unflatten(1, (self._branches, self._batch))
-            new = new.movedim(3, 1).flatten(3, 4)  # [layers, H, R, B*n, page, D]
-            store = self._memory.data[which, :, :, self._rows]
-            store.index_copy_(3, self._fresh, new.to(store.dtype))
+        _, _, fresh = self.indexed.indexes
+        for store, new in zip(self._memory.data.flatten(3, 4), (keys, values), strict=True):
+            new = new.unflatten(3, (-1, self._memory.page)).transpose(1, 2).flatten(2, 3)  # [layers, H, R*B*n, page, D]
+            store.index_copy_(2, fresh, new.to(store.dtype))
 
     def store_context(self, context: Tensor) -> None:
         """Store the contexts after this pass; shape as in ``plain_context``."""
+        slots, _, _ = self.indexed.indexes
         widths = [tail.shape[2] * tail.shape[3] for tail in self._memory.tails]
         for tail, new in zip(self._memory.tails, context.split(widths, dim=1), strict=True):
-            last = new.unflatten(0, (self._branches, self._batch)).unflatten(2, tail.shape[2:])
-            tail[self._rows].index_copy_(1, self._slots, last.to(tail.dtype))
+            tail.flatten(0, 1).index_copy_(0, slots, new.unflatten(1, tail.shape[2:]).to(tail.dtype))
 
 
 @dataclass(frozen=True)

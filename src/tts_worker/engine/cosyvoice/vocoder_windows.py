@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tts_worker.audio.pcm import FULL_SCALE
 from tts_worker.engine.cosyvoice.backends.compiling import Compiler
-from tts_worker.engine.cosyvoice.backends.graphs import Runner, Tensors
+from tts_worker.engine.cosyvoice.backends.graphs import Runner, Tensors, captured_rows, padded_rows
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStream
 from tts_worker.engine.cosyvoice.models.dims import FlowDims
 from tts_worker.engine.cosyvoice.models.hift import BLEND_FRAMES, HashedNoise, Hift, WindowRow
@@ -139,7 +139,7 @@ class VocoderWindows:
             samples = inputs[0].mel.new_zeros(len(inputs), 0, dtype=torch.int16)
             return samples, counts, [_append(state, item.mel) for state, item in zip(states, inputs, strict=True)]
         size = self._size(max(row.frames for row in plan))
-        mel = states[0].mel.new_zeros(_next_power_of_two(len(inputs)), states[0].mel.shape[1], size)
+        mel = states[0].mel.new_zeros(padded_rows(len(inputs)), states[0].mel.shape[1], size)
         for i, (state, item) in enumerate(zip(states, inputs, strict=True)):
             cached = state.mel.shape[2]
             mel[i, :, :cached] = state.mel[0]
@@ -169,6 +169,17 @@ class VocoderWindows:
     ) -> Tensors:
         """Run the windows ``mel [B, mel, W]``; rows after the last stream are padding. Returns copies."""
         rows, _, size = mel.shape
+        inputs = self._inputs(mel, states, seeds, plan)
+        ends = self._hift.dims.causal or any(row.frames < size for row in plan)
+        self.frames += rows * size
+        samples, *after = self._runner.run(("vocoder", rows, size, ends), self._compute(ends), inputs)
+        return samples, *(tensor.clone() for tensor in after)  # a graph reuses its output buffers
+
+    def _inputs(
+        self, mel: Tensor, states: Sequence[WindowState], seeds: Sequence[int], plan: Sequence[WindowRow]
+    ) -> Tensors:
+        """Return the inputs of ``_compute`` for the windows ``mel [B, mel, W]``."""
+        rows, _, size = mel.shape
         padding = rows - len(states)
         f0 = mel.new_zeros(rows, size)
         for i, state in enumerate(states):
@@ -178,17 +189,13 @@ class VocoderWindows:
         # One upload: seed and start, then the row of the plan.
         sent = [[seed, state.start, *_fields(row)] for seed, state, row in zip(seeds, states, plan, strict=True)]
         sent += [[0, 0, *_fields(self._padding_row(size))]] * padding
-        inputs = (
+        return (
             mel,
             f0,
             torch.cat([*(state.phase for state in states), *[self._start.phase] * padding]),
             torch.cat([*tails, *[no_tail] * padding]),
             self._stream.to_device(sent),
         )
-        ends = self._hift.dims.causal or any(row.frames < size for row in plan)
-        self.frames += rows * size
-        samples, *after = self._runner.run(("vocoder", rows, size, ends), self._compute(ends), inputs)
-        return samples, *(tensor.clone() for tensor in after)  # a graph reuses its output buffers
 
     def capture(self, batch: int, compiler: Compiler | None = None) -> None:
         """Capture every size and batch, the largest first: the others reuse its memory.
@@ -199,18 +206,11 @@ class VocoderWindows:
         """
         causal = self._hift.dims.causal
         with self._stream:
-            for power in reversed(range((batch - 1).bit_length() + 1)):
+            for rows in captured_rows(batch):
                 for size in reversed(self._sizes):
                     for ends in (True,) if causal else (True, False):
-                        rows = 1 << power
                         mel = self._start.mel.new_zeros(rows, self._start.mel.shape[1], size)
-                        inputs = (
-                            mel,
-                            mel.new_zeros(rows, size),
-                            self._start.phase.repeat(rows, 1),
-                            mel.new_zeros(rows, self._tail_samples),
-                            self._stream.to_device([[0, 0, *_fields(self._padding_row(size))]] * rows),
-                        )
+                        inputs = self._inputs(mel, [], [], [])
                         key = ("vocoder", rows, size, ends)
                         compute = self._compute(ends)
                         if compiler is not None and rows == 1:
@@ -246,10 +246,6 @@ def _append(state: WindowState, mel: Tensor) -> WindowState:
     return WindowState(
         torch.cat([state.mel, mel], dim=2), state.f0, state.phase, state.tail, state.start, state.emitted
     )
-
-
-def _next_power_of_two(rows: int) -> int:
-    return 1 << (rows - 1).bit_length()
 
 
 def to_int16(audio: Tensor) -> Tensor:

@@ -60,6 +60,16 @@ class Runner(Protocol):
         ...
 
 
+def padded_rows(rows: int) -> int:
+    """Return the rows that a batch of ``rows`` is padded to where shapes are fixed: a power of two."""
+    return 1 << (rows - 1).bit_length()
+
+
+def captured_rows(batch: int) -> list[int]:
+    """Return the rows of the passes to capture for batches of up to ``batch``, the most first: others reuse memory."""
+    return [1 << power for power in reversed(range(padded_rows(batch).bit_length()))]
+
+
 @dataclass
 class _Counts:
     captured: int = 0
