@@ -20,7 +20,7 @@ from tts_worker.text.spoken_forms import SpokenForms
 from tts_worker.types import Boundary, Segment, UrlMode
 
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{1,8})*")
-_BLOCK_CHARS = 256
+_BLOCK_CHARS = 1024
 """Longer text is read in blocks: the stages copy what is left of a block with every segment."""
 
 # What may complete a segment: a mark with the space or ideograph after it, a line break, a tag, unusual characters.
@@ -147,7 +147,7 @@ class TextPipeline:
         if length <= self._room and not ends.search(unread):
             return []
         self._read()
-        return self._pop_ready()
+        return self._pop_ready() if self._segmenter.ready else []
 
     def flush(self) -> list[Segment]:
         """Emit pending text without ending; half a character still waits for its other half.

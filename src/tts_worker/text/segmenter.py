@@ -198,7 +198,7 @@ class Segmenter:
         before = self._last_char(mark.first - 1)
         if mark.text != ".":
             return not before.isdigit()  # "1," may become "1,000", "10:" may become "10:30"
-        word, _ = self._word_before(mark.first)
+        word = self._word_before(mark.first)
         return word is None or (before.isalpha() and len(word) > 1 and "." not in word)
 
     # -- pending text -------------------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ class Segmenter:
 
     def _is_abbreviation(self, period: int) -> bool:
         """Return whether the word before a period may be an abbreviation or a number."""
-        word, _ = self._word_before(period)
+        word = self._word_before(period)
         return word is not None and self._rules.classify(word) is Period.AMBIGUOUS
 
     def _ends_before(self, mark: _Mark, following: str) -> bool:
@@ -359,23 +359,22 @@ class Segmenter:
         if mark.is_dash:
             return not following.isdigit()  # "15 - 3"
         if self._is_ambiguous(mark):
-            word, at_start = self._word_before(mark.first)
-            return not self._rules.sentence_continues(word or "", following, at_start=at_start)
+            at_start = not self._has_speech_before(self.source.text.rfind(" ", 0, mark.first) + 1)
+            word = self._word_before(mark.first) or ""
+            return not self._rules.sentence_continues(word, following, at_start=at_start)
         return mark.boundary is Boundary.CLAUSE or not following.islower()  # "Yes!" he said.
 
-    def _word_before(self, length: int) -> tuple[str | None, bool]:
-        """Return the last word of the first ``length`` characters, and whether it begins the segment.
+    def _word_before(self, length: int) -> str | None:
+        """Return the last word of the first ``length`` characters, without opening marks.
 
-        Opening marks do not belong to it. The word is None for a lexicon replacement and for a long word: neither is
-        an abbreviation.
+        It is None for a lexicon replacement and for a long word: neither is an abbreviation.
         """
         text = self.source.text
-        first = text.rfind(" ", 0, length) + 1
-        word = text[first:length]
+        word = text[text.rfind(" ", 0, length) + 1 : length]
         if UNIT in word or len(word) > _WORD_LIMIT:
-            return None, False
+            return None
         letters = _AUDIBLE.search(word)
-        return word[letters.start() :] if letters else "", not self._has_speech_before(first)
+        return word[letters.start() :] if letters else ""
 
     def _clause_minimum(self) -> int:
         return min(self._options.clause_chars, self._options.first_clause_chars << min(self.count, 16))
