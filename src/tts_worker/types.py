@@ -527,6 +527,8 @@ class EngineInfo:
         reads_numbers: It expands numbers and dates itself, so text need not be normalized.
         speed_range: Supported ``SynthesisParams.speed``.
         device: Device it runs on.
+        control_tags: Tags in the text that it acts on, such as ``[laughter]``.
+        phonemes: Phonemes that a lexicon, a ``<phoneme>`` tag or the text (``[AA1]``) can prescribe; empty for IPA.
         capabilities: Optional features ("instruct": it follows ``SynthesisParams.instruct``; "speech_tokens": it
             renders ``Open.speech_tokens``).
         extra: Engine-specific facts.
@@ -544,6 +546,8 @@ class EngineInfo:
     reads_numbers: bool = False
     speed_range: tuple[float, float] = (0.5, 2.0)
     device: str = "cpu"
+    control_tags: tuple[str, ...] = ()
+    phonemes: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
     extra: tuple[tuple[str, str], ...] = field(default=())
     degraded: tuple[str, ...] = ()

@@ -248,7 +248,9 @@ def test_mix_speaks_with_the_weighted_embedding(served: Served) -> None:
         ({"prompt": "absent"}, 404),
     ):
         assert mix(**wrong).status_code == status
-    made = mix()
+    curl = {"content-type": "application/x-www-form-urlencoded"}
+    parts = [{"voice": "low", "weight": 3}, {"voice": "high", "weight": 1}]
+    made = served.http.post("/v1/voices", content=json.dumps({"name": "both", "mix": parts}), headers=curl)
     assert made.json()["stored"]["figures"] == {"low": 0.75, "high": 0.25}
     low, high, both = (load_voice(served.voices, name).embedding for name in ("low", "high", "both"))
     unit = [each / np.linalg.norm(each) for each in (low, high, both)]
@@ -367,6 +369,28 @@ async def test_client_of_an_absent_worker_reports_it() -> None:
         async with connect(f"{scheme}://127.0.0.1:9") as client:
             with pytest.raises(ConnectionLost):
                 await client.voice_library.list()
+
+
+async def test_control_tags_are_in_words_and_reports(served: Served) -> None:
+    await asyncio.to_thread(served.add, "gil")
+    described = (await asyncio.to_thread(served.http.get, "/v1/voices/gil")).json()
+    assert "[laughter]" in described["control_tags"]
+    text = "Well [laughter] that is <strong>fine</strong>."
+    settings = ClientSettings(api_key="studio-key-0123456789")
+    async with (
+        connect(f"ws://{served.address}", settings) as client,
+        client.session(SessionOptions(voice="gil", realtime=False, instruct="happy")) as session,
+    ):
+        session.speak(text)
+        session.end_text()
+        async for item in session:
+            if isinstance(item, Ended):
+                break
+    assert isinstance(item, Ended)
+    ended = item
+    assert ended.outcome is Outcome.DONE
+    assert ended.receipt.text_spoken == text
+    assert [word.text for word in ended.receipt.words] == ["Well", "[laughter]", "that", "is", "<strong>fine</strong>."]
 
 
 def encoded(container: str, codec: str, rate_hz: int) -> bytes:

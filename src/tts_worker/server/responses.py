@@ -77,6 +77,8 @@ def voice_json(voice: Voice, default: str | None) -> dict[str, object]:
         "speed_range": list(voice.info.speed_range),
         "default": voice.name == default,
         "capabilities": list(voice.capabilities),
+        "control_tags": list(voice.info.control_tags),
+        "phonemes": bool(voice.info.phonemes),
         "tags": list(voice.tags),
         "styles": list(voice.styles),
         "license": voice.license,

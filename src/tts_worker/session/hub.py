@@ -10,6 +10,7 @@ import itertools
 import secrets
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Protocol
 
 import anyio
@@ -39,6 +40,7 @@ from tts_worker.session.normalizing import NormalizingPort, SegmentNormalizer
 from tts_worker.session.reading import ReadScheduler
 from tts_worker.session.session import LocalSession, SessionHooks, SessionObserver, SessionTimeouts
 from tts_worker.session.slots import SlotTable
+from tts_worker.text.control_tags import ControlTags
 from tts_worker.text.language import LanguageDetector
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.pipeline import TextOptions, TextPipeline
@@ -55,6 +57,9 @@ _DRAIN_CHECK_S = 0.1
 
 _CREDITS_PER_WINDOW = 5
 """Portions in which the credit of a window is returned while the engine is well ahead of the client."""
+
+_PHONEME_ALPHABETS = ("cmu-arpabet", "x-arpabet", "pinyin", "x-pinyin")
+"""Alphabets of engines whose model has phonemes. Such an engine knows no IPA: it reads the text instead."""
 
 _READ_CHARS = 16
 """Text read between two looks at the clock. A character takes 2 to 10 us, with a hostile lexicon 100."""
@@ -527,6 +532,8 @@ class SessionHub:
                 # A multilingual voice does not tell the language of the text: the English rules apply.
                 language=params.language or (voice.languages[0] if len(voice.languages) == 1 else None),
                 by_word=voice.info.text_by_word,
+                control_tags=_control_tags(voice.info.control_tags, voice.info.phonemes),
+                alphabets=_PHONEME_ALPHABETS if voice.info.phonemes else ("ipa",),
             )
             forms = spoken_forms(voice.languages, params.language) if rewrites else None
             return TextPipeline(text, lexicons[voice.name], forms)
@@ -665,6 +672,12 @@ class SessionHub:
             if session.state is State.IDLE:
                 session.close("drain")
         return bool(self._sessions)
+
+
+@cache
+def _control_tags(tags: tuple[str, ...], phonemes: tuple[str, ...]) -> ControlTags | None:
+    """Return what finds the tags and phonemes of an engine in a text."""
+    return ControlTags((*tags, *(f"[{phoneme}]" for phoneme in phonemes))) if tags or phonemes else None
 
 
 def _first(names: Iterable[str], requested: str | None) -> str | None:

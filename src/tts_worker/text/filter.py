@@ -9,10 +9,11 @@ mark, and at most a few hundred characters after an open ``[`` or ``<``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from tts_worker.text import markup
 from tts_worker.text.character_filter import BREAK, PARAGRAPH, SOFT_SPACE, CharacterFilter
+from tts_worker.text.control_tags import UNDECIDED, ControlTags
 from tts_worker.text.mapped_text import MappedText, Replacement
 from tts_worker.text.markup import SPACES
 from tts_worker.text.whitespace import WhitespaceFilter
@@ -38,6 +39,8 @@ class TextFilter:
         markdown: False keeps markup and tags; only characters are dropped and, depending on ``urls``, URLs.
         urls: How URLs are read.
         pauses: Gets the length in ms of every ``BREAK``, by its offset.
+        control_tags: Tags that the engine acts on, passed on as units; also without Markdown, but not in code.
+        alphabets: Alphabets of ``<phoneme>`` tags that the engine knows.
     """
 
     def __init__(
@@ -48,9 +51,18 @@ class TextFilter:
         markdown: bool = True,
         urls: UrlMode = UrlMode.DROP,
         pauses: dict[int, int] | None = None,
+        control_tags: ControlTags | None = None,
+        alphabets: Collection[str] = ("ipa",),
     ) -> None:
         self._whitespace = WhitespaceFilter(out, space_follows)
-        self._scanner = Scanner(self._whitespace.source, markdown=markdown, urls=urls, pauses=pauses)
+        self._scanner = Scanner(
+            self._whitespace.source,
+            markdown=markdown,
+            urls=urls,
+            pauses=pauses,
+            control_tags=control_tags,
+            alphabets=alphabets,
+        )
         self._characters = CharacterFilter(self._scanner.source)
 
     @property
@@ -113,7 +125,18 @@ class Scanner:
     the place after it, or ``_WAIT``. With ``_is_final`` it decides as if the text ended there.
     """
 
-    def __init__(self, out: MappedText, *, markdown: bool, urls: UrlMode, pauses: dict[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        out: MappedText,
+        *,
+        markdown: bool,
+        urls: UrlMode,
+        pauses: dict[int, int] | None = None,
+        control_tags: ControlTags | None = None,
+        alphabets: Collection[str] = ("ipa",),
+    ) -> None:
+        self._control_tags = control_tags
+        self._alphabets = alphabets
         self.source = MappedText()
         self.source.append(" ", -1)
         self._text = ""  # of the source, while it is scanned
@@ -139,7 +162,7 @@ class Scanner:
         self._depth = 0  # open parentheses of a URL or a long link target
         self._in_angle_brackets = False  # whether the URL is in angle brackets
         has_urls = urls is not UrlMode.KEEP
-        chars = markup.TEXT_MARKS if markdown else "<" * has_urls
+        chars = markup.TEXT_MARKS if markdown else r"<\[" if control_tags is not None else "<" * has_urls
         self._text_marks = markup.marks(chars, urls=has_urls)
         self._code_marks = markup.marks(markup.CODE_MARKS, urls=has_urls)
         self._marks = self._text_marks  # where plain text ends
@@ -449,8 +472,28 @@ class Scanner:
             return _WAIT
         return self._bracket(at) if self._text[at + 1 : at + 2] == "[" else self._keep(at, at + 1)
 
+    def _control_tag(self, at: int) -> int | None:
+        """Pass on a tag that the engine acts on, after a "!" before it; None if there is none at ``at``."""
+        if self._control_tags is None or self._code:
+            return None
+        place = at + (self._text[at] == "!")
+        length = self._control_tags.length_at(self._text, place, is_final=self._is_final)
+        if not length:
+            return None
+        if length == UNDECIDED:
+            return _WAIT
+        if place > at:
+            return self._keep(at, place)
+        tag = self._text[at : at + length]
+        self._speak(tag, at, at + length, tag)
+        return at + length
+
     def _bracket(self, at: int) -> int:
-        """Read a link, image, footnote or plain bracket."""
+        """Read a control tag, link, image, footnote or plain bracket."""
+        if (end := self._control_tag(at)) is not None:
+            return end
+        if not self._markdown:
+            return self._keep(at, at + 1)
         text = self._text
         bracket = markup.BRACKET.match(text, at, at + markup.BRACKET_LIMIT)
         is_image = text[at] == "!"
@@ -519,7 +562,9 @@ class Scanner:
     # -- tags ---------------------------------------------------------------------------------------------------------
 
     def _angle(self, at: int) -> int:
-        """Read a URL, tag, comment or mail address in angle brackets."""
+        """Read a control tag, URL, tag, comment or mail address in angle brackets."""
+        if (end := self._control_tag(at)) is not None:
+            return end
         text = self._text
         if self._urls is not UrlMode.KEEP:
             url = markup.URL_PREFIX.match(text, at + 1)
@@ -547,7 +592,7 @@ class Scanner:
         if name == "break" and (pause_ms := markup.break_ms(attributes)) is not None:
             self._pauses[self.source.offset(end - 1)] = pause_ms
             self._break(BREAK, end - 1)
-        elif name == "phoneme" and (phonemes := markup.phonemes_of(attributes)) is not None:
+        elif name == "phoneme" and (phonemes := markup.phonemes_of(attributes, self._alphabets)) is not None:
             return self._pronounced(end, phonemes)
         elif name == "spell" and not tag["closed"]:
             self._spelled_left = _SPELL_LIMIT

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Collection
 from functools import cache
 
 from tts_worker.text.character_filter import SOFT_SPACE, is_filtered
@@ -172,13 +173,13 @@ def break_ms(attributes: str | None) -> int | None:
     return min(MAX_BREAK_MS, round(float(found[1]) * (1000 if found[2].lower() == "s" else 1)))
 
 
-def phonemes_of(attributes: str | None) -> str | None:
-    """Return the phonemes of a ``<phoneme>`` tag in IPA; None if it has none, or in another alphabet."""
+def phonemes_of(attributes: str | None, alphabets: Collection[str]) -> str | None:
+    """Return the phonemes of a ``<phoneme>`` tag; None if it has none, or in an alphabet not among ``alphabets``."""
     attributes = attributes or ""
     alphabet = _ALPHABET.search(attributes)
     found = _PHONEMES.search(attributes)
     phonemes = " ".join((found[1] or found[2] or "").split()) if found else ""
-    if not phonemes or len(phonemes) > _MAX_PHONEMES or (alphabet and alphabet[1].lower() != "ipa"):
+    if not phonemes or len(phonemes) > _MAX_PHONEMES or (alphabet and alphabet[1].lower() not in alphabets):
         return None
     return phonemes
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from tts_worker.errors import IllegalCommand, InvalidRequest
+from tts_worker.text.control_tags import ControlTags
 from tts_worker.text.decoding import TextDecoder
 from tts_worker.text.filter import TextFilter
 from tts_worker.text.lexicon import Lexicon, LexiconStage
@@ -53,6 +54,8 @@ class TextOptions:
         markdown: Whether Markdown and tags are removed.
         urls: How bare URLs are read.
         language: BCP-47 tag, for abbreviations; None means English rules.
+        control_tags: Tags that the engine acts on.
+        alphabets: Alphabets of ``<phoneme>`` tags that the engine knows; the content of others is read.
         by_word: See ``SegmenterOptions``, as for the sizes that follow.
 
     Raises:
@@ -62,6 +65,8 @@ class TextOptions:
     markdown: bool = True
     urls: UrlMode = UrlMode.DROP
     language: str | None = None
+    control_tags: ControlTags | None = None
+    alphabets: tuple[str, ...] = ("ipa",)
     by_word: bool = False
     first_clause_chars: int = 12
     clause_chars: int = 60
@@ -108,6 +113,8 @@ class TextPipeline:
             markdown=options.markdown,
             urls=UrlMode(options.urls),
             pauses=pauses,
+            control_tags=options.control_tags,
+            alphabets=options.alphabets,
         )
         self._spoken_forms = spoken_forms
         self._by_word = options.by_word or bool(lexicon)

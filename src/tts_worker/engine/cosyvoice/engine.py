@@ -26,6 +26,7 @@ from tts_worker.engine.cosyvoice.sequence import Phase, Sequence, plain_segment
 from tts_worker.engine.cosyvoice.timings import StageTimings
 from tts_worker.engine.cosyvoice.token_generator import Model
 from tts_worker.engine.cosyvoice.token_runner import DrawnIds, SlotFull, TokenResult, TokenRunner
+from tts_worker.engine.cosyvoice.tokenizer import CONTROL_TAGS, phonemes
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
 from tts_worker.engine.scheduler import Batch, Budgets, Candidate, ChunkTimes, Need, Plan, defers_first_chunk
 from tts_worker.engine.shell import EngineShell
@@ -91,6 +92,8 @@ class CosyVoiceEngine(EngineShell[Sequence]):
                 text_by_word=settings.text_mode is TextMode.INTERLEAVED,
                 speed_range=SPEED_RANGE,
                 device=str(device),
+                control_tags=CONTROL_TAGS,
+                phonemes=phonemes(config.tokenizer_version),
                 capabilities=("instruct", "speech_tokens"),
                 extra=(
                     ("family", config.family),

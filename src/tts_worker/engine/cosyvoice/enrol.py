@@ -23,6 +23,7 @@ from tts_worker.audio.prompt import CLIPPED, PromptFigures, judge, measure, usab
 from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend, check_rate
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import V3, CosyVoiceConfig
+from tts_worker.engine.cosyvoice.presets import instruction_of
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.tensor_files import read_pickled
 from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer
@@ -122,8 +123,9 @@ def prompt_ids(tokenizer: TextTokenizer, config: CosyVoiceConfig, transcript: st
 
 
 def instruct_ids(tokenizer: TextTokenizer, config: CosyVoiceConfig, instruction: str) -> list[int]:
-    """Ids of the prompt text in instruct mode: the instruction, then the end-of-prompt token."""
+    """Ids of the prompt text in instruct mode: the instruction or the preset it names, then the end-of-prompt token."""
     instruction = instruction.replace(END_OF_PROMPT, "").removeprefix(SYSTEM_PROMPT).strip()
+    instruction = instruction_of(instruction, config.family)
     if config.family == V3:
         instruction = f"{SYSTEM_PROMPT} {instruction}".strip()
     return [*tokenizer.encode(instruction), tokenizer.end_of_prompt_id]

@@ -52,7 +52,10 @@ def derive_seed(seed: int, *numbers: int) -> int:
 
 def is_speakable(segment: Segment) -> bool:
     """Whether ``segment`` has letters, digits or phonemes. The model does not speak marks and symbols alone."""
-    has_speech = any(char.isalnum() for char in segment.text) or any(s.phonemes is not None for s in segment.spans)
+    has_speech = any(
+        any(map(str.isalnum, span.text)) if span.phonemes is None else not span.phonemes.startswith("<")
+        for span in segment.spans
+    )
     return has_speech and bool(spoken_words(segment))
 
 
@@ -289,12 +292,30 @@ class TokenGenerator:
     def _encode(self, audio_segment: AudioSegment, segment: Segment) -> list[int]:
         """Add ``segment`` to the run and return its text ids."""
         audio_segment.add_text(segment)
-        text = segment.text.strip()
-        ids = self._model.tokenizer.encode(f" {text}" if self._needs_space and not is_unspaced(text[0]) else text)
-        self._needs_space = not is_unspaced(text[-1])
+        ids = self._text_ids(segment)
+        self._needs_space = not is_unspaced(segment.text.rstrip()[-1])
         self._run_text += ids
         self._words.append((len(self._run_text), spoken_words(segment)))
         return ids
+
+    def _text_ids(self, segment: Segment) -> list[int]:
+        """Return the ids of a text. Control tags and known phonemes become special tokens, all else is plain text."""
+        tokenizer = self._model.tokenizer
+        pieces: list[str | list[int]] = []
+        for span in segment.spans:
+            ids = None if span.phonemes is None else tokenizer.control_ids(span.phonemes)
+            if ids is not None:
+                pieces.append(ids)
+            elif pieces and isinstance(pieces[-1], str):
+                pieces[-1] += span.text
+            else:
+                pieces.append(span.text)
+        if isinstance(pieces[0], str):
+            first = pieces[0].lstrip()
+            pieces[0] = f" {first}" if first and self._needs_space and not is_unspaced(first[0]) else first
+        if isinstance(pieces[-1], str):
+            pieces[-1] = pieces[-1].rstrip()
+        return [id_ for piece in pieces for id_ in (tokenizer.encode(piece) if isinstance(piece, str) else piece)]
 
     def _start_run(self, audio_segment: AudioSegment) -> None:
         """Start the current run, or start it again with the seed of this attempt."""

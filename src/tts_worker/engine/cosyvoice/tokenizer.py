@@ -29,6 +29,8 @@ _EVENTS = f"""
 {END_OF_PROMPT} [breath] <strong> </strong> [noise] [laughter] [cough] [clucking] [accent] [quick_breath] <laughter>
 </laughter> [hissing] [sigh] [vocalized-noise] [lipsmack] [mn]
 """
+CONTROL_TAGS = tuple(token for token in _EVENTS.split() if token != END_OF_PROMPT)
+"""Special tokens that text may contain: events and marks, such as ``[breath]`` and ``<strong>``."""
 _PHONEMES = """
 AA AA0 AA1 AA2 AE AE0 AE1 AE2 AH AH0 AH1 AH2 AO AO0 AO1 AO2 AW AW0 AW1 AW2 AY AY0 AY1 AY2 B CH D DH EH EH0 EH1 EH2
 ER ER0 ER1 ER2 EY EY0 EY1 EY2 F G HH IH IH0 IH1 IH2 IY IY0 IY1 IY2 JH K L M N NG OW OW0 OW1 OW2 OY OY0 OY1 OY2 P R S
@@ -39,6 +41,7 @@ uǎn uǎng uǐ uǒ vè w x y z zh à ài àn àng ào á ái án áng áo è èi
 ó óng óu ù ùn ú ún ā āi ān āng āo ē ēi ēn ēng ě ěi ěn ěng ěr ī īn īng ō ōng ōu ū ūn ǎ ǎi ǎn ǎng ǎo ǐ ǐn ǐng ǒ ǒng ǒu
 ǔ ǔn ǘ ǚ ǜ
 """
+_TAGS = re.compile(r"\[[^\[\]\s]*\]|<[^<>\s]*>|[^\s\[\]<>]+|[\[\]<>]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -46,6 +49,11 @@ def special_tokens(version: str) -> tuple[str, ...]:
     """Special tokens of ``version`` (``cosyvoice2`` or ``cosyvoice3``) beyond the text vocabulary, in id order."""
     extra = ("<|endofsystem|>", *(f"[{phoneme}]" for phoneme in _PHONEMES.split())) if version == V3 else ()
     return (*_BASE, *_EVENTS.split(), *extra)
+
+
+def phonemes(version: str) -> tuple[str, ...]:
+    """Phonemes with a token, without brackets: CMU's and parts of pinyin syllables; none for CosyVoice2."""
+    return tuple(_PHONEMES.split()) if version == V3 else ()
 
 
 class TextTokenizer:
@@ -75,6 +83,8 @@ class TextTokenizer:
         tokens = list(dict.fromkeys([*named.values(), *special_tokens(version)]))
         self._special.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in tokens])
         self.special_ids = {token: self._special.token_to_id(token) for token in tokens}
+        tags = (*CONTROL_TAGS, *(f"[{phoneme}]" for phoneme in phonemes(version)))
+        self._control_ids = {tag: self.special_ids[tag] for tag in tags}
         wrong = [token for number, token in named.items() if self.special_ids[token] != number]
         if wrong:
             raise BundleError(
@@ -110,6 +120,17 @@ class TextTokenizer:
         """Ids of plain ``text``, and the character after each of them."""
         encoding = self._plain.encode(text, add_special_tokens=False)
         return list(encoding.ids), [end for _, end in encoding.offsets]
+
+    def control_ids(self, pronunciation: str) -> list[int] | None:
+        """Ids of control tags and phonemes: ``[laughter]``, ``[j][ǐ]``, or ``T AH0`` for ``[T][AH0]``.
+
+        Returns:
+            The ids; None if ``pronunciation`` has anything that is no such token, for example IPA.
+        """
+        tags = [part if part[0] in "[<" else f"[{part}]" for part in _TAGS.findall(pronunciation)]
+        if not tags or any(tag not in self._control_ids for tag in tags):
+            return None
+        return [int(self._control_ids[tag]) for tag in tags]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ``ids`` without special tokens."""

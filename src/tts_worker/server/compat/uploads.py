@@ -66,7 +66,10 @@ async def read_body(request: Request) -> Body:
         OverCapacity: A large recording cannot be stored.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind in ("multipart/form-data", "application/x-www-form-urlencoded"):
+    if kind == "multipart/form-data":
+        return await _read_form(request)
+    # curl -d calls JSON a form as well.
+    if kind == "application/x-www-form-urlencoded" and not (await request.body()).lstrip().startswith(b"{"):
         return await _read_form(request)
     try:
         data = json.loads(await request.body())

@@ -1,0 +1,30 @@
+"""Control tags: tags in the text that an engine acts on, such as ``[laughter]``, ``<strong>`` or ``[AA1]``.
+
+They are not markup for this package: the filter passes each on as a unit, whose phonemes are the tag itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+UNDECIDED = -1
+_TAG = re.compile(r"[\[<][^\[\]<>\s]{0,30}[\]>]?")
+
+
+class ControlTags:
+    """Finds the control tags of one engine."""
+
+    def __init__(self, tags: Iterable[str]) -> None:
+        self._tags = frozenset(tags)
+        self._beginnings = {tag[:length] for tag in self._tags for length in range(1, len(tag))}
+
+    def length_at(self, text: str, at: int, *, is_final: bool) -> int:
+        """Return the length of the tag at ``at``, 0 if there is none, ``UNDECIDED`` if its rest may follow."""
+        found = _TAG.match(text, at)
+        if found is None:
+            return 0
+        if found[0] in self._tags:
+            return len(found[0])
+        may_follow = not is_final and found.end() == len(text) and found[0] in self._beginnings
+        return UNDECIDED if may_follow else 0
