@@ -66,6 +66,11 @@ class CodeBook:
         nearest = [self._nearest(known, *map(int, parts)) for parts in self._parts(keys)]
         return np.array(nearest, np.int64)[index.reshape(-1)]
 
+    def numbers(self, units: tuple[str, ...]) -> Ids:
+        """Numbers in this book of ``units``, which number their symbols differently."""
+        known = {unit: number for number, unit in enumerate(self.units)}
+        return np.array([known.get(unit, 0) for unit in units], np.int64)
+
     def spoken(self, codes: Ids) -> list[str]:
         """Sequence of units in ``codes``, each once."""
         halves = self.codes[codes, :2].reshape(-1)

@@ -145,7 +145,7 @@ class Evaluation:
     def _coded_audio(self) -> list[bytes]:
         units, _ = self._taught
         book = CodeBook.load(self._bundle.path / CODES)
-        codes = book.encode(units.halves, units.pitch_hz)
+        codes = book.encode(book.numbers(units.units)[units.halves], units.pitch_hz)
         networks = Networks.load(self._bundle)
         voice = next(iter(bundled_voices(self._bundle.speaker_info, self._bundle.config).values()))
         speaker = torch.from_numpy(np.array(voice.embedding))[None]
