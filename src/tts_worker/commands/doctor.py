@@ -123,7 +123,7 @@ def _version(name: str) -> str | None:
 
 def _extras() -> list[str]:
     provided = importlib.metadata.metadata("tts-worker").get_all("Provides-Extra") or []
-    return [name for name in provided if name not in ("dev", "quality")]
+    return [name for name in provided if name not in ("dev", "test", "quality")]
 
 
 def extra_finding(name: str) -> Finding:

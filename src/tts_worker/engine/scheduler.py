@@ -537,7 +537,9 @@ def _steps(batch: Sequence[Candidate], waiting: Sequence[Candidate], budgets: Bu
     """Return ``Batch.steps`` of a batch of the token runner."""
     if batch and batch[0].needs is Need.DECODE:
         return burst_steps(batch, waiting, budgets)
-    return on_device_draws(batch, waiting, budgets, pages) if batch and budgets.concurrent else 0
+    if batch and batch[0].needs is Need.PREFILL and budgets.concurrent:
+        return on_device_draws(batch, waiting, budgets, pages)
+    return 0
 
 
 def _batch(members: Sequence[Candidate], steps: int = 0) -> Batch | None:

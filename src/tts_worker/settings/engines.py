@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from tts_worker.errors import ConfigError, UnknownVoice
 from tts_worker.settings.sections import Section
 from tts_worker.voicepack.installed import installed_voice, installed_voices
 
@@ -23,6 +24,13 @@ class ToneEngineSettings(Section):
     ms_per_char: int = Field(60, ge=1, le=1_000)
     chunk_ms: int = Field(100, ge=1, le=5_000)
     cost_per_audio_s: float = Field(0.0, ge=0, le=10)
+
+
+def _only_installed_voice() -> Path:
+    try:
+        return installed_voice(None)[1]
+    except UnknownVoice as error:
+        raise ConfigError(f"an engine of kind cosyvoice needs bundle, a model directory ({error.message})") from None
 
 
 class CosyVoiceEngineSettings(Section):
@@ -45,7 +53,7 @@ class CosyVoiceEngineSettings(Section):
     """
 
     kind: Literal["cosyvoice"] = "cosyvoice"
-    bundle: Path = Field(default_factory=lambda: installed_voice(None)[1])
+    bundle: Path = Field(default_factory=_only_installed_voice)
     voices: Path | None = None
     rl: bool = False
     device: str = Field("auto", pattern=r"auto|cpu|cuda(:\d+)?")

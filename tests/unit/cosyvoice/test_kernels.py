@@ -26,7 +26,7 @@ def add_scaled(x: Tensor, y: Tensor, scale: float) -> Tensor:
 
 @pytest.fixture
 def operator() -> Iterator[FusedOperator[..., Tensor]]:
-    decorate = kernels.fused_operator("a.module", mutates={"y"}, launches=lambda x, y, scale: x.shape[0])
+    decorate = kernels.fused_operator("a.module", mutates={"y"})
     yield decorate(add_scaled)
     del kernels.OPERATORS["add_scaled"]
 
@@ -51,7 +51,7 @@ def test_a_fused_operator_is_one_operator_on_cuda(operator: FusedOperator[..., T
         x = torch.zeros(4, 8)
         out, counter = count(operator, x, torch.zeros(4, 8), 0.5)
         assert out.shape == (4,)
-        assert counter.operators == {"add_scaled": 4}
+        assert counter.operators == {"add_scaled": 1}
 
         operator.fault = "it differs"
         _, counter = count(operator, x, torch.zeros(4, 8), 0.5)

@@ -50,7 +50,7 @@ def test_installed_voices_are_found_by_entry_point(site: Path) -> None:
 
 
 def test_only_installed_voice_is_the_default(site: Path) -> None:
-    with pytest.raises(UnknownVoice, match="pip install tts-worker-voice-nano"):
+    with pytest.raises(UnknownVoice, match=r"pip install \./packages/tts-worker-voice-nano"):
         installed_voice(None)
     anna = install(site, "anna")
     assert installed_voice(None) == ("anna", anna)
@@ -80,4 +80,4 @@ def test_settings_name_an_installed_voice(site: Path) -> None:
 
 def test_say_without_a_voice_tells_what_to_install(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["say", "--engine", "cosyvoice", "--voice", "nano", "Hello."]) != 0
-    assert "pip install tts-worker-voice-nano" in capsys.readouterr().err
+    assert "pip install ./packages/tts-worker-voice-nano" in capsys.readouterr().err
