@@ -180,10 +180,13 @@ HOSTILE = [
 @pytest.mark.parametrize("mark", HOSTILE)
 def test_hostile_text_takes_linear_time(mark: str) -> None:
     """Four times the text takes about four times as long; it would be sixteen times with a quadratic automaton."""
-    elapsed_s = []
-    for length in (10_000, 40_000):
+
+    def elapsed_s(length: int) -> float:
         text = (mark * length)[:length]
-        began = time.process_time()
+        began_s = time.process_time()
         filter_text(text)
-        elapsed_s.append(time.process_time() - began)
-    assert elapsed_s[1] < 10 * max(elapsed_s[0], 0.01)
+        return time.process_time() - began_s
+
+    # The shortest of two, since a garbage collection may fall into one of them.
+    once, fourfold = (min(elapsed_s(length), elapsed_s(length)) for length in (10_000, 40_000))
+    assert fourfold < 10 * max(once, 0.01)
