@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from playwright.async_api import Browser, Page, expect
 
@@ -165,6 +165,8 @@ HEIGHTS = """() => {
 WRITING = st.lists(st.sampled_from([*"ab ,.\n\tWi中🎉<&", "W" * 80]), min_size=1, max_size=200).map("".join)
 
 
+@example(text="a" + "W" * 80 + "\taaaa ", width=499)
+@example(text="a\n", width=400)
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=WRITING, width=st.integers(320, 700))
 async def test_mirror_wraps_like_the_text_field(demo: DemoPage, text: str, width: int) -> None:

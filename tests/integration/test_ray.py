@@ -82,6 +82,19 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def _connect(settings: Settings) -> None:
+    """Start a cluster; again if Ray's own limit of 30 s ran out on a busy machine."""
+    from tts_worker.server import ray as ray_transport
+
+    try:
+        ray_transport.connect(settings.ray)
+    except Exception as error:
+        if "timed out during startup" not in str(error):
+            raise
+        ray.shutdown()
+        ray_transport.connect(settings.ray)
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     from tts_worker.server import ray as ray_transport
@@ -91,7 +104,7 @@ def cluster() -> Iterator[Cluster]:
     port = free_port()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)  # replicas import these tests
-        ray_transport.connect(settings_of(port).ray)
+        _connect(settings_of(port))
     try:
         yield Cluster(port, ray_transport.deploy(settings_of(port)))
     finally:
