@@ -244,13 +244,15 @@ async def test_slow_reader_applies_backpressure() -> None:
 @pytest.mark.parametrize("transport", ["local", "ws", "grpc", "redis"])
 async def test_client_lists_voices_and_session_names_its_model(transport: str) -> None:
     async with TRANSPORTS[transport].connect(Setup()) as client:
-        voices = await client.voices()
-        assert {"tone", "tone-high"} <= {voice.name for voice in voices}
-        if transport in ("local", "ws"):
-            (default,) = [voice for voice in voices if voice.is_default]
-            assert (default.name, default.model) == ("tone", "tone")
-            assert default.languages
-        async with client.session(SessionOptions(voice=voices[-1].name)) as session:
+        voices = await client.voices.list()
+        assert {"tone", "tone-high"} <= {voice.id for voice in voices}
+        (default,) = [voice for voice in voices if voice.is_default]
+        assert (default.id, default.engine) == ("tone", "tone")
+        assert default.languages
+        assert await client.voices.get("tone") == default
+        with pytest.raises(UnknownVoice):
+            await client.voices.get("absent")
+        async with client.session(SessionOptions(voice=voices[-1].id)) as session:
             assert session.model == "tone"
 
 
@@ -259,7 +261,7 @@ async def test_voices_of_silent_worker_raise_deadline_exceeded() -> None:
         proxy.stall()
         async with connect(f"ws://{proxy.address}", ClientSettings(connect_timeout_s=0.2)) as client:
             with pytest.raises(DeadlineExceeded, match=r"within 0\.2 s"):
-                await client.voices()
+                await client.voices.list()
         proxy.resume()
 
 
@@ -267,7 +269,7 @@ async def test_voices_of_silent_worker_raise_deadline_exceeded() -> None:
 async def test_voices_of_unreachable_worker_raise_connection_lost(scheme: str) -> None:
     async with connect(f"{scheme}://127.0.0.1:1") as client:
         with pytest.raises(ConnectionLost, match="cannot be reached"):
-            await client.voices()
+            await client.voices.list()
 
 
 # -- missing and incompatible workers ---------------------------------------------------------------------------------
@@ -280,12 +282,12 @@ async def test_api_key_is_sent_and_not_in_repr() -> None:
             with pytest.raises(Unauthenticated):
                 await client.open()
             with pytest.raises(Unauthenticated):
-                await client.voices()
+                await client.voices.list()
         with_key = ClientSettings(api_key="correct-horse")
         assert "correct-horse" not in repr(with_key)
         async with connect(f"ws://{address}/", with_key) as client:
             await client.open()
-            assert await client.voices()
+            assert await client.voices.list()
 
 
 @pytest.mark.parametrize("url", ["", "http://x", "ws:", "ws://", "ws://:80", "ws://host:port", "//x", "x:y", "ws//x"])

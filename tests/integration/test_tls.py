@@ -70,7 +70,7 @@ async def test_client_connects_over_wss_with_private_ca(tmp_path: Path, monkeypa
                 await client.open()
         monkeypatch.setenv("SSL_CERT_FILE", str(crt))
         async with tts_worker.connect(url) as client, client.session() as session:
-            assert await client.voices()
+            assert await client.voices.list()
             session.speak("Hello there.")
             session.end_text()
             samples = 0

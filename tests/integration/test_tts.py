@@ -211,8 +211,8 @@ async def test_async_api_speaks_over_a_socket(config: str, serve_tone: Serving) 
 
 def test_voices_are_listed(tts: TTS) -> None:
     voices = tts.voices()
-    assert [voice.name for voice in voices if voice.is_default] == ["tone"]
-    assert tts.speak("Hello.", voice=voices[0].name).outcome is Outcome.DONE
+    assert [voice.id for voice in voices if voice.is_default] == ["tone"]
+    assert tts.speak("Hello.", voice=voices[0].id).outcome is Outcome.DONE
 
 
 def test_examples_of_the_docstrings_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -327,48 +327,46 @@ async def test_client_adds_lists_mixes_and_deletes(served: Served, scheme: str, 
         return connect(url, ClientSettings(api_key=None if name is None else f"{name}-key-0123456789"))
 
     async with client("studio") as studio, client("reader") as reader, client(None) as stranger:
-        added = await studio.voice_library.add(
-            "kim", file, consent=True, transcript=SAID, languages=["en"], tags=["calm"]
-        )
+        added = await studio.voices.add("kim", file, consent=True, transcript=SAID, languages=["en"], tags=["calm"])
         assert (added.id, added.languages, added.tags, added.sample_rate) == ("kim", ("en",), ("calm",), 24_000)
         assert added.stored is not None
         assert added.stored.owner == "studio"
         assert added.stored.figures["seconds"] == pytest.approx(4.0, abs=0.1)
-        await studio.voice_library.add("leo", wav(speech(5, 16_000)), consent=True)
-        mixed = await studio.voice_library.mix("both", {"kim": 1, "leo": 3})
+        await studio.voices.add("leo", wav(speech(5, 16_000)), consent=True)
+        mixed = await studio.voices.mix("both", {"kim": 1, "leo": 3})
         assert mixed.stored is not None
         assert mixed.stored.figures == {"kim": 0.25, "leo": 0.75}
-        assert [voice.id for voice in await reader.voice_library.list()] == ["both", "kim", "leo"]
-        assert replace(await reader.voice_library.get("kim"), is_default=True) == added
+        assert [voice.id for voice in await reader.voices.list()] == ["both", "kim", "leo"]
+        assert replace(await reader.voices.get("kim"), is_default=True) == added
 
         refusals: list[tuple[Awaitable[object], type[TTSWorkerError], str]] = [
-            (studio.voice_library.add("bad", GOOD), InvalidRequest, "consent"),
-            (studio.voice_library.add("bad", wav(speech(1, 16_000)), consent=True), InvalidRequest, "3 to 30 s"),
-            (studio.voice_library.add("bad", b"", consent=True), InvalidRequest, "recording"),
-            (studio.voice_library.add("bad", "/nowhere/a.wav", consent=True), InvalidRequest, "cannot be read"),
-            (studio.voice_library.add("bad", GOOD, colour="red"), InvalidRequest, "colour"),
-            (studio.voice_library.add("kim", GOOD, consent=True), IllegalCommand, "already"),
-            (studio.voice_library.mix("bad", {"kim": 1}), InvalidRequest, "mix"),
-            (studio.voice_library.mix("bad", {"kim": 1, "absent": 1}), UnknownVoice, "absent"),
-            (studio.voice_library.get("absent"), UnknownVoice, "absent"),
-            (studio.voice_library.delete("absent"), UnknownVoice, "absent"),
-            (reader.voice_library.add("bad", GOOD, consent=True), Forbidden, "enrol"),
-            (reader.voice_library.delete("kim"), Forbidden, "enrol"),
-            (stranger.voice_library.list(), Unauthenticated, "API key"),
+            (studio.voices.add("bad", GOOD), InvalidRequest, "consent"),
+            (studio.voices.add("bad", wav(speech(1, 16_000)), consent=True), InvalidRequest, "3 to 30 s"),
+            (studio.voices.add("bad", b"", consent=True), InvalidRequest, "recording"),
+            (studio.voices.add("bad", "/nowhere/a.wav", consent=True), InvalidRequest, "cannot be read"),
+            (studio.voices.add("bad", GOOD, colour="red"), InvalidRequest, "colour"),
+            (studio.voices.add("kim", GOOD, consent=True), IllegalCommand, "already"),
+            (studio.voices.mix("bad", {"kim": 1}), InvalidRequest, "mix"),
+            (studio.voices.mix("bad", {"kim": 1, "absent": 1}), UnknownVoice, "absent"),
+            (studio.voices.get("absent"), UnknownVoice, "absent"),
+            (studio.voices.delete("absent"), UnknownVoice, "absent"),
+            (reader.voices.add("bad", GOOD, consent=True), Forbidden, "enrol"),
+            (reader.voices.delete("kim"), Forbidden, "enrol"),
+            (stranger.voices.list(), Unauthenticated, "API key"),
         ]
         for call, error, words in refusals:
             with pytest.raises(error, match=words):
                 await call
         for name in ("both", "kim", "leo"):
-            await studio.voice_library.delete(name)
-        assert await reader.voice_library.list() == []
+            await studio.voices.delete(name)
+        assert await reader.voices.list() == []
 
 
 async def test_client_of_an_absent_worker_reports_it() -> None:
     for scheme in ("ws", "grpc"):
         async with connect(f"{scheme}://127.0.0.1:9") as client:
             with pytest.raises(ConnectionLost):
-                await client.voice_library.list()
+                await client.voices.list()
 
 
 async def test_control_tags_are_in_words_and_reports(served: Served) -> None:

@@ -315,9 +315,9 @@ async def test_greeting_renders_faster_than_it_plays() -> None:
 
 async def test_list_voices_of_the_worker() -> None:
     async with serve_plugin() as (voice, _), connect_plugin("127.0.0.1:1") as (unreachable, _):
-        voices = {found.name: found for found in await voice.list_voices()}
+        voices = {found.id: found for found in await voice.list_voices()}
         assert voices["tone"].is_default
-        assert voices["tone-high"].model == "tone"
+        assert voices["tone-high"].engine == "tone"
         with pytest.raises(APIConnectionError):
             await unreachable.list_voices()
 

@@ -16,9 +16,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
 
-from tts_worker.client.base import ClientSettings, Connector, OpenedSession, VoiceDescription, connector_for
-from tts_worker.client.voice_library import VoiceLibrary
+from tts_worker.client.base import ClientSettings, Connector, OpenedSession, connector_for
+from tts_worker.client.voices import WorkerVoices
 from tts_worker.protocol.session import Session
+from tts_worker.protocol.voices import VoiceInfo
 from tts_worker.types import SessionOptions
 
 __all__ = [
@@ -28,7 +29,7 @@ __all__ = [
     "OpenedSession",
     "Session",
     "SessionOptions",
-    "VoiceDescription",
+    "VoiceInfo",
     "connect",
 ]
 
@@ -76,14 +77,10 @@ class Client:
         finally:
             session.close()
 
-    async def voices(self) -> tuple[VoiceDescription, ...]:
-        """Return the voices that sessions can choose. Raises like ``open``."""
-        return await self._connector.voices()
-
     @property
-    def voice_library(self) -> VoiceLibrary:
-        """The voices as resources: ``await client.voice_library.add("anna", "anna.wav", consent=True)``."""
-        return VoiceLibrary(self._connector.voice_access)
+    def voices(self) -> WorkerVoices:
+        """The voices: ``await client.voices.list()``, ``await client.voices.add("anna", "anna.wav", consent=True)``."""
+        return WorkerVoices(self._connector.voice_access)
 
     async def aclose(self) -> None:
         """Close every session and connection. Idempotent."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from tts_worker.client import Client, ClientSettings, VoiceDescription, connect
+from tts_worker.client import Client, ClientSettings, VoiceInfo, connect
 from tts_worker.client.playback import PlayerSink
 from tts_worker.client.speech import Speech, open_player
 from tts_worker.errors import ConnectionLost, InvalidRequest, as_exception
@@ -124,9 +124,9 @@ class AsyncTTS:
         """
         return AsyncLiveSpeech(self._client, text, _with_options(self._options, options))
 
-    async def voices(self) -> tuple[VoiceDescription, ...]:
+    async def voices(self) -> list[VoiceInfo]:
         """Return the voices that ``voice`` may name. Raises like ``speak``."""
-        return await self._client.voices()
+        return await self._client.voices.list()
 
     async def prewarm(self) -> None:
         """Connect, or load the embedded voice, in advance."""

@@ -22,7 +22,7 @@ from tts_worker.protocol.session import Session
 from tts_worker.types import SessionOptions
 
 if TYPE_CHECKING:
-    from tts_worker.client.voice_library import VoiceAccess
+    from tts_worker.client.voices import VoiceAccess
 
 log = logging.getLogger(__name__)
 
@@ -65,25 +65,6 @@ class OpenedSession:
     connection_reused: bool
 
 
-@dataclass(frozen=True, slots=True)
-class VoiceDescription:
-    """A voice of a worker. Over gRPC and through a registry only its name is known.
-
-    Attributes:
-        name: The name that selects it.
-        languages: BCP 47 tags.
-        description: A sentence about it.
-        model: The engine that speaks it.
-        is_default: It speaks for sessions that name no voice.
-    """
-
-    name: str
-    languages: tuple[str, ...] = ()
-    description: str = ""
-    model: str = ""
-    is_default: bool = False
-
-
 class Connector(Protocol):
     """Access to one worker, or to a fleet behind one address. Constructed without an event loop; used on one."""
 
@@ -110,12 +91,8 @@ class Connector(Protocol):
         """
         ...
 
-    async def voices(self) -> tuple[VoiceDescription, ...]:
-        """Return the voices that sessions can choose. Raises like ``open``."""
-        ...
-
     async def voice_access(self) -> VoiceAccess:
-        """Return the access to the worker's voices as resources. Raises like ``open``."""
+        """Return the access to the worker's voices. Raises like ``open``."""
         ...
 
     async def aclose(self) -> None:

@@ -8,18 +8,20 @@ moves a session to another worker if the first one is lost before any audio was 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from tts_worker.client.base import ClientSettings, OpenedSession, VoiceDescription
+from tts_worker.client.base import ClientSettings, OpenedSession
 from tts_worker.client.converse_stream import ConverseStream
 from tts_worker.client.failover import FailoverLink
 from tts_worker.client.grpc import GrpcConnector
 from tts_worker.client.remote import RemoteSession
-from tts_worker.client.voice_library import VoiceAccess
+from tts_worker.client.voices import VoiceAccess
 from tts_worker.errors import (
     ConfigError,
     ConnectionLost,
@@ -30,10 +32,13 @@ from tts_worker.errors import (
     UnknownVoice,
 )
 from tts_worker.protocol.messages import PROTOCOL_VERSION
+from tts_worker.protocol.voices import VoiceInfo, VoiceUpload
 from tts_worker.registry.directory import ResolvedWorker, WorkerDirectory
 from tts_worker.registry.entry import LOOPBACK, parse_networks
 from tts_worker.registry.store import RedisStore
 from tts_worker.types import SessionOptions
+
+_Answer = TypeVar("_Answer")
 
 _CACHE_TTL_S = 0.5
 """How long a list of workers is used before the registry is read again."""
@@ -107,10 +112,10 @@ class FleetConnector:
         return OpenedSession(session, connection_reused=reused)
 
     async def voice_access(self) -> VoiceAccess:
-        """Return the access to the voices of a loaded worker; workers with the same storage have the same voices."""
-        for worker in await self._candidates(SessionOptions()):
-            return await self._connector(worker.address).voice_access()
-        raise NotReady("no worker of the fleet is ready", retry_after_s=1.0)
+        workers = await self._candidates(SessionOptions(), newest=True)
+        if not workers:
+            raise NotReady("no worker of the fleet is ready", retry_after_s=1.0)
+        return FleetVoices([await self._connector(worker.address).voice_access() for worker in workers])
 
     async def _open_stream(self, options: SessionOptions) -> tuple[str, ConverseStream, bool]:
         """Open a stream on the best worker that accepts it.
@@ -230,11 +235,6 @@ class FleetConnector:
         self._suspects = {known: until_s for known, until_s in self._suspects.items() if until_s > now_s}
         self._suspects[address] = now_s + _SUSPECT_S
 
-    async def voices(self) -> tuple[VoiceDescription, ...]:
-        workers = await self._candidates(SessionOptions(), newest=True)
-        names = {name for worker in workers for name in worker.entry.capabilities.voices}
-        return tuple(VoiceDescription(name) for name in sorted(names))
-
     async def aclose(self) -> None:
         self._closed = True
         for link in list(self._links):
@@ -250,3 +250,35 @@ class FleetConnector:
 def _supports_language(worker: ResolvedWorker, language: str) -> bool:
     tags = {tag.split("-")[0].lower() for tag in worker.entry.capabilities.languages}
     return "mul" in tags or language.split("-")[0].lower() in tags
+
+
+class FleetVoices:
+    """See ``voices.VoiceAccess``: the voices of several workers, which need not be the same.
+
+    A voice is added on the first worker; those with the same storage have it as well.
+    """
+
+    def __init__(self, workers: Sequence[VoiceAccess]) -> None:
+        self._workers = workers
+
+    async def list(self) -> list[VoiceInfo]:
+        answers = await asyncio.gather(*(worker.list() for worker in self._workers), return_exceptions=True)
+        lists = [answer for answer in answers if not isinstance(answer, BaseException)]
+        if not lists:
+            raise next(answer for answer in answers if isinstance(answer, BaseException))
+        return list({voice.id: voice for voices in reversed(lists) for voice in voices}.values())
+
+    async def get(self, voice: str) -> VoiceInfo:
+        return await self._on_worker_with_voice(lambda worker: worker.get(voice))
+
+    async def add(self, upload: VoiceUpload, audio: bytes | None) -> VoiceInfo:
+        return await self._workers[0].add(upload, audio)
+
+    async def delete(self, voice: str) -> None:
+        await self._on_worker_with_voice(lambda worker: worker.delete(voice))
+
+    async def _on_worker_with_voice(self, request: Callable[[VoiceAccess], Awaitable[_Answer]]) -> _Answer:
+        for worker in self._workers[:-1]:
+            with contextlib.suppress(UnknownVoice):
+                return await request(worker)
+        return await request(self._workers[-1])

@@ -10,14 +10,13 @@ from urllib.parse import urlsplit
 
 import grpc
 
-from tts_worker.client.base import ClientSettings, OpenedSession, VoiceDescription
-from tts_worker.client.converse_stream import ConverseStream, authorization, open_converse_stream, status_error
+from tts_worker.client.base import ClientSettings, OpenedSession
+from tts_worker.client.converse_stream import ConverseStream, open_converse_stream
 from tts_worker.client.grpc_voices import GrpcVoices
 from tts_worker.client.link import RemoteConfig
 from tts_worker.client.remote import RemoteSession
-from tts_worker.client.voice_library import VoiceAccess
+from tts_worker.client.voices import VoiceAccess
 from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest
-from tts_worker.protocol import tts_worker_pb2, tts_worker_pb2_grpc
 from tts_worker.timeouts import fail_after
 from tts_worker.types import SessionOptions
 
@@ -80,7 +79,7 @@ class GrpcConnector:
         return OpenedSession(session, connection_reused=reused)
 
     async def voice_access(self) -> VoiceAccess:
-        return GrpcVoices(self._open_channel(), self._settings.api_key)
+        return GrpcVoices(self._open_channel(), self._settings)
 
     async def open_stream(self, options: SessionOptions) -> ConverseStream:
         """Open a stream without a receiver; the caller attaches one. Raises like ``open``."""
@@ -134,18 +133,6 @@ class GrpcConnector:
             else:
                 self._channel = grpc.aio.insecure_channel(self._address, options=options)
         return self._channel
-
-    async def voices(self) -> tuple[VoiceDescription, ...]:
-        call = tts_worker_pb2_grpc.TTSServiceStub(self._open_channel()).GetCapabilities(
-            tts_worker_pb2.GetCapabilitiesRequest(),
-            metadata=authorization(self._settings),
-            timeout=self._settings.connect_timeout_s,
-        )
-        try:
-            names = (await call).capabilities.voices
-        except grpc.RpcError:
-            raise await status_error(call) from None
-        return tuple(VoiceDescription(name) for name in names)
 
     async def aclose(self) -> None:
         self._closed = True

@@ -7,29 +7,31 @@ from typing import Any
 
 import grpc
 
-from tts_worker.client.converse_stream import status_error
+from tts_worker.client.base import ClientSettings
+from tts_worker.client.converse_stream import authorization, status_error
+from tts_worker.client.voices import CHANGE_TIMEOUT_S
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.protocol.voice_codec import encode_upload, parse_voice
 from tts_worker.protocol.voices import VoiceInfo, VoiceUpload
 
 _PART_BYTES = 256 << 10
-_TIMEOUT_S = 60.0
 
 
 class GrpcVoices:
-    """See ``voice_library.VoiceAccess``."""
+    """See ``voices.VoiceAccess``."""
 
-    def __init__(self, channel: grpc.aio.Channel, api_key: str | None) -> None:
+    def __init__(self, channel: grpc.aio.Channel, settings: ClientSettings) -> None:
         self._stub = tts_worker_pb2_grpc.VoicesStub(channel)
-        self._metadata = () if api_key is None else (("authorization", f"Bearer {api_key}"),)
+        self._settings = settings
 
     async def list(self) -> list[VoiceInfo]:
-        answer = await self._await(self._call("ListVoices", pb.ListVoicesRequest()))
+        answer = await self._await(self._call("ListVoices", pb.ListVoicesRequest(), self._settings.connect_timeout_s))
         return [parse_voice(voice) for voice in answer.voices]
 
     async def get(self, voice: str) -> VoiceInfo:
-        return parse_voice(await self._await(self._call("GetVoice", pb.GetVoiceRequest(id=voice))))
+        request = pb.GetVoiceRequest(id=voice)
+        return parse_voice(await self._await(self._call("GetVoice", request, self._settings.connect_timeout_s)))
 
     async def add(self, upload: VoiceUpload, audio: bytes | None) -> VoiceInfo:
         async def parts() -> AsyncIterator[pb.AddVoiceRequest]:
@@ -42,8 +44,8 @@ class GrpcVoices:
     async def delete(self, voice: str) -> None:
         await self._await(self._call("DeleteVoice", pb.DeleteVoiceRequest(id=voice)))
 
-    def _call(self, method: str, request: object) -> Any:
-        return getattr(self._stub, method)(request, metadata=self._metadata, timeout=_TIMEOUT_S)
+    def _call(self, method: str, request: object, timeout_s: float = CHANGE_TIMEOUT_S) -> Any:
+        return getattr(self._stub, method)(request, metadata=authorization(self._settings), timeout=timeout_s)
 
     async def _await(self, call: Awaitable[Any]) -> Any:
         """Return the response. Raises the worker's error, ConnectionLost or DeadlineExceeded."""

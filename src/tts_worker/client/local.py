@@ -13,9 +13,9 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from tts_worker.client.base import ClientSettings, OpenedSession, VoiceDescription
+from tts_worker.client.base import ClientSettings, OpenedSession
 from tts_worker.client.deadline import AudioDeadline
-from tts_worker.client.voice_library import VoiceAccess
+from tts_worker.client.voices import VoiceAccess
 from tts_worker.errors import ConnectionLost, DeadlineExceeded
 from tts_worker.models.voice_library import NewVoice
 from tts_worker.protocol.voices import VoiceInfo, VoiceUpload
@@ -84,15 +84,6 @@ class LocalConnector:
     async def _start(self) -> SessionHub:
         return (await self._stack.enter_async_context(self._start_worker())).hub
 
-    async def voices(self) -> tuple[VoiceDescription, ...]:
-        catalog = (await self._hub()).voices
-        return tuple(
-            VoiceDescription(
-                voice.name, voice.languages, voice.description, voice.engine, voice.name == catalog.default
-            )
-            for voice in catalog
-        )
-
     async def aclose(self) -> None:
         self._closed = True
         for session in self._sessions:
@@ -103,7 +94,7 @@ class LocalConnector:
 
 
 class LocalVoices:
-    """See ``voice_library.VoiceAccess``."""
+    """See ``voices.VoiceAccess``."""
 
     def __init__(self, hub: SessionHub) -> None:
         self._hub = hub

@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tts_worker.client import ClientSettings, VoiceInfo
 from tts_worker.client.async_tts import AsyncLiveSpeech, AsyncTTS, SpeechOptions, TextSource
-from tts_worker.client.base import ClientSettings, VoiceDescription
 from tts_worker.client.speech import Speech
 from tts_worker.errors import ConnectionLost, IllegalCommand
 from tts_worker.types import Outcome, Receipt, Word
@@ -75,7 +75,7 @@ class TTS:
         with self.stream(text, **options) as live:
             return live.play()
 
-    def voices(self) -> tuple[VoiceDescription, ...]:
+    def voices(self) -> list[VoiceInfo]:
         """Return the voices that ``voice`` may name. Raises like ``speak``."""
         return self._thread.run(self._tts.voices())
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 from urllib.parse import urlsplit
 
-from tts_worker.client.base import ClientSettings, OpenedSession, VoiceDescription
+from tts_worker.client.base import ClientSettings, OpenedSession
 from tts_worker.client.connection import WorkerConnection, dial
 from tts_worker.client.remote import RemoteSession
-from tts_worker.client.voice_library import HttpVoices, VoiceAccess
-from tts_worker.client.voices import fetch_voices
+from tts_worker.client.voices import HttpVoices, VoiceAccess
 from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest, TTSWorkerError
 from tts_worker.timeouts import fail_after
 from tts_worker.types import SessionOptions
@@ -115,9 +114,6 @@ class WebSocketConnector:
         self._connections.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
-
-    async def voices(self) -> tuple[VoiceDescription, ...]:
-        return await fetch_voices(self._url, self._settings)
 
     async def aclose(self) -> None:
         self._closed = True

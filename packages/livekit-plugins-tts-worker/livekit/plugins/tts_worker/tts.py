@@ -18,7 +18,7 @@ from livekit.agents.voice import AgentSession
 from livekit.plugins.tts_worker.log import logger
 from livekit.plugins.tts_worker.pauses import follow_pauses
 from livekit.plugins.tts_worker.speech import as_api_error, run_utterance
-from tts_worker.client import Client, ClientSettings, Session, SessionOptions, VoiceDescription
+from tts_worker.client import Client, ClientSettings, Session, SessionOptions, VoiceInfo
 from tts_worker.client.agent import Urls, check_lexicon, check_sample_rate, connect_agent, lead_ms_of, url_mode_of
 from tts_worker.errors import TTSWorkerError
 from tts_worker.timeouts import fail_after
@@ -136,11 +136,11 @@ class TTS(tts.TTS[Literal["receipt"]]):
     def provider(self) -> str:
         return "tts-worker"
 
-    async def list_voices(self) -> list[VoiceDescription]:
+    async def list_voices(self) -> list[VoiceInfo]:
         """Return the voices of the worker. Raises APIError."""
         try:
             async with fail_after(_VOICES_TIMEOUT_S):
-                return list(await self._client.voices())
+                return await self._client.voices.list()
         except TTSWorkerError as error:
             raise as_api_error(error.info, sent=False) from error
         except TimeoutError:
