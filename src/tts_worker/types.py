@@ -239,8 +239,6 @@ class Open:
         paced: A call, scheduled by deadline; otherwise a download, served after calls.
         buffered: A call whose client takes audio at once and plays it from its own buffer, so that returned credit does
             not tell what was played.
-        speech_tokens: Speech tokens to render before any text, as voice conversion needs them; for engines with the
-            capability "speech_tokens".
     """
 
     key: UtteranceKey
@@ -248,7 +246,6 @@ class Open:
     credit_samples: int
     paced: bool = True
     buffered: bool = False
-    speech_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,8 +255,20 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class Speech:
+    """Speech tokens to render instead of text, as voice conversion needs them.
+
+    For engines with the capability "speech_tokens". An utterance has either text or speech. Audio may end at a
+    boundary between two commands, so they should meet where the speech is quiet.
+    """
+
+    key: UtteranceKey
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EndText:
-    """No more text follows. The engine answers with Done when it has emitted all audio."""
+    """No more text or speech follows. The engine answers with Done when it has emitted all audio."""
 
     key: UtteranceKey
 
@@ -291,7 +300,7 @@ class Cancel:
     key: UtteranceKey
 
 
-Command = Open | Text | EndText | Credit | Hold | Release | Cancel
+Command = Open | Text | Speech | EndText | Credit | Hold | Release | Cancel
 
 
 def unpaced_share(slots: int) -> int:
@@ -530,7 +539,7 @@ class EngineInfo:
         control_tags: Tags in the text that it acts on, such as ``[laughter]``.
         phonemes: Phonemes that a lexicon, a ``<phoneme>`` tag or the text (``[AA1]``) can prescribe; empty for IPA.
         capabilities: Optional features ("instruct": it follows ``SynthesisParams.instruct``; "speech_tokens": it
-            renders ``Open.speech_tokens``).
+            renders ``Speech``).
         extra: Engine-specific facts.
         degraded: Why it is slower than it should be, one reason each; known once it is warm.
         test_signal: Its audio is not speech: the level stays as it is.

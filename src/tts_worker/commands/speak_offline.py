@@ -204,11 +204,11 @@ def _prepare(args: argparse.Namespace, bundle: Bundle, name: str, speaker: Speak
     if not SPEED_RANGE[0] <= args.speed <= SPEED_RANGE[1]:
         raise InvalidRequest(f"speed must be {SPEED_RANGE[0]:g} to {SPEED_RANGE[1]:g}")
     segments: list[Segment] = []
-    tokens: list[int] = []
+    tokens: list[list[int]] = []
     if args.source is None:
         segments = _segments(args, speaker)
     else:
-        tokens = PromptFrontend(bundle).tokens(read_recording(args.source)).tolist()
+        tokens = [PromptFrontend(bundle).tokens(read_recording(args.source)).tolist()]
     starts = [segment.start for segment in segments]
     params = SynthesisParams(name, args.speed, args.seed, args.language, args.instruct or None)
 

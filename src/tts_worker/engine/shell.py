@@ -42,6 +42,7 @@ from tts_worker.types import (
     Open,
     Release,
     Segment,
+    Speech,
     SynthesisParams,
     Text,
     UtteranceKey,
@@ -60,8 +61,9 @@ class EngineSequence(ABC):
         key: The utterance.
         params: Its synthesis parameters.
         output: Rendered audio that waits for credit.
-        has_text: Whether any text was received.
+        has_text: Whether any text or speech was received.
         text_ended: Whether no more text follows.
+        has_speech: Whether it renders given speech tokens instead of text.
         waiting_since_us: Since when an operation has been due; None if none is.
         in_flight_samples: Samples that are being rendered.
         arrival: Its number in the order of arrival.
@@ -76,6 +78,7 @@ class EngineSequence(ABC):
         self.output = OutputBuffer(command.key, command.credit_samples, paced=command.paced, buffered=command.buffered)
         self.has_text = False
         self.text_ended = False
+        self.has_speech = False
         self._received: deque[Text | EndText] = deque()  # text after a break
         self._pause_ms: int | None = None  # silence that is due when the text before it is rendered
         self.waiting_since_us: int | None = None
@@ -85,6 +88,14 @@ class EngineSequence(ABC):
     @abstractmethod
     def add_text(self, segment: Segment) -> None:
         """Take the next segment of the text."""
+
+    def add_speech(self, tokens: tuple[int, ...]) -> None:
+        """Take the next speech tokens; for engines with that capability.
+
+        Raises:
+            InvalidRequest: The engine does not know them.
+        """
+        raise InvalidRequest("this engine renders text only, no speech tokens")
 
     def close_text(self) -> None:
         """Speak all received text without waiting for more, since a silence follows."""
@@ -97,6 +108,17 @@ class EngineSequence(ABC):
     def end_text(self) -> None:
         """Take the end of the text."""
         self.text_ended = True
+
+    def receive_speech(self, tokens: tuple[int, ...]) -> None:
+        """Take speech tokens in order.
+
+        Raises:
+            InvalidRequest: The utterance has text, or the engine does not know them.
+        """
+        if self.has_text and not self.has_speech:
+            raise InvalidRequest("an utterance takes either text or speech tokens")
+        self.add_speech(tokens)
+        self.has_text = self.has_speech = True
 
     def receive(self, command: Text | EndText) -> None:
         """Take text in order. After a break it waits for the audio before it."""
@@ -311,6 +333,8 @@ class EngineShell(ABC, Generic[S]):
         match command:
             case Text() | EndText():
                 sequence.receive(command)
+            case Speech():
+                self._take_speech(sequence, command)
             case Credit():
                 sequence.output.grant(command.samples)
                 sequence.pass_text_on()
@@ -328,8 +352,6 @@ class EngineShell(ABC, Generic[S]):
     def _open(self, command: Open) -> None:
         try:
             self._check_params(command.params)
-            if command.speech_tokens and "speech_tokens" not in self.info.capabilities:
-                raise InvalidRequest("this engine renders text only, no speech tokens")
             self._check_capacity(command)
             sequence = self.open_sequence(command)
             sequence.arrival = self._arrivals = self._arrivals + 1
@@ -337,6 +359,12 @@ class EngineShell(ABC, Generic[S]):
             self._events.append(Failed(command.key, error.info))
         else:
             self.sequences[command.key] = self._active[command.key] = self._ready[command.key] = sequence
+
+    def _take_speech(self, sequence: S, command: Speech) -> None:
+        try:
+            sequence.receive_speech(command.tokens)
+        except InvalidRequest as error:
+            self.fail(sequence, error.info)
 
     def _check_params(self, params: SynthesisParams) -> None:
         """Raise InvalidRequest for unsupported parameters. No parameter is replaced silently."""

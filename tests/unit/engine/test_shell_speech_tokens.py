@@ -8,7 +8,7 @@ from tts_worker.engine.shell import EngineShell
 from tts_worker.engine.simulator import Execution, SimulatedEngine, StageTime, StageTimes
 from tts_worker.engine.tone import ToneEngine
 from tts_worker.errors import ErrorCode
-from tts_worker.types import Failed, Open, SynthesisParams, UtteranceKey
+from tts_worker.types import Failed, Open, Speech, SynthesisParams, UtteranceKey
 
 TIME = StageTime.linear(1_000)
 
@@ -19,7 +19,8 @@ TIME = StageTime.linear(1_000)
 )
 def test_text_engines_reject_speech_tokens(subject: EngineShell, voice: str) -> None:  # type: ignore[type-arg]
     key = UtteranceKey("test", 1)
-    subject.handle(Open(key, SynthesisParams(voice), 1_000, speech_tokens=(1, 2, 3)))
+    subject.handle(Open(key, SynthesisParams(voice), 1_000))
+    subject.handle(Speech(key, (1, 2, 3)))
     (event,) = subject.step(0.0)
     assert isinstance(event, Failed)
     assert event.error.code is ErrorCode.INVALID_REQUEST

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
 
 from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segments
 from tests.unit.streaming.engines import FAMILIES, KEY, PROMPTED, engine, networks, run_until_idle, settings
@@ -12,19 +17,21 @@ from tts_worker.audio.pcm import to_pcm
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.reference.pipeline import OfflinePipeline
 from tts_worker.errors import ErrorCode
-from tts_worker.types import Boundary, Cancel, Credit, Done, EndText, Failed, Open, Segment, Text
+from tts_worker.types import Boundary, Cancel, Credit, Done, EndText, Failed, Open, Speech, Text
 
 TOKENS = tuple(i * 97 % 6561 for i in range(70))
 
 families = pytest.mark.parametrize("family", FAMILIES)
 
 
-def convert(subject: CosyVoiceEngine, tokens: tuple[int, ...] = TOKENS, text: tuple[Segment, ...] = ()) -> EngineOutput:
-    subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES, paced=False, speech_tokens=tokens))
-    for segment in text:
-        subject.handle(Text(KEY, segment))
-    subject.handle(EndText(KEY))
+def convert(subject: CosyVoiceEngine, *portions: tuple[int, ...]) -> EngineOutput:
+    """Render portions of speech tokens; the engine works between them, as if each came from a live caller."""
     outputs = {KEY: EngineOutput()}
+    subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES, paced=False))
+    for tokens in portions or (TOKENS,):
+        subject.handle(Speech(KEY, tokens))
+        run_until_idle(subject, outputs)
+    subject.handle(EndText(KEY))
     run_until_idle(subject, outputs)
     return outputs[KEY]
 
@@ -45,7 +52,8 @@ def test_speech_tokens_are_rendered_as_given(family: str) -> None:
 def test_speech_tokens_do_not_depend_on_credit() -> None:
     expected = convert(engine("cosyvoice3")).pcm
     subject = engine("cosyvoice3")
-    subject.handle(Open(KEY, PROMPTED, 1_000, speech_tokens=TOKENS))
+    subject.handle(Open(KEY, PROMPTED, 1_000))
+    subject.handle(Speech(KEY, TOKENS))
     subject.handle(EndText(KEY))
     outputs = {KEY: EngineOutput()}
     while not outputs[KEY].ends:
@@ -56,16 +64,35 @@ def test_speech_tokens_do_not_depend_on_credit() -> None:
     assert outputs[KEY].pcm == expected
 
 
-def test_text_is_spoken_after_speech_tokens() -> None:
-    alone = convert(engine("cosyvoice3"))
-    both = convert(engine("cosyvoice3"), text=segments(("Hello world", Boundary.END)))
+@settings_of_hypothesis(max_examples=6, deadline=None)
+@given(cuts=st.sets(st.integers(1, len(TOKENS) - 1), max_size=5))
+def test_portions_of_speech_sound_like_one(cuts: set[int]) -> None:
+    bounds = [0, *sorted(cuts), len(TOKENS)]
+    portions = [TOKENS[start:end] for start, end in pairwise(bounds)]
+    assert convert(engine("cosyvoice3"), *portions).pcm == convert(engine("cosyvoice3")).pcm
 
-    assert both.ends == [Done(KEY)]
-    assert both.pcm[: len(alone.pcm)] == alone.pcm
-    assert both.samples > alone.samples
+
+def test_long_speech_is_rendered_in_audio_segments() -> None:
+    limit = settings().max_segment_s * 25
+    output = convert(engine("cosyvoice3"), (5,) * limit, (7,) * 10, (9,) * (limit - 5))
+    assert output.ends == [Done(KEY)]
+    assert output.samples == (2 * limit + 5) * 960
 
 
-@pytest.mark.parametrize("tokens", [(6561,), (-1,), (5,) * 401])
+def test_text_and_speech_exclude_each_other() -> None:
+    subject = engine("cosyvoice3")
+    subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
+    subject.handle(Text(KEY, segments(("Hello", Boundary.END))[0]))
+    subject.handle(Speech(KEY, TOKENS))
+    outputs = {KEY: EngineOutput()}
+    run_until_idle(subject, outputs)
+    (end,) = outputs[KEY].ends
+    assert isinstance(end, Failed)
+    assert end.error.code is ErrorCode.INVALID_REQUEST
+    assert subject.active_utterances == 0
+
+
+@pytest.mark.parametrize("tokens", [(6561,), (-1,)])
 def test_unusable_speech_tokens_are_rejected(tokens: tuple[int, ...]) -> None:
     (end,) = convert(engine("cosyvoice3"), tokens).ends
     assert isinstance(end, Failed)
@@ -77,7 +104,8 @@ def test_cancelled_conversion_frees_everything(steps: int) -> None:
     subject = engine("cosyvoice3")
     free = subject.components.pool.free_slots
     for _ in range(2):
-        subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES, speech_tokens=TOKENS))
+        subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
+        subject.handle(Speech(KEY, TOKENS))
         for _ in range(steps):
             subject.step(0.0)
         subject.handle(Cancel(KEY))

@@ -126,7 +126,6 @@ class CosyVoiceEngine(EngineShell[Sequence]):
 
     def open_sequence(self, command: Open) -> Sequence:
         self._check_seed(command.params.seed)
-        self._check_speech(command.speech_tokens)
         voice_cache = self.components.voice_cache
         voice = voice_cache.acquire(command.params.voice)
         slot = self.components.decoder.acquire()
@@ -145,14 +144,6 @@ class CosyVoiceEngine(EngineShell[Sequence]):
     def _check_seed(self, seed: int) -> None:
         if not 0 <= seed < 1 << 63:
             raise InvalidRequest("seed must be 0 to 2^63 - 1")
-
-    def _check_speech(self, tokens: tuple[int, ...]) -> None:
-        """Raise InvalidRequest for speech tokens that the flow does not know or that one audio segment cannot hold."""
-        config = self._model.config
-        if len(tokens) > self.settings.max_segment_s * config.token_rate_hz:
-            raise InvalidRequest(f"at most {self.settings.max_segment_s} s of speech tokens can be rendered")
-        if tokens and not 0 <= min(tokens) <= max(tokens) < config.flow.vocab:
-            raise InvalidRequest(f"speech tokens must be 0 to {config.flow.vocab - 1}")
 
     def handle(self, command: Command) -> None:
         """Apply a command. The end of the text, or a flush, can end an audio segment without a token."""

@@ -17,7 +17,19 @@ from tts_worker.engine.cosyvoice.enrol import Mode
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
 from tts_worker.engine.cosyvoice.loader import CPU_MEMORY_GB, LoadOptions, load_engine
 from tts_worker.errors import EngineFault, as_exception
-from tts_worker.types import Audio, Done, EndText, Event, Failed, Open, Segment, SynthesisParams, Text, UtteranceKey
+from tts_worker.types import (
+    Audio,
+    Done,
+    EndText,
+    Event,
+    Failed,
+    Open,
+    Segment,
+    Speech,
+    SynthesisParams,
+    Text,
+    UtteranceKey,
+)
 from tts_worker.voicepack.voice_file import Voice
 
 KEY = UtteranceKey("offline", 0)
@@ -70,15 +82,18 @@ def voice_in_mode(voice: Voice, mode: Mode | None) -> Voice:
 
 
 def speak(
-    engine: Engine, params: SynthesisParams, segments: Iterable[Segment] = (), speech_tokens: Sequence[int] = ()
+    engine: Engine,
+    params: SynthesisParams,
+    segments: Iterable[Segment] = (),
+    speech_tokens: Iterable[Sequence[int]] = (),
 ) -> Iterator[Audio | Done]:
     """Speak one utterance.
 
     Args:
         engine: Has no other utterance.
         params: Voice, speed, seed, language and instruction.
-        segments: The complete text.
-        speech_tokens: Speech tokens to render before the text (voice conversion).
+        segments: The complete text; empty for speech tokens.
+        speech_tokens: Portions of speech tokens to render instead of text (voice conversion).
 
     Yields:
         One ``Audio`` per rendered chunk, as soon as it is rendered, then ``Done``.
@@ -86,7 +101,9 @@ def speak(
     Raises:
         TTSWorkerError: The utterance failed.
     """
-    engine.handle(Open(KEY, params, UNLIMITED_SAMPLES, paced=False, speech_tokens=tuple(speech_tokens)))
+    engine.handle(Open(KEY, params, UNLIMITED_SAMPLES, paced=False))
+    for tokens in speech_tokens:
+        engine.handle(Speech(KEY, tuple(tokens)))
     for segment in segments:
         engine.handle(Text(KEY, segment))
     engine.handle(EndText(KEY))

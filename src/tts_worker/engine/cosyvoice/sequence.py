@@ -64,7 +64,7 @@ class Sequence(EngineSequence):
 
     def __init__(self, command: Open, model: Model, slot: int, *, first_chunk_on_device: bool = False) -> None:
         super().__init__(command)
-        self.generator = TokenGenerator(command.key, command.params, model, command.speech_tokens)
+        self.generator = TokenGenerator(command.key, command.params, model)
         self.slot = slot
         self.phase = Phase.WAITING_VOICE
         self.in_flight = InFlight.NOTHING
@@ -113,6 +113,9 @@ class Sequence(EngineSequence):
 
     def add_text(self, segment: Segment) -> None:
         self.generator.add_text(segment)
+
+    def add_speech(self, tokens: tuple[int, ...]) -> None:
+        self.generator.add_speech(tokens)
 
     def close_text(self) -> None:
         self.generator.close_text()

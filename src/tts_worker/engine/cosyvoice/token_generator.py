@@ -23,7 +23,7 @@ from tts_worker.engine.cosyvoice.runs import MAX_RATIO, MIN_RATIO, ClauseRun, In
 from tts_worker.engine.cosyvoice.silence import SILENT_TOKENS, SilenceFilter
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
-from tts_worker.errors import SynthesisFailed, TextTooLong
+from tts_worker.errors import InvalidRequest, SynthesisFailed, TextTooLong
 from tts_worker.text.characters import is_unspaced
 from tts_worker.text.spoken_words import SpokenWord, spoken_words
 from tts_worker.types import Boundary, Segment, SynthesisParams, UtteranceKey
@@ -76,7 +76,6 @@ class TokenGenerator:
         key: The utterance.
         params: Its synthesis parameters.
         model: What all utterances share.
-        speech_tokens: Tokens to render before any text, without the language model.
 
     Attributes:
         key: The utterance.
@@ -85,7 +84,7 @@ class TokenGenerator:
         audio_segments: Audio segments that are not fully rendered, in order.
         run: The current run of the language model.
         text_ended: Whether no more text follows.
-        has_text: Whether any text was received.
+        has_text: Whether any text or speech was received.
         has_speakable_text: Whether any of it can be spoken.
         truncated: Why the utterance was truncated; ``None`` if it was not.
         run_started: Whether the decoder has started the run in its slot.
@@ -94,23 +93,21 @@ class TokenGenerator:
         script: Ids to force instead of drawing, for tests.
     """
 
-    def __init__(
-        self, key: UtteranceKey, params: SynthesisParams, model: Model, speech_tokens: tuple[int, ...] = ()
-    ) -> None:
+    def __init__(self, key: UtteranceKey, params: SynthesisParams, model: Model) -> None:
         self.key = key
         self.params = params
         self.voice: VoiceState | None = None
         self.audio_segments: deque[AudioSegment] = deque()
         self.run: LmRun | None = None
         self.text_ended = False
-        self.has_text = self.has_speakable_text = bool(speech_tokens)
+        self.has_text = self.has_speakable_text = False
         self.truncated: str | None = None
         self.run_started = False
         self.run_seed = 0
         self.drawn: list[int] = []
         self.script: tuple[int, ...] = ()
         self._model = model
-        self._speech_tokens = speech_tokens  # until they are in an audio segment
+        self._speech: deque[tuple[int, ...]] = deque()  # given tokens, until they are in an audio segment
         self._request: Request | None = None
         self._text_segments: deque[Segment] = deque()
         self._runs_started = 0
@@ -162,11 +159,41 @@ class TokenGenerator:
         """Set the voice and the prompt to speak with. Required before ``begin_run``."""
         self.voice = voice
         self._request = request
-        if self._speech_tokens:
-            audio_segment = self._current_audio_segment()
-            audio_segment.tokens.extend(self._speech_tokens)
-            audio_segment.is_closed = audio_segment.is_complete = True
-            self._speech_tokens = ()
+        self._pass_speech_on()
+        self._close_if_finished()
+
+    # -- speech -------------------------------------------------------------------------------------------------------
+
+    def add_speech(self, tokens: tuple[int, ...]) -> None:
+        """Add speech tokens to render as they are, without the language model.
+
+        Raises:
+            InvalidRequest: The flow does not know one of them.
+        """
+        vocab = self._model.config.flow.vocab
+        if tokens and not 0 <= min(tokens) <= max(tokens) < vocab:
+            raise InvalidRequest(f"speech tokens must be 0 to {vocab - 1}")
+        if tokens:
+            self.has_text = self.has_speakable_text = True
+            self._speech.append(tokens)
+            self._pass_speech_on()
+
+    def _pass_speech_on(self) -> None:
+        """Move given tokens to audio segments, which they close between two portions where they can.
+
+        Where they close depends on the portions alone, never on when they arrive.
+        """
+        limit = self._max_segment_tokens
+        while self._speech and self.voice is not None:
+            tokens = self._speech.popleft()
+            opened = self._open_audio_segment()
+            if opened is not None and len(opened.tokens) + len(tokens) > limit:
+                opened.is_closed = opened.is_complete = True
+            for start in range(0, len(tokens), limit):
+                audio_segment = self._current_audio_segment()
+                audio_segment.tokens.extend(tokens[start : start + limit])
+                if 2 * len(audio_segment.tokens) >= limit:
+                    audio_segment.is_closed = audio_segment.is_complete = True
 
     @property
     def request(self) -> Request:
@@ -199,7 +226,7 @@ class TokenGenerator:
     @property
     def has_pending_speech(self) -> bool:
         """Whether any of the received text or speech is not fully rendered."""
-        pending = self._speech_tokens or self._text_segments or self.audio_segments
+        pending = self._speech or self._text_segments or self.audio_segments
         return bool(pending) or self.run is not None
 
     @property
@@ -286,8 +313,11 @@ class TokenGenerator:
     @property
     def _max_tokens(self) -> int:
         """Most speech tokens of an audio segment. With their text they fit into the language model."""
-        settings = self._model.settings
-        return min(settings.max_segment_s * self._model.config.token_rate_hz, settings.lm_tokens // 2)
+        return min(self._max_segment_tokens, self._model.settings.lm_tokens // 2)
+
+    @property
+    def _max_segment_tokens(self) -> int:
+        return self._model.settings.max_segment_s * self._model.config.token_rate_hz
 
     def _encode(self, audio_segment: AudioSegment, segment: Segment) -> list[int]:
         """Add ``segment`` to the run and return its text ids."""
@@ -445,10 +475,9 @@ class TokenGenerator:
         self._schedule_words(audio_segment)
         if run.done and not self._run_ids and self._can_retry(audio_segment):
             return self._retry_run(audio_segment)
-        max_segment_tokens = self._model.settings.max_segment_s * self._model.config.token_rate_hz
         if run.done and not (run.truncated and not self.script):
             self._end_run(audio_segment)
-        elif run.done or len(audio_segment.tokens) >= max_segment_tokens:
+        elif run.done or len(audio_segment.tokens) >= self._max_segment_tokens:
             self._truncate("no_end_of_speech", len(audio_segment.tokens))
         return not run.done
 
@@ -466,7 +495,8 @@ class TokenGenerator:
 
     def _close_if_finished(self) -> None:
         audio_segment = self._open_audio_segment()
-        if self.text_ended and not self._text_segments and self.run is None and audio_segment is not None:
+        is_finished = self.text_ended and self.run is None and not (self._text_segments or self._speech)
+        if is_finished and audio_segment is not None:
             audio_segment.is_closed = audio_segment.is_complete = True
 
     def _handle_violation(self, reason: str, valid_ids: int) -> bool:
