@@ -159,7 +159,8 @@ async def serving(**sections: Any) -> AsyncIterator[str]:
 
     def on_listening(url: str) -> None:
         nonlocal address
-        address = url.removeprefix("http://")
+        if url.startswith("http"):  # not the address of gRPC
+            address = url.removeprefix("http://")
 
     task = asyncio.create_task(serve(tone_settings(server=server, **sections), on_listening, ready.set))
     waiting = asyncio.create_task(ready.wait())

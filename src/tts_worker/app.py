@@ -42,6 +42,7 @@ from tts_worker.server.http import create_app
 from tts_worker.server.keys import KeyFileWatch, KeyRing
 from tts_worker.session.hub import HubConfig, SessionHub
 from tts_worker.session.normalizing import SegmentNormalizer
+from tts_worker.session.quotas import Quotas
 from tts_worker.session.session import SessionTimeouts
 from tts_worker.settings import (
     CosyVoiceEngineSettings,
@@ -83,7 +84,10 @@ class Worker:
         server = settings.server
         plain = plain_keys(server.keys)
         from_file = () if server.key_file is None else read_key_file(server.key_file)
-        self.keys = KeyRing((*plain, *from_file), required=server.needs_key, on_failure=self.metrics.auth_failure)
+        quotas = _quotas(settings)
+        self.keys = KeyRing(
+            (*plain, *from_file), required=server.needs_key, on_failure=self.metrics.auth_failure, quotas=quotas
+        )
         self.key_file = None if server.key_file is None else KeyFileWatch(self.keys, server.key_file, plain)
         voices = settings.voices
         directory = voices.directory or packaged("voicepacks")
@@ -93,6 +97,7 @@ class Worker:
             VoiceCatalog(packs, default=voices.default, aliases=voices.aliases, on_demand=settings.models.on_demand),
             self.metrics,
             _hub_config(settings),
+            quotas,
         )
         self.models = ModelManager(
             settings.engines,
@@ -116,6 +121,7 @@ class Worker:
         self._voice_watch: asyncio.Task[None] | None = None
         self._lag: asyncio.Task[None] | None = None
         self._key_watch: asyncio.Task[None] | None = None
+        self._quota_exchange: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Load the preloaded engines. Raises ConfigError, and the error of an engine that fails to start."""
@@ -136,6 +142,7 @@ class Worker:
             self.metrics.watch_hub(self.hub)
             self._lag = asyncio.get_running_loop().create_task(self.metrics.measure_loop_lag(), name="loop-lag")
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
+            self._quota_exchange = asyncio.get_running_loop().create_task(self.hub.quotas.run(), name="quotas")
             if self.hub.library is not None:
                 watch = self.hub.library.watch(self.settings.voices.watch_interval_s)
                 self._voice_watch = asyncio.get_running_loop().create_task(watch, name="stored-voices")
@@ -216,7 +223,7 @@ class Worker:
         """Close all sessions and stop the engines."""
         if self._lag is not None:
             self._lag.cancel()
-        for task in (self._key_watch, self._voice_watch):
+        for task in (self._key_watch, self._voice_watch, self._quota_exchange):
             if task is not None:
                 task.cancel()
         self.metrics.gpus.stop()
@@ -224,6 +231,7 @@ class Worker:
         await self.models.close()
         for engine in self.engines.values():
             await engine.stop()
+        await self.hub.quotas.aclose()
         if self.hub.config.normalizer is not None:
             self.hub.config.normalizer.close()
         gc.unfreeze()
@@ -274,6 +282,17 @@ def _hub_config(settings: Settings) -> HubConfig:
         normalise=text.normalise,
         normalizer=_normalizer(text.normalise),
     )
+
+
+def _quotas(settings: Settings) -> Quotas:
+    """The quotas of API keys, shared if the worker has a registry. Raises ConfigError and MissingExtra."""
+    registry = settings.registry
+    if registry.url is None:
+        return Quotas()
+    from tts_worker.registry.quotas import RedisQuotas
+    from tts_worker.registry.store import RedisStore
+
+    return RedisQuotas(RedisStore(registry.url.get_secret_value()), registry.prefix)
 
 
 def _normalizer(enabled: bool | None) -> SegmentNormalizer | None:

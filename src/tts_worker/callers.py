@@ -41,6 +41,11 @@ class MinuteQuota:
         self._updated_s = now_s
         return max(0.0, (1 - self._units) * 60 / self.per_minute)
 
+    def set_level(self, units: float, now_s: float) -> None:
+        """Set the units that are left; negative units are a debt."""
+        self._units = units
+        self._updated_s = now_s
+
     def charge(self, units: float) -> None:
         """Take units. More than are available are a debt, which the next request waits for."""
         self._units -= units

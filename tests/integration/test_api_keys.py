@@ -262,28 +262,28 @@ async def test_many_wrong_keys_delay_the_response(monkeypatch: pytest.MonkeyPatc
     assert delays == [1.0] * 5
     await ring.rejection("wrong", "10.0.0.2", "websocket")
     assert len(delays) == 5, "another address is not delayed"
-    assert ring.authenticate(APP, "websocket") is not None, "a valid key is not delayed"
+    assert await ring.authenticate(APP, "websocket") is not None, "a valid key is not delayed"
     now_s = 61.0
     await ring.rejection("wrong", "10.0.0.1", "websocket")
     assert len(delays) == 5, "the count restarts after a minute"
 
 
-def test_request_rate_refills_evenly() -> None:
+async def test_request_rate_refills_evenly() -> None:
     now_s = 0.0
     ring = KeyRing([ApiKey(name="app", key=APP, requests_per_minute=60)], clock=lambda: now_s)  # type: ignore[arg-type]
 
-    def accepted_requests() -> int:
+    async def accepted_requests() -> int:
         count = 0
         while True:
             try:
-                ring.authenticate(APP, "http")
+                await ring.authenticate(APP, "http")
             except Exception:
                 return count
             count += 1
 
-    assert accepted_requests() == 60
+    assert await accepted_requests() == 60
     now_s = 10.0
-    assert accepted_requests() == 10
+    assert await accepted_requests() == 10
 
 
 async def test_empty_key_file_admits_no_caller(tmp_path: Path) -> None:

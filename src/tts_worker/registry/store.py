@@ -58,6 +58,10 @@ class RedisStore:
         """Store a value that expires after ``ttl_s``. Raises ConnectionLost, like all methods."""
         await self._run(self._redis.set(key, value, px=max(1, int(1000 * ttl_s))))
 
+    async def evaluate(self, script: str, key: str, values: Sequence[str | float], timeout_s: float) -> object:
+        """Run a Lua script on one key and return its answer. Raises ConnectionLost also after ``timeout_s``."""
+        return await self._run(self._redis.eval(script, 1, key, *values), timeout_s)
+
     async def delete_if_unchanged(self, key: str, value: bytes) -> None:
         """Delete a key if it still holds ``value``."""
         await self._run(self._redis.eval(_DELETE_IF_UNCHANGED, 1, key, value))
@@ -90,9 +94,9 @@ class RedisStore:
         items = zip(names, values, strict=True)
         return {name.decode("utf-8", "replace"): value for name, value in items if isinstance(value, bytes) and value}
 
-    async def _run(self, command: Awaitable[_Value]) -> _Value:
+    async def _run(self, command: Awaitable[_Value], timeout_s: float | None = None) -> _Value:
         try:
-            async with fail_after(2 * TIMEOUT_S):
+            async with fail_after(2 * TIMEOUT_S if timeout_s is None else timeout_s):
                 return await command
         except (self._error, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             raise ConnectionLost(f"the registry at {self.location} does not answer ({type(error).__name__})") from None

@@ -19,9 +19,10 @@ from pathlib import Path
 
 import anyio
 
-from tts_worker.callers import ALL_SCOPES, Caller, MinuteQuota
+from tts_worker.callers import ALL_SCOPES, Caller
 from tts_worker.errors import ConfigError, QuotaExceeded, TTSWorkerError, Unauthenticated
 from tts_worker.logs import hide_secrets
+from tts_worker.session.quotas import Quotas
 from tts_worker.settings.keys import ApiKey, read_key_file
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class KeyRing:
         keys: API keys.
         required: Reject callers without a key even while ``keys`` is empty (a key file may be).
         on_failure: Called with transport and reason ("missing", "wrong", "rate") of every rejection.
+        quotas: Counts the requests of keys; None counts them in memory.
         clock: Monotonic, in seconds.
     """
 
@@ -58,13 +60,14 @@ class KeyRing:
         *,
         required: bool = False,
         on_failure: Callable[[str, str], None] = lambda transport, reason: None,
+        quotas: Quotas | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keys: tuple[tuple[bytes, ApiKey], ...] = ()
         self._required = required
         self._on_failure = on_failure
         self._clock = clock
-        self._quotas: dict[str, MinuteQuota] = {}
+        self._quotas = quotas or Quotas(clock)
         self._failures: OrderedDict[str, _FailureWindow] = OrderedDict()
         self._delayed = 0  # rejections being delayed
         self.replace(keys)
@@ -78,10 +81,8 @@ class KeyRing:
         """Replace the valid keys. Open sessions stay open."""
         self._keys = tuple((key.digest, key) for key in keys)
         hide_secrets(key.key.get_secret_value() for _, key in self._keys if key.key is not None)
-        limits = {key.name: key.requests_per_minute for _, key in self._keys}
-        self._quotas = {name: quota for name, quota in self._quotas.items() if limits.get(name) == quota.per_minute}
 
-    def authenticate(self, key: str | None, transport: str, *, counted: bool = True) -> Caller | None:
+    async def authenticate(self, key: str | None, transport: str, *, counted: bool = True) -> Caller | None:
         """Return the caller that a key identifies, or None if the key is missing or wrong.
 
         Args:
@@ -98,7 +99,7 @@ class KeyRing:
         if valid_key is None:
             return None
         if counted:
-            self._count(valid_key, transport)
+            await self._count(valid_key, transport)
         return Caller(
             valid_key.name,
             frozenset(valid_key.scopes & ALL_SCOPES),
@@ -117,17 +118,14 @@ class KeyRing:
         matches = [key for valid_digest, key in self._keys if hmac.compare_digest(digest, valid_digest)]
         return matches[0] if matches else None
 
-    def _count(self, key: ApiKey, transport: str) -> None:
+    async def _count(self, key: ApiKey, transport: str) -> None:
         if key.requests_per_minute is None:
             return
-        now_s = self._clock()
-        quota = self._quotas.setdefault(key.name, MinuteQuota(key.requests_per_minute, now_s))
-        if (wait_s := quota.wait_s(now_s)) > 0:
+        if (wait_s := await self._quotas.take_request(key.name, key.requests_per_minute)) > 0:
             self._on_failure(transport, "rate")
             raise QuotaExceeded(
                 f'the API key "{key.name}" has exceeded its requests per minute', retry_after_s=round(wait_s + 0.5)
             )
-        quota.charge(1)
 
     # -- wrong keys ---------------------------------------------------------------------------------------------------
 

@@ -138,7 +138,7 @@ class AuthMiddleware:
         if _is_public(path) or path in self._own_auth_paths:
             return Caller(transport=transport)
         key = _key_in_headers(Headers(scope=scope)) or _key_in_url(scope)
-        caller = self._keys.authenticate(key, transport)
+        caller = await self._keys.authenticate(key, transport)
         if caller is None:
             address = (scope.get("client") or ("unknown", 0))[0]
             raise await self._keys.rejection(key, address, transport)

@@ -16,7 +16,7 @@ from typing import Protocol
 import anyio
 
 from tts_worker.audio.output import OutputFormat, OutputStage
-from tts_worker.callers import ApiScope, Caller, MinuteQuota, current_caller
+from tts_worker.callers import ApiScope, Caller, current_caller
 from tts_worker.errors import (
     Draining,
     ErrorInfo,
@@ -37,6 +37,7 @@ from tts_worker.session.lexicons import LexiconCache
 from tts_worker.session.loudness import LoudnessPort, VoiceLoudness
 from tts_worker.session.machine import MachineConfig, SessionMachine
 from tts_worker.session.normalizing import NormalizingPort, SegmentNormalizer
+from tts_worker.session.quotas import Quotas
 from tts_worker.session.reading import ReadScheduler
 from tts_worker.session.session import LocalSession, SessionHooks, SessionObserver, SessionTimeouts
 from tts_worker.session.slots import SlotTable
@@ -117,7 +118,13 @@ class HubConfig:
 class SessionHub:
     """Opens sessions on engines. It starts without engines and is not ready until one is added (``add_engine``)."""
 
-    def __init__(self, voices: VoiceCatalog, observer: HubObserver, config: HubConfig | None = None) -> None:
+    def __init__(
+        self,
+        voices: VoiceCatalog,
+        observer: HubObserver,
+        config: HubConfig | None = None,
+        quotas: Quotas | None = None,
+    ) -> None:
         self.voices = voices
         self.config = config or HubConfig()
         self.models: ModelLoader | None = None
@@ -134,11 +141,12 @@ class SessionHub:
             self.config.max_sessions, self.config.max_open_sessions, self.config.slot_idle_s, self.config.end_idle_s
         )
         self._loop = asyncio.get_running_loop()
+        self.quotas = quotas or Quotas(self._loop.time)
         self._reading = ReadScheduler(self._loop)
         self._frame_clock = FrameClock(self._loop)
         self._engine_of: dict[str, str] = {}
         self._caller_of: dict[str, Caller] = {}
-        self._character_quotas: dict[str, MinuteQuota] = {}  # by API key
+        self._lease_of: dict[str, str] = {}  # of sessions whose key has a limit of sessions
         self._names = itertools.count(1)
         self._prefix = secrets.token_hex(4)
         self._draining = False
@@ -272,18 +280,25 @@ class SessionHub:
             Draining: The worker is shutting down.
             NotReady: The engine is not ready or not loaded; ``admit`` waits until it is loaded.
         """
-        return self._open_or_count(options or SessionOptions(), replaces, None)
+        return self._open_or_count(options or SessionOptions(), replaces, None, None)
 
     def _open_or_count(
-        self, options: SessionOptions, replaces: LocalSession | None, lexicon: Lexicon | None
+        self, options: SessionOptions, replaces: LocalSession | None, lexicon: Lexicon | None, lease: str | None
     ) -> LocalSession:
         try:
             if lexicon is None and options.lexicon:
                 lexicon = self.lexicons.get(options.lexicon)
-            return self._open(options, replaces, lexicon)
+            session = self._open(options, replaces, lexicon)
         except TTSWorkerError as error:
             self._observer.refused(error.code.value, current_caller().transport)
             raise
+        caller = current_caller()
+        if caller.key is not None and caller.max_sessions is not None:
+            if lease is None:  # opened without ``admit``
+                lease = session.id
+                self.quotas.hold_session(caller.key, lease)
+            self._lease_of[session.id] = lease
+        return session
 
     async def admit(
         self, options: SessionOptions | None = None, *, replaces: LocalSession | None = None
@@ -298,10 +313,37 @@ class SessionHub:
             name = options.model or (await self._choose_voice(options)).engine
             if name not in self._engines and self.models is not None:
                 await self.models.wait(name)
+            lease = await self._reserve(current_caller(), replaces)
         except TTSWorkerError as error:
             self._observer.refused(error.code.value, current_caller().transport)
             raise
-        return self._open_or_count(options, replaces, lexicon)
+        try:
+            return self._open_or_count(options, replaces, lexicon, lease)
+        except BaseException:
+            self._release(current_caller(), lease)
+            raise
+
+    async def _reserve(self, caller: Caller, replaces: LocalSession | None) -> str | None:
+        """Ask for a session within the quotas of a key, which workers may share. Raises QuotaExceeded."""
+        if caller.key is None:
+            return None
+        if caller.characters_per_minute is not None:
+            await self.quotas.refresh_characters(caller.key, caller.characters_per_minute)
+        if caller.max_sessions is None:
+            return None
+        lease = secrets.token_hex(8)
+        is_replaced = replaces is not None and replaces.id in self._lease_of
+        try:
+            if not await self.quotas.reserve_session(caller.key, lease, caller.max_sessions + is_replaced):
+                raise _sessions_exceeded(caller)
+        except BaseException:  # also when the client disconnects
+            self._release(caller, lease)
+            raise
+        return lease
+
+    def _release(self, caller: Caller, lease: str | None) -> None:
+        if caller.key is not None and lease is not None:
+            self.quotas.release_session(caller.key, lease)
 
     async def _choose_voice(self, options: SessionOptions) -> Voice:
         """Choose a voice; another process may have stored it a moment ago."""
@@ -401,10 +443,7 @@ class SessionHub:
             if replaces is None or session != replaces.id
         )
         if live >= caller.max_sessions:
-            raise QuotaExceeded(
-                f'the API key "{caller.key}" has all of its {caller.max_sessions} sessions open',
-                retry_after_s=RETRY_AFTER_S,
-            )
+            raise _sessions_exceeded(caller)
 
     def _take_slot(self, name: str, replaces: LocalSession | None) -> None:
         """Raises OverCapacity."""
@@ -438,18 +477,10 @@ class SessionHub:
         self._observer.refused(refusal.code.value, self._caller_of[session].transport)
         return refusal.info
 
-    def _character_quota(self, caller: Caller) -> MinuteQuota | None:
-        per_minute = caller.characters_per_minute
-        if caller.key is None or per_minute is None:
-            return None
-        quota = self._character_quotas.get(caller.key)
-        if quota is None or quota.per_minute != per_minute:
-            quota = self._character_quotas[caller.key] = MinuteQuota(per_minute, self._loop.time())
-        return quota
-
     def _character_refusal(self, caller: Caller) -> QuotaExceeded | None:
-        quota = self._character_quota(caller)
-        if quota is None or (wait_s := quota.wait_s(self._loop.time())) == 0:
+        if caller.key is None or caller.characters_per_minute is None:
+            return None
+        if (wait_s := self.quotas.character_wait_s(caller.key, caller.characters_per_minute)) == 0:
             return None
         return QuotaExceeded(
             f'the API key "{caller.key}" has exceeded its characters per minute', retry_after_s=round(wait_s + 0.5)
@@ -457,8 +488,8 @@ class SessionHub:
 
     def _charge_text(self, session: str, chars: int) -> None:
         caller = self._caller_of.get(session)
-        if caller is not None and (quota := self._character_quota(caller)) is not None:
-            quota.charge(chars)
+        if caller is not None and caller.key is not None and caller.characters_per_minute is not None:
+            self.quotas.charge_characters(caller.key, caller.characters_per_minute, chars)
 
     def _mark_idle(self, session: str) -> None:
         self.slots.mark_idle(session, self._loop.time())
@@ -574,7 +605,9 @@ class SessionHub:
 
     def _closed(self, session: str) -> None:
         self._sessions.pop(session, None)
-        self._caller_of.pop(session, None)
+        caller = self._caller_of.pop(session, None)
+        if caller is not None:
+            self._release(caller, self._lease_of.pop(session, None))
         self.slots.close(session)
         engine = self._engine_of.pop(session, None)
         if engine is not None:
@@ -672,6 +705,12 @@ class SessionHub:
             if session.state is State.IDLE:
                 session.close("drain")
         return bool(self._sessions)
+
+
+def _sessions_exceeded(caller: Caller) -> QuotaExceeded:
+    return QuotaExceeded(
+        f'the API key "{caller.key}" has all of its {caller.max_sessions} sessions open', retry_after_s=RETRY_AFTER_S
+    )
 
 
 @cache

@@ -68,7 +68,7 @@ class KeyGuard(grpc.aio.ServerInterceptor):
         transport = "cosyvoice-grpc" if method.startswith(COSYVOICE_SERVICE) else "grpc"
         try:
             # Earlier requests must never delay a control command or exhaust its quota.
-            caller = self._keys.authenticate(api_key, transport, counted=not method.endswith(UNCOUNTED_METHODS))
+            caller = await self._keys.authenticate(api_key, transport, counted=not method.endswith(UNCOUNTED_METHODS))
         except QuotaExceeded as error:
             return _rejecting_handler(error.info)
         if caller is None:

@@ -88,7 +88,7 @@ class MediaStream:
         """Return the name of the API key that the call belongs to, if any."""
         if self._keys is None:
             return None
-        caller = self._keys.authenticate(key, "telephony")
+        caller = await self._keys.authenticate(key, "telephony")
         if caller is None:
             raise await self._keys.rejection(key, self._address, "telephony")
         caller.require(ApiScope.SPEAK)

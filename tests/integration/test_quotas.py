@@ -1,0 +1,182 @@
+"""Quotas that workers share through Redis: real Redis servers, workers on real sockets, outages."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+from websockets.exceptions import InvalidStatus
+
+from tests.conftest import serving, until
+from tests.fakes.redis import REAL_REDIS, embedded_redis, eventually, real_redis
+from tests.integration.test_api_keys import APP, bearer, key_file, speak
+from tests.integration.test_websocket import dial
+from tts_worker.errors import ConnectionLost
+from tts_worker.registry.quotas import RedisQuotas
+from tts_worker.registry.store import RedisStore
+
+_prefixes = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def long_redis_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow test machine must not look like an unreachable Redis."""
+    monkeypatch.setattr("tts_worker.registry.quotas.TIMEOUT_S", 30.0)
+    monkeypatch.setattr("tts_worker.registry.quotas.RETRY_S", 0.05)
+    monkeypatch.setattr("tts_worker.registry.quotas.REFRESH_S", 0.05)
+
+
+@asynccontextmanager
+async def sharing(url: str, *, workers: int = 2) -> AsyncIterator[list[RedisQuotas]]:
+    """Quotas of several workers that exchange with one Redis."""
+    prefix = f"q{next(_prefixes)}:"
+    members = [RedisQuotas(RedisStore(url), prefix, lambda: asyncio.get_running_loop().time()) for _ in range(workers)]
+    tasks = [asyncio.create_task(member.run()) for member in members]
+    try:
+        yield members
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        for member in members:
+            await member.aclose()
+
+
+async def test_workers_share_the_requests_of_a_key() -> None:
+    async with sharing(embedded_redis(), workers=3) as members:
+        # Far less than one request is refilled while they are made.
+        waits = await asyncio.gather(*(member.take_request("app", 0.5) for member in members for _ in range(5)))
+        taken = [wait_s for wait_s in waits if wait_s == 0]
+        assert len(taken) == 1
+        assert 60 < max(waits) <= 120
+        assert await members[0].take_request("other", 0.5) == 0
+
+
+async def test_characters_are_charged_once_over_workers() -> None:
+    async with sharing(embedded_redis()) as (one, two):
+        for member in (one, two):
+            await member.refresh_characters("app", 10)
+        one.charge_characters("app", 10, 400)
+        two.charge_characters("app", 10, 600)
+        assert one.character_wait_s("app", 10) > 0, "its own text counts at once"
+        await eventually(lambda: _waits(one, 5_000))
+        await eventually(lambda: _waits(two, 5_000))
+        await asyncio.gather(*(member.refresh_characters("app", 10) for member in (one, two) for _ in range(20)))
+        for member in (one, two):  # 991 characters at 10 a minute
+            assert 5_000 < member.character_wait_s("app", 10) <= 991 * 6
+
+
+async def _waits(member: RedisQuotas, seconds: float) -> bool:
+    return member.character_wait_s("app", 10) > seconds
+
+
+async def test_lost_answers_charge_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = 3
+    evaluate = RedisStore.evaluate
+
+    async def lossy(self: RedisStore, *values: Any) -> object:
+        nonlocal lost
+        answer = await evaluate(self, *values)
+        if lost:
+            lost -= 1
+            raise ConnectionLost("the answer was lost")
+        return answer
+
+    monkeypatch.setattr(RedisStore, "evaluate", lossy)
+    async with sharing(embedded_redis()) as (one, two):
+        one.charge_characters("app", 10, 1_000)
+        await until(lambda: lost == 0 and not one._away)
+        await eventually(lambda: _settled(one))
+        await two.refresh_characters("app", 10)
+        assert 5_000 < two.character_wait_s("app", 10) <= 991 * 6
+
+
+async def _settled(member: RedisQuotas) -> bool:
+    charges = member._charges["app"]
+    return charges.sending is None and charges.unsent == 0
+
+
+async def test_sessions_of_a_crashed_worker_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tts_worker.registry.quotas.LEASE_S", 0.3)
+    async with sharing(embedded_redis()) as (one, two):
+        crashed = RedisQuotas(RedisStore(embedded_redis()), one._prefix)  # it renews nothing
+        assert await crashed.reserve_session("app", "a", 2)
+        assert await one.reserve_session("app", "b", 2)
+        assert not await two.reserve_session("app", "c", 2)
+        await eventually(lambda: two.reserve_session("app", "c", 2))
+        assert not await two.reserve_session("app", "d", 2), "a living worker renews its lease"
+        one.release_session("app", "b")
+        await eventually(lambda: two.reserve_session("app", "d", 2))
+        await crashed.aclose()
+
+
+async def test_two_workers_answer_429_for_one_key(tmp_path: Path) -> None:
+    file = key_file(tmp_path, requests_per_minute=4, max_sessions=1)
+    sections: dict[str, Any] = {
+        "server": {"key_file": str(file)},
+        "grpc": {"enabled": True, "port": 0},
+        "registry": {"url": embedded_redis(), "prefix": f"q{next(_prefixes)}:"},
+    }
+    async with AsyncExitStack() as stack:
+        one = await stack.enter_async_context(serving(**sections))
+        two = await stack.enter_async_context(serving(**sections))
+        client = await stack.enter_async_context(httpx.AsyncClient())
+        client.base_url = httpx.URL(f"http://{two}")
+        async with dial(one, additional_headers=bearer(APP)) as held:
+            await held.until("ready")
+            with pytest.raises(InvalidStatus) as refusal:
+                async with dial(two, additional_headers=bearer(APP)):
+                    pass
+            assert refusal.value.response.status_code == 429
+            assert refusal.value.response.headers["Retry-After"]
+            refused = await speak(client, APP)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "quota_exceeded")
+            assert "sessions open" in refused.json()["error"]["message"]
+        for _ in range(2):
+            answer = await speak(client, APP)
+        assert (answer.status_code, "requests per minute" in answer.text) == (429, True)
+        assert 0 < int(answer.headers["Retry-After"]) <= 16
+
+
+@pytest.mark.skipif(REAL_REDIS is None, reason="Debian's redis-server is not installed")
+async def test_outage_of_redis_leaves_each_worker_its_quota(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tts_worker.registry.quotas")
+    async with real_redis("secret") as server, sharing(server.url) as (one, two):
+        assert await one.take_request("app", 1) == 0
+        assert await two.take_request("app", 1) > 0
+        assert await one.reserve_session("app", "a", 1)
+        await one.refresh_characters("app", 10)
+        await server.kill()
+        one.charge_characters("app", 10, 1_000)
+        assert await two.take_request("app", 1) > 0, "it goes on from what it knew"
+        assert await two.take_request("new", 1) == 0
+        assert await two.take_request("new", 1) > 0, "it applies the quota on its own"
+        assert await two.reserve_session("app", "b", 1), "the hub checks the sessions of this worker"
+        two.release_session("app", "b")
+        assert one.character_wait_s("app", 10) > 0
+        await server.start()  # it has lost everything
+        await eventually(lambda: _settled(one))
+        await two.refresh_characters("app", 10)
+        assert two.character_wait_s("app", 10) > 5_000, "text of the outage is charged"
+
+        async def is_held() -> bool:
+            client = Redis.from_url(server.url)
+            try:
+                return await client.zcard(f"quota:{one._prefix}sessions:app") == 1
+            finally:
+                await client.aclose()
+
+        await eventually(is_held)
+        assert not await two.reserve_session("app", "c", 1)
+    text = caplog.text
+    assert text.count("applies the quotas of API keys on its own") >= 1
+    assert "answers again" in text
+    assert "secret" not in text
