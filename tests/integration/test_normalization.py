@@ -42,12 +42,14 @@ async def test_numbers_are_expanded_and_words_keep_their_offsets(worker: Worker)
 class RecordingEngine:
     """An engine with the languages of CosyVoice that records its text."""
 
-    def __init__(self, *, reads_numbers: bool = False) -> None:
+    def __init__(self, *, reads_numbers: bool = False, front_end: bool = False) -> None:
         self.ready = True
         self.lost = False
         self.stats = SimpleNamespace(busy_s=0.0, audio_s=0.0)
         languages = ("zh", "en", "ja", "ko", "yue")
-        self.info = EngineInfo("cosyvoice", ("v",), languages, Alignment.ESTIMATED, 4, reads_numbers=reads_numbers)
+        self.info = EngineInfo(
+            "cosyvoice", ("v",), languages, Alignment.ESTIMATED, 4, reads_numbers=reads_numbers, front_end=front_end
+        )
         self.texts: asyncio.Queue[str] = asyncio.Queue()
 
     def post(self, command: Command) -> None:
@@ -60,18 +62,23 @@ class RecordingEngine:
 
 
 async def first_text_of(
-    engine: RecordingEngine, normalizer: SegmentNormalizer, text: str, language: str | None = None
+    engine: RecordingEngine,
+    normalizer: SegmentNormalizer | None,
+    text: str,
+    language: str | None = None,
+    normalise: bool | None = None,
 ) -> str:
     hub = SessionHub(VoiceCatalog(), Metrics(), HubConfig(normalizer=normalizer))
     hub.add_engine("cosy", "cosyvoice", engine)
-    session = hub.open(SessionOptions(language=language))
+    session = hub.open(SessionOptions(language=language, normalise=normalise))
     try:
         session.speak(text)
         session.end_text()
         return await engine.texts.get()
     finally:
         session.close()
-        normalizer.close()
+        if normalizer is not None:
+            normalizer.close()
 
 
 @pytest.mark.parametrize(
@@ -91,3 +98,22 @@ async def test_numbers_are_expanded_in_the_text_language(language: str | None, t
 async def test_engine_that_reads_numbers_gets_unnormalized_text() -> None:
     normalizer = SegmentNormalizer(lambda text, language: "rewritten")
     assert await first_text_of(RecordingEngine(reads_numbers=True), normalizer, "I paid $100.") == "I paid $100."
+
+
+@pytest.mark.parametrize(
+    ("normalise", "text", "expected"),
+    [
+        (None, "I have 3 apples", "I have three apples."),
+        (None, "我 喜欢（很）m².", "我喜欢很m平方。"),
+        (False, "I have 3 apples", "I have 3 apples"),
+    ],
+)
+async def test_front_end_rules_need_no_wetext(normalise: bool | None, text: str, expected: str) -> None:
+    engine = RecordingEngine(front_end=True)
+    assert await first_text_of(engine, None, text, normalise=normalise) == expected
+
+
+async def test_front_end_rules_follow_normalization() -> None:
+    normalizer = SegmentNormalizer(lambda text, language: text.replace("$5.50", "5 dollars 50"))
+    engine = RecordingEngine(front_end=True)
+    assert await first_text_of(engine, normalizer, "It is $5.50", "en") == "It is five dollars fifty."

@@ -23,6 +23,7 @@ from tts_worker.client.playback import FileSink, PlayerSink, Sink, StdoutSink, f
 from tts_worker.commands.progress import Bar
 from tts_worker.errors import BundleError, InvalidRequest, UnspeakableText
 from tts_worker.settings import read_yaml
+from tts_worker.text.front_end import FrontEnd
 from tts_worker.text.language import LanguageDetector
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.normalizer import LANGUAGES, load_normalizer, needs_rewriting, normalize_segment
@@ -258,21 +259,24 @@ def _segments(args: argparse.Namespace, speaker: Speaker) -> list[Segment]:
     segments = [*pipeline.feed(text), *pipeline.end()]
     if not any(char.isalnum() for segment in segments for char in segment.text):
         raise UnspeakableText("there is nothing in this text that can be spoken")
-    return _normalized(args, segments, speaker) if args.normalise else segments
+    return _rewritten(args, segments, speaker)
 
 
-def _normalized(args: argparse.Namespace, segments: list[Segment], speaker: Speaker) -> list[Segment]:
+def _rewritten(args: argparse.Namespace, segments: list[Segment], speaker: Speaker) -> list[Segment]:
+    """Apply the rules of the front end, after those of wetext with ``--normalise``."""
     from tts_worker.engine.cosyvoice.engine import LANGUAGES as SPOKEN_LANGUAGES
 
-    normalize = load_normalizer()
-    detector = LanguageDetector(SPOKEN_LANGUAGES[speaker.config.family], args.language)
-    normalized = []
+    normalize = load_normalizer() if args.normalise else None
+    languages = SPOKEN_LANGUAGES[speaker.config.family]
+    front_end = None if args.interleave or args.allow_special else FrontEnd(languages, args.language)
+    detector = front_end or LanguageDetector(languages, args.language)
+    rewritten = []
     for segment in segments:
         language = detector.detect(segment.text)
-        if language in LANGUAGES and needs_rewriting(segment.text):
+        if normalize is not None and language in LANGUAGES and needs_rewriting(segment.text, language):
             segment = normalize_segment(segment, normalize, language)
-        normalized.append(segment)
-    return normalized
+        rewritten.append(segment if front_end is None else front_end.apply(segment, language))
+    return rewritten
 
 
 # -- with the reference's algorithms ----------------------------------------------------------------------------------

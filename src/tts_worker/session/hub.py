@@ -42,6 +42,7 @@ from tts_worker.session.reading import ReadScheduler
 from tts_worker.session.session import LocalSession, SessionHooks, SessionObserver, SessionTimeouts
 from tts_worker.session.slots import SlotTable
 from tts_worker.text.control_tags import ControlTags
+from tts_worker.text.front_end import FrontEnd
 from tts_worker.text.language import LanguageDetector
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.pipeline import TextOptions, TextPipeline
@@ -592,11 +593,13 @@ class SessionHub:
         port: CommandPort = engine
         if self._loudness is not None and not engine.info.test_signal:
             port = LoudnessPort(name, engine, self._loudness)
-        if normalizer is None or enabled is False:
+        if enabled is False or (normalizer is None and not engine.info.front_end):
             return port
 
-        def detector_of(params: SynthesisParams) -> LanguageDetector | None:
+        def detector_of(params: SynthesisParams) -> LanguageDetector | FrontEnd | None:
             voice = self.voices.get_in_use(params.voice)
+            if voice.info.front_end:
+                return FrontEnd(voice.languages, params.language)
             if enabled is None and voice.info.reads_numbers:
                 return None
             return LanguageDetector(voice.languages, params.language)

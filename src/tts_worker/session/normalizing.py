@@ -1,7 +1,8 @@
-"""Text normalization between a session and its engine, on a thread.
+"""Text normalization between a session and its engine, with wetext on a thread.
 
-Normalizing takes about 0.2 ms per character. The thread takes one segment of a session at a time, so a long text does
-not delay other sessions. Segments keep their order; STOP overtakes and drops them.
+wetext takes about 0.2 ms per character. The thread takes one segment of a session at a time, so a long text does not
+delay other sessions. Segments keep their order; STOP overtakes and drops them. The rules of CosyVoice's front
+end follow.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 
 from tts_worker.session.engine_port import CommandPort
+from tts_worker.text.front_end import FrontEnd
 from tts_worker.text.language import LanguageDetector
 from tts_worker.text.normalizer import LANGUAGES, Normalize, needs_rewriting, normalize_segment
 from tts_worker.types import Cancel, Command, Done, EndText, Event, Failed, Open, Segment, SynthesisParams, Text
@@ -55,25 +57,26 @@ class NormalizingPort:
 
     Args:
         engine: Receives the commands.
-        normalizer: The normalization thread.
-        detector_of: Returns the language detector of an utterance, None to leave its text unchanged.
+        normalizer: The normalization thread; None without wetext.
+        detector_of: Returns the language detector or the front end of an utterance, None to leave its text unchanged.
         time_limit_s: Time limit per segment.
     """
 
     def __init__(
         self,
         engine: CommandPort,
-        normalizer: SegmentNormalizer,
-        detector_of: Callable[[SynthesisParams], LanguageDetector | None],
+        normalizer: SegmentNormalizer | None,
+        detector_of: Callable[[SynthesisParams], LanguageDetector | FrontEnd | None],
         time_limit_s: float = TIME_LIMIT_S,
     ) -> None:
         self._engine = engine
         self._normalizer = normalizer
         self._detector_of = detector_of
         self._time_limit_s = time_limit_s
-        self._detectors: dict[Key, LanguageDetector] = {}
+        self._detectors: dict[Key, LanguageDetector | FrontEnd] = {}
         self._queue: deque[Text | EndText] = deque()
         self._pending: asyncio.Future[Segment] | None = None  # of the segment at the head of the queue
+        self._language: str | None = None  # of that segment
         self._timer: asyncio.TimerHandle | None = None
 
     def post(self, command: Command) -> None:
@@ -114,9 +117,10 @@ class NormalizingPort:
                 del self._detectors[head.key]
                 self._forward(head)
                 continue
-            language = self._detectors[head.key].detect(head.segment.text)
-            if language not in LANGUAGES or not needs_rewriting(head.segment.text):
-                self._forward(head)
+            text = head.segment.text
+            self._language = language = self._detectors[head.key].detect(text)
+            if self._normalizer is None or language not in LANGUAGES or not needs_rewriting(text, language):
+                self._forward_segment(head.key, head.segment)
                 continue
             self._pending = self._normalizer.submit(head.segment, language)
             self._pending.add_done_callback(partial(self._on_normalized, head))
@@ -126,6 +130,12 @@ class NormalizingPort:
         self._queue.popleft()
         self._engine.post(command)
 
+    def _forward_segment(self, key: Key, segment: Segment) -> None:
+        rules = self._detectors[key]
+        if isinstance(rules, FrontEnd):
+            segment = rules.apply(segment, self._language)
+        self._forward(Text(key, segment))
+
     def _on_normalized(self, head: Text, result: asyncio.Future[Segment]) -> None:
         if result is not self._pending:
             if not result.cancelled():
@@ -134,14 +144,13 @@ class NormalizingPort:
         self._drop_pending()
         if (error := result.exception()) is not None:
             log.error("a segment was not normalized", exc_info=error)
-        self._queue.popleft()
-        self._engine.post(head if error is not None else Text(head.key, result.result()))
+        self._forward_segment(head.key, head.segment if error is not None else result.result())
         self._advance()
 
     def _on_time_limit(self, head: Text) -> None:
         log.warning("text normalization exceeded %g s: the segment is spoken unnormalized", self._time_limit_s)
         self._drop_pending()
-        self._forward(head)
+        self._forward_segment(head.key, head.segment)
         self._advance()
 
     def _drop_utterance(self, key: Key) -> None:

@@ -151,6 +151,16 @@ def is_closer(char: str) -> bool:
     return unicodedata.category(char) in ("Pe", "Pf") if char > "\x7f" else char in ")]}\"'"
 
 
+def begins_unspaced(text: str) -> bool:
+    """Return whether no space precedes ``text``: its script has none. Opening quotes do not matter."""
+    return is_unspaced(next((char for char in text if not is_opener(char)), text[0]))
+
+
+def ends_unspaced(text: str) -> bool:
+    """Return whether no space follows ``text``: its script has none. Closing quotes do not matter."""
+    return is_unspaced(next((char for char in reversed(text) if not is_closer(char)), text[-1]))
+
+
 def is_spoken(char: str) -> bool:
     """Return whether ``char`` is pronounced: letters, digits and symbols are, punctuation and spaces are not."""
     if char.isalnum():

@@ -14,6 +14,7 @@ from dataclasses import replace
 from tts_worker.errors import MissingExtra
 from tts_worker.text.language import primary_tag
 from tts_worker.text.rewrite_alignment import align_words
+from tts_worker.text.span_rewriting import Rewrite, is_plain, rewrite_spans
 from tts_worker.types import Segment, Span
 
 Normalize = Callable[[str, str | None], str]
@@ -40,14 +41,17 @@ def load_normalizer() -> Normalize:
         if primary not in rules:
             return text
         try:
-            written = rules[primary].normalize(text)
+            written = str(rules[primary].normalize(text))
         except Exception:  # the grammars reject unusual text by assertions; the text is spoken unchanged
             return text
-        return str(written) or text
+        if "\\" not in text:
+            written = written.replace("\\", "")  # wetext escapes quotes
+        return written or text
 
     return normalize
 
 
+_DIGIT = re.compile(r"\d")
 _NEEDS_REWRITING = re.compile(
     r"[\d_]"
     r"|[^\w\s,.!?;:'\"\u2018\u2019\u201c\u201d\u2013\u2014\u2026()\-\u3000-\u3011\uff01\uff08\uff09\uff0c\uff1a\uff1b\uff1f]"
@@ -55,11 +59,13 @@ _NEEDS_REWRITING = re.compile(
 )
 
 
-def needs_rewriting(text: str) -> bool:
+def needs_rewriting(text: str, language: str) -> bool:
     """Return whether the rules may change ``text``: it has digits, symbols, abbreviations or consecutive capitals.
 
-    Skipping other text saves about 0.2 ms per character.
+    Chinese rules change only text with digits. Skipping other text saves about 0.2 ms per character.
     """
+    if language == "zh":
+        return _DIGIT.search(text) is not None
     if _NEEDS_REWRITING.search(text):
         return True
     return not text.isascii() and any(unicodedata.category(char) in ("No", "Nl") for char in text)
@@ -83,10 +89,6 @@ def normalize_segment(segment: Segment, normalize: Normalize, language: str | No
     return replace(segment, spans=tuple(spans))
 
 
-def is_plain(span: Span) -> bool:
-    return span.phonemes is None and len(span.text) == span.end - span.start
-
-
 def _rewrite_run(run: list[Span], normalize: Normalize, language: str | None) -> list[Span]:
     source = "".join(span.text for span in run)
     core = source.strip()
@@ -95,20 +97,16 @@ def _rewrite_run(run: list[Span], normalize: Normalize, language: str | None) ->
     target = " ".join(normalize(core, language).split())
     if target == core or not any(map(str.isalnum, target)):
         return run
-    places = [place for span in run for place in range(span.start, span.end)]
     first = source.index(core)
-    spans = character_spans(source[:first], places[:first])
+    found: list[Rewrite] = []
+    done = 0
     for text, start, end in _aligned_runs(core, target):
-        if text == core[start:end]:
-            spans += character_spans(text, places[first + start : first + end])
-        else:
-            spans.append(Span(text, places[first + start], places[first + end - 1] + 1))
-    tail = first + len(core)
-    return merge_plain(spans + character_spans(source[tail:], places[tail:]))
-
-
-def character_spans(text: str, places: list[int]) -> list[Span]:
-    return [Span(char, place, place + 1) for char, place in zip(text, places, strict=True)]
+        if done < start:
+            found.append((first + done, first + start, ""))
+        if text != core[start:end]:
+            found.append((first + start, first + end, text))
+        done = end
+    return rewrite_spans(run, found)
 
 
 def _aligned_runs(source: str, target: str) -> list[tuple[str, int, int]]:
@@ -137,15 +135,3 @@ def _aligned_runs(source: str, target: str) -> list[tuple[str, int, int]]:
         else:
             groups[-1] = (target[target_start : following[0]], start, end)
     return groups
-
-
-def merge_plain(spans: list[Span]) -> list[Span]:
-    """Merge neighboring plain spans."""
-    joined: list[Span] = []
-    for span in spans:
-        last = joined[-1] if joined else None
-        if last is not None and is_plain(last) and is_plain(span) and last.end == span.start:
-            joined[-1] = Span(last.text + span.text, last.start, span.end)
-        else:
-            joined.append(span)
-    return joined

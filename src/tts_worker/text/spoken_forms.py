@@ -13,11 +13,8 @@ from dataclasses import replace
 
 from tts_worker.text.language import LanguageDetector, primary_tag
 from tts_worker.text.markup import letter_name
-from tts_worker.text.normalizer import character_spans, is_plain, merge_plain
+from tts_worker.text.span_rewriting import Rewrite, is_plain, rewrite_spans
 from tts_worker.types import Segment, Span
-
-Rewrite = tuple[int, int, str]
-"""Range of the text and what is spoken instead."""
 
 _CONTEXT_CHARS = 60
 """Text of earlier segments that a rule may look at: "Your code is:" may be a segment of its own."""
@@ -339,13 +336,4 @@ def _rewrite_run(run: list[Span], before: str) -> list[Span]:
     found = rewrites(before + source, len(before))
     if not found:
         return run
-    places = [place for span in run for place in range(span.start, span.end)]
-    spans: list[Span] = []
-    done = 0
-    for start, end, spoken in found:
-        start -= len(before)
-        end -= len(before)
-        spans += character_spans(source[done:start], places[done:start])
-        spans.append(Span(spoken, places[start], places[end - 1] + 1))
-        done = end
-    return merge_plain(spans + character_spans(source[done:], places[done:]))
+    return rewrite_spans(run, [(start - len(before), end - len(before), spoken) for start, end, spoken in found])

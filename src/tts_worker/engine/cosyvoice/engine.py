@@ -90,6 +90,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
                 max_utterances=settings.max_utterances,
                 sample_rate_hz=config.sample_rate_hz,
                 text_by_word=settings.text_mode is TextMode.INTERLEAVED,
+                front_end=settings.text_mode is TextMode.CLAUSE,
                 speed_range=SPEED_RANGE,
                 device=str(device),
                 control_tags=CONTROL_TAGS,

@@ -24,7 +24,7 @@ from tts_worker.engine.cosyvoice.silence import SILENT_TOKENS, SilenceFilter
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
 from tts_worker.errors import InvalidRequest, SynthesisFailed, TextTooLong
-from tts_worker.text.characters import is_unspaced
+from tts_worker.text.characters import begins_unspaced, ends_unspaced
 from tts_worker.text.spoken_words import SpokenWord, spoken_words
 from tts_worker.types import Boundary, Segment, SynthesisParams, UtteranceKey
 
@@ -323,7 +323,7 @@ class TokenGenerator:
         """Add ``segment`` to the run and return its text ids."""
         audio_segment.add_text(segment)
         ids = self._text_ids(segment)
-        self._needs_space = not is_unspaced(segment.text.rstrip()[-1])
+        self._needs_space = not ends_unspaced(segment.text.rstrip())
         self._run_text += ids
         self._words.append((len(self._run_text), spoken_words(segment)))
         return ids
@@ -342,7 +342,7 @@ class TokenGenerator:
                 pieces.append(span.text)
         if isinstance(pieces[0], str):
             first = pieces[0].lstrip()
-            pieces[0] = f" {first}" if first and self._needs_space and not is_unspaced(first[0]) else first
+            pieces[0] = f" {first}" if first and self._needs_space and not begins_unspaced(first) else first
         if isinstance(pieces[-1], str):
             pieces[-1] = pieces[-1].rstrip()
         return [id_ for piece in pieces for id_ in (tokenizer.encode(piece) if isinstance(piece, str) else piece)]

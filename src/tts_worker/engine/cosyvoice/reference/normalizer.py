@@ -1,8 +1,8 @@
 """CosyVoice's text normalizer and sentence splitter, rule by rule.
 
 These rules define the text that the language model received when the parity figures were recorded; the streaming path
-uses ``segmenter`` instead. Input that makes the reference crash (blanks only, a number of 40 digits, a leading quote)
-is accepted here.
+uses ``segmenter`` and ``front_end`` instead. Input that makes the reference crash (blanks only, a number of 40 digits,
+a leading quote) is accepted here.
 """
 
 from __future__ import annotations
@@ -13,26 +13,15 @@ from collections.abc import Callable
 from itertools import groupby
 
 from tts_worker.errors import MissingExtra
+from tts_worker.text.front_end import contains_chinese, spell_out_number
 
 # Lengths in characters for Chinese, in tokens for English.
 MAX_LENGTH = 80
 MIN_LENGTH = 60
 GLUE_LENGTH = 20
 
-_CHINESE = re.compile("[\u4e00-\u9fff]")
 _DROPPED = str.maketrans({**dict.fromkeys("（）【】`"), "\n": None})
 _STOPS = {True: "。？！；：、.?!;", False: ".?!;:"}
-_NUMBERS = """
-zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
-nineteen twenty thirty forty fifty sixty seventy eighty ninety
-"""
-_POWERS = """
-thousand million billion trillion quadrillion quintillion sextillion septillion octillion nonillion decillion
-"""
-_ONES = tuple(_NUMBERS.split()[:20])
-_TENS = ("", "", *_NUMBERS.split()[20:])
-_SCALES = ("", *(f" {power}" for power in _POWERS.split()))
-
 Rewriter = Callable[[str, bool], str]
 """``(text, is_chinese) -> text``: writes numbers and dates as words."""
 
@@ -50,10 +39,6 @@ def wetext_rewriter() -> Rewriter:
     chinese = Normalizer(remove_erhua=False)
     english = Normalizer()
     return lambda text, is_chinese: str((chinese if is_chinese else english).normalize(text))
-
-
-def contains_chinese(text: str) -> bool:
-    return bool(_CHINESE.search(text))
 
 
 def normalize(text: str, *, rewrite: Rewriter | None = None, enabled: bool = True) -> str:
@@ -148,26 +133,7 @@ def is_only_punctuation(text: str) -> bool:
 
 def spell_out_numbers(text: str) -> str:
     """Replace every run of digits by English words; a run of superscripts becomes "zero", as in the reference."""
-    runs = ((is_digits, "".join(run)) for is_digits, run in groupby(text, str.isdigit))
-    return "".join(_number("".join(filter(str.isdecimal, run))) if is_digits else run for is_digits, run in runs)
-
-
-def _number(digits: str) -> str:
-    digits = "".join(str(unicodedata.decimal(c)) for c in digits).lstrip("0") or "0"
-    if len(digits) > 3 * len(_SCALES):
-        return " ".join(_ONES[int(digit)] for digit in digits)
-    if int(digits) < 20:
-        return _ONES[int(digits)]
-    groups = [int(digits[max(0, end - 3) : end]) for end in range(len(digits), 0, -3)]  # least significant first
-    parts = [_below_thousand(group) + _SCALES[i] for i, group in enumerate(groups) if group][::-1]
-    if len(parts) > 1 and 0 < groups[0] < 100:
-        parts[-2:] = [f"{parts[-2]} and {parts[-1]}"]
-    return ", ".join(parts)
-
-
-def _below_thousand(value: int) -> str:
-    hundreds, rest = divmod(value, 100)
-    low = _ONES[rest] if rest < 20 else _TENS[rest // 10] + (f"-{_ONES[rest % 10]}" if rest % 10 else "")
-    if not hundreds:
-        return low
-    return f"{_ONES[hundreds]} hundred" + (f" and {low}" if rest else "")
+    runs = ((is_digits, list(run)) for is_digits, run in groupby(text, str.isdigit))
+    return "".join(
+        spell_out_number("".join(filter(str.isdecimal, run))) if is_digits else "".join(run) for is_digits, run in runs
+    )

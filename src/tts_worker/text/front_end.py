@@ -1,0 +1,118 @@
+"""The text rules of CosyVoice's own front end for Chinese and English, on the segments of a stream.
+
+They follow wetext, or stand alone where it is not installed. Chinese: spaces are dropped except between two ASCII
+characters, full stops and "²" become Chinese, brackets and backquotes are dropped, " - " and "——" become pauses.
+English: the digits that are left become words. The end of the text gets a full stop.
+
+A segment is Chinese if it contains a Chinese character, so the result does not depend on how the stream was split. The
+reference decides this for the whole text, which a stream does not know.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from tts_worker.text.language import LanguageDetector
+from tts_worker.text.span_rewriting import Rewrite, rewrite_spans
+from tts_worker.types import Boundary, Segment, Span
+
+_CHINESE = re.compile("[\u4e00-\u9fff]")
+_STOPS = {"zh": "。？！；：、.?!;", "en": ".?!;:"}
+
+_CHINESE_MARKS = {"²": "平方", "³": "立方", ".": "。", "——": " ", " - ": "，"}
+_CHINESE_RULES = re.compile(r" - (?=[!-~])(?<=[!-~] - )| (?![!-~])|(?<![!-~]) |[\n²³.（）【】`]|——")
+_LAST_COMMAS = re.compile("[，,、]+$")
+_ENGLISH_NUMBER = re.compile(r"\d{1,3}(?:,\d{3})+(?!\d)|\d+(?!\d|(?:st|nd|rd|th|s)\b)")
+
+_NUMBERS = """
+zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
+nineteen twenty thirty forty fifty sixty seventy eighty ninety
+"""
+_POWERS = """
+thousand million billion trillion quadrillion quintillion sextillion septillion octillion nonillion decillion
+"""
+_ONES = tuple(_NUMBERS.split()[:20])
+_TENS = ("", "", *_NUMBERS.split()[20:])
+_SCALES = ("", *(f" {power}" for power in _POWERS.split()))
+
+
+def contains_chinese(text: str) -> bool:
+    return bool(_CHINESE.search(text))
+
+
+class FrontEnd:
+    """Applies the rules to the segments of one utterance, in order.
+
+    Args:
+        languages: Languages of the voice; empty or "mul" means any.
+        explicit: Language requested by the caller.
+    """
+
+    def __init__(self, languages: Sequence[str], explicit: str | None = None) -> None:
+        self._detector = LanguageDetector(languages, explicit)
+
+    def detect(self, text: str) -> str | None:
+        """Return the primary tag whose rules apply to ``text``, the next segment; None if unknown."""
+        language = self._detector.detect(text)
+        if language == "yue" or (language == "en" and contains_chinese(text)):
+            return "zh"
+        return language
+
+    def apply(self, segment: Segment, language: str | None) -> Segment:
+        """Return ``segment`` with the rules of ``language`` applied; there are none except for "en" and "zh"."""
+        if language not in _STOPS or not segment.spans:
+            return segment
+        found = _chinese(segment.text) if language == "zh" else _english(segment.text)
+        spans = rewrite_spans(segment.spans, found)
+        if segment.boundary is Boundary.END:
+            spans = _ended(spans, language)
+        if not any(char.isalnum() for span in spans for char in span.text):
+            return segment
+        return replace(segment, spans=tuple(spans))
+
+
+def _chinese(text: str) -> Iterator[Rewrite]:
+    for found in _CHINESE_RULES.finditer(text):
+        yield found.start(), found.end(), _CHINESE_MARKS.get(found.group(), "")
+
+
+def _english(text: str) -> Iterator[Rewrite]:
+    for found in _ENGLISH_NUMBER.finditer(text):
+        digits = found.group().replace(",", "")
+        by_digit = len(digits) > 1 and int(digits[0]) == 0  # "1.05", "007": the reference loses the zeros
+        words = " ".join(map(spell_out_number, digits)) if by_digit else spell_out_number(digits)
+        yield found.start(), found.end(), words
+
+
+def _ended(spans: list[Span], language: str) -> list[Span]:
+    """End a text: Chinese commas become a full stop, text without a stop gets one."""
+    text = "".join(span.text for span in spans)
+    if language == "zh" and (commas := _LAST_COMMAS.search(text)) is not None:
+        return rewrite_spans(spans, [(commas.start(), commas.end(), "。")])
+    if text and text[-1] not in _STOPS[language]:
+        return [*spans, Span("。" if language == "zh" else ".", spans[-1].end, spans[-1].end)]
+    return spans
+
+
+def spell_out_number(digits: str) -> str:
+    """Return decimal digits of any script as an English number; more than 36 of them one by one."""
+    digits = "".join(str(int(digit)) for digit in digits).lstrip("0") or "0"
+    if len(digits) > 3 * len(_SCALES):
+        return " ".join(_ONES[int(digit)] for digit in digits)
+    if int(digits) < 20:
+        return _ONES[int(digits)]
+    groups = [int(digits[max(0, end - 3) : end]) for end in range(len(digits), 0, -3)]  # least significant first
+    parts = [_below_thousand(group) + _SCALES[i] for i, group in enumerate(groups) if group][::-1]
+    if len(parts) > 1 and 0 < groups[0] < 100:
+        parts[-2:] = [f"{parts[-2]} and {parts[-1]}"]
+    return ", ".join(parts)
+
+
+def _below_thousand(value: int) -> str:
+    hundreds, rest = divmod(value, 100)
+    low = _ONES[rest] if rest < 20 else _TENS[rest // 10] + (f"-{_ONES[rest % 10]}" if rest % 10 else "")
+    if not hundreds:
+        return low
+    return f"{_ONES[hundreds]} hundred" + (f" and {low}" if rest else "")
