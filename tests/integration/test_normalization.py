@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import pytest
 from tests.conftest import tone_settings
 from tests.integration.test_session import say
 from tts_worker.app import Worker, running_worker
-from tts_worker.errors import InvalidRequest
+from tts_worker.errors import InvalidRequest, MissingExtra
 from tts_worker.metrics import Metrics
 from tts_worker.session.hub import HubConfig, SessionHub
 from tts_worker.session.normalizing import SegmentNormalizer
@@ -27,6 +28,13 @@ async def test_disabled_normalization_cannot_be_requested() -> None:
         with pytest.raises(InvalidRequest, match="normalization is disabled"):
             worker.hub.open(ASKED)
         assert worker.hub.live_sessions == 0
+
+
+async def test_missing_wetext_is_named_to_who_requests_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wetext", None)
+    async with running_worker(tone_settings()) as worker:
+        with pytest.raises(MissingExtra, match=r"pip install .*\[normalise\]"):
+            worker.hub.open(ASKED)
 
 
 async def test_numbers_are_expanded_and_words_keep_their_offsets(worker: Worker) -> None:

@@ -1,5 +1,7 @@
 """Cost of the text pipeline: processor time per character, for whole texts and for deltas of four characters.
 
+Also of the rules for Chinese and English of CosyVoice, and of wetext, if it is installed, on text with numbers.
+
 Another version of the package is measured in turn with this one, each in processes of its own. The processors of a
 machine do not always run at the same speed, so only figures of the same run are comparable.
 """
@@ -12,6 +14,8 @@ import sys
 from pathlib import Path
 from statistics import median
 from time import process_time
+
+from tts_worker.errors import MissingExtra
 
 DELTA_CHARS = 4
 """A delta of this size is about one token of a language model."""
@@ -26,6 +30,14 @@ _MARKDOWN = (
     "- *Hotel Astra*: a quiet place, 120 euros a night\n- `Boxhotel`: cheap, but small\n1. The rest is full.\n\n"
     "| Name | Price |\n|---|---|\n| Astra | 120 |\n\nShould I **book** one? \U0001f60a Visit www.example.org & ask.\n"
 )
+_CHINESE = (
+    "你好！今天是2024年5月1日，气温23.5℃，湿度60%。我们10:30出发（大约3小时），走了3,500米——很远。"
+    "他的iPhone 15花了9999元，请拨打400-800-8888。第3章讲的是GPU，面积是50m²，明天下午2点见。"
+)
+NUMBERS = {"english": ("en", _PROSE), "chinese": ("zh", _CHINESE)}
+WETEXT_CHARS = 2_000
+"""Longer text makes wetext slow and shows no more."""
+
 TEXTS = {"prose": _PROSE, "markdown": _MARKDOWN}
 
 
@@ -44,6 +56,36 @@ def measure_text(chars: int) -> dict[str, float]:
                 pipeline.feed(delta)
             pipeline.end()
             figures[f"{name}_{way}_us_per_char"] = 1e6 * (process_time() - began_s) / len(text)
+    return figures | _measure_front_end(chars)
+
+
+def _measure_front_end(chars: int) -> dict[str, float]:
+    """Return microseconds per character of the segments; nothing for a version without these rules."""
+    try:
+        from tts_worker.text.front_end import FrontEnd
+        from tts_worker.text.normalizer import load_normalizer, normalize_segment
+        from tts_worker.text.pipeline import TextPipeline
+    except ImportError:
+        return {}
+    figures: dict[str, float] = {}
+    for name, (language, sample) in NUMBERS.items():
+        pipeline = TextPipeline()
+        segments = [*pipeline.feed(sample * max(1, chars // len(sample))), *pipeline.end()]
+        front_end = FrontEnd(("zh", "en"))
+        began_s = process_time()
+        for segment in segments:
+            front_end.apply(segment, front_end.detect(segment.text))
+        figures[f"{name}_rules_us_per_char"] = 1e6 * (process_time() - began_s) / segments[-1].end
+        try:
+            normalize = load_normalizer()
+        except MissingExtra:
+            continue
+        normalize("1", language)  # loads the rules
+        few = [segment for segment in segments if segment.end <= max(WETEXT_CHARS, segments[0].end)]
+        began_s = process_time()
+        for segment in few:
+            normalize_segment(segment, normalize, language)
+        figures[f"{name}_wetext_us_per_char"] = 1e6 * (process_time() - began_s) / few[-1].end
     return figures
 
 

@@ -1,4 +1,4 @@
-"""``tts-worker bench text``: processor time of the text pipeline per character."""
+"""``tts-worker bench text``: processor time of the text pipeline and of wetext per character."""
 
 from __future__ import annotations
 

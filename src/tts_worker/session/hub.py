@@ -22,6 +22,7 @@ from tts_worker.errors import (
     ErrorInfo,
     IllegalCommand,
     InvalidRequest,
+    MissingExtra,
     NotReady,
     OverCapacity,
     QuotaExceeded,
@@ -585,11 +586,13 @@ class SessionHub:
         return lambda voice: loudness.gain(name, voice)
 
     def _port(self, name: str, engine: EnginePort, requested: bool | None) -> CommandPort:
-        """The port to an engine, through text normalization if requested. Raises InvalidRequest."""
+        """The port to an engine, through text normalization if requested. Raises InvalidRequest, MissingExtra."""
         enabled = self.config.normalise if requested is None else requested
         normalizer = self.config.normalizer
         if normalizer is None and enabled:
-            raise InvalidRequest("text normalization is disabled or not installed (setting text.normalise)")
+            if self.config.normalise is False:
+                raise InvalidRequest("text normalization is disabled (setting text.normalise)")
+            raise MissingExtra("text normalization", "normalise")
         port: CommandPort = engine
         if self._loudness is not None and not engine.info.test_signal:
             port = LoudnessPort(name, engine, self._loudness)
