@@ -17,6 +17,7 @@ import anyio
 import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as examples
+from xdist.scheduler import LoadScopeScheduling
 
 from tts_worker.app import Worker, running_worker, serve
 from tts_worker.settings import Settings, load_settings
@@ -63,6 +64,16 @@ SLOW = (
     "unit/voicepack/",
 )
 """Folders and files whose tests are marked ``slow``: each takes seconds of processor time, or starts processes."""
+
+TOGETHER = (
+    "tests/unit/cosyvoice/",  # exported graphs, PyTorch's compiler
+    "tests/unit/streaming/",  # loaded networks
+    "tests/behaviour/",
+    "tests/browser/",  # a browser and a server
+    "tests/quality/",  # a recognizer
+    "tests/parity/",
+)
+"""Folders whose tests run in one process, which share what is expensive to make. They start first, longest first."""
 
 WITHOUT_TORCH = ("torch", "tokenizers")
 """What the extra "cosyvoice" installs. PyTorch comes later than others to a new version of Python."""
@@ -120,10 +131,28 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if left_out and is_slow(collection_path) else None
 
 
+def folder_in_one_process(nodeid: str) -> str | None:
+    return next((folder for folder in TOGETHER if nodeid.startswith(folder)), None)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_slow(item.path):
             item.add_marker(pytest.mark.slow)
+    ranks = {folder: rank for rank, folder in enumerate(TOGETHER)}
+    items.sort(key=lambda item: ranks.get(folder_in_one_process(item.nodeid) or "", len(ranks)))
+
+
+class FolderScheduling(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no types
+    """Gives a process of pytest-xdist a folder of ``TOGETHER`` or one module at a time, in the order of collection."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return folder_in_one_process(nodeid) or super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FolderScheduling:
+    config.option.loadscopereorder = False
+    return FolderScheduling(config, log)
 
 
 def pytest_collection_finish() -> None:
