@@ -523,6 +523,7 @@ def _log_start(worker: Worker) -> None:
             grpc=settings.grpc.enabled,
             authenticated=settings.server.needs_key,
             engines=",".join(sorted(worker.engines)),
+            devices=",".join(f"{name}:{engine.info.device}" for name, engine in sorted(worker.engines.items())),
             voices=len(list(worker.hub.voices)),
             max_sessions=settings.session.max_sessions,
         ),

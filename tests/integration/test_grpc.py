@@ -42,6 +42,23 @@ async def test_an_utterance_is_sent_in_48_khz_frames() -> None:
             assert all(word.start_sample >= frame.pts_samples for word in frame.words), "a word arrived after its audio"
 
 
+async def test_request_id_comes_back_in_metadata() -> None:
+    sent = (("x-request-id", "call-45"),)
+    async with running_grpc_worker() as server:
+        starting = server.stub.StartSession(pb.StartSessionRequest(session_id="s", options=FAST), metadata=sent)
+        await starting
+        assert dict(await starting.trailing_metadata())["x-request-id"] == "call-45"
+        speaking = server.stub.Synthesize(metadata=sent)
+        await speaking.write(pb.TextChunk(session_id="s", text=TEXT))
+        await speaking.read()
+        assert dict(await speaking.initial_metadata())["x-request-id"] == "call-45"
+        speaking.cancel()
+        failing = server.stub.Synthesize()
+        await failing.write(pb.TextChunk(session_id="none", text=TEXT))
+        assert await failing.code() is grpc.StatusCode.NOT_FOUND
+        assert len(dict(await failing.trailing_metadata())["x-request-id"]) == 16
+
+
 async def test_48_khz_is_the_resampled_24_khz_audio() -> None:
     async with running_grpc_worker() as server:
         await server.start("a", **FAST, sample_rate="24000")

@@ -85,14 +85,51 @@ async def test_json_log_is_json_only(tmp_path: Path) -> None:
     records = [json.loads(line) for line in lines if line.strip()]
     assert [record["message"] for record in records][:2] == ["listening", "ready"]
     started = next(record for record in records if record["logger"] == "tts_worker.app" and "version" in record)
-    assert started["engines"] == "tone"
+    assert (started["engines"], started["devices"]) == ("tone", "tone:cpu")
     transports = {record["transport"] for record in records if record["message"] == "session ended"}
     assert transports == {"openai", "cartesia", "websocket"}
-    assert [record for record in records if record["message"].startswith("rejected over")]
+    rejected = next(record for record in records if record["message"].startswith("rejected over"))
+    assert (rejected["transport"], rejected["reason"], rejected["client"]) == ("cartesia", "wrong", "127.0.0.1")
+    assert rejected["request_id"]
 
 
-def ended(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    return [record.__dict__["fields"] for record in caplog.records if record.getMessage() == "session ended"]
+def ended(caplog: pytest.LogCaptureFixture, what: str = "session") -> list[dict[str, Any]]:
+    return [record.__dict__["fields"] for record in caplog.records if record.getMessage() == f"{what} ended"]
+
+
+async def test_each_utterance_end_is_one_event(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tts_worker")
+    async with serving() as address, dial(address, additional_headers={"X-Request-Id": "call-44"}) as client:
+        await client.send(type="start", voice="tone-low")
+        await client.send(type="text", text="Hello.", end=True)
+        first = await client.until("done")
+        await client.send(type="start", voice="tone", realtime=False)
+        await client.send(type="text", text="Hello ")
+        await client.send(type="text", text=SPOKEN)
+        await client.until_audio()
+        await client.send(type="stop")
+        await client.until("stopped")
+    done, stopped = ended(caplog, "utterance")
+    assert (done["voice"], done["outcome"], done["reason"], done["text_chars"]) == ("tone-low", "done", "finished", 6)
+    assert done["samples"] == first["samples_sent"]
+    assert 0 < done["first_audio_ms"] < done["duration_s"] * 1000
+    assert (stopped["voice"], stopped["outcome"], stopped["text_chars"]) == ("tone", "stopped", 6 + len(SPOKEN))
+    assert {event["request_id"] for event in (done, stopped)} == {"call-44"}
+    assert {event["transport"] for event in (done, stopped)} == {"websocket"}
+
+
+async def test_refused_utterance_is_an_event_with_its_code(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tts_worker")
+    session = {"max_sessions": 1, "slot_idle_s": 0.000001}  # a silent session loses its slot to another caller
+    async with serving(session=session) as address, dial(address) as one, dial(address) as other:
+        await one.send(type="text", text=SPOKEN)
+        await one.until_audio()
+        await other.send(type="text", text=SPOKEN, end=True)
+        await other.until("error")
+        await until(lambda: ended(caplog, "utterance"))
+    event = ended(caplog, "utterance")[0]
+    assert (event["outcome"], event["code"], event["samples"]) == ("error", "over_capacity", 0)
+    assert "first_audio_ms" not in event
 
 
 async def test_session_end_is_one_event(caplog: pytest.LogCaptureFixture) -> None:

@@ -21,7 +21,7 @@ import anyio
 
 from tts_worker.callers import ALL_SCOPES, Caller
 from tts_worker.errors import ConfigError, QuotaExceeded, TTSWorkerError, Unauthenticated
-from tts_worker.logs import hide_secrets
+from tts_worker.logs import current_request_id, fields, hide_secrets
 from tts_worker.session.quotas import Quotas
 from tts_worker.settings.keys import ApiKey, read_key_file
 
@@ -136,7 +136,14 @@ class KeyRing:
         count = self._count_failure(address)
         if count <= FREE_FAILURES or count % _LOG_EVERY == 0:
             log.warning(
-                "rejected over %s: API key %s, %d in the last minute from %s", transport, reason, count, address
+                "rejected over %s: API key %s, %d in the last minute from %s",
+                transport,
+                reason,
+                count,
+                address,
+                extra=fields(
+                    transport=transport, reason=reason, client=address, request_id=current_request_id() or None
+                ),
             )
         if count > FREE_FAILURES:
             if self._delayed >= _MAX_DELAYED:

@@ -1,15 +1,82 @@
-"""The log event of an ended session: numbers and names, never its text."""
+"""The log events of ended utterances and sessions: numbers and names, never their text."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tts_worker.callers import current_caller
 from tts_worker.logs import current_request_id, fields
-from tts_worker.types import Ended
+from tts_worker.types import ChunkMeta, Ended, UtteranceKey
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class UtteranceRecord:
+    """What happened to one utterance; times are seconds of the event loop's clock, None for what did not happen.
+
+    Attributes:
+        key: The utterance.
+        transport: Name of the transport.
+        engine: Name of the engine.
+        voice: Name of the voice.
+        request_id: The request that brought its first text; empty outside a request.
+        text_at_s: Its first text arrived.
+        text_chars: Length of its text.
+        posted_at_s: Its first segment was given to the engine.
+        chunk_at_s: Its first audio arrived from the engine.
+        chunk_ms: Engine time of that audio.
+        stages_ms: The same by stage, where the engine reports it.
+        frame_at_s: Its first frame was sent.
+        stop_at_s: A STOP arrived.
+        first_audio_ms: The first-audio latency, as in the metric.
+    """
+
+    key: UtteranceKey
+    transport: str
+    engine: str
+    voice: str
+    request_id: str
+    text_at_s: float
+    text_chars: int = 0
+    posted_at_s: float | None = None
+    chunk_at_s: float | None = None
+    chunk_ms: float = 0.0
+    stages_ms: tuple[tuple[str, float], ...] = ()
+    frame_at_s: float | None = None
+    stop_at_s: float | None = None
+    first_audio_ms: float | None = None
+
+    @property
+    def begun_at_s(self) -> float | None:
+        """When the engine began to compute the first audio, by its own account of the time this took."""
+        if self.posted_at_s is None or self.chunk_at_s is None:
+            return None
+        return max(self.posted_at_s, self.chunk_at_s - self.chunk_ms / 1000)
+
+    def write(self, event: Ended, now_s: float) -> None:
+        """Log the utterance as one event."""
+        report = event.receipt
+        log.info(
+            "utterance ended",
+            extra=fields(
+                session=self.key.session,
+                utterance=self.key.generation,
+                request_id=self.request_id or None,
+                transport=self.transport,
+                voice=self.voice,
+                engine=self.engine or None,
+                reason=report.reason,
+                outcome=event.outcome.value,
+                code=event.error.code.value if event.error is not None else None,
+                first_audio_ms=self.first_audio_ms,
+                samples=report.samples_sent,
+                text_chars=self.text_chars,
+                duration_s=round(now_s - self.text_at_s, 3),
+            ),
+        )
 
 
 @dataclass(slots=True)
@@ -28,16 +95,54 @@ class SessionRecord:
     first_audio_ms: float | None = None
     samples: int = 0
     text_chars: int = 0
+    _open: dict[UtteranceKey, UtteranceRecord] = field(default_factory=dict)
 
-    def first_audio(self, seconds: float) -> None:
+    def text(self, key: UtteranceKey, chars: int, voice: Callable[[], str], now_s: float) -> None:
+        """Record accepted text; ``voice`` is called for the first text of an utterance."""
+        utterance = self._open.get(key)
+        if utterance is None:
+            request_id = current_request_id() or self.request_id
+            utterance = UtteranceRecord(key, self.transport, self.engine, voice(), request_id, now_s)
+            self._open[key] = utterance
+        utterance.text_chars += chars
+        self.text_chars += chars
+
+    def posted(self, key: UtteranceKey, now_s: float) -> None:
+        """Record that the first segment of an utterance is given to the engine."""
+        if (utterance := self._open.get(key)) is not None:
+            utterance.posted_at_s = now_s
+
+    def first_chunk(self, key: UtteranceKey, meta: ChunkMeta, now_s: float) -> None:
+        """Record the first audio that the engine returned for an utterance."""
+        if (utterance := self._open.get(key)) is not None:
+            utterance.chunk_at_s = now_s
+            utterance.chunk_ms = meta.wall_ms
+            utterance.stages_ms = meta.stages_ms
+
+    def first_frame(self, key: UtteranceKey, latency_s: float | None, now_s: float) -> None:
+        """Record the first frame of an utterance and its first-audio latency; None if a pause makes it meaningless."""
+        latency_ms = None if latency_s is None else round(latency_s * 1000, 1)
         if self.first_audio_ms is None:
-            self.first_audio_ms = round(seconds * 1000, 1)
+            self.first_audio_ms = latency_ms
+        if (utterance := self._open.get(key)) is not None:
+            utterance.frame_at_s = now_s
+            utterance.first_audio_ms = latency_ms
 
-    def ended(self, event: Ended) -> None:
+    def stopped(self, now_s: float) -> None:
+        """Record that a STOP arrived."""
+        for utterance in self._open.values():
+            utterance.stop_at_s = now_s
+
+    def ended(self, event: Ended, now_s: float) -> UtteranceRecord | None:
+        """Log an ended utterance and return its record; None if it was not recorded."""
         self.utterances += 1
         self.outcome = event.outcome.value
         self.code = event.error.code.value if event.error is not None else None
         self.samples += event.receipt.samples_sent
+        utterance = self._open.pop(event.key, None)
+        if utterance is not None:
+            utterance.write(event, now_s)
+        return utterance
 
     def write(self, reason: str, voice: str, now_s: float) -> None:
         """Log the session as one event, at debug level if it was replaced before its first utterance."""

@@ -203,8 +203,8 @@ class LocalSession:
             self._loop.call_soon(self._refuse, error)
         else:
             self._hooks.on_text(self.id, len(text))
-        self._record.text_chars += len(text)
         self._text_at_s = self._loop.time()
+        self._record.text(key, len(text), lambda: self.params.voice, self._text_at_s)
         if self._text_timer is None:
             self._text_timer = self._loop.call_later(self._timeouts.text_idle_s, self._on_text_idle)
         self._flushes = 0
@@ -240,6 +240,7 @@ class LocalSession:
 
     def stop(self, reason: str = "stop", played_samples: int | None = None) -> Acknowledged:
         self._control(ControlName.STOP)
+        self._record.stopped(self._timestamps.control_at_s[ControlName.STOP])
         acknowledged = self._machine.stop(reason, played_samples)
         self._stopped()
         return acknowledged
@@ -336,6 +337,7 @@ class LocalSession:
                 now_s = self._loop.time()
                 self._timestamps.posted_at_s[command.key] = now_s
                 self._timestamps.speakable_at_s[command.key] = now_s
+                self._record.posted(command.key, now_s)
             self._engine.post(command)
 
     # -- engine events and timers -------------------------------------------------------------------------------------
@@ -343,7 +345,9 @@ class LocalSession:
     def _on_engine(self, event: Event) -> None:
         posted_at_s = self._timestamps.posted_at_s.pop(event.key, None)
         if posted_at_s is not None and isinstance(event, Audio):
-            self._observer.queue_wait(max(0.0, self._loop.time() - posted_at_s - event.meta.wall_ms / 1000))
+            now_s = self._loop.time()
+            self._observer.queue_wait(max(0.0, now_s - posted_at_s - event.meta.wall_ms / 1000))
+            self._record.first_chunk(event.key, event.meta, now_s)
         self._machine.on_engine(event)
         self._apply()
         if not self._awaits_frame or self._machine.has_notices:
@@ -460,7 +464,7 @@ class LocalSession:
                 self._timestamps.posted_at_s.pop(item.key, None)
                 self.pacer.expect_gap()
                 self._observer.ended(item)
-                self._record.ended(item)
+                self._record.ended(item, now_s)
             case Started():
                 self.pacer.expect_gap()
 
@@ -468,12 +472,17 @@ class LocalSession:
         underrun_s = self.pacer.record_sent(frame.samples, now_s)
         if underrun_s > 0:
             self._observer.underrun(underrun_s)
-        speakable_at_s = self._timestamps.speakable_at_s.pop(frame.key, None) if frame.index == 0 else None
+        if frame.index == 0:
+            self._note_first_frame(frame.key, now_s)
+
+    def _note_first_frame(self, key: UtteranceKey, now_s: float) -> None:
+        speakable_at_s = self._timestamps.speakable_at_s.pop(key, None)
+        first_audio_s = None
         if speakable_at_s is not None:
             # Waiting for the playback of an earlier utterance does not count as latency.
             first_audio_s = now_s - max(speakable_at_s, self._timestamps.ended_at_s)
             self._observer.first_audio(first_audio_s)
-            self._record.first_audio(first_audio_s)
+        self._record.first_frame(key, first_audio_s, now_s)
 
     def _note_control(self, command: ControlName, now_s: float) -> None:
         requested_at_s = self._timestamps.control_at_s.pop(command, None)

@@ -11,11 +11,13 @@ import grpc
 
 from tts_worker.callers import set_caller
 from tts_worker.errors import GRPC_STATUS, ErrorInfo, QuotaExceeded, SendTimeout, error_info
-from tts_worker.logs import set_request_id
+from tts_worker.logs import current_request_id, set_request_id
 from tts_worker.protocol.proto_codec import encode_trailers
 from tts_worker.server.keys import KeyRing
 
 log = logging.getLogger(__name__)
+
+REQUEST_ID = "x-request-id"
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _Request = TypeVar("_Request")
@@ -60,7 +62,7 @@ class KeyGuard(grpc.aio.ServerInterceptor):
     ) -> _Handler[_Request, _Response]:
         method = handler_call_details.method
         metadata = dict(handler_call_details.invocation_metadata or ())
-        request_id = metadata.get("x-request-id")
+        request_id = metadata.get(REQUEST_ID)
         set_request_id(request_id if isinstance(request_id, str) else None)
         if method.startswith(OPEN_SERVICES):
             return await continuation(handler_call_details)
@@ -74,7 +76,7 @@ class KeyGuard(grpc.aio.ServerInterceptor):
         if caller is None:
             return self._rejecting_key_handler(api_key, transport)
         set_caller(caller)
-        return await continuation(handler_call_details)
+        return _returning_request_id(await continuation(handler_call_details))
 
     def _rejecting_key_handler(self, api_key: str | None, transport: str) -> grpc.RpcMethodHandler[Any, Any]:
         async def reject(requests: object, context: Context) -> NoReturn:
@@ -82,6 +84,23 @@ class KeyGuard(grpc.aio.ServerInterceptor):
             await abort(context, error.info)
 
         return grpc.stream_stream_rpc_method_handler(reject)
+
+
+def _returning_request_id(handler: _Handler[Any, Any]) -> _Handler[Any, Any]:
+    """Wrap a handler of single requests and responses to return the request ID with the status."""
+    unary: Any = None if handler is None else handler.unary_unary  # None: there is no such method, or it streams
+    if handler is None or unary is None:
+        return handler
+
+    async def respond(request: Any, context: Context) -> Any:
+        context.set_trailing_metadata(_request_id_metadata())
+        return await unary(request, context)
+
+    return grpc.unary_unary_rpc_method_handler(respond, handler.request_deserializer, handler.response_serializer)
+
+
+def _request_id_metadata() -> tuple[tuple[str, str], ...]:
+    return ((REQUEST_ID, current_request_id()),)
 
 
 def _rejecting_handler(error: ErrorInfo) -> grpc.RpcMethodHandler[Any, Any]:
@@ -107,12 +126,16 @@ class ResponseWriter:
         self._write_began_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._error: SendTimeout | None = None
+        self._has_written = False
 
     async def write(self, message: object) -> None:
-        """Write one response. Raises SendTimeout if it took longer than the timeout."""
+        """Write one response, the first with the request ID. Raises SendTimeout if it took longer than the timeout."""
         self._write_began_s = self._loop.time()
         if self._timer is None:  # re-armed lazily: a write only updates a timestamp
             self._timer = self._loop.call_later(self._timeout_s, self._on_timer)
+        if not self._has_written:
+            self._has_written = True
+            await self._context.send_initial_metadata(_request_id_metadata())
         await self._context.write(message)
         self._write_began_s = None
         if self._error is not None:
@@ -138,7 +161,8 @@ class ResponseWriter:
 
 async def abort(context: Context, error: ErrorInfo) -> NoReturn:
     """End the call with the status and trailing metadata of ``error``."""
-    await context.abort(grpc.StatusCode[GRPC_STATUS[error.code]], error.message, encode_trailers(error))
+    trailers = (*encode_trailers(error), *_request_id_metadata())
+    await context.abort(grpc.StatusCode[GRPC_STATUS[error.code]], error.message, trailers)
 
 
 async def abort_with(context: Context, error: Exception) -> NoReturn:
